@@ -1,0 +1,50 @@
+"""Where each partition of each source stopped.
+
+Contract (checked by `evermark.testing.CheckpointContract` over every backend):
+
+- A checkpoint says "everything *before* `position` is in the log, durably"; reading resumes *at* `position`.
+- Saves are monotonic: a save with an older epoch is refused with `StaleError`; with the same epoch, a lower batch
+  or position is refused with `ConflictError`. A save that repeats the stored value succeeds.
+- `save` returns only after the value is durable.
+- `load` of something never saved raises `NotFoundError`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from evermark.errors import ConflictError, StaleError
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    position: str
+    batch: int
+    epoch: int
+
+
+class CheckpointStore(Protocol):
+    def save(self, source: str, partition: int, checkpoint: Checkpoint) -> None: ...
+
+    def load(self, source: str, partition: int) -> Checkpoint: ...
+
+    def list(self, source: str) -> dict[int, Checkpoint]: ...
+
+    def delete(self, source: str, partition: int) -> None: ...
+
+
+def require_forward(stored: Checkpoint | None, new: Checkpoint, where: str) -> None:
+    """The one rule of monotonic, fenced saves; every backend applies it inside its own transaction."""
+    if stored is None:
+        return
+    if new.epoch < stored.epoch:
+        raise StaleError(
+            f"checkpoint of {where}: epoch {new.epoch} is older than the stored {stored.epoch}",
+            hint="another instance owns this partition now; this one stops writing to it",
+        )
+    if new.epoch == stored.epoch and (new.batch, new.position) < (stored.batch, stored.position):
+        raise ConflictError(
+            f"checkpoint of {where} would go back from batch {stored.batch} to {new.batch}",
+            hint="use `evermark checkpoint reset` to go back on purpose",
+        )

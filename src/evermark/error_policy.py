@@ -1,0 +1,36 @@
+"""What is done about each kind of error. The only place that decides it.
+
+The default is to stop and say so: an error nobody thought about must not be retried for ever, and must
+never be skipped.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from evermark.errors import EvermarkError, Kind
+
+
+class Action(StrEnum):
+    RETRY = "retry"  # back off, then try the same thing again
+    STEP_DOWN = "step_down"  # somebody else owns it: let go, then stand by for the lease
+    STOP = "stop"  # this partition stops, loudly, until a person acts
+
+
+_ACTIONS: dict[Kind, Action] = {
+    Kind.UNREACHABLE: Action.RETRY,
+    Kind.BUSY: Action.RETRY,
+    Kind.DISK_FULL: Action.RETRY,
+    Kind.CONFLICT: Action.STEP_DOWN,
+    Kind.STALE: Action.STEP_DOWN,
+}
+
+
+def action_for(error: BaseException) -> Action:
+    kind = error.kind if isinstance(error, EvermarkError) else Kind.UNKNOWN
+    return _ACTIONS.get(kind, Action.STOP)
+
+
+def backoff_s(attempt: int, *, base_s: float = 0.5, max_s: float = 60.0) -> float:
+    """Exponential, without jitter: the caller adds it, so that this stays a pure function."""
+    return float(min(max_s, base_s * 2 ** min(attempt, 16)))

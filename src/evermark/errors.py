@@ -1,0 +1,143 @@
+"""One tree of errors. Each class knows its kind; each instance carries a hint for the operator.
+
+    EvermarkError
+    ├── ConfigError            the file, a variable or an option is wrong
+    ├── UnreachableError       a server does not answer, or stopped answering
+    ├── BusyError              somebody else is using the thing just now (an active slot, a lock)
+    ├── DeniedError            we lack a permission, or an address is not allowed
+    ├── SetupError             the far side is not set up: publication, wal_level, slot, schema
+    ├── GapError               positions that should follow the checkpoint cannot be read
+    │   └── IdentityError      the source is not the one we left: restored, cloned, promoted
+    ├── StaleError             our lease epoch is old: somebody else owns this now
+    ├── ConflictError          a compare-and-set lost, though our lease may still be good
+    ├── NotFoundError          asked for something that is not there
+    ├── FormatError            a durable format is newer than this program, or damaged
+    ├── DiskFullError          no space left where the log or state lives
+    └── PoisonError            one event cannot be decoded; it is logged raw
+
+`error_policy.py` alone maps a kind to what is done about it.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    CONFIG = "config"
+    UNREACHABLE = "unreachable"
+    BUSY = "busy"
+    DENIED = "denied"
+    SETUP = "setup"
+    GAP = "gap"
+    IDENTITY = "identity"
+    STALE = "stale"
+    CONFLICT = "conflict"
+    NOT_FOUND = "not_found"
+    FORMAT = "format"
+    DISK_FULL = "disk_full"
+    POISON = "poison"
+    UNKNOWN = "unknown"
+
+
+class EvermarkError(Exception):
+    """What went wrong and where; `hint` says what to do about it."""
+
+    kind: Kind = Kind.UNKNOWN
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  hint: {self.hint}" if self.hint else self.message
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Keyword-only arguments do not survive the default pickling, and errors cross processes.
+        return (_rebuild, (type(self), self.message, self.hint))
+
+
+def _rebuild(cls: type[EvermarkError], message: str, hint: str) -> EvermarkError:
+    return cls(message, hint=hint)
+
+
+class ConfigError(EvermarkError):
+    kind = Kind.CONFIG
+
+
+class UnreachableError(EvermarkError):
+    kind = Kind.UNREACHABLE
+
+
+class BusyError(EvermarkError):
+    kind = Kind.BUSY
+
+
+class DeniedError(EvermarkError):
+    kind = Kind.DENIED
+
+
+class SetupError(EvermarkError):
+    kind = Kind.SETUP
+
+
+class GapError(EvermarkError):
+    kind = Kind.GAP
+
+
+class IdentityError(GapError):
+    kind = Kind.IDENTITY
+
+
+class StaleError(EvermarkError):
+    kind = Kind.STALE
+
+
+class ConflictError(EvermarkError):
+    kind = Kind.CONFLICT
+
+
+class NotFoundError(EvermarkError):
+    kind = Kind.NOT_FOUND
+
+
+class FormatError(EvermarkError):
+    kind = Kind.FORMAT
+
+
+class DiskFullError(EvermarkError):
+    kind = Kind.DISK_FULL
+
+
+class PoisonError(EvermarkError):
+    kind = Kind.POISON
+
+
+BY_KIND: dict[Kind, type[EvermarkError]] = {
+    cls.kind: cls
+    for cls in (
+        ConfigError,
+        UnreachableError,
+        BusyError,
+        DeniedError,
+        SetupError,
+        GapError,
+        IdentityError,
+        StaleError,
+        ConflictError,
+        NotFoundError,
+        FormatError,
+        DiskFullError,
+        PoisonError,
+    )
+}
+
+
+def of_kind(kind: str, message: str, hint: str = "") -> EvermarkError:
+    """Rebuild an error that crossed a process as plain values."""
+    try:
+        cls = BY_KIND.get(Kind(kind), EvermarkError)
+    except ValueError:
+        cls = EvermarkError
+    return cls(message, hint=hint)
