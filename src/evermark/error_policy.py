@@ -20,6 +20,7 @@ class Action(StrEnum):
 _ACTIONS: dict[Kind, Action] = {
     Kind.UNREACHABLE: Action.RETRY,
     Kind.BUSY: Action.RETRY,
+    Kind.ENGINE: Action.RETRY,
     Kind.DISK_FULL: Action.RETRY,
     Kind.CONFLICT: Action.STEP_DOWN,
     Kind.STALE: Action.STEP_DOWN,

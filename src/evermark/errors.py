@@ -12,6 +12,7 @@
     ├── ConflictError          a compare-and-set lost, though our lease may still be good
     ├── NotFoundError          asked for something that is not there
     ├── FormatError            a durable format is newer than this program, or damaged
+    ├── EngineError            Spark itself failed: a lost worker, a scratch folder that vanished
     ├── DiskFullError          no space left where the log or state lives
     └── PoisonError            one event cannot be decoded; it is logged raw
 
@@ -35,6 +36,7 @@ class Kind(StrEnum):
     CONFLICT = "conflict"
     NOT_FOUND = "not_found"
     FORMAT = "format"
+    ENGINE = "engine"
     DISK_FULL = "disk_full"
     POISON = "poison"
     UNKNOWN = "unknown"
@@ -106,6 +108,10 @@ class FormatError(EvermarkError):
     kind = Kind.FORMAT
 
 
+class EngineError(EvermarkError):
+    kind = Kind.ENGINE
+
+
 class DiskFullError(EvermarkError):
     kind = Kind.DISK_FULL
 
@@ -128,6 +134,7 @@ BY_KIND: dict[Kind, type[EvermarkError]] = {
         ConflictError,
         NotFoundError,
         FormatError,
+        EngineError,
         DiskFullError,
         PoisonError,
     )

@@ -1,0 +1,30 @@
+"""The operator's file, evermark.yaml: `load` reads it, `Config` is what it says."""
+
+from __future__ import annotations
+
+from evermark.config.loading import load
+from evermark.config.models import (
+    Config,
+    LogConfig,
+    SecretsConfig,
+    ServerConfig,
+    SparkConfig,
+    StateConfig,
+)
+from evermark.config.reliability import ReliabilityConfig
+from evermark.config.sources import CustomSource, SourceConfig
+from evermark.config.subscriptions import SubscriptionConfig
+
+__all__ = [
+    "Config",
+    "CustomSource",
+    "LogConfig",
+    "ReliabilityConfig",
+    "SecretsConfig",
+    "ServerConfig",
+    "SourceConfig",
+    "SparkConfig",
+    "StateConfig",
+    "SubscriptionConfig",
+    "load",
+]

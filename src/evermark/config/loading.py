@@ -1,0 +1,122 @@
+"""From a file to a `Config`, or to one error that says everything that is wrong with it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from evermark.config.document import Document, read_document
+from evermark.config.fields import KeyNotes
+from evermark.config.models import VERSION, Config
+from evermark.config.problems import KeyPath, Problem, from_validation, refused
+from evermark.config.variables import expand
+from evermark.errors import ConfigError
+
+# What is kept as a reference: executors are told where the key is, never what it is.
+
+_REFERENCES: frozenset[KeyPath] = frozenset({("secrets", "key")})
+
+
+def load(path: str | Path, environ: Mapping[str, str] | None = None) -> Config:
+    """Read, fill in, check and complete a file. Raises `ConfigError`, never with a value from a variable in it."""
+    file = Path(path).expanduser().absolute()
+    document = read_document(file)
+    _check_version(document, file.name)
+    expanded = expand(document.values, os.environ if environ is None else environ, file.parent, _REFERENCES)
+    notes = KeyNotes()
+    problems = list(expanded.problems)
+    try:
+        config = _complete(Config.model_validate(expanded.values, context=notes), file.parent)
+        problems += _unsupported(config)
+    except ValidationError as error:
+        found = from_validation(
+            (
+                {**told, "loc": _written(expanded.values, told["loc"])}
+                for told in error.errors(include_url=False, include_input=False)
+            ),
+            lambda at: notes.known(_at(expanded.values, at)),
+            expanded.from_variables,
+        )
+        unread = {problem.path for problem in expanded.problems}
+        # What a missing variable left behind is not worth a second complaint.
+        problems += [problem for problem in found if not any(problem.path[: len(at)] == at for at in unread)]
+    if problems:
+        raise refused(file.name, (_located(problem, document) for problem in problems)) from None
+    return config
+
+
+def _check_version(document: Document, name: str) -> None:
+    """First of all: in a newer version other keys may be right."""
+    version = document.values.get("version")
+    line = document.line(("version",))
+    if version is None:
+        raise refused(name, [Problem(("version",), "is required", f"add the line: version: {VERSION}", line)])
+    if isinstance(version, int) and not isinstance(version, bool) and version > VERSION:
+        text = f"the file has a newer version than this program understands ({VERSION})"
+        raise refused(name, [Problem(("version",), text, "upgrade evermark", line)])
+    if version != VERSION or isinstance(version, bool):
+        raise refused(name, [Problem(("version",), f"expected {VERSION}", f"write: version: {VERSION}", line)])
+
+
+def _complete(config: Config, folder: Path) -> Config:
+    data = _absolute(str(config.data), folder)
+    path = config.log.path
+    if path is None:
+        path = str(data / "log")
+    elif "://" not in path:
+        path = str(_absolute(path, folder))
+    return config.model_copy(
+        update={
+            "data": data,
+            "log": config.log.model_copy(update={"path": path}),
+            "sources": {name: source.named(config.name, name) for name, source in config.sources.items()},
+        }
+    )
+
+
+def _absolute(text: str, folder: Path) -> Path:
+    try:
+        return Path(os.path.normpath(folder / Path(text).expanduser()))
+    except RuntimeError:
+        raise ConfigError("a path begins with ~, and there is no home folder", hint="write the path out") from None
+
+
+def _unsupported(config: Config) -> Iterator[Problem]:
+    for name, source in config.sources.items():
+        yield from _below(("sources", name), source.unsupported())
+    for name, subscription in config.subscriptions.items():
+        yield from _below(("subscriptions", name), subscription.unsupported())
+    yield from _below(("reliability",), config.reliability.unsupported())
+
+
+def _below(path: KeyPath, problems: Iterator[Problem]) -> Iterator[Problem]:
+    for problem in problems:
+        yield Problem((*path, *problem.path), problem.text, problem.hint)
+
+
+def _located(problem: Problem, document: Document) -> Problem:
+    return Problem(problem.path, problem.text, problem.hint, problem.line or document.line(problem.path))
+
+
+def _written(values: Any, path: KeyPath) -> KeyPath:
+    """`path` as far as the file goes: one text may stand for a list or a mapping, and has nothing below it."""
+    for depth, part in enumerate(path):
+        if not isinstance(values, (dict, list)):
+            return path[:depth]
+        values = _at(values, (part,))
+        if values is None:
+            break
+    return path
+
+
+def _at(values: Any, path: KeyPath) -> Any:
+    for part in path:
+        try:
+            values = values[part]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return values

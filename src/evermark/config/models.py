@@ -1,0 +1,144 @@
+"""The whole of evermark.yaml (version 1, see docs/formats.md)."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PlainSerializer, PlainValidator, SerializeAsAny
+
+from evermark.config.fields import NAME, Duration, Model, between, refusal
+from evermark.config.reliability import ReliabilityConfig
+from evermark.config.sources import SourceConfig, source_config
+from evermark.config.subscriptions import SubscriptionConfig
+from evermark.secrets import KeyRef, Secret
+
+VERSION = 1
+LOG_SCHEMES = ("s3", "s3a", "gs", "az", "abfs", "abfss")
+
+_URL = re.compile(r"([^/]*)://(.*)", re.DOTALL)
+_LISTEN = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9_.-]{1,253}):(\d{1,5})", re.ASCII)
+
+
+def _folder(value: Any) -> Any:
+    if isinstance(value, Path):
+        return value
+    if not isinstance(value, str) or not value:
+        raise refusal("expected the path of a local folder")
+    return _local_path(value)
+
+
+def _local_path(text: str) -> str:
+    if _URL.fullmatch(text) or "\0" in text:
+        raise refusal("expected the path of a local folder", hint="only log.path may be s3://, gs:// or az://")
+    return text
+
+
+def _log_path(text: str) -> str:
+    match = _URL.fullmatch(text)
+    if match is None:
+        return _local_path(text)
+    if match[1] not in LOG_SCHEMES:
+        known = ", ".join(f"{scheme}://" for scheme in LOG_SCHEMES)
+        raise refusal(f"expected a local path or one of {known}", hint="a local folder is written as its path alone")
+    if not match[2].strip("/") or ("@" in match[2] and match[1] in ("s3", "s3a", "gs")):
+        raise refusal("expected a bucket and a path, without a user or password", hint="for example s3://acme/shop")
+    return text.rstrip("/")
+
+
+def _listen(text: str) -> str:
+    match = _LISTEN.fullmatch(text)
+    if match is None or int(match[2]) > 65535:
+        raise refusal("expected host:port, for example 127.0.0.1:8320 or [::1]:8320")
+    return text
+
+
+def postgres_dsn(secret: Secret) -> Secret:
+    text = secret.reveal()
+    if not (text.startswith(("postgresql://", "postgres://")) or re.match(r"\s*\w+\s*=", text)):
+        raise refusal("expected a Postgres address, for example postgresql://user:password@host:5432/database")
+    if len(text) > 4096 or "\0" in text:
+        raise refusal("expected a Postgres address of at most 4096 characters")
+    return secret
+
+
+def _conf_value(value: Any) -> Any:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, (int, float)) else value
+
+
+def _key_ref(value: Any) -> KeyRef:
+    if isinstance(value, KeyRef):
+        return value
+    raise refusal("a key is given by reference only", hint="write ${file:/run/secrets/evermark} or ${EVERMARK_KEY}")
+
+
+class LogConfig(Model):
+    path: Annotated[str, Field(min_length=1, max_length=1024), AfterValidator(_log_path)] | None = None
+    retention: Annotated[Duration, between(timedelta(hours=1), timedelta(days=36_500))] = timedelta(days=30)
+
+
+class StateConfig(Model):
+    """Without a dsn, state lives in an embedded Postgres."""
+
+    dsn: Annotated[Secret, AfterValidator(postgres_dsn)] | None = None
+
+
+class SecretsConfig(Model):
+    """Where the key is; the key itself is read only where it is used."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    key: Annotated[KeyRef, PlainValidator(_key_ref), PlainSerializer(str)] | None = None
+
+
+class SparkConfig(Model):
+    master: Annotated[str, Field(min_length=1, max_length=1024)] = "local[16,4]"
+    conf: Annotated[
+        dict[str, Annotated[str, BeforeValidator(_conf_value), Field(max_length=10_000)]], Field(max_length=500)
+    ] = Field(default_factory=dict)
+
+
+class ServerConfig(Model):
+    listen: Annotated[str, AfterValidator(_listen)] = "127.0.0.1:8320"
+
+    @property
+    def host(self) -> str:
+        return self.listen.rpartition(":")[0].strip("[]")
+
+    @property
+    def port(self) -> int:
+        return int(self.listen.rpartition(":")[2])
+
+
+SourceName = Annotated[str, Field(pattern=NAME)]
+SubscriptionName = Annotated[str, Field(pattern=NAME)]
+DeploymentName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,30}$")]
+
+
+class Config(Model):
+    """What the file says, complete: paths absolute, variables filled in, defaults set."""
+
+    version: Literal[1]
+    name: DeploymentName
+    data: Annotated[Path, BeforeValidator(_folder)] = Path("evermark-data")
+    log: LogConfig = LogConfig()
+    state: StateConfig = StateConfig()
+    secrets: SecretsConfig = SecretsConfig()
+    spark: SparkConfig = SparkConfig()
+    server: ServerConfig = ServerConfig()
+    sources: Annotated[
+        dict[SourceName, Annotated[SerializeAsAny[SourceConfig], PlainValidator(source_config)]], Field(max_length=1000)
+    ] = Field(default_factory=dict)
+    subscriptions: Annotated[dict[SubscriptionName, SubscriptionConfig], Field(max_length=10_000)] = Field(
+        default_factory=dict
+    )
+    reliability: ReliabilityConfig = ReliabilityConfig()
+
+    @property
+    def log_path(self) -> str:
+        """Where the log is: an absolute local path or a url."""
+        return self.log.path or str(self.data / "log")

@@ -1,0 +1,124 @@
+"""What is wrong with a file, said so that a person finds and mends it; never with a value that may be a secret."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from evermark.errors import ConfigError
+
+KeyPath = tuple[str | int, ...]
+
+_SHOWN_MAX = 20
+_NEAR = 0.55
+
+
+@dataclass(frozen=True)
+class Problem:
+    path: KeyPath
+    text: str
+    hint: str = ""
+    line: int | None = None
+
+
+def shown(path: KeyPath) -> str:
+    """`sources.shop.tables[1].exclude`"""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def refused(name: str, problems: Iterable[Problem]) -> ConfigError:
+    """One error that tells all problems, in the order of the file."""
+    unique = sorted(dict.fromkeys(problems), key=lambda problem: (problem.line or 0, shown(problem.path)))
+    if len(unique) == 1:
+        only = unique[0]
+        where = f"{name}, line {only.line}" if only.line else name
+        return ConfigError(f"{where}: {_said(only)}", hint=only.hint)
+    rows = []
+    for problem in unique[:_SHOWN_MAX]:
+        where = f"line {problem.line}: " if problem.line else ""
+        hint = f" ({problem.hint})" if problem.hint else ""
+        rows.append(f"\n  {where}{_said(problem)}{hint}")
+    more = len(unique) - _SHOWN_MAX
+    if more > 0:
+        rows.append(f"\n  and {more} more")
+    return ConfigError(f"{name} has {len(unique)} problems:{''.join(rows)}", hint=f"correct them in {name}")
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that `word` was most likely meant to be."""
+    found = difflib.get_close_matches(word[:200].lower(), list(known), n=1, cutoff=_NEAR)
+    return found[0] if found else None
+
+
+def unknown_key(path: KeyPath, known: Iterable[str]) -> Problem:
+    keys = list(known)
+    near = nearest(str(path[-1]), keys)
+    if near is not None:
+        return Problem(path, f"unknown key; did you mean {near}?", f"known here: {', '.join(keys)}")
+    return Problem(path, "unknown key", f"known here: {', '.join(keys)}" if keys else "nothing may stand here")
+
+
+def _said(problem: Problem) -> str:
+    return f"{shown(problem.path)}: {problem.text}" if problem.path else problem.text
+
+
+_PHRASES: dict[str, tuple[str, str]] = {
+    "missing": ("is required", ""),
+    "string_type": ("expected text", "put quotes around it"),
+    "int_type": ("expected a whole number", ""),
+    "int_parsing": ("expected a whole number", ""),
+    "int_parsing_size": ("expected a smaller whole number", ""),
+    "int_from_float": ("expected a whole number", ""),
+    "float_type": ("expected a number", ""),
+    "float_parsing": ("expected a number", ""),
+    "finite_number": ("expected a number", ""),
+    "bool_type": ("expected true or false", ""),
+    "bool_parsing": ("expected true or false", ""),
+    "list_type": ("expected a list", "write it as [a, b]"),
+    "tuple_type": ("expected a list", "write it as [a, b]"),
+    "dict_type": ("expected a mapping of keys to values", ""),
+    "model_type": ("expected a mapping of keys to values", ""),
+    "model_attributes_type": ("expected a mapping of keys to values", ""),
+    "literal_error": ("expected one of {expected}", ""),
+    "enum": ("expected one of {expected}", ""),
+    "greater_than_equal": ("must be at least {ge}", ""),
+    "greater_than": ("must be more than {gt}", ""),
+    "less_than_equal": ("must be at most {le}", ""),
+    "less_than": ("must be less than {lt}", ""),
+    "string_pattern_mismatch": ("must have the form {pattern}", ""),
+    "string_too_short": ("must not be empty", ""),
+    "string_too_long": ("must have at most {max_length} characters", ""),
+    "too_long": ("must have at most {max_length} entries", ""),
+    "too_short": ("must have at least {min_length} entries", ""),
+}
+
+
+def from_validation(
+    errors: Iterable[Mapping[str, Any]], known_keys: Callable[[KeyPath], list[str]], from_variables: Collection[KeyPath]
+) -> list[Problem]:
+    """Validation errors in our words.
+
+    Only phrases of our own are used: the validator's texts repeat the value. A refusal of ours may carry
+    `hint_showing_value`, which is used only when the value stands in the file itself.
+    """
+    problems = []
+    for error in errors:
+        path: KeyPath = tuple(error["loc"])
+        context: Mapping[str, Any] = error.get("ctx") or {}
+        if error["type"] == "extra_forbidden":
+            problems.append(unknown_key(path, known_keys(path[:-1])))
+        elif error["type"] == "evermark":
+            at = (*path, *context.get("at", ()))
+            hint = context.get("hint", "")
+            if at not in from_variables:
+                hint = context.get("hint_showing_value") or hint
+            problems.append(Problem(at, context["text"], hint))
+        else:
+            phrase, hint = _PHRASES.get(error["type"], (f"is not valid ({error['type']})", ""))
+            problems.append(Problem(path, phrase.format_map(context), hint))
+    return problems

@@ -1,0 +1,158 @@
+"""The `subscriptions:` section."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from evermark.config.addresses import check_url, network
+from evermark.config.fields import Duration, Model, Rate, Size, Whole, between, refusal
+from evermark.config.problems import Problem
+from evermark.delivery.base import MadeBy, SubscriptionSpec
+from evermark.event import UNDELIVERED_OPS, Op
+from evermark.secrets import Secret, SecretBox
+
+HOW_TO_MAKE_ONE = (
+    'make one with: python -c "import base64, secrets; '
+    "print('whsec_' + base64.b64encode(secrets.token_bytes(32)).decode())\""
+)
+DELIVERED_OPS = tuple(op.value for op in Op if op not in UNDELIVERED_OPS)
+
+_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}", re.ASCII)
+_HEADER_CHARS_MAX = 4096
+# Set by the delivery itself: another value would break the signature, the framing or the connection.
+_OWN_HEADERS = frozenset(
+    {
+        "host",
+        "content-length",
+        "content-type",
+        "content-encoding",
+        "transfer-encoding",
+        "connection",
+        "te",
+        "upgrade",
+        "user-agent",
+    }
+)
+
+
+def signing_secret(secret: Secret) -> Secret:
+    """A Standard Webhooks secret: `whsec_` and the base64 of 24 to 64 bytes."""
+    text = secret.reveal()
+    try:
+        size = len(base64.b64decode(text.removeprefix("whsec_"), validate=True)) if text.startswith("whsec_") else 0
+    except (binascii.Error, ValueError):
+        size = 0
+    if not 24 <= size <= 64:
+        raise refusal("expected whsec_ and the base64 of 24 to 64 bytes", hint=HOW_TO_MAKE_ONE)
+    return secret
+
+
+def start_point(text: str) -> str:
+    """`now`, `beginning`, or a time, which is returned in UTC; a time without a zone is UTC."""
+    if text in ("now", "beginning"):
+        return text
+    try:
+        time = datetime.fromisoformat(text)
+        aware = time if time.tzinfo else time.replace(tzinfo=UTC)
+        return aware.astimezone(UTC).isoformat().replace("+00:00", "Z")
+    except (ValueError, OverflowError):
+        raise refusal("expected now, beginning, or a time such as 2026-11-01T12:00:00Z") from None
+
+
+def header_map(headers: dict[str, str]) -> dict[str, str]:
+    seen: set[str] = set()
+    for name, value in headers.items():
+        lower = name.lower()
+        if not _HEADER_NAME.fullmatch(name):
+            raise refusal("a header's name has characters that are not allowed", at=(name,))
+        if lower.startswith("webhook-") or lower in _OWN_HEADERS:
+            raise refusal("this header is set by evermark and cannot be replaced", hint="remove it", at=(name,))
+        if lower in seen:
+            raise refusal("this header stands here twice", hint="keep one of them", at=(name,))
+        if not value.isprintable() or len(value) > _HEADER_CHARS_MAX:
+            raise refusal("a header's value must be one line of at most 4096 printable characters", at=(name,))
+        seen.add(lower)
+    return headers
+
+
+def _as_list(value: Any) -> Any:
+    """One secret, or several while a receiver changes from one to the next; the first one signs first."""
+    return value if isinstance(value, (list, tuple)) else [value]
+
+
+def _body_bytes(size: int) -> int:
+    if not 1024 <= size <= 64 * 1024 * 1024:
+        raise refusal("must be between 1KiB and 64MiB")
+    return size
+
+
+_Stream = Annotated[str, Field(min_length=1, max_length=200)]
+_SigningSecret = Annotated[Secret, AfterValidator(signing_secret)]
+
+
+class SubscriptionConfig(Model):
+    url: Annotated[str, Field(min_length=1, max_length=2048)]
+    secret: Annotated[tuple[_SigningSecret, ...], BeforeValidator(_as_list), Field(max_length=4)] = ()
+    streams: Annotated[tuple[_Stream, ...], Field(max_length=1000)] = ()
+    ops: Annotated[tuple[Op, ...], Field(max_length=len(DELIVERED_OPS))] = ()
+    where: Annotated[str, Field(min_length=1, max_length=8192)] | None = None
+    start: Annotated[str, Field(alias="from", max_length=64), AfterValidator(start_point)] = "now"
+    ordered: bool = False
+    bundle: Annotated[Whole, Field(ge=1, le=1000)] = 1
+    concurrency: Annotated[Whole, Field(ge=1, le=1000)] = 20
+    timeout: Annotated[Duration, between(timedelta(milliseconds=100), timedelta(minutes=5))] = timedelta(seconds=10)
+    rate: Rate = 0.0
+    body: Literal["standard", "cloudevents", "raw"] = "standard"
+    headers: Annotated[dict[str, str], Field(max_length=32), AfterValidator(header_map)] = Field(default_factory=dict)
+    allow_networks: Annotated[tuple[Annotated[str, AfterValidator(network)], ...], Field(max_length=64)] = ()
+    body_limit: Annotated[Size, AfterValidator(_body_bytes)] = 1024 * 1024
+    parked_limit: Annotated[Whole, Field(ge=1, le=10_000_000)] = 10_000
+
+    @model_validator(mode="after")
+    def _whole(self) -> SubscriptionConfig:
+        if not self.secret:
+            raise refusal(
+                "is required: every delivery is signed",
+                hint=f'{HOW_TO_MAKE_ONE}, keep it in a variable and write secret: "${{NAME}}"',
+                at=("secret",),
+            )
+        for index, op in enumerate(self.ops):
+            if op in UNDELIVERED_OPS:
+                text = f"events of this operation are never delivered; there are {', '.join(DELIVERED_OPS)}"
+                raise refusal(text, at=("ops", index))
+        check_url(self.url, self.allow_networks)
+        return self
+
+    def unsupported(self) -> Iterator[Problem]:
+        if self.body != "standard":
+            yield Problem(("body",), "this form of body is not in this version", "use standard (the default)")
+
+    def to_spec(self, name: str, box: SecretBox) -> SubscriptionSpec:
+        """What delivery keeps in state: the same wishes, with the secrets sealed."""
+        return SubscriptionSpec(
+            name=name,
+            url=self.url,
+            secrets=tuple(box.seal(secret.reveal()) for secret in self.secret),
+            streams=self.streams,
+            ops=tuple(op.value for op in self.ops),
+            where=self.where,
+            start=self.start,
+            ordered=self.ordered,
+            bundle=self.bundle,
+            concurrency=self.concurrency,
+            timeout_s=self.timeout.total_seconds(),
+            rate_per_s=self.rate,
+            body=self.body,
+            headers=dict(self.headers),
+            allow_networks=self.allow_networks,
+            body_bytes_max=self.body_limit,
+            parked_max=self.parked_limit,
+            made_by=MadeBy.FILE,
+        )
