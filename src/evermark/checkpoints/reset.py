@@ -1,0 +1,24 @@
+"""Forgetting where a partition stopped, on purpose. The log stays as it is, and says where reading goes on.
+
+When the log was put back from a backup it may end before batches that were taken. Then the durable head goes too, and
+cursors come back to where the log ends: the batches that follow get the same numbers again, and must be delivered.
+"""
+
+from __future__ import annotations
+
+from evermark.cluster.fence import DELIVER_LEASE, fence, source_lease
+from evermark.state.connection import State
+
+_FORGET = "delete from checkpoints where source = %s and partition = %s"
+_LOWER_HEAD = "delete from log_head where source = %s and partition = %s and batch > %s"
+_LOWER_CURSORS = "update cursors set batch = %s where source = %s and partition = %s and batch > %s"
+
+
+def reset(state: State, source: str, partition: int, log_batch: int, *, source_epoch: int, deliver_epoch: int) -> int:
+    """`log_batch` is the last batch in the log. Returns how many readers had to be brought back to it."""
+    with state.transaction() as conn:
+        fence(conn, source_lease(source), source_epoch)
+        fence(conn, DELIVER_LEASE, deliver_epoch)
+        conn.execute(_FORGET, (source, partition))
+        conn.execute(_LOWER_HEAD, (source, partition, log_batch))
+        return conn.execute(_LOWER_CURSORS, (log_batch, source, partition, log_batch)).rowcount

@@ -1,0 +1,38 @@
+"""Stale owners cannot write: the check that every fenced transaction makes.
+
+The key-share lock is what makes the check hold until the transaction ends: a change of holder takes the row `for
+update` and so waits for us, while a renewal changes no key column and does not.
+"""
+
+from __future__ import annotations
+
+from evermark.errors import StaleError
+from evermark.state.connection import Connection
+
+DELIVER_LEASE = "deliver"
+
+
+def source_lease(source: str) -> str:
+    """The lease under which a source's log head and checkpoints are written."""
+    return f"source:{source}"
+
+
+# To be put in front of a fenced statement: `with fence as (…)`. One row when the epoch holds the lease, else none.
+FENCE = """
+select 1 from leases
+where name = %(lease)s and epoch = %(lease_epoch)s and instance is not null
+for key share
+"""
+
+
+def fence(conn: Connection, lease: str, epoch: int) -> None:
+    """Raise `StaleError` unless `epoch` holds `lease`, and keep it so until the transaction ends."""
+    if conn.execute(FENCE, {"lease": lease, "lease_epoch": epoch}).fetchone() is None:
+        raise stale(lease, epoch)
+
+
+def stale(lease: str, epoch: int) -> StaleError:
+    return StaleError(
+        f"lease {lease!r}: epoch {epoch} no longer holds it",
+        hint="another instance owns this now; this one stops writing to it",
+    )

@@ -1,0 +1,62 @@
+"""Leases in this process: for tests, simulations and single-process use. Shipped, and held to the same contract."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+from evermark.cluster import liveness
+from evermark.cluster.base import Holder, Lease
+from evermark.cluster.fence import stale
+from evermark.cluster.liveness import Held, IsGone, epoch_for
+
+
+class MemoryLeases:
+    """A `LeaseStore`; the in-memory stores share one of these, so that they fence as the real ones do."""
+
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        is_gone: IsGone = liveness.is_gone,
+    ) -> None:
+        self._clock = clock
+        self._is_gone = is_gone
+        self._held: dict[str, Held] = {}
+        self._lock = threading.RLock()
+
+    def acquire(self, name: str, holder: Holder, ttl_s: float) -> Lease | None:
+        with self._lock:
+            now = self._clock()
+            epoch = epoch_for(self._held.get(name), holder, now, self._is_gone)
+            if epoch is None:
+                return None
+            self._held[name] = Held(holder, epoch, now + timedelta(seconds=ttl_s))
+            return Lease(name, epoch)
+
+    def renew(self, lease: Lease, ttl_s: float) -> None:
+        with self._lock:
+            held = self._ours(lease)
+            self._held[lease.name] = replace(held, expires_at=self._clock() + timedelta(seconds=ttl_s))
+
+    def release(self, lease: Lease) -> None:
+        with self._lock:
+            held = self._held.get(lease.name)
+            if held is not None and held.epoch == lease.epoch:
+                self._held[lease.name] = replace(held, holder=None)
+
+    def require(self, lease: Lease) -> None:
+        with self._lock:
+            self._ours(lease)
+
+    def fence(self, name: str, epoch: int) -> None:
+        """Raise `StaleError` unless `epoch` holds the lease now."""
+        self.require(Lease(name, epoch))
+
+    def _ours(self, lease: Lease) -> Held:
+        held = self._held.get(lease.name)
+        if held is None or held.holder is None or held.epoch != lease.epoch:
+            raise stale(lease.name, lease.epoch)
+        return held

@@ -1,0 +1,74 @@
+"""Leases in State, by the clock of its Postgres."""
+
+from __future__ import annotations
+
+from evermark.cluster import liveness
+from evermark.cluster.base import Holder, Lease
+from evermark.cluster.fence import fence, stale
+from evermark.cluster.liveness import Held, IsGone, epoch_for
+from evermark.state.connection import State
+
+# A row of epoch 0 that nobody holds: so that there is always a row to lock.
+_BEGIN = """
+insert into leases (name, epoch, expires_at) values (%s, 0, '-infinity') on conflict (name) do nothing
+"""
+
+# The clock is read after the lock was given, not when the statement began to wait for it. An expiry of -infinity has
+# no Python value; a released lease is told by its missing instance.
+_LOCK = """
+with locked as materialized (select * from leases where name = %s for update)
+select instance, host, boot, pid, started, epoch, greatest(expires_at, 'epoch'), clock_timestamp() from locked
+"""
+
+_TAKE = """
+update leases
+set instance = %(instance)s, host = %(host)s, boot = %(boot)s, pid = %(pid)s, started = %(started)s,
+    epoch = %(epoch)s, expires_at = clock_timestamp() + make_interval(secs => %(ttl_s)s)
+where name = %(name)s
+"""
+
+_RENEW = """
+update leases set expires_at = clock_timestamp() + make_interval(secs => %s)
+where name = %s and epoch = %s and instance is not null
+"""
+
+# `for update` first, so that a release waits for the fenced transactions that are still running.
+_RELEASE = """
+with locked as materialized (select name from leases where name = %s and epoch = %s for update)
+update leases l set instance = null, expires_at = '-infinity' from locked where l.name = locked.name
+"""
+
+
+class PostgresLeases:
+    """A `LeaseStore`. Rows stay after a release, so that no epoch is ever given out twice."""
+
+    def __init__(self, state: State, *, is_gone: IsGone = liveness.is_gone) -> None:
+        self._state = state
+        self._is_gone = is_gone
+
+    def acquire(self, name: str, holder: Holder, ttl_s: float) -> Lease | None:
+        with self._state.transaction() as conn:
+            conn.execute(_BEGIN, (name,))
+            row = conn.execute(_LOCK, (name,)).fetchone()
+            assert row is not None  # noqa: S101 - just inserted, and never deleted
+            instance, host, boot, pid, started, stored, expires_at, now = row
+            last = None if instance is None else Holder(instance, host, boot, pid, started)
+            epoch = epoch_for(Held(last, stored, expires_at), holder, now, self._is_gone)
+            if epoch is None:
+                return None
+            taken = {"name": name, "epoch": epoch, "ttl_s": ttl_s} | vars(holder)
+            conn.execute(_TAKE, taken)
+            return Lease(name, epoch)
+
+    def renew(self, lease: Lease, ttl_s: float) -> None:
+        with self._state.connection() as conn:
+            if conn.execute(_RENEW, (ttl_s, lease.name, lease.epoch)).rowcount != 1:
+                raise stale(lease.name, lease.epoch)
+
+    def release(self, lease: Lease) -> None:
+        with self._state.connection() as conn:
+            conn.execute(_RELEASE, (lease.name, lease.epoch))
+
+    def require(self, lease: Lease) -> None:
+        with self._state.connection() as conn:
+            fence(conn, lease.name, lease.epoch)
