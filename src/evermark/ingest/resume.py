@@ -1,0 +1,56 @@
+"""From where a partition is read on. Pure: the log's tail, the durable head and the checkpoint in, a decision out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from evermark.checkpoints.base import Checkpoint
+from evermark.errors import GapError
+from evermark.log.base import Tail
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Where to read on. `repeats_to`: up to this position the log may hold events that will be read again."""
+
+    position: str | None  # None: the source's earliest
+    batch: int  # the last batch in the log
+    repeats_to: str | None = None
+
+
+def resume(tail: Tail, head_batch: int, checkpoint: Checkpoint | None, logged_to: str | None, where: str) -> Resume:
+    """Decide by batch numbers, never by comparing positions: two incarnations of a source have no common order.
+
+    `logged_to` is the greatest position in the tail's batch. Where reading begins at or before it, what follows is in
+    the log already; that is looked at every time, because a crash may come before the next batch is checkpointed.
+    """
+    known = max(head_batch, checkpoint.batch if checkpoint else 0)
+    if tail.batch < known:
+        raise GapError(
+            f"the log of {where} ends at batch {tail.batch}, but batch {known} was taken",
+            hint="the log's folder was replaced or restored from a backup: put the newer one back, or run"
+            " `evermark checkpoint reset` to take the missing part from the source again",
+        )
+    position = _position(tail, checkpoint, logged_to)
+    repeats = position is not None and logged_to is not None and position <= logged_to
+    return Resume(position, tail.batch, repeats_to=logged_to if repeats else None)
+
+
+def _position(tail: Tail, checkpoint: Checkpoint | None, logged_to: str | None) -> str | None:
+    if checkpoint is not None and checkpoint.batch == tail.batch:
+        return checkpoint.position
+    if tail.batch == 0:
+        return None
+    if tail.end is not None:
+        return tail.end
+    # The last event's own position is where reading begins again; that event, and its transaction, are excluded by id.
+    return checkpoint.position if checkpoint is not None else logged_to
+
+
+def excluded_from(start: str, may_repeat_from: str, repeats_to: str | None) -> str | None:
+    """From which position ids in the log must be excluded while reading on at `start`; None when nothing can repeat."""
+    if may_repeat_from < start:
+        return may_repeat_from
+    if repeats_to is not None and start <= repeats_to:
+        return start
+    return None

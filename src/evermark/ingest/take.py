@@ -1,0 +1,109 @@
+"""Taking a batch: the order of effects that makes "taken" mean "logged and durable".
+
+files → commit → fsync → log_head → checkpoint → confirm. A crash between any two leaves a state from which `begin`
+finds the way on. Nothing in here knows Spark, Delta or Postgres: the simulator runs this very code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from evermark import failpoint
+from evermark.checkpoints.base import Checkpoint, CheckpointStore
+from evermark.errors import BusyError, NotFoundError, UnreachableError
+from evermark.ingest.resume import Resume, resume
+from evermark.log.base import Append, AppendLog
+from evermark.log.head import Head, HeadStore
+from evermark.sources.base import Source
+
+
+class LoggedPositions(Protocol):
+    def position_max(self, partition: int) -> str | None: ...
+
+
+@dataclass(frozen=True)
+class Taken:
+    """One batch as tasks left it: files written, nothing committed."""
+
+    partition: int
+    batch: int
+    start: str
+    end: str
+    append: Append
+    duplicates: int = 0
+
+
+class Taker:
+    """Carries one source's batches over the line, for as long as its lease epoch is good."""
+
+    def __init__(
+        self,
+        name: str,
+        epoch: int,
+        source: Source,
+        log: AppendLog,
+        logged: LoggedPositions,
+        heads: HeadStore,
+        checkpoints: CheckpointStore,
+        on_unconfirmed: Callable[[Exception], None] = lambda _: None,
+    ) -> None:
+        self.name = name
+        self.epoch = epoch
+        self._source = source
+        self._log = log
+        self._logged = logged
+        self._heads = heads
+        self._checkpoints = checkpoints
+        self._on_unconfirmed = on_unconfirmed
+
+    def begin(self, partition: int) -> Resume:
+        """Make the partition ours and find where it stands. The log is the truth; head and checkpoint follow it."""
+        where = f"{self.name}/{partition}"
+        # Before the tail: what follows the log can then not be ahead of it, even if we are no longer the owner.
+        head = self._heads.load(self.name).get(partition)
+        checkpoint = self._checkpoint(partition)
+        tail = self._log.fence(partition, self.epoch)
+        version = self._log.sync()
+        logged_to = self._logged.position_max(partition) if tail.batch else None
+        found = resume(tail, head.batch if head else 0, checkpoint, logged_to, where)
+        position = found.position if found.position is not None else self._source.earliest(partition)
+        if tail.batch and (head is None or head.batch < tail.batch):
+            # Where the batch ends, which is not always where reading begins again; a head never goes back.
+            end = tail.end or logged_to or position
+            recovered = Head(tail.batch, self.epoch, end, version)
+            self._heads.move(self.name, partition, recovered, recovered=True)
+        self._checkpoints.save(self.name, partition, Checkpoint(position, tail.batch, self.epoch))
+        return Resume(position, found.batch, found.repeats_to)
+
+    def take(self, taken: Taken) -> None:
+        """After this returns, the events may be delivered and will never be asked for again."""
+        if not taken.append.files:
+            self._save(taken.partition, taken.end, taken.batch - 1)
+            return
+        self._log.commit(taken.append)
+        version = self._log.sync()
+        failpoint.hit("log.synced")
+        self._heads.move(self.name, taken.partition, Head(taken.batch, self.epoch, taken.end, version))
+        failpoint.hit("head.moved")
+        self._save(taken.partition, taken.end, taken.batch)
+
+    def confirm(self, partition: int, end: str) -> None:
+        """Tell the source it may forget. Late or never is harmless, so a source that is busy is asked again later."""
+        try:
+            self._source.confirm(partition, end)
+        except (BusyError, UnreachableError) as error:
+            self._on_unconfirmed(error)
+            return
+        failpoint.hit("source.confirmed")
+
+    def _save(self, partition: int, position: str, batch: int) -> None:
+        self._checkpoints.save(self.name, partition, Checkpoint(position, batch, self.epoch))
+        failpoint.hit("checkpoint.saved")
+
+    def _checkpoint(self, partition: int) -> Checkpoint | None:
+        try:
+            return self._checkpoints.load(self.name, partition)
+        except NotFoundError:
+            return None

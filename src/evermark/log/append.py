@@ -1,0 +1,183 @@
+"""The Delta table of one source, from its owner's side.
+
+The commit is a compare-and-set. Delta's application transactions alone do not fence: an equal or lower version is
+accepted from a fresh handle. What does hold is that delta-rs refuses a commit when the same application committed
+after the handle's snapshot. So: refresh, require the exact tail on that snapshot, commit from the same handle.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from deltalake.exceptions import DeltaError
+from deltalake.transaction import AddAction, CommitProperties, Transaction
+
+from evermark import failpoint
+from evermark.errors import ConflictError, StaleError
+from evermark.log.base import Append, Tail
+from evermark.log.disk import full_disk_is_said, sync_file, sync_folder
+from evermark.log.format import CommitNote, app_id, note_of, pack, stats_json, unpack
+from evermark.log.table import NO_HOOKS, TableHandle, commit_file, last_checkpoint
+
+_COMMIT_TRIES_MAX = 20
+_NOTES_SEARCHED_MAX = 5_000
+
+
+class DeltaLog:
+    """`AppendLog` over a Delta table on a local disk. One owner, one thread at a time."""
+
+    def __init__(self, folder: Path, *, pause: Callable[[float], None] = time.sleep) -> None:
+        self.folder = folder
+        self._handle = TableHandle(folder, create=True)
+        self._synced: int | None = None
+        self._pause = pause
+        self._refusal: Exception | None = None
+
+    def tail(self, partition: int) -> Tail:
+        self._handle.refresh()
+        epoch, batch = self._tail(partition)
+        note = self._note(partition, batch) if batch else None
+        return Tail(batch, epoch, note.end if note else None)
+
+    def fence(self, partition: int, epoch: int) -> Tail:
+        """Raise the partition's epoch in the log itself: whoever read the tail before this can no longer commit."""
+        for attempt in range(_COMMIT_TRIES_MAX):
+            tail = self.tail(partition)
+            if tail.epoch > epoch:
+                raise _stale(self.folder, partition, epoch, tail.epoch)
+            if tail.epoch == epoch:
+                return tail
+            if self._try_commit([], partition, pack(epoch, tail.batch), {}):
+                return Tail(tail.batch, epoch, tail.end)
+            self._wait(attempt)
+        raise self._contended(partition) from self._refusal
+
+    def commit(self, append: Append) -> None:
+        mine = (append.epoch, append.batch)
+        note = _note_for(append)
+        actions = [
+            AddAction(f.path, f.size, {}, int(time.time() * 1000), True, stats_json(f.rows, f.stats))
+            for f in append.files
+        ]
+        for attempt in range(_COMMIT_TRIES_MAX):
+            self._handle.refresh()
+            tail = self._tail(append.partition)
+            if tail == mine and self._note(append.partition, append.batch) == note:
+                break  # an earlier try went through, though its answer was lost
+            require_tail(tail, append, str(self.folder))
+            if self._try_commit(actions, append.partition, pack(*mine), note.as_metadata()):
+                break
+            self._wait(attempt)
+        else:
+            raise self._contended(append.partition) from self._refusal
+        failpoint.hit("log.committed")
+
+    def sync(self) -> int:
+        """Contents before names, and names before whoever speaks of them; a batch's files were synced by their task."""
+        with full_disk_is_said(self.folder):
+            sync_folder(self.folder)
+            version = self._newest_version()
+            for path in self._unsynced(version):
+                with suppress(FileNotFoundError):  # cleaned since, behind a checkpoint that is durable
+                    sync_file(path)
+            sync_folder(self.folder / "_delta_log")
+            if self._synced is None:
+                sync_folder(self.folder.parent)
+        self._synced = version
+        return version
+
+    def _newest_version(self) -> int:
+        """Looked up by name, which is cheaper than a refresh: commits are numbered without holes."""
+        known = self._handle.table.version()
+        version = known
+        while commit_file(self.folder, version + 1).exists():
+            version += 1
+        return version if version > known else int(self._handle.refresh().version())
+
+    def _unsynced(self, version: int) -> list[Path]:
+        if self._synced is None:
+            return sorted((self.folder / "_delta_log").glob("*.json"))
+        return [commit_file(self.folder, each) for each in range(self._synced + 1, version + 1)]
+
+    def _tail(self, partition: int) -> tuple[int, int]:
+        return unpack(self._handle.table.transaction_version(app_id(partition)) or 0)
+
+    def _try_commit(self, actions: list[AddAction], partition: int, version: int, metadata: dict[str, str]) -> bool:
+        """False: what really happened is to be decided on a fresh snapshot."""
+        table = self._handle.table
+        properties = CommitProperties(
+            app_transactions=[Transaction(app_id(partition), version, int(time.time() * 1000))],
+            custom_metadata=metadata or None,
+        )
+        try:
+            with full_disk_is_said(self.folder):
+                table.create_write_transaction(
+                    list(actions),
+                    "append",
+                    table.schema(),
+                    commit_properties=properties,
+                    post_commithook_properties=NO_HOOKS,
+                )
+        except (DeltaError, OSError) as error:
+            self._refusal = error
+            return False
+        # An owner that slept through the cleaning of commits meets no conflict: it fills a hole nobody will read.
+        return last_checkpoint(self.folder) <= table.version()
+
+    def _note(self, partition: int, batch: int) -> CommitNote | None:
+        version = self._handle.table.version()
+        for each in range(version, max(-1, version - _NOTES_SEARCHED_MAX), -1):
+            try:
+                note = read_note(commit_file(self.folder, each))
+            except FileNotFoundError:
+                return None
+            if note and note.partition == partition:
+                return note if note.batch == batch else None
+        return None
+
+    def _wait(self, attempt: int) -> None:
+        self._pause(random.uniform(0, 0.01 * 2 ** min(attempt, 6)))
+
+    def _contended(self, partition: int) -> ConflictError:
+        return ConflictError(
+            f"the log at {self.folder} refused {_COMMIT_TRIES_MAX} commits of partition {partition} in a row,"
+            f" at last with: {str(self._refusal)[:300]}",
+            hint="is another program writing to this table? Only its owner may",
+        )
+
+
+def _note_for(append: Append) -> CommitNote:
+    names = tuple(f.path for f in append.files)
+    return CommitNote(append.partition, append.batch, append.epoch, append.start, append.end, append.rows, names)
+
+
+def require_tail(tail: tuple[int, int], append: Append, where: str) -> None:
+    """The compare of the compare-and-set; `tail` is (epoch, batch)."""
+    epoch, batch = tail
+    if epoch > append.epoch:
+        raise _stale(where, append.partition, append.epoch, epoch)
+    if batch != append.batch - 1:
+        raise ConflictError(
+            f"the log at {where} is at batch {batch} of partition {append.partition}; {append.batch} cannot follow",
+            hint="another writer moved it; this one starts again from the log",
+        )
+
+
+def _stale(where: object, partition: int, mine: int, found: int) -> StaleError:
+    return StaleError(
+        f"the log at {where}, partition {partition}, belongs to epoch {found}; ours is {mine}",
+        hint="another instance owns this source now; this one stops writing to it",
+    )
+
+
+def read_note(path: Path) -> CommitNote | None:
+    for line in path.read_text().splitlines():
+        action = json.loads(line)
+        if "commitInfo" in action:
+            return note_of(action["commitInfo"])
+    return None

@@ -1,0 +1,112 @@
+"""The log's durable format, version 1 (docs/formats.md).
+
+One unpartitioned Delta table per source. The tail of each partition is kept as a Delta application transaction whose
+version holds the lease epoch in its high bits and the batch number in the low ones, so that both survive the cleaning
+of `_delta_log`. The end position of a batch stands in its commit's own metadata.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+FORMAT_VERSION = 1
+METADATA_KEY = "evermark"
+
+_BATCH_BITS = 40
+BATCH_MAX = (1 << _BATCH_BITS) - 1
+EPOCH_MAX = (1 << (63 - _BATCH_BITS)) - 1
+
+STATS_COLUMNS = ("partition", "batch", "event_time", "ingested_at", "position")
+
+TABLE_CONFIGURATION: dict[str, str | None] = {
+    "delta.dataSkippingStatsColumns": ",".join(STATS_COLUMNS),
+    # Versions are ours to clean: readers follow batches, never table versions.
+    "delta.logRetentionDuration": "interval 1 hours",
+    "delta.deletedFileRetentionDuration": "interval 1 hours",
+    "delta.enableExpiredLogCleanup": "false",
+    "delta.enableDeletionVectors": "false",
+    "evermark.format": str(FORMAT_VERSION),
+}
+
+
+# Whoever removes files, by compaction or retention, counts this one up: of two at a time the second is refused.
+CARE_APP_ID = "evermark:care"
+
+
+def app_id(partition: int) -> str:
+    return f"evermark:{partition}"
+
+
+def pack(epoch: int, batch: int) -> int:
+    if not 0 <= batch <= BATCH_MAX or not 0 <= epoch <= EPOCH_MAX:
+        raise ValueError(f"epoch {epoch}, batch {batch}: out of range")
+    return epoch << _BATCH_BITS | batch
+
+
+def unpack(version: int) -> tuple[int, int]:
+    """(epoch, batch)"""
+    return version >> _BATCH_BITS, version & BATCH_MAX
+
+
+@dataclass(frozen=True)
+class CommitNote:
+    """What a batch's commit says about itself."""
+
+    partition: int
+    batch: int
+    epoch: int
+    start: str
+    end: str
+    rows: int
+    files: tuple[str, ...]
+
+    def as_metadata(self) -> dict[str, str]:
+        body = {**self.__dict__, "files": list(self.files), "v": FORMAT_VERSION}
+        return {METADATA_KEY: json.dumps(body, separators=(",", ":"))}
+
+
+@dataclass(frozen=True)
+class CareNote:
+    """What a commit of care says about itself: how many files it added and removed."""
+
+    care: str
+    adds: int
+    removes: int
+
+    def as_metadata(self) -> dict[str, str]:
+        return {METADATA_KEY: json.dumps({**self.__dict__, "v": FORMAT_VERSION}, separators=(",", ":"))}
+
+
+def note_of(commit_info: Mapping[str, Any]) -> CommitNote | None:
+    """The note in a commit's info; None for commits that are not batches (compaction, fences)."""
+    body = _body(commit_info)
+    if "batch" not in body:
+        return None
+    return CommitNote(**{**body, "files": tuple(body["files"])})
+
+
+def care_note_of(commit_info: Mapping[str, Any]) -> CareNote | None:
+    body = _body(commit_info)
+    return CareNote(**body) if "care" in body else None
+
+
+def _body(commit_info: Mapping[str, Any]) -> dict[str, Any]:
+    text = commit_info.get(METADATA_KEY)
+    body: dict[str, Any] = json.loads(text) if isinstance(text, str) else {}
+    body.pop("v", None)
+    return body
+
+
+def stats_json(rows: int, stats: Mapping[str, Sequence[Any]]) -> str:
+    """Delta's per-file statistics from `{column: (min, max, nulls)}`."""
+    return json.dumps(
+        {
+            "numRecords": rows,
+            "minValues": {c: s[0] for c, s in stats.items() if s[0] is not None},
+            "maxValues": {c: s[1] for c, s in stats.items() if s[1] is not None},
+            "nullCount": {c: s[2] for c, s in stats.items()},
+        }
+    )

@@ -1,0 +1,49 @@
+"""Log rows as Spark DataFrames, by methods of the frame alone: nothing of Spark is imported here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from evermark.predicate import Alias, Path, Predicate, variant_sql, vet
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+# Read with this and never inferred: Spark would open a file to find out what we know.
+SCHEMA = (
+    "event_id string, source string, partition int, position string, batch bigint, stream string, key string,"
+    " op string, tx string, origin string, origin_seq bigint, event_time timestamp, ingested_at timestamp,"
+    " payload string, before string, schema_version int, flags array<string>, bytes binary"
+)
+
+
+def files_frame(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
+    if not paths:
+        return spark.createDataFrame([], SCHEMA)
+    return spark.read.schema(SCHEMA).parquet(*paths)
+
+
+def with_paths(frame: DataFrame, predicates: Sequence[Predicate]) -> tuple[DataFrame, Alias]:
+    """The frame with every JSON path of the predicates extracted once, and the name of each path's column."""
+    paths = list(dict.fromkeys(path for predicate in predicates for path in predicate.paths))
+    names = {path: f"_path_{i}" for i, path in enumerate(paths)}
+    variants = {path.column: f"_variant_{path.column}" for path in paths}
+    if variants:
+        frame = frame.selectExpr("*", *[f"{variant_sql(column)} as {name}" for column, name in variants.items()])
+        frame = frame.selectExpr(
+            "*", *[f"{path.extract_sql(variants[path.column])} as {name}" for path, name in names.items()]
+        )
+
+    def alias(path: Path) -> str:
+        return names[path]
+
+    return frame, alias
+
+
+def where_matches(frame: DataFrame, where: str) -> DataFrame:
+    """Keep the events a predicate matches, with the meaning it has in a subscription."""
+    columns = frame.columns
+    predicate = vet(where)
+    wide, alias = with_paths(frame, [predicate])
+    return wide.where(f"coalesce({predicate.sql(alias)}, false)").select(*columns)

@@ -1,0 +1,114 @@
+"""After a power cut: set aside commits that did not reach the disk whole.
+
+Everything up to the durable head was fsynced. A commit after it may be there in part, because a rename can reach the
+disk before the contents do. Nobody delivered it and no checkpoint passed it, so it is set aside and read again.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from evermark.log.disk import sync_folder
+from evermark.log.format import care_note_of, note_of
+from evermark.log.table import commit_file
+
+_TORN_SUFFIX = ".torn"
+
+
+def set_aside_torn(folder: Path, durable_version: int) -> list[int]:
+    """Set aside the first torn commit after `durable_version` and all that follow it; returns their versions."""
+    log = folder / "_delta_log"
+    if not log.is_dir():
+        return []
+    versions = sorted(int(p.stem) for p in log.glob("*.json") if p.stem.isdigit() and int(p.stem) > durable_version)
+    first = _first_torn(folder, versions, durable_version)
+    torn = [version for version in versions if first is not None and version >= first]
+    # A checkpoint may be torn where all commits are whole; those it would replace are still there, or it was durable.
+    checkpoints = [
+        path
+        for path in log.glob("*.checkpoint*.parquet")
+        if (first is not None and _version(path) >= first) or not _readable(path)
+    ]
+    for path in (*(commit_file(folder, version) for version in torn), *checkpoints):
+        with suppress(FileNotFoundError):  # never there, or cleaned by the owner before us, which has not noticed yet
+            path.rename(path.with_name(path.name + _TORN_SUFFIX))
+    if torn or checkpoints or not _names_a_checkpoint(log):
+        # It may name a checkpoint just set aside; without it readers list the folder, which is always right.
+        (log / "_last_checkpoint").unlink(missing_ok=True)
+        sync_folder(log)
+    return torn
+
+
+def _first_torn(folder: Path, versions: list[int], durable_version: int) -> int | None:
+    """A version that is missing is as torn as one that is there in part: its name did not reach the disk."""
+    if not versions:
+        return None
+    expected = durable_version + 1
+    if not commit_file(folder, durable_version).exists() and any((folder / "_delta_log").glob("*.checkpoint*.parquet")):
+        expected = versions[0]  # those before were cleaned, behind a checkpoint
+    for version in versions:
+        if version != expected or not _whole(folder, commit_file(folder, version)):
+            return expected
+        expected += 1
+    return None
+
+
+def _whole(folder: Path, commit: Path) -> bool:
+    try:
+        actions = [json.loads(line) for line in commit.read_text().splitlines()]
+        if not all(isinstance(action, dict) for action in actions):
+            return False
+        return _says_all(actions) and all(_present(folder, a["add"]) for a in actions if "add" in a)
+    except ValueError:  # not JSON, not UTF-8, or a note that is cut off
+        return False
+
+
+def _says_all(actions: list[dict[str, Any]]) -> bool:
+    """Cut off between two lines, a commit is still JSON: its note says what it should hold."""
+    info = next((a["commitInfo"] for a in actions if "commitInfo" in a), None)
+    if info is None:
+        return False
+    added = {a["add"]["path"] for a in actions if "add" in a}
+    applications = sum("txn" in a for a in actions)
+    note, care = note_of(info), care_note_of(info)
+    if note is not None:
+        return applications == 1 and added == set(note.files)
+    if care is not None:
+        removes = sum("remove" in a for a in actions)
+        return applications == 1 and (len(added), removes) == (care.adds, care.removes)
+    if any("protocol" in a or "metaData" in a for a in actions):  # the table's creation
+        return any("protocol" in a for a in actions) and any("metaData" in a for a in actions)
+    return len(actions) > 1
+
+
+def _present(folder: Path, add: dict[str, Any]) -> bool:
+    path = folder / str(add["path"])
+    return path.exists() and path.stat().st_size == int(add["size"])
+
+
+def _version(checkpoint: Path) -> int:
+    return int(checkpoint.name[:20])
+
+
+def _readable(checkpoint: Path) -> bool:
+    try:
+        pq.read_table(checkpoint)
+    except (OSError, pa.ArrowException):
+        return False
+    return True
+
+
+def _names_a_checkpoint(log: Path) -> bool:
+    try:
+        named = int(json.loads((log / "_last_checkpoint").read_text())["version"])
+    except FileNotFoundError:
+        return True
+    except (ValueError, KeyError):
+        return False
+    return any(log.glob(f"{named:020d}.checkpoint*.parquet"))

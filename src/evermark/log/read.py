@@ -1,0 +1,201 @@
+"""Reading the log: which files hold which batches.
+
+Readers ask for batches, time windows and predicates; they never see table versions. Compaction may replace files while
+a reader works: the replaced ones stay on disk for an hour, so a list of files stays readable that long.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from deltalake.exceptions import TableNotFoundError
+
+from evermark.errors import ConfigError, NotFoundError
+from evermark.log.format import app_id, unpack
+from evermark.log.table import TableHandle
+
+if TYPE_CHECKING:
+    import deltalake
+
+
+@dataclass(frozen=True)
+class FileRange:
+    """One file of the log and the batches it holds (several after compaction)."""
+
+    path: str
+    partition_min: int
+    partition_max: int
+    batch_min: int
+    batch_max: int
+    rows: int
+    size: int
+    event_time_max: datetime | None = None
+    position_max: str | None = None
+    event_time_min: datetime | None = None
+    ingested_at_max: datetime | None = None
+    position_min: str | None = None
+
+
+# The columns of Delta's flattened statistics, in the order of FileRange's fields.
+_ACTION_COLUMNS = (
+    "path",
+    "min.partition",
+    "max.partition",
+    "min.batch",
+    "max.batch",
+    "num_records",
+    "size_bytes",
+    "max.event_time",
+    "max.position",
+    "min.event_time",
+    "max.ingested_at",
+    "min.position",
+)
+
+
+class LogReader:
+    """The log of one source, as a reader sees it. Keeps its handle and the list of files of the version it is at."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._handle: TableHandle | None = None
+        self._listed: tuple[int, list[FileRange]] = (-1, [])
+        self._lock = threading.Lock()
+
+    def refresh(self) -> deltalake.DeltaTable:
+        if self._handle is None:
+            try:
+                self._handle = TableHandle(self.folder)
+            except TableNotFoundError as error:
+                raise NotFoundError(
+                    f"no log at {self.folder}", hint="`evermark up` makes it when the source's first event is taken"
+                ) from error
+        return self._handle.refresh()
+
+    def files(self) -> list[FileRange]:
+        """Every file of the newest snapshot."""
+        with self._lock:
+            table = self.refresh()
+            version = table.version()
+            if self._listed[0] != version:
+                self._listed = (version, files_at(self.folder, table))
+            return list(self._listed[1])
+
+    def tail_batch(self, partition: int) -> int:
+        """The last batch committed, also when compaction or retention left no file that shows it."""
+        with self._lock:
+            return unpack(self.refresh().transaction_version(app_id(partition)) or 0)[1]
+
+    def files_of(self, partition: int, after_batch: int, to_batch: int) -> list[FileRange]:
+        """The files that hold batches `after_batch < batch <= to_batch` of one partition (and perhaps others)."""
+        return [f for f in self.files() if overlaps(f, partition, after_batch, to_batch)]
+
+    def ids_from(self, partition: int, position: str) -> pa.Array:
+        """Ids logged at `position` or after it: what a source that repeats itself must not add again."""
+        found: list[pa.Array] = []
+        for file in self._files_with(partition):
+            if file.position_max is not None and file.position_max < position:
+                continue
+            rows = pq.read_table(file.path, columns=["event_id", "partition", "position"])
+            mine = pc.and_(pc.equal(rows["partition"], partition), pc.greater_equal(rows["position"], position))
+            found += rows.filter(mine)["event_id"].chunks
+        return pa.concat_arrays(found) if found else pa.array([], pa.string())
+
+    def position_max(self, partition: int) -> str | None:
+        """The greatest position in the last batch, read from its rows: for when nothing else knows where it ended.
+
+        Not the greatest of all: positions of two incarnations of a source have no common order.
+        """
+        best: tuple[int, str] | None = None
+        for file in sorted(self._files_with(partition), key=lambda f: f.batch_max, reverse=True):
+            if best is not None and file.batch_max < best[0]:
+                break
+            rows = pq.read_table(file.path, columns=["partition", "batch", "position"])
+            rows = rows.filter(pc.equal(rows["partition"], partition))
+            if not rows.num_rows:
+                continue  # a file of several partitions, none of whose rows is ours
+            last = pc.max(rows["batch"]).as_py()
+            top = pc.max(rows.filter(pc.equal(rows["batch"], last))["position"]).as_py()
+            best = max(best, (last, top)) if best is not None else (last, top)
+        return best[1] if best is not None else None
+
+    def batch_at(self, partition: int, since: str) -> int:
+        """The last batch all of whose events are older than `since` (an ISO time): where "from a time" begins."""
+        moment = moment_of(since)
+        first: int | None = None
+        mine = self._files_with(partition)
+        for file in sorted(mine, key=lambda f: f.batch_min):
+            if first is not None and file.batch_min >= first:
+                break
+            if file.event_time_max is not None and file.event_time_max < moment:
+                continue
+            rows = pq.read_table(file.path, columns=["partition", "batch", "event_time"])
+            late = rows.filter(
+                pc.and_(pc.equal(rows["partition"], partition), pc.greater_equal(rows["event_time"], pa.scalar(moment)))
+            )
+            lowest = pc.min(late["batch"]).as_py()
+            if lowest is not None:
+                first = lowest if first is None else min(first, lowest)
+        return first - 1 if first is not None else self.tail_batch(partition)
+
+    def _files_with(self, partition: int) -> list[FileRange]:
+        return [f for f in self.files() if f.partition_min <= partition <= f.partition_max]
+
+
+def files_at(folder: Path, table: deltalake.DeltaTable) -> list[FileRange]:
+    """Every file of the snapshot a handle is at."""
+    actions = pa.table(table.get_add_actions(flatten=True))
+    have = set(actions.column_names)
+
+    def column(name: str) -> Sequence[Any]:
+        values: list[Any] = [None] * actions.num_rows
+        if name in have:
+            values = actions.column(name).to_pylist()
+        return [_utc(v) for v in values] if name.endswith(("_time", "_at")) else values
+
+    rows = zip(*(column(name) for name in _ACTION_COLUMNS), strict=True)
+    return [FileRange(str(folder / path), *rest) for path, *rest in rows]
+
+
+def _utc(value: datetime | None) -> datetime | None:
+    return value.replace(tzinfo=UTC) if value is not None and value.tzinfo is None else value
+
+
+def overlaps(file: FileRange, partition: int, after_batch: int, to_batch: int) -> bool:
+    """Whether a file may hold such rows. A file of several partitions is judged by its bounds alone."""
+    return (
+        file.partition_min <= partition <= file.partition_max
+        and file.batch_max > after_batch
+        and file.batch_min <= to_batch
+    )
+
+
+def within(file: FileRange, since: datetime | None, until: datetime | None) -> bool:
+    """Whether a file may hold events with `since` ≤ event_time < `until`."""
+    too_old = since is not None and file.event_time_max is not None and file.event_time_max < since
+    too_new = until is not None and file.event_time_min is not None and file.event_time_min >= until
+    return not (too_old or too_new)
+
+
+def moment_of(text: str) -> datetime:
+    """An ISO time; without a zone it is UTC, whatever zone the reader's session is in."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise ConfigError(f"{text!r} is not a time", hint="write it as 2026-11-01 or 2026-11-14T12:00Z") from error
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def sources_at(path: Path) -> list[str]:
+    """The sources that have a log under `path`."""
+    if not path.is_dir():
+        return []
+    return sorted(p.name for p in path.iterdir() if (p / "_delta_log").is_dir())

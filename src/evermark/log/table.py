@@ -1,0 +1,107 @@
+"""Opening a source's Delta table, and keeping it open.
+
+A kept handle replays every commit since the last checkpoint it knows, at each refresh and at each commit, and it does
+not notice a checkpoint made at or before its own version. So a handle is opened anew when care has made a newer one:
+what a batch costs then depends on the commits since the last checkpoint, never on those there ever were.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import deltalake
+from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.transaction import PostCommitHookProperties
+
+from evermark.errors import FormatError
+from evermark.event import EVENT
+from evermark.log import format as log_format
+from evermark.log.disk import full_disk_is_said, sync_folder
+
+# Care makes a checkpoint every so many commits, and handles look for it after as many.
+CHECKPOINT_EVERY = 32
+_REOPEN_TRIES = 3
+
+# Checkpoints and cleaning are care's business, in an order that survives a power cut; never a side effect of a commit.
+NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+
+
+def commit_file(folder: Path, version: int) -> Path:
+    return folder / "_delta_log" / f"{version:020d}.json"
+
+
+def last_checkpoint(folder: Path) -> int:
+    """The version of the newest checkpoint that is announced; -1 when there is none."""
+    try:
+        return int(json.loads((folder / "_delta_log" / "_last_checkpoint").read_text())["version"])
+    except (FileNotFoundError, ValueError, KeyError):
+        return -1
+
+
+def open_table(folder: Path) -> deltalake.DeltaTable:
+    """The existing table at `folder`, if this program can read it."""
+    table = deltalake.DeltaTable(str(folder))
+    found = table.metadata().configuration.get("evermark.format")
+    if found != str(log_format.FORMAT_VERSION):
+        raise FormatError(
+            f"the log at {folder} has format {found!r}; this program knows {log_format.FORMAT_VERSION}",
+            hint="upgrade Evermark, or point log.path at a log it made",
+        )
+    return table
+
+
+def open_or_create(folder: Path) -> deltalake.DeltaTable:
+    try:
+        return open_table(folder)
+    except TableNotFoundError:
+        pass
+    with full_disk_is_said(folder):
+        _make_folder(folder)
+        deltalake.DeltaTable.create(
+            str(folder),
+            schema=EVENT,
+            mode="ignore",
+            configuration=log_format.TABLE_CONFIGURATION,
+            raise_if_key_not_exists=False,
+            post_commithook_properties=NO_HOOKS,
+        )
+    return open_table(folder)
+
+
+def _make_folder(folder: Path) -> None:
+    """A folder is durable when its name in the folder above is; several may be new."""
+    missing = [folder]
+    while not missing[-1].parent.exists():
+        missing.append(missing[-1].parent)
+    folder.mkdir(parents=True, exist_ok=True)
+    for each in missing:
+        sync_folder(each.parent)
+
+
+class TableHandle:
+    """A table kept open. One thread at a time."""
+
+    def __init__(self, folder: Path, *, create: bool = False) -> None:
+        self.folder = folder
+        self._base = last_checkpoint(folder)
+        self.table = open_or_create(folder) if create else open_table(folder)
+
+    def refresh(self) -> deltalake.DeltaTable:
+        """The table at its newest version."""
+        for _ in range(_REOPEN_TRIES):
+            try:
+                self.table.update_incremental()
+                break
+            except DeltaError:
+                # Care cleaned away a commit just as this handle was reading it: the newest checkpoint holds it.
+                self._reopen()
+        else:
+            self.table.update_incremental()
+        if self.table.version() - self._base >= CHECKPOINT_EVERY and last_checkpoint(self.folder) > self._base:
+            self._reopen()
+        return self.table
+
+    def _reopen(self) -> None:
+        self._base = last_checkpoint(self.folder)
+        self.table = open_table(self.folder)

@@ -1,0 +1,157 @@
+"""Writing log files: a batch's own by the task that reads it, and those that care merges. Memory stays bounded."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from evermark.event import EVENT, TIMESTAMP
+from evermark.log.base import LogFile
+from evermark.log.disk import full_disk_is_said, sync_file
+from evermark.log.format import STATS_COLUMNS
+
+# Only columns that repeat: a dictionary over ids and payloads costs time and saves nothing.
+_DICTIONARY_COLUMNS = ["source", "stream", "op", "tx", "origin"]
+_GROUP_ROWS_MAX = 131_072
+_GROUP_BYTES_MAX = 32 * 1024 * 1024
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_US_MIN = (datetime(1, 1, 1, tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
+_US_MAX = (datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
+
+
+@dataclass
+class _Range:
+    """Least and greatest value of one column over a file."""
+
+    low: Any = None
+    high: Any = None
+    nulls: int = 0
+    is_time: bool = False
+
+    def see(self, column: pa.ChunkedArray) -> None:
+        self.nulls += column.null_count
+        if column.null_count == len(column):
+            return
+        if pa.types.is_timestamp(column.type):
+            self.is_time = True
+            column = column.cast(pa.int64())  # a database's calendar is wider than Python's
+        ends = pc.min_max(column)
+        low, high = ends["min"].as_py(), ends["max"].as_py()
+        self.low = low if self.low is None else min(self.low, low)
+        self.high = high if self.high is None else max(self.high, high)
+
+    def as_tuple(self) -> tuple[Any, Any, int]:
+        if not self.is_time:
+            return self.low, self.high, self.nulls
+        # Delta keeps timestamps in statistics to the millisecond: round outwards, or pruning would lose rows.
+        return _time_text(self.low // 1000 * 1000), _time_text(-(-self.high // 1000) * 1000), self.nulls
+
+
+def _time_text(us: int) -> str | None:
+    """None beyond the years 1 to 9999: unknown is a bound that loses nothing."""
+    if not _US_MIN <= us <= _US_MAX:
+        return None
+    return (_EPOCH + timedelta(microseconds=us)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+class FileWriter:
+    """One log file: EVENT rows in, gathered into row groups, with its statistics."""
+
+    def __init__(self, folder: Path, prefix: str) -> None:
+        # The name is unique to this attempt: a retried task never meets its predecessor's file.
+        self._name = f"{prefix}-{uuid.uuid4().hex}.parquet"
+        self._path = folder / self._name
+        self._ranges = {column: _Range() for column in STATS_COLUMNS}
+        self._waiting: list[pa.RecordBatch] = []
+        self._rows_waiting = 0
+        self._bytes_waiting = 0
+        self._rows = 0
+        try:
+            self._writer = pq.ParquetWriter(
+                self._path,
+                EVENT,
+                compression="zstd",
+                compression_level=1,
+                use_dictionary=_DICTIONARY_COLUMNS,
+                write_statistics=["partition", "batch", "event_time"],
+                store_schema=False,
+            )
+        except OSError:
+            self._path.unlink(missing_ok=True)
+            raise
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._waiting.append(batch)
+        self._rows_waiting += batch.num_rows
+        self._bytes_waiting += batch.nbytes
+        if self._rows_waiting >= _GROUP_ROWS_MAX or self._bytes_waiting >= _GROUP_BYTES_MAX:
+            self._flush()
+
+    def finish(self) -> LogFile:
+        """The file's description; its contents are on the disk, its name will be when the folder is synced."""
+        self._flush()
+        self._writer.close()
+        sync_file(self._path)
+        stats = {column: seen.as_tuple() for column, seen in self._ranges.items()}
+        return LogFile(self._name, self._rows, self._path.stat().st_size, stats)
+
+    def discard(self) -> None:
+        with suppress(OSError):  # a full disk refuses the footer, too
+            self._writer.close()
+        self._path.unlink(missing_ok=True)
+
+    def _flush(self) -> None:
+        if not self._waiting:
+            return
+        group = pa.Table.from_batches(self._waiting, EVENT)
+        self._waiting, self._rows_waiting, self._bytes_waiting = [], 0, 0
+        for column, seen in self._ranges.items():
+            seen.see(group[column])
+        self._writer.write_table(group, row_group_size=group.num_rows)
+        self._rows += group.num_rows
+
+
+@dataclass
+class BatchWriter:
+    """Writes TAKEN record batches as one log file of (source, partition, batch)."""
+
+    folder: Path
+    source: str
+    partition: int
+    batch: int
+    _writer: FileWriter | None = field(default=None, init=False)
+
+    def write_all(self, batches: Iterable[pa.RecordBatch]) -> LogFile | None:
+        """The file's description, fsynced and not yet committed; None when there was no row."""
+        try:
+            with full_disk_is_said(self.folder):
+                for taken in batches:
+                    if taken.num_rows:
+                        self._write(taken)
+                return self._writer.finish() if self._writer is not None else None
+        except BaseException:
+            if self._writer is not None:
+                self._writer.discard()
+            raise
+
+    def _write(self, taken: pa.RecordBatch) -> None:
+        known = {
+            "source": pa.scalar(self.source, pa.string()),
+            "partition": pa.scalar(self.partition, pa.int32()),
+            "batch": pa.scalar(self.batch, pa.int64()),
+            "ingested_at": pa.scalar(datetime.now(UTC), TIMESTAMP),
+        }
+        arrays = [pa.repeat(known[f.name], taken.num_rows) if f.name in known else taken.column(f.name) for f in EVENT]
+        if self._writer is None:
+            self._writer = FileWriter(self.folder, f"p{self.partition}-b{self.batch}")
+        self._writer.write(pa.RecordBatch.from_arrays(arrays, schema=EVENT))
