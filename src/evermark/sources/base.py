@@ -31,8 +31,8 @@ import pyarrow as pa
 class Limit:
     """How much one batch may hold. A source may exceed it by one indivisible unit (a transaction)."""
 
-    rows_max: int = 1_000_000
-    bytes_max: int = 256 * 1024 * 1024
+    rows_max: int = 2_000_000
+    bytes_max: int = 1024 * 1024 * 1024
     wait_s: float = 5.0  # `latest` may block this long when there is nothing new
 
 

@@ -1,0 +1,148 @@
+"""Connections to a source's Postgres: settings we rely on, and warnings that are errors."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+from psycopg import errors as pg
+
+from evermark.errors import EvermarkError, GapError
+from evermark.sources.postgres.failures import RECOVER_HINT, translated, unreachable, unreadable_dsn, where
+from evermark.sources.postgres.place import Dsn
+
+CONNECT_TIMEOUT_S = 10
+WARNINGS_MAX = 20
+
+# What a role or database may have set otherwise, and decoding depends on.
+_SESSION = {
+    "timezone": "UTC",
+    "datestyle": "ISO, MDY",
+    "bytea_output": "hex",
+    "client_min_messages": "warning",
+    "statement_timeout": "0",
+    "idle_session_timeout": "0",
+    "lock_timeout": "5s",
+    "synchronous_commit": "on",
+}
+
+
+@dataclass
+class Link:
+    """One open connection in autocommit mode. Warnings of the server are collected, never lost."""
+
+    dsn: str = field(repr=False)
+    connection: psycopg.Connection[Any]
+    warnings: list[str] = field(default_factory=list)
+
+    def row(self, query: str, args: tuple[object, ...] = (), *, doing: str) -> tuple[Any, ...] | None:
+        with translated(self.dsn, doing):
+            found: tuple[Any, ...] | None = self.connection.execute(query, args).fetchone()
+            return found
+
+    def one(self, query: str, args: tuple[object, ...] = (), *, doing: str) -> tuple[Any, ...]:
+        """The row of a query that always has one."""
+        found = self.row(query, args, doing=doing)
+        if found is None:
+            raise EvermarkError(
+                f"{doing} at {where(self.dsn)}: the server gave no row", hint="report this, with the log"
+            )
+        return found
+
+    def rows(self, query: str, args: tuple[object, ...] = (), *, doing: str) -> list[tuple[Any, ...]]:
+        with translated(self.dsn, doing):
+            return self.connection.execute(query, args).fetchall()
+
+    def refuse_warnings(self, doing: str) -> None:
+        """A warning while decoding means rows were left out: Postgres goes on, we do not."""
+        if self.warnings:
+            said = "; ".join(self.warnings)
+            self.warnings.clear()
+            raise GapError(f"{doing} at {where(self.dsn)}: the server warned: {said}", hint=RECOVER_HINT)
+
+    def alive(self) -> bool:
+        """Whether the server still answers on this connection."""
+        try:
+            self.connection.execute("select 1")
+        except psycopg.Error:
+            self.close()
+            return False
+        self.warnings.clear()
+        return True
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+def connect(dsn: Dsn, **session: str) -> Link:
+    """Open a connection; `session` adds settings for its whole life."""
+    text = dsn.open()
+    try:
+        psycopg.conninfo.conninfo_to_dict(text)
+    except psycopg.Error:
+        raise unreadable_dsn() from None
+    try:
+        connection = psycopg.connect(
+            text,
+            autocommit=True,
+            connect_timeout=CONNECT_TIMEOUT_S,
+            fallback_application_name="evermark",
+            keepalives_idle=30,
+            keepalives_interval=10,
+            keepalives_count=3,
+            prepare_threshold=None,
+        )
+    except psycopg.Error as error:
+        raise unreachable(error, text) from error
+    link = Link(text, connection)
+    connection.add_notice_handler(lambda notice: _collect(link, notice))
+    _configure(link, session)
+    return link
+
+
+def _configure(link: Link, session: dict[str, str]) -> None:
+    wanted = {**_SESSION, **session}
+    query = "select " + ", ".join(["set_config(%s, %s, false)"] * len(wanted))
+    link.row(query, tuple(part for pair in wanted.items() for part in pair), doing="preparing a connection")
+    # Lets the server notice that a killed reader is gone, instead of decoding on for nobody with the slot held.
+    with contextlib.suppress(pg.InvalidParameterValue):  # not every platform can
+        link.connection.execute("set client_connection_check_interval = '1s'")
+    link.warnings.clear()
+
+
+def _collect(link: Link, notice: psycopg.errors.Diagnostic) -> None:
+    if notice.severity_nonlocalized == "WARNING" and len(link.warnings) < WARNINGS_MAX:
+        link.warnings.append(f"{notice.message_primary or 'unknown'}"[:300])
+
+
+# One idle connection per process and place: a Spark worker unpickles the source anew for every task.
+_idle: dict[tuple[int, str], Link] = {}
+_idle_lock = threading.Lock()
+
+
+def borrow(dsn: Dsn, **session: str) -> Link:
+    """A connection for one read: the one given back last, if it is still good, else a new one."""
+    with _idle_lock:
+        link = _idle.pop((os.getpid(), dsn.open()), None)
+    if link is not None and link.alive():
+        return link
+    return connect(dsn, **session)
+
+
+def give_back(link: Link) -> None:
+    with _idle_lock:
+        other = _idle.pop((os.getpid(), link.dsn), None)
+        _idle[os.getpid(), link.dsn] = link
+    if other is not None:
+        other.close()
+
+
+def close_idle() -> None:
+    with _idle_lock:
+        links = [_idle.pop(key) for key in list(_idle) if key[0] == os.getpid()]
+    for link in links:
+        link.close()

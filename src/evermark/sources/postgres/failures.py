@@ -1,0 +1,104 @@
+"""What Postgres says, as our errors. The one place that reads SQLSTATEs; texts never decide alone."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+from psycopg import errors as pg
+
+from evermark.errors import (
+    BusyError,
+    ConfigError,
+    DeniedError,
+    DiskFullError,
+    EvermarkError,
+    GapError,
+    SetupError,
+    UnreachableError,
+)
+
+INSTALL_HINT = "run `evermark source install` (or `--print` for a DBA)"
+RECOVER_HINT = "see `evermark doctor`, then `evermark source recover`"
+
+_GRANT_HINT = "alter role … replication; and the grants that `evermark source install --print` lists for it"
+
+_GONE = (pg.AdminShutdown, pg.CrashShutdown, pg.CannotConnectNow, pg.TooManyConnections, pg.ConnectionException)
+_DENIED_LOGIN = (pg.InvalidPassword, pg.InvalidAuthorizationSpecification)
+
+
+def where(dsn: str) -> str:
+    """Host, port and database of a connection string; never its user's password."""
+    try:
+        parts = psycopg.conninfo.conninfo_to_dict(dsn)
+    except psycopg.Error:
+        return "an unreadable dsn"
+    return f"{parts.get('host') or 'localhost'}:{parts.get('port') or 5432}/{parts.get('dbname') or ''}"
+
+
+def unreadable_dsn() -> ConfigError:
+    # libpq repeats the string it could not read, password and all: its words are not passed on.
+    return ConfigError("the dsn of the source cannot be read", hint="write postgresql://user:password@host:5432/db")
+
+
+def unreachable(error: psycopg.Error, dsn: str) -> EvermarkError:
+    """Why a connection could not be made."""
+    text = _first_line(error)
+    # A failed login carries no SQLSTATE when libpq reports it while connecting.
+    if isinstance(error, _DENIED_LOGIN) or "authentication failed" in text or "pg_hba.conf" in text:
+        return DeniedError(f"Postgres at {where(dsn)} refused the login", hint="check user, password and pg_hba.conf")
+    if "does not exist" in text:
+        return SetupError(f"Postgres at {where(dsn)}: {text}", hint="check the database and role named in the dsn")
+    return UnreachableError(f"Postgres at {where(dsn)} does not answer: {text}", hint="is it up, and reachable?")
+
+
+def translate(error: psycopg.Error, dsn: str, doing: str) -> EvermarkError:
+    """The error of a statement, in our words."""
+    text = f"{doing} at {where(dsn)}: {_first_line(error)}"
+    found: EvermarkError
+    if isinstance(error, pg.InsufficientPrivilege):
+        found = DeniedError(text, hint=_GRANT_HINT)
+    elif isinstance(error, (pg.ObjectInUse, pg.LockNotAvailable, pg.QueryCanceled, pg.DeadlockDetected)):
+        found = BusyError(text, hint="somebody else is using it just now; it is tried again")
+    elif isinstance(error, pg.ConfigurationLimitExceeded):
+        found = SetupError(text, hint="raise max_replication_slots and restart the server")
+    elif isinstance(error, pg.DiskFull):
+        found = DiskFullError(text, hint="the database server has no space left")
+    elif isinstance(error, (pg.UndefinedTable, pg.UndefinedObject, pg.UndefinedFunction, pg.InvalidSchemaName)):
+        found = SetupError(text, hint=INSTALL_HINT)
+    elif isinstance(error, pg.ObjectNotInPrerequisiteState):
+        # The caller looks at the slot's own state first; whatever else is in this class, reading cannot go on.
+        found = GapError(text, hint=RECOVER_HINT)
+    elif isinstance(error, pg.UndefinedFile):
+        found = GapError(f"{text} (the WAL the slot needs is gone)", hint=RECOVER_HINT)
+    elif isinstance(error, _GONE) or (isinstance(error, psycopg.OperationalError) and error.sqlstate is None):
+        found = UnreachableError(text, hint="the connection broke; it is made again")
+    else:
+        found = EvermarkError(f"{text} [{error.sqlstate or type(error).__name__}]")
+    return found
+
+
+@contextmanager
+def translated(dsn: str, doing: str) -> Iterator[None]:
+    try:
+        yield
+    except psycopg.Error as error:
+        raise translate(error, dsn, doing) from error
+
+
+def python_encoding(server_encoding: str) -> str:
+    """Python's name of a server's encoding; logical decoding sends text in the server's own."""
+    if server_encoding in {"UTF8", "SQL_ASCII"}:
+        return "utf-8"
+    name = server_encoding.replace("WIN", "cp").replace("KOI8", "koi8_")
+    try:
+        return codecs.lookup(name).name
+    except LookupError:
+        raise SetupError(f"a database in {server_encoding} cannot be read", hint="use a UTF8 database") from None
+
+
+def _first_line(error: psycopg.Error) -> str:
+    text = error.diag.message_primary or str(error)
+    return text.strip().splitlines()[0][:500] if text.strip() else type(error).__name__

@@ -1,0 +1,256 @@
+"""The pgoutput protocol (version 1), a whole chunk of messages at a time.
+
+A chunk is the concatenated messages and their lengths. Nothing loops over rows: the kind byte, the LSN, the relation
+and each column are gathered for all messages at once with numpy. State that outlives a chunk (the open transaction,
+how many changes it had, the relations seen) is kept in `PgoutputReader`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from evermark.errors import FormatError
+from evermark.sources.postgres.lsn import U8, Position
+
+I64 = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+_BEGIN, _COMMIT, _RELATION = b"BCR"
+INSERT, UPDATE, DELETE, TRUNCATE = b"IUDT"
+_BEGIN_BYTES = 21
+# Not changes, and not counted: how often relations and types are sent depends on the session, not on the WAL.
+_QUIET = np.zeros(256, dtype=np.bool_)
+_QUIET[list(b"BCRYOM")] = True
+_HAS_RELATION = np.zeros(256, dtype=np.bool_)
+_HAS_RELATION[list(b"IUD")] = True
+
+NULL, UNCHANGED, TEXT, BINARY = b"nutb"
+COLUMNS_MAX = 1664
+
+
+@dataclass(frozen=True)
+class Relation:
+    """A table as a Relation message describes it, from that message on until the next one for it."""
+
+    oid: int
+    schema: str
+    name: str
+    columns: tuple[str, ...]
+    types: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Cells:
+    """One column of many rows: how each value is sent, and where its bytes are."""
+
+    kind: U8
+    start: I64
+    length: I64
+
+    def pick(self, rows: Mask | I64) -> Cells:
+        return Cells(self.kind[rows], self.start[rows], self.length[rows])
+
+
+@dataclass(frozen=True)
+class View:
+    """A chunk's bytes, readable at any offset as numbers of the wire's byte order."""
+
+    data: bytes
+    u8: U8 = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "u8", np.frombuffer(self.data, dtype=np.uint8))
+
+    def blocks(self, at: I64, size: int) -> U8:
+        """`size` bytes from each of these offsets, as rows; they lie inside the chunk."""
+        count = len(self.data) - size + 1
+        if count <= 0 or not len(at):
+            return np.zeros((len(at), size), dtype=np.uint8)
+        strided = np.ndarray((count,), dtype=f"V{size}", buffer=self.data, strides=(1,))
+        return strided[at].view(np.uint8).reshape(len(at), size)
+
+    def numbers(self, at: I64, dtype: str) -> npt.NDArray[np.generic]:
+        """Big-endian numbers at these offsets; the caller has made sure that they lie inside the chunk."""
+        size = np.dtype(dtype).itemsize
+        count = len(self.data) - size + 1
+        if count <= 0:
+            return np.zeros(len(at), dtype=np.dtype(dtype).newbyteorder("="))
+        strided = np.ndarray((count,), dtype=dtype, buffer=self.data, strides=(1,))
+        return strided[at].astype(np.dtype(dtype).newbyteorder("="))
+
+
+@dataclass(frozen=True)
+class Changes:
+    """The changes of a chunk that fall in the range asked for, in order. Arrays are parallel."""
+
+    view: View
+    kind: U8
+    start: I64
+    end: I64
+    lsn: npt.NDArray[np.uint64]
+    ordinal: I64
+    xid: npt.NDArray[np.uint32]
+    relation: npt.NDArray[np.int32]  # index into `relations`; -1 when there is none
+    relations: list[Relation]
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+
+class PgoutputReader:
+    """Feeds on chunks in the order the server sent them; gives back the changes in `[start, end)`.
+
+    A transaction is taken by its Begin message's final LSN, which is its commit record's: never by the `lsn` column
+    of a change, which is where the change was written.
+    """
+
+    def __init__(self, start: Position, end: Position) -> None:
+        self._start, self._end = start, end
+        self._open: tuple[int, int] | None = None  # final LSN and xid of the transaction under way
+        self._ordinal = 0
+        self._relations: dict[int, Relation] = {}
+
+    def feed(self, lengths: I64, data: bytes) -> Changes:
+        view = View(data)
+        starts, ends = _frame(lengths, data)
+        kind = view.u8[starts]
+        begins = np.flatnonzero(kind == _BEGIN)
+        if np.any(lengths[begins] != _BEGIN_BYTES):
+            raise FormatError("a Begin message of pgoutput has an unknown shape", hint="is the plugin pgoutput?")
+        change = ~_QUIET[kind]
+        transaction = np.cumsum(kind == _BEGIN)
+        if self._open is None and bool(np.any(change & (transaction == 0))):
+            raise FormatError("pgoutput sent a change outside a transaction", hint="is the plugin pgoutput?")
+
+        open_lsn, open_xid = self._open or (0, 0)
+        at = starts[begins]
+        lsns = np.concatenate([np.array([open_lsn], np.uint64), view.numbers(at + 1, ">u8").astype(np.uint64)])
+        xids = np.concatenate([np.array([open_xid], np.uint32), view.numbers(at + 17, ">u4").astype(np.uint32)])
+        counted = np.cumsum(change)
+        before = np.concatenate([np.array([-self._ordinal], np.int64), counted[begins]])
+        ordinal = counted - 1 - before[transaction]
+        lsn = lsns[transaction]
+        index, known = self._relate(view, kind, starts, ends)
+        taken = np.flatnonzero(change & self._in_range(lsn, ordinal))
+        result = Changes(
+            view, kind[taken], starts[taken], ends[taken], lsn[taken], ordinal[taken],
+            xids[transaction[taken]], index[taken], known,
+        )  # fmt: skip
+        self._carry(kind, begins, lsns, xids, int(counted[-1] - before[-1]) if len(kind) else 0)
+        return result
+
+    def _in_range(self, lsn: npt.NDArray[np.uint64], ordinal: I64) -> Mask:
+        start, end = np.uint64(self._start.lsn), np.uint64(self._end.lsn)
+        after = (lsn > start) | ((lsn == start) & (ordinal >= self._start.ordinal))
+        before = (lsn < end) | ((lsn == end) & (ordinal < self._end.ordinal))
+        found: Mask = after & before
+        return found
+
+    def _carry(
+        self, kind: U8, begins: I64, lsns: npt.NDArray[np.uint64], xids: npt.NDArray[np.uint32], ordinal: int
+    ) -> None:
+        if not len(kind):
+            return
+        commits = np.flatnonzero(kind == _COMMIT)
+        last_begin = int(begins[-1]) if len(begins) else -1
+        if len(commits) and int(commits[-1]) > last_begin:
+            self._open, self._ordinal = None, 0
+        elif last_begin >= 0 or self._open is not None:
+            self._open, self._ordinal = (int(lsns[-1]), int(xids[-1])), ordinal
+
+    def _relate(self, view: View, kind: U8, starts: I64, ends: I64) -> tuple[npt.NDArray[np.int32], list[Relation]]:
+        """For each message which relation it is about, as that relation was when the message was sent."""
+        index = np.full(len(kind), -1, dtype=np.int32)
+        known: list[Relation] = []
+        about = np.flatnonzero(_HAS_RELATION[kind] & (ends - starts >= 5))
+        oids = view.numbers(starts[about] + 1, ">u4")
+        described = [
+            (int(i), parse_relation(view.data[starts[i] : ends[i]])) for i in np.flatnonzero(kind == _RELATION)
+        ]
+        for oid in np.unique(oids).tolist():
+            rows = about[oids == oid]
+            versions = [(-1, self._relations.get(oid)), *((i, r) for i, r in described if r.oid == oid)]
+            which = np.searchsorted(np.array([i for i, _ in versions]), rows) - 1
+            for number, (_, relation) in enumerate(versions):
+                if relation is not None:
+                    index[rows[which == number]] = len(known)
+                    known.append(relation)
+        self._relations.update((relation.oid, relation) for _, relation in described)
+        return index, known
+
+
+def _frame(lengths: I64, data: bytes) -> tuple[I64, I64]:
+    ends = np.cumsum(lengths, dtype=np.int64)
+    total = int(ends[-1]) if len(ends) else 0
+    if total != len(data) or (len(lengths) and int(lengths.min()) < 1):
+        raise FormatError("a chunk of pgoutput does not have the length it says", hint="report this, with the log")
+    return ends - lengths, ends
+
+
+def parse_relation(message: bytes) -> Relation:
+    """A Relation message. There are few of them: one per table, session and schema change."""
+    try:
+        (oid,) = struct.unpack_from(">I", message, 1)
+        schema, at = _cstring(message, 5)
+        name, at = _cstring(message, at)
+        (count,) = struct.unpack_from(">H", message, at + 1)
+        at += 3
+        columns, types = [], []
+        for _ in range(min(count, COLUMNS_MAX)):
+            column, at = _cstring(message, at + 1)
+            columns.append(column)
+            types.append(struct.unpack_from(">I", message, at)[0])
+            at += 8
+    except (struct.error, ValueError) as error:
+        raise FormatError("a Relation message of pgoutput cannot be read", hint="report this, with the log") from error
+    return Relation(oid, schema or "pg_catalog", name, tuple(columns), tuple(types))
+
+
+def _cstring(message: bytes, at: int) -> tuple[str, int]:
+    end = message.index(b"\0", at)
+    return message[at:end].decode("utf-8", "replace"), end + 1
+
+
+def new_tuples(changes: Changes, rows: I64) -> tuple[I64, I64, Mask]:
+    """Of inserts: where the tuple's columns begin, how many there are, and which messages have that shape at all."""
+    start, end = changes.start[rows], changes.end[rows]
+    long_enough = end - start >= 8
+    safe = np.where(long_enough, start, 0)
+    shaped = long_enough & (changes.view.u8[np.where(long_enough, start + 5, 0)] == ord("N"))
+    counts = changes.view.numbers(np.where(long_enough, safe + 6, 0), ">u2").astype(np.int64)
+    return safe + 8, counts, shaped
+
+
+def walk(view: View, at: I64, end: I64, columns: int) -> Iterator[tuple[Cells, Mask]]:
+    """Column by column over many tuples; with each, which tuples could be read so far.
+
+    What runs over the end of its message is marked and parked at the message's end, so that one damaged row never
+    reaches into the next.
+    """
+    last = len(view.data) - 1
+    intact = np.ones(len(at), dtype=np.bool_)
+    for _ in range(columns):
+        inside = at < end
+        kind = view.u8[at if inside.all() else np.minimum(at, last)]
+        valued = (kind == TEXT) | (kind == BINARY)
+        fits = at + 5 <= end
+        if inside.all() and valued.all() and fits.all():  # the usual column: a value in every row
+            start, length = at + 5, view.numbers(at + 1, ">i4").astype(np.int64)
+        else:
+            intact &= inside & ((valued & fits) | (kind == NULL) | (kind == UNCHANGED))
+            valued &= intact
+            length = view.numbers(np.where(valued, at + 1, 0), ">i4").astype(np.int64)
+            length[~valued] = 0
+            start = at + np.where(valued, 5, 1)
+        beyond = start + length > end
+        intact &= (length >= 0) & ~beyond
+        if not intact.all():
+            start = np.where(intact, start, end)
+            length = np.where(intact, length, 0)
+        at = start + length
+        yield Cells(kind, start, length), intact

@@ -1,0 +1,110 @@
+"""The settings of a Postgres source."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PlainValidator, model_validator
+
+from evermark.config.fields import Model, refusal
+from evermark.config.models import postgres_dsn
+from evermark.config.problems import Problem
+from evermark.config.sources import SourceConfig
+from evermark.secrets import HIDDEN, Sealed, Secret, SecretBox
+
+_NAME_MAX = 63  # what Postgres keeps of an identifier
+_TABLE = re.compile(r'[^.\x00-\x1f"]{1,63}\.[^.\x00-\x1f"]{1,63}')
+
+
+def derived_name(deployment: str, source: str) -> str:
+    """The name of slot and publication: `evermark_<deployment>_<source>`.
+
+    Two deployments must never share a slot: it would hand each event to only one of them. Where the plain form could
+    be read in two ways (shop + eu_x, shop-eu + x) or is too long, a hash of both names is added.
+    """
+    plain = f"evermark_{deployment.replace('-', '_')}_{source}"
+    if re.fullmatch(r"[a-z0-9]+", deployment) and len(plain) <= _NAME_MAX:
+        return plain
+    digest = hashlib.sha256(f"{deployment}/{source}".encode()).hexdigest()[:8]
+    return f"{plain[: _NAME_MAX - 9]}_{digest}"
+
+
+def _table_name(text: str) -> str:
+    full = text if "." in text else f"public.{text}"
+    if not _TABLE.fullmatch(full):
+        raise refusal("expected a table such as public.orders")
+    return full
+
+
+def _table(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
+def _dsn(value: Any) -> Secret | Sealed:
+    if isinstance(value, Sealed):
+        return value
+    if not isinstance(value, (str, Secret)):
+        raise refusal("expected text")
+    return postgres_dsn(value if isinstance(value, Secret) else Secret(value))
+
+
+def _hidden(_: Secret | Sealed) -> str:
+    return HIDDEN
+
+
+_Column = Annotated[str, Field(min_length=1, max_length=_NAME_MAX)]
+_Identifier = Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_]{0,62}$")]
+
+
+class TableSettings(Model):
+    """One captured table: columns left out, and columns of which only a hash leaves the database."""
+
+    name: Annotated[str, Field(min_length=1, max_length=127), AfterValidator(_table_name)]
+    exclude: Annotated[tuple[_Column, ...], Field(max_length=1600)] = ()
+    hash: Annotated[tuple[_Column, ...], Field(max_length=1600)] = ()
+
+    @model_validator(mode="after")
+    def _one_fate_a_column(self) -> Self:
+        if set(self.exclude) & set(self.hash):
+            raise refusal("a column cannot be both excluded and hashed", hint="name it once", at=("hash",))
+        return self
+
+
+class PostgresSettings(SourceConfig):
+    type: Literal["postgres"] = "postgres"
+    dsn: Annotated[Secret | Sealed, PlainValidator(_dsn), PlainSerializer(_hidden)]
+    mode: Literal["outbox", "tables"] = "outbox"
+    start: Literal["now", "copy"] = "now"
+    tables: Annotated[tuple[Annotated[TableSettings, BeforeValidator(_table)], ...], Field(max_length=10_000)] = ()
+    schema_name: Annotated[_Identifier, Field(alias="schema")] = "pgstream"
+    slot: _Identifier | None = None
+    publication: _Identifier | None = None
+
+    @model_validator(mode="after")
+    def _each_table_once(self) -> Self:
+        seen: set[str] = set()
+        for index, table in enumerate(self.tables):
+            if table.name in seen:
+                raise refusal("this table stands here twice", hint="keep one of them", at=("tables", index))
+            seen.add(table.name)
+        return self
+
+    def named(self, deployment: str, source: str) -> Self:
+        name = derived_name(deployment, source)
+        return self.model_copy(update={"slot": self.slot or name, "publication": self.publication or name})
+
+    def sealed(self, box: SecretBox) -> Self:
+        if isinstance(self.dsn, Sealed):
+            return self
+        return self.model_copy(update={"dsn": Sealed.seal(self.dsn.reveal(), box)})
+
+    def open_dsn(self) -> str:
+        """The plain address. Ask for it where the connection is made, and keep it nowhere."""
+        return self.dsn.open() if isinstance(self.dsn, Sealed) else self.dsn.reveal()
+
+    def unsupported(self) -> Iterator[Problem]:
+        if self.mode == "tables":
+            yield Problem(("mode",), "tables is not in this version", "use outbox")

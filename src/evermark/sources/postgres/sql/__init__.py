@@ -1,0 +1,1 @@
+"""The SQL that `evermark source install` runs in the user's database, one file per step."""

@@ -1,0 +1,12 @@
+-- Nobody reads any more: triggers first, then everything they wrote to.
+do $do$
+declare
+    target regclass;
+begin
+    for target in select t.tgrelid::regclass from pg_catalog.pg_trigger t
+                  where t.tgname = '@schema_name@_capture' and t.tgparentid = 0
+    loop
+        perform @schema@.unwatch(target);
+    end loop;
+end $do$;
+drop schema @schema@ cascade;

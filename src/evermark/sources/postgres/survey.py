@@ -1,0 +1,172 @@
+"""One look at the server, and what follows from it. Looking is one query; judging is pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from psycopg import sql
+
+from evermark.errors import EvermarkError, FormatError, GapError, IdentityError, SetupError
+from evermark.sources.postgres.connect import Link
+from evermark.sources.postgres.failures import INSTALL_HINT, RECOVER_HINT, where
+from evermark.sources.postgres.install import SCHEMA_VERSION, WAL_LEVEL_HINT, require_logical
+from evermark.sources.postgres.lsn import Incarnation, Position, lsn_of, lsn_text
+from evermark.sources.postgres.place import PostgresPlace
+
+VERSION_MIN = 140000
+_IDENTITY_HINT = (
+    "if it was restored or promoted on purpose choose with `evermark source recover`: repair from its tables,"
+    " or go on from now and accept the gap; if not, point the dsn at the server this checkpoint came from"
+)
+
+
+@dataclass(frozen=True)
+class Slot:
+    plugin: str
+    database: str
+    active: bool
+    restart_lsn: int | None
+    confirmed_lsn: int | None
+    wal_status: str | None
+    invalidation_reason: str | None
+    safe_wal_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What the server is like at one moment. `slot` is none when there is no such slot."""
+
+    where: str
+    version: int
+    wal_level: str
+    standby: bool
+    incarnation: Incarnation
+    flush_lsn: int
+    database: str
+    slot: Slot | None
+    fingerprint_installed: str | None
+    fingerprint_now: str | None
+    schema_version: int | None
+
+
+_QUERY = """
+select current_setting('server_version_num')::int, current_setting('wal_level'), pg_is_in_recovery(),
+       (select system_identifier from pg_control_system()),
+       case when pg_is_in_recovery() then null else pg_walfile_name(pg_current_wal_lsn()) end,
+       case when pg_is_in_recovery() then null else pg_current_wal_flush_lsn()::text end,
+       current_database()::text, r.fingerprint, {schema}.publication_fingerprint({publication}::name),
+       (select version from {schema}.meta),
+       s.plugin::text, s.database::text, s.active, s.restart_lsn::text, s.confirmed_flush_lsn::text, s.wal_status,
+       to_jsonb(s) ->> 'invalidation_reason', s.safe_wal_size
+from (select) one
+left join pg_replication_slots s on s.slot_name = {slot}
+left join {schema}.readers r on r.slot = {slot}
+"""
+
+
+def look(link: Link, place: PostgresPlace) -> Survey:
+    """Needs no privilege beyond those `evermark source install --print` grants."""
+    query = sql.SQL(_QUERY).format(
+        schema=sql.Identifier(place.schema), publication=sql.Literal(place.publication), slot=sql.Literal(place.slot)
+    )
+    try:
+        found = link.one(query.as_string(), doing="looking at the slot")
+    except SetupError:
+        require_logical(link)
+        raise
+    version, wal_level, standby, system_id, walfile, flush, database, installed, now, schema_version = found[:10]
+    plugin, slot_database, active, restart, confirmed, wal_status, invalidation, safe = found[10:]
+    slot = None
+    if plugin is not None:
+        slot = Slot(
+            plugin, slot_database, active, lsn_of(restart) if restart else None,
+            lsn_of(confirmed) if confirmed else None, wal_status, invalidation, safe,
+        )  # fmt: skip
+    # The timeline of the WAL file being written; the control file's would lag behind a promotion.
+    incarnation = Incarnation(system_id & 0xFFFFFFFFFFFFFFFF, int(walfile[:8], 16) if walfile else 0)
+    return Survey(
+        where(link.dsn), version, wal_level, standby, incarnation, lsn_of(flush) if flush else 0, database, slot,
+        installed, now, schema_version,
+    )  # fmt: skip
+
+
+def trouble(survey: Survey, place: PostgresPlace, resume: Position | None) -> EvermarkError | None:
+    """Why reading cannot begin at `resume` (or at all, without one); nothing when it can. The order is that of doubt:
+    a server that cannot serve, a server that is not ours, a slot that cannot give what follows."""
+    return (
+        _unfit(survey)
+        or (_stranger(survey, resume) if resume is not None else None)
+        or _slot_trouble(survey, place, resume)
+        or _publication_trouble(survey, place, resume)
+    )
+
+
+def _unfit(survey: Survey) -> EvermarkError | None:
+    if survey.version < VERSION_MIN:
+        return SetupError(f"Postgres at {survey.where} is version {survey.version // 10000}", hint="14 is the least")
+    if survey.standby:
+        return SetupError(
+            f"Postgres at {survey.where} is a standby",
+            hint="point the dsn at the primary (target_session_attrs=read-write with several hosts)",
+        )
+    if survey.wal_level != "logical":
+        return SetupError(f"wal_level at {survey.where} is {survey.wal_level!r}", hint=WAL_LEVEL_HINT)
+    if survey.schema_version is None:
+        return SetupError(f"the outbox at {survey.where} is not installed", hint=INSTALL_HINT)
+    if survey.schema_version > SCHEMA_VERSION:
+        return FormatError(f"the outbox at {survey.where} is newer than this program", hint="upgrade Evermark")
+    return None
+
+
+def _stranger(survey: Survey, resume: Position) -> EvermarkError | None:
+    if survey.incarnation != resume.incarnation:
+        return IdentityError(
+            f"Postgres at {survey.where} is not the one we left: its history is {survey.incarnation},"
+            f" the checkpoint's is {resume.incarnation}",
+            hint=_IDENTITY_HINT,
+        )
+    if survey.flush_lsn < resume.lsn:
+        return IdentityError(
+            f"Postgres at {survey.where} is behind our checkpoint: it is at {lsn_text(survey.flush_lsn)},"
+            f" we were at {lsn_text(resume.lsn)}",
+            hint=_IDENTITY_HINT,
+        )
+    return None
+
+
+def _slot_trouble(survey: Survey, place: PostgresPlace, resume: Position | None) -> EvermarkError | None:
+    slot = survey.slot
+    if slot is None:
+        if resume is None:
+            return SetupError(f"there is no slot {place.slot} at {survey.where}", hint=INSTALL_HINT)
+        return GapError(f"slot {place.slot} at {survey.where} is gone", hint=RECOVER_HINT)
+    if slot.database != survey.database or slot.plugin != "pgoutput":
+        return SetupError(
+            f"slot {place.slot} at {survey.where} belongs to database {slot.database} and plugin {slot.plugin}",
+            hint="choose another `name` for this deployment: it names slot and publication",
+        )
+    if slot.wal_status == "lost" or slot.invalidation_reason or slot.confirmed_lsn is None:
+        reason = slot.invalidation_reason or slot.wal_status
+        return GapError(f"slot {place.slot} at {survey.where} was invalidated ({reason})", hint=RECOVER_HINT)
+    if resume is not None and slot.confirmed_lsn > resume.lsn:
+        return GapError(
+            f"slot {place.slot} at {survey.where} was moved past us: it is at {lsn_text(slot.confirmed_lsn)},"
+            f" we need what follows {lsn_text(resume.lsn)}",
+            hint=RECOVER_HINT,
+        )
+    return None
+
+
+def _publication_trouble(survey: Survey, place: PostgresPlace, resume: Position | None) -> EvermarkError | None:
+    kind: type[EvermarkError] = SetupError if resume is None else GapError
+    hint = INSTALL_HINT if resume is None else RECOVER_HINT
+    if survey.fingerprint_installed is None:
+        return SetupError(f"slot {place.slot} at {survey.where} is not registered as a reader", hint=INSTALL_HINT)
+    if survey.fingerprint_now is None:
+        return kind(f"publication {place.publication} at {survey.where} is gone", hint=hint)
+    if survey.fingerprint_now != survey.fingerprint_installed:
+        return GapError(
+            f"publication {place.publication} at {survey.where} was changed by somebody: rows may be missing",
+            hint=RECOVER_HINT,
+        )
+    return None
