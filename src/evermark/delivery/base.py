@@ -11,7 +11,10 @@ Contract of `DeliveryStore` (checked by `evermark.testing.DeliveryContract` over
 - `settle_group` covers exactly the members the work began with. Whoever joined meanwhile did not get these events:
   they leave the group, behind, at the cursor the work began from. Whoever left meanwhile is not touched.
 - A cursor that is not where the work began raises `ConflictError`, and nothing is written.
-- A parked delivery is removed only by `delivered` (2xx), `drop` (a person) or counted expiry.
+- A parked delivery is removed only by `delivered` (2xx), `drop` (a person), counted expiry, or with its subscription.
+- A subscription is a member of the group if and only if its state is `live`. One that is `suspended` is tried again
+  at its `next_attempt_at`; without one it was paused by a person, and only a person resumes it.
+- Several threads may call at once. Calls that read see one moment.
 """
 
 from __future__ import annotations
@@ -32,6 +35,8 @@ class Place:
 
 
 CursorVector = Mapping[Place, int]
+
+CLAIM_MAX = 10_000  # rows that one call may return
 
 
 class SubscriptionState(StrEnum):
@@ -77,6 +82,7 @@ class Subscription:
     reason: str = ""
     failures: int = 0  # consecutive failures of the endpoint
     next_attempt_at: datetime | None = None  # not before this, after a failure of the endpoint
+    generation: int = 0  # tells it from a later subscription of the same name
 
     @property
     def name(self) -> str:
@@ -124,6 +130,7 @@ class Outcome:
     parked: tuple[ParkedEvent, ...] = ()
     reason: str = ""
     retry_after_s: float | None = None
+    expired: int = 0  # events passed over because of the TTL; counted durably with the cursor's move
 
 
 @dataclass(frozen=True)
@@ -135,6 +142,18 @@ class Parked:
     event: ParkedEvent
     attempt: int  # how many attempts were made before this one
     claimed_until: datetime
+
+
+@dataclass(frozen=True)
+class ParkedRow:
+    """A row of `enqueued_messages`, as a person sees it. `next_attempt_at = None`: dead."""
+
+    id: int
+    subscription: str
+    event: ParkedEvent
+    attempts: int
+    next_attempt_at: datetime | None
+    created_at: datetime
 
 
 class DeliveryStore(Protocol):
@@ -151,11 +170,20 @@ class DeliveryStore(Protocol):
 
     def subscriptions(self) -> dict[str, Subscription]: ...
 
+    def suspend(self, subscription: str, reason: str, epoch: int) -> None:
+        """A person pauses it: it leaves the group where the group stands, and is not tried until `resume`."""
+
+    def resume(self, subscription: str, epoch: int) -> None:
+        """Back to `behind` from `suspended` or `disabled`, with a clean record. Harmless for any other."""
+
     # cursors
     def group(self) -> Group: ...
 
     def cursors(self, subscription: str) -> CursorVector:
         """Where a subscription outside the group stands; empty for a member."""
+
+    def cursors_outside(self) -> dict[str, CursorVector]:
+        """The same for all subscriptions outside the group, at one moment."""
 
     def open_place(self, place: Place, batch: int, epoch: int) -> None:
         """A place the group has not seen: its cursor begins at `batch`. Known places are left alone.
@@ -172,31 +200,87 @@ class DeliveryStore(Protocol):
         outcomes: Sequence[Outcome],
         now: datetime,
         epoch: int,
+        *,
+        version: int | None = None,
     ) -> Group:
         """Close one piece of group work; returns the group as it then is.
 
         Members with fate DONE stay; their parked events are enqueued. All others leave, at `begun_at`, with their
         own copy of the whole cursor vector; nothing of theirs is parked. The group's cursor moves to `done_to`.
+
+        A member without an outcome leaves too: one that nothing matched has the outcome DONE with `accepted = 0`.
+        Several outcomes of one member are taken together, and the worst fate counts. A member whose parked rows
+        would exceed its `parked_max` leaves as `suspended`.
+
+        `members` and `version` are those of the `Group` the work began with. The version tells a member that left
+        and came back (perhaps removed and made anew) from one that was there all the time.
         """
 
     def settle_subscription(
-        self, subscription: str, place: Place, begun_at: int, done_to: int, outcome: Outcome, now: datetime, epoch: int
+        self,
+        subscription: str,
+        place: Place,
+        begun_at: int,
+        done_to: int,
+        outcome: Outcome,
+        now: datetime,
+        epoch: int,
+        *,
+        generation: int | None = None,
     ) -> None:
-        """The same for one subscription outside the group. A failed endpoint moves nothing but its backoff."""
+        """The same for one subscription outside the group. A failed endpoint moves nothing but its backoff.
+
+        One that joined the group or was removed meanwhile raises `ConflictError`; `generation`, that of the
+        subscription the work was done for, tells one that was removed and made anew.
+        """
 
     def join(self, subscription: str, epoch: int) -> bool:
         """Enter the group iff every cursor equals the group's, decided under the group's lock."""
 
     # parked deliveries
     def claim(self, now: datetime, limit: int, lease_s: float, epoch: int) -> list[Parked]:
-        """Due rows of subscriptions that are not suspended or disabled; invisible to others until the lease ends."""
+        """Due rows of subscriptions that are not suspended, disabled or backing off; at most `CLAIM_MAX`.
 
-    def delivered(self, ids: Sequence[int], epoch: int) -> None: ...
+        Invisible to others until the lease ends, or until the epoch that claimed them is old. A subscription that
+        is suspended because it has too much parked is served here: only this gets it out. With `ordered`, a row
+        waits until no earlier one of its key is parked, dead ones included.
+        """
+
+    def delivered(self, ids: Sequence[int], epoch: int) -> None:
+        """Accepted with 2xx: the rows are deleted. True even if the claim has run out meanwhile."""
 
     def reschedule(
-        self, parked: Parked, *, next_attempt_at: datetime | None, attempts: int, reason: str, status: int | None, epoch: int
+        self,
+        parked: Parked,
+        *,
+        next_attempt_at: datetime | None,
+        attempts: int,
+        reason: str,
+        status: int | None,
+        epoch: int,
     ) -> None:
-        """Back into the queue; `next_attempt_at = None` makes it `dead`: kept, and only a person moves it."""
+        """Back into the queue; `next_attempt_at = None` makes it `dead`: kept, and only a person moves it.
+
+        Does nothing when the claim ran out and somebody else has the row now.
+        """
 
     def parked_counts(self) -> dict[str, dict[str, int]]:
         """Per subscription: waiting, dead."""
+
+    def parked(self, subscription: str | None = None, *, after_id: int = 0, limit: int = 100) -> list[ParkedRow]:
+        """Parked rows by id, waiting and dead, page by page; at most `CLAIM_MAX`."""
+
+    def held_keys(self) -> dict[str, frozenset[tuple[Place, str]]]:
+        """Per ordered subscription: keys with something parked. Their next events are parked behind it."""
+
+    def release(self, ids: Sequence[int], now: datetime, epoch: int) -> int:
+        """A person wants these tried again now, dead or not. Returns how many there were."""
+
+    def drop(self, ids: Sequence[int], epoch: int) -> int:
+        """A person gives these up; counted as `dropped`. Returns how many there were."""
+
+    def expire(self, subscription: str, before: datetime, now: datetime, epoch: int) -> int:
+        """Remove rows parked before then; counted as `expired`. Rows being delivered just now are left alone."""
+
+    def counted(self, name: str) -> dict[str, int]:
+        """A durable count per subscription: `expired` or `dropped`."""

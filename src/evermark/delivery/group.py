@@ -1,0 +1,392 @@
+"""What becomes of the live group and its members. Pure: every store carries out what is decided here.
+
+The rule behind all of it: a cursor passes an event only when it was accepted, parked, not matched, or expired and
+counted. Whoever cannot show that leaves the group and keeps the cursor the work began at.
+
+| state     | set by                                                              | left by                          |
+|-----------|---------------------------------------------------------------------|----------------------------------|
+| live      | `join`; `register` of one that starts now                           | any fate but DONE; a person      |
+| behind    | leaving the group; `register` of one that starts earlier; `resume`; | `join`; failures; a person       |
+|           | a suspended one that succeeds                                       |                                  |
+| suspended | 10 endpoint failures in a row; too much parked; a person            | a success; a person              |
+| disabled  | 410                                                                 | a new url; a person              |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from evermark.delivery.base import (
+    CursorVector,
+    Fate,
+    Group,
+    MadeBy,
+    Outcome,
+    ParkedEvent,
+    Place,
+    Subscription,
+    SubscriptionSpec,
+    SubscriptionState,
+)
+from evermark.delivery.retry import ENDPOINT_BACKOFF_S_MAX, endpoint_backoff_s, next_attempt, should_suspend
+from evermark.errors import ConfigError, ConflictError
+
+Jitter = Callable[[], float]
+
+REASON_CHARS_MAX = 500
+NAME_CHARS_MAX = 200
+
+_WORST_FIRST = (Fate.GONE, Fate.ENDPOINT_FAILED, Fate.UNFINISHED, Fate.DONE)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What the decisions need to know of a subscription."""
+
+    name: str
+    state: SubscriptionState
+    reason: str = ""
+    failures: int = 0
+    next_attempt_at: datetime | None = None
+    parked_max: int = 10_000
+    joined_version: int = 0  # the group's version when it last joined
+    generation: int = 0  # tells it from a later subscription of the same name
+
+    @property
+    def is_member(self) -> bool:
+        return self.state is SubscriptionState.LIVE
+
+    @property
+    def is_paused(self) -> bool:
+        return self.state is SubscriptionState.SUSPENDED and self.next_attempt_at is None
+
+
+@dataclass(frozen=True)
+class Work:
+    """One piece of work of the group on one place: its batches after `begun_at` up to and with `done_to`."""
+
+    place: Place
+    begun_at: int
+    done_to: int
+    members: frozenset[str]
+    version: int | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one outcome makes of one subscription. `passes`: its cursor may move over the work."""
+
+    standing: Standing
+    passes: bool
+    parked: tuple[ParkedEvent, ...] = ()
+    expired: int = 0
+
+
+@dataclass(frozen=True)
+class Departure:
+    """A subscription outside the group, and the cursors it stands at."""
+
+    standing: Standing
+    cursors: CursorVector
+
+
+@dataclass(frozen=True)
+class Settlement:
+    group: Group
+    stayed: tuple[Standing, ...]  # only those whose record changed
+    departures: tuple[Departure, ...]
+    parked: Mapping[str, tuple[ParkedEvent, ...]]
+    expired: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Registration:
+    group: Group
+    kept: Mapping[str, tuple[SubscriptionSpec, Standing]]
+    added: Mapping[str, tuple[SubscriptionSpec, Standing]]
+    begun: Mapping[str, CursorVector]  # of those added that do not join the group
+    removed: frozenset[str]
+
+
+def is_due(subscription: Subscription, now: datetime) -> bool:
+    """Whether the follower may work for a subscription now."""
+    if subscription.state is SubscriptionState.BEHIND:
+        return subscription.next_attempt_at is None or subscription.next_attempt_at <= now
+    if subscription.state is SubscriptionState.SUSPENDED:
+        return subscription.next_attempt_at is not None and subscription.next_attempt_at <= now
+    return False
+
+
+def drains(standing: Standing, now: datetime) -> bool:
+    """Whether the parked rows of a subscription may be tried now.
+
+    One suspended without a failure has too much parked: its endpoint works, and only draining gets it out.
+    """
+    if standing.state is SubscriptionState.SUSPENDED:
+        return standing.failures == 0 and standing.next_attempt_at is not None
+    if standing.state is SubscriptionState.DISABLED:
+        return False
+    return standing.next_attempt_at is None or standing.next_attempt_at <= now
+
+
+def subscription_after_failure(
+    standing: Standing, retry_after_s: float | None, reason: str, now: datetime, jitter: float
+) -> Standing:
+    """After a failure of the endpoint: out of the group, one more failure, and not before its backoff is over."""
+    failures = standing.failures + 1
+    suspended = standing.state is SubscriptionState.SUSPENDED or should_suspend(failures)
+    return replace(
+        standing,
+        state=SubscriptionState.SUSPENDED if suspended else SubscriptionState.BEHIND,
+        reason=reason,
+        failures=failures,
+        next_attempt_at=now + timedelta(seconds=endpoint_backoff_s(failures, jitter, retry_after_s)),
+    )
+
+
+def merged(outcomes: Iterable[Outcome]) -> dict[str, Outcome]:
+    """One outcome per subscription: a hot one may have been split over several tasks. The worst fate counts."""
+    found: dict[str, Outcome] = {}
+    for outcome in outcomes:
+        other = found.get(outcome.subscription)
+        found[outcome.subscription] = outcome if other is None else _together(other, outcome)
+    return found
+
+
+def after_outcome(standing: Standing, outcome: Outcome, parked_now: int, now: datetime, jitter: Jitter) -> Step:
+    """What one outcome makes of one subscription, whether in the group or behind."""
+    untouchable = standing.is_paused or standing.state is SubscriptionState.DISABLED
+    reason = shortened(outcome.reason)
+    if outcome.fate is Fate.DONE:
+        return _after_done(standing, outcome, parked_now, now, jitter)
+    if outcome.fate is Fate.GONE:
+        gone = replace(
+            standing,
+            state=SubscriptionState.DISABLED,
+            reason=reason or "the receiver says it is gone",
+            next_attempt_at=None,
+        )
+        return Step(gone, passes=False)
+    if untouchable:
+        return Step(standing, passes=False)
+    if outcome.fate is Fate.ENDPOINT_FAILED:
+        failed = subscription_after_failure(
+            standing, outcome.retry_after_s, reason or "the receiver did not answer", now, jitter()
+        )
+        return Step(failed, passes=False)
+    return Step(_outside(standing, reason or "slower than the live group"), passes=False)
+
+
+def settle(
+    group: Group,
+    work: Work,
+    outcomes: Sequence[Outcome],
+    standings: Mapping[str, Standing],
+    parked_now: Mapping[str, int],
+    now: datetime,
+    jitter: Jitter,
+) -> Settlement:
+    """Close one piece of group work. `standings` holds every member of `group`."""
+    require_cursor("the live group", work.place, group.cursors.get(work.place), work.begun_at, work.done_to)
+    by_name = merged(outcomes)
+    stayed, departures = [], []
+    parked: dict[str, tuple[ParkedEvent, ...]] = {}
+    expired: dict[str, int] = {}
+    for name in sorted(group.members):
+        standing = standings[name]
+        if name not in work.members or (work.version is not None and standing.joined_version > work.version):
+            # Joined meanwhile, so it did not get these events, whatever an outcome of its former self says.
+            departures.append(Departure(_outside(standing, "joined while a batch was under way"), group.cursors))
+            continue
+        outcome = by_name.get(name, Outcome(name, Fate.UNFINISHED))
+        step = after_outcome(standing, outcome, parked_now.get(name, 0), now, jitter)
+        if not step.passes:
+            departures.append(Departure(step.standing, group.cursors))
+            continue
+        if step.standing != standing:
+            stayed.append(step.standing)
+        if step.parked:
+            parked[name] = step.parked
+        if step.expired:
+            expired[name] = step.expired
+    left = frozenset(d.standing.name for d in departures)
+    after = Group(
+        version=group.version + 1 if left else group.version,
+        members=group.members - left,
+        cursors={**group.cursors, work.place: work.done_to},
+    )
+    return Settlement(after, tuple(stayed), tuple(departures), parked, expired)
+
+
+def may_join(standing: Standing, cursors: CursorVector, group: Group) -> bool:
+    return standing.state is SubscriptionState.BEHIND and dict(cursors) == dict(group.cursors)
+
+
+def joined(standing: Standing, group: Group) -> tuple[Standing, Group]:
+    version = group.version + 1
+    member = replace(standing, state=SubscriptionState.LIVE, reason="", joined_version=version)
+    return member, replace(group, version=version, members=group.members | {standing.name})
+
+
+def paused(standing: Standing, reason: str) -> Standing:
+    return replace(
+        standing,
+        state=SubscriptionState.SUSPENDED,
+        reason=shortened(reason) or "paused by a person",
+        next_attempt_at=None,
+    )
+
+
+def resumed(standing: Standing) -> Standing:
+    if standing.state not in (SubscriptionState.SUSPENDED, SubscriptionState.DISABLED):
+        return standing
+    return _clean(replace(standing, state=SubscriptionState.BEHIND))
+
+
+def registered(
+    specs: Sequence[SubscriptionSpec],
+    made_by: MadeBy,
+    starts: Mapping[str, CursorVector],
+    known: Mapping[str, tuple[SubscriptionSpec, Standing]],
+    group: Group,
+) -> Registration:
+    """Make the subscriptions of one origin be exactly `specs`."""
+    _require_names(specs, made_by, known)
+    named = {spec.name: replace(spec, made_by=made_by) for spec in specs}
+    kept: dict[str, tuple[SubscriptionSpec, Standing]] = {}
+    added: dict[str, tuple[SubscriptionSpec, Standing]] = {}
+    begun: dict[str, CursorVector] = {}
+    removed = frozenset(n for n, (spec, _) in known.items() if spec.made_by is made_by and n not in named)
+    joining = frozenset(name for name in named if name not in known and name not in starts)
+    members = (group.members - removed) | joining
+    version = group.version + 1 if members != group.members else group.version
+    for name, spec in named.items():
+        if name in known:
+            kept[name] = (spec, _with_spec(known[name][1], known[name][0], spec))
+        elif name in joining:
+            member = Standing(name, SubscriptionState.LIVE, parked_max=spec.parked_max, joined_version=version)
+            added[name] = (spec, member)
+        else:
+            added[name] = (spec, Standing(name, SubscriptionState.BEHIND, parked_max=spec.parked_max))
+            # A place that nobody gave a start for is backlog from its beginning: rather twice than never.
+            begun[name] = {**dict.fromkeys(group.cursors, 0), **starts[name]}
+    return Registration(Group(version, members, group.cursors), kept, added, begun, removed)
+
+
+def first_attempt_at(event: ParkedEvent, now: datetime, jitter: float) -> datetime:
+    return now + timedelta(seconds=next_attempt(1, event.retry_after_s, jitter) or 0.0)
+
+
+def attempts_made(event: ParkedEvent) -> int:
+    """An event that was parked without an answer (too large, or held behind its key) was not sent yet."""
+    return 0 if event.status is None else 1
+
+
+def require_cursor(who: str, place: Place, stored: int | None, begun_at: int, done_to: int) -> None:
+    """The compare of compare-and-set."""
+    where = f"cursor of {who} at {place.source}/{place.partition}"
+    if stored != begun_at:
+        raise ConflictError(
+            f"{where} is at batch {stored}, and the work began at {begun_at}",
+            hint="somebody else did this work meanwhile; it is not repeated",
+        )
+    if done_to <= begun_at:
+        raise ConflictError(f"{where} would go from batch {begun_at} to {done_to}", hint="a cursor only goes forward")
+
+
+def require_outside(name: str, standing: Standing | None, generation: int | None) -> Standing:
+    """The subscription that work was done for, if it is still there, the same one, and outside the group."""
+    if standing is None or standing.is_member or generation not in (None, standing.generation):
+        raise ConflictError(
+            f"subscription {name!r} joined the live group, was removed or made anew while work was done for it",
+            hint="nothing is lost: what is there now gets what it has not got",
+        )
+    return standing
+
+
+def shortened(reason: str) -> str:
+    return reason if len(reason) <= REASON_CHARS_MAX else reason[: REASON_CHARS_MAX - 1] + "…"
+
+
+def _together(a: Outcome, b: Outcome) -> Outcome:
+    worst = min(a, b, key=lambda outcome: _WORST_FIRST.index(outcome.fate))
+    waits = [o.retry_after_s for o in (a, b) if o.retry_after_s is not None]
+    return replace(
+        worst,
+        accepted=a.accepted + b.accepted,
+        parked=a.parked + b.parked,
+        expired=a.expired + b.expired,
+        retry_after_s=max(waits, default=None),
+    )
+
+
+def _after_done(standing: Standing, outcome: Outcome, parked_now: int, now: datetime, jitter: Jitter) -> Step:
+    if outcome.parked and parked_now + len(outcome.parked) > standing.parked_max:
+        if standing.is_paused or standing.state is SubscriptionState.DISABLED:
+            return Step(standing, passes=False)
+        full = replace(
+            standing,
+            state=SubscriptionState.SUSPENDED,
+            reason=f"{parked_now} deliveries are parked, and {len(outcome.parked)} more would exceed "
+            f"parked_max = {standing.parked_max}",
+            failures=0,
+            next_attempt_at=now + timedelta(seconds=ENDPOINT_BACKOFF_S_MAX * (1 + jitter())),
+        )
+        return Step(full, passes=False)
+    after = standing
+    answered = outcome.accepted > 0 or any(event.status is not None for event in outcome.parked)
+    if standing.state is SubscriptionState.SUSPENDED and not standing.is_paused:
+        # Work without a single answer says nothing about an endpoint that failed.
+        if answered or standing.failures == 0:
+            after = _clean(replace(standing, state=SubscriptionState.BEHIND))
+    elif answered and standing.state in (SubscriptionState.LIVE, SubscriptionState.BEHIND):
+        after = _clean(standing)
+    ordered = tuple(sorted(outcome.parked, key=lambda e: (e.place, e.batch, e.position)))
+    return Step(after, passes=True, parked=ordered, expired=outcome.expired)
+
+
+def _clean(standing: Standing) -> Standing:
+    if not (standing.reason or standing.failures or standing.next_attempt_at):
+        return standing  # nearly everybody, nearly always
+    return replace(standing, reason="", failures=0, next_attempt_at=None)
+
+
+def _outside(standing: Standing, reason: str) -> Standing:
+    if not standing.is_member:
+        return standing
+    return replace(standing, state=SubscriptionState.BEHIND, reason=reason)
+
+
+def _with_spec(standing: Standing, old: SubscriptionSpec, new: SubscriptionSpec) -> Standing:
+    standing = replace(standing, parked_max=new.parked_max)
+    if new.url == old.url or standing.is_paused:
+        return standing
+    # What we know of the old address says nothing about the new one.
+    state = SubscriptionState.LIVE if standing.is_member else SubscriptionState.BEHIND
+    return _clean(replace(standing, state=state))
+
+
+def _require_names(
+    specs: Sequence[SubscriptionSpec],
+    made_by: MadeBy,
+    known: Mapping[str, tuple[SubscriptionSpec, Standing]],
+) -> None:
+    seen: set[str] = set()
+    for spec in specs:
+        if not spec.name or len(spec.name) > NAME_CHARS_MAX:
+            raise ConfigError(
+                f"subscription {spec.name[:80]!r}: not a usable name", hint=f"use 1 to {NAME_CHARS_MAX} characters"
+            )
+        if any("\x00" in text for text in (spec.name, spec.url, spec.where or "", *spec.streams)):
+            raise ConfigError(f"subscription {spec.name[:80]!r} holds the character NUL", hint="remove it")
+        if spec.name in seen:
+            raise ConfigError(f"subscription {spec.name!r} is named twice", hint="give each its own name")
+        seen.add(spec.name)
+        owner = known[spec.name][0].made_by if spec.name in known else made_by
+        if owner is not made_by:
+            raise ConfigError(
+                f"subscription {spec.name!r} was already made by {owner}",
+                hint=f"choose another name, or remove the one made by {owner}",
+            )

@@ -1,0 +1,108 @@
+"""The live group at work: fresh batches handed over by ingest, and what was left behind.
+
+The hand-over is an optimisation. It happens only when the group stands exactly before the fresh batch and nobody else
+is working for the group; whatever it leaves belongs to the follower.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from itertools import pairwise
+
+from evermark import failpoint
+from evermark.delivery.base import DeliveryStore, Fate, Outcome, Place
+from evermark.delivery.work import Delivered, Deliverer, Manner, Span
+
+# More than this in one batch would hold ingest up: the follower takes it.
+HANDOVER_ROWS_MAX = 2_000
+HANDOVER_BUDGET_S = 2.0
+HANDOVER_WAIT_S = 1.0
+HANDOVER_BATCHES_MAX = 32
+
+
+class LiveGroup:
+    """One per process that holds the `deliver` lease. `lock` is held while somebody works for the group."""
+
+    def __init__(
+        self,
+        store: DeliveryStore,
+        deliverer: Deliverer,
+        epoch: int,
+        clock: Callable[[], datetime],
+        on_delivered: Callable[[Place, list[Delivered]], None] = lambda _place, _results: None,
+    ) -> None:
+        self._store = store
+        self._deliverer = deliverer
+        self._epoch = epoch
+        self._clock = clock
+        self._on_delivered = on_delivered
+        self.lock = threading.Lock()
+        self._fresh: dict[Place, deque[Span]] = {}
+
+    def hand_over(self, span: Span) -> bool:
+        """Deliver a fresh batch, with the few before it that were left; False leaves it to the follower.
+
+        A group that is a little behind is caught up here and not by the follower: two that take turns, each a batch
+        too late for the other, would stay behind for ever.
+        """
+        fresh = self._fresh.setdefault(span.place, deque(maxlen=HANDOVER_BATCHES_MAX))
+        fresh.append(span)
+        if span.rows > HANDOVER_ROWS_MAX or not self.lock.acquire(timeout=HANDOVER_WAIT_S):
+            return False
+        try:
+            whole = together(fresh, self._store.group().cursors.get(span.place))
+            if whole is None or whole.rows > HANDOVER_ROWS_MAX:
+                return False
+            return self.work(whole, budget_s=HANDOVER_BUDGET_S)
+        finally:
+            self.lock.release()
+
+    def work(self, span: Span, *, budget_s: float | None) -> bool:
+        """Deliver a span to everybody in the group and settle it; False if the group is not exactly before it.
+
+        The caller holds `lock`. Members and cursor come from one look: whoever joined after the span is not sent it.
+        """
+        group = self._store.group()
+        if group.cursors.get(span.place) != span.after:
+            return False
+        known = self._store.subscriptions()
+        members = frozenset(name for name in group.members if name in known)
+        specs = [known[name].spec for name in sorted(members)]
+        held = self._store.held_keys() if any(spec.ordered for spec in specs) else {}
+        results = self._deliverer.deliver(span, specs, Manner(budget_s=budget_s, held=held)) if specs else []
+        failpoint.hit("settle.begun")
+        self._store.settle_group(
+            span.place,
+            span.after,
+            span.to,
+            members,
+            [group_outcome(result) for result in results],
+            self._clock(),
+            self._epoch,
+            version=group.version,
+        )
+        failpoint.hit("settle.done")
+        self._on_delivered(span.place, results)
+        return True
+
+
+def together(fresh: Sequence[Span], after: int | None) -> Span | None:
+    """The fresh batches after `after` as one span; None when one of them is no longer known."""
+    wanted = [span for span in fresh if after is not None and span.after >= after]
+    if not wanted or wanted[0].after != after:
+        return None
+    if any(one.to != other.after for one, other in pairwise(wanted)):
+        return None
+    paths = tuple(path for span in wanted for path in span.paths)
+    return Span(wanted[0].place, wanted[0].after, wanted[-1].to, paths, sum(s.rows for s in wanted), exact=True)
+
+
+def group_outcome(result: Delivered) -> Outcome:
+    """A member that did not finish leaves at the span's beginning, so nothing of it may be parked: it comes again."""
+    outcome = result.outcome
+    if outcome.fate is Fate.DONE:
+        return outcome
+    return Outcome(outcome.subscription, outcome.fate, outcome.accepted, (), outcome.reason, outcome.retry_after_s)

@@ -1,0 +1,325 @@
+"""The delivery store in this process: for tests and simulations. Shipped, and held to the same contract."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from evermark.cluster.fence import DELIVER_LEASE
+from evermark.cluster.memory import MemoryLeases
+from evermark.delivery import group as decide
+from evermark.delivery.base import (
+    CLAIM_MAX,
+    CursorVector,
+    Group,
+    MadeBy,
+    Outcome,
+    Parked,
+    ParkedEvent,
+    ParkedRow,
+    Place,
+    Subscription,
+    SubscriptionSpec,
+)
+from evermark.delivery.group import Jitter, Standing, Work
+from evermark.errors import NotFoundError
+
+
+@dataclass(frozen=True)
+class _Row:
+    id: int
+    subscription: str
+    event: ParkedEvent
+    attempts: int
+    next_attempt_at: datetime | None
+    created_at: datetime
+    claimed_until: datetime | None = None
+    claim_epoch: int = 0
+
+    def is_free(self, now: datetime, epoch: int) -> bool:
+        return self.claimed_until is None or self.claimed_until <= now or self.claim_epoch < epoch
+
+
+class MemoryDelivery:
+    """A `DeliveryStore`, fenced by `leases`."""
+
+    def __init__(self, leases: MemoryLeases, lease: str = DELIVER_LEASE, jitter: Jitter = random.random) -> None:
+        self._leases = leases
+        self._lease = lease
+        self._jitter = jitter
+        self._lock = threading.RLock()
+        self._known: dict[str, tuple[SubscriptionSpec, Standing]] = {}
+        self._group = Group(0, frozenset(), {})
+        self._cursors: dict[str, dict[Place, int]] = {}
+        self._rows: dict[int, _Row] = {}
+        self._id = 0
+        self._generation = 0
+        self._counted: dict[str, Counter[str]] = defaultdict(Counter)
+
+    def register(
+        self, specs: Sequence[SubscriptionSpec], made_by: MadeBy, starts: Mapping[str, CursorVector], epoch: int
+    ) -> None:
+        with self._fenced(epoch):
+            plan = decide.registered(specs, made_by, starts, self._known, self._group)
+            for name in plan.removed:
+                del self._known[name]
+                self._cursors.pop(name, None)
+            self._rows = {i: row for i, row in self._rows.items() if row.subscription not in plan.removed}
+            self._known.update(plan.kept)
+            for name, (spec, standing) in plan.added.items():
+                self._generation += 1
+                self._known[name] = (spec, replace(standing, generation=self._generation))
+            self._cursors.update({name: dict(vector) for name, vector in plan.begun.items()})
+            self._group = plan.group
+
+    def subscriptions(self) -> dict[str, Subscription]:
+        with self._lock:
+            return {
+                name: Subscription(spec, s.state, s.reason, s.failures, s.next_attempt_at, s.generation)
+                for name, (spec, s) in sorted(self._known.items())
+            }
+
+    def suspend(self, subscription: str, reason: str, epoch: int) -> None:
+        with self._fenced(epoch):
+            standing = self._standing(subscription)
+            self._set_standing(decide.paused(standing, reason))
+            if standing.is_member:
+                self._cursors[subscription] = dict(self._group.cursors)
+                members = self._group.members - {subscription}
+                self._group = replace(self._group, version=self._group.version + 1, members=members)
+
+    def resume(self, subscription: str, epoch: int) -> None:
+        with self._fenced(epoch):
+            self._set_standing(decide.resumed(self._standing(subscription)))
+
+    def group(self) -> Group:
+        with self._lock:
+            return self._group
+
+    def cursors(self, subscription: str) -> CursorVector:
+        with self._lock:
+            return dict(self._cursors.get(subscription, {}))
+
+    def cursors_outside(self) -> dict[str, CursorVector]:
+        with self._lock:
+            return {n: self.cursors(n) for n, (_, s) in sorted(self._known.items()) if not s.is_member}
+
+    def open_place(self, place: Place, batch: int, epoch: int) -> None:
+        with self._fenced(epoch):
+            self._group = replace(self._group, cursors={place: batch, **self._group.cursors})
+            for name in self.cursors_outside():
+                self._cursors.setdefault(name, {}).setdefault(place, 0)
+
+    def settle_group(
+        self,
+        place: Place,
+        begun_at: int,
+        done_to: int,
+        members: frozenset[str],
+        outcomes: Sequence[Outcome],
+        now: datetime,
+        epoch: int,
+        *,
+        version: int | None = None,
+    ) -> Group:
+        work = Work(place, begun_at, done_to, members, version)
+        with self._fenced(epoch):
+            standings = {name: self._standing(name) for name in self._group.members}
+            counts = Counter(row.subscription for row in self._rows.values())
+            settled = decide.settle(self._group, work, outcomes, standings, counts, now, self._jitter)
+            for standing in settled.stayed:
+                self._set_standing(standing)
+            for departure in settled.departures:
+                self._set_standing(departure.standing)
+                self._cursors[departure.standing.name] = dict(departure.cursors)
+            for name, events in settled.parked.items():
+                self._park(name, events, now)
+            self._counted["expired"].update(settled.expired)
+            self._group = settled.group
+            return settled.group
+
+    def settle_subscription(
+        self,
+        subscription: str,
+        place: Place,
+        begun_at: int,
+        done_to: int,
+        outcome: Outcome,
+        now: datetime,
+        epoch: int,
+        *,
+        generation: int | None = None,
+    ) -> None:
+        with self._fenced(epoch):
+            known = self._known.get(subscription)
+            standing = decide.require_outside(subscription, known[1] if known else None, generation)
+            cursors = self._cursors.get(subscription, {})
+            decide.require_cursor(repr(subscription), place, cursors.get(place), begun_at, done_to)
+            parked_now = sum(row.subscription == subscription for row in self._rows.values())
+            step = decide.after_outcome(standing, outcome, parked_now, now, self._jitter)
+            self._set_standing(step.standing)
+            if step.passes:
+                cursors[place] = done_to
+                self._park(subscription, step.parked, now)
+                self._counted["expired"][subscription] += step.expired
+
+    def join(self, subscription: str, epoch: int) -> bool:
+        with self._fenced(epoch):
+            if subscription not in self._known:
+                return False
+            if subscription in self._group.members:
+                return True
+            standing = self._standing(subscription)
+            if not decide.may_join(standing, self._cursors.get(subscription, {}), self._group):
+                return False
+            member, self._group = decide.joined(standing, self._group)
+            self._set_standing(member)
+            self._cursors.pop(subscription, None)
+            return True
+
+    def claim(self, now: datetime, limit: int, lease_s: float, epoch: int) -> list[Parked]:
+        with self._fenced(epoch):
+            due = sorted(
+                (row.next_attempt_at, row.id)
+                for row in self._rows.values()
+                if row.next_attempt_at is not None
+                and row.next_attempt_at <= now
+                and row.is_free(now, epoch)
+                and decide.drains(self._standing(row.subscription), now)
+                and not self._is_held(row)
+            )[: max(0, min(limit, CLAIM_MAX))]
+            until = now + timedelta(seconds=lease_s)
+            claimed = []
+            for row_id in sorted(row_id for _, row_id in due):
+                row = replace(self._rows[row_id], claimed_until=until, claim_epoch=epoch)
+                self._rows[row_id] = row
+                event = replace(row.event, retry_after_s=None)
+                claimed.append(Parked(row.id, row.subscription, event, row.attempts, until))
+            return claimed
+
+    def delivered(self, ids: Sequence[int], epoch: int) -> None:
+        with self._fenced(epoch):
+            for row_id in ids:
+                self._rows.pop(row_id, None)
+
+    def reschedule(
+        self,
+        parked: Parked,
+        *,
+        next_attempt_at: datetime | None,
+        attempts: int,
+        reason: str,
+        status: int | None,
+        epoch: int,
+    ) -> None:
+        with self._fenced(epoch):
+            row = self._rows.get(parked.id)
+            if row is None or (row.claimed_until, row.claim_epoch) != (parked.claimed_until, epoch):
+                return
+            event = replace(row.event, reason=decide.shortened(reason), status=status)
+            self._rows[row.id] = _Row(row.id, row.subscription, event, attempts, next_attempt_at, row.created_at)
+
+    def parked_counts(self) -> dict[str, dict[str, int]]:
+        with self._lock:
+            counts: dict[str, dict[str, int]] = {}
+            for row in self._rows.values():
+                of = counts.setdefault(row.subscription, {"waiting": 0, "dead": 0})
+                of["dead" if row.next_attempt_at is None else "waiting"] += 1
+            return counts
+
+    def parked(self, subscription: str | None = None, *, after_id: int = 0, limit: int = 100) -> list[ParkedRow]:
+        with self._lock:
+            rows = [
+                row
+                for row_id, row in sorted(self._rows.items())
+                if row_id > after_id and subscription in (None, row.subscription)
+            ]
+        return [
+            ParkedRow(
+                r.id, r.subscription, replace(r.event, retry_after_s=None), r.attempts, r.next_attempt_at, r.created_at
+            )
+            for r in rows[: max(0, min(limit, CLAIM_MAX))]
+        ]
+
+    def held_keys(self) -> dict[str, frozenset[tuple[Place, str]]]:
+        held: dict[str, set[tuple[Place, str]]] = defaultdict(set)
+        with self._lock:
+            for row in self._rows.values():
+                if row.event.key is not None and self._known[row.subscription][0].ordered:
+                    held[row.subscription].add((row.event.place, row.event.key))
+        return {name: frozenset(keys) for name, keys in held.items()}
+
+    def release(self, ids: Sequence[int], now: datetime, epoch: int) -> int:
+        with self._fenced(epoch):
+            there = [row_id for row_id in set(ids) if row_id in self._rows]
+            for row_id in there:
+                self._rows[row_id] = replace(self._rows[row_id], next_attempt_at=now)
+            return len(there)
+
+    def drop(self, ids: Sequence[int], epoch: int) -> int:
+        with self._fenced(epoch):
+            dropped = [self._rows.pop(row_id) for row_id in set(ids) if row_id in self._rows]
+            self._counted["dropped"].update(row.subscription for row in dropped)
+            return len(dropped)
+
+    def expire(self, subscription: str, before: datetime, now: datetime, epoch: int) -> int:
+        with self._fenced(epoch):
+            old = [
+                row.id
+                for row in self._rows.values()
+                if row.subscription == subscription and row.created_at < before and row.is_free(now, epoch)
+            ]
+            for row_id in old:
+                del self._rows[row_id]
+            self._counted["expired"][subscription] += len(old)
+            return len(old)
+
+    def counted(self, name: str) -> dict[str, int]:
+        with self._lock:
+            return {label: number for label, number in self._counted[name].items() if number}
+
+    @contextmanager
+    def _fenced(self, epoch: int) -> Iterator[None]:
+        with self._lock:
+            self._leases.fence(self._lease, epoch)
+            yield
+
+    def _standing(self, name: str) -> Standing:
+        if name not in self._known:
+            raise NotFoundError(
+                f"no subscription is called {name[:80]!r}", hint="`evermark subscription list` shows those there are"
+            )
+        return self._known[name][1]
+
+    def _set_standing(self, standing: Standing) -> None:
+        self._known[standing.name] = (self._known[standing.name][0], standing)
+
+    def _park(self, subscription: str, events: Sequence[ParkedEvent], now: datetime) -> None:
+        known = {row.event.event_id for row in self._rows.values() if row.subscription == subscription}
+        for event in events:
+            if event.event_id in known:
+                continue
+            self._id += 1
+            self._rows[self._id] = _Row(
+                id=self._id,
+                subscription=subscription,
+                event=replace(event, reason=decide.shortened(event.reason)),
+                attempts=decide.attempts_made(event),
+                next_attempt_at=decide.first_attempt_at(event, now, self._jitter()),
+                created_at=now,
+            )
+            known.add(event.event_id)
+
+    def _is_held(self, row: _Row) -> bool:
+        if row.event.key is None or not self._known[row.subscription][0].ordered:
+            return False
+        mine = (row.subscription, row.event.place, row.event.key)
+        return any(
+            other.id < row.id and (other.subscription, other.event.place, other.event.key) == mine
+            for other in self._rows.values()
+        )

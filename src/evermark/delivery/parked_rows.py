@@ -1,0 +1,153 @@
+"""Parked deliveries in State: the table `enqueued_messages`. A row goes only when its event was taken or given up."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from evermark.cluster.fence import DELIVER_LEASE, fence
+from evermark.delivery import queries
+from evermark.delivery.base import CLAIM_MAX, Parked, ParkedEvent, ParkedRow, Place
+from evermark.delivery.group import Jitter, attempts_made, first_attempt_at, shortened
+from evermark.state import counters
+from evermark.state.connection import Connection, State
+
+
+class PostgresParkedRows:
+    """The half of the delivery store that keeps parked deliveries."""
+
+    def __init__(self, state: State, jitter: Jitter, lease: str = DELIVER_LEASE) -> None:
+        self._state = state
+        self._jitter = jitter
+        self._lease = lease
+
+    def claim(self, now: datetime, limit: int, lease_s: float, epoch: int) -> list[Parked]:
+        given = {
+            "lease": self._lease,
+            "now": now,
+            "epoch": epoch,
+            "limit": max(0, min(limit, CLAIM_MAX)),
+            "claimed_until": now + timedelta(seconds=lease_s),
+        }
+        with self._state.connection() as conn:
+            if conn.execute(queries.IS_ANY_DUE, given).fetchone() == (True, False):
+                return []
+            with conn.transaction():
+                fence(conn, self._lease, epoch)
+                rows = conn.execute(queries.CLAIM, given).fetchall()
+        claimed = []
+        for row_id, claimed_until, *rest in sorted(rows):
+            subscription, event, attempts = _parked(rest)
+            claimed.append(Parked(row_id, subscription, event, attempts, claimed_until))
+        return claimed
+
+    def delivered(self, ids: Sequence[int], epoch: int) -> None:
+        with self._state.transaction() as conn:
+            fence(conn, self._lease, epoch)
+            conn.execute(queries.DELIVERED, (sorted(ids),))
+
+    def reschedule(
+        self,
+        parked: Parked,
+        *,
+        next_attempt_at: datetime | None,
+        attempts: int,
+        reason: str,
+        status: int | None,
+        epoch: int,
+    ) -> None:
+        said = storable(shortened(reason))
+        with self._state.transaction() as conn:
+            fence(conn, self._lease, epoch)
+            conn.execute(
+                queries.RESCHEDULE, (next_attempt_at, attempts, said, status, parked.id, parked.claimed_until, epoch)
+            )
+
+    def parked_counts(self) -> dict[str, dict[str, int]]:
+        with self._state.connection() as conn:
+            rows = conn.execute(queries.PARKED_COUNTS).fetchall()
+        return {name: {"waiting": waiting, "dead": dead} for name, waiting, dead in rows}
+
+    def parked(self, subscription: str | None = None, *, after_id: int = 0, limit: int = 100) -> list[ParkedRow]:
+        given = {"subscription": subscription, "after_id": after_id, "limit": max(0, min(limit, CLAIM_MAX))}
+        with self._state.connection() as conn:
+            rows = conn.execute(queries.PARKED_ROWS, given).fetchall()
+        found = []
+        for row_id, next_attempt_at, created_at, *rest in rows:
+            name, event, attempts = _parked(rest)
+            found.append(ParkedRow(row_id, name, event, attempts, next_attempt_at, created_at))
+        return found
+
+    def held_keys(self) -> dict[str, frozenset[tuple[Place, str]]]:
+        held: dict[str, set[tuple[Place, str]]] = defaultdict(set)
+        with self._state.connection() as conn:
+            for subscription, source, partition, key in conn.execute(queries.HELD_KEYS):
+                held[subscription].add((Place(source, partition), key))
+        return {subscription: frozenset(keys) for subscription, keys in held.items()}
+
+    def release(self, ids: Sequence[int], now: datetime, epoch: int) -> int:
+        with self._state.transaction() as conn:
+            fence(conn, self._lease, epoch)
+            return conn.execute(queries.RELEASE, {"now": now, "ids": sorted(ids)}).rowcount
+
+    def drop(self, ids: Sequence[int], epoch: int) -> int:
+        with self._state.transaction() as conn:
+            fence(conn, self._lease, epoch)
+            dropped: dict[str, int] = dict(conn.execute(queries.DROP, (sorted(ids),)).fetchall())
+            counters.count(conn, "dropped", dropped)
+        return sum(dropped.values())
+
+    def expire(self, subscription: str, before: datetime, now: datetime, epoch: int) -> int:
+        given = {"subscription": subscription, "before": before, "now": now, "epoch": epoch}
+        with self._state.transaction() as conn:
+            fence(conn, self._lease, epoch)
+            expired = conn.execute(queries.EXPIRE, given).rowcount
+            counters.count(conn, "expired", {subscription: expired})
+        return expired
+
+    def counted(self, name: str) -> dict[str, int]:
+        return counters.read(self._state, name)
+
+    def _park(self, conn: Connection, parked: Mapping[str, Sequence[ParkedEvent]], now: datetime) -> None:
+        rows = [
+            (
+                name,
+                storable(event.event_id),
+                event.place.source,
+                event.place.partition,
+                event.batch,
+                event.position,
+                None if event.key is None else storable(event.key),
+                storable(event.event),
+                storable(shortened(event.reason)),
+                event.status,
+                attempts_made(event),
+                first_attempt_at(event, now, self._jitter()),
+            )
+            for name in sorted(parked)
+            for event in parked[name]
+        ]
+        if rows:
+            conn.execute(queries.PARK, (now, *map(list, zip(*rows, strict=True))))
+
+
+def storable(text: str) -> str:
+    """Postgres keeps neither the character NUL nor half a surrogate pair; a receiver's answer may hold both."""
+    return text.encode("utf-8", "replace").decode().replace("\x00", "\ufffd")
+
+
+def _parked(row: Sequence[Any]) -> tuple[str, ParkedEvent, int]:
+    subscription, event_id, source, partition, batch, position, key, event, reason, status, attempts = row
+    parked = ParkedEvent(
+        event_id=event_id,
+        place=Place(source, partition),
+        batch=batch,
+        position=position,
+        key=key,
+        event=event,
+        reason=reason,
+        status=status,
+    )
+    return subscription, parked, attempts

@@ -1,0 +1,165 @@
+"""The SQL of the delivery store.
+
+Locks are always taken in this order, so that no two calls wait for each other: the lease, the group's row,
+subscriptions by name, cursors, parked rows by id, counters.
+"""
+
+from __future__ import annotations
+
+LOCK_GROUP = "select version from delivery_group for update"
+SET_GROUP_VERSION = "update delivery_group set version = %s"
+
+_STANDING = (
+    """name, state, reason, failures, next_attempt_at, (spec ->> 'parked_max')::integer, joined_version, generation"""
+)
+
+MEMBERS = f"select {_STANDING} from subscriptions where state = 'live'"
+STANDING_LOCKED = f"select {_STANDING} from subscriptions where name = %s for update"
+SUBSCRIPTIONS = f"select spec::text, {_STANDING} from subscriptions order by name"
+SUBSCRIPTIONS_LOCKED = f"{SUBSCRIPTIONS} for update"
+
+# One statement, one snapshot: a group read in pieces could show members with cursors they never had.
+GROUP = """
+select g.version,
+       array(select name from subscriptions where state = 'live'),
+       array(select source from cursors where reader = '' order by source, partition),
+       array(select partition from cursors where reader = '' order by source, partition),
+       array(select batch from cursors where reader = '' order by source, partition)
+from delivery_group g
+"""
+
+CURSORS = "select source, partition, batch from cursors where reader = %s"
+CURSORS_OUTSIDE = """
+select s.name, c.source, c.partition, c.batch
+from subscriptions s left join cursors c on c.reader = s.name
+where s.state <> 'live'
+order by s.name
+"""
+CURSOR_LOCKED = "select batch from cursors where reader = %s and source = %s and partition = %s for update"
+MOVE_CURSOR = "update cursors set batch = %s where reader = %s and source = %s and partition = %s"
+SET_CURSORS = """
+insert into cursors (reader, source, partition, batch)
+select * from unnest(%s::text[], %s::text[], %s::integer[], %s::bigint[]) as given (reader, source, partition, batch)
+order by reader, source, partition
+on conflict (reader, source, partition) do update set batch = excluded.batch
+"""
+REMOVE_CURSORS = "delete from cursors where reader = any(%s)"
+OPEN_PLACE = """
+insert into cursors (reader, source, partition, batch) values ('', %s, %s, %s)
+on conflict (reader, source, partition) do nothing
+"""
+OPEN_PLACE_OUTSIDE = """
+insert into cursors (reader, source, partition, batch)
+select name, %s, %s, 0 from subscriptions where state <> 'live' order by name
+on conflict (reader, source, partition) do nothing
+"""
+
+SET_STANDINGS = """
+update subscriptions s
+set state = g.state, reason = g.reason, failures = g.failures, next_attempt_at = g.next_attempt_at,
+    joined_version = g.joined_version, updated_at = clock_timestamp()
+from (
+    select * from unnest(%s::text[], %s::text[], %s::text[], %s::integer[], %s::timestamptz[], %s::bigint[])
+        as given (name, state, reason, failures, next_attempt_at, joined_version)
+) g
+where s.name = g.name
+"""
+SET_SPEC = "update subscriptions set spec = %s::jsonb where name = %s and spec <> %s::jsonb"
+ADD_SUBSCRIPTION = "insert into subscriptions (name, made_by, spec, state, joined_version) values (%s, %s, %s, %s, %s)"
+REMOVE_SUBSCRIPTIONS = "delete from subscriptions where name = any(%s)"
+
+PARKED_BY = """
+select subscription, count(*) from enqueued_messages where subscription = any(%s) group by subscription
+"""
+PARK = """
+insert into enqueued_messages (subscription, event_id, source, partition, batch, position, key, event, reason,
+                               last_status, attempts, next_attempt_at, created_at)
+select g.subscription, g.event_id, g.source, g.partition, g.batch, g.position, g.key, g.event, g.reason,
+       g.last_status, g.attempts, g.next_attempt_at, %s
+from unnest(%s::text[], %s::text[], %s::text[], %s::integer[], %s::bigint[], %s::text[], %s::text[], %s::text[],
+            %s::text[], %s::integer[], %s::integer[], %s::timestamptz[]) with ordinality
+    as g (subscription, event_id, source, partition, batch, position, key, event, reason,
+          last_status, attempts, next_attempt_at, nth)
+order by g.nth
+on conflict (subscription, event_id) do nothing
+"""
+
+_PARKED = """m.subscription, m.event_id, m.source, m.partition, m.batch, m.position, m.key, m.event, m.reason,
+          m.last_status, m.attempts"""
+
+# Looks without a lock, because taking one costs a flush of the WAL even when nothing is due.
+IS_ANY_DUE = """
+select exists (select from leases where name = %(lease)s and epoch = %(epoch)s and instance is not null),
+       exists (
+           select from enqueued_messages
+           where next_attempt_at <= %(now)s
+             and (claimed_until is null or claimed_until <= %(now)s or claim_epoch < %(epoch)s)
+       )
+"""
+
+# The rows of a subscription may be tried as `group.drains` says. `skip locked` keeps two claims apart while they run;
+# claimed_until does so afterwards.
+CLAIM = f"""
+with due as (
+    select m.id
+    from enqueued_messages m join subscriptions s on s.name = m.subscription
+    where m.next_attempt_at <= %(now)s
+      and (m.claimed_until is null or m.claimed_until <= %(now)s or m.claim_epoch < %(epoch)s)
+      and case s.state
+            when 'suspended' then s.failures = 0 and s.next_attempt_at is not null
+            when 'disabled' then false
+            else s.next_attempt_at is null or s.next_attempt_at <= %(now)s
+          end
+      and not (
+            coalesce((s.spec ->> 'ordered')::boolean, false)
+            and exists (
+                select from enqueued_messages e
+                where e.subscription = m.subscription and e.source = m.source and e.partition = m.partition
+                  and e.key = m.key and e.id < m.id
+            )
+          )
+    order by m.next_attempt_at, m.id
+    limit %(limit)s
+    for update of m skip locked
+)
+update enqueued_messages m
+set claimed_until = %(claimed_until)s, claim_epoch = %(epoch)s
+from due
+where m.id = due.id
+returning m.id, m.claimed_until, {_PARKED}
+"""
+DELIVERED = "delete from enqueued_messages where id = any(%s)"
+RESCHEDULE = """
+update enqueued_messages
+set next_attempt_at = %s, attempts = %s, reason = %s, last_status = %s, claimed_until = null, claim_epoch = null
+where id = %s and claimed_until = %s and claim_epoch = %s
+"""
+PARKED_COUNTS = """
+select subscription, count(next_attempt_at), count(*) - count(next_attempt_at)
+from enqueued_messages group by subscription
+"""
+PARKED_ROWS = f"""
+select m.id, m.next_attempt_at, m.created_at, {_PARKED}
+from enqueued_messages m
+where (%(subscription)s::text is null or m.subscription = %(subscription)s) and m.id > %(after_id)s
+order by m.id
+limit %(limit)s
+"""
+HELD_KEYS = """
+select distinct m.subscription, m.source, m.partition, m.key
+from enqueued_messages m join subscriptions s on s.name = m.subscription
+where m.key is not null and coalesce((s.spec ->> 'ordered')::boolean, false)
+"""
+RELEASE = """
+update enqueued_messages set next_attempt_at = %(now)s
+where id = any(%(ids)s)
+"""
+DROP = """
+with gone as (delete from enqueued_messages where id = any(%s) returning subscription)
+select subscription, count(*) from gone group by subscription
+"""
+EXPIRE = """
+delete from enqueued_messages
+where subscription = %(subscription)s and created_at < %(before)s
+  and (claimed_until is null or claimed_until <= %(now)s or claim_epoch < %(epoch)s)
+"""

@@ -1,0 +1,86 @@
+"""Signatures of the Standard Webhooks specification: HMAC-SHA256 over `id.timestamp.body`.
+
+A subscription may have several secrets while it is being rotated; then one signature per secret is sent, and a
+receiver that knows any of them is content. A secret is `whsec_` followed by base64; its text never appears in errors.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import secrets as randomness
+from collections.abc import Mapping, Sequence
+
+from evermark.errors import ConfigError, DeniedError
+
+PREFIX = "whsec_"
+SECRETS_MAX = 8
+TOLERANCE_S = 300
+_KEY_BYTES_MIN, _KEY_BYTES_MAX = 16, 256
+
+
+def new_secret() -> str:
+    return PREFIX + base64.b64encode(randomness.token_bytes(32)).decode()
+
+
+def key_of(secret: str) -> bytes:
+    """The key bytes of a secret as people write it down."""
+    hint = f"use {PREFIX} followed by base64 of {_KEY_BYTES_MIN} to {_KEY_BYTES_MAX} random bytes"
+    try:
+        key = base64.b64decode(secret.strip().removeprefix(PREFIX), validate=True)
+    except (binascii.Error, ValueError):
+        raise ConfigError("a webhook secret is not base64", hint=hint) from None
+    if not _KEY_BYTES_MIN <= len(key) <= _KEY_BYTES_MAX:
+        raise ConfigError(f"a webhook secret has {len(key)} bytes", hint=hint)
+    return key
+
+
+class Signer:
+    """Signs with every secret given; signs nothing when there is none."""
+
+    __slots__ = ("_keys",)
+
+    def __init__(self, secrets: Sequence[str]) -> None:
+        if len(secrets) > SECRETS_MAX:
+            raise ConfigError(f"{len(secrets)} webhook secrets", hint=f"keep at most {SECRETS_MAX} during a rotation")
+        self._keys = tuple(key_of(secret) for secret in secrets)
+
+    def __repr__(self) -> str:
+        return f"Signer({len(self._keys)} secrets)"
+
+    def headers(self, webhook_id: str, timestamp: int, body: bytes) -> dict[str, str]:
+        signed = {"webhook-id": webhook_id, "webhook-timestamp": str(timestamp)}
+        if self._keys:
+            signed["webhook-signature"] = self._signature(webhook_id, timestamp, body)
+        return signed
+
+    def _signature(self, webhook_id: str, timestamp: int, body: bytes) -> str:
+        content = b"%b.%d.%b" % (webhook_id.encode(), timestamp, body)
+        return " ".join("v1," + _b64(hmac.digest(key, content, "sha256")) for key in self._keys)
+
+
+def _b64(digest: bytes) -> str:
+    return binascii.b2a_base64(digest, newline=False).decode()
+
+
+def verify(
+    secrets: Sequence[str], headers: Mapping[str, str], body: bytes, now: float, tolerance_s: float = TOLERANCE_S
+) -> str:
+    """The webhook id of a request that carries a good signature; raises `DeniedError` otherwise.
+
+    `headers` must find names without regard to case.
+    """
+    try:
+        webhook_id, stamp, offered = (headers[f"webhook-{name}"] for name in ("id", "timestamp", "signature"))
+    except KeyError as missing:
+        raise DeniedError(f"header {missing.args[0]} is missing") from None
+    if not (stamp.isascii() and stamp.isdigit() and len(stamp) <= 12) or abs(now - int(stamp)) > tolerance_s:
+        raise DeniedError("webhook-timestamp is not within the tolerance", hint="compare the clocks of both machines")
+    content = b"%b.%b.%b" % (webhook_id.encode(), stamp.encode(), body)
+    good = ["v1," + _b64(hmac.digest(key_of(secret), content, "sha256")) for secret in secrets]
+    # Every pair is compared, so that the time taken does not tell which secret matched.
+    matches = [hmac.compare_digest(one.encode(), this.encode()) for one in offered.split()[:16] for this in good]
+    if not any(matches):
+        raise DeniedError("no signature matches", hint="the secret here is not one of those the sender signs with")
+    return webhook_id

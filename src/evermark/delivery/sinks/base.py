@@ -1,0 +1,111 @@
+"""The port between delivery and whatever takes the events.
+
+Contract of a `Sink`:
+
+- Order: events of one subscription that share (source, stream, key) are sent strictly one after another, in the order
+  of the rows given. Events of different keys, and events without a key, may overtake each other.
+- Completeness: every (place, batch) among a job's rows gets exactly one `Result`. Its fate is DONE only if each of its
+  rows was accepted or is in `parked`, and only if that holds for all earlier batches of the same place too: the DONE
+  results of a place are always a prefix, so a cursor may be moved over them without looking any further.
+- Duplicates: an event of a batch that is not DONE may have reached the receiver. It will be sent again.
+- Isolation: subscriptions share nothing that one could use up for another.
+- A subscription stops at the first failure of its endpoint; what was not sent by then is not tried.
+- Time: no new request begins after `deadline_s`; those under way get `grace_s` more (None: their own timeout).
+- A sink never raises for what a receiver or a subscription's settings did: that is in the results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import pyarrow as pa
+
+from evermark.delivery.base import Outcome, Place, SubscriptionSpec
+from evermark.delivery.retry import Verdict
+
+# Which events must keep their order among themselves: (source, stream, key).
+Lane = tuple[str, str, str]
+
+OpenSecret = Callable[[str], str]
+
+
+def as_it_is(secret: str) -> str:
+    return secret
+
+
+@dataclass(frozen=True)
+class Job:
+    """Rows of the log for one subscription. At most one job per subscription in one call."""
+
+    spec: SubscriptionSpec
+    events: pa.Table | pa.RecordBatch  # log columns; per place in log order
+    open_secret: OpenSecret = field(default=as_it_is, repr=False)
+    historical: bool = False
+    attempt: int = 1
+    replay_id: str | None = None
+    probe: bool = False  # the endpoint failed last time: send one at a time until one is accepted
+    # With `ordered`: lanes that have a parked event waiting, and the id it is. Their events are parked behind it.
+    held: Mapping[Lane, str] = field(default_factory=dict)
+    parked_room: int | None = None  # how many more may be parked; None: the subscription's `parked_max`
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of one subscription's events of one batch.
+
+    For a batch that is not DONE, every row up to and including position `through` was accepted or is among
+    `outcome.parked`: a caller that keeps this may leave those rows out next time. None: not even the first.
+    """
+
+    place: Place
+    batch: int
+    outcome: Outcome
+    through: str | None = None
+
+    @property
+    def subscription(self) -> str:
+        return self.outcome.subscription
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one request came to."""
+
+    verdict: Verdict
+    status: int | None = None
+    reason: str = ""
+    retry_after_s: float | None = None
+    ours: bool = False  # this machine lacked something (descriptors, memory): nobody else is to blame
+
+
+@dataclass(frozen=True)
+class Try:
+    """One parked delivery, to be sent again."""
+
+    spec: SubscriptionSpec
+    event: str  # ParkedEvent.event
+    attempt: int  # the number of this attempt: 2 for the first retry
+    open_secret: OpenSecret = field(default=as_it_is, repr=False)
+    historical: bool = False
+    replay_id: str | None = None
+
+
+class Sink(Protocol):
+    def deliver(self, jobs: Sequence[Job], deadline_s: float, grace_s: float | None = None) -> list[Result]:
+        """Send, wait for all, and say per (subscription, place, batch) what became of it."""
+
+    def deliver_each(
+        self, jobs: Sequence[Job], deadline_s: float, grace_s: float | None = None
+    ) -> Iterator[list[Result]]:
+        """The same, one subscription after another as each is finished: none waits for a slow one's results."""
+
+    def attempt(self, tries: Sequence[Try], deadline_s: float) -> list[Answer]:
+        """Send parked deliveries again; the answers come in the order of `tries`.
+
+        Tries of one lane are sent in the given order; when one fails, those behind it answer BUSY unsent. After a
+        failure of the endpoint the subscription's other tries answer ENDPOINT unsent. Neither spends an attempt.
+        """
+
+    def close(self) -> None: ...

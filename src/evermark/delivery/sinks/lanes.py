@@ -1,0 +1,309 @@
+"""Sends one job: which event may go now, what an answer means for the rest, and when to stop.
+
+Events wait in lanes. Without bundles a lane is one key, so that events of a key never overtake each other and keys
+do not wait for each other; an event without a key is alone in its lane. With bundles a lane is a share of the keys,
+and sends one bundle after another. A lane is either idle, ready (in `_ready`) or busy; workers take ready lanes.
+
+Rows are rendered in small pieces as they are needed: the loop is shared, and bodies are bigger than rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from itertools import count, islice
+
+import numpy as np
+import pyarrow as pa
+
+from evermark import failpoint
+from evermark.delivery.base import Fate, ParkedEvent, Place
+from evermark.delivery.body import BUNDLE_BYTES_AROUND, Rendering, bundle, bundle_id, delivery_ids, render, row_json
+from evermark.delivery.retry import Verdict, in_place_wait_s
+from evermark.delivery.sinks.base import Answer, Job
+from evermark.delivery.sinks.http import Courier, HttpLoop
+from evermark.delivery.sinks.tally import Tally
+
+PIECE_ROWS = 512
+BUNDLED_PIECE_ROWS = 2_048
+BUNDLE_LANES_MAX = 8
+FAILURE_GRACE_S = 1.0
+HELD_PER_LANE_MAX = 1_000
+CONCURRENCY_MAX = 1_000
+BUNDLE_MAX = 10_000
+
+# One event on its way: its row in the job, its webhook id, its body.
+Parcel = tuple[int, str, bytes]
+
+
+def key_numbers(events: pa.Table | pa.RecordBatch) -> np.ndarray:
+    """A number per row, equal for rows of one (source, stream, key); rows without a key have numbers of their own."""
+    numbers = np.zeros(events.num_rows, np.int64)
+    for name in ("source", "stream", "key"):
+        codes = _codes(events, name)
+        numbers = numbers * (int(codes.max(initial=0)) + 1) + codes
+    keyless = _codes(events, "key") < 0
+    numbers[keyless] = -1 - np.flatnonzero(keyless)
+    return numbers
+
+
+def _codes(events: pa.Table | pa.RecordBatch, name: str) -> np.ndarray:
+    column = events.column(name)
+    whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    encoded = whole if pa.types.is_dictionary(whole.type) else whole.dictionary_encode()
+    codes: np.ndarray = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+    return codes
+
+
+class Dispatch:
+    """One job, sent by up to `concurrency` workers in the loop of `http`. Made anywhere, run in that loop."""
+
+    def __init__(self, job: Job, courier: Courier, http: HttpLoop) -> None:
+        spec = job.spec
+        self._job, self._courier, self._http = job, courier, http
+        self._deadline = 0.0
+        self._how = Rendering(courier.style, job.historical, job.attempt, job.replay_id)
+        self._size = job.events.num_rows
+        self._bundle = min(max(1, spec.bundle), BUNDLE_MAX)
+        self._concurrency = min(max(1, spec.concurrency), CONCURRENCY_MAX)
+        self._shares = min(self._concurrency, BUNDLE_LANES_MAX, -(-self._size // self._bundle)) or 1
+        workers = self._shares if self._bundle > 1 else self._concurrency
+        self._piece = PIECE_ROWS if self._bundle == 1 else BUNDLED_PIECE_ROWS
+        self._window = max(self._piece, 2 * workers * self._bundle)
+        self._parked_max = spec.parked_max if job.parked_room is None else job.parked_room
+        self._keys = key_numbers(job.events)
+        self._held: dict[int, str] = self._held_before() if spec.ordered and job.held else {}
+        self._held_counts: dict[int, int] = {}
+
+        self._next_row = 0
+        self._waiting = 0
+        self._body_bytes_max = 0  # of the bodies rendered so far
+        self._lanes: dict[int, deque[Parcel]] = {}
+        self._ready: deque[int] = deque()
+        self._workers: set[asyncio.Task[None]] = set()
+        self._over = asyncio.Event()
+
+        self.tally = Tally(spec.name, job.events)
+        self.fate: Fate | None = None
+        self.reason = ""
+        self.retry_after_s: float | None = None
+
+    def _held_before(self) -> dict[int, str]:
+        _, first_rows = np.unique(self._keys, return_index=True)
+        firsts = self._job.events.select(["source", "stream", "key"]).take(pa.array(first_rows))
+        lanes = zip(*(firsts.column(name).to_pylist() for name in ("source", "stream", "key")), strict=True)
+        held, numbers = self._job.held, self._keys[first_rows].tolist()
+        return {number: held[lane] for number, lane in zip(numbers, lanes, strict=True) if lane in held}
+
+    async def run(self, deadline_s: float, grace_s: float | None) -> None:
+        """Send until everything is sent, the endpoint fails, or the deadline comes."""
+        self._deadline = asyncio.get_running_loop().time() + deadline_s
+        try:
+            self._hire()
+            try:
+                async with asyncio.timeout_at(self._deadline):
+                    await self._over.wait()
+            except TimeoutError:
+                self._stop(Fate.UNFINISHED, "the time given to this work ran out")
+            await self._wind_up(self._courier.timeout_s if grace_s is None else grace_s)
+        finally:
+            for worker in self._workers:
+                worker.cancel()
+        await asyncio.gather(*self._workers, return_exceptions=True)
+        if self.fate is None and not self.tally.complete:
+            self._stop(Fate.UNFINISHED, "not everything was sent")
+
+    async def _wind_up(self, grace_s: float) -> None:
+        """Wait for what is under way: after a failure a second at most, otherwise as long as was granted."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + grace_s
+        failed = False
+        while self._workers:
+            if not failed and self.fate not in (None, Fate.UNFINISHED):
+                failed, until = True, min(until, loop.time() + FAILURE_GRACE_S)
+            if loop.time() >= until:
+                return
+            await asyncio.wait(self._workers, timeout=until - loop.time(), return_when=asyncio.FIRST_COMPLETED)
+
+    def _stop(self, fate: Fate, reason: str, retry_after_s: float | None = None) -> None:
+        # Running out of time is the weakest reason: a failure that shows itself later replaces it.
+        if self.fate in (None, Fate.UNFINISHED):
+            self.fate, self.reason, self.retry_after_s = fate, reason, retry_after_s
+        self._over.set()
+
+    # who works
+
+    def _hire(self) -> None:
+        limit = 1 if self._job.probe and not self.tally.accepted else self._concurrency
+        if self.fate is None and len(self._workers) < limit and self._something_ready():
+            worker = asyncio.get_running_loop().create_task(self._work())
+            self._workers.add(worker)
+            worker.add_done_callback(self._leave)
+        elif not self._workers:
+            self._over.set()
+
+    def _leave(self, worker: asyncio.Task[None]) -> None:
+        self._workers.discard(worker)
+        if not worker.cancelled() and (problem := worker.exception()) is not None:
+            self._stop(Fate.UNFINISHED, f"sending failed: {type(problem).__name__}")
+        if not self._workers:
+            self._hire()
+
+    async def _work(self) -> None:
+        while self.fate is None and self._something_ready():
+            lane = self._ready.popleft()
+            parcels = self._take(lane)
+            self._hire()
+            await self._send(parcels)
+            if self._lanes[lane]:
+                self._ready.append(lane)
+            else:
+                del self._lanes[lane]
+
+    # what is sent next
+
+    def _something_ready(self) -> bool:
+        while not self._ready and self._next_row < self._size and self._waiting < self._window:
+            self._fill()
+        return bool(self._ready)
+
+    def _take(self, lane: int) -> list[Parcel]:
+        queue = self._lanes[lane]
+        while len(queue) < self._bundle and self._next_row < self._size and self._waiting < self._window:
+            self._fill()
+        size = min(self._bundle, len(queue))
+        if size * (self._body_bytes_max + 1) + BUNDLE_BYTES_AROUND > self._job.spec.body_bytes_max:
+            size = self._fitting(queue, size)
+        self._waiting -= size
+        return [queue.popleft() for _ in range(size)]
+
+    def _fitting(self, queue: deque[Parcel], size: int) -> int:
+        """How many of the next `size` fit into one request; at least one, which may then be too large by itself."""
+        room = self._job.spec.body_bytes_max - BUNDLE_BYTES_AROUND
+        for n, (_, _, body) in enumerate(islice(queue, size)):
+            room -= len(body) + 1
+            if room < 0:
+                return max(1, n)
+        return size
+
+    def _fill(self) -> None:
+        """Render the next few rows and put them into their lanes."""
+        start = self._next_row
+        piece = self._job.events.slice(start, self._piece)
+        self._next_row = end = start + piece.num_rows
+        self._waiting += piece.num_rows
+        idents = delivery_ids(piece.column("event_id").to_pylist(), self._job.replay_id)
+        bodies = render(piece, self._how)
+        self._body_bytes_max = max(self._body_bytes_max, *map(len, bodies))
+        parcels = list(zip(range(start, end), idents, bodies, strict=True))
+        if self._bundle > 1:
+            shares = self._keys[start:end] % self._shares
+            for share in np.unique(shares).tolist():
+                self._queue(share).extend([parcels[n] for n in np.flatnonzero(shares == share).tolist()])
+        else:
+            for lane, parcel in zip(self._keys[start:end].tolist(), parcels, strict=True):
+                self._queue(lane).append(parcel)
+
+    def _queue(self, lane: int) -> deque[Parcel]:
+        queue = self._lanes.get(lane)
+        if queue is None:
+            queue = self._lanes[lane] = deque()
+            self._ready.append(lane)
+        return queue
+
+    # one request and what follows from its answer
+
+    async def _send(self, parcels: list[Parcel]) -> None:
+        if self._held or self._body_bytes_max + BUNDLE_BYTES_AROUND > self._job.spec.body_bytes_max:
+            parcels = [parcel for parcel in parcels if not self._set_aside(parcel)]
+        if not parcels or self.fate is not None:
+            return
+        answer = await self._post(parcels)
+        if answer is None:
+            return
+        if answer.verdict is Verdict.ACCEPTED:
+            failpoint.hit("post.sent")
+            self.tally.accept([parcel[0] for parcel in parcels])
+        elif answer.verdict is Verdict.EVENT and len(parcels) > 1:
+            half = len(parcels) // 2
+            await self._send(parcels[:half])
+            await self._send(parcels[half:])
+        elif answer.verdict is Verdict.EVENT:
+            self._park(parcels[0], answer.reason, answer)
+        elif answer.verdict is Verdict.GONE:
+            self._stop(Fate.GONE, answer.reason)
+        elif answer.ours:
+            self._stop(Fate.UNFINISHED, answer.reason)
+        else:
+            self._stop(Fate.ENDPOINT_FAILED, answer.reason, answer.retry_after_s)
+
+    async def _post(self, parcels: list[Parcel]) -> Answer | None:
+        """The receiver's answer; None when there was no time to ask."""
+        _, ident, body = parcels[0]
+        if self._bundle > 1:
+            body = bundle([parcel[2] for parcel in parcels], self._how.style)
+            ident = bundle_id([parcel[1] for parcel in parcels])
+        for tries in count(1):
+            if self._job.spec.rate_per_s > 0 and not await self._turn():
+                return None
+            answer = await self._courier.post(self._http, ident, body)
+            if answer.verdict is Verdict.ACCEPTED:
+                return answer
+            wait = in_place_wait_s(answer.verdict, answer.status, answer.retry_after_s, tries)
+            unlikely = self._job.probe and not self.tally.accepted and answer.verdict is Verdict.ENDPOINT
+            if wait is None or unlikely or asyncio.get_running_loop().time() + wait >= self._deadline:
+                return answer
+            await asyncio.sleep(wait)
+            if self.fate is not None:
+                return answer
+        raise AssertionError("unreachable: the tries end by themselves")
+
+    async def _turn(self) -> bool:
+        """Wait for this subscription's next request; False when that is after the deadline."""
+        name, now = self._job.spec.name, asyncio.get_running_loop().time()
+        turn = max(now, self._http.next_send_at.get(name, 0.0))
+        if turn >= self._deadline:
+            self._stop(Fate.UNFINISHED, "its rate allows no more requests in the time given")
+            return False
+        self._http.next_send_at[name] = turn + 1 / self._job.spec.rate_per_s
+        await asyncio.sleep(turn - now)
+        return self.fate is None
+
+    # setting aside
+
+    def _set_aside(self, parcel: Parcel) -> bool:
+        """Park what need not be tried: too large, or behind a parked event of its key."""
+        row, _, body = parcel
+        if self._held and (first := self._held.get(int(self._keys[row]))) is not None:
+            self._hold(parcel, first)
+            return True
+        limit = self._job.spec.body_bytes_max
+        if len(body) + (BUNDLE_BYTES_AROUND if self._bundle > 1 else 0) > limit:
+            self._park(parcel, f"too large: {len(body)} bytes, the limit is {limit}")
+            return True
+        return False
+
+    def _hold(self, parcel: Parcel, first: str) -> None:
+        key = int(self._keys[parcel[0]])
+        self._held_counts[key] = self._held_counts.get(key, 0) + 1
+        if self._held_counts[key] > HELD_PER_LANE_MAX:
+            reason = f"more than {HELD_PER_LANE_MAX} events of one key are held behind {first}"
+            self._stop(Fate.ENDPOINT_FAILED, reason)
+        else:
+            self._park(parcel, f"held behind {first}")
+
+    def _park(self, parcel: Parcel, reason: str, answer: Answer | None = None) -> None:
+        if len(self.tally.parked) >= self._parked_max:
+            self._stop(Fate.ENDPOINT_FAILED, f"no room to park more; the last one: {reason}")
+            return
+        row, events = parcel[0], self._job.events
+        ident, source, partition, batch, position, key = (
+            events.column(name)[row].as_py() for name in ("event_id", "source", "partition", "batch", "position", "key")
+        )
+        status, wait = (answer.status, answer.retry_after_s) if answer else (None, None)
+        event = ParkedEvent(
+            ident, Place(source, partition), batch, position, key, row_json(events, row), reason, status, wait
+        )
+        self.tally.park(row, event)
+        if self._job.spec.ordered and key is not None:
+            self._held.setdefault(int(self._keys[row]), ident)

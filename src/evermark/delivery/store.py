@@ -1,0 +1,268 @@
+"""The delivery store in State. What is to be done is decided in `delivery/group.py`; here it is done, fenced."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, fields
+from datetime import datetime
+from typing import Any
+
+from evermark.cluster.fence import DELIVER_LEASE, fence
+from evermark.delivery import group as decide
+from evermark.delivery import queries
+from evermark.delivery.base import (
+    CursorVector,
+    Group,
+    MadeBy,
+    Outcome,
+    Place,
+    Subscription,
+    SubscriptionSpec,
+    SubscriptionState,
+)
+from evermark.delivery.group import Departure, Jitter, Standing, Work
+from evermark.delivery.parked_rows import PostgresParkedRows, storable
+from evermark.errors import FormatError, NotFoundError
+from evermark.state import counters
+from evermark.state.connection import Connection, State
+
+_GROUP = ""  # the reader of the live group's cursors; no subscription may have this name
+_SPEC_FIELDS = {field.name for field in fields(SubscriptionSpec)}
+
+
+class PostgresDelivery(PostgresParkedRows):
+    """A `DeliveryStore`."""
+
+    def __init__(self, state: State, lease: str = DELIVER_LEASE, jitter: Jitter = random.random) -> None:
+        super().__init__(state, jitter, lease)
+
+    def register(
+        self, specs: Sequence[SubscriptionSpec], made_by: MadeBy, starts: Mapping[str, CursorVector], epoch: int
+    ) -> None:
+        with self._state.transaction() as conn:
+            group = self._lock_group(conn, epoch)
+            rows = conn.execute(queries.SUBSCRIPTIONS_LOCKED).fetchall()
+            known = {row[1]: (spec_from_json(row[0]), _standing(row[1:])) for row in rows}
+            plan = decide.registered(specs, made_by, starts, known, group)
+            removed = sorted(plan.removed)
+            if removed:
+                conn.execute(queries.REMOVE_CURSORS, (removed,))
+                conn.execute(queries.REMOVE_SUBSCRIPTIONS, (removed,))
+            for name, (spec, _) in plan.kept.items():
+                text = spec_to_json(spec)
+                conn.execute(queries.SET_SPEC, (text, name, text))
+            _set_standings(conn, [after for name, (_, after) in plan.kept.items() if after != known[name][1]])
+            for name, (spec, added) in plan.added.items():
+                given = (name, made_by, spec_to_json(spec), added.state, added.joined_version)
+                conn.execute(queries.ADD_SUBSCRIPTION, given)
+            _set_cursors(conn, plan.begun)
+            self._set_version(conn, group, plan.group)
+
+    def subscriptions(self) -> dict[str, Subscription]:
+        with self._state.connection() as conn:
+            rows = conn.execute(queries.SUBSCRIPTIONS).fetchall()
+        found = {}
+        for spec, *rest in rows:
+            standing = _standing(rest)
+            found[standing.name] = Subscription(
+                spec=spec_from_json(spec),
+                state=standing.state,
+                reason=standing.reason,
+                failures=standing.failures,
+                next_attempt_at=standing.next_attempt_at,
+                generation=standing.generation,
+            )
+        return found
+
+    def suspend(self, subscription: str, reason: str, epoch: int) -> None:
+        with self._state.transaction() as conn:
+            group = self._lock_group(conn, epoch)
+            standing = _lock_standing(conn, subscription)
+            after = decide.paused(standing, reason)
+            _set_standings(conn, [after])
+            if standing.is_member:
+                _set_cursors(conn, {subscription: group.cursors})
+                conn.execute(queries.SET_GROUP_VERSION, (group.version + 1,))
+
+    def resume(self, subscription: str, epoch: int) -> None:
+        with self._state.transaction() as conn:
+            fence(conn, self._lease, epoch)
+            _set_standings(conn, [decide.resumed(_lock_standing(conn, subscription))])
+
+    def group(self) -> Group:
+        with self._state.connection() as conn:
+            return _group(conn)
+
+    def cursors(self, subscription: str) -> CursorVector:
+        with self._state.connection() as conn:
+            return _cursors(conn, subscription)
+
+    def cursors_outside(self) -> dict[str, CursorVector]:
+        found: dict[str, dict[Place, int]] = defaultdict(dict)
+        with self._state.connection() as conn:
+            for name, source, partition, batch in conn.execute(queries.CURSORS_OUTSIDE):
+                vector = found[name]
+                if source is not None:
+                    vector[Place(source, partition)] = batch
+        return dict(found)
+
+    def open_place(self, place: Place, batch: int, epoch: int) -> None:
+        with self._state.transaction() as conn:
+            self._lock_group(conn, epoch)
+            conn.execute(queries.OPEN_PLACE, (place.source, place.partition, batch))
+            conn.execute(queries.OPEN_PLACE_OUTSIDE, (place.source, place.partition))
+
+    def settle_group(
+        self,
+        place: Place,
+        begun_at: int,
+        done_to: int,
+        members: frozenset[str],
+        outcomes: Sequence[Outcome],
+        now: datetime,
+        epoch: int,
+        *,
+        version: int | None = None,
+    ) -> Group:
+        work = Work(place, begun_at, done_to, members, version)
+        with self._state.transaction() as conn:
+            group = self._lock_group(conn, epoch)
+            standings = {row[0]: _standing(row) for row in conn.execute(queries.MEMBERS)}
+            counts = _parked_by(conn, outcomes)
+            settled = decide.settle(group, work, outcomes, standings, counts, now, self._jitter)
+            departed: list[Departure] = list(settled.departures)
+            _set_standings(conn, [*settled.stayed, *(d.standing for d in departed)])
+            _set_cursors(conn, {d.standing.name: d.cursors for d in departed})
+            conn.execute(queries.MOVE_CURSOR, (done_to, _GROUP, place.source, place.partition))
+            self._park(conn, settled.parked, now)
+            counters.count(conn, "expired", settled.expired)
+            self._set_version(conn, group, settled.group)
+            return settled.group
+
+    def settle_subscription(
+        self,
+        subscription: str,
+        place: Place,
+        begun_at: int,
+        done_to: int,
+        outcome: Outcome,
+        now: datetime,
+        epoch: int,
+        *,
+        generation: int | None = None,
+    ) -> None:
+        with self._state.transaction() as conn:
+            fence(conn, self._lease, epoch)
+            row = conn.execute(queries.STANDING_LOCKED, (subscription,)).fetchone()
+            standing = decide.require_outside(subscription, _standing(row) if row else None, generation)
+            where = (subscription, place.source, place.partition)
+            cursor = conn.execute(queries.CURSOR_LOCKED, where).fetchone()
+            decide.require_cursor(repr(subscription), place, cursor[0] if cursor else None, begun_at, done_to)
+            counts = _parked_by(conn, [outcome])
+            step = decide.after_outcome(standing, outcome, counts.get(subscription, 0), now, self._jitter)
+            if step.standing != standing:
+                _set_standings(conn, [step.standing])
+            if step.passes:
+                conn.execute(queries.MOVE_CURSOR, (done_to, *where))
+                self._park(conn, {subscription: step.parked}, now)
+                counters.count(conn, "expired", {subscription: step.expired})
+
+    def join(self, subscription: str, epoch: int) -> bool:
+        with self._state.transaction() as conn:
+            group = self._lock_group(conn, epoch)
+            row = conn.execute(queries.STANDING_LOCKED, (subscription,)).fetchone()
+            if row is None:
+                return False
+            standing = _standing(row)
+            if standing.is_member:
+                return True
+            if not decide.may_join(standing, _cursors(conn, subscription), group):
+                return False
+            member, after = decide.joined(standing, group)
+            _set_standings(conn, [member])
+            conn.execute(queries.REMOVE_CURSORS, ([subscription],))
+            self._set_version(conn, group, after)
+            return True
+
+    def _lock_group(self, conn: Connection, epoch: int) -> Group:
+        """The group as nobody else can change it until the transaction ends."""
+        fence(conn, self._lease, epoch)
+        conn.execute(queries.LOCK_GROUP)
+        # Read by a statement of its own: the one that waited for the lock has seen an older moment.
+        return _group(conn)
+
+    def _set_version(self, conn: Connection, before: Group, after: Group) -> None:
+        if after.version != before.version:
+            conn.execute(queries.SET_GROUP_VERSION, (after.version,))
+
+
+def spec_to_json(spec: SubscriptionSpec) -> str:
+    return storable(json.dumps(asdict(spec), ensure_ascii=False))
+
+
+def spec_from_json(text: str) -> SubscriptionSpec:
+    given: dict[str, Any] = json.loads(text)
+    unknown = sorted(set(given) - _SPEC_FIELDS)
+    if unknown:
+        raise FormatError(
+            f"subscription {given.get('name')!r} has settings this program does not know: {', '.join(unknown)}",
+            hint="a newer Evermark wrote it: upgrade this installation",
+        )
+    lists = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
+    return SubscriptionSpec(**{**given, **lists, "made_by": MadeBy(given["made_by"])})
+
+
+def _standing(row: Sequence[Any]) -> Standing:
+    name, state, *rest = row
+    return Standing(name, SubscriptionState(state), *rest)
+
+
+def _lock_standing(conn: Connection, subscription: str) -> Standing:
+    row = conn.execute(queries.STANDING_LOCKED, (subscription,)).fetchone()
+    if row is None:
+        raise NotFoundError(
+            f"no subscription is called {subscription[:80]!r}",
+            hint="`evermark subscription list` shows those there are",
+        )
+    return _standing(row)
+
+
+def _set_standings(conn: Connection, standings: Sequence[Standing]) -> None:
+    if standings:
+        rows = [
+            (s.name, s.state.value, storable(s.reason), s.failures, s.next_attempt_at, s.joined_version)
+            for s in standings
+        ]
+        conn.execute(queries.SET_STANDINGS, list(map(list, zip(*rows, strict=True))))
+
+
+def _set_cursors(conn: Connection, vectors: Mapping[str, CursorVector]) -> None:
+    rows = [
+        (reader, place.source, place.partition, batch)
+        for reader, vector in vectors.items()
+        for place, batch in vector.items()
+    ]
+    if rows:
+        conn.execute(queries.SET_CURSORS, list(map(list, zip(*rows, strict=True))))
+
+
+def _group(conn: Connection) -> Group:
+    row = conn.execute(queries.GROUP).fetchone()
+    if row is None:
+        raise FormatError("state has no delivery group", hint="restore the state from a backup")
+    version, members, sources, partitions, batches = row
+    places = map(Place, sources, partitions)
+    return Group(version, frozenset(members), dict(zip(places, batches, strict=True)))
+
+
+def _cursors(conn: Connection, reader: str) -> CursorVector:
+    rows = conn.execute(queries.CURSORS, (reader,)).fetchall() if reader != _GROUP else []
+    return {Place(source, partition): batch for source, partition, batch in rows}
+
+
+def _parked_by(conn: Connection, outcomes: Iterable[Outcome]) -> dict[str, int]:
+    names = sorted({outcome.subscription for outcome in outcomes if outcome.parked})
+    return dict(conn.execute(queries.PARKED_BY, (names,)).fetchall()) if names else {}
