@@ -1,0 +1,150 @@
+"""Making a Postgres data folder, and writing the settings it runs with."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from evermark.embedded.binaries import Binaries
+from evermark.errors import ConfigError, DiskFullError, FormatError, SetupError
+
+USER = "postgres"
+_SETTING_NAME = re.compile(r"[a-z_][a-z0-9_.]{0,62}")
+_SETTING_LENGTH_MAX = 1000
+_INITDB_TIMEOUT_S = 300.0
+
+# Runs a program as the user the server runs as.
+Run = Callable[[Sequence[str], float], "subprocess.CompletedProcess[str]"]
+# Hands a file or folder to that user.
+Own = Callable[[Path], None]
+
+DEFAULT_SETTINGS: Mapping[str, str] = {
+    "wal_level": "logical",
+    "fsync": "on",
+    "max_connections": "100",
+    "max_replication_slots": "20",
+    "max_wal_senders": "20",
+    "shared_buffers": "128MB",
+    "jit": "off",
+    # A killed reader must not keep its slot busy until its query would have ended.
+    "client_connection_check_interval": "1s",
+    "unix_socket_permissions": "0700",
+    "password_encryption": "scram-sha-256",
+    "logging_collector": "on",
+    # A week of files, one a day, each overwritten a week later: the server's own log cannot fill the disk unseen.
+    "log_filename": "postgres-%a.log",
+    "log_truncate_on_rotation": "on",
+    "log_rotation_age": "1d",
+    "log_rotation_size": "0",
+    "log_line_prefix": "%m [%p] %d ",
+    # Statements hold data, and logs are read by more people than data is.
+    "log_min_error_statement": "panic",
+}
+
+
+def password_file(path: Path) -> Path:
+    """The file in libpq's format that holds the generated password; made once, readable by its owner only."""
+    if path.exists():
+        return path
+    fd, made = tempfile.mkstemp(prefix=".pgpass-", dir=path.parent)  # mode 0600
+    try:
+        with os.fdopen(fd, "w") as file:
+            file.write(f"*:*:*:{USER}:{secrets.token_urlsafe(24)}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        Path(made).rename(path)
+    except OSError:
+        Path(made).unlink(missing_ok=True)
+        raise
+    return path
+
+
+def password_in(path: Path) -> str:
+    return path.read_text().strip().rpartition(":")[2]
+
+
+def require_version(data: Path, binaries: Binaries) -> None:
+    told = (data / "PG_VERSION").read_text().strip()
+    if told != str(binaries.major):
+        raise FormatError(
+            f"{data} was made by Postgres {told}, and the embedded one is version {binaries.major}",
+            hint=f"install the version of evermark that made it, or move the data with pg_upgrade to {binaries.major}",
+        )
+
+
+def create(data: Path, binaries: Binaries, password: str, run: Run, own: Own) -> None:
+    """initdb. The folder takes its name only when it is complete, so that a crash in between leaves no half of one."""
+    for old in data.parent.glob(f".{data.name}-*"):
+        shutil.rmtree(old, ignore_errors=True)
+    made = Path(tempfile.mkdtemp(prefix=f".{data.name}-", dir=data.parent))
+    # Ours, and only to be walked through by the server's user: nothing that we hand over can be swapped before it is.
+    made.chmod(0o711)
+    cluster, secret = made / "data", made / "password"
+    try:
+        cluster.mkdir(mode=0o700)
+        secret.touch(mode=0o600)
+        secret.write_text(password + "\n")
+        own(cluster)
+        own(secret)
+        command = [
+            str(binaries.tool("initdb")),
+            f"--pgdata={cluster}",
+            f"--username={USER}",
+            f"--pwfile={secret}",
+            "--auth=scram-sha-256",
+            "--encoding=UTF8",
+            "--locale=C",
+            "--data-checksums",
+        ]
+        ran = run(command, _INITDB_TIMEOUT_S)
+        if ran.returncode != 0:
+            raise _initdb_error(data, ran.stderr or ran.stdout)
+        cluster.rename(data)
+        _fsync_folder(data.parent)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def _initdb_error(data: Path, output: str) -> SetupError | DiskFullError:
+    tail = output.strip()[-600:]
+    if "No space left" in output:
+        return DiskFullError(f"no space to make {data}", hint="free some space, then start again")
+    return SetupError(f"initdb failed on {data}: {tail}", hint="name a server instead with `state: {dsn: …}`")
+
+
+def write_settings(path: Path, data: Path, settings: Mapping[str, str], own: Own) -> None:
+    """The server's configuration file: what initdb wrote, then `settings`. ALTER SYSTEM still has the last word.
+
+    It lies beside the data folder and not in it, because root must not write where another user may put links.
+    """
+    lines = [
+        "# Written at every start. For settings of your own use ALTER SYSTEM.",
+        f"include = '{data.name}/postgresql.conf'",
+    ]
+    for name, value in settings.items():
+        if not _SETTING_NAME.fullmatch(name):
+            raise ConfigError(f"{name!r} is no name of a Postgres setting")
+        if "\n" in value or "\x00" in value or len(value) > _SETTING_LENGTH_MAX:
+            raise ConfigError(f"the value of the Postgres setting {name} is too long or has more than one line")
+        quoted = value.replace("\\", "\\\\").replace("'", "''")
+        lines.append(f"{name} = '{quoted}'")
+    made = path.with_name(f".{path.name}")
+    made.unlink(missing_ok=True)
+    made.touch(mode=0o600)
+    made.write_text("\n".join(lines) + "\n")
+    own(made)
+    made.rename(path)
+
+
+def _fsync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
