@@ -1,0 +1,112 @@
+"""One streaming query per source. Spark holds no truth: its scratch folder is new at every start, offsets are ours."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from evermark.errors import EngineError, EvermarkError
+from evermark.ingest.gather import WHOLE_SOURCE, Gathered, gather
+from evermark.ingest.take import Taken, Taker
+from evermark.spark.datasource import IngestPlan, source_class
+
+_STOP_POLL_S = 0.2
+
+
+class IngestQuery:
+    """Runs until it fails or is stopped. `run` returns the failure, by partition, or nothing when it was stopped."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        plan: IngestPlan,
+        taker: Taker,
+        scratch: Path,
+        on_taken: Callable[[Taken], None],
+        on_gathered: Callable[[Gathered], None] = lambda _: None,
+    ) -> None:
+        self._spark = spark
+        self._plan = plan
+        self._taker = taker
+        self._scratch = scratch
+        self._on_taken = on_taken
+        self._on_gathered = on_gathered
+        self._ended = threading.Event()
+        self._busy = threading.Lock()
+        self._failed: dict[int, EvermarkError] = {}
+
+    def run(self) -> dict[int, EvermarkError]:
+        query = self._start()
+        try:
+            while not query.awaitTermination(_STOP_POLL_S):  # type: ignore[arg-type] # a fraction is fine
+                if self._ended.is_set():
+                    # Between batches only: a query stopped in the middle of one leaves its slot in use.
+                    with self._busy:
+                        query.stop()
+                    break
+        except StreamingQueryException as error:
+            if not self._ended.is_set():
+                raise engine_error(f"the ingest query of {self._plan.name} ended", error) from error
+        return self._failed
+
+    def stop(self) -> None:
+        self._ended.set()
+
+    def _start(self) -> StreamingQuery:
+        self._spark.dataSource.register(source_class(self._plan))
+        self._scratch.mkdir(parents=True, exist_ok=True)
+        folder = tempfile.mkdtemp(prefix=f"{self._plan.name}-", dir=self._scratch)
+        for old in self._scratch.glob(f"{self._plan.name}-*"):
+            if str(old) != folder:
+                shutil.rmtree(old, ignore_errors=True)
+        stream = self._spark.readStream.format(f"evermark-ingest-{self._plan.name}").load()
+        return (
+            stream.writeStream.queryName(f"ingest {self._plan.name}")
+            .option("checkpointLocation", folder)
+            .foreachBatch(self._on_batch)
+            .start()
+        )
+
+    def _on_batch(self, frame: DataFrame, _batch_id: int) -> None:
+        """Never raises: what went wrong is kept here, and `run` ends the query before the next batch is read."""
+        with self._busy:
+            if self._ended.is_set():
+                return
+            try:
+                rows = [json.loads(row[0]) for row in frame.collect()]  # the one action: each more would read again
+            except Exception as error:  # noqa: BLE001 - whatever Spark raises, the query starts again
+                self._failed = {WHOLE_SOURCE: engine_error(f"a batch of {self._plan.name} could not be read", error)}
+                self._ended.set()
+                return
+            gathered = gather(rows, self._taker.epoch)
+            self._on_gathered(gathered)
+            self._failed = {**gathered.failed, **self._take(gathered.taken)}
+            if self._failed:
+                self._ended.set()
+
+    def _take(self, batches: Sequence[Taken]) -> dict[int, EvermarkError]:
+        failed: dict[int, EvermarkError] = {}
+        for taken in batches:
+            try:
+                self._taker.take(taken)
+                self._on_taken(taken)
+                self._taker.confirm(taken.partition, taken.end)
+            except EvermarkError as error:
+                failed[taken.partition] = error
+        return failed
+
+
+def engine_error(what: str, error: Exception) -> EngineError:
+    """What Spark raised, in one line; its stack traces are in spark.log beside the data."""
+    said = next((line.strip() for line in str(error).splitlines() if line.strip(" :\t")), type(error).__name__)
+    return EngineError(
+        f"{what}: {said[:300]}", hint="it is started again; spark.log in the data folder has the details"
+    )

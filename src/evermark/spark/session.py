@@ -1,0 +1,88 @@
+"""The Spark session: one per process, set up so that small batches are quick and nothing durable is Spark's."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from evermark.spark.archive import java_options
+
+# Each line was measured (docs/findings.md): together they take a one-row batch from 284 ms to about 100 ms.
+_DEFAULTS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": "8",
+    # A payload that names a key twice still has paths; refusing it would make every predicate over it say no.
+    "spark.sql.variant.allowDuplicateKeys": "true",
+    "spark.sql.adaptive.enabled": "false",
+    # Scratch needs no checksums, no permissions by forked processes and no rename protocol: losing it costs nothing.
+    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    ),
+    "spark.sql.streaming.minBatchesToRetain": "2",
+    "spark.sql.streaming.numRecentProgressUpdates": "4",
+    "spark.sql.streaming.metricsEnabled": "false",
+    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    "spark.python.unix.domain.socket.enabled": "true",
+    "spark.python.daemon.module": "evermark.spark.daemon",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
+    "spark.cleaner.periodicGC.interval": "10min",
+    "spark.driver.memory": "1g",
+    "spark.log.level": "ERROR",
+}
+
+# Spark matches error texts with recursive regular expressions: the default stack is too small for a long one.
+_JAVA_OPTIONS = "-Xss16m -XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+
+
+def make_session(
+    app_name: str, master: str, scratch: Path, conf: Mapping[str, str], noise: Path | None = None
+) -> SparkSession:
+    """The session of this process. `scratch` may vanish at any time; `conf` is the operator's and wins.
+
+    `noise` takes what the JVM and the Python workers write to stderr: stack traces of sockets closed by a restart and
+    the like. What matters of it reaches us as errors.
+    """
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    # Executors need the code we run, also when it was started by path.
+    builder = SparkSession.builder.appName(app_name).master(master)
+    settings = {
+        **_DEFAULTS,
+        "spark.driver.extraJavaOptions": f"{_JAVA_OPTIONS} {java_options(os.environ.get('JAVA_HOME', ''))}",
+        "spark.local.dir": str(scratch / "spark"),
+        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        **conf,
+    }
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    with _stderr_of_children(noise):
+        return builder.getOrCreate()
+
+
+@contextmanager
+def _stderr_of_children(path: Path | None) -> Iterator[None]:
+    """Processes started meanwhile inherit `path` as their stderr; our own stays what it was."""
+    if path is None:
+        yield
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    kept = os.dup(2)
+    noise = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+    try:
+        os.dup2(noise, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(noise)
