@@ -1,0 +1,148 @@
+"""The only place that wires: from what the file says to objects that know nothing of it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from evermark.checkpoints.base import CheckpointStore
+from evermark.checkpoints.memory import MemoryCheckpoints
+from evermark.checkpoints.postgres import PostgresCheckpoints
+from evermark.cluster.base import Holder
+from evermark.cluster.liveness import this_process
+from evermark.cluster.postgres import PostgresLeases
+from evermark.config import Config, CustomSource, SourceConfig, SubscriptionConfig
+from evermark.delivery.base import SubscriptionSpec
+from evermark.delivery.store import PostgresDelivery
+from evermark.embedded.postgres import EmbeddedPostgres
+from evermark.errors import ConfigError
+from evermark.log.head import PostgresHeads
+from evermark.predicate import match_sql, vet
+from evermark.secrets import SecretBox, key_for
+from evermark.sources.base import Source
+from evermark.sources.postgres.place import place_of
+from evermark.sources.postgres.settings import PostgresSettings
+from evermark.sources.postgres.source import PostgresOutbox
+from evermark.state.connection import State, schema_for
+from evermark.state.migrate import migrate
+
+
+@dataclass
+class Deployment:
+    """Everything a deployment has, open. `close` gives it all back."""
+
+    config: Config
+    box: SecretBox
+    state: State
+    leases: PostgresLeases
+    heads: PostgresHeads
+    checkpoints: CheckpointStore
+    delivery: PostgresDelivery
+    holder: Holder
+    log_root: Path
+    sources: dict[str, Source]
+    specs: list[SubscriptionSpec]
+    warnings: list[str] = field(default_factory=list)
+    embedded: EmbeddedPostgres | None = None
+
+    def log_folder(self, source: str) -> Path:
+        return self.log_root / source
+
+    def close(self) -> None:
+        self.state.close()
+        if self.embedded is not None:
+            self.embedded.stop()
+
+
+def open_deployment(config: Config, sources: Mapping[str, Source] | None = None) -> Deployment:
+    """Open state (starting the embedded one where none is named), bring it up to date, and build what stands on it."""
+    log_root = local_log(config)
+    config.data.mkdir(parents=True, exist_ok=True)
+    key_ref, warning = key_for(config)
+    box = SecretBox(key_ref)
+    given = dict(sources or {})
+    built = {
+        name: given.pop(name) if name in given else make_source(settings.named(config.name, name).sealed(box), name)
+        for name, settings in config.sources.items()
+    }
+    built.update(given)
+    specs = [_spec(name, subscription, box) for name, subscription in config.subscriptions.items()]
+    embedded, state = open_state(config)
+    try:
+        migrate(state)
+    except BaseException:
+        state.close()
+        if embedded is not None:
+            embedded.stop()
+        raise
+    in_memory = config.reliability.checkpoint.backend == "memory"
+    return Deployment(
+        config=config,
+        box=box,
+        state=state,
+        leases=PostgresLeases(state),
+        heads=PostgresHeads(state),
+        checkpoints=MemoryCheckpoints() if in_memory else PostgresCheckpoints(state),
+        delivery=PostgresDelivery(state),
+        holder=this_process(config.name),
+        log_root=log_root,
+        sources=built,
+        specs=specs,
+        warnings=[warning] if warning else [],
+        embedded=embedded,
+    )
+
+
+def _spec(name: str, subscription: SubscriptionConfig, box: SecretBox) -> SubscriptionSpec:
+    """Vetted here, before anything runs: a predicate that is not allowed must not be found by a delivery job."""
+    spec = subscription.to_spec(name, box)
+    try:
+        match_sql(spec.streams, spec.ops, vet(spec.where), lambda _: "null")
+    except ConfigError as error:
+        raise ConfigError(f"subscriptions.{name}: {error.message}", hint=error.hint) from error
+    return spec
+
+
+def local_log(config: Config) -> Path:
+    path = config.log_path
+    if "://" in path:
+        raise ConfigError(
+            f"log.path: {path} is an object store, which this version cannot write to",
+            hint="use a local folder for now",
+        )
+    return Path(path).absolute()
+
+
+def make_source(settings: SourceConfig, name: str) -> Source:
+    if isinstance(settings, PostgresSettings):
+        return PostgresOutbox(place_of(settings))
+    if isinstance(settings, CustomSource):
+        return _custom_source(settings, name)
+    raise ConfigError(f"sources.{name}: {type(settings).__name__} is not a source this program can build")
+
+
+def _custom_source(settings: CustomSource, name: str) -> Source:
+    module, _, class_name = settings.type.partition(":")
+    try:
+        made = getattr(importlib.import_module(module), class_name)(**settings.options)
+    except (ImportError, AttributeError, TypeError) as error:
+        raise ConfigError(
+            f"sources.{name}: {settings.type} cannot be made: {error}",
+            hint="it must be importable where `evermark up` runs, and take the keys under `options`",
+        ) from error
+    if not isinstance(made, Source):
+        raise ConfigError(f"sources.{name}: {settings.type} is not an evermark.Source", hint="subclass evermark.Source")
+    return made
+
+
+def open_state(config: Config) -> tuple[EmbeddedPostgres | None, State]:
+    """State as it is, not brought up to date; with the server to stop afterwards where it is an embedded one."""
+    schema = schema_for(config.name)
+    dsn = config.state.dsn
+    if dsn is not None:
+        return None, State(dsn.reveal, schema)
+    server = EmbeddedPostgres(config.data / "state")
+    text = server.start()
+    return server, State(lambda: text, schema)

@@ -1,0 +1,254 @@
+"""Delivery, from lease to threads: the live group, the follower, the queue."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import UTC, datetime
+
+from evermark.app.build import Deployment
+from evermark.app.leasing import HeldLease, acquire
+from evermark.cluster.fence import DELIVER_LEASE
+from evermark.delivery.backlog import distance
+from evermark.delivery.base import CursorVector, MadeBy, Place, Subscription, SubscriptionSpec
+from evermark.delivery.follower import Follower
+from evermark.delivery.live import LiveGroup
+from evermark.delivery.queue import ParkedQueue
+from evermark.delivery.sinks.base import Sink
+from evermark.delivery.work import Delivered, Deliverer, Span
+from evermark.error_policy import Action, action_for
+from evermark.errors import ConflictError, EvermarkError, NotFoundError
+from evermark.log.read import FileRange, LogReader
+from evermark.observe.health import Board
+from evermark.observe.logging import get_logger
+from evermark.observe.metrics import Metrics
+
+_FOLLOW_EVERY_S = 0.2
+_QUEUE_EVERY_S = 1.0
+_REPORT_EVERY_S = 2.0
+_BEHIND_AT_ONCE = 8
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+class DeploymentLog:
+    """`LogView` over state's heads and the Delta tables. When a head moved is when we first saw it there."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self._d = deployment
+        self._readers: dict[str, LogReader] = {}
+        self._seen: dict[Place, tuple[int, datetime]] = {}
+        self._lock = threading.Lock()
+
+    def heads(self) -> Mapping[Place, tuple[int, datetime]]:
+        now = _now()
+        with self._lock:
+            for source in self._d.sources:
+                for partition, head in self._d.heads.load(source).items():
+                    place = Place(source, partition)
+                    if self._seen.get(place, (-1, now))[0] != head.batch:
+                        self._seen[place] = (head.batch, now)
+            return dict(self._seen)
+
+    def files(self, source: str) -> list[FileRange]:
+        with self._lock:
+            reader = self._readers.setdefault(source, LogReader(self._d.log_folder(source)))
+            return reader.files()
+
+
+class DeliveryRunner:
+    """Stands by for the `deliver` lease; while it has it, nobody else delivers for this deployment."""
+
+    def __init__(
+        self, deployment: Deployment, deliverer: Deliverer, sink: Sink, board: Board, metrics: Metrics
+    ) -> None:
+        self._d = deployment
+        self._deliverer = deliverer
+        self._sink = sink
+        self._board = board
+        self._metrics = metrics
+        self._log = get_logger(part="deliver")
+        self._view = DeploymentLog(deployment)
+        self._stopping = threading.Event()
+        self._wake = threading.Event()
+        self._live: LiveGroup | None = None
+        self._busy: set[str] = set()
+        self._busy_lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="deliver", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._wake.set()
+
+    def join(self, timeout_s: float) -> bool:
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def on_span(self, span: Span) -> None:
+        """A batch was just taken: deliver it now if the live group is right before it."""
+        live = self._live
+        if live is None:
+            return
+        try:
+            done = live.hand_over(span)
+        except EvermarkError as error:
+            self._log.warning("hand-over failed; the follower takes it", error=error, batch=span.to)
+            done = False
+        self._metrics.handovers.labels("delivered" if done else "left").inc()
+        if not done:
+            self._wake.set()
+
+    def least_cursors(self, source: str) -> dict[int, int]:
+        """Per partition of a source, the batch that every reader has passed."""
+        least: dict[int, int] = {}
+        for cursors in (self._d.delivery.group().cursors, *self._d.delivery.cursors_outside().values()):
+            for place, batch in cursors.items():
+                if place.source == source:
+                    least[place.partition] = min(batch, least.get(place.partition, batch))
+        return least
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            lease = acquire(self._d.leases, DELIVER_LEASE, self._d.holder, self._stopping, self._say_standby)
+            if lease is None:
+                return
+            held = HeldLease(self._d.leases, lease, self._wake.set)
+            self._metrics.lease_held.labels(lease.name).set(1)
+            try:
+                self._own(held)
+            except Exception as error:  # noqa: BLE001 - an unknown failure must not end the thread in silence
+                self._log.error("delivery failed; it is started again", error=error)
+                self._stopping.wait(1.0)
+            finally:
+                self._live = None
+                self._board.delivering = False
+                self._metrics.lease_held.labels(lease.name).set(0)
+                held.close()
+
+    def _own(self, held: HeldLease) -> None:
+        epoch = held.lease.epoch
+        store = self._d.delivery
+        store.register(self._d.specs, MadeBy.FILE, self._starts(), epoch)
+        live = LiveGroup(store, self._deliverer, epoch, _now, self._on_delivered)
+        follower = Follower(store, self._view, live, self._deliverer, epoch, _now, self._on_delivered)
+        queue = ParkedQueue(store, self._sink, self._d.box.open, epoch, _now, random.random)
+        self._live = live
+        self._board.delivering = True
+        self._log.info("delivering", epoch=epoch, subscriptions=len(store.subscriptions()))
+        ended = threading.Event()
+
+        def over() -> bool:
+            return ended.is_set() or self._stopping.is_set() or held.lost.is_set()
+
+        with ThreadPoolExecutor(_BEHIND_AT_ONCE, thread_name_prefix="behind") as pool:
+            queue_thread = threading.Thread(
+                target=self._repeat, args=(queue.run, over, _QUEUE_EVERY_S), name="queue", daemon=True
+            )
+            report_thread = threading.Thread(
+                target=self._repeat, args=(self._report, over, _REPORT_EVERY_S), name="report", daemon=True
+            )
+            queue_thread.start()
+            report_thread.start()
+            try:
+                self._follow(follower, pool, over)
+            finally:
+                ended.set()
+                queue_thread.join(timeout=5)
+                report_thread.join(timeout=5)
+
+    def _follow(self, follower: Follower, pool: ThreadPoolExecutor, over: Callable[[], bool]) -> None:
+        while not over():
+            moved = False
+            try:
+                moved = follower.catch_up_group()
+                for subscription in follower.due():
+                    self._catch_up_in(pool, follower, subscription, over)
+            except (ConflictError, NotFoundError) as error:
+                self._log.info("follower looks again", error=error)
+            except EvermarkError as error:
+                if action_for(error) is not Action.RETRY:
+                    raise
+                self._log.warning("follower waits", error=error)
+                self._stopping.wait(1.0)
+            if not moved:
+                self._wake.wait(_FOLLOW_EVERY_S)
+                self._wake.clear()
+
+    def _catch_up_in(
+        self, pool: ThreadPoolExecutor, follower: Follower, subscription: Subscription, over: Callable[[], bool]
+    ) -> None:
+        """One thread per subscription that is behind, at most: a bad receiver holds up nobody but itself."""
+        with self._busy_lock:
+            if subscription.name in self._busy or len(self._busy) >= _BEHIND_AT_ONCE:
+                return
+            self._busy.add(subscription.name)
+
+        def work() -> None:
+            current: Subscription | None = subscription
+            while current is not None and not over() and follower.catch_up(current):
+                current = next((s for s in follower.due() if s.name == subscription.name), None)
+
+        def done(future: Future[None]) -> None:
+            with self._busy_lock:
+                self._busy.discard(subscription.name)
+            error = future.exception()
+            if error is not None:
+                self._log.warning("subscription not moved", subscription=subscription.name, error=error)
+
+        pool.submit(work).add_done_callback(done)
+
+    def _repeat(self, step: Callable[[], object], over: Callable[[], bool], every_s: float) -> None:
+        while not over():
+            try:
+                step()
+            except Exception as error:  # noqa: BLE001 - tried again at the next turn
+                self._log.warning("delivery step failed", step=step.__qualname__, error=error)
+            self._stopping.wait(every_s)
+
+    def _report(self) -> None:
+        heads = {place: head for place, (head, _) in self._view.heads().items()}
+        live = self._d.delivery.group()
+        outside = self._d.delivery.cursors_outside()
+        for name in self._d.delivery.subscriptions():
+            self._metrics.lag_batches.labels(name).set(distance(outside.get(name, live.cursors), heads))
+        for name, counts in self._d.delivery.parked_counts().items():
+            for state, count in counts.items():
+                self._metrics.queue_rows.labels(name, state).set(count)
+
+    def _on_delivered(self, place: Place, results: list[Delivered]) -> None:
+        for result in results:
+            outcome = result.outcome
+            self._metrics.delivered.labels(result.subscription).inc(outcome.accepted)
+            if outcome.parked:
+                self._metrics.parked.labels(result.subscription).inc(len(outcome.parked))
+            if outcome.fate != "done":
+                self._metrics.failures.labels(result.subscription, outcome.fate).inc()
+                self._log.warning(
+                    "subscription fell behind",
+                    subscription=result.subscription,
+                    source=place.source,
+                    fate=str(outcome.fate),
+                    reason=outcome.reason,
+                )
+
+    def _starts(self) -> dict[str, CursorVector]:
+        """Where new subscriptions begin that do not begin now."""
+        return {spec.name: self._start_of(spec) for spec in self._d.specs if spec.start != "now"}
+
+    def _start_of(self, spec: SubscriptionSpec) -> CursorVector:
+        places = self._view.heads()
+        if spec.start == "beginning":
+            return dict.fromkeys(places, 0)
+        return {
+            place: LogReader(self._d.log_folder(place.source)).batch_at(place.partition, spec.start) for place in places
+        }
+
+    def _say_standby(self) -> None:
+        self._log.info("standing by: another instance delivers")

@@ -1,0 +1,349 @@
+"""`evermark demo`: the main job on embedded parts, with the pipeline killed twice while orders flow.
+
+A shop writes orders into its own Postgres. Evermark takes them and delivers them to three receivers, one of which
+fails now and then. The demo passes only if what the receivers wrote down, after their own dedup, equals what was
+committed in the shop's database.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+import pyarrow.parquet as pq
+
+from evermark.embedded.postgres import EmbeddedPostgres
+from evermark.errors import EvermarkError
+from evermark.log.read import LogReader
+from evermark.state.connection import schema_for
+
+_SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"  # noqa: S105 - made up, for this demo's loopback receivers
+_DRAIN_S = 180.0
+_UP_S = 180.0
+_DEPLOYMENT = "demo"
+
+_ORDERS = """
+create table public.orders (
+  id bigint generated always as identity primary key,
+  customer text not null,
+  total numeric(10, 2) not null,
+  status text not null default 'new',
+  placed_at timestamptz not null default now()
+)
+"""
+
+_CONFIG = """\
+version: 1
+name: {name}
+data: {data}
+server: {{listen: "127.0.0.1:0"}}
+sources:
+  shop: {{type: postgres, dsn: "${{SHOP_DSN}}", tables: [public.orders]}}
+subscriptions:
+  billing:   {{url: "http://127.0.0.1:{billing}/", secret: "${{DEMO_SECRET}}", allow_networks: [127.0.0.0/8]}}
+  shipping:  {{url: "http://127.0.0.1:{shipping}/", secret: "${{DEMO_SECRET}}", allow_networks: [127.0.0.0/8]}}
+  big_deals:
+    url: "http://127.0.0.1:{big_deals}/"
+    secret: "${{DEMO_SECRET}}"
+    allow_networks: [127.0.0.0/8]
+    where: "op = 'insert' and data.total > 50"
+    bundle: 20
+"""
+
+_RECEIVERS = {"billing": [], "shipping": ["--fail", "503:2%", "--seed", "7"], "big_deals": []}
+_WANTED = {
+    "billing": "true",
+    "shipping": "true",
+    "big_deals": "op = 'insert' and (payload->>'total')::numeric > 50",
+}
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """What went in and what came out. `lost` counts events a receiver should have and does not."""
+
+    produced: int
+    taken: int
+    delivered: int
+    duplicates_dropped: int
+    parked: int
+    lost: int
+
+    def line(self) -> str:
+        return "ledger " + " ".join(f"{name}={value}" for name, value in vars(self).items())
+
+
+class Shop(threading.Thread):
+    """Places, changes and cancels orders at a steady rate, in transactions of different sizes."""
+
+    def __init__(self, dsn: str, rate: float) -> None:
+        super().__init__(name="shop", daemon=True)
+        self._dsn = dsn
+        self._rate = rate
+        self._done = threading.Event()
+        self._random = random.Random(2026)
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            with psycopg.connect(self._dsn) as conn:
+                began, made = time.monotonic(), 0
+                while not self._done.is_set():
+                    made += self._transaction(conn)
+                    ahead = made / self._rate - (time.monotonic() - began)
+                    if ahead > 0:
+                        self._done.wait(ahead)
+        except psycopg.Error as error:
+            self.error = error
+
+    def finish(self) -> None:
+        self._done.set()
+        self.join()
+
+    def _transaction(self, conn: psycopg.Connection[tuple[object, ...]]) -> int:
+        size = self._random.choice((1, 1, 1, 2, 5, 20))
+        with conn.transaction(), conn.cursor() as cursor:
+            for _ in range(size):
+                draw = self._random.random()
+                if draw < 0.8:
+                    cursor.execute(
+                        "insert into public.orders (customer, total) values (%s, %s)",
+                        (f"customer {self._random.randrange(1000)}", round(self._random.uniform(1, 100), 2)),
+                    )
+                else:
+                    change = "delete from public.orders" if draw > 0.97 else "update public.orders set status = 'paid'"
+                    newest = "(select max(id) from public.orders)"
+                    cursor.execute(f"{change} where id = {newest} - %s", (self._random.randrange(50),))
+        return size
+
+
+class Demo:
+    def __init__(self, folder: Path, seconds: float, rate: float, say: Callable[[str], None]) -> None:
+        self.folder = folder
+        self._seconds = seconds
+        self._rate = rate
+        self._say = say
+        self._records = {name: folder / f"{name}.jsonl" for name in _RECEIVERS}
+        self._env = dict(os.environ)
+
+    def run(self) -> Ledger:
+        with EmbeddedPostgres(self.folder / "shop") as server, self._receivers() as ports:
+            dsn = server.dsn()
+            self._env |= {"SHOP_DSN": dsn, "DEMO_SECRET": _SECRET}
+            with psycopg.connect(dsn, autocommit=True) as conn:
+                conn.execute(_ORDERS)
+            config = self.folder / "evermark.yaml"
+            config.write_text(_CONFIG.format(name=_DEPLOYMENT, data=self.folder / "data", **ports))
+            self._evermark("source", "install", "shop", "-c", str(config))
+            self._say("installed: schema pgstream, publication, slot and capture triggers in the shop's database")
+            shop = Shop(dsn, self._rate)
+            self._act(config, dsn, shop)
+            if shop.error is not None:
+                raise EvermarkError(f"the shop could not write: {shop.error}")
+            return self._ledger(dsn)
+
+    def _act(self, config: Path, dsn: str, shop: Shop) -> None:
+        """Produce all the while; kill the pipeline twice; let it drain; stop it properly."""
+        pipeline = self._up(config)
+        try:
+            shop.start()
+            self._say(f"the shop writes about {self._rate:.0f} changes a second")
+            for strike in (1, 2):
+                self._wait_for_growth()
+                time.sleep(self._seconds / 3)
+                pipeline.kill()
+                pipeline.wait()
+                self._say(f"kill -9 number {strike}: the pipeline is gone, the shop goes on")
+                time.sleep(self._seconds / 30)
+                pipeline = self._up(config)
+            self._wait_for_growth()
+            time.sleep(self._seconds / 3)
+            shop.finish()
+            self._say("the shop is closed; draining")
+            self._drain(dsn)
+            pipeline.send_signal(signal.SIGTERM)
+            code = pipeline.wait(timeout=60)
+            self._say(f"the pipeline was stopped with SIGTERM and ended with code {code}")
+            if code != 0:
+                raise EvermarkError(f"the pipeline ended with code {code}", hint=f"see {self.folder / 'up.log'}")
+        finally:
+            shop.finish() if shop.ident else None
+            if pipeline.poll() is None:
+                pipeline.kill()
+                pipeline.wait()
+
+    def _up(self, config: Path) -> subprocess.Popen[bytes]:
+        with (self.folder / "up.log").open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "evermark.cli.main", "up", "-c", str(config)],
+                env=self._env,
+                stdout=log,
+                stderr=log,
+            )
+
+    def _evermark(self, *words: str) -> None:
+        ran = subprocess.run(
+            [sys.executable, "-m", "evermark.cli.main", *words],
+            env=self._env,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if ran.returncode != 0:
+            raise EvermarkError(f"`evermark {' '.join(words[:2])}` failed: {ran.stderr.strip()}")
+
+    @contextmanager
+    def _receivers(self) -> Iterator[dict[str, int]]:
+        started: list[subprocess.Popen[bytes]] = []
+        ports: dict[str, int] = {}
+        env = {**self._env, "EVERMARK_SECRET": _SECRET}
+        try:
+            for name, options in _RECEIVERS.items():
+                out = self.folder / f"{name}.log"
+                command = [sys.executable, "-m", "evermark.cli.main", "listen", "--port", "0", "--json"]
+                with out.open("wb") as log:
+                    started.append(
+                        subprocess.Popen(
+                            [*command, "--record", str(self._records[name]), *options], env=env, stdout=log, stderr=log
+                        )
+                    )
+                ports[name] = _port_in(out)
+            yield ports
+        finally:
+            for process in started:
+                process.terminate()
+            for process in started:
+                process.wait(timeout=20)
+
+    def _handled(self, name: str) -> tuple[set[str], int]:
+        """Ids the receiver's handler saw, and how many duplicates it dropped, from the receiver's own record."""
+        ids: set[str] = set()
+        duplicates = 0
+        path = self._records[name]
+        for line in path.read_text().splitlines(keepends=True) if path.exists() else ():
+            if not line.endswith("\n"):
+                break  # being written just now
+            row = json.loads(line)
+            if row["duplicate"]:
+                duplicates += 1
+            elif row["id"] in ids:
+                raise EvermarkError(f"the handler of {name} saw {row['id']} twice")
+            else:
+                ids.add(row["id"])
+        return ids, duplicates
+
+    def _wait_for_growth(self) -> None:
+        """Until something new was delivered: killing before that would prove nothing."""
+        before = self._records["billing"].stat().st_size if self._records["billing"].exists() else 0
+        deadline = time.monotonic() + _UP_S
+        while time.monotonic() < deadline:
+            if self._records["billing"].exists() and self._records["billing"].stat().st_size > before:
+                return
+            time.sleep(0.1)
+        raise EvermarkError(
+            f"nothing was delivered within {_UP_S:.0f} s",
+            hint=f"see {self.folder / 'up.log'} for what the pipeline said",
+        )
+
+    def _expected(self, dsn: str) -> dict[str, set[str]]:
+        with psycopg.connect(dsn) as conn:
+            return {
+                name: {
+                    str(row[0])
+                    for row in conn.execute(f"select id from pgstream.events where op <> 'control' and {wanted}")
+                }
+                for name, wanted in _WANTED.items()
+            }
+
+    def _drain(self, dsn: str) -> None:
+        expected = self._expected(dsn)
+        deadline = time.monotonic() + _DRAIN_S
+        while time.monotonic() < deadline:
+            if all(expected[name] <= self._handled(name)[0] for name in expected):
+                return
+            time.sleep(0.5)
+
+    def _ledger(self, dsn: str) -> Ledger:
+        expected = self._expected(dsn)
+        handled = {name: self._handled(name) for name in expected}
+        strangers = {name: handled[name][0] - expected[name] for name in expected}
+        if any(strangers.values()):
+            raise EvermarkError(f"receivers have events that were never committed: {strangers}")
+        logged = self._logged()
+        if len(logged) != len(set(logged)):
+            raise EvermarkError("the log holds an event twice")
+        produced = expected["billing"]
+        missing = sum(len(expected[name] - handled[name][0]) for name in expected) + len(produced - set(logged))
+        return Ledger(
+            produced=len(produced),
+            taken=len(set(logged) & produced),
+            delivered=sum(len(ids) for ids, _ in handled.values()),
+            duplicates_dropped=sum(count for _, count in handled.values()),
+            parked=self._parked(),
+            lost=missing,
+        )
+
+    def _logged(self) -> list[str]:
+        files = LogReader(self.folder / "data" / "log" / "shop").files()
+        return [i for f in files for i in pq.read_table(f.path, columns=["event_id"])["event_id"].to_pylist()]
+
+    def _parked(self) -> int:
+        with (
+            EmbeddedPostgres(self.folder / "data" / "state") as server,
+            psycopg.connect(server.dsn()) as conn,
+        ):
+            table = f"{schema_for(_DEPLOYMENT)}.enqueued_messages"
+            row = conn.execute(f"select count(*) from {table}").fetchone()
+            return int(row[0]) if row else 0
+
+
+def _port_in(log: Path) -> int:
+    """The port a receiver says it listens on."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        for line in log.read_text().splitlines():
+            try:
+                found = json.loads(line).get("port")
+            except ValueError:
+                continue
+            if found:
+                return int(found)
+        time.sleep(0.05)
+    raise EvermarkError("a receiver did not start", hint=log.read_text()[-500:])
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+def run_demo(seconds: float, rate: float, keep: Path | None, say: Callable[[str], None] = _say) -> int:
+    """0 only if nothing was lost. The ledger is the last line on stdout."""
+    folder = keep or Path(tempfile.mkdtemp(prefix="evermark-demo-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o711)
+    try:
+        ledger = Demo(folder, seconds, rate, say).run()
+    except EvermarkError:
+        say(f"what was left is in {folder}")
+        raise
+    sys.stdout.write(ledger.line() + "\n")
+    good = ledger.lost == 0 and ledger.produced > 0 and ledger.taken == ledger.produced
+    if good and keep is None:
+        shutil.rmtree(folder, ignore_errors=True)
+    elif not good:
+        say(f"what was left is in {folder}")
+    return 0 if good else 1

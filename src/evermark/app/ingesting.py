@@ -1,0 +1,265 @@
+"""One source, from lease to query, for as long as the process lives."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from evermark.app.build import Deployment
+from evermark.app.leasing import HeldLease, acquire
+from evermark.cluster.fence import source_lease
+from evermark.delivery.base import Place
+from evermark.delivery.work import Span
+from evermark.error_policy import Action, action_for, backoff_s
+from evermark.errors import EvermarkError, StaleError
+from evermark.ingest.gather import WHOLE_SOURCE, Gathered
+from evermark.ingest.take import Taken, Taker
+from evermark.log.append import DeltaLog
+from evermark.log.care import Care
+from evermark.log.mend import set_aside_torn
+from evermark.log.read import LogReader
+from evermark.observe.health import Board, PartitionHealth, PartitionReport
+from evermark.observe.logging import get_logger
+from evermark.observe.metrics import Metrics
+from evermark.sources.base import Limit
+from evermark.spark.datasource import IngestPlan
+from evermark.spark.ingest import IngestQuery
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_CARE_EVERY_S = 1.0
+# A query that ran this long before it failed was well: its next failure is a first one again.
+_WELL_AFTER_S = 60.0
+
+
+@dataclass
+class _Trouble:
+    attempts: int = 0
+    not_before: float = 0.0
+    stopped: bool = False
+
+
+class SourceRunner:
+    """Stands by for the source's lease, then reads it; one failed partition never stops the others."""
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        spark: SparkSession,
+        name: str,
+        scratch: Path,
+        board: Board,
+        metrics: Metrics,
+        on_span: Callable[[Span], None],
+        least_cursors: Callable[[str], dict[int, int]],
+        limit: Limit,
+    ) -> None:
+        self.name = name
+        self._d = deployment
+        self._source = deployment.sources[name]
+        self._folder = deployment.log_folder(name)
+        self._spark = spark
+        self._scratch = scratch
+        self._board = board
+        self._metrics = metrics
+        self._on_span = on_span
+        self._least_cursors = least_cursors
+        self._limit = limit
+        self._stopping = threading.Event()
+        self._query: IngestQuery | None = None
+        self._trouble: dict[int, _Trouble] = {}
+        self._log = get_logger(source=name)
+        self._thread = threading.Thread(target=self._run, name=f"source {name}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._end_query()
+
+    def join(self, timeout_s: float) -> bool:
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _end_query(self) -> None:
+        query = self._query
+        if query is not None:
+            query.stop()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            lease = acquire(self._d.leases, source_lease(self.name), self._d.holder, self._stopping, self._say_standby)
+            if lease is None:
+                return
+            held = HeldLease(self._d.leases, lease, self._end_query)
+            self._metrics.lease_held.labels(lease.name).set(1)
+            care = threading.Event()
+            housekeeper = threading.Thread(target=self._care, args=(care,), name=f"care {self.name}", daemon=True)
+            try:
+                self._log.info("source owned", epoch=lease.epoch)
+                housekeeper.start()
+                self._own(held)
+            except EvermarkError as error:
+                self._whole_source_failed(error)
+            except Exception as error:  # noqa: BLE001 - an unknown failure must not end the thread in silence
+                self._whole_source_failed(EvermarkError(f"{type(error).__name__}: {error}"[:1000]))
+            finally:
+                care.set()
+                self._metrics.lease_held.labels(lease.name).set(0)
+                held.close()
+
+    def _own(self, held: HeldLease) -> None:
+        heads = self._d.heads.load(self.name)
+        torn = set_aside_torn(self._folder, max((h.delta_version for h in heads.values()), default=-1))
+        if torn:
+            self._log.warning("commits that never reached the disk whole were set aside", versions=torn)
+        log = DeltaLog(self._folder)
+        taker = Taker(
+            self.name,
+            held.lease.epoch,
+            self._source,
+            log,
+            LogReader(self._folder),
+            self._d.heads,
+            self._d.checkpoints,
+            on_unconfirmed=lambda error: self._log.info("source not confirmed yet", error=error),
+        )
+        while not self._stopping.is_set() and not held.lost.is_set():
+            active, wait_s = self._ready_partitions()
+            if not active:
+                self._stopping.wait(min(wait_s, 1.0))
+                continue
+            began = time.monotonic()
+            failed = self._read(taker, active)
+            if time.monotonic() - began > _WELL_AFTER_S:
+                self._trouble.clear()
+            if any(action_for(e) is Action.STEP_DOWN for e in failed.values()):
+                self._log.warning("stepping down", error=next(iter(failed.values())))
+                return
+            if failed and not self._still_ours(held):
+                return  # whatever it was, a stale owner saw it: nobody is to blame
+            for partition, error in failed.items():
+                self._note_failure(active if partition == WHOLE_SOURCE else [partition], error)
+
+    def _still_ours(self, held: HeldLease) -> bool:
+        try:
+            self._d.leases.require(held.lease)
+        except StaleError as error:
+            self._log.warning("stepping down", error=error)
+            return False
+        except EvermarkError:
+            pass  # state cannot be asked just now; the failure stands
+        return True
+
+    def _read(self, taker: Taker, active: list[int]) -> dict[int, EvermarkError]:
+        try:
+            resumes = {p: taker.begin(p) for p in active}
+            starts = {p: r.position for p, r in resumes.items() if r.position is not None}
+            self._source.check(starts)
+        except EvermarkError as error:
+            return {WHOLE_SOURCE: error}
+        repeats = {p: r.repeats_to for p, r in resumes.items()}
+        plan = IngestPlan(self.name, self._source, str(self._folder), starts, repeats, self._limit)
+        self._query = IngestQuery(
+            self._spark, plan, taker, self._scratch, self._on_taken, on_gathered=self._on_gathered
+        )
+        for partition in active:
+            self._board.put(self.name, partition, PartitionReport(PartitionHealth.HEALTHY))
+            self._metrics.partition_up.labels(self.name, partition).set(1)
+        self._log.info("reading", partitions=active)
+        try:
+            if self._stopping.is_set():
+                return {}
+            return self._query.run()
+        except EvermarkError as error:
+            return {WHOLE_SOURCE: error}
+        finally:
+            self._query = None
+
+    def _ready_partitions(self) -> tuple[list[int], float]:
+        now = time.monotonic()
+        waits: list[float] = []
+        ready: list[int] = []
+        for partition in self._source.partitions():
+            trouble = self._trouble.get(partition, _Trouble())
+            if trouble.stopped:
+                continue
+            (ready.append(partition) if trouble.not_before <= now else waits.append(trouble.not_before - now))
+        return ready, min(waits, default=1.0)
+
+    def _note_failure(self, partitions: list[int], error: EvermarkError) -> None:
+        for partition in partitions:
+            trouble = self._trouble.setdefault(partition, _Trouble())
+            trouble.attempts += 1
+            self._metrics.partition_restarts.labels(self.name, partition).inc()
+            self._metrics.partition_up.labels(self.name, partition).set(0)
+            # What nobody thought of is tried a few times: a worker that was killed looks like that, too.
+            unknown = type(error) is EvermarkError and trouble.attempts <= 5
+            if action_for(error) is Action.RETRY or unknown:
+                delay = backoff_s(trouble.attempts - 1) * random.uniform(0.8, 1.2)
+                trouble.not_before = time.monotonic() + delay
+                self._log.warning("partition failed", partition=partition, error=error, again_in_s=round(delay, 1))
+                state = PartitionHealth.STALE
+            else:
+                trouble.stopped = True
+                self._log.error("partition stopped", partition=partition, error=error)
+                state = PartitionHealth.FAILED
+            self._board.put(self.name, partition, PartitionReport(state, reason=error.message, hint=error.hint))
+
+    def _whole_source_failed(self, error: EvermarkError) -> None:
+        if action_for(error) is Action.STEP_DOWN:
+            self._log.warning("stepping down", error=error)
+            return
+        self._note_failure(list(self._source.partitions()), error)
+        self._stopping.wait(1.0)
+
+    def _say_standby(self) -> None:
+        self._log.info("standing by: another instance owns this source")
+        self._board.put(self.name, 0, PartitionReport(PartitionHealth.STANDBY))
+
+    def _on_gathered(self, gathered: Gathered) -> None:
+        for taken in gathered.taken:
+            if taken.duplicates:
+                self._metrics.duplicates_dropped.labels(self.name, taken.partition).inc(taken.duplicates)
+
+    def _on_taken(self, taken: Taken) -> None:
+        rows = taken.append.rows
+        now = datetime.now(UTC)
+        self._metrics.checkpoints_saved.labels(self.name, taken.partition).inc()
+        self._board.seen(self.name, taken.partition, rows, now, _lag_s(taken, now))
+        if not rows:
+            return
+        self._metrics.events_taken.labels(self.name, taken.partition).inc(rows)
+        self._metrics.batches_taken.labels(self.name, taken.partition).inc()
+        self._metrics.log_head.labels(self.name, taken.partition).set(taken.batch)
+        paths = tuple(str(self._folder / f.path) for f in taken.append.files)
+        place = Place(self.name, taken.partition)
+        self._on_span(Span(place, taken.batch - 1, taken.batch, paths, rows, exact=True))
+
+    def _care(self, done: threading.Event) -> None:
+        care = Care(self._folder, self._d.config.log.retention)
+        while not done.wait(_CARE_EVERY_S):
+            try:
+                report = care.run(self._least_cursors(self.name))
+            except Exception as error:  # noqa: BLE001 - care must not end; it is tried again
+                self._log.warning("log care failed", error=error)
+                continue
+            for what, count in vars(report).items():
+                if count:
+                    self._metrics.care.labels(what).inc(count)
+
+
+def _lag_s(taken: Taken, now: datetime) -> float:
+    """Age of the oldest event in the batch, from its file's statistics."""
+    oldest = [f.stats["event_time"][0] for f in taken.append.files if f.stats.get("event_time", [None])[0]]
+    if not oldest:
+        return 0.0
+    return max(0.0, (now - datetime.fromisoformat(min(oldest))).total_seconds())

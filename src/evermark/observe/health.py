@@ -1,0 +1,96 @@
+"""Health as people ask for it: per partition, then for the whole. Pure, but for the board that threads write on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+LAGGING_AFTER_S = 30.0
+
+
+class PartitionHealth(StrEnum):
+    HEALTHY = "healthy"
+    LAGGING = "lagging"
+    STALE = "stale"
+    FAILED = "failed"
+    STANDBY = "standby"  # another instance owns it; that is no illness
+
+
+@dataclass(frozen=True)
+class PartitionReport:
+    state: PartitionHealth
+    last_event_at: datetime | None = None
+    last_batch_at: datetime | None = None
+    lag_s: float = 0.0
+    events: int = 0
+    reason: str = ""
+    hint: str = ""
+
+
+class Board:
+    """Where threads write how they are, and the server reads it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._partitions: dict[str, PartitionReport] = {}
+        self.delivering = False
+
+    def put(self, source: str, partition: int, report: PartitionReport) -> None:
+        with self._lock:
+            self._partitions[f"{source}/{partition}"] = report
+
+    def seen(self, source: str, partition: int, events: int, at: datetime, lag_s: float) -> None:
+        """A batch was taken."""
+        state = PartitionHealth.LAGGING if lag_s > LAGGING_AFTER_S else PartitionHealth.HEALTHY
+        with self._lock:
+            old = self._partitions.get(f"{source}/{partition}", PartitionReport(state))
+            last = at if events else old.last_event_at
+            self._partitions[f"{source}/{partition}"] = replace(
+                old,
+                state=state,
+                last_event_at=last,
+                last_batch_at=at,
+                lag_s=lag_s,
+                events=old.events + events,
+                reason="",
+            )
+
+    def partitions(self) -> dict[str, PartitionReport]:
+        with self._lock:
+            return dict(self._partitions)
+
+
+def overall(reports: Mapping[str, PartitionReport]) -> str:
+    """unhealthy when at least half of the partitions are unwell, degraded when any is."""
+    unwell = sum(r.state not in (PartitionHealth.HEALTHY, PartitionHealth.STANDBY) for r in reports.values())
+    if not unwell:
+        return "healthy"
+    return "unhealthy" if 2 * unwell >= len(reports) else "degraded"
+
+
+def as_json(reports: Mapping[str, PartitionReport], *, version: str, uptime_s: float) -> dict[str, Any]:
+    return {
+        "status": overall(reports),
+        "version": version,
+        "uptime_s": round(uptime_s, 1),
+        "partitions": {
+            name: {
+                "status": str(r.state),
+                "lag_s": round(r.lag_s, 3),
+                "events": r.events,
+                "last_event": r.last_event_at.isoformat() if r.last_event_at else None,
+                "reason": r.reason,
+                "hint": r.hint,
+            }
+            for name, r in sorted(reports.items())
+        },
+    }
+
+
+def ready(reports: Mapping[str, PartitionReport]) -> bool:
+    """Can take events, or stands by for whoever does. A dead receiver does not make it unready."""
+    return bool(reports) and any(r.state is not PartitionHealth.FAILED for r in reports.values())

@@ -1,0 +1,74 @@
+"""The small HTTP server of every instance: /livez, /readyz, /health, /metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from importlib.metadata import version
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from evermark.errors import ConfigError
+from evermark.observe.health import Board, as_json, ready
+from evermark.observe.metrics import Metrics
+
+
+class Server:
+    """Runs in a thread of its own, so that it answers while everything else is busy."""
+
+    def __init__(self, host: str, port: int, board: Board, metrics: Metrics) -> None:
+        self._host, self._port = host, port
+        self._board, self._metrics = board, metrics
+        self._started = time.monotonic()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="server", daemon=True)
+        self._runner: web.AppRunner | None = None
+        self.port = port
+
+    def start(self) -> None:
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result()
+
+    def stop(self) -> None:
+        if self._runner is not None:
+            asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(timeout=5)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=5)
+
+    async def _start(self) -> None:
+        app = web.Application(client_max_size=64 * 1024)
+        app.add_routes(
+            [
+                web.get("/livez", self._livez),
+                web.get("/readyz", self._readyz),
+                web.get("/health", self._health),
+                web.get("/metrics", self._metrics_text),
+            ]
+        )
+        self._runner = web.AppRunner(app, access_log=None)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, self._host, self._port)
+        try:
+            await site.start()
+        except OSError as error:
+            raise ConfigError(
+                f"server.listen: cannot listen on {self._host}:{self._port}: {error.strerror or error}",
+                hint="another program has the port; set server.listen to a free one, or 127.0.0.1:0 for any",
+            ) from error
+        self.port = self._runner.addresses[0][1]
+
+    async def _livez(self, _: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _readyz(self, _: web.Request) -> web.Response:
+        good = ready(self._board.partitions())
+        return web.Response(text="ready\n" if good else "not ready\n", status=200 if good else 503)
+
+    async def _health(self, _: web.Request) -> web.Response:
+        body = as_json(self._board.partitions(), version=version("evermark"), uptime_s=time.monotonic() - self._started)
+        return web.json_response(body, status=503 if body["status"] == "unhealthy" else 200)
+
+    async def _metrics_text(self, _: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(self._metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
