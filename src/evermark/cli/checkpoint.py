@@ -1,0 +1,158 @@
+"""`evermark checkpoint`: where each partition stopped; kept, put back, forgotten."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from evermark.cli.console import JsonOption, noun, say, show
+from evermark.cli.deployment import (
+    DEFAULT_CONFIG,
+    ConfigOption,
+    as_deliverer,
+    held_sources,
+    known_source,
+    opened,
+)
+from evermark.errors import ConfigError, ConflictError, NotFoundError
+
+if TYPE_CHECKING:
+    from evermark.app.build import Deployment
+    from evermark.checkpoints.base import Checkpoint
+
+app = noun("Where each source partition stopped.")
+
+FileArgument = Annotated[Path, typer.Argument(metavar="FILE", show_default=False)]
+
+
+@app.command("list")
+def list_checkpoints(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
+    """Everything before a checkpoint's position is in the log, durably."""
+    with opened(config) as deployment:
+        rows: list[dict[str, Any]] = [
+            {"source": source, "partition": partition, **vars(checkpoint)}
+            for (source, partition), checkpoint in _all(deployment).items()
+        ]
+    columns = ("source", "partition", "batch", "epoch", "position")
+    show(rows, columns, as_json=as_json, empty="there is none yet; `evermark up` makes them")
+
+
+@app.command()
+def backup(
+    file: FileArgument,
+    config: ConfigOption = DEFAULT_CONFIG,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+) -> None:
+    """Write all checkpoints to a file. Instances may go on running."""
+    from evermark.checkpoints.backup import to_text, write_backup
+
+    with opened(config) as deployment:
+        _require_durable(deployment)
+        found = _all(deployment)
+        text = to_text(deployment.config.name, found, datetime.now(UTC))
+    write_backup(file, text, force=force)
+    say(f"wrote {len(found)} checkpoints to {file}")
+
+
+@app.command()
+def restore(file: FileArgument, config: ConfigOption = DEFAULT_CONFIG) -> None:
+    """Put the checkpoints of a file back. Refused while an instance reads one of their sources."""
+    from evermark.checkpoints.backup import read_backup
+    from evermark.checkpoints.base import Checkpoint
+
+    kept = read_backup(file)
+    with opened(config) as deployment:
+        _require_durable(deployment)
+        if kept.deployment != deployment.config.name:
+            raise ConfigError(
+                f"{file.name} is of deployment {kept.deployment[:80]!r}, and this is {deployment.config.name!r}",
+                hint="name the file of this deployment",
+            )
+        names = {known_source(deployment.sources, source) for source, _ in kept.checkpoints}
+        with held_sources(deployment, names) as leases:
+            for (source, partition), checkpoint in kept.checkpoints.items():
+                _require_logged(deployment, source, partition, checkpoint)
+            for (source, partition), checkpoint in kept.checkpoints.items():
+                again = Checkpoint(checkpoint.position, checkpoint.batch, leases[source].epoch)
+                deployment.checkpoints.save(source, partition, again)
+    say(f"restored {len(kept.checkpoints)} checkpoints of {kept.made_at}; next: evermark up")
+
+
+@app.command()
+def reset(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", show_default=False)],
+    config: ConfigOption = DEFAULT_CONFIG,
+    partition: Annotated[int | None, typer.Option(min=0, help="Only this partition.")] = None,
+) -> None:
+    """Forget where a source stopped: the log itself then says where reading goes on.
+
+    Refused while an instance reads the source. Needed when the log was put back from a backup: what it misses is
+    taken from the source again, and delivered again.
+    """
+    from evermark.checkpoints.reset import reset as forget
+
+    with opened(config) as deployment:
+        _require_durable(deployment)
+        known_source(deployment.sources, source)
+        known = {*deployment.checkpoints.list(source), *deployment.heads.load(source)}
+        chosen = sorted(known if partition is None else known & {partition})
+        if not chosen:
+            where = source if partition is None else f"{source}/{partition}"
+            raise NotFoundError(f"no checkpoint of {where}", hint="`evermark checkpoint list` shows those there are")
+        with held_sources(deployment, [source]) as leases:
+            for each in chosen:
+                log_batch = _log_batch(deployment, source, each)
+
+                def step(deliver_epoch: int, each: int = each, log_batch: int = log_batch) -> int:
+                    epoch = leases[source].epoch
+                    return forget(
+                        deployment.state, source, each, log_batch, source_epoch=epoch, deliver_epoch=deliver_epoch
+                    )
+
+                back = as_deliverer(deployment, step)
+                say(f"{source}/{each}: forgotten; {_reads_on(log_batch)}")
+                if back:
+                    say(f"{source}/{each}: {back} readers were ahead of the log and are back at batch {log_batch}")
+
+
+def _reads_on(log_batch: int) -> str:
+    if log_batch:
+        return f"reading goes on where batch {log_batch}, the last in the log, ends"
+    return "the log has nothing of it, so reading begins with the oldest the source has"
+
+
+def _all(deployment: Deployment) -> dict[tuple[str, int], Checkpoint]:
+    return {
+        (source, partition): checkpoint
+        for source in sorted(deployment.sources)
+        for partition, checkpoint in deployment.checkpoints.list(source).items()
+    }
+
+
+def _require_durable(deployment: Deployment) -> None:
+    if deployment.config.reliability.checkpoint.backend == "memory":
+        raise ConfigError(
+            "reliability.checkpoint.backend is memory: checkpoints end with the process that made them",
+            hint="use postgres, the default",
+        )
+
+
+def _require_logged(deployment: Deployment, source: str, partition: int, checkpoint: Checkpoint) -> None:
+    log_batch = _log_batch(deployment, source, partition)
+    if checkpoint.batch > log_batch:
+        raise ConflictError(
+            f"the checkpoint of {source}/{partition} is of batch {checkpoint.batch}, and the log ends at {log_batch}",
+            hint="put the log back first; or forget the checkpoint: evermark checkpoint reset " + source,
+        )
+
+
+def _log_batch(deployment: Deployment, source: str, partition: int) -> int:
+    from evermark.log.read import sources_at
+    from evermark.log.tails import LogTails
+
+    if source not in sources_at(deployment.log_root):
+        return 0
+    return LogTails(deployment.log_folder(source)).batch(partition)

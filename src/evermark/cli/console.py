@@ -1,0 +1,141 @@
+"""What every command says, and how: tables or JSON on stdout, everything else on stderr, exit codes."""
+
+from __future__ import annotations
+
+import base64
+import errno
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import date, datetime
+from typing import IO, Annotated, Any
+
+import typer
+
+from evermark.errors import EvermarkError
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Report as JSON, for programs.")]
+YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+
+EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
+_PIPE_WIDTH = 100_000  # nobody's terminal: a row stays one line
+
+
+def noun(text: str) -> typer.Typer:
+    """The commands of one noun."""
+    return typer.Typer(
+        help=text, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
+    )
+
+
+@contextmanager
+def said_clearly() -> Iterator[None]:
+    """Errors of ours and of the operating system end a command with what, where and what to do: no traceback."""
+    try:
+        yield
+    except EvermarkError as error:
+        show_error(error)
+        raise typer.Exit(EXIT_FAILED) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    except OSError as error:
+        if error.errno == errno.EPIPE or error.errno is None:
+            raise
+        where = f" ({error.filename})" if error.filename else ""
+        show_error(EvermarkError(f"{(error.strerror or type(error).__name__).lower()}{where}"))
+        raise typer.Exit(EXIT_FAILED) from None
+
+
+def show_error(error: EvermarkError) -> None:
+    from evermark.observe.logging import without_secrets
+
+    _write(sys.stderr, "error:", without_secrets(error.message), "red")
+    if error.hint:
+        _write(sys.stderr, "hint:", without_secrets(error.hint), "yellow")
+
+
+def say(text: str) -> None:
+    """A sentence for the person at the terminal; stdout is for what was asked for."""
+    sys.stderr.write(printable(text, keep="\n") + "\n")
+
+
+def warn(text: str) -> None:
+    _write(sys.stderr, "warning:", text, "yellow")
+
+
+def show_json(document: Any) -> None:
+    """One JSON document on one line."""
+    sys.stdout.write(json.dumps(document, default=_as_json, ensure_ascii=False) + "\n")
+
+
+def show(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, as_json: bool = False, empty: str = "") -> None:
+    """Rows as one JSON list for programs, as a table of `columns` for people; `empty` says that there are none."""
+    if as_json:
+        show_json(list(rows))
+    elif not rows and empty:
+        say(empty)
+    else:
+        show_table(columns, [[row.get(column) for column in columns] for row in rows])
+
+
+def show_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(file=sys.stdout, highlight=False)
+    if not console.is_terminal:
+        console.width = _PIPE_WIDTH
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in columns:
+        table.add_column(Text(printable(column)), overflow="fold")
+    for row in rows:
+        table.add_row(*[Text(_cell(value)) for value in row])
+    console.print(table)
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Go on only when a person said so."""
+    if yes:
+        return
+    try:
+        agreed = typer.confirm(question, err=True)
+    except typer.Abort:
+        sys.stderr.write("\n")
+        agreed = False
+    if not agreed:
+        raise EvermarkError("not confirmed: nothing was done", hint="answer y, or add --yes")
+
+
+def printable(text: str, keep: str = "") -> str:
+    """Texts come from databases and receivers: no control character of theirs reaches a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
+
+
+def _write(stream: IO[str], label: str, text: str, colour: str) -> None:
+    shown = typer.style(label, fg=colour) if stream.isatty() else label
+    stream.write(f"{shown} {printable(text, keep=chr(10))}\n")
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, datetime):
+        return value.isoformat(sep=" ", timespec="seconds")
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(_cell, value))
+    if isinstance(value, (bytes, bytearray)):
+        return base64.b64encode(value).decode()
+    return printable(str(value))
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, (datetime, date)):
+        return value.isoformat()
+    if isinstance(value, (bytes, bytearray)):
+        return base64.b64encode(value).decode()
+    return str(value)

@@ -1,0 +1,188 @@
+"""`evermark delivery`: what was set aside, and a person's word on it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from enum import StrEnum
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from evermark.cli.console import JsonOption, YesOption, confirm, noun, say, show, show_json, show_table
+from evermark.cli.deployment import DEFAULT_CONFIG, ConfigOption, as_deliverer, opened
+from evermark.errors import ConfigError, NotFoundError
+
+if TYPE_CHECKING:
+    from evermark.app.build import Deployment
+    from evermark.delivery.base import ParkedRow
+
+app = noun("Parked deliveries: waiting for a retry, or dead.")
+
+_PAGE = 1000
+_AT_ONCE = 1000  # ids in one transaction
+
+
+class ParkedState(StrEnum):
+    WAITING = "waiting"
+    DEAD = "dead"
+
+
+Ids = Annotated[list[int] | None, typer.Argument(metavar="ID...", min=1, show_default=False)]
+SubscriptionOption = Annotated[str | None, typer.Option("--subscription", "-s", help="Only of this subscription.")]
+StateOption = Annotated[ParkedState | None, typer.Option("--state", help="Only those in this state.")]
+
+
+@app.command("list")
+def list_deliveries(
+    config: ConfigOption = DEFAULT_CONFIG,
+    subscription: SubscriptionOption = None,
+    state: StateOption = None,
+    after: Annotated[int, typer.Option(min=0, help="Only ids above this one: the next page.")] = 0,
+    limit: Annotated[int, typer.Option(min=1, max=100_000)] = 100,
+    as_json: JsonOption = False,
+) -> None:
+    """What is parked, oldest first."""
+    rows: list[dict[str, Any]] = []
+    with opened(config) as deployment:
+        for row in _parked(deployment, subscription, state, after):
+            if len(rows) == limit:
+                say(f"there are more: add --after {rows[-1]['id']}")
+                break
+            rows.append(_summary(row))
+    columns = ("id", "subscription", "state", "event_id", "key", "attempts", "status", "next_attempt_at", "reason")
+    show(rows, columns, as_json=as_json, empty="nothing is parked")
+
+
+@app.command("show")
+def show_delivery(
+    delivery: Annotated[int, typer.Argument(metavar="ID", min=1)],
+    config: ConfigOption = DEFAULT_CONFIG,
+    as_json: JsonOption = False,
+) -> None:
+    """One of them, with its event."""
+    with opened(config) as deployment:
+        row = _found(deployment, [delivery])[0]
+    document = {**_summary(row), "event": json.loads(row.event.event)}
+    if as_json:
+        show_json(document)
+    else:
+        flat = {**document, "event": json.dumps(document["event"], indent=2, ensure_ascii=False)}
+        event = flat.pop("event")
+        show_table(("field", "value"), list(flat.items()))
+        say("")
+        typer.echo(event)
+
+
+@app.command()
+def retry(
+    ids: Ids = None,
+    config: ConfigOption = DEFAULT_CONFIG,
+    subscription: SubscriptionOption = None,
+    state: StateOption = None,
+) -> None:
+    """Try them again now, dead or not: by id, or all of a subscription."""
+    with opened(config) as deployment:
+        chosen = _chosen(deployment, ids, subscription, state)
+        now = datetime.now(UTC)
+        count = _in_parts(deployment, chosen, lambda ids, epoch: deployment.delivery.release(ids, now, epoch))
+        held_up = _held_up(deployment, chosen)
+    say(f"{count} to be tried again now")
+    for name, why in held_up.items():
+        say(f"{name} is {why}: nothing is tried until `evermark subscription resume {name}`")
+
+
+@app.command()
+def drop(
+    ids: Ids = None,
+    config: ConfigOption = DEFAULT_CONFIG,
+    subscription: SubscriptionOption = None,
+    state: StateOption = None,
+    yes: YesOption = False,
+) -> None:
+    """Give them up: never delivered, counted as dropped. The events stay in the log."""
+    with opened(config) as deployment:
+        chosen = _chosen(deployment, ids, subscription, state)
+        confirm(f"Drop {len(chosen)} parked deliveries? They will never be delivered.", yes=yes)
+        count = _in_parts(deployment, chosen, deployment.delivery.drop)
+    say(f"{count} dropped")
+
+
+def _parked(
+    deployment: Deployment, subscription: str | None, state: ParkedState | None, after: int = 0
+) -> Iterator[ParkedRow]:
+    while page := deployment.delivery.parked(subscription, after_id=after, limit=_PAGE):
+        yield from (row for row in page if state is None or _state(row) is state)
+        after = page[-1].id
+
+
+def _chosen(
+    deployment: Deployment, ids: list[int] | None, subscription: str | None, state: ParkedState | None
+) -> list[ParkedRow]:
+    if bool(ids) == (subscription is not None) or (ids and state is not None):
+        raise ConfigError(
+            "which deliveries?", hint="name their ids (see `evermark delivery list`), or a --subscription [--state]"
+        )
+    return _found(deployment, ids) if ids else list(_parked(deployment, subscription, state))
+
+
+def _found(deployment: Deployment, ids: list[int]) -> list[ParkedRow]:
+    """Exactly these, or an error: a person who mistyped one id has perhaps mistyped another."""
+    rows, missing = [], []
+    for each in sorted(set(ids)):
+        page = deployment.delivery.parked(after_id=each - 1, limit=1)
+        if page and page[0].id == each:
+            rows.append(page[0])
+        else:
+            missing.append(str(each))
+    if missing:
+        raise NotFoundError(
+            f"no parked delivery has the id {', '.join(missing)}", hint="`evermark delivery list` shows those there are"
+        )
+    return rows
+
+
+def _in_parts(deployment: Deployment, rows: list[ParkedRow], step: Callable[[list[int], int], int]) -> int:
+    """Several short transactions rather than a long one: an instance may be delivering meanwhile."""
+    count = 0
+    for begin in range(0, len(rows), _AT_ONCE):
+        ids = [row.id for row in rows[begin : begin + _AT_ONCE]]
+        count += as_deliverer(deployment, partial(step, ids))
+    return count
+
+
+def _held_up(deployment: Deployment, rows: list[ParkedRow]) -> dict[str, str]:
+    """Subscriptions whose parked deliveries wait for a person, whatever is asked of them."""
+    names = {row.subscription for row in rows}
+    return {
+        name: found.state.value
+        for name, found in deployment.delivery.subscriptions().items()
+        if name in names
+        and (found.state == "disabled" or (found.state == "suspended" and found.next_attempt_at is None))
+    }
+
+
+def _state(row: ParkedRow) -> ParkedState:
+    return ParkedState.DEAD if row.next_attempt_at is None else ParkedState.WAITING
+
+
+def _summary(row: ParkedRow) -> dict[str, Any]:
+    event = row.event
+    return {
+        "id": row.id,
+        "subscription": row.subscription,
+        "state": _state(row).value,
+        "event_id": event.event_id,
+        "source": event.place.source,
+        "partition": event.place.partition,
+        "batch": event.batch,
+        "position": event.position,
+        "key": event.key,
+        "attempts": row.attempts,
+        "status": event.status,
+        "next_attempt_at": row.next_attempt_at,
+        "created_at": row.created_at,
+        "reason": event.reason,
+    }

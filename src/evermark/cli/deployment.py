@@ -1,0 +1,134 @@
+"""The deployment a command works on: its file, its state, and the leases without which nothing of it is changed.
+
+Drivers are loaded in here, when a command needs them: `evermark --help` does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from evermark.cli.console import printable, warn
+from evermark.errors import BusyError, ConfigError, NotFoundError, StaleError
+
+if TYPE_CHECKING:
+    from evermark.app.build import Deployment
+    from evermark.cluster.base import Lease
+    from evermark.cluster.holders import LeaseRow
+    from evermark.config import Config
+
+T = TypeVar("T")
+
+ConfigOption = Annotated[Path, typer.Option("--config", "-c", envvar="EVERMARK_CONFIG", help="The deployment's file.")]
+DEFAULT_CONFIG = Path("evermark.yaml")
+_TRIES = 3
+
+
+def config_at(path: Path) -> Config:
+    from evermark.config import load
+
+    return load(path)
+
+
+def quiet_logging() -> None:
+    """Commands that report on stdout keep it clean: only warnings are logged, to stderr."""
+    from evermark.observe.logging import set_up_logging
+
+    set_up_logging(json=False, level="warning")
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Deployment]:
+    """The deployment behind a file, open for the length of a command. No instance has to run."""
+    config = config_at(path)
+    quiet_logging()
+    from evermark.app.build import open_deployment
+
+    deployment = open_deployment(config)
+    try:
+        for warning in deployment.warnings:
+            warn(warning)
+        yield deployment
+    finally:
+        deployment.close()
+
+
+def known_source(names: Iterable[str], name: str | None) -> str:
+    """The source that is meant: the only one, or the one named."""
+    known = sorted(names)
+    if name is None:
+        if len(known) == 1:
+            return known[0]
+        raise ConfigError(
+            "which source? there is none" if not known else "which source? there are several",
+            hint=f"name one of {', '.join(known)}" if known else "add one under `sources:` in the file",
+        )
+    if name not in known:
+        raise NotFoundError(
+            f"no source is called {printable(name[:80])!r}",
+            hint=f"there are {', '.join(known)}" if known else "add it under `sources:` in the file",
+        )
+    return name
+
+
+@contextmanager
+def held_sources(deployment: Deployment, names: Iterable[str]) -> Iterator[Mapping[str, Lease]]:
+    """Hold the leases of these sources: no instance reads them meanwhile. Refused while one does."""
+    from evermark.app.leasing import TTL_S, HeldLease
+    from evermark.cluster.fence import source_lease
+
+    with ExitStack() as stack:
+        held: dict[str, Lease] = {}
+        for name in sorted(names):
+            lease = deployment.leases.acquire(source_lease(name), deployment.holder, TTL_S)
+            if lease is None:
+                raise BusyError(
+                    f"source {name} is being read by {_who(deployment, source_lease(name))}",
+                    hint="stop that `evermark up` first; this is safe only while nobody reads the source",
+                )
+            stack.callback(HeldLease(deployment.leases, lease, lambda: None).close)
+            held[name] = lease
+        yield held
+
+
+def as_deliverer(deployment: Deployment, step: Callable[[int], T]) -> T:
+    """Do one transaction of a person's on the delivery state, with the epoch that holds it.
+
+    While an instance delivers, that is the instance's: it sees the change at its next look, and a person need not
+    stop it. While nobody does, it is our own.
+    """
+    from evermark.app.leasing import TTL_S
+    from evermark.cluster.fence import DELIVER_LEASE
+
+    for attempt in range(_TRIES):
+        lease = deployment.leases.acquire(DELIVER_LEASE, deployment.holder, TTL_S)
+        try:
+            if lease is not None:
+                return step(lease.epoch)
+            owner = lease_rows(deployment).get(DELIVER_LEASE)
+            if owner is not None:
+                return step(owner.epoch)
+        except StaleError:  # the owner changed just now
+            if attempt + 1 == _TRIES:
+                raise
+        finally:
+            if lease is not None:
+                deployment.leases.release(lease)
+    raise BusyError("delivery changes hands just now", hint="try again in a moment")
+
+
+def lease_rows(deployment: Deployment) -> dict[str, LeaseRow]:
+    from evermark.cluster.holders import lease_rows as read
+
+    return read(deployment.state)
+
+
+def _who(deployment: Deployment, lease: str) -> str:
+    row = lease_rows(deployment).get(lease)
+    if row is None or row.holder is None:
+        return "another instance"
+    return f"an instance on {row.holder.host}, process {row.holder.pid}"

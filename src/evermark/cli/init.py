@@ -1,0 +1,120 @@
+"""`evermark init`: a commented evermark.yaml to begin with."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from evermark.errors import ConfigError
+
+# "# Sentence" explains; any other line with a leading "#" is a setting that works when the "#" is taken away.
+STARTER = """\
+# Evermark's configuration. Any text may hold ${VARIABLE}, ${VARIABLE:-default} or ${file:/path}.
+version: 1
+
+# Names the slot, the publication and the state of this deployment: keep it, and use another one elsewhere.
+name: @NAME@
+
+# Log, embedded state and scratch files live here, unless said otherwise below.
+data: ./evermark-data
+
+#log:
+#  path: s3://acme/shop             # a local folder, s3://, gs:// or az://
+#  retention: 30d
+
+# Without a dsn Evermark runs a Postgres of its own in the data folder.
+#state:
+#  dsn: "${STATE_DSN}"
+
+# Seals the secrets that are kept in state. Without it a key is made in the data folder.
+#secrets:
+#  key: "${EVERMARK_KEY}"           # or ${file:/run/secrets/evermark}
+
+#spark:
+#  master: "local[16,4]"
+#  conf: {}
+
+#server:
+#  listen: "127.0.0.1:8320"
+
+sources:
+  shop:
+    type: postgres                  # or package.module:Class with options: {...}
+    dsn: "${SHOP_DSN}"              # postgresql://user:password@host:5432/database
+    mode: outbox
+    start: now                      # now | copy
+    # The tables whose changes are captured by `evermark source install`.
+    tables:
+      - public.orders
+    #  - {name: public.users, exclude: [password], hash: [email]}
+
+subscriptions:
+  billing:
+    url: https://billing.example/hooks
+    # python -c "import base64, secrets; print('whsec_' + base64.b64encode(secrets.token_bytes(32)).decode())"
+    secret: "${BILLING_SECRET}"
+    streams: [public.orders]
+    #ops: [insert, update]
+    #where: "op = 'insert' and data.total > 100"
+    from: now                       # now | beginning | a time
+    #ordered: false                 # true: order per key holds through retries
+    #bundle: 1                      # events in one POST, up to 1000
+    #concurrency: 20
+    #timeout: 10s
+    #rate: 50/s
+    #headers: {X-Team: billing}
+    #allow_networks: [10.0.0.0/8]   # private networks this subscription may reach
+    #body_limit: 1MiB
+    #parked_limit: 10000
+
+#reliability:
+#  checkpoint: {backend: postgres, interval: 5s, event_count: 1000}
+#  dedup: {enabled: true, cache_size: 10000, ttl: 3m}
+#  gap_detection: {enabled: true, max_gap: 5m, small_gap: 1h}
+#  circuit_breaker: {threshold: 5, timeout: 30s}
+#  shutdown: {flush_timeout: 10s, checkpoint_timeout: 5s}
+"""
+
+
+def starter(folder_name: str) -> str:
+    """The text of a starter file; the deployment is called after its folder, as far as that is a name."""
+    name = re.sub(r"[^a-z0-9_-]+", "-", folder_name.lower()).strip("-_")[:31].rstrip("-_")
+    return STARTER.replace("@NAME@", name if re.match(r"[a-z]", name) and name not in _WORDS else "evermark")
+
+
+_WORDS = ("yes", "no", "true", "false", "on", "off", "null", "y", "n")  # YAML reads these as something else
+
+
+def write_starter(path: Path, *, force: bool = False) -> None:
+    """Write it whole or not at all; an existing file is replaced only with `force`."""
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        draft.write_text(starter(path.absolute().parent.name), encoding="utf-8")
+        try:
+            if force:
+                draft.replace(path)
+            else:
+                os.link(draft, path)
+        finally:
+            draft.unlink(missing_ok=True)
+    except FileExistsError:
+        raise ConfigError(f"{path} exists already", hint="replace it with: evermark init --force") from None
+    except OSError as error:
+        reason = (error.strerror or "unknown reason").lower()
+        raise ConfigError(
+            f"cannot write {path}: {reason}", hint="does the folder exist, and may you write to it?"
+        ) from None
+
+
+def init(
+    path: Annotated[Path, typer.Option("--config", "-c", help="The file to write.")] = Path("evermark.yaml"),
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+) -> None:
+    """Write a commented evermark.yaml to begin with."""
+    write_starter(path, force=force)
+    typer.echo(f"wrote {path}: set SHOP_DSN and BILLING_SECRET, edit it, then run: evermark up")

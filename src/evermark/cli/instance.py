@@ -1,0 +1,34 @@
+"""`evermark instance`: who runs, and what they own."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from evermark.cli.console import JsonOption, noun, show
+from evermark.cli.deployment import DEFAULT_CONFIG, ConfigOption, lease_rows, opened
+
+app = noun("Running Evermark processes.")
+
+
+@app.command("list")
+def list_instances(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
+    """The processes that hold a lease, and which."""
+    with opened(config) as deployment:
+        by_holder: dict[Any, list[Any]] = defaultdict(list)
+        for row in lease_rows(deployment).values():
+            if row.holder is not None and row.held:
+                by_holder[row.holder].append(row)
+    rows = [
+        {
+            "instance": holder.instance,
+            "host": holder.host,
+            "pid": holder.pid,
+            "leases": [row.name for row in held],
+            "epochs": {row.name: row.epoch for row in held},
+            "expires_at": min(row.expires_at for row in held),
+        }
+        for holder, held in sorted(by_holder.items(), key=lambda found: (found[0].host, found[0].pid))
+    ]
+    columns = ("instance", "host", "pid", "leases", "expires_at")
+    show(rows, columns, as_json=as_json, empty="no instance runs; start one with: evermark up")

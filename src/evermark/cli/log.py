@@ -1,0 +1,148 @@
+"""`evermark log`: what is kept, asked, and tidied."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from evermark.cli.console import JsonOption, noun, say, show, show_json, show_table
+from evermark.cli.deployment import (
+    DEFAULT_CONFIG,
+    ConfigOption,
+    config_at,
+    held_sources,
+    known_source,
+    opened,
+    quiet_logging,
+)
+from evermark.cli.standing import least_cursors
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from evermark.app.build import Deployment
+    from evermark.config import Config
+    from evermark.log.care import CareReport
+
+app = noun("Every event there is.")
+
+SourceOption = Annotated[str | None, typer.Option("--source", "-s", help="Only this source; by default all.")]
+
+
+@app.command()
+def info(config: ConfigOption = DEFAULT_CONFIG, source: SourceOption = None, as_json: JsonOption = False) -> None:
+    """Files, events, bytes, batches and times, per source. Needs no state and no Spark."""
+    found = config_at(config)
+    quiet_logging()
+    from evermark.app.build import local_log
+    from evermark.log.read import sources_at
+
+    root = local_log(found)
+    logged = sources_at(root)
+    names = logged if source is None else [known_source(logged, source)]
+    rows = [{"source": name, **_summary(root / name)} for name in names]
+    columns = ("source", "files", "rows", "bytes", "batch_min", "batch_max", "oldest", "newest")
+    show(rows, columns, as_json=as_json, empty=f"the log at {root} has nothing yet")
+
+
+@app.command()
+def query(
+    sql: Annotated[str, typer.Argument(metavar="SQL", show_default=False, help="Each source is a table of its name.")],
+    config: ConfigOption = DEFAULT_CONFIG,
+    limit: Annotated[int, typer.Option(min=1, max=10_000_000, help="Rows at most.")] = 1000,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document a line.")] = False,
+) -> None:
+    """Ask the log in Spark SQL: evermark log query "select op, count(*) from shop group by op"."""
+    found = config_at(config)
+    quiet_logging()
+    from evermark.app.build import local_log
+    from evermark.log.log import Log
+
+    log = Log(local_log(found))
+    with _session(found) as spark:
+        from evermark.spark.query import query as ask
+
+        columns, rows = ask(spark, log, sql, limit)
+        if as_json:
+            for row in rows:
+                show_json(dict(zip(columns, row, strict=True)))
+        else:
+            show_table(columns, list(rows))
+
+
+@app.command()
+def compact(config: ConfigOption = DEFAULT_CONFIG, source: SourceOption = None, as_json: JsonOption = False) -> None:
+    """Merge small files and clean up, once. A running instance does this by itself."""
+    _care(config, source, as_json=as_json, retain=False)
+
+
+@app.command()
+def retain(config: ConfigOption = DEFAULT_CONFIG, source: SourceOption = None, as_json: JsonOption = False) -> None:
+    """Let events go that were taken before log.retention and that every reader has passed, once."""
+    _care(config, source, as_json=as_json, retain=True)
+
+
+def _care(path: Path, source: str | None, *, as_json: bool, retain: bool) -> None:
+    rows: list[dict[str, Any]] = []
+    with opened(path) as deployment:
+        from evermark.log.read import sources_at
+
+        logged = [name for name in sources_at(deployment.log_root) if name in deployment.sources]
+        names = logged if source is None else [known_source(logged, source)]
+        retention = deployment.config.log.retention if retain else None
+        for name in names:
+            with held_sources(deployment, [name]):
+                rows.append({"source": name, **vars(_care_for(deployment, name, retention))})
+    if as_json:
+        show_json(rows)
+    for row in [] if as_json else rows:
+        done = {what.replace("_", " "): count for what, count in row.items() if what != "source" and count}
+        say(f"{row['source']}: " + (", ".join(f"{what} {count}" for what, count in done.items()) or "nothing to do"))
+    if not rows and not as_json:
+        say(f"the log at {deployment.log_root} has nothing yet")
+
+
+def _care_for(deployment: Deployment, name: str, retention: timedelta | None) -> CareReport:
+    from evermark.log.care import Care
+
+    passed = least_cursors(deployment.delivery.group(), deployment.delivery.cursors_outside(), name)
+    return Care(deployment.log_folder(name), retention).run(passed)
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    """From the table's own statistics; no event is read."""
+    from evermark.log.read import LogReader
+
+    files = LogReader(folder).files()
+    return {
+        "files": len(files),
+        "rows": sum(file.rows for file in files),
+        "bytes": sum(file.size for file in files),
+        "batch_min": min((file.batch_min for file in files), default=None),
+        "batch_max": max((file.batch_max for file in files), default=None),
+        "oldest": min((file.event_time_min for file in files if file.event_time_min is not None), default=None),
+        "newest": max((file.event_time_max for file in files if file.event_time_max is not None), default=None),
+    }
+
+
+@contextmanager
+def _session(config: Config) -> Iterator[Any]:
+    from evermark.app.scratch import scratch_folder
+    from evermark.embedded.java import ensure_java
+
+    os.environ["JAVA_HOME"] = str(ensure_java(config.data / "java"))
+    from evermark.spark.session import make_session
+
+    scratch = scratch_folder(config.name)
+    spark = make_session(f"evermark {config.name} query", config.spark.master, scratch, config.spark.conf)
+    try:
+        yield spark
+    finally:
+        spark.stop()
+        shutil.rmtree(scratch, ignore_errors=True)

@@ -1,0 +1,108 @@
+"""The command line: nouns, then verbs. Each command's module is loaded when it is called, not before."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command, get_group
+
+from evermark.cli.console import said_clearly
+
+
+class _Entry(NamedTuple):
+    where: str  # module:attribute; a function is a command, a `typer.Typer` a noun
+    text: str  # what it is for, in a line; here so that listing it loads nothing
+
+
+COMMANDS = {
+    "demo": _Entry("demo:demo", "See it work on this machine, a crash included."),
+    "init": _Entry("init:init", "Write a commented evermark.yaml to begin with."),
+    "up": _Entry("up:up", "Run the deployment until told to stop."),
+    "status": _Entry("status:status", "Where everything stands: sources, log, subscriptions."),
+    "migrate": _Entry("migrate:migrate", "Bring the state database up to this program."),
+    "listen": _Entry("listen:listen", "Receive webhooks here: print, verify, misbehave on request."),
+    "source": _Entry("source:app", "Where events come from."),
+    "subscription": _Entry("subscription:app", "Who wants which events."),
+    "delivery": _Entry("delivery:app", "Parked deliveries: waiting for a retry, or dead."),
+    "checkpoint": _Entry("checkpoint:app", "Where each source partition stopped."),
+    "log": _Entry("log:app", "Every event there is."),
+    "instance": _Entry("instance:app", "Running Evermark processes."),
+}
+
+
+class Commands(TyperGroup):
+    """Finds commands by name in `COMMANDS`, and says the errors of all of them."""
+
+    def __init__(self, **attrs: Any) -> None:
+        super().__init__(**attrs)
+        self._listing = False
+        for name, entry in COMMANDS.items():
+            self.add_command(TyperCommand(name, help=entry.text))
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if self._listing or cmd_name not in COMMANDS:
+            return super().get_command(ctx, cmd_name)
+        return loaded(cmd_name)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        self._listing = True
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self._listing = False
+
+    def invoke(self, ctx: Any) -> Any:
+        with said_clearly():
+            return super().invoke(ctx)
+
+
+def loaded(name: str) -> Any:
+    """The command itself."""
+    module, _, attribute = COMMANDS[name].where.partition(":")
+    found = getattr(importlib.import_module(f"evermark.cli.{module}"), attribute)
+    if isinstance(found, typer.Typer):
+        command: Any = get_group(found)
+    else:
+        single = typer.Typer(add_completion=False, rich_markup_mode=None)
+        single.command(name)(found)
+        command = get_command(single)
+    command.name = name
+    return command
+
+
+app = typer.Typer(
+    cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False, rich_markup_mode=None
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        typer.echo(f"evermark {version('evermark')}")
+        raise typer.Exit
+
+
+@app.callback()
+def evermark(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which version this is.")
+    ] = False,
+) -> None:
+    """Carries events from where they are made to where they are needed, and never loses one."""
+
+
+def run(args: Sequence[str] | None = None) -> None:
+    """The program `evermark`. Exit codes: 0 done, 1 failed, 2 usage, 3 found something wrong."""
+    app(args=list(args) if args is not None else None, prog_name="evermark")
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,30 @@
+"""`evermark migrate`: the state database, brought up to date on purpose. `evermark up` does it, too."""
+
+from __future__ import annotations
+
+from evermark.cli.console import JsonOption, say, show_json
+from evermark.cli.deployment import DEFAULT_CONFIG, ConfigOption, config_at, quiet_logging
+
+
+def migrate(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
+    """Bring the state database up to this program."""
+    found = config_at(config)
+    quiet_logging()
+    from evermark.app.build import open_state
+    from evermark.state.migrate import migrate as apply
+    from evermark.state.migrate import migrations
+
+    embedded, state = open_state(found)
+    try:
+        done = apply(state)
+    finally:
+        state.close()
+        if embedded is not None:
+            embedded.stop()
+    now = len(migrations())
+    if as_json:
+        show_json({"from": now - len(done), "to": now, "schema": state.schema})
+    elif done:
+        say(f"state of {found.name}: from version {now - len(done)} to {now}")
+    else:
+        say(f"state of {found.name} is at version {now}: nothing to do")

@@ -1,0 +1,142 @@
+"""`evermark source`: where events come from, and what must stand there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from evermark.cli.console import JsonOption, YesOption, confirm, noun, say, show
+from evermark.cli.deployment import (
+    DEFAULT_CONFIG,
+    ConfigOption,
+    config_at,
+    held_sources,
+    known_source,
+    opened,
+    quiet_logging,
+)
+from evermark.errors import ConfigError
+
+if TYPE_CHECKING:
+    from evermark.config import Config
+    from evermark.sources.postgres.place import PostgresPlace, TableChoice
+    from evermark.sources.postgres.settings import PostgresSettings
+
+app = noun("Where events come from.")
+
+NameArgument = Annotated[
+    str | None, typer.Argument(metavar="NAME", show_default=False, help="May be left out when there is only one.")
+]
+
+
+@app.command("list")
+def list_sources(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
+    """The sources of the file. Connects to nothing."""
+    found = config_at(config)
+    rows: list[dict[str, Any]] = []
+    for name, settings in sorted(found.sources.items()):
+        tables = [table.name for table in getattr(settings, "tables", ())]
+        told = {key: getattr(settings, key, None) for key in ("mode", "start", "slot", "publication")}
+        rows.append({"source": name, "type": settings.type, **told, "tables": tables})
+    columns = ("source", "type", "mode", "start", "slot", "publication", "tables")
+    show(rows, columns, as_json=as_json, empty="there is none; add one under `sources:` in the file")
+
+
+@app.command()
+def install(
+    name: NameArgument = None,
+    config: ConfigOption = DEFAULT_CONFIG,
+    table: Annotated[
+        list[str] | None, typer.Option("--table", "-t", help="Capture this table, too: schema.table. Repeatable.")
+    ] = None,
+    only_print: Annotated[
+        bool, typer.Option("--print", help="Print the SQL for a DBA and do nothing; connects to nothing.")
+    ] = False,
+    role: Annotated[
+        str, typer.Option(help="With --print: the role that will read, with the least rights.")
+    ] = "evermark",
+    no_role: Annotated[bool, typer.Option("--no-role", help="With --print: leave the grants out.")] = False,
+) -> None:
+    """Set up outbox, publication, slot and triggers. May be repeated: what is there stays."""
+    found = config_at(config)
+    quiet_logging()
+    chosen, settings = _postgres(found, name)
+    tables = _tables(settings, table or [])
+    from evermark.sources.postgres import install as steps
+
+    place = _place(settings)
+    if only_print:
+        typer.echo(steps.install_sql(place, tables, role=None if no_role else role), nl=False)
+        return
+    done = steps.install(place, tables)
+    say(f"{chosen}: outbox in schema {place.schema}, publication {place.publication}, slot {place.slot}")
+    for line in done:
+        say(f"{chosen}: {line}")
+    if not tables:
+        say(f"{chosen}: no table is captured, only what is sent by {place.schema}.emit(); add tables with --table")
+    say("next: evermark up")
+
+
+@app.command()
+def uninstall(name: NameArgument = None, config: ConfigOption = DEFAULT_CONFIG, yes: YesOption = False) -> None:
+    """Remove what install made: slot and publication; triggers and outbox, when no other deployment reads them."""
+    found = config_at(config)
+    quiet_logging()
+    chosen, settings = _postgres(found, name)
+    from evermark.sources.postgres import install as steps
+
+    place = _place(settings)
+    confirm(f"Remove slot {place.slot} of {chosen}? Events that were not taken yet will not be.", yes=yes)
+    if _has_state(found):
+        with opened(config) as deployment, held_sources(deployment, [chosen]):
+            steps.uninstall(place)
+    else:
+        steps.uninstall(place)
+    say(f"{chosen}: slot {place.slot} and publication {place.publication} are gone")
+
+
+def _postgres(config: Config, name: str | None) -> tuple[str, PostgresSettings]:
+    from evermark.sources.postgres.settings import PostgresSettings
+
+    chosen = known_source(config.sources, name)
+    settings = config.sources[chosen]
+    if not isinstance(settings, PostgresSettings):
+        raise ConfigError(
+            f"sources.{chosen}: {settings.type} needs nothing installed", hint="this is for sources of type postgres"
+        )
+    return chosen, settings
+
+
+def _tables(settings: PostgresSettings, more: list[str]) -> list[TableChoice]:
+    """The file's tables, with what it says about their columns, and those of the command line."""
+    from pydantic import ValidationError
+
+    from evermark.sources.postgres.place import TableChoice
+    from evermark.sources.postgres.settings import TableSettings
+
+    tables = {table.name: TableChoice(table.name, table.exclude, table.hash) for table in settings.tables}
+    for text in more:
+        try:
+            given = TableSettings(name=text)
+        except ValidationError:
+            raise typer.BadParameter("expected a table such as public.orders", param_hint="--table") from None
+        tables.setdefault(given.name, TableChoice(given.name))
+    return list(tables.values())
+
+
+def _place(settings: PostgresSettings) -> PostgresPlace:
+    """Unsealed, for this process alone: printing SQL must not make a key first."""
+    from evermark.sources.postgres.place import PlainDsn, PostgresPlace
+
+    if settings.slot is None or settings.publication is None:
+        raise ConfigError(
+            "the source has no names for slot and publication", hint="this is unexpected: please report it"
+        )
+    return PostgresPlace(PlainDsn(settings.open_dsn()), settings.slot, settings.publication, settings.schema_name)
+
+
+def _has_state(config: Config) -> bool:
+    """Whether anything was ever started here: without it there is nobody to ask for a lease, and none to be made."""
+    return config.state.dsn is not None or Path(config.data / "state").exists()

@@ -1,0 +1,58 @@
+"""`evermark status`: everything at one glance, whether an instance runs or not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from evermark.cli.console import JsonOption, say, show, show_json
+from evermark.cli.deployment import DEFAULT_CONFIG, ConfigOption, lease_rows, opened
+from evermark.cli.standing import health, partition_rows, subscription_rows
+
+
+def status(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
+    """Where everything stands: sources, log, subscriptions, parked deliveries. No instance has to run."""
+    with opened(config) as deployment:
+        from evermark.cluster.fence import DELIVER_LEASE
+
+        deliver = lease_rows(deployment).get(DELIVER_LEASE)
+        holder = deliver.holder if deliver is not None and deliver.held else None
+        document: dict[str, Any] = {
+            "deployment": deployment.config.name,
+            "log": str(deployment.log_root),
+            "listen": deployment.config.server.listen,
+            "health": health(deployment.config),
+            "sources": partition_rows(deployment),
+            "delivery": {
+                "owner": f"{holder.host}:{holder.pid}" if holder else None,
+                "epoch": deliver.epoch if deliver else None,
+            },
+            "subscriptions": subscription_rows(deployment),
+            "dropped": deployment.delivery.counted("dropped"),
+            "expired": deployment.delivery.counted("expired"),
+        }
+    if as_json:
+        show_json(document)
+    else:
+        _show(document)
+
+
+def _show(document: dict[str, Any]) -> None:
+    told = document["health"]
+    if told is None:
+        say(f"{document['deployment']}: no instance answers on {document['listen']}")
+    else:
+        say(f"{document['deployment']}: {told['status']}, up for {told.get('uptime_s', 0):g} s ({document['listen']})")
+        for row in document["sources"]:
+            said = told["partitions"].get(f"{row['source']}/{row['partition']}", {})
+            row["health"], row["note"] = said.get("status"), said.get("reason") or None
+    columns = ["source", "partition", "owner", "epoch", "log_head", "checkpoint", "position"]
+    show(document["sources"], [*columns, "health", "note"] if told else columns, empty="there is no source")
+    say("")
+    show(
+        document["subscriptions"],
+        ["subscription", "state", "lag_batches", "waiting", "dead", "next_attempt_at", "reason"],
+        empty="there is no subscription",
+    )
+    for what in ("dropped", "expired"):
+        for name, count in sorted(document[what].items()):
+            say(f"{name}: {count} {what}")

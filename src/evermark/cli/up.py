@@ -1,0 +1,28 @@
+"""`evermark up`: the deployment, running."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from evermark.cli.deployment import DEFAULT_CONFIG, ConfigOption
+
+
+def up(
+    config: ConfigOption = DEFAULT_CONFIG,
+    log_json: Annotated[
+        bool | None,
+        typer.Option("--log-json/--log-text", show_default=False, help="By default text on a terminal, else JSON."),
+    ] = None,
+) -> None:
+    """Run the deployment until told to stop.
+
+    SIGTERM or Ctrl-C stops it in order; a second one does not wait for what is under way.
+    """
+    from evermark.observe.logging import set_up_logging
+
+    set_up_logging(json=log_json)
+    from evermark.app.run import Pipeline
+
+    Pipeline.from_file(config).run()
