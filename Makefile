@@ -1,0 +1,66 @@
+# One command for each habit. Each sets up what it needs, from nothing but Python >= 3.11 with pip.
+PYTHON ?= python3
+VENV   ?= .venv
+SEEDS  ?= 200
+NAME   ?= ingest
+SCALE  ?= 0.1
+ARGS   ?=
+
+BIN   := $(VENV)/bin
+STAMP := $(VENV)/.ready
+TYPED := src $(wildcard receiver/src) $(if $(wildcard bench/*.py),bench)
+LOCAL := -e '.[embedded,dev]' $(if $(wildcard receiver/pyproject.toml),-e ./receiver)
+
+.PHONY: setup demo test test-unit lint format bench simulate chaos clean distclean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt $(wildcard receiver/pyproject.toml)
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Evermark needs Python 3.11 or newer: make PYTHON=...")'
+	@test -x $(BIN)/python || { echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@echo "installing into $(VENV) (Spark is half a gigabyte: the first time takes minutes)"
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt $(LOCAL)
+	@$(BIN)/python -m evermark.spark.archive || echo "no class archive for Spark: starts take longer, nothing else"
+	@touch $@
+	@echo "ready"
+
+demo: $(STAMP)
+	$(BIN)/evermark demo $(ARGS)
+
+# The tiers above unit wait for servers more than they compute, so two halves run side by side on two cores.
+test: $(STAMP)
+	$(BIN)/python -m pytest tests/unit $(ARGS)
+	@$(BIN)/python -m pytest -p no:cacheprovider tests/faults tests/acceptance $(ARGS) > .half.log 2>&1 & half=$$!; \
+	$(BIN)/python -m pytest tests/contract tests/spark $(ARGS); one=$$?; \
+	wait $$half; other=$$?; cat .half.log; rm -f .half.log; \
+	test $$one -eq 0 -a $$other -eq 0
+
+test-unit: $(STAMP)
+	$(BIN)/python -m pytest tests/unit $(ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy $(TYPED)
+	$(BIN)/lint-imports
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP)
+	$(BIN)/python -m bench $(NAME) --json --scale $(SCALE) $(ARGS)
+
+simulate: $(STAMP)
+	$(BIN)/python -m evermark.testing.simulator --seeds $(SEEDS) $(ARGS)
+
+chaos: $(STAMP)
+	$(BIN)/python -m evermark.testing.chaos $(ARGS)
+
+# Keeps $(VENV), which is the slow part; distclean takes that too.
+clean:
+	rm -rf build dist artifacts .demo .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis spark-warehouse
+	find src receiver bench tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf $(VENV)

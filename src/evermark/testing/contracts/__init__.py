@@ -1,0 +1,16 @@
+"""Contract suites: one per port, run over every backend. Subclass one, override its fixtures, and pytest does the rest.
+
+class TestMyCheckpoints(CheckpointContract):
+    @pytest.fixture
+    def store(self): return MyCheckpoints(...)
+"""
+
+from __future__ import annotations
+
+from evermark.testing.contracts.checkpoints import CheckpointContract
+from evermark.testing.contracts.delivery import DeliveryContract
+from evermark.testing.contracts.heads import HeadContract
+from evermark.testing.contracts.leases import LeaseContract
+from evermark.testing.contracts.parked import ParkedContract
+
+__all__ = ["CheckpointContract", "DeliveryContract", "HeadContract", "LeaseContract", "ParkedContract"]

@@ -1,0 +1,89 @@
+"""What every `HeadStore` promises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from evermark.errors import ConflictError, StaleError
+from evermark.log.head import Head, HeadStore
+
+TakeOver = Callable[[str], int]
+
+
+def head(batch: int, epoch: int) -> Head:
+    return Head(batch=batch, epoch=epoch, position=f"{batch:06}", delta_version=batch * 10)
+
+
+class HeadContract:
+    @pytest.fixture
+    def heads(self) -> HeadStore:
+        raise NotImplementedError("override this fixture with a store that is empty")
+
+    @pytest.fixture
+    def take_over(self) -> TakeOver:
+        raise NotImplementedError("override this fixture: make somebody else the owner and return the new epoch")
+
+    def test_a_head_moves_batch_by_batch(self, heads: HeadStore, take_over: TakeOver) -> None:
+        """From nothing to batch 1, 2, 3; each partition on its own; a repeated move succeeds."""
+        epoch = take_over("shop")
+        assert heads.load("shop") == {}
+        for batch in (1, 2, 2, 3):
+            heads.move("shop", 0, head(batch, epoch))
+        heads.move("shop", 1, head(1, epoch))
+        assert heads.load("shop") == {0: head(3, epoch), 1: head(1, epoch)}
+        assert heads.load("other") == {}
+
+    @pytest.mark.parametrize("batch", [1, 4])
+    def test_a_head_neither_jumps_nor_goes_back(self, heads: HeadStore, take_over: TakeOver, batch: int) -> None:
+        """Anything but the next batch is refused and changes nothing."""
+        epoch = take_over("shop")
+        heads.move("shop", 0, head(1, epoch))
+        heads.move("shop", 0, head(2, epoch))
+        with pytest.raises(ConflictError):
+            heads.move("shop", 0, head(batch, epoch))
+        assert heads.load("shop") == {0: head(2, epoch)}
+
+    def test_the_first_batch_is_one(self, heads: HeadStore, take_over: TakeOver) -> None:
+        """A head that begins in the middle of a log says so by being recovered."""
+        epoch = take_over("shop")
+        with pytest.raises(ConflictError):
+            heads.move("shop", 0, head(7, epoch))
+        heads.move("shop", 0, head(7, epoch), recovered=True)
+        assert heads.load("shop") == {0: head(7, epoch)}
+
+    def test_a_recovered_head_passes_several_batches_but_never_goes_back(
+        self, heads: HeadStore, take_over: TakeOver
+    ) -> None:
+        """Batches found in the log are caught up with in one move; back is refused even then."""
+        heads.move("shop", 0, head(1, take_over("shop")))
+        epoch = take_over("shop")
+        heads.move("shop", 0, head(5, epoch), recovered=True)
+        heads.move("shop", 0, head(5, epoch), recovered=True)
+        with pytest.raises(ConflictError):
+            heads.move("shop", 0, head(4, epoch), recovered=True)
+        assert heads.load("shop") == {0: head(5, epoch)}
+
+    def test_one_batch_has_one_end(self, heads: HeadStore, take_over: TakeOver) -> None:
+        """The same batch with another end, or a later batch that ends earlier, is refused."""
+        epoch = take_over("shop")
+        heads.move("shop", 0, head(1, epoch))
+        heads.move("shop", 0, head(2, epoch))
+        for wrong in (Head(2, epoch, "000003", 20), Head(3, epoch, "000001", 30), Head(3, epoch, "000003", 19)):
+            with pytest.raises(ConflictError):
+                heads.move("shop", 0, wrong)
+        assert heads.load("shop") == {0: head(2, epoch)}
+
+    def test_a_stale_owner_cannot_move_a_head(self, heads: HeadStore, take_over: TakeOver) -> None:
+        """From the moment of the take-over, before the new owner wrote anything."""
+        old = take_over("shop")
+        heads.move("shop", 0, head(1, old))
+        heads.move("shop", 0, head(2, old))
+        new = take_over("shop")
+        with pytest.raises(StaleError):
+            heads.move("shop", 0, head(3, old))
+        assert heads.load("shop") == {0: head(2, old)}
+        heads.move("shop", 0, head(2, new), recovered=True)
+        heads.move("shop", 0, head(3, new))
+        assert heads.load("shop") == {0: head(3, new)}

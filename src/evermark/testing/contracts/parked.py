@@ -1,0 +1,182 @@
+"""What every `DeliveryStore` promises about parked deliveries."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from evermark.delivery.base import DeliveryStore, Fate, MadeBy, Outcome, Place, SubscriptionState
+from evermark.testing.contracts.scene import P0, P1, T0, TakeOver, begin, done, event, failed, spec
+
+SOON = T0 + timedelta(minutes=1)  # the first retry is due
+LEASE_S = 30.0
+AFTER_LEASE = SOON + timedelta(seconds=LEASE_S)
+
+
+class ParkedContract:
+    @pytest.fixture
+    def store(self) -> DeliveryStore:
+        raise NotImplementedError("override this fixture with a store that is empty")
+
+    @pytest.fixture
+    def take_over(self) -> TakeOver:
+        raise NotImplementedError("override this fixture: make somebody else the owner and return the new epoch")
+
+    @pytest.fixture
+    def epoch(self, take_over: TakeOver) -> int:
+        return take_over()
+
+    def test_a_parked_event_comes_back_whole_when_due(self, store: DeliveryStore, epoch: int) -> None:
+        """Not before its time; then with all that was known about it."""
+        begin(store, epoch, "a")
+        parked = event(1, key="k")
+        store.settle_group(P0, 0, 1, frozenset("a"), [done("a", parked)], T0, epoch)
+        assert store.claim(T0, 10, LEASE_S, epoch) == []
+        (row,) = store.claim(SOON, 10, LEASE_S, epoch)
+        assert (row.subscription, row.event, row.attempt) == ("a", parked, 1)
+        assert row.claimed_until == AFTER_LEASE
+
+    def test_an_event_is_parked_once(self, store: DeliveryStore, epoch: int) -> None:
+        """Parking the same event again, after work that was repeated, makes no second row."""
+        begin(store, epoch, "a")
+        store.settle_group(P0, 0, 1, frozenset("a"), [done("a", event(1))], T0, epoch)
+        store.settle_group(P0, 1, 2, frozenset("a"), [done("a", event(1), event(2))], T0, epoch)
+        assert [row.event.event_id for row in store.parked()] == ["e1", "e2"]
+
+    def test_texts_from_outside_cannot_break_parking(self, store: DeliveryStore, epoch: int) -> None:
+        """A receiver that answers with NUL, half characters or a novel only gets its words changed."""
+        begin(store, epoch, "a")
+        odd = replace(event(1, key="k\x00"), reason="\x00\ud800" + "x" * 5000)
+        store.settle_group(P0, 0, 1, frozenset("a"), [done("a", odd)], T0, epoch)
+        (row,) = store.parked("a")
+        assert len(row.event.reason) <= 500
+        store.settle_group(P0, 1, 2, frozenset("a"), [failed("a", "\x00" * 9000)], T0, epoch)
+        assert len(store.subscriptions()["a"].reason) <= 500
+
+    def test_a_claimed_row_is_invisible_until_its_lease_ends(self, store: DeliveryStore, epoch: int) -> None:
+        """A claimer that died in silence is replaced once its time is up."""
+        begin(store, epoch, "a")
+        store.settle_group(P0, 0, 1, frozenset("a"), [done("a", event(1))], T0, epoch)
+        assert len(store.claim(SOON, 10, LEASE_S, epoch)) == 1
+        assert store.claim(AFTER_LEASE - timedelta(seconds=1), 10, LEASE_S, epoch) == []
+        assert len(store.claim(AFTER_LEASE, 10, LEASE_S, epoch)) == 1
+
+    def test_a_new_owner_need_not_wait_for_the_claims_of_the_old(
+        self, store: DeliveryStore, take_over: TakeOver
+    ) -> None:
+        """The old owner's claims ended with its epoch."""
+        old = take_over()
+        begin(store, old, "a")
+        store.settle_group(P0, 0, 1, frozenset("a"), [done("a", event(1))], T0, old)
+        assert len(store.claim(SOON, 10, LEASE_S, old)) == 1
+        assert len(store.claim(SOON, 10, LEASE_S, take_over())) == 1
+
+    def test_claims_are_bounded_and_oldest_first(self, store: DeliveryStore, epoch: int) -> None:
+        """As many as asked for, never a row twice."""
+        begin(store, epoch, "a")
+        store.settle_group(P0, 0, 9, frozenset("a"), [done("a", *map(event, range(1, 6)))], T0, epoch)
+        first = store.claim(SOON, 2, LEASE_S, epoch)
+        rest = store.claim(SOON, 100, LEASE_S, epoch)
+        assert [len(first), len(rest)] == [2, 3]
+        assert len({row.id for row in first + rest}) == 5
+        assert store.claim(SOON, 100, LEASE_S, epoch) == []
+
+    def test_delivered_rows_are_gone_even_after_the_claim_ran_out(self, store: DeliveryStore, epoch: int) -> None:
+        """2xx is 2xx, however late; repeating it is harmless."""
+        begin(store, epoch, "a")
+        store.settle_group(P0, 0, 1, frozenset("a"), [done("a", event(1), event(2))], T0, epoch)
+        first, second = store.claim(SOON, 10, LEASE_S, epoch)
+        store.claim(AFTER_LEASE, 10, LEASE_S, epoch)
+        store.delivered([first.id], epoch)
+        store.delivered([first.id], epoch)
+        assert [row.id for row in store.parked()] == [second.id]
+
+    def test_rescheduled_rows_wait_again_or_are_dead(self, store: DeliveryStore, epoch: int) -> None:
+        """A later time brings it back then; none keeps it until a person moves it."""
+        begin(store, epoch, "a")
+        store.settle_group(P0, 0, 1, frozenset("a"), [done("a", event(1), event(2))], T0, epoch)
+        one, two = store.claim(SOON, 10, LEASE_S, epoch)
+        later = SOON + timedelta(minutes=5)
+        store.reschedule(one, next_attempt_at=later, attempts=2, reason="no", status=422, epoch=epoch)
+        store.reschedule(two, next_attempt_at=None, attempts=8, reason="never", status=400, epoch=epoch)
+        assert store.parked_counts() == {"a": {"waiting": 1, "dead": 1}}
+        assert store.claim(AFTER_LEASE, 10, LEASE_S, epoch) == []
+        (again,) = store.claim(later, 10, LEASE_S, epoch)
+        assert (again.id, again.attempt, again.event.reason, again.event.status) == (one.id, 2, "no", 422)
+        assert store.release([two.id, 999_999], later, epoch) == 1
+        (revived,) = store.claim(later, 10, LEASE_S, epoch)
+        assert (revived.id, revived.attempt) == (two.id, 8)
+
+    def test_a_lost_claim_cannot_reschedule(self, store: DeliveryStore, epoch: int) -> None:
+        """Who took too long must not undo what the next claimer did."""
+        begin(store, epoch, "a")
+        store.settle_group(P0, 0, 1, frozenset("a"), [done("a", event(1))], T0, epoch)
+        (late,) = store.claim(SOON, 10, LEASE_S, epoch)
+        (row,) = store.claim(AFTER_LEASE, 10, LEASE_S, epoch)
+        store.reschedule(late, next_attempt_at=None, attempts=9, reason="", status=None, epoch=epoch)
+        assert store.parked_counts() == {"a": {"waiting": 1, "dead": 0}}
+        store.reschedule(row, next_attempt_at=AFTER_LEASE, attempts=2, reason="", status=None, epoch=epoch)
+        assert store.claim(AFTER_LEASE, 10, LEASE_S, epoch)[0].attempt == 2
+
+    def test_nothing_is_claimed_for_who_cannot_take_it(self, store: DeliveryStore, epoch: int) -> None:
+        """Backing off, suspended, paused and disabled subscriptions keep their rows untouched."""
+        names = ("backing", "suspended", "paused", "gone", "well")
+        begin(store, epoch, *names)
+        store.settle_group(P0, 0, 1, frozenset(names), [done(name, event(1)) for name in names], T0, epoch)
+        outcomes = [failed("backing"), failed("suspended"), done("paused"), Outcome("gone", Fate.GONE), done("well")]
+        store.settle_group(P0, 1, 2, frozenset(names), outcomes, SOON, epoch)
+        for _ in range(9):
+            store.settle_subscription("suspended", P0, 1, 2, failed("suspended"), SOON, epoch)
+        store.suspend("paused", "", epoch)
+        assert store.subscriptions()["suspended"].state is SubscriptionState.SUSPENDED
+        assert {row.subscription for row in store.claim(SOON, 10, LEASE_S, epoch)} == {"well"}
+        much_later = SOON + timedelta(days=1)
+        assert {row.subscription for row in store.claim(much_later, 10, LEASE_S, epoch)} == {"well", "backing"}
+
+    def test_order_holds_per_key_through_retries(self, store: DeliveryStore, epoch: int) -> None:
+        """With `ordered`, a row waits for every earlier one of its key and place, dead ones too, and no other."""
+        store.open_place(P0, 0, epoch)
+        store.open_place(P1, 0, epoch)
+        store.register([spec("a", ordered=True), spec("b")], MadeBy.FILE, {}, epoch)
+        events = (event(3, key="k"), event(1, key="k"), event(2, key="l"), event(4), event(5))
+        elsewhere = event(6, P1, key="k")
+        store.settle_group(P0, 0, 9, frozenset("ab"), [done("a", *events, elsewhere), done("b", *events)], T0, epoch)
+        held = {"a": {(P0, "k"), (P0, "l"), (P1, "k")}}
+        assert store.held_keys() == held
+        rows = store.claim(SOON, 20, LEASE_S, epoch)
+        assert [r.event.event_id for r in rows if r.subscription == "a"] == ["e1", "e2", "e4", "e5", "e6"]
+        assert [r.event.event_id for r in rows if r.subscription == "b"] == ["e1", "e2", "e3", "e4", "e5"]
+        first = rows[0]
+        store.reschedule(first, next_attempt_at=None, attempts=8, reason="", status=400, epoch=epoch)
+        assert store.claim(SOON, 20, LEASE_S, epoch) == []
+        store.drop([first.id], epoch)
+        assert [r.event.event_id for r in store.claim(SOON, 20, LEASE_S, epoch)] == ["e3"]
+
+    def test_dropped_and_expired_are_counted(self, store: DeliveryStore, epoch: int) -> None:
+        """What is given up is counted with it; what is being delivered just now does not expire."""
+        begin(store, epoch, "a", "b")
+        outcomes = [done("a", *map(event, range(1, 5))), done("b", event(1))]
+        store.settle_group(P0, 0, 9, frozenset("ab"), outcomes, T0, epoch)
+        first = store.parked("a")[0]
+        assert store.drop([first.id, 999_999], epoch) == 1
+        store.suspend("b", "so that the next claim is one of a", epoch)
+        (claimed,) = store.claim(SOON, 1, LEASE_S, epoch)
+        assert store.expire("a", T0, SOON, epoch) == 0
+        assert store.expire("a", SOON, SOON, epoch) == 2
+        assert [row.id for row in store.parked("a")] == [claimed.id]
+        assert store.counted("dropped") == {"a": 1}
+        assert store.counted("expired") == {"a": 2}
+        assert store.parked_counts()["b"] == {"waiting": 1, "dead": 0}
+
+    def test_parked_rows_are_listed_page_by_page(self, store: DeliveryStore, epoch: int) -> None:
+        """By id, of one subscription or of all."""
+        begin(store, epoch, "a", "b")
+        outcomes = [done("a", event(1), event(2)), done("b", event(1, Place("shop", 0)))]
+        store.settle_group(P0, 0, 9, frozenset("ab"), outcomes, T0, epoch)
+        page = store.parked(limit=2)
+        assert [row.subscription for row in page] == ["a", "a"]
+        assert [row.subscription for row in store.parked(after_id=page[-1].id)] == ["b"]
+        assert [row.event.event_id for row in store.parked("b")] == ["e1"]
+        assert page[0].created_at == T0

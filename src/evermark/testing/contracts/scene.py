@@ -1,0 +1,50 @@
+"""A small scene for tests of delivery: two places, a moment, subscriptions, events and outcomes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from evermark.delivery.base import DeliveryStore, Fate, MadeBy, Outcome, ParkedEvent, Place, SubscriptionSpec
+
+TakeOver = Callable[[], int]
+
+T0 = datetime(2026, 11, 15, 12, 0, tzinfo=UTC)
+P0, P1 = Place("shop", 0), Place("shop", 1)
+
+
+def spec(name: str, **settings: Any) -> SubscriptionSpec:
+    return SubscriptionSpec(name=name, url=settings.pop("url", f"https://{name}.example/hook"), **settings)
+
+
+def event(number: int, place: Place = P0, key: str | None = None, status: int | None = 400) -> ParkedEvent:
+    return ParkedEvent(
+        event_id=f"e{number}",
+        place=place,
+        batch=number,
+        position=f"{number:06}",
+        key=key,
+        event=f'{{"n": {number}}}',
+        reason="refused",
+        status=status,
+    )
+
+
+def done(name: str, *parked: ParkedEvent, accepted: int = 1, expired: int = 0) -> Outcome:
+    return Outcome(name, Fate.DONE, accepted=accepted, parked=parked, expired=expired)
+
+
+def failed(name: str, reason: str = "503") -> Outcome:
+    return Outcome(name, Fate.ENDPOINT_FAILED, reason=reason)
+
+
+def snapshot(store: DeliveryStore) -> tuple[object, ...]:
+    return (store.subscriptions(), store.group(), store.cursors_outside(), store.parked(limit=1000))
+
+
+def begin(store: DeliveryStore, epoch: int, *names: str, **settings: Any) -> None:
+    """Two places, both at batch 0, and these members."""
+    store.open_place(P0, 0, epoch)
+    store.open_place(P1, 0, epoch)
+    store.register([spec(name, **settings) for name in names], MadeBy.FILE, {}, epoch)

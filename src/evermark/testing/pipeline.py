@@ -1,0 +1,197 @@
+"""The real thing under test: `evermark up` as a process that can be killed, a shop that writes, receivers that record.
+
+Used by the fault tests and `make chaos`. What is checked at the end is always the same: the log holds every committed
+event exactly once, and every receiver's handler saw every event it should have seen, exactly once after its dedup.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Self
+
+import psycopg
+import pyarrow.parquet as pq
+
+from evermark.delivery.signing import new_secret
+from evermark.log.read import LogReader
+from evermark.testing.listener import Failing, Listener, Record
+from evermark.testing.until import until
+
+_COMMAND = [sys.executable, "-m", "evermark.cli.main"]
+
+_CONFIG = """\
+version: 1
+name: scene
+data: {data}
+server: {{listen: "127.0.0.1:0"}}
+sources:
+  shop: {{type: postgres, dsn: "${{SHOP_DSN}}", tables: [public.orders]}}
+subscriptions:
+"""
+_SUBSCRIPTION = """\
+  {name}: {{url: "{url}", secret: "${{SCENE_SECRET}}", allow_networks: [127.0.0.0/8]{more}}}
+"""
+
+
+class Instance:
+    """One `evermark up` process."""
+
+    def __init__(self, config: Path, env: Mapping[str, str], log: Path) -> None:
+        self.log = log
+        with log.open("ab") as out:
+            self.process = subprocess.Popen([*_COMMAND, "up", "-c", str(config)], env=dict(env), stdout=out, stderr=out)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def pause(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+
+    def wake(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    def terminate(self, timeout_s: float = 60.0) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout_s)
+
+    def died(self) -> bool:
+        return self.process.poll() is not None
+
+    def said(self, text: str) -> bool:
+        return text in self.log.read_text()
+
+
+class Writer(threading.Thread):
+    """Inserts orders in transactions of changing size until told to stop; a steady trickle, not a load test."""
+
+    def __init__(self, dsn: str, pause_s: float = 0.05) -> None:
+        super().__init__(name="writer", daemon=True)
+        self._dsn = dsn
+        self._pause_s = pause_s
+        self._done = threading.Event()
+
+    def run(self) -> None:
+        with psycopg.connect(self._dsn) as conn:
+            n = 0
+            while not self._done.wait(self._pause_s):
+                n += 1
+                with conn.transaction():
+                    for _ in range(1 + n % 4):
+                        conn.execute("insert into public.orders (total) values (%s)", (n,))
+
+    def finish(self) -> None:
+        self._done.set()
+        self.join()
+
+
+class Scene:
+    """A shop's database, a deployment, and receivers in this process. `with` starts the receivers and ends all."""
+
+    def __init__(self, folder: Path, dsn: str, receivers: Mapping[str, Failing | None], **options: str) -> None:
+        self.folder = folder
+        self.dsn = dsn
+        self._secret = new_secret()
+        self.handled: dict[str, Counter[str]] = {name: Counter() for name in receivers}
+        self.order: dict[str, list[str]] = {name: [] for name in receivers}
+        self.receivers = {
+            name: Listener(secrets=[self._secret], failing=failing, on_record=self._recorder(name), records_max=1)
+            for name, failing in receivers.items()
+        }
+        self._options = options
+        self.config = folder / "evermark.yaml"
+        self.env = {**os.environ, "SHOP_DSN": dsn, "SCENE_SECRET": self._secret}
+        self._instances: list[Instance] = []
+
+    def __enter__(self) -> Self:
+        text = _CONFIG.format(data=self.folder / "data")
+        for name, listener in self.receivers.items():
+            listener.start()
+            more = f", {self._options[name]}" if name in self._options else ""
+            text += _SUBSCRIPTION.format(name=name, url=listener.url, more=more)
+        self.config.write_text(text)
+        with psycopg.connect(self.dsn, autocommit=True) as conn:
+            conn.execute("create table public.orders (id bigint generated always as identity primary key, total int)")
+        self.run("source", "install")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for instance in self._instances:
+            if not instance.died():
+                instance.wake()
+                instance.kill()
+        for listener in self.receivers.values():
+            listener.stop()
+        # The embedded state outlives a killed instance on purpose; here nobody will come back for it.
+        self.run("status", "--json", check=False)
+
+    def run(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        ran = subprocess.run(
+            [*_COMMAND, *words, "-c", str(self.config)], env=self.env, capture_output=True, text=True, check=False
+        )
+        if check and ran.returncode != 0:
+            raise AssertionError(f"evermark {' '.join(words)}: {ran.stderr}")
+        return ran
+
+    def up(self, failpoint: str | None = None) -> Instance:
+        env = {**self.env, "EVERMARK_FAILPOINT": failpoint} if failpoint else self.env
+        instance = Instance(self.config, env, self.folder / f"up-{len(self._instances)}.log")
+        self._instances.append(instance)
+        return instance
+
+    def committed(self) -> list[str]:
+        """Ids of all events in the shop's outbox."""
+        with psycopg.connect(self.dsn) as conn:
+            return [str(row[0]) for row in conn.execute("select id from pgstream.events where op <> 'control'")]
+
+    def logged(self) -> list[str]:
+        files = LogReader(self.folder / "data" / "log" / "shop").files()
+        return [i for f in files for i in pq.read_table(f.path, columns=["event_id"])["event_id"].to_pylist()]
+
+    def delivered(self, name: str) -> int:
+        return len(self.handled[name])
+
+    def wait_delivered(self, more_than: int, timeout_s: float = 90.0) -> None:
+        first = next(iter(self.handled))
+        until(lambda: self.delivered(first) > more_than, f"{first} has more than {more_than}", timeout_s=timeout_s)
+
+    def check_complete(self, timeout_s: float = 120.0) -> None:
+        """Wait until every receiver has everything, then require exactness everywhere."""
+        committed = self.committed()
+        wanted = set(committed)
+        try:
+            until(lambda: not self.missing(wanted), "every receiver has every event", timeout_s=timeout_s)
+        except AssertionError as error:
+            raise AssertionError(f"of {len(wanted)} events are missing: {self.missing(wanted)}") from error
+        logged = Counter(self.logged())
+        assert set(logged) == wanted, f"log lacks {len(wanted - set(logged))}, adds {len(set(logged) - wanted)}"
+        assert max(logged.values()) == 1, "the log holds an event twice"
+        for name, seen in self.handled.items():
+            assert set(seen) == wanted, f"{name} got events that were never committed"
+            assert max(seen.values()) == 1, f"the handler of {name} ran twice for one event"
+
+    def missing(self, wanted: set[str]) -> dict[str, int]:
+        """How many events each receiver that is not complete still lacks."""
+        lacks = {name: len(wanted - set(seen)) for name, seen in self.handled.items()}
+        return {name: count for name, count in lacks.items() if count}
+
+    def _recorder(self, name: str) -> Callable[[Record], None]:
+        def record(record: Record) -> None:
+            if not record.duplicate:
+                self.handled[name][record.event.id] += 1
+                self.order[name].append(record.event.position)
+
+        return record
+
+
+def died_by_itself(instance: Instance, timeout_s: float = 90.0) -> None:
+    """A failpoint ended it."""
+    until(instance.died, "the failpoint was reached", timeout_s=timeout_s)
+    assert instance.process.returncode == -signal.SIGKILL, instance.log.read_text()[-2000:]

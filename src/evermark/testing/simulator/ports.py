@@ -1,0 +1,133 @@
+"""The ports as one instance sees them: each call is an effect, and each effect is a point where a fault may strike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from evermark.delivery.base import Place
+from evermark.delivery.memory import MemoryDelivery
+from evermark.errors import ConflictError
+from evermark.log.base import Append, Tail
+from evermark.testing.simulator.baton import Process
+from evermark.testing.simulator.source import SimLog, SimSource
+from evermark.testing.simulator.truth import Broken, Truth
+
+# What is called once an effect has landed: the method, its arguments, its result.
+Landed = Callable[[str, tuple[Any, ...], dict[str, Any]], None]
+
+
+class Effects(Protocol):
+    def effect(self, process: Process, label: str, act: Callable[[], Any]) -> Any:
+        """Carry out `act`, unless a fault strikes before it; a fault may strike after it, too."""
+
+
+class Port:
+    """Stands in for `target`; every method call on it is an effect."""
+
+    def __init__(self, effects: Effects, process: Process, name: str, target: object, landed: Landed) -> None:
+        self._made = (effects, process, name, target, landed)
+
+    def __getattr__(self, method: str) -> Any:
+        effects, process, name, target, landed = self._made
+        bound = getattr(target, method)
+        label = f"{name}.{method}"
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            def act() -> Any:
+                result = bound(*args, **kwargs)
+                landed(method, args, kwargs)
+                return result
+
+            return effects.effect(process, label, act)
+
+        setattr(self, method, call)
+        return call
+
+
+def nothing(method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """For ports whose effects need no look."""
+
+
+def log_landed(truth: Truth, log: SimLog) -> Landed:
+    def landed(method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if method == "commit":
+            append: Append = args[0]
+            truth.after_commit(log.source, append.batch, append.partition, append.epoch)
+        elif method == "sync":
+            truth.after_sync(log.source)
+
+    return landed
+
+
+def source_landed(truth: Truth, source: SimSource) -> Landed:
+    def landed(method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if method == "confirm":
+            truth.after_confirm(source.name, *args)
+
+    return landed
+
+
+def heads_landed(truth: Truth) -> Landed:
+    def landed(method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if method == "move":
+            truth.after_head(*args)
+
+    return landed
+
+
+def checkpoints_landed(truth: Truth) -> Landed:
+    def landed(method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if method == "save":
+            truth.after_checkpoint(*args)
+
+    return landed
+
+
+_READS = frozenset(
+    {"subscriptions", "group", "cursors", "cursors_outside", "parked_counts", "parked", "held_keys", "counted"}
+)
+
+
+def delivery_landed(truth: Truth) -> Landed:
+    def landed(method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if method not in _READS:
+            truth.after_delivery_write(method, kwargs["epoch"] if "epoch" in kwargs else args[-1])
+
+    return landed
+
+
+class SimStore(MemoryDelivery):
+    """`MemoryDelivery` that shows what leaves the queue, and what was refused although nobody else was there."""
+
+    truth: Truth
+
+    def delivered(self, ids: Sequence[int], epoch: int) -> None:
+        before = {i: (self._rows[i].subscription, self._rows[i].event.event_id) for i in ids if i in self._rows}
+        super().delivered(ids, epoch)
+        self.truth.after_removal(before)
+
+    def settle_subscription(self, subscription: str, place: Place, begun_at: int, *rest: Any, **named: Any) -> None:
+        try:
+            super().settle_subscription(subscription, place, begun_at, *rest, **named)
+        except ConflictError as error:
+            known = self.subscriptions().get(subscription)
+            same = known is not None and named.get("generation") in (None, known.generation)
+            if same and self.cursors(subscription).get(place) == begun_at:
+                raise Broken(f"{subscription} could not settle, though nobody moved its cursor: {error}") from error
+            raise
+
+
+class ForgetfulLog:
+    """A log whose cleaning may have taken the note of its last batch: `end` is then unknown."""
+
+    def __init__(self, log: SimLog, forgets: Callable[[], bool]) -> None:
+        self._log = log
+        self._forgets = forgets
+
+    def fence(self, partition: int, epoch: int) -> Tail:
+        tail = self._log.fence(partition, epoch)
+        return Tail(tail.batch, tail.epoch, None) if self._forgets() else tail
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._log, name)

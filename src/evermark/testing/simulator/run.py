@@ -1,0 +1,206 @@
+"""One seed from beginning to end: faults, then calm, then the account."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from unittest import mock
+
+from evermark.delivery import follower, live
+from evermark.delivery.base import Place, SubscriptionSpec, SubscriptionState
+from evermark.testing.simulator.baton import Process
+from evermark.testing.simulator.delivering import DeliveryRunner
+from evermark.testing.simulator.instance import Instance, SourceRunner
+from evermark.testing.simulator.mutants import Mutant
+from evermark.testing.simulator.scenario import ROWS_PER_TRANSACTION_MAX, STREAMS, scenario
+from evermark.testing.simulator.source import Made, position
+from evermark.testing.simulator.truth import Broken, require
+from evermark.testing.simulator.world import Ledger, World
+
+_CALM_STEPS_MAX = 40_000
+_CALM_S_MAX = 5_000_000.0  # with `ordered`, one dead event after the other may hold a key for days
+_KEYS = 4
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a seed ended. `failure` is empty when every promise held."""
+
+    seed: int
+    ledger: Ledger
+    fingerprint: int
+    failure: str = ""
+    trace: str = ""
+
+
+def run(seed: int, mutant: Mutant | None = None) -> Ran:
+    """Run one seed; a mutant is applied to the product's code for as long as it runs."""
+    with _small_limits():
+        if mutant is None:
+            return _run(seed)
+        with mutant.applied():
+            return _run(seed)
+
+
+@contextmanager
+def _small_limits() -> Iterator[None]:
+    """Spans of a few rows: limits made for millions would never be met."""
+    with (
+        mock.patch.object(live, "HANDOVER_ROWS_MAX", 8),
+        mock.patch.object(follower, "JOIN_DISTANCE_MAX", 3),
+        mock.patch.object(follower, "JOIN_ROWS_MAX", 8),
+        mock.patch.object(follower.Follower._span, "__defaults__", (10,)),
+    ):
+        yield
+
+
+def _run(seed: int) -> Ran:
+    world = World(scenario(seed))
+    outside = Process("world")
+    world.baton.spawn("operator", outside, lambda: _operate(world))
+    world.baton.spawn("producer", outside, lambda: _produce(world))
+    failure = ""
+    try:
+        world.baton.run(lambda: world.baton.steps >= world.scenario.steps)
+        world.become_calm()
+        world.baton.run(lambda: _is_over(world))
+        _account(world)
+    except Exception as error:  # noqa: BLE001 - whatever ended the run is its result
+        failure = f"{type(error).__name__}: {error}"
+    finally:
+        world.baton.close()
+    return Ran(seed, world.ledger, world.fingerprint, failure, world.trace_text() if failure else "")
+
+
+def _operate(world: World) -> None:
+    """Starts instances, and those that died again; plays the receivers' bad days and the log's care."""
+    runs = 0
+    names = [f"i{number}" for number in range(world.scenario.instances)]
+    world.restart_at = dict.fromkeys(names, 0.0)
+    while True:
+        for name in names:
+            current = world.running.get(name)
+            if (current is None or current.dead) and world.restart_at[name] <= world.baton.now:
+                runs += 1
+                _start(world, name, runs)
+        if not world.calm:
+            _bad_days(world)
+        for log in world.logs.values():
+            if world.rng.random() < 0.3:
+                log.compact(world.rng.randint(2, 6))
+        world.baton.sleep(1.0 if not world.calm else 3_600.0)
+
+
+def _start(world: World, name: str, run: int) -> None:
+    instance = Instance(world, name, run)
+    world.running[name] = instance
+    world.say(f"START {instance.name}", "")
+    for source in world.sources:
+        instance.spawn(f"source {source}", SourceRunner(instance, source).run)
+    instance.spawn("deliver", DeliveryRunner(instance).run)
+
+
+def _bad_days(world: World) -> None:
+    chance, rng = world.scenario.receiver_chance, world.rng
+    for name in sorted(world.truth.starts):
+        receiver = world.receiver(name)
+        if rng.random() < chance["down"] / 8:
+            receiver.down_until = world.baton.now + rng.random() * rng.choice((3, 30, 300))
+        elif rng.random() < chance["gone"] / 8:
+            receiver.gone = True
+
+
+def _produce(world: World) -> None:
+    rng, numbers = world.rng, dict.fromkeys(world.scenario.places, 0)
+    for _ in range(world.scenario.transactions):
+        if not world.calm:
+            world.baton.sleep(rng.random() * rng.choice((0.1, 1, 4)))
+        place = rng.choice(world.scenario.places)
+        transaction: list[Made] = []
+        for _ in range(rng.randint(1, ROWS_PER_TRANSACTION_MAX)):
+            numbers[place] += rng.randint(1, 2)
+            transaction.append(_make(world, place, position(numbers[place])))
+        world.sources[place.source].made[place.partition].append(transaction)
+
+
+def _make(world: World, place: Place, at: str) -> Made:
+    rng, made = world.rng, world.truth.made[place]
+    if rng.random() < world.scenario.repeat_chance:
+        within = [m for m in made if int(at) - int(m.position) <= world.scenario.repeat_reach]
+        if within:
+            again = rng.choice(within)
+            return Made(again.event_id, at, again.stream, again.key, again.made_at, again=True)
+    event = Made(
+        f"{place.source}{place.partition}-{at}", at, rng.choice(STREAMS), f"k{rng.randrange(_KEYS)}", world.baton.now
+    )
+    made.append(event)
+    world.ledger.produced += 1
+    return event
+
+
+def _is_over(world: World) -> bool:
+    steps = world.baton.steps - world.scenario.steps
+    if steps > _CALM_STEPS_MAX or world.baton.now > _CALM_S_MAX:
+        world.baton.failure = Broken(f"no rest after {steps} calm steps: {_unrest(world)}")
+        return True
+    return steps % 32 == 0 and not _unrest(world)
+
+
+def _unrest(world: World) -> str:
+    """What is still to be done; empty when everything has come to rest."""
+    for place in world.scenario.places:
+        made = world.truth.made[place]
+        head = world.heads.load(place.source).get(place.partition)
+        log = world.logs[place.source]
+        taken = sum(a.rows for a in log.commits if a.partition == place.partition)
+        if taken < len(made):
+            return f"{place} has {len(made) - taken} events that are not taken"
+        if head is not None and any(a.batch > head.batch for a in log.commits if a.partition == place.partition):
+            return f"the head of {place} is behind"
+        group = world.store.group().cursors
+        if head is not None and group.get(place, -1) < head.batch:
+            return f"the live group is behind at {place}"
+    expected = {spec.name for spec in world.scenario.specs}
+    for name, subscription in world.store.subscriptions().items():
+        expected.discard(name)
+        if subscription.state is not SubscriptionState.LIVE:
+            return f"{name} is {subscription.state}: {subscription.reason}"
+    waiting = {name: counts["waiting"] for name, counts in world.store.parked_counts().items() if counts["waiting"]}
+    return f"{waiting} wait in the queue" if waiting else f"{expected} are not registered" if expected else ""
+
+
+def _account(world: World) -> None:
+    """The last look: everything produced is in the log once, in order, and came to everybody who wanted it."""
+    truth, ledger = world.truth, world.ledger
+    for place in world.scenario.places:
+        log = world.logs[place.source]
+        ids = [row.event_id for a in log.commits if a.partition == place.partition for row in log.rows_of(a)]
+        require(ids == [m.event_id for m in truth.made[place]], f"the log of {place} is not what was produced")
+        require(log.durable_commits() == len(log.commits), f"{place} has commits that are not durable")
+        ledger.taken += len(ids)
+    truth.look_at_cursors()
+    dead = {(r.subscription, r.event.event_id) for r in world.store.parked(limit=10_000) if r.next_attempt_at is None}
+    truth.before_drop(sorted(dead))
+    counted = world.store.counted("expired")
+    for name, subscription in world.store.subscriptions().items():
+        missing = _missing(world, subscription.spec)
+        expired = [event_id for event_id in missing if event_id in truth.expired[name]]
+        require(len(expired) <= counted.get(name, 0), f"{name}: {len(expired)} expired, {counted} counted")
+        ledger.lost += len(missing) - len(expired)
+        ledger.expired += counted.get(name, 0)
+        ledger.delivered += len(truth.handled[name])
+        ledger.parked += len(truth.parked[name])
+        ledger.duplicates_dropped += truth.duplicates[name]
+    require(ledger.lost == 0, f"{ledger.lost} deliveries are lost")
+
+
+def _missing(world: World, spec: SubscriptionSpec) -> list[str]:
+    """What a subscription was to get, did not handle, and no person gave up."""
+    truth, name = world.truth, spec.name
+    return [
+        row.event_id
+        for place in world.scenario.places
+        for row in truth.matched(spec, place, truth.starts[name].get(place, 0), truth.passed[name].get(place, 0))
+        if row.event_id not in truth.handled[name] and (name, row.event_id) not in truth.dropped
+    ]

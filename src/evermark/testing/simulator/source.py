@@ -1,0 +1,168 @@
+"""A source of made-up transactions that keeps the contract of `evermark.sources.base`, and the log's files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from evermark.delivery.base import Place
+from evermark.errors import GapError
+from evermark.event import taken_batch
+from evermark.log.base import Append, LogFile
+from evermark.log.memory import MemoryLog
+from evermark.log.read import FileRange
+from evermark.sources.base import Limit, Slice, Source
+
+
+@dataclass(frozen=True)
+class Made:
+    """One event at the source. `again`: its id stood at an earlier position already."""
+
+    event_id: str
+    position: str
+    stream: str
+    key: str
+    made_at: float
+    again: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    """One event in the log."""
+
+    event_id: str
+    place: Place
+    batch: int
+    position: str
+    stream: str
+    key: str
+    made_at: float
+
+
+def position(number: int) -> str:
+    return f"{number:08d}"
+
+
+@dataclass
+class SimSource(Source):
+    """Transactions appear over time and are read whole. What was confirmed is forgotten."""
+
+    name: str
+    made: dict[int, list[list[Made]]]
+    repeat_reach: int
+    confirmed: dict[int, str] = field(default_factory=dict)
+
+    def partitions(self) -> Sequence[int]:
+        return sorted(self.made)
+
+    def earliest(self, partition: int) -> str:
+        return self.confirmed.get(partition, position(0))
+
+    def latest(self, after: Mapping[int, str], limit: Limit) -> dict[int, str]:
+        return {partition: self._latest(partition, start, limit) for partition, start in after.items()}
+
+    def _latest(self, partition: int, start: str, limit: Limit) -> str:
+        end, rows = start, 0
+        for transaction in self.made[partition]:
+            if transaction[0].position < start:
+                continue
+            if rows and rows + len(transaction) > limit.rows_max:
+                break
+            rows += len(transaction)
+            end = position(int(transaction[-1].position) + 1)
+        return end
+
+    def slices(self, partition: int, start: str, end: str) -> Sequence[Slice]:
+        cut = [t[0].position for t in self.made[partition] if start < t[0].position < end]
+        if self.repeat_reach or not cut:
+            return [Slice(partition, start, end)]
+        middle = cut[len(cut) // 2]
+        return [Slice(partition, start, middle), Slice(partition, middle, end)]
+
+    def read(self, piece: Slice) -> Iterator[pa.RecordBatch]:
+        if piece.start < self.confirmed.get(piece.partition, ""):
+            raise GapError(f"{self.name}/{piece.partition} has forgotten what stood at {piece.start}")
+        rows: dict[str, Made] = {}
+        for transaction in self.made[piece.partition]:
+            if piece.start <= transaction[0].position < piece.end:
+                for made in transaction:
+                    rows.setdefault(made.event_id, made)  # not twice within one reading
+        columns: dict[str, object] = {
+            "event_id": [m.event_id for m in rows.values()],
+            "position": [m.position for m in rows.values()],
+            "stream": [m.stream for m in rows.values()],
+            "key": [m.key for m in rows.values()],
+            "op": ["insert"] * len(rows),
+            "event_time": [int(m.made_at * 1e6) for m in rows.values()],
+        }
+        yield taken_batch(columns, len(rows))
+
+    def may_repeat_from(self, at: str) -> str:
+        return position(max(0, int(at) - self.repeat_reach)) if self.repeat_reach else at
+
+    def confirm(self, partition: int, end: str) -> None:
+        self.confirmed[partition] = max(end, self.confirmed.get(partition, end))
+
+
+class SimLog(MemoryLog):
+    """`MemoryLog` with the contents of its files, and compaction, so that readers meet what they meet in production."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.source = source
+        self.contents: dict[str, list[Row]] = {}
+        self._compacted: list[tuple[int, FileRange]] = []  # (how many commits it stands for, the file)
+
+    def write(self, partition: int, batch: int, rows: list[Row]) -> LogFile | None:
+        if not rows:
+            return None
+        path = f"{self.source}-p{partition}-b{batch}-{len(self.contents)}"
+        self.contents[path] = rows
+        return LogFile(path, len(rows), 1)
+
+    def rows_of(self, append: Append) -> list[Row]:
+        return [row for file in append.files for row in self.contents[file.path]]
+
+    def durable_commits(self) -> int:
+        return self._durable[0]
+
+    def durable_batch(self, partition: int) -> int:
+        tail = self._durable[1].get(partition)
+        return tail.batch if tail else 0
+
+    def ids_from(self, partition: int, at: str) -> set[str]:
+        return {
+            row.event_id
+            for append in self.commits
+            if append.partition == partition
+            for row in self.rows_of(append)
+            if row.position >= at
+        }
+
+    def position_max(self, partition: int) -> str | None:
+        return max(
+            (r.position for a in self.commits if a.partition == partition for r in self.rows_of(a)), default=None
+        )
+
+    def files(self) -> list[FileRange]:
+        done = sum(count for count, _ in self._compacted)
+        fresh = [
+            FileRange(f.path, a.partition, a.partition, a.batch, a.batch, f.rows, f.size)
+            for a in self.commits[done:]
+            for f in a.files
+        ]
+        return [file for _, file in self._compacted] + fresh
+
+    def compact(self, commits_max: int) -> None:
+        """The oldest durable commits not yet compacted become one file; the old ones stay readable."""
+        done = sum(count for count, _ in self._compacted)
+        old = self.commits[done : min(done + commits_max, self.durable_commits())]
+        if len(old) < 2:
+            return
+        path = f"{self.source}-compacted-{len(self.contents)}"
+        rows = self.contents[path] = [row for append in old for row in self.rows_of(append)]
+        partitions, batches = [a.partition for a in old], [a.batch for a in old]
+        whole = FileRange(path, min(partitions), max(partitions), min(batches), max(batches), len(rows), 1)
+        self._compacted.append((len(old), whole))

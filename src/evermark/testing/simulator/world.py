@@ -1,0 +1,186 @@
+"""Everything outside the instances: stores, sources, receivers, and the faults that strike between any two effects."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from evermark.checkpoints.memory import MemoryCheckpoints
+from evermark.cluster.base import Holder
+from evermark.cluster.memory import MemoryLeases
+from evermark.delivery.base import SubscriptionSpec
+from evermark.errors import EvermarkError, UnreachableError
+from evermark.log.head import MemoryHeads
+from evermark.testing.simulator.baton import Baton, Ended, Process
+from evermark.testing.simulator.ports import SimStore
+from evermark.testing.simulator.receiver import Receiver
+from evermark.testing.simulator.scenario import STREAMS, Scenario
+from evermark.testing.simulator.source import SimLog, SimSource
+from evermark.testing.simulator.truth import Broken, Truth
+
+_TRACE_LINES = 80
+_PAUSE_S_MAX = 30.0
+_STALL_S_MAX = 15.0
+_RESTART_S_MAX = 6.0
+
+
+@dataclass
+class Ledger:
+    """What became of everything."""
+
+    produced: int = 0
+    taken: int = 0
+    delivered: int = 0
+    duplicates_dropped: int = 0
+    parked: int = 0
+    expired: int = 0
+    crashes: int = 0
+    lost: int = 0
+
+    def add(self, other: Ledger) -> None:
+        for field in fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+
+    def line(self, seeds: int) -> str:
+        return f"ledger seeds={seeds} " + " ".join(f"{f.name}={getattr(self, f.name)}" for f in fields(self))
+
+
+class World:
+    """The ports' far side. `effect` is the one door between the instances and all of it."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.rng = random.Random(scenario.seed * 7919 + 1)
+        self.baton = Baton(self.rng, scenario.switch_chance, scenario.tick_s)
+        self.calm = False
+        self.ledger = Ledger()
+        self.counted: Counter[str] = Counter()
+        self.trace: deque[tuple[int, float, str, str]] = deque(maxlen=_TRACE_LINES)
+        self.fingerprint = 0  # of the whole trace: two runs of a seed have the same
+        self.running: dict[str, Process] = {}
+        self.restart_at: dict[str, float] = {}
+        self.leases = MemoryLeases(clock=self._clock, is_gone=self._is_gone)
+        self.heads = MemoryHeads(self.leases)
+        self.checkpoints = MemoryCheckpoints(self.leases)
+        self.store = SimStore(self.leases, jitter=self.rng.random)
+        reach = scenario.repeat_reach if scenario.repeat_chance else 0
+        self.sources = {
+            name: SimSource(name, {p: [] for p in partitions}, reach) for name, partitions in scenario.sources.items()
+        }
+        self.logs = {name: SimLog(name) for name in self.sources}
+        self.truth = Truth(self.logs, self.leases, self.heads, self.checkpoints, self.store)
+        self.store.truth = self.truth
+        self._receivers: dict[str, Receiver] = {}
+
+    def effect(self, process: Process, label: str, act: Callable[[], Any]) -> Any:
+        """Carry out `act`, unless a fault strikes before it; a fault may strike after it, too."""
+        if process.dead or self.baton.closing:
+            raise Ended  # a thread that unwinds touches nothing any more
+        failure = None if self.calm else self._strike(process, label)
+        self.baton.step()
+        if failure == "before":
+            self.say(label, "does not answer")
+            raise UnreachableError(f"{label} does not answer")
+        try:
+            result = act()
+        except (EvermarkError, Broken) as error:
+            self.say(label, f"{type(error).__name__}: {error}".splitlines()[0])
+            if isinstance(error, Broken):
+                self.baton.failure = error  # at once: cleaning up on the way out would go on for a while
+            raise
+        self.say(label, "" if failure is None else "done, but the answer is lost")
+        if failure == "after":
+            raise UnreachableError(f"{label} did not answer")
+        return result
+
+    def say(self, label: str, what: str) -> None:
+        who = self.baton.current_name
+        self.fingerprint = zlib.crc32(f"{who}|{label}|{what}".encode(), self.fingerprint)
+        self.trace.append((self.baton.steps, self.baton.now, who, f"{label} {what}"))
+
+    def trace_text(self) -> str:
+        return "\n".join(f"  {step:6d} {now:10.2f}s  {who:24s} {what}" for step, now, who, what in self.trace)
+
+    def count(self, what: str) -> None:
+        self.counted[what] += 1
+
+    def receiver(self, name: str) -> Receiver:
+        if name not in self._receivers:
+            rng = random.Random(f"{self.scenario.seed} {name}")
+            self._receivers[name] = Receiver(self.truth, rng, self.scenario.receiver_chance, calm=self.calm)
+        return self._receivers[name]
+
+    def file_specs(self) -> list[SubscriptionSpec]:
+        """What the file says now; half-way through it names one more."""
+        late = self.scenario.late_spec
+        named = late is not None and (self.calm or self.baton.steps > self.scenario.steps // 2)
+        return [*self.scenario.specs, late] if named and late is not None else list(self.scenario.specs)
+
+    def api_specs(self) -> list[SubscriptionSpec]:
+        """What a person asks for just now: each time something else, under the same name."""
+        spec = self.scenario.api_spec
+        if spec is None:
+            return []
+        self.counted["api"] += 1
+        return [replace(spec, streams=STREAMS[:1] if self.counted["api"] % 2 else ())]
+
+    def forgets_tail(self) -> bool:
+        return self.rng.random() < self.scenario.forgets_tail
+
+    def crash(self, process: Process) -> None:
+        """kill -9: nothing of it goes on, what it wrote stays."""
+        process.dead = True
+        self.restart_at[process.name.partition(".")[0]] = self.baton.now + self.rng.random() * _RESTART_S_MAX
+        self.ledger.crashes += 1
+
+    def crash_machine(self) -> None:
+        """A power cut: every instance dies, and the log falls back to what was synced."""
+        for process in self.running.values():
+            if not process.dead:
+                self.crash(process)
+        for log in self.logs.values():
+            log.crash()
+
+    def become_calm(self) -> None:
+        self.calm = True
+        for process in self.running.values():
+            process.paused_until = 0.0
+        for receiver in self._receivers.values():
+            receiver.calm, receiver.gone, receiver.down_until = True, False, 0.0
+        self.restart_at = dict.fromkeys(self.restart_at, self.baton.now)
+
+    def _strike(self, process: Process, label: str) -> str | None:
+        """Draw a fault for this effect; says when the port is to fail."""
+        rates = self.scenario.rates
+        drawn = self.rng.random()
+        if (drawn := drawn - rates.crash) < 0:
+            self.say(label, "CRASH before it")
+            self.crash(process)
+            raise Ended
+        if (drawn := drawn - rates.machine) < 0:
+            self.say(label, "POWER CUT before it")
+            self.crash_machine()
+            raise Ended
+        if (drawn := drawn - rates.pause) < 0:
+            process.paused_until = self.baton.now + self.rng.random() * _PAUSE_S_MAX
+            self.say(label, f"PAUSE of {process.name} until {process.paused_until:.2f}s")
+            self.baton.switch()
+        elif (drawn := drawn - rates.stall) < 0:
+            self.say(label, "STALL")
+            self.baton.stall(self.rng.random() * _STALL_S_MAX)
+        elif drawn < rates.fail:
+            return "before" if self.rng.random() < 0.5 else "after"
+        return None
+
+    def _clock(self) -> datetime:
+        return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self.baton.now)
+
+    def _is_gone(self, holder: Holder) -> bool:
+        current = self.running.get(holder.instance)
+        gone = current is None or current.dead or current.name != holder.started
+        return self.scenario.sees_gone and gone

@@ -1,0 +1,29 @@
+"""`evermark demo`, shortened: the whole promise in one command."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+
+def test_the_demo_ends_with_nothing_lost(tmp_path: Path) -> None:
+    """GIVEN only embedded parts WHEN the demo runs, killing the pipeline twice THEN the ledger says lost=0."""
+    tmp_path.chmod(0o711)
+    ran = subprocess.run(
+        [sys.executable, "-m", "evermark.cli.main", "demo", "--seconds", "12", "--keep", str(tmp_path / "demo")],
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    last = ran.stdout.strip().splitlines()[-1]
+    found = re.fullmatch(
+        r"ledger produced=(\d+) taken=(\d+) delivered=(\d+) duplicates_dropped=\d+ parked=\d+ lost=0", last
+    )
+    assert found, last
+    produced, taken, delivered = (int(n) for n in found.groups())
+    assert produced == taken > 100
+    assert delivered > 2 * produced

@@ -1,0 +1,74 @@
+"""What the tiers share: one Spark session and one Postgres server per run, a database per test.
+
+A test's folder is its tier and its marker. Unit tests may use neither Spark nor a server: they are refused at
+collection, so that the tier stays one of milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import settings
+
+from evermark.testing.servers import PostgresServer, fresh_database, postgres_server
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TIERS = ("unit", "contract", "spark", "faults", "acceptance")
+HEAVY_FIXTURES = {"spark", "pg_server", "pg_dsn"}
+
+# A busy machine is no failure; a failure comes with the line that reproduces it.
+settings.register_profile("evermark", deadline=None, print_blob=True)
+settings.load_profile("evermark")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark each test with its tier, and keep the unit tier light."""
+    root = config.rootpath / "tests"
+    for item in items:
+        tier = item.path.relative_to(root).parts[0] if item.path.is_relative_to(root) else ""
+        if tier not in TIERS:
+            raise pytest.UsageError(f"{item.nodeid}: a test belongs into one of tests/{{{','.join(TIERS)}}}")
+        item.add_marker(tier)
+        heavy = HEAVY_FIXTURES.intersection(getattr(item, "fixturenames", ()))
+        if tier == "unit" and heavy:
+            raise pytest.UsageError(f"{item.nodeid}: uses {', '.join(sorted(heavy))}; move it out of tests/unit")
+
+
+@pytest.fixture(scope="session")
+def java_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The Java that Spark runs on, set for the whole run."""
+    from evermark.embedded.java import ensure_java
+
+    with pytest.MonkeyPatch.context() as patch:
+        home = ensure_java(tmp_path_factory.mktemp("java"))
+        patch.setenv("JAVA_HOME", str(home))
+        yield home
+
+
+@pytest.fixture(scope="session")
+def spark(java_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """The one Spark session of this run: starting one takes seconds, and a process cannot have two."""
+    from evermark.spark.session import make_session
+
+    session = make_session("evermark-tests", "local[4,4]", tmp_path_factory.mktemp("scratch"), {})
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="session")
+def pg_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
+    """A real Postgres with logical WAL. Tests that change or kill the server start one of their own."""
+    with postgres_server(tmp_path_factory.mktemp("postgres")) as server:
+        yield server
+
+
+@pytest.fixture
+def pg_dsn(pg_server: PostgresServer) -> Iterator[str]:
+    """An empty database of this test's own."""
+    with fresh_database(pg_server) as dsn:
+        yield dsn

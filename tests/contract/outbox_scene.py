@@ -1,0 +1,87 @@
+"""An outbox on a real server, and the few verbs its tests are told with."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+
+from evermark.sources.base import Limit, Slice
+from evermark.sources.postgres.install import install
+from evermark.sources.postgres.lsn import Incarnation, Position
+from evermark.sources.postgres.place import PlainDsn, PostgresPlace, TableChoice
+from evermark.sources.postgres.source import PostgresOutbox
+from evermark.testing.servers import PostgresServer, fresh_database
+
+Row = dict[str, Any]
+_numbers = itertools.count()
+
+
+@dataclass
+class Scene:
+    """One installed outbox, an autocommit connection to its database, and a source that reads it."""
+
+    dsn: str
+    place: PostgresPlace
+    db: psycopg.Connection[Any]
+    source: PostgresOutbox
+    incarnation: Incarnation = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.incarnation = Position.parse(self.source.earliest(0)).incarnation
+
+    def connection(self) -> psycopg.Connection[Any]:
+        return psycopg.connect(self.dsn)
+
+    def position(self, lsn: int) -> str:
+        return self.incarnation.at(lsn)
+
+    def flush_lsn(self) -> int:
+        """Where the WAL is durable, with everything committed before it."""
+        self.emit("scene", "marker")  # a synchronous commit flushes the asynchronous ones before it
+        return int(self.value("select pg_current_wal_flush_lsn() - '0/0'::pg_lsn"))
+
+    def value(self, query: str, *args: object) -> Any:
+        found = self.db.execute(query, args).fetchone()
+        return int(found[0]) if found and "pg_lsn" in query else found and found[0]
+
+    def emit(self, stream: str, key: str, payload: str = "{}") -> None:
+        emit(self.db, stream, key, payload)
+
+    def read(self, start: str, end: str) -> list[Row]:
+        return [row for batch in self.source.read(Slice(0, start, end)) for row in batch.to_pylist()]
+
+    def drain(self, start: str | None = None, limit: Limit | None = None) -> list[Row]:
+        """All there is from `start` on, batch by batch, each confirmed."""
+        at = start or self.source.earliest(0)
+        found: list[Row] = []
+        while (end := self.source.latest({0: at}, limit or Limit(wait_s=0.3))[0]) != at:
+            found += self.read(at, end)
+            self.source.confirm(0, end)
+            at = end
+        return found
+
+
+def emit(db: psycopg.Connection[Any], stream: str, key: str, payload: str = "{}") -> None:
+    db.execute("select pgstream.emit(%s, %s, %s)", (stream, key, payload))
+
+
+@contextmanager
+def scene(
+    server: PostgresServer, *tables: TableChoice, create: str = "", big_bytes: int | None = None
+) -> Iterator[Scene]:
+    with fresh_database(server) as dsn, psycopg.connect(dsn, autocommit=True) as db:
+        if create:
+            db.execute(create.encode())
+        number = next(_numbers)
+        place = PostgresPlace(PlainDsn(dsn), f"slot_{number}", f"pub_{number}", tables=tables)
+        install(place, tables)
+        source = PostgresOutbox(place) if big_bytes is None else PostgresOutbox(place, big_bytes=big_bytes)
+        try:
+            yield Scene(dsn, place, db, source)
+        finally:
+            source.close()

@@ -1,0 +1,103 @@
+"""The checkpoint contract over its backends, and what only a real server can show."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from evermark.checkpoints.base import Checkpoint, CheckpointStore
+from evermark.checkpoints.memory import MemoryCheckpoints
+from evermark.checkpoints.postgres import PostgresCheckpoints
+from evermark.cluster.base import Holder
+from evermark.cluster.fence import fence, source_lease
+from evermark.cluster.memory import MemoryLeases
+from evermark.cluster.postgres import PostgresLeases
+from evermark.errors import ConflictError, StaleError
+from evermark.state.connection import State
+from evermark.testing.contracts import CheckpointContract
+from evermark.testing.contracts.checkpoints import TakeOver
+from evermark.testing.servers import PostgresServer
+from evermark.testing.states import fresh_state, owners
+
+
+@pytest.fixture
+def state(pg_server: PostgresServer) -> Iterator[State]:
+    with fresh_state(pg_server.socket_dsn()) as state:
+        yield state
+
+
+class TestMemoryCheckpoints(CheckpointContract):
+    @pytest.fixture
+    def leases(self) -> MemoryLeases:
+        return MemoryLeases(is_gone=lambda holder: True)
+
+    @pytest.fixture
+    def store(self, leases: MemoryLeases) -> CheckpointStore:
+        return MemoryCheckpoints(leases)
+
+    @pytest.fixture
+    def take_over(self, leases: MemoryLeases) -> TakeOver:
+        take = owners(leases)
+        return lambda source: take(source_lease(source))
+
+
+class TestPostgresCheckpoints(CheckpointContract):
+    @pytest.fixture
+    def store(self, state: State) -> CheckpointStore:
+        return PostgresCheckpoints(state)
+
+    @pytest.fixture
+    def take_over(self, state: State) -> TakeOver:
+        take = owners(PostgresLeases(state, is_gone=lambda holder: True))
+        return lambda source: take(source_lease(source))
+
+    def test_a_stale_owner_is_refused_before_the_new_one_wrote(
+        self, store: CheckpointStore, take_over: TakeOver
+    ) -> None:
+        """The lease alone fences, on the fast way and on the first save."""
+        old = take_over("shop")
+        store.save("shop", 0, Checkpoint("0001", 1, old))
+        take_over("shop")
+        for partition in (0, 1):
+            with pytest.raises(StaleError):
+                store.save("shop", partition, Checkpoint("0002", 2, old))
+        assert store.list("shop") == {0: Checkpoint("0001", 1, old)}
+
+    def test_two_stores_agree(self, state: State, store: CheckpointStore, take_over: TakeOver) -> None:
+        """What one store remembers of its last save never overrides what another one saved since."""
+        other = PostgresCheckpoints(state)
+        epoch = take_over("shop")
+        store.save("shop", 0, Checkpoint("0001", 1, epoch))
+        other.save("shop", 0, Checkpoint("0005", 5, epoch))
+        with pytest.raises(ConflictError):
+            store.save("shop", 0, Checkpoint("0003", 3, epoch))
+        store.save("shop", 0, Checkpoint("0006", 6, epoch))
+        other.save("shop", 0, Checkpoint("0007", 7, epoch))
+        assert store.load("shop", 0) == Checkpoint("0007", 7, epoch)
+
+
+def test_a_take_over_waits_for_the_fenced_transaction(state: State) -> None:
+    """GIVEN a fenced transaction under way WHEN another instance takes over THEN it gets the lease afterwards."""
+    leases = PostgresLeases(state, is_gone=lambda holder: True)
+    first = leases.acquire("deliver", Holder("a", "h", "b", 1, "1"), 60)
+    assert first is not None
+    begun, taken = threading.Event(), threading.Event()
+
+    def take_over() -> None:
+        begun.set()
+        leases.acquire("deliver", Holder("b", "h", "b", 2, "1"), 60)
+        taken.set()
+
+    thread = threading.Thread(target=take_over)
+    with state.transaction() as conn:
+        fence(conn, "deliver", first.epoch)
+        thread.start()
+        assert begun.wait(5)
+        leases.renew(first, 60)  # a renewal waits for nobody
+        assert not taken.wait(0.2)
+    assert taken.wait(5)
+    thread.join()
+    with pytest.raises(StaleError), state.transaction() as conn:
+        fence(conn, "deliver", first.epoch)

@@ -1,0 +1,446 @@
+"""The command line against a real Postgres: what it reports, what it changes, and what it refuses to change."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from typer.testing import CliRunner, Result
+
+from evermark.app.build import Deployment, open_deployment
+from evermark.checkpoints.base import Checkpoint
+from evermark.cli.main import app
+from evermark.cluster.base import Holder, Lease
+from evermark.cluster.fence import DELIVER_LEASE, source_lease
+from evermark.config import load
+from evermark.delivery.base import MadeBy, Place, SubscriptionState
+from evermark.event import taken_batch
+from evermark.log.append import DeltaLog
+from evermark.log.base import Append
+from evermark.log.care import Care
+from evermark.log.head import Head
+from evermark.log.write import BatchWriter
+from evermark.testing.contracts.scene import done, event
+
+SECRET = "whsec_" + "A" * 43 + "="
+PLACE = Place("shop", 0)
+OTHER = Holder("shop", "elsewhere", "boot", 4711, "1")  # an instance on a machine we cannot look into
+AHEAD = json.dumps(
+    {
+        "format": "evermark-checkpoints",
+        "version": 1,
+        "deployment": "shop",
+        "checkpoints": [{"source": "shop", "partition": 0, "position": "9", "batch": 9, "epoch": 1}],
+    }
+)
+FILE = """
+version: 1
+name: shop
+state: {dsn: "${PG_DSN}"}
+server: {listen: "127.0.0.1:0"}
+spark: {master: "local[2]"}
+sources:
+  shop: {type: postgres, dsn: "${PG_DSN}", tables: [public.orders]}
+subscriptions:
+  billing: {url: "https://billing.example/hooks", secret: "${SECRET}", headers: {X-Token: header-secret}}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path, pg_dsn: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A deployment whose state and source are the test's own database, with a table to capture."""
+    monkeypatch.setenv("PG_DSN", pg_dsn)
+    monkeypatch.setenv("SECRET", SECRET)
+    path = tmp_path / "evermark.yaml"
+    path.write_text(FILE)
+    with psycopg.connect(pg_dsn, autocommit=True) as conn:
+        conn.execute("create table orders (id int primary key, total numeric)")
+    return path
+
+
+@pytest.fixture
+def deployment(file: Path) -> Iterator[Deployment]:
+    """The same deployment, open as an instance has it."""
+    opened = open_deployment(load(file))
+    yield opened
+    opened.close()
+
+
+def invoke(*args: object) -> Result:
+    return CliRunner().invoke(app, [str(arg) for arg in args])
+
+
+def said(*args: object) -> str:
+    """What a command that works says to the person at the terminal."""
+    result = invoke(*args)
+    assert result.exit_code == 0, result.output
+    return result.stderr
+
+
+def told(*args: object) -> Any:
+    """What a command that works reports to a program: JSON on stdout, and none of the secrets."""
+    result = invoke(*args, "--json")
+    assert result.exit_code == 0, result.output
+    assert SECRET not in result.output and "header-secret" not in result.output
+    return json.loads(result.stdout)
+
+
+def refused(*args: object) -> str:
+    result = invoke(*args)
+    assert result.exit_code == 1 and isinstance(result.exception, SystemExit), result.output
+    assert "Traceback" not in result.output and "error: " in result.stderr and "\nhint: " in result.stderr
+    return result.stderr
+
+
+def held_elsewhere(deployment: Deployment, name: str) -> Lease:
+    lease = deployment.leases.acquire(name, OTHER, 60.0)
+    assert lease is not None
+    return lease
+
+
+def park(deployment: Deployment, *numbers: int) -> None:
+    """Register the file's subscriptions and park these events for billing."""
+    lease = deployment.leases.acquire(DELIVER_LEASE, deployment.holder, 60.0)
+    assert lease is not None
+    store = deployment.delivery
+    store.open_place(PLACE, 0, lease.epoch)
+    store.register(deployment.specs, MadeBy.FILE, {}, lease.epoch)
+    outcome = done("billing", *(event(number) for number in numbers))
+    group = store.group()
+    store.settle_group(PLACE, 0, 1, group.members, [outcome], datetime.now(UTC), lease.epoch)
+    deployment.leases.release(lease)
+
+
+def log_batches(folder: Path, epoch: int, first: int, last: int) -> None:
+    """Batches of one event each, committed as an owner would."""
+    log = DeltaLog(folder)
+    log.fence(0, epoch)
+    for batch in range(first, last + 1):
+        row = taken_batch(
+            {
+                "event_id": [f"e{batch}"],
+                "position": [f"{batch:06}"],
+                "stream": ["public.orders"],
+                "op": ["insert"],
+                "event_time": [datetime.now(UTC)],
+                "payload": ['{"n": 1}'],
+                "bytes": [b"\x00\xff"],
+            },
+            1,
+        )
+        written = BatchWriter(folder, "shop", 0, batch).write_all([row])
+        assert written is not None
+        log.commit(Append(0, batch, epoch, f"{batch:06}", f"{batch + 1:06}", [written]))
+    log.sync()
+
+
+def test_migrate_says_from_where_to_where(file: Path) -> None:
+    """GIVEN an empty database WHEN migrated twice THEN it goes from 0 to the newest, and then stays."""
+    first, again = told("migrate", "-c", file), told("migrate", "-c", file)
+    assert first["from"] == 0 and first["to"] > 0
+    assert again == {**first, "from": first["to"]}
+    assert "nothing to do" in said("migrate", "-c", file)
+
+
+def test_a_source_is_installed_twice_and_uninstalled(file: Path, pg_dsn: str) -> None:
+    """GIVEN a table WHEN installed, installed again and uninstalled THEN slot and trigger are there, then gone."""
+    first = said("source", "install", "-c", file)
+    assert "evermark_shop_shop" in first and "orders" in first and "next: evermark up" in first
+    said("source", "install", "-c", file)
+    with psycopg.connect(pg_dsn, autocommit=True) as conn:
+        slots = "select count(*) from pg_replication_slots where slot_name = 'evermark_shop_shop'"
+        triggers = "select count(*) from pg_trigger where tgname like 'pgstream%' and not tgisinternal"
+        assert conn.execute(slots).fetchone() == (1,)
+        found = conn.execute(triggers).fetchone()
+        assert found is not None and found[0] > 0
+        assert "not confirmed" in refused("source", "uninstall", "-c", file)
+        assert conn.execute(slots).fetchone() == (1,)
+        said("source", "uninstall", "shop", "--yes", "-c", file)
+        assert conn.execute(slots).fetchone() == (0,) and conn.execute(triggers).fetchone() == (0,)
+
+
+def test_a_source_that_is_being_read_is_not_uninstalled(file: Path, deployment: Deployment, pg_dsn: str) -> None:
+    """GIVEN an instance that owns the source WHEN it is to be uninstalled THEN refused, and the slot stays."""
+    said("source", "install", "-c", file)
+    held_elsewhere(deployment, source_lease("shop"))
+    assert "elsewhere" in refused("source", "uninstall", "--yes", "-c", file)
+    with psycopg.connect(pg_dsn) as conn:
+        assert conn.execute("select count(*) from pg_replication_slots where database = current_database()").fetchone()
+
+
+def test_a_table_that_is_not_there_is_named(file: Path) -> None:
+    """GIVEN a table nobody made WHEN it is to be captured THEN the error names it."""
+    assert "public.nowhere" in refused("source", "install", "--table", "nowhere", "-c", file)
+
+
+def test_status_tells_all_without_an_instance(file: Path, deployment: Deployment) -> None:
+    """GIVEN state and no instance WHEN asked for the status THEN sources, heads, lag and parked counts are told."""
+    park(deployment, 1, 2)
+    lease = held_elsewhere(deployment, source_lease("shop"))
+    deployment.heads.move("shop", 0, Head(1, lease.epoch, "000001", 1))
+    deployment.heads.move("shop", 0, Head(2, lease.epoch, "000002", 2))
+    deployment.checkpoints.save("shop", 0, Checkpoint("000002", 2, lease.epoch))
+    status = told("status", "-c", file)
+    (source,), (billing,) = status["sources"], status["subscriptions"]
+    assert status["health"] is None and status["delivery"]["owner"] is None
+    assert source == {
+        "source": "shop",
+        "partition": 0,
+        "owner": "elsewhere:4711",
+        "epoch": lease.epoch,
+        "log_head": 2,
+        "checkpoint": 2,
+        "position": "000002",
+    }
+    assert (billing["state"], billing["lag_batches"], billing["waiting"] + billing["dead"]) == ("live", 1, 2)
+    assert billing["headers"] == ["X-Token"]
+    result = invoke("status", "-c", file)
+    assert "elsewhere:4711" in result.stdout and "billing" in result.stdout and "no instance answers" in result.stderr
+
+
+def test_a_subscription_no_instance_has_seen_is_listed_as_new(file: Path) -> None:
+    """GIVEN a file that was never run WHEN subscriptions are listed THEN its own are there, as new."""
+    (row,) = told("subscription", "list", "-c", file)
+    assert (row["subscription"], row["state"]) == ("billing", "new")
+
+
+def test_a_subscription_is_paused_and_resumed_while_an_instance_delivers(file: Path, deployment: Deployment) -> None:
+    """GIVEN an instance that delivers WHEN a person pauses and resumes THEN it happens under the instance's epoch."""
+    park(deployment)
+    lease = held_elsewhere(deployment, DELIVER_LEASE)
+    said("subscription", "pause", "billing", "--reason", "moving house", "-c", file)
+    paused = deployment.delivery.subscriptions()["billing"]
+    assert (paused.state, paused.reason) == (SubscriptionState.SUSPENDED, "moving house")
+    said("subscription", "resume", "billing", "-c", file)
+    assert deployment.delivery.subscriptions()["billing"].state is SubscriptionState.BEHIND
+    deployment.leases.require(lease)
+    assert "nobody" in refused("subscription", "pause", "nobody", "-c", file)
+
+
+@pytest.mark.parametrize("owned", [False, True])
+def test_parked_deliveries_are_listed_shown_retried_and_dropped(
+    file: Path, deployment: Deployment, owned: bool
+) -> None:
+    """GIVEN parked deliveries, with and without an instance WHEN a person decides THEN it is done and counted."""
+    park(deployment, 1, 2, 3)
+    if owned:
+        held_elsewhere(deployment, DELIVER_LEASE)
+    with deployment.state.connection() as conn:
+        conn.execute("update enqueued_messages set next_attempt_at = null where event_id = 'e1'")
+        conn.execute("update enqueued_messages set next_attempt_at = now() + '1 hour' where event_id <> 'e1'")
+    rows = told("delivery", "list", "-s", "billing", "-c", file)
+    ids = {row["event_id"]: row["id"] for row in rows}
+    assert [row["state"] for row in rows] == ["dead", "waiting", "waiting"]
+    assert [row["event_id"] for row in told("delivery", "list", "--state", "dead", "-c", file)] == ["e1"]
+    assert told("delivery", "show", ids["e2"], "-c", file)["event"] == {"n": 2}
+
+    said("delivery", "retry", ids["e1"], "-c", file)
+    due = {row.event.event_id: row.next_attempt_at for row in deployment.delivery.parked()}
+    assert due["e1"] is not None and due["e1"] <= datetime.now(UTC)
+    assert due["e2"] is not None and due["e2"] > datetime.now(UTC)
+
+    assert "not confirmed" in refused("delivery", "drop", ids["e1"], "-c", file)
+    assert "999999" in refused("delivery", "drop", ids["e1"], 999999, "--yes", "-c", file)
+    assert len(deployment.delivery.parked()) == 3
+    said("delivery", "drop", ids["e1"], ids["e3"], "--yes", "-c", file)
+    assert [row.event.event_id for row in deployment.delivery.parked()] == ["e2"]
+    assert deployment.delivery.counted("dropped") == {"billing": 2}
+    assert told("status", "-c", file)["dropped"] == {"billing": 2}
+
+
+def test_deliveries_are_chosen_by_id_or_by_subscription(file: Path, deployment: Deployment) -> None:
+    """GIVEN many parked WHEN paged, chosen by subscription, or by nothing THEN each does what it says."""
+    park(deployment, *range(1, 6))
+    first = invoke("delivery", "list", "--limit", "2", "--json", "-c", file)
+    after = json.loads(first.stdout)[-1]["id"]
+    assert f"--after {after}" in first.stderr
+    assert len(told("delivery", "list", "--after", after, "-c", file)) == 3
+    assert "which deliveries" in refused("delivery", "drop", "--yes", "-c", file)
+    assert "5 to be tried" in said("delivery", "retry", "-s", "billing", "-c", file)
+    said("subscription", "pause", "billing", "-c", file)
+    assert "subscription resume billing" in said("delivery", "retry", "-s", "billing", "-c", file)
+    said("delivery", "drop", "-s", "billing", "--yes", "-c", file)
+    assert deployment.delivery.parked() == []
+
+
+def test_checkpoints_are_backed_up_and_restored(file: Path, deployment: Deployment, tmp_path: Path) -> None:
+    """GIVEN a backup WHEN later checkpoints are replaced by it THEN position and batch are back, under a new epoch."""
+    lease = held_elsewhere(deployment, source_lease("shop"))
+    log_batches(deployment.log_folder("shop"), lease.epoch, 1, 3)
+    deployment.checkpoints.save("shop", 0, Checkpoint("000002", 2, lease.epoch))
+    kept = tmp_path / "kept.json"
+    said("checkpoint", "backup", kept, "-c", file)
+    assert "exists already" in refused("checkpoint", "backup", kept, "-c", file)
+    deployment.checkpoints.save("shop", 0, Checkpoint("000003", 3, lease.epoch))
+
+    assert "elsewhere" in refused("checkpoint", "restore", kept, "-c", file)
+    assert deployment.checkpoints.load("shop", 0).batch == 3
+    deployment.leases.release(lease)
+    said("checkpoint", "restore", kept, "-c", file)
+    found = deployment.checkpoints.load("shop", 0)
+    assert (found.position, found.batch) == ("000002", 2) and found.epoch > lease.epoch
+    assert [row["batch"] for row in told("checkpoint", "list", "-c", file)] == [2]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "not JSON"),
+        ("[]", "no checkpoints"),
+        ('{"format": "evermark-checkpoints", "version": 2}', "version 2"),
+        ('{"format": "evermark-checkpoints", "version": 1, "deployment": "shop", "checkpoints": [{}]}', "damaged"),
+        ('{"format": "evermark-checkpoints", "version": 1, "deployment": "x", "checkpoints": []}', "deployment 'x'"),
+        (
+            AHEAD,
+            "the log ends at 0",
+        ),
+    ],
+)
+def test_a_backup_that_does_not_fit_is_refused(file: Path, tmp_path: Path, text: str, words: str) -> None:
+    """GIVEN a file that is damaged, newer, of another deployment or ahead of the log WHEN restored THEN refused."""
+    kept = tmp_path / "kept.json"
+    kept.write_text(text)
+    assert words in refused("checkpoint", "restore", kept, "-c", file)
+    assert told("checkpoint", "list", "-c", file) == []
+
+
+def test_reset_brings_readers_back_to_a_log_that_was_put_back(file: Path, deployment: Deployment) -> None:
+    """GIVEN a log that ends before what was taken WHEN reset THEN head and cursors are at its end: none is skipped."""
+    park(deployment)
+    lease = held_elsewhere(deployment, source_lease("shop"))
+    log_batches(deployment.log_folder("shop"), lease.epoch, 1, 2)
+    for batch in range(1, 6):
+        deployment.heads.move("shop", 0, Head(batch, lease.epoch, f"{batch:06}", batch))
+    deployment.checkpoints.save("shop", 0, Checkpoint("000005", 5, lease.epoch))
+    with deployment.state.connection() as conn:
+        conn.execute("update cursors set batch = 5")
+    assert "elsewhere" in refused("checkpoint", "reset", "shop", "-c", file)
+    deployment.leases.release(lease)
+    assert "back at batch 2" in said("checkpoint", "reset", "shop", "-c", file)
+    assert deployment.checkpoints.list("shop") == {} and deployment.heads.load("shop") == {}
+    assert deployment.delivery.group().cursors == {PLACE: 2}
+    assert "no checkpoint" in refused("checkpoint", "reset", "shop", "-c", file)
+
+
+def test_reset_leaves_head_and_cursors_of_a_whole_log_alone(file: Path, deployment: Deployment) -> None:
+    """GIVEN a log that holds all that was taken WHEN reset THEN only the checkpoint goes."""
+    park(deployment)
+    lease = held_elsewhere(deployment, source_lease("shop"))
+    log_batches(deployment.log_folder("shop"), lease.epoch, 1, 1)
+    deployment.heads.move("shop", 0, Head(1, lease.epoch, "000001", 1))
+    deployment.checkpoints.save("shop", 0, Checkpoint("000001", 1, lease.epoch))
+    deployment.leases.release(lease)
+    said("checkpoint", "reset", "shop", "--partition", "0", "-c", file)
+    assert deployment.checkpoints.list("shop") == {}
+    assert deployment.heads.load("shop")[0].batch == 1 and deployment.delivery.group().cursors == {PLACE: 1}
+
+
+def test_instances_are_told_by_the_leases_they_hold(file: Path, deployment: Deployment) -> None:
+    """GIVEN a holder, one that let go and one that is gone WHEN listed THEN only the first is there."""
+    held_elsewhere(deployment, source_lease("shop"))
+    deployment.leases.release(held_elsewhere(deployment, DELIVER_LEASE))
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    mine = deployment.holder
+    gone = Holder("shop", mine.host, mine.boot, ended.pid, "1")
+    assert deployment.leases.acquire("source:gone", gone, 60.0) is not None
+    (row,) = told("instance", "list", "-c", file)
+    assert (row["host"], row["pid"], row["leases"]) == ("elsewhere", 4711, ["source:shop"])
+
+
+def test_the_log_is_described_compacted_and_retained(
+    file: Path, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GIVEN batches, some not passed by a reader WHEN retained early and late THEN only old and passed ones go."""
+    park(deployment)
+    log_batches(deployment.log_folder("shop"), 1, 1, 3)
+    (row,) = told("log", "info", "-c", file)
+    assert (row["files"], row["rows"], row["batch_min"], row["batch_max"]) == (3, 3, 1, 3)
+    assert row["oldest"] <= row["newest"] and row["bytes"] > 0
+    with deployment.state.connection() as conn:
+        conn.execute("update cursors set batch = 2")
+    assert "nothing to do" in said("log", "compact", "-c", file)
+    assert "nothing to do" in said("log", "retain", "-c", file)
+    in_90_days = partial(Care, clock=lambda: time.time() + 90 * 86_400)
+    monkeypatch.setattr("evermark.log.care.Care", in_90_days)
+    (kept,) = told("log", "retain", "-c", file)
+    assert kept["retained_out_rows"] == 2
+    assert told("log", "info", "-c", file)[0]["batch_min"] == 3
+    lease = held_elsewhere(deployment, source_lease("shop"))
+    assert "elsewhere" in refused("log", "retain", "-c", file)
+    deployment.leases.release(lease)
+
+
+def test_the_log_is_asked_in_sql(file: Path, deployment: Deployment) -> None:
+    """GIVEN a log WHEN asked in SQL, badly and well THEN a clear error, and rows as JSON lines."""
+    log_batches(deployment.log_folder("shop"), 1, 1, 3)
+    bad, good = "select nothing from nowhere", "select event_id, batch, bytes from shop order by batch desc"
+    code = f"""
+import contextlib, sys
+from evermark.cli.main import run
+with contextlib.suppress(SystemExit):  # one process for both: starting the JVM is what takes long
+    run(["log", "query", "{bad}", "-c", sys.argv[1]])
+run(["log", "query", "{good}", "--limit", "2", "--json", "-c", sys.argv[1]])
+"""
+    ran = python(code, str(file))
+    assert ran.returncode == 0 and "Traceback" not in ran.stderr, ran.stderr
+    assert "error: query: " in ran.stderr and "nowhere" in ran.stderr and "the tables are shop" in ran.stderr
+    lines = [json.loads(line) for line in ran.stdout.splitlines()]
+    assert lines == [{"event_id": "e3", "batch": 3, "bytes": "AP8="}, {"event_id": "e2", "batch": 2, "bytes": "AP8="}]
+
+
+def python(code: str, *args: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Code in a process of its own."""
+    command = [sys.executable, "-c", code, *args]
+    env = {**os.environ, **environ}
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=env)
+
+
+def evermark(*args: str, file: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    """The program itself."""
+    return python("from evermark.cli.main import run; run()", *args, "-c", str(file), **environ)
+
+
+def closed_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.mark.parametrize("command", [("up",), ("status",), ("migrate",), ("delivery", "list")])
+def test_an_unreachable_database_is_said_without_its_password(file: Path, command: tuple[str, ...]) -> None:
+    """GIVEN a port nobody listens on WHEN state is needed THEN a clear error and hint, exit code 1, no password."""
+    dsn = f"postgresql://shop:pw-do-not-show@127.0.0.1:{closed_port()}/shop"
+    ran = evermark(*command, file=file, PG_DSN=dsn)
+    assert ran.returncode == 1 and ran.stdout == ""
+    assert "does not answer" in ran.stderr and "hint: " in ran.stderr
+    assert "Traceback" not in ran.stderr and "pw-do-not-show" not in ran.stderr
+
+
+def test_up_says_that_its_port_is_taken(file: Path) -> None:
+    """GIVEN a port another program listens on WHEN started THEN it names server.listen, and ends with 1."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        file.write_text(FILE.replace("127.0.0.1:0", f"127.0.0.1:{port}"))
+        ran = evermark("up", file=file)
+    assert ran.returncode == 1 and "Traceback" not in ran.stderr
+    assert f"server.listen: cannot listen on 127.0.0.1:{port}" in ran.stderr and "hint: " in ran.stderr
+
+
+def test_up_on_a_source_that_is_not_installed_says_how(file: Path) -> None:
+    """GIVEN a database without the outbox WHEN started THEN it ends with 1 and names the command to run."""
+    ran = evermark("up", "--log-json", file=file)
+    assert ran.returncode == 1 and "Traceback" not in ran.stderr
+    assert "evermark source install" in ran.stderr
+    assert all(json.loads(line) for line in ran.stderr.splitlines() if line.startswith("{"))

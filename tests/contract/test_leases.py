@@ -1,0 +1,125 @@
+"""The lease contract over its backends, and who counts as gone on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from evermark.cluster import liveness
+from evermark.cluster.base import Holder, LeaseStore
+from evermark.cluster.memory import MemoryLeases
+from evermark.cluster.postgres import PostgresLeases
+from evermark.state.connection import State
+from evermark.testing.contracts import LeaseContract
+from evermark.testing.servers import PostgresServer
+from evermark.testing.states import fresh_state
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.now = datetime(2026, 11, 15, tzinfo=UTC)
+
+    def __call__(self) -> datetime:
+        return self.now
+
+
+class TestMemoryLeases(LeaseContract):
+    @pytest.fixture
+    def clock(self) -> _Clock:
+        return _Clock()
+
+    @pytest.fixture
+    def leases(self, gone: set[Holder], clock: _Clock) -> LeaseStore:
+        return MemoryLeases(clock=clock, is_gone=gone.__contains__)
+
+    @pytest.fixture
+    def let_expire(self, leases: LeaseStore, clock: _Clock) -> Callable[[str], None]:
+        def run_out(name: str) -> None:
+            clock.now += timedelta(hours=1)
+
+        return run_out
+
+
+class TestPostgresLeases(LeaseContract):
+    @pytest.fixture
+    def state(self, pg_server: PostgresServer) -> Iterator[State]:
+        with fresh_state(pg_server.socket_dsn()) as state:
+            yield state
+
+    @pytest.fixture
+    def leases(self, state: State, gone: set[Holder]) -> LeaseStore:
+        return PostgresLeases(state, is_gone=gone.__contains__)
+
+    @pytest.fixture
+    def let_expire(self, leases: LeaseStore, state: State) -> Callable[[str], None]:
+        def run_out(name: str) -> None:
+            with state.connection() as conn:
+                conn.execute(
+                    "update leases set expires_at = clock_timestamp() - interval '1 ms' where name = %s", (name,)
+                )
+
+        return run_out
+
+    def test_time_is_the_servers(self, leases: LeaseStore, state: State) -> None:
+        """The expiry is written by the server's clock, so that a wrong clock here changes nothing."""
+        leases.acquire("deliver", Holder("a", "h", "b", 1, "1"), 60)
+        with state.connection() as conn:
+            row = conn.execute("select expires_at - clock_timestamp() from leases").fetchone()
+        assert row is not None
+        assert timedelta(seconds=50) < row[0] <= timedelta(seconds=60)
+
+
+@pytest.fixture
+def child() -> Iterator[tuple[subprocess.Popen[bytes], Holder]]:
+    """A living process and what it would write into a lease."""
+    program = (
+        "import json, sys; from evermark.cluster.liveness import this_process; "
+        "print(json.dumps(vars(this_process('child'))), flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        yield process, Holder(**json.loads(process.stdout.readline()))
+        process.kill()
+
+
+def test_a_living_process_is_not_gone(child: tuple[subprocess.Popen[bytes], Holder]) -> None:
+    """Neither while it runs nor while it is stopped."""
+    process, holder = child
+    assert not liveness.is_gone(holder)
+    os.kill(process.pid, signal.SIGSTOP)
+    assert not liveness.is_gone(holder)
+
+
+def test_a_killed_process_is_gone_before_and_after_it_is_reaped(
+    child: tuple[subprocess.Popen[bytes], Holder],
+) -> None:
+    """A zombie holds nothing any more."""
+    process, holder = child
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert liveness.is_gone(holder)
+    process.wait()
+    assert liveness.is_gone(holder)
+
+
+def test_a_pid_used_again_is_another_process(child: tuple[subprocess.Popen[bytes], Holder]) -> None:
+    """The start time tells two uses of one pid apart."""
+    _, holder = child
+    assert liveness.is_gone(replace(holder, started="1"))
+
+
+@pytest.mark.parametrize("elsewhere", [{"host": "other"}, {"boot": "other"}, {"started": ""}])
+def test_about_processes_elsewhere_nothing_is_known(elsewhere: dict[str, Any]) -> None:
+    """Another host, boot or pid namespace: we wait for the lease to run out."""
+    nobody = replace(liveness.this_process("me"), pid=2**22 - 1)
+    assert liveness.is_gone(nobody)
+    assert not liveness.is_gone(replace(nobody, **elsewhere))

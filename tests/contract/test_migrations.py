@@ -1,0 +1,194 @@
+"""State comes up to this program's version, once, and never from a version it does not know."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from evermark.errors import BusyError, ConfigError, DeniedError, FormatError, SetupError, UnreachableError
+from evermark.state.connection import State, schema_for
+from evermark.state.migrate import Migration, migrate, migrations, pending, require_current
+from evermark.testing.servers import PostgresServer
+from evermark.testing.states import empty_state
+
+KNOWN = [m.number for m in migrations()]
+NEXT = Migration(len(KNOWN) + 1, "more", "create table more (n integer);\nalter table more add m integer;")
+
+
+@pytest.fixture
+def state(pg_server: PostgresServer) -> Iterator[State]:
+    with empty_state(pg_server.socket_dsn()) as state:
+        yield state
+
+
+def _tables(state: State) -> set[str]:
+    with state.connection() as conn:
+        rows = conn.execute("select tablename from pg_tables where schemaname = %s", (state.schema,)).fetchall()
+    return {row[0] for row in rows}
+
+
+def test_from_empty_and_again(state: State) -> None:
+    """The first run makes everything, the second changes nothing."""
+    with pytest.raises(SetupError):
+        require_current(state)
+    assert migrate(state) == KNOWN
+    assert {"leases", "checkpoints", "log_head", "subscriptions", "cursors", "enqueued_messages"} <= _tables(state)
+    assert migrate(state) == []
+    require_current(state)
+
+
+def test_from_the_previous_version(state: State) -> None:
+    """What was there stays, what is new comes."""
+    migrate(state)
+    with state.connection() as conn:
+        conn.execute("insert into counters values ('expired', 'a', 3)")
+    known = [*migrations(), NEXT]
+    with pytest.raises(SetupError):
+        require_current(state, known)
+    assert migrate(state, known) == [NEXT.number]
+    assert "more" in _tables(state)
+    with state.connection() as conn:
+        assert conn.execute("select value from counters").fetchone() == (3,)
+
+
+def test_a_newer_state_is_refused(state: State) -> None:
+    """A program never works on a state it does not know, nor changes it."""
+    migrate(state, [*migrations(), NEXT])
+    for refuse in (migrate, require_current):
+        with pytest.raises(FormatError, match="knows up to"):
+            refuse(state)
+
+
+def test_a_changed_migration_is_refused(state: State) -> None:
+    """The same number with another text is another state."""
+    migrate(state)
+    first, *rest = migrations()
+    changed = [replace(first, text=first.text + "-- changed"), *rest]
+    for refuse in (migrate, require_current):
+        with pytest.raises(FormatError, match="not the one"):
+            refuse(state, changed)
+
+
+def test_a_migration_left_out_is_refused() -> None:
+    """Forward only: a hole in what was applied is damage."""
+    one, two = Migration(1, "a", "a"), Migration(2, "b", "b")
+    assert pending([one, two], [(1, one.checksum)]) == [two]
+    with pytest.raises(FormatError):
+        pending([one, two], [(2, two.checksum)])
+
+
+def test_a_failing_migration_leaves_nothing_behind(state: State) -> None:
+    """Each runs in a transaction of its own: the earlier ones stay, this one leaves no trace."""
+    broken = replace(NEXT, text="create table more (n integer); select nothing from nowhere;")
+    with pytest.raises(SetupError):
+        migrate(state, [*migrations(), broken])
+    assert "more" not in _tables(state)
+    assert migrate(state, [*migrations(), NEXT]) == [NEXT.number]
+
+
+def test_two_processes_at_once(state: State, pg_server: PostgresServer) -> None:
+    """Three processes that start together do the work once, and all succeed."""
+    program = (
+        "import sys; from evermark.state.connection import State; from evermark.state.migrate import migrate; "
+        "sys.stdin.readline(); print(migrate(State(lambda: sys.argv[1], sys.argv[2])))"
+    )
+    command = [sys.executable, "-c", program, pg_server.socket_dsn(), state.schema]
+    processes = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    said = []
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    for process in processes:
+        said.append(process.communicate(timeout=60)[0].strip())
+        assert process.returncode == 0
+    assert sorted(said) == sorted(["[]", "[]", str(KNOWN)])
+
+
+def test_two_deployments_never_share_a_schema() -> None:
+    """Names that differ only in dash and underscore get different schemas; unusable ones are refused."""
+    assert schema_for("shop-prod") == "evermark_shop_prod"
+    assert schema_for("shop_prod") != schema_for("shop-prod")
+    for bad in ("", "Shop", "a.b", "a b", "x" * 60, "-a", 'a";drop'):
+        with pytest.raises(ConfigError):
+            schema_for(bad)
+
+
+def test_an_odd_schema_name_works(pg_server: PostgresServer) -> None:
+    """The schema of a name with underscores is a real one."""
+    with empty_state(pg_server.socket_dsn()) as state:
+        odd = State(pg_server.socket_dsn, schema_for("a_b"))
+        migrate(odd)
+        assert "leases" in _tables(odd)
+        with odd.connection() as conn:
+            conn.execute('drop schema "evermark_a$b" cascade')
+        odd.close()
+        assert _tables(state) == set()
+
+
+def test_a_cut_connection_is_replaced(state: State) -> None:
+    """GIVEN connections the server cut WHEN they are used THEN at most one call fails, with a kind that is retried."""
+    migrate(state)
+    with state.connection() as held:
+        with state.connection() as conn:
+            conn.execute("select pg_terminate_backend(%s)", (held.info.backend_pid,))
+        with pytest.raises(UnreachableError), state.connection() as conn:
+            conn.execute("select pg_terminate_backend(pg_backend_pid())")
+    assert migrate(state) == []
+
+
+def test_a_failed_transaction_leaves_the_connection_clean(state: State) -> None:
+    """An error inside a transaction rolls it back, and the next user of the connection sees nothing of it."""
+    migrate(state)
+
+    def fail() -> None:
+        with state.transaction() as conn:
+            conn.execute("insert into counters values ('a', 'b', 1)")
+            raise LookupError
+
+    with pytest.raises(LookupError):
+        fail()
+    with state.connection() as conn:
+        assert conn.execute("select count(*) from counters").fetchone() == (0,)
+
+
+def test_errors_have_kinds_and_no_secrets(pg_server: PostgresServer) -> None:
+    """Unreachable, denied, missing and malformed are told apart, and no text holds the password."""
+    cases = [
+        ("postgresql://u:hunter2@127.0.0.1:1/db", UnreachableError),
+        (pg_server.socket_dsn("no_such_database"), SetupError),
+        ("not a dsn hunter2", ConfigError),
+    ]
+    for dsn, kind in cases:
+        with pytest.raises(kind) as caught:
+            migrate(State(lambda dsn=dsn: dsn, "evermark_x", connect_timeout_s=2))  # type: ignore[misc]
+        assert "hunter2" not in str(caught.value)
+
+
+def test_waits_are_bounded(pg_server: PostgresServer) -> None:
+    """A slow statement, a lock that is not given and a used-up pool end in `BusyError`."""
+    state = State(pg_server.socket_dsn, "evermark_x", connections_max=1, statement_timeout_s=0.2, lock_timeout_s=0.1)
+    with pytest.raises(BusyError), state.connection() as conn:
+        conn.execute("select pg_sleep(5)")
+    with state.connection(), pytest.raises(BusyError), state.connection():
+        pass
+    state.close()
+
+
+def test_a_role_without_rights_is_denied(pg_server: PostgresServer) -> None:
+    """What is lacking is a permission, and says so."""
+    with pg_server.admin() as admin:
+        admin.execute("create role nothing_allowed")
+        dsn = make_conninfo(pg_server.socket_dsn(), options="-c role=nothing_allowed")
+        state = State(lambda: dsn, "evermark_denied")
+        try:
+            with pytest.raises(DeniedError):
+                migrate(state)
+        finally:
+            state.close()
+            admin.execute("drop role nothing_allowed")

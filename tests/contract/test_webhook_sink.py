@@ -1,0 +1,433 @@
+"""The webhook sink against real receivers on loopback: what is promised in `delivery/sinks/base.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+from aiohttp import web
+from standardwebhooks import Webhook
+from tests.contract.webhook_receiver import SECRET, Got, Receiver, events, one_outcome, spec_for
+
+from evermark.delivery.base import Fate, Outcome, Place
+from evermark.delivery.body import row_json
+from evermark.delivery.retry import Verdict
+from evermark.delivery.signing import new_secret
+from evermark.delivery.sinks import lanes
+from evermark.delivery.sinks.base import Job, Sink, Try
+from evermark.delivery.sinks.stdout import StdoutSink
+from evermark.delivery.sinks.webhook import WebhookSink
+from evermark.event import EVENT
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    made = Receiver()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def sink() -> Iterator[WebhookSink]:
+    made = WebhookSink()
+    yield made
+    made.close()
+
+
+def test_accepted_events_are_done_signed_and_carry_the_promised_headers(receiver: Receiver, sink: WebhookSink) -> None:
+    """GIVEN a healthy receiver WHEN events are delivered THEN each arrives once, verifiable, as itself."""
+    spec = spec_for(receiver.url, headers={"x-team": "billing"})
+    results = sink.deliver([Job(spec, events(30, batch_rows=10))], 10)
+    assert [(r.place, r.batch, r.outcome.fate, r.outcome.accepted) for r in results] == [
+        (Place("shop", 0), batch, Fate.DONE, 10) for batch in (1, 2, 3)
+    ]
+    assert sorted(receiver.ids) == sorted(f"e{n}" for n in range(30))
+    for got in receiver.got:
+        Webhook(SECRET).verify(got.body, got.headers)
+        assert [got.headers["webhook-id"]] == got.ids
+        assert got.headers["content-type"] == "application/json"
+        assert got.headers["user-agent"].startswith("evermark/")
+        assert got.headers["x-team"] == "billing"
+        assert "cookie" not in got.headers
+
+
+def test_both_secrets_sign_during_a_rotation_after_being_opened(receiver: Receiver, sink: WebhookSink) -> None:
+    """Secrets arrive sealed; the opener is asked, and every secret signs."""
+    other = new_secret()
+    sealed = {"sealed:a": SECRET, "sealed:b": other}
+    spec = spec_for(receiver.url, secrets=("sealed:a", "sealed:b"))
+    assert one_outcome(sink.deliver([Job(spec, events(1), sealed.__getitem__)], 10)).fate is Fate.DONE
+    for secret in (SECRET, other):
+        Webhook(secret).verify(receiver.got[0].body, receiver.got[0].headers)
+
+
+def test_a_replay_has_its_own_delivery_ids_and_says_historical(receiver: Receiver, sink: WebhookSink) -> None:
+    """So that it reaches the handler in spite of the receiver's memory of ids."""
+    sink.deliver([Job(spec_for(receiver.url), events(1), historical=True, replay_id="r7")], 10)
+    (got,) = receiver.got
+    assert got.headers["webhook-id"] == "e0.r7"
+    meta = json.loads(got.body)["evermark"]
+    assert (meta["id"], meta["delivery"], meta["historical"]) == ("e0", "e0.r7", True)
+
+
+@pytest.mark.parametrize("bundle", [1, 7])
+def test_events_of_a_key_arrive_in_log_order_one_at_a_time(receiver: Receiver, sink: WebhookSink, bundle: int) -> None:
+    """GIVEN slow answers in random order THEN no key is overtaken, and keys do not wait for each other."""
+    busy: set[str] = set()
+    clashes: list[str] = []
+
+    async def answer(got: Got) -> int:
+        parsed = json.loads(got.body)
+        keys = {one["evermark"]["key"] for one in parsed.get("events", [parsed])}
+        clashes.extend(keys & busy)
+        busy.update(keys)
+        await asyncio.sleep(hash(got.body) % 5 / 1000)
+        busy.difference_update(keys)
+        return 200
+
+    receiver.answer = answer
+    spec = spec_for(receiver.url, bundle=bundle, concurrency=8)
+    results = sink.deliver([Job(spec, events(200, keys=3))], 30)
+    assert one_outcome(results).fate is Fate.DONE
+    assert not clashes
+    for key in range(3):
+        got = [int(ident[1:]) for ident in receiver.ids if int(ident[1:]) % 3 == key]
+        assert got == list(range(key, 200, 3))
+    assert 1 < receiver.under_way_max <= 3
+
+
+def test_keyless_events_go_side_by_side(receiver: Receiver, sink: WebhookSink) -> None:
+    """An event without a key waits for no other."""
+
+    async def answer(_: Got) -> int:
+        await asyncio.sleep(0.05)
+        return 200
+
+    receiver.answer = answer
+    sink.deliver([Job(spec_for(receiver.url, concurrency=10), events(20, key=None))], 10)
+    assert len(receiver.ids) == 20
+    assert receiver.under_way_max > 5
+
+
+@pytest.mark.parametrize(("rows", "posts"), [(100, 1), (10, 1), (1_000, None)])
+def test_bundles_are_as_full_as_order_allows(
+    receiver: Receiver, sink: WebhookSink, rows: int, posts: int | None
+) -> None:
+    """Few events are not spread over many requests; a bundle never exceeds its size."""
+    sink.deliver([Job(spec_for(receiver.url, bundle=100), events(rows))], 10)
+    assert sorted(receiver.ids) == sorted(f"e{n}" for n in range(rows))
+    assert posts is None or len(receiver.got) == posts
+    assert all(len(got.ids) <= 100 for got in receiver.got)
+    assert len(receiver.got) <= 2 * rows / 100 + 1
+    for got in receiver.got:
+        Webhook(SECRET).verify(got.body, got.headers)
+
+
+def test_bundles_stay_within_the_body_limit(receiver: Receiver, sink: WebhookSink) -> None:
+    """Large events make smaller bundles."""
+    table = events(50, payload=json.dumps("x" * 1_000))
+    outcome = one_outcome(sink.deliver([Job(spec_for(receiver.url, bundle=100, body_bytes_max=8_000), table)], 10))
+    assert (outcome.fate, outcome.accepted) == (Fate.DONE, 50)
+    assert all(len(got.body) <= 8_000 for got in receiver.got)
+
+
+@pytest.mark.parametrize("bundle", [1, 16])
+def test_a_refused_event_is_parked_alone(receiver: Receiver, sink: WebhookSink, bundle: int) -> None:
+    """GIVEN a receiver that cannot stomach two events THEN exactly those are parked, bundled or not."""
+    receiver.answer = lambda got: web.Response(status=422, text="no 5s\n") if {"e5", "e37"} & set(got.ids) else 200
+    table = events(64)
+    outcome = one_outcome(sink.deliver([Job(spec_for(receiver.url, bundle=bundle), table)], 10))
+    assert (outcome.fate, outcome.accepted) == (Fate.DONE, 62)
+    assert [(p.event_id, p.status, p.reason, p.key) for p in outcome.parked] == [
+        (f"e{n}", 422, "HTTP 422: no 5s", str(n)) for n in (5, 37)
+    ]
+    assert outcome.parked[0].event == row_json(table, 5)
+
+
+def test_a_parked_event_holds_back_its_key_and_no_other_when_ordered(receiver: Receiver, sink: WebhookSink) -> None:
+    """Later events of the key are parked behind it unsent; other keys go on."""
+    receiver.answer = lambda got: 400 if "e3" in got.ids else 200
+    for bundle in (1, 4):
+        receiver.got.clear()
+        spec = spec_for(receiver.url, ordered=True, bundle=bundle)
+        outcome = one_outcome(sink.deliver([Job(spec, events(20, keys=5))], 10))
+        assert [p.event_id for p in outcome.parked] == ["e3", "e8", "e13", "e18"]
+        assert {p.reason for p in outcome.parked[1:]} == {"held behind e3"}
+        # A refused bundle may have shown later ones to the receiver, but it took none of them.
+        assert bundle > 1 or not {"e8", "e13", "e18"} & set(receiver.ids)
+        assert outcome.accepted == 16
+
+
+def test_keys_held_by_earlier_work_stay_held(receiver: Receiver, sink: WebhookSink) -> None:
+    """What is parked already holds back what comes now; the same key of another stream is another key."""
+    spec = spec_for(receiver.url, ordered=True)
+    held = {("shop", "public.orders", "1"): "e-earlier", ("shop", "public.users", "2"): "e-other"}
+    outcome = one_outcome(sink.deliver([Job(spec, events(8, keys=4), held=held)], 10))
+    assert [(p.event_id, p.reason) for p in outcome.parked] == [(f"e{n}", "held behind e-earlier") for n in (1, 5)]
+    assert sorted(receiver.ids) == ["e0", "e2", "e3", "e4", "e6", "e7"]
+
+
+def test_past_the_bound_of_held_events_the_subscription_stops(
+    receiver: Receiver, sink: WebhookSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One bad event must not park a whole backlog."""
+    monkeypatch.setattr(lanes, "HELD_PER_LANE_MAX", 3)
+    receiver.answer = lambda got: 400 if "e0" in got.ids else 200
+    outcome = one_outcome(sink.deliver([Job(spec_for(receiver.url, ordered=True), events(10, keys=1))], 10))
+    assert outcome.fate is Fate.ENDPOINT_FAILED
+    assert "held behind e0" in outcome.reason
+
+
+def test_when_there_is_no_room_to_park_the_subscription_stops(receiver: Receiver, sink: WebhookSink) -> None:
+    """A receiver that refuses everything fills no table without bound."""
+    receiver.answer = lambda got: 404
+    outcome = one_outcome(sink.deliver([Job(spec_for(receiver.url, concurrency=1), events(10), parked_room=4)], 10))
+    assert outcome.fate is Fate.ENDPOINT_FAILED
+    assert "no room to park" in outcome.reason
+    assert len(receiver.got) == 5
+
+
+def test_too_large_an_event_is_parked_unsent(receiver: Receiver, sink: WebhookSink) -> None:
+    """With that reason; its neighbours arrive."""
+    big = json.dumps("x" * 3_000)
+    table = pa.concat_tables([events(1, payload=big), events(3).slice(1)])
+    for bundle in (1, 10):
+        spec = spec_for(receiver.url, bundle=bundle, body_bytes_max=2_000)
+        outcome = one_outcome(sink.deliver([Job(spec, table)], 10))
+        assert (outcome.fate, outcome.accepted) == (Fate.DONE, 2)
+        assert [p.event_id for p in outcome.parked] == ["e0"]
+        assert "too large" in outcome.parked[0].reason
+    assert "e0" not in receiver.ids
+
+
+@pytest.mark.parametrize("status", [301, 307, 429, 500, 502, 503, 504])
+def test_a_failing_endpoint_stops_its_subscription_and_parks_nothing(
+    receiver: Receiver, sink: WebhookSink, status: int
+) -> None:
+    """GIVEN ten good batches, then failures THEN earlier batches are done, nothing is parked, the wait is passed on."""
+    headers = {"location": receiver.url + "/elsewhere", "retry-after": "17"}
+    receiver.answer = lambda got: (
+        web.Response(status=status, headers=headers) if int(got.ids[0][1:]) >= 50 else web.Response(text="ok")
+    )
+    results = sink.deliver([Job(spec_for(receiver.url, concurrency=3), events(1_000, batch_rows=10))], 10)
+    assert [r.outcome.fate for r in results] == [Fate.DONE] * 5 + [Fate.ENDPOINT_FAILED] * 95
+    assert not any(r.outcome.parked for r in results)
+    assert results[-1].outcome.reason.startswith(f"HTTP {status}")
+    assert results[-1].outcome.retry_after_s == 17.0
+    assert len(receiver.got) <= 50 + 3
+    assert all(got.raw.path == "/hook" for got in receiver.got)
+
+
+def test_done_batches_are_a_prefix_even_when_later_ones_were_accepted(receiver: Receiver, sink: WebhookSink) -> None:
+    """GIVEN a slow first event WHEN it fails after later batches arrived THEN no later batch is done."""
+    later = threading.Event()
+
+    async def answer(got: Got) -> int:
+        if got.ids == ["e0"]:
+            await asyncio.to_thread(later.wait, 5)
+            return 503
+        if got.ids == ["e29"]:
+            later.set()
+        return 200
+
+    receiver.answer = answer
+    results = sink.deliver([Job(spec_for(receiver.url), events(30, batch_rows=10))], 10)
+    assert len(set(receiver.ids)) == 30
+    assert [r.outcome.fate for r in results] == [Fate.ENDPOINT_FAILED] * 3
+    assert [r.through for r in results] == [None] * 3
+
+
+def test_an_unfinished_batch_tells_how_far_it_came(receiver: Receiver, sink: WebhookSink) -> None:
+    """`through` is the end of the unbroken beginning, parked ones included."""
+    receiver.answer = lambda got: {"e3": 400, "e7": 503}.get(got.ids[0], 200)
+    (result,) = sink.deliver([Job(spec_for(receiver.url, concurrency=1), events(20))], 10)
+    assert result.outcome.fate is Fate.ENDPOINT_FAILED
+    assert result.through == "000000006"
+    assert [p.event_id for p in result.outcome.parked] == ["e3"]
+
+
+@pytest.mark.parametrize("answer", [410, "disable"])
+def test_gone_disables(receiver: Receiver, sink: WebhookSink, answer: int | str) -> None:
+    """410, or the receiver's explicit word."""
+    receiver.answer = lambda got: (
+        answer if isinstance(answer, int) else web.Response(status=403, headers={"webhook-delivery": "disable"})
+    )
+    outcome = one_outcome(sink.deliver([Job(spec_for(receiver.url), events(3))], 10))
+    assert (outcome.fate, outcome.parked) == (Fate.GONE, ())
+
+
+def test_a_busy_receiver_is_asked_again_and_nothing_is_spent(receiver: Receiver, sink: WebhookSink) -> None:
+    """409 with Retry-After: the same delivery id comes back, and is taken."""
+    busy = {"retry-after": "0"}
+    receiver.answer = lambda got: web.Response(status=409, headers=busy) if len(receiver.got) < 3 else 200
+    outcome = one_outcome(sink.deliver([Job(spec_for(receiver.url), events(1))], 10))
+    assert (outcome.fate, outcome.accepted, outcome.parked) == (Fate.DONE, 1, ())
+    assert receiver.ids == ["e0"] * 3
+
+
+def test_a_receiver_busy_beyond_the_deadline_is_left_with_its_wait(receiver: Receiver, sink: WebhookSink) -> None:
+    """It is not waited for, and no event is parked."""
+    receiver.answer = lambda got: web.Response(status=409, headers={"retry-after": "60"})
+    begun = time.monotonic()
+    outcome = one_outcome(sink.deliver([Job(spec_for(receiver.url), events(1))], 5))
+    assert (outcome.fate, outcome.parked, outcome.retry_after_s) == (Fate.ENDPOINT_FAILED, (), 60.0)
+    assert time.monotonic() - begun < 3
+
+
+def test_slow_and_dead_receivers_do_not_slow_a_healthy_one(receiver: Receiver, sink: WebhookSink) -> None:
+    """GIVEN one that hangs, one that refuses and one that fails THEN the healthy one's results come at once."""
+    released = asyncio.Event()
+
+    async def hang(_: Got) -> int:
+        await released.wait()
+        return 200
+
+    slow, failing = Receiver(hang), Receiver(lambda got: 500)
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        dead = f"http://127.0.0.1:{unused.getsockname()[1]}/"
+        urls = {"slow": slow.url, "dead": dead, "failing": failing.url, "healthy": receiver.url}
+        jobs = [Job(spec_for(url, name=name, timeout_s=2.0), events(200)) for name, url in urls.items()]
+        begun = time.monotonic()
+        seen: dict[str, tuple[float, Outcome]] = {}
+        for results in sink.deliver_each(jobs, deadline_s=1.0):
+            seen[results[0].subscription] = (time.monotonic() - begun, results[0].outcome)
+    assert seen["healthy"][1].fate is Fate.DONE
+    assert seen["healthy"][0] < 1.0
+    assert list(seen)[-1] == "slow"
+    assert {name: seen[name][1].fate for name in ("slow", "dead", "failing")} == dict.fromkeys(
+        ("slow", "dead", "failing"), Fate.ENDPOINT_FAILED
+    )
+    assert seen["slow"][1].reason == "no answer within 2 s"
+    assert "refused" in seen["dead"][1].reason.lower()
+    slow.close()
+    failing.close()
+
+
+def test_the_deadline_starts_nothing_new_and_lets_the_rest_finish(receiver: Receiver, sink: WebhookSink) -> None:
+    """GIVEN answers slower than the deadline THEN those under way still count: a slow receiver makes progress."""
+
+    async def answer(_: Got) -> int:
+        await asyncio.sleep(0.5)
+        return 200
+
+    receiver.answer = answer
+    results = sink.deliver([Job(spec_for(receiver.url, concurrency=4), events(20, batch_rows=4))], deadline_s=0.2)
+    assert [r.outcome.fate for r in results] == [Fate.DONE] + [Fate.UNFINISHED] * 4
+    assert len(receiver.got) == 4
+
+
+def test_without_grace_the_deadline_cuts(receiver: Receiver, sink: WebhookSink) -> None:
+    """A time budget can be a hard one; nothing counts as failed."""
+
+    async def answer(_: Got) -> int:
+        await asyncio.sleep(2)
+        return 200
+
+    receiver.answer = answer
+    begun = time.monotonic()
+    outcome = one_outcome(sink.deliver([Job(spec_for(receiver.url), events(5))], deadline_s=0.2, grace_s=0.0))
+    assert outcome.fate is Fate.UNFINISHED
+    assert time.monotonic() - begun < 1.0
+
+
+def test_the_rate_holds_across_calls(receiver: Receiver, sink: WebhookSink) -> None:
+    """Requests are spaced, and a second call does not begin with a burst."""
+    spec = spec_for(receiver.url, rate_per_s=20.0)
+    begun = time.monotonic()
+    for _ in range(2):
+        assert one_outcome(sink.deliver([Job(spec, events(5))], 10)).fate is Fate.DONE
+    assert time.monotonic() - begun >= 9 / 20
+    assert one_outcome(sink.deliver([Job(spec, events(50))], 0.3)).fate is Fate.UNFINISHED
+
+
+def test_a_probe_sends_one_at_a_time_until_one_is_accepted(receiver: Receiver, sink: WebhookSink) -> None:
+    """An endpoint that was down is not met with twenty requests at once."""
+    receiver.answer = lambda got: 503
+    sink.deliver([Job(spec_for(receiver.url), events(50), probe=True)], 10)
+    assert len(receiver.got) == 1
+    receiver.answer = lambda got: 200
+    assert one_outcome(sink.deliver([Job(spec_for(receiver.url), events(50), probe=True)], 10)).fate is Fate.DONE
+
+
+def test_parked_deliveries_are_tried_again_with_their_attempt(receiver: Receiver, sink: WebhookSink) -> None:
+    """Same id, same event, higher attempt; each answer stands where its try stood."""
+    receiver.answer = lambda got: {"e1": 422, "e2": 410}.get(got.ids[0], 200)
+    table = events(2)
+    tries = [Try(spec_for(receiver.url), row_json(table, n), 2 + n) for n in (0, 1)]
+    tries.append(Try(spec_for(receiver.url, name="other"), row_json(events(3), 2), 4))
+    tries.append(Try(spec_for(receiver.url, name="third"), "damaged", 2))
+    answers = sink.attempt(tries, 5)
+    assert [answer.verdict for answer in answers] == [Verdict.ACCEPTED, Verdict.EVENT, Verdict.GONE, Verdict.EVENT]
+    assert (answers[1].status, answers[1].reason) == (422, "HTTP 422")
+    attempts = {got.ids[0]: json.loads(got.body)["evermark"]["attempt"] for got in receiver.got}
+    assert attempts == {"e0": 2, "e1": 3, "e2": 4}
+    assert {got.headers["webhook-id"] for got in receiver.got} == {"e0", "e1", "e2"}
+
+
+def test_a_dead_endpoint_spends_no_attempts_of_the_other_tries(receiver: Receiver, sink: WebhookSink) -> None:
+    """After its first failure the rest is not sent; ordered tries behind a failed one wait."""
+    receiver.answer = lambda got: 503
+    table = events(10)
+    answers = sink.attempt([Try(spec_for(receiver.url, concurrency=1), row_json(table, n), 2) for n in range(10)], 5)
+    assert {answer.verdict for answer in answers} == {Verdict.ENDPOINT}
+    assert len(receiver.got) == 1
+
+    receiver.got.clear()
+    receiver.answer = lambda got: 400 if got.ids == ["e0"] else 200
+    table = events(4, keys=2)
+    answers = sink.attempt([Try(spec_for(receiver.url, ordered=True), row_json(table, n), 2) for n in range(4)], 5)
+    assert [a.verdict for a in answers] == [Verdict.EVENT, Verdict.ACCEPTED, Verdict.BUSY, Verdict.ACCEPTED]
+    assert answers[2].reason == "held behind e0"
+    assert "e2" not in receiver.ids
+
+
+def test_rows_of_several_places_are_accounted_for_each_on_its_own(receiver: Receiver, sink: WebhookSink) -> None:
+    """A failure in one place leaves the finished batches of the other done."""
+    first = events(6, batch_rows=3)
+    second = events(6, batch_rows=3, source="crm", stream="public.people").set_column(
+        0, EVENT.field("event_id"), pa.array([f"c{n}" for n in range(6)])
+    )
+    order = [0, 6, 1, 7, 2, 8, 3, 9, 4, 10, 5, 11]
+    both = pa.concat_tables([first, second]).take(order)
+    receiver.answer = lambda got: 500 if got.ids == ["e4"] else 200
+    results = sink.deliver([Job(spec_for(receiver.url, concurrency=1), both)], 5)
+    assert {(r.place.source, r.batch): (r.outcome.fate, r.through) for r in results} == {
+        ("crm", 1): (Fate.DONE, None),
+        ("crm", 2): (Fate.ENDPOINT_FAILED, "000000003"),
+        ("shop", 1): (Fate.DONE, None),
+        ("shop", 2): (Fate.ENDPOINT_FAILED, "000000003"),
+    }
+
+
+def test_standard_output_is_a_sink_too() -> None:
+    """One JSON line per event, also for payloads with line breaks; a closed pipe loses nothing."""
+    out = io.StringIO()
+    sink: Sink = StdoutSink(out)
+    outcome = one_outcome(sink.deliver([Job(spec_for("stdout:"), events(3, payload='{\n"a": "x\\ny"}'))], 5))
+    assert (outcome.fate, outcome.accepted) == (Fate.DONE, 3)
+    assert [json.loads(line)["data"] for line in out.getvalue().splitlines()] == [{"a": "x\ny"}] * 3
+    assert sink.attempt([Try(spec_for("stdout:"), row_json(events(1), 0), 2)], 5)[0].verdict is Verdict.ACCEPTED
+    out.close()
+    assert one_outcome(sink.deliver([Job(spec_for("stdout:"), events(3))], 5)).fate is Fate.ENDPOINT_FAILED
+
+
+def test_a_receiver_that_fails_now_and_then_is_not_given_up(receiver: Receiver, sink: WebhookSink) -> None:
+    """GIVEN a receiver that answers 503 to every third request WHEN many events are sent THEN all are accepted."""
+    asked = 0
+
+    async def answer(got: Got) -> int:
+        nonlocal asked
+        asked += 1
+        return 503 if asked % 3 == 0 else 200
+
+    receiver.answer = answer
+    (result,) = sink.deliver([Job(spec_for(receiver.url, concurrency=1), events(30))], 30)
+    assert (result.outcome.fate, result.outcome.accepted) == (Fate.DONE, 30)

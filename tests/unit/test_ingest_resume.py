@@ -1,0 +1,72 @@
+"""Where reading begins again, decided from what the log, the head and the checkpoint say."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evermark.checkpoints.base import Checkpoint
+from evermark.errors import GapError
+from evermark.ingest.resume import Resume, excluded_from, resume
+from evermark.log.base import Tail
+
+positions = st.integers(0, 99).map("{:03}".format)
+
+
+def test_nothing_yet_begins_at_the_source_s_beginning() -> None:
+    """No log, no checkpoint: the source says where."""
+    assert resume(Tail(0, 1, None), 0, None, None, "shop/0") == Resume(None, 0)
+
+
+def test_a_checkpoint_of_the_last_batch_is_where_to_go_on() -> None:
+    """It may stand beyond the batch's end: empty batches move it alone."""
+    assert resume(Tail(3, 1, "030"), 3, Checkpoint("044", 3, 1), "029", "shop/0") == Resume("044", 3)
+    assert resume(Tail(0, 1, None), 0, Checkpoint("044", 0, 1), None, "shop/0") == Resume("044", 0)
+
+
+def test_a_batch_the_checkpoint_does_not_know_is_not_read_again() -> None:
+    """The process ended between commit and checkpoint: the log's own note says where the batch ended."""
+    for checkpoint in (None, Checkpoint("020", 2, 1)):
+        assert resume(Tail(3, 1, "030"), 2, checkpoint, "029", "shop/0") == Resume("030", 3)
+
+
+def test_a_batch_whose_end_nobody_knows_is_read_again_and_excluded() -> None:
+    """From the checkpoint, or from the last event, with what is logged left out by id."""
+    assert resume(Tail(3, 1, None), 2, Checkpoint("020", 2, 1), "029", "shop/0") == Resume("020", 3, "029")
+    assert resume(Tail(3, 1, None), 2, None, "029", "shop/0") == Resume("029", 3, "029")
+
+
+def test_exclusion_is_remembered_by_the_log_and_not_by_the_checkpoint() -> None:
+    """A second crash right after the first: the checkpoint knows the batch, and still stands before its events."""
+    assert resume(Tail(3, 2, None), 3, Checkpoint("020", 3, 2), "029", "shop/0") == Resume("020", 3, "029")
+
+
+@given(st.integers(0, 9), st.integers(0, 9), st.none() | st.integers(0, 9), positions, st.none() | positions, positions)
+def test_a_log_that_lacks_a_batch_known_to_be_taken_is_a_gap(
+    tail: int, head: int, checkpoint: int | None, at: str, end: str | None, logged_to: str
+) -> None:
+    """Whatever the rest says: a batch that was taken and is not there is never passed over in silence."""
+    saved = None if checkpoint is None else Checkpoint(at, checkpoint, 1)
+    known = max(head, checkpoint or 0)
+    arguments = (Tail(tail, 1, end if tail else None), head, saved, logged_to if tail else None, "shop/0")
+    if tail < known:
+        with pytest.raises(GapError, match=f"batch {known} was taken"):
+            resume(*arguments)
+        return
+    found = resume(*arguments)
+    assert found.batch == tail
+    if found.position is not None and tail and found.position <= logged_to:
+        assert excluded_from(found.position, found.position, found.repeats_to) == found.position
+
+
+@given(positions, positions, st.none() | positions)
+def test_exclusion_begins_early_enough(start: str, repeats_from: str, repeats_to: str | None) -> None:
+    """At or before both the start and where the source may repeat from; none only when nothing can repeat."""
+    excluded = excluded_from(start, repeats_from, repeats_to)
+    if repeats_from < start:
+        assert excluded == repeats_from
+    elif repeats_to is not None and start <= repeats_to:
+        assert excluded == start
+    else:
+        assert excluded is None
