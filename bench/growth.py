@@ -1,0 +1,150 @@
+"""What a batch costs as the log grows: with more commits before it, and with more events in it."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from pathlib import Path
+
+from bench.report import Report, say
+from evermark.checkpoints.postgres import PostgresCheckpoints
+from evermark.cluster.fence import source_lease
+from evermark.cluster.liveness import this_process
+from evermark.cluster.postgres import PostgresLeases
+from evermark.embedded.postgres import EmbeddedPostgres
+from evermark.event import taken_batch
+from evermark.ingest.take import Taken, Taker
+from evermark.log.append import DeltaLog
+from evermark.log.base import Append
+from evermark.log.care import Care
+from evermark.log.head import PostgresHeads
+from evermark.log.read import LogReader
+from evermark.log.write import BatchWriter
+from evermark.sources.base import Limit, Slice, Source
+from evermark.state.connection import State, schema_for
+from evermark.state.migrate import migrate
+
+_BATCH = 100
+_SAMPLE = 60
+_CARE_EVERY_S = 5.0
+
+
+class _Numbers(Source):
+    """Positions are the numbers themselves; only its beginning is ever asked for."""
+
+    def partitions(self) -> list[int]:
+        return [0]
+
+    def earliest(self, partition: int) -> str:
+        return f"{0:020d}"
+
+    def latest(self, after: object, limit: Limit) -> dict[int, str]:
+        return {}
+
+    def slices(self, partition: int, start: str, end: str) -> list[Slice]:
+        return [Slice(partition, start, end)]
+
+    def read(self, piece: Slice) -> object:  # type: ignore[override]
+        raise NotImplementedError(piece)
+
+
+class _Log:
+    """A log with its owner: real Delta table, real state, care on the clock it has in production."""
+
+    def __init__(self, name: str, folder: Path, state: State) -> None:
+        self.name = name
+        self.folder = folder / name
+        lease = PostgresLeases(state).acquire(source_lease(name), this_process("bench"), 3600.0)
+        assert lease is not None
+        self.epoch = lease.epoch
+        self.taker = Taker(
+            name,
+            lease.epoch,
+            _Numbers(),
+            DeltaLog(self.folder),
+            LogReader(self.folder),
+            PostgresHeads(state),
+            PostgresCheckpoints(state),
+        )
+        self.taker.begin(0)
+        self.batch = 0
+        self.events = 0
+        self._care = Care(self.folder)
+        self._cared = time.monotonic()
+
+    def add(self, rows: int) -> float:
+        """One batch of `rows`; the seconds it took, files included, care not."""
+        first = self.events
+        began = time.perf_counter()
+        names = [f"{n:020d}" for n in range(first, first + rows)]
+        columns = {
+            "event_id": names,
+            "position": names,
+            "stream": ["public.orders"] * rows,
+            "op": ["insert"] * rows,
+            "key": names,
+            "event_time": [1_700_000_000_000_000 + n for n in range(first, first + rows)],
+            "payload": ['{"id": 1, "note": "' + "x" * 60 + '"}'] * rows,
+        }
+        self.batch += 1
+        self.events += rows
+        file = BatchWriter(self.folder, self.name, 0, self.batch).write_all([taken_batch(columns, rows)])
+        assert file is not None
+        start, end = f"{first:020d}", f"{self.events:020d}"
+        append = Append(0, self.batch, self.epoch, start, end, (file,))
+        self.taker.take(Taken(0, self.batch, start, end, append))
+        seconds = time.perf_counter() - began
+        self.care()
+        return seconds
+
+    def care(self) -> None:
+        if time.monotonic() - self._cared >= _CARE_EVERY_S:
+            self._care.run()
+            self._cared = time.monotonic()
+
+    def grow_to(self, batches: int) -> None:
+        while self.batch < batches:
+            self.add(_BATCH)
+
+    def sample(self) -> float:
+        return statistics.median(self.add(_BATCH) for _ in range(_SAMPLE))
+
+
+def run(scale: float, folder: Path) -> Report:
+    report = Report()
+    server = EmbeddedPostgres(folder / "state")
+    dsn = server.start()
+    state = State(lambda: dsn, schema_for("bench"))
+    migrate(state)
+    try:
+        _by_commits(report, folder, state, scale)
+        _by_size(report, folder, state, scale)
+    finally:
+        state.close()
+        server.stop()
+    return report
+
+
+def _by_commits(report: Report, folder: Path, state: State, scale: float) -> None:
+    log = _Log("commits", folder, state)
+    for _ in range(10):
+        log.add(_BATCH)
+    for commits in (100, 4_000, 50_000):
+        log.grow_to(max(20, int(commits * (1 if commits == 100 else scale))))
+        figure = log.sample() * 1000
+        report.figures[f"ms_per_batch_{commits}"] = figure
+        say(f"after {log.batch} commits: {figure:.1f} ms a batch")
+    report.ratios["commits"] = report.figures["ms_per_batch_50000"] / report.figures["ms_per_batch_100"]
+    rows = sum(f.rows for f in LogReader(log.folder).files())
+    report.lost += abs(log.events - rows)
+
+
+def _by_size(report: Report, folder: Path, state: State, scale: float) -> None:
+    log = _Log("size", folder, state)
+    for events in (1_000_000, 20_000_000):
+        while log.events < events * scale:
+            log.add(100_000)
+        figure = log.sample() / _BATCH * 1e6
+        report.figures[f"us_per_event_{events}"] = figure
+        say(f"with {log.events} events: {figure:.1f} µs an event")
+    report.ratios["log_size"] = report.figures["us_per_event_20000000"] / report.figures["us_per_event_1000000"]

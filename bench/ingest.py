@@ -1,0 +1,144 @@
+"""A backlog of committed outbox events into the log, durable; against `pg_recvlogical` to /dev/null on the same WAL."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from bench.report import PeakMemory, Report, say
+from bench.shop import event_ids, flush_lsn, prepare, shop, write
+from evermark.checkpoints.postgres import PostgresCheckpoints
+from evermark.cluster.fence import source_lease
+from evermark.cluster.liveness import this_process
+from evermark.cluster.postgres import PostgresLeases
+from evermark.embedded.java import ensure_java
+from evermark.embedded.postgres import EmbeddedPostgres
+from evermark.ingest.take import Taken, Taker
+from evermark.log.append import DeltaLog
+from evermark.log.head import PostgresHeads
+from evermark.log.read import LogReader
+from evermark.sources.base import Limit
+from evermark.sources.postgres.place import PostgresPlace
+from evermark.sources.postgres.source import PostgresOutbox
+from evermark.state.connection import State, schema_for
+from evermark.state.migrate import migrate
+
+_EVENTS = 1_000_000
+_RUNS = 5
+
+
+class _Ours:
+    """One warm Spark session and one state, as a running instance has; each run drains a slot of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        os.environ["JAVA_HOME"] = str(ensure_java(folder / "java"))
+        from evermark.spark.session import make_session
+
+        self._folder = folder
+        self._server = EmbeddedPostgres(folder / "state")
+        dsn = self._server.start()
+        self._state = State(lambda: dsn, schema_for("bench"))
+        migrate(self._state)
+        self._spark = make_session("bench", "local[16,4]", folder / "scratch", {}, noise=folder / "spark.log")
+
+    def close(self) -> None:
+        self._spark.stop()
+        self._state.close()
+        self._server.stop()
+
+    def drain(self, place: PostgresPlace, events: int) -> tuple[float, list[str]]:
+        """Seconds from the start of the query to the last event durable in the log; and the ids in the log."""
+        from evermark.spark.datasource import IngestPlan
+        from evermark.spark.ingest import IngestQuery
+
+        source = PostgresOutbox(place)
+        lease = PostgresLeases(self._state).acquire(source_lease(place.slot), this_process("bench"), 600.0)
+        assert lease is not None
+        folder = self._folder / "log" / place.slot
+        reader = LogReader(folder)
+        taker = Taker(
+            place.slot,
+            lease.epoch,
+            source,
+            DeltaLog(folder),
+            reader,
+            PostgresHeads(self._state),
+            PostgresCheckpoints(self._state),
+        )
+        began = time.perf_counter()
+        start = taker.begin(0).position
+        assert start is not None
+        source.check({0: start})
+        plan = IngestPlan(place.slot, source, str(folder), {0: start}, {0: None}, Limit())
+        taken = 0
+        ended = 0.0
+
+        def on_taken(batch: Taken) -> None:
+            nonlocal taken, ended
+            taken += batch.append.rows
+            if taken >= events:
+                ended = time.perf_counter()
+                query.stop()
+
+        query = IngestQuery(self._spark, plan, taker, self._folder / "queries", on_taken)
+        watchdog = threading.Timer(600, query.stop)
+        watchdog.start()
+        failed = query.run()
+        watchdog.cancel()
+        if failed:
+            raise next(iter(failed.values()))
+        ids = [i for f in reader.files() for i in pq.read_table(f.path, columns=["event_id"])["event_id"].to_pylist()]
+        return ended - began, ids
+
+
+def _theirs(server: EmbeddedPostgres, dsn: str, name: str, end: str) -> float:
+    command = [
+        str(server.binaries.tool("pg_recvlogical")),
+        *("--dbname", dsn, "--slot", name, "--start", "--endpos", end, "--file", "/dev/null", "--no-loop"),
+        *("--option", "proto_version=1", "--option", f"publication_names={name}"),
+    ]
+    began = time.perf_counter()
+    subprocess.run(command, check=True, capture_output=True, timeout=600)
+    return time.perf_counter() - began
+
+
+def run(scale: float, folder: Path) -> Report:
+    report = Report()
+    events = max(4_000, int(_EVENTS * scale) // 4_000 * 4_000)
+    with shop(folder) as server:
+        dsn = server.dsn()
+        say("warming up: session, workers, first batch")
+        warm = prepare(dsn, "bench_warm")
+        ours = _Ours(folder)
+        try:
+            write(dsn, 4_000)
+            ours.drain(warm, 4_000)
+            already = event_ids(dsn)
+            mine = [prepare(dsn, f"bench_ours_{i}") for i in range(_RUNS)]
+            others = [prepare(dsn, f"bench_theirs_{i}") for i in range(_RUNS)]
+            say(f"writing {events} events")
+            write(dsn, events)
+            end = flush_lsn(dsn)
+            expected = event_ids(dsn) - already
+            rates: list[float] = []
+            their_rates: list[float] = []
+            with PeakMemory() as memory:
+                for place, other in zip(mine, others, strict=True):
+                    their_rates.append(events / _theirs(server, dsn, other.slot, end))
+                    seconds, ids = ours.drain(place, events)
+                    rates.append(events / seconds)
+                    report.lost += len(expected - set(ids)) + (len(ids) - len(set(ids)))
+                    say(f"ours {rates[-1]:,.0f}/s, pg_recvlogical {their_rates[-1]:,.0f}/s, lost {report.lost}")
+            middle = report.spread("events_per_s", rates)
+            report.figures["rss_mb_peak"] = memory.mb
+            report.spread("pg_recvlogical_events_per_s", their_rates)
+            report.ratios["pg_recvlogical"] = middle / statistics.median(their_rates)
+        finally:
+            ours.close()
+    return report

@@ -1,0 +1,122 @@
+"""Commit → webhook received, at 200 events a second through the whole pipeline as `evermark up` runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from datetime import datetime
+from pathlib import Path
+
+import psycopg
+
+from bench.report import Report, say
+from bench.shop import shop
+from evermark.delivery.signing import new_secret
+from evermark.errors import EvermarkError
+from evermark.testing.listener import Listener, Record
+
+_RATE = 200
+_SECONDS = 60.0
+_WARM_S = 10.0
+
+_CONFIG = """\
+version: 1
+name: bench
+data: {data}
+server: {{listen: "127.0.0.1:0"}}
+sources:
+  shop: {{type: postgres, dsn: "${{SHOP_DSN}}", tables: [public.orders]}}
+subscriptions:
+  one: {{url: "{url}", secret: "${{BENCH_SECRET}}", allow_networks: [127.0.0.0/8]}}
+"""
+
+
+class _Clockwork:
+    """One insert per commit at a steady rate; when each commit returned, by the order's id."""
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+        self.committed: dict[str, float] = {}
+
+    def run(self, seconds: float) -> list[str]:
+        made: list[str] = []
+        with psycopg.connect(self._dsn, autocommit=True) as conn:
+            began = time.perf_counter()
+            for n in range(int(seconds * _RATE)):
+                wait = began + n / _RATE - time.perf_counter()
+                if wait > 0:
+                    time.sleep(wait)
+                row = conn.execute("insert into public.orders (total) values (%s) returning id", (n,)).fetchone()
+                assert row is not None
+                self.committed[str(row[0])] = time.time()
+                made.append(str(row[0]))
+        return made
+
+
+class _Receiver:
+    def __init__(self, secret: str) -> None:
+        self.received: dict[str, float] = {}
+        self.listener = Listener(secrets=[secret], on_record=self._on_record, records_max=1)
+
+    def _on_record(self, record: Record) -> None:
+        if record.event.key is not None:
+            self.received.setdefault(record.event.key, datetime.fromisoformat(record.at).timestamp())
+
+    def wait_for(self, keys: list[str], timeout_s: float) -> bool:
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if all(key in self.received for key in keys[-1:]) and all(key in self.received for key in keys):
+                return True
+            time.sleep(0.05)
+        return False
+
+
+def run(scale: float, folder: Path) -> Report:
+    report = Report()
+    seconds = max(6.0, _SECONDS * scale)
+    secret = new_secret()
+    receiver = _Receiver(secret)
+    with shop(folder) as server, receiver.listener as listener:
+        dsn = server.dsn()
+        with psycopg.connect(dsn, autocommit=True) as conn:
+            conn.execute("create table public.orders (id bigint generated always as identity primary key, total int)")
+        config = folder / "evermark.yaml"
+        config.write_text(_CONFIG.format(data=folder / "data", url=listener.url))
+        env = {**os.environ, "SHOP_DSN": dsn, "BENCH_SECRET": secret}
+        evermark = [sys.executable, "-m", "evermark.cli.main"]
+        subprocess.run([*evermark, "source", "install", "-c", str(config)], env=env, check=True, capture_output=True)
+        with (folder / "up.log").open("wb") as log:
+            up = subprocess.Popen([*evermark, "up", "-c", str(config)], env=env, stdout=log, stderr=log)
+        try:
+            clockwork = _Clockwork(dsn)
+            warm = clockwork.run(_WARM_S)
+            if not receiver.wait_for(warm, 120):
+                raise EvermarkError("nothing came through", hint=(folder / "up.log").read_text()[-2000:])
+            say("warm; measuring")
+            _measure(report, clockwork, receiver, seconds, "")
+            with psycopg.connect(dsn) as other:
+                other.execute("select txid_current()")
+                say("once more, with another transaction open")
+                _measure(report, clockwork, receiver, seconds, "_open_tx")
+        finally:
+            up.send_signal(signal.SIGTERM)
+            threading.Timer(40, up.kill).start()
+            up.wait()
+    return report
+
+
+def _measure(report: Report, clockwork: _Clockwork, receiver: _Receiver, seconds: float, suffix: str) -> None:
+    made = clockwork.run(seconds)
+    receiver.wait_for(made, 60)
+    report.lost += sum(key not in receiver.received for key in made)
+    ages = sorted(receiver.received[k] - clockwork.committed[k] for k in made if k in receiver.received)
+    if not ages:
+        raise EvermarkError("nothing was received")
+    report.figures[f"p50{suffix}_s"] = ages[len(ages) // 2]
+    report.figures[f"p99{suffix}_s"] = ages[int(len(ages) * 0.99)]
+    say(json.dumps({k: round(v, 3) for k, v in report.figures.items()}))
