@@ -1,7 +1,7 @@
 """`make chaos`: the real process killed at every effect boundary, each time ending exact.
 
-`python -m evermark.testing.chaos [--failpoint NAME]` runs on a server and folders of its own; its last line is a
-ledger.
+`python -m evermark.testing.chaos [--failpoint NAME] [--chain]` runs on a server and folders of its own; its last
+line is a ledger.
 """
 
 from __future__ import annotations
@@ -42,18 +42,23 @@ def killed_at_each(names: Sequence[str], folder: Path, dsn: str) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m evermark.testing.chaos", description=__doc__)
     parser.add_argument("--failpoint", action="append", choices=failpoint.NAMES, help="only this one; may be repeated")
-    names = parser.parse_args().failpoint or failpoint.NAMES
+    parser.add_argument(
+        "--chain", action="store_true", help="one scene, killed at one after the other: a third of the time"
+    )
+    given = parser.parse_args()
+    names = given.failpoint or failpoint.NAMES
+    scenes = [("chain", names)] if given.chain else [(name, [name]) for name in names]
     events = 0
     with tempfile.TemporaryDirectory(prefix="evermark-chaos-") as root:
         Path(root).chmod(0o711)
         with postgres_server(Path(root) / "postgres") as server:
-            for name in names:
-                folder = Path(root) / name
+            for title, kills in scenes:
+                folder = Path(root) / title
                 folder.mkdir(mode=0o711)
                 with fresh_database(server) as dsn:
-                    count = killed_at_each([name], folder, dsn)
+                    count = killed_at_each(kills, folder, dsn)
                 events += count
-                sys.stderr.write(f"killed at {name}: {count} events, exact\n")
+                sys.stderr.write(f"killed at {', '.join(kills)}: {count} events, exact\n")
     sys.stdout.write(f"ledger kills={len(names)} produced={events} taken={events} lost=0\n")
     return 0
 
