@@ -240,6 +240,7 @@ def test_done_batches_are_a_prefix_even_when_later_ones_were_accepted(receiver: 
     receiver.answer = answer
     results = sink.deliver([Job(spec_for(receiver.url), events(30, batch_rows=10))], 10)
     assert len(set(receiver.ids)) == 30
+    assert len(receiver.ids) == 32  # the failing one is asked three times, nothing else more than once
     assert [r.outcome.fate for r in results] == [Fate.ENDPOINT_FAILED] * 3
     assert [r.through for r in results] == [None] * 3
 
