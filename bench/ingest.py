@@ -1,4 +1,7 @@
-"""A backlog of committed outbox events into the log, durable; against `pg_recvlogical` to /dev/null on the same WAL."""
+"""A backlog of committed outbox events into the log, durable.
+
+Against `pg_recvlogical` to /dev/null on the same WAL, and against Debezium's embedded engine up to its handler.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,9 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
+from bench.debezium import Debezium, debezium, shop_on_a_port
 from bench.report import PeakMemory, Report, say
-from bench.shop import event_ids, flush_lsn, prepare, shop, write
+from bench.shop import event_ids, flush_lsn, prepare, write
 from evermark.checkpoints.postgres import PostgresCheckpoints
 from evermark.cluster.fence import source_lease
 from evermark.cluster.liveness import this_process
@@ -31,9 +35,12 @@ from evermark.state.migrate import migrate
 
 _EVENTS = 1_000_000
 _RUNS = 5
+_RUNS_OF_SLOW = 2
+_SLOW_S = 20.0
+_DEBEZIUM_WARM = 100_000  # it takes Java about as many to compile what runs hot
 
 
-class _Ours:
+class Ours:
     """One warm Spark session and one state, as a running instance has; each run drains a slot of its own."""
 
     def __init__(self, folder: Path) -> None:
@@ -108,37 +115,84 @@ def _theirs(server: EmbeddedPostgres, dsn: str, name: str, end: str) -> float:
     return time.perf_counter() - began
 
 
+class _Debezium:
+    """Its turns: five where one takes under 20 s, else two. Its slots are made before the backlog is written."""
+
+    def __init__(self, engine: Debezium, dsn: str) -> None:
+        self._engine = engine
+        self._slots = [prepare(dsn, f"bench_debezium_{i}").slot for i in range(_RUNS + 1)]
+        self._rates: list[float] = []
+        self._seconds: list[float] = []
+        self._rss_mb_peak = 0.0
+        self._lost = 0
+
+    def warm_up(self, events: int) -> None:
+        self._engine.begin(self._slots.pop(), "pgstream.events", min(events, _DEBEZIUM_WARM))
+        self._engine.end()
+
+    def turn(self, expected: set[str]) -> None:
+        if len(self._seconds) >= _RUNS_OF_SLOW and max(self._seconds) >= _SLOW_S:
+            return
+        self._engine.begin(self._slots.pop(), "pgstream.events", len(expected))
+        handled = self._engine.end()
+        self._seconds.append(handled.seconds)
+        self._rates.append(len(expected) / handled.seconds)
+        self._lost += len(expected - handled.at.keys()) + (handled.events - len(handled.at))
+        self._rss_mb_peak = handled.rss_mb_peak
+        say(f"debezium {self._rates[-1]:,.0f}/s, lost {self._lost}")
+
+    def idle_mb(self) -> float:
+        return self._engine.rss_mb()
+
+    def tell(self, report: Report, ours: float) -> None:
+        report.ratios["debezium"] = ours / report.spread("debezium_events_per_s", self._rates)
+        report.figures["debezium_runs"] = len(self._rates)
+        report.figures["debezium_rss_mb_peak"] = self._rss_mb_peak
+        report.figures["debezium_lost"] = self._lost
+
+
 def run(scale: float, folder: Path) -> Report:
     report = Report()
     events = max(4_000, int(_EVENTS * scale) // 4_000 * 4_000)
-    with shop(folder) as server:
+    with shop_on_a_port(folder) as server, debezium(server, folder / "debezium") as engine:
         dsn = server.dsn()
         say("warming up: session, workers, first batch")
         warm = prepare(dsn, "bench_warm")
-        ours = _Ours(folder)
+        ours = Ours(folder)
         try:
             write(dsn, 4_000)
             ours.drain(warm, 4_000)
             already = event_ids(dsn)
             mine = [prepare(dsn, f"bench_ours_{i}") for i in range(_RUNS)]
             others = [prepare(dsn, f"bench_theirs_{i}") for i in range(_RUNS)]
+            rival = _Debezium(engine, dsn) if engine is not None else None
             say(f"writing {events} events")
             write(dsn, events)
             end = flush_lsn(dsn)
             expected = event_ids(dsn) - already
+            if rival is not None:
+                say("warming up Debezium")
+                rival.warm_up(events)
             rates: list[float] = []
             their_rates: list[float] = []
-            with PeakMemory() as memory:
-                for place, other in zip(mine, others, strict=True):
-                    their_rates.append(events / _theirs(server, dsn, other.slot, end))
+            peaks_mb: list[float] = []
+            for place, other in zip(mine, others, strict=True):
+                their_rates.append(events / _theirs(server, dsn, other.slot, end))
+                if rival is not None:
+                    rival.turn(expected)
+                idle_mb = rival.idle_mb() if rival is not None else 0.0
+                with PeakMemory() as memory:
                     seconds, ids = ours.drain(place, events)
-                    rates.append(events / seconds)
-                    report.lost += len(expected - set(ids)) + (len(ids) - len(set(ids)))
-                    say(f"ours {rates[-1]:,.0f}/s, pg_recvlogical {their_rates[-1]:,.0f}/s, lost {report.lost}")
+                peaks_mb.append(memory.mb - idle_mb)
+                rates.append(events / seconds)
+                report.lost += len(expected - set(ids)) + (len(ids) - len(set(ids)))
+                say(f"ours {rates[-1]:,.0f}/s, pg_recvlogical {their_rates[-1]:,.0f}/s, lost {report.lost}")
             middle = report.spread("events_per_s", rates)
-            report.figures["rss_mb_peak"] = memory.mb
+            report.figures["rss_mb_peak"] = max(peaks_mb)
             report.spread("pg_recvlogical_events_per_s", their_rates)
             report.ratios["pg_recvlogical"] = middle / statistics.median(their_rates)
+            if rival is not None:
+                rival.tell(report, middle)
         finally:
             ours.close()
     return report

@@ -1,4 +1,7 @@
-"""Commit → webhook received, at 200 events a second through the whole pipeline as `evermark up` runs it."""
+"""Commit → webhook received, at 200 events a second through the whole pipeline as `evermark up` runs it.
+
+Against Debezium's embedded engine, commit → its handler: it is spared the request that would carry the event on.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,8 @@ from pathlib import Path
 
 import psycopg
 
+from bench.debezium import Debezium, debezium, shop_on_a_port, subscribe
 from bench.report import Report, say
-from bench.shop import shop
 from evermark.delivery.signing import new_secret
 from evermark.errors import EvermarkError
 from evermark.testing.listener import Listener, Record
@@ -23,6 +26,7 @@ from evermark.testing.listener import Listener, Record
 _RATE = 200
 _SECONDS = 60.0
 _WARM_S = 10.0
+_POLL_MS_MIN = 1
 
 _CONFIG = """\
 version: 1
@@ -81,7 +85,7 @@ def run(scale: float, folder: Path) -> Report:
     seconds = max(6.0, _SECONDS * scale)
     secret = new_secret()
     receiver = _Receiver(secret)
-    with shop(folder) as server, receiver.listener as listener:
+    with shop_on_a_port(folder) as server, receiver.listener as listener:
         dsn = server.dsn()
         with psycopg.connect(dsn, autocommit=True) as conn:
             conn.execute("create table public.orders (id bigint generated always as identity primary key, total int)")
@@ -107,6 +111,10 @@ def run(scale: float, folder: Path) -> Report:
             up.send_signal(signal.SIGTERM)
             threading.Timer(40, up.kill).start()
             up.wait()
+        # Not at the same time: two pipelines on two cores would measure each other.
+        with debezium(server, folder / "debezium") as engine:
+            if engine is not None:
+                _compare(report, engine, dsn, seconds)
     return report
 
 
@@ -114,9 +122,36 @@ def _measure(report: Report, clockwork: _Clockwork, receiver: _Receiver, seconds
     made = clockwork.run(seconds)
     receiver.wait_for(made, 60)
     report.lost += sum(key not in receiver.received for key in made)
-    ages = sorted(receiver.received[k] - clockwork.committed[k] for k in made if k in receiver.received)
+    _percentiles(
+        report, "", suffix, [receiver.received[k] - clockwork.committed[k] for k in made if k in receiver.received]
+    )
+
+
+def _compare(report: Report, engine: Debezium, dsn: str, seconds: float) -> None:
+    lost = 0
+    for variant, poll_ms in (("debezium_", None), ("debezium_tuned_", _POLL_MS_MIN)):
+        say(f"Debezium, polling {'as it does' if poll_ms is None else f'every {poll_ms} ms'}")
+        slot = f"bench_{variant}".rstrip("_")
+        subscribe(dsn, slot, "public.orders")
+        clockwork = _Clockwork(dsn)
+        engine.begin(slot, "public.orders", sum(int(s * _RATE) for s in (_WARM_S, seconds)), poll_ms)
+        warm = clockwork.run(_WARM_S)
+        engine.wait_for(len(warm), 120)
+        made = clockwork.run(seconds)
+        at = engine.end().at
+        lost += sum(key not in at for key in made)
+        _percentiles(report, variant, "", [at[k] - clockwork.committed[k] for k in made if k in at])
+    ours = report.figures
+    report.ratios["debezium_p50"] = ours["p50_s"] / ours["debezium_p50_s"]
+    report.ratios["debezium_p99"] = ours["p99_s"] / ours["debezium_p99_s"]
+    report.ratios["debezium_tuned_p50"] = ours["p50_s"] / ours["debezium_tuned_p50_s"]
+    report.figures["debezium_lost"] = lost
+
+
+def _percentiles(report: Report, prefix: str, suffix: str, ages: list[float]) -> None:
     if not ages:
         raise EvermarkError("nothing was received")
-    report.figures[f"p50{suffix}_s"] = ages[len(ages) // 2]
-    report.figures[f"p99{suffix}_s"] = ages[int(len(ages) * 0.99)]
+    ages = sorted(ages)
+    report.figures[f"{prefix}p50{suffix}_s"] = ages[len(ages) // 2]
+    report.figures[f"{prefix}p99{suffix}_s"] = ages[int(len(ages) * 0.99)]
     say(json.dumps({k: round(v, 3) for k, v in report.figures.items()}))
