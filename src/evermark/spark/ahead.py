@@ -40,13 +40,13 @@ def ahead(items: Iterator[T], depth: int = _DEPTH) -> Iterator[T]:
             for item in items:
                 if not put(item):
                     break
-        except BaseException as raised:  # noqa: BLE001 - it is raised where the items are used
-            error = raised
-        finally:
             close = getattr(items, "close", None)
             if close is not None:
                 close()
-        put(_End(error))
+        except BaseException as raised:  # noqa: BLE001 - it is raised where the items are used
+            error = raised
+        finally:
+            put(_End(error))  # whatever happened: somebody waits for it
 
     thread = threading.Thread(target=take, name="ahead", daemon=True)
     thread.start()

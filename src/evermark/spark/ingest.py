@@ -77,20 +77,28 @@ class IngestQuery:
 
     def _on_batch(self, frame: DataFrame, _batch_id: int) -> None:
         """Never raises: what went wrong is kept here, and `run` ends the query before the next batch is read."""
-        with self._busy:
+        while not self._busy.acquire(timeout=_STOP_POLL_S):
+            # `run` has it, and waits in there for us to return: the query is being stopped.
             if self._ended.is_set():
                 return
-            try:
-                rows = [json.loads(row[0]) for row in frame.collect()]  # the one action: each more would read again
-            except Exception as error:  # noqa: BLE001 - whatever Spark raises, the query starts again
-                self._failed = {WHOLE_SOURCE: engine_error(f"a batch of {self._plan.name} could not be read", error)}
-                self._ended.set()
-                return
-            gathered = gather(rows, self._taker.epoch)
-            self._on_gathered(gathered)
-            self._failed = {**gathered.failed, **self._take(gathered.taken)}
-            if self._failed:
-                self._ended.set()
+        try:
+            if not self._ended.is_set():
+                self._work(frame)
+        finally:
+            self._busy.release()
+
+    def _work(self, frame: DataFrame) -> None:
+        try:
+            rows = [json.loads(row[0]) for row in frame.collect()]  # the one action: each more would read again
+        except Exception as error:  # noqa: BLE001 - whatever Spark raises, the query starts again
+            self._failed = {WHOLE_SOURCE: engine_error(f"a batch of {self._plan.name} could not be read", error)}
+            self._ended.set()
+            return
+        gathered = gather(rows, self._taker.epoch)
+        self._on_gathered(gathered)
+        self._failed = {**gathered.failed, **self._take(gathered.taken)}
+        if self._failed:
+            self._ended.set()
 
     def _take(self, batches: Sequence[Taken]) -> dict[int, EvermarkError]:
         failed: dict[int, EvermarkError] = {}
