@@ -46,6 +46,7 @@ class EvermarkError(Exception):
     """What went wrong and where; `hint` says what to do about it."""
 
     kind: Kind = Kind.UNKNOWN
+    partition: int | None = None  # of the source, when only one has the trouble
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -57,11 +58,13 @@ class EvermarkError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         # Keyword-only arguments do not survive the default pickling, and errors cross processes.
-        return (_rebuild, (type(self), self.message, self.hint))
+        return (_rebuild, (type(self), self.message, self.hint, self.partition))
 
 
-def _rebuild(cls: type[EvermarkError], message: str, hint: str) -> EvermarkError:
-    return cls(message, hint=hint)
+def _rebuild(cls: type[EvermarkError], message: str, hint: str, partition: int | None) -> EvermarkError:
+    error = cls(message, hint=hint)
+    error.partition = partition
+    return error
 
 
 class ConfigError(EvermarkError):

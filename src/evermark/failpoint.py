@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import signal
 
-NAMES = (
+# On every event's way.
+FLOW = (
     "file.written",
     "log.committed",
     "log.synced",
@@ -24,6 +25,20 @@ NAMES = (
     "queue.posted",
     "queue.settled",
 )
+# While a lost slot is mended.
+MEND = (
+    "mend.opened",
+    "mend.cleared",
+    "mend.slot_made",
+    "mend.found",
+    "mend.closed",
+    "mend.old_dropped",
+    "mend.renamed",
+    "mend.done",
+)
+# While a replay is under way.
+REPLAY = ("replay.sent", "replay.settled")
+NAMES = (*FLOW, *MEND, *REPLAY)
 
 _ENV = "EVERMARK_FAILPOINT"
 _PID_ENV = "EVERMARK_PID"

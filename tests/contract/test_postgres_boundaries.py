@@ -14,6 +14,7 @@ from evermark.embedded.binaries import Binaries
 from evermark.sources.base import Limit
 from evermark.sources.postgres.lsn import Position
 from evermark.sources.postgres.place import PlainDsn, PostgresPlace
+from evermark.sources.postgres.slot import SlotReader
 from evermark.sources.postgres.source import PostgresOutbox
 from evermark.testing.servers import PostgresServer, postgres_server, system_binaries
 
@@ -176,7 +177,7 @@ def test_slot_advanced_to_each_cut_loses_nothing_after_it(server: PostgresServer
         joined: list[Row] = []
         for begin, finish in itertools.pairwise(places):
             joined += at.read(at.position(begin), at.position(finish))
-            at.source._advance(Position.parse(at.position(finish)))
+            SlotReader(at.place).advance(Position.parse(at.position(finish)))
             confirmed = at.value(
                 "select confirmed_flush_lsn - '0/0'::pg_lsn from pg_replication_slots where slot_name = %s",
                 at.place.slot,
@@ -227,11 +228,12 @@ def test_long_transaction_open_across_many_batches_is_taken_when_it_commits(serv
         # GIVEN a transaction with events, left open while others are taken and confirmed
         emit(long, "s", "long-1")
         position = at.source.earliest(0)
+        slot = SlotReader(at.place)
         for number in range(20):
             at.emit("s", str(number))
             end = at.source.latest({0: position}, Limit())[0]
             assert keys(at.read(position, end)) == [str(number)]
-            at.source._advance(Position.parse(end))
+            slot.advance(Position.parse(end))
             position = end
         # WHEN it commits
         emit(long, "s", "long-2")
@@ -247,7 +249,7 @@ def test_crash_of_the_server_gives_the_same_events_again(tmp_path_factory: pytes
         at.emit("s", "before")
         start = at.source.earliest(0)
         middle = at.position(at.flush_lsn())
-        at.source._advance(Position.parse(middle))
+        SlotReader(at.place).advance(Position.parse(middle))
         at.emit("s", "after")
         end = at.position(at.flush_lsn())
         first = at.read(middle, end)

@@ -16,7 +16,7 @@ from tests.contract.outbox_scene import Scene, scene
 from evermark.errors import BusyError, DeniedError, GapError, IdentityError, SetupError, UnreachableError
 from evermark.sources.base import Limit, Slice
 from evermark.sources.postgres import pace
-from evermark.sources.postgres import source as source_module
+from evermark.sources.postgres import slot as slot_module
 from evermark.sources.postgres.connect import Link, connect
 from evermark.sources.postgres.install import install
 from evermark.sources.postgres.lsn import Incarnation, Position
@@ -209,7 +209,7 @@ def test_read_waits_for_a_slot_in_use_and_then_gives_up_as_busy(
         timer.join()
     # WHEN it does not THEN it is an error of its own kind, and confirming is no error at all
     with slot_in_use(server, at):
-        monkeypatch.setattr(source_module, "BUSY_WAIT_S", 0.2)
+        monkeypatch.setattr(slot_module, "BUSY_WAIT_S", 0.2)
         with pytest.raises(BusyError):
             at.read(start, end)
         at.source.confirm(0, end)
@@ -315,7 +315,7 @@ def test_warning_while_decoding_is_an_error(at: Scene, monkeypatch: pytest.Monke
         link.connection.execute("do $$ begin raise warning 'skipped loading publication'; end $$")
         return link
 
-    monkeypatch.setattr(source_module, "borrow", warned)
+    monkeypatch.setattr(slot_module, "borrow", warned)
     start = at.source.earliest(0)
     at.emit("s", "1")
     with pytest.raises(GapError, match="skipped loading publication"):

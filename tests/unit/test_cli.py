@@ -219,7 +219,10 @@ def test_an_error_of_the_system_is_said_without_a_traceback(monkeypatch: pytest.
     with pytest.raises(typer.Exit) as end, console.said_clearly():
         raise PermissionError(13, "Permission denied", "evermark-data")
     assert end.value.exit_code == 1
-    assert capsys.readouterr().err == "error: permission denied (evermark-data)\n"
+    assert capsys.readouterr().err == (
+        "error: permission denied (evermark-data)\n"
+        "hint: run it as a user who may, or change the owner or mode of that path\n"
+    )
 
 
 def test_no_secret_and_no_control_character_reaches_the_terminal(capsys: Any) -> None:

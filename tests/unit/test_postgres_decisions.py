@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from evermark.errors import EvermarkError, FormatError, GapError, IdentityError, SetupError
+from evermark.sources.postgres.install import SCHEMA_VERSION
 from evermark.sources.postgres.lsn import Incarnation, Position
 from evermark.sources.postgres.pace import (
     CONFIRM_BYTES,
@@ -24,7 +25,7 @@ from evermark.sources.postgres.survey import Slot, Survey, trouble
 HERE = Incarnation(77, 1)
 PLACE = PostgresPlace(PlainDsn(""), "slot", "pub")
 SLOT = Slot("pgoutput", "db", False, 900, 1000, "reserved", None, None)
-SOUND = Survey("here", 180000, "logical", False, HERE, 2000, "db", SLOT, "f", "f", 1)
+SOUND = Survey("here", 180000, "logical", False, HERE, 2000, "db", SLOT, "f", "f", SCHEMA_VERSION)
 
 
 def test_nothing_new_is_waited_for() -> None:
@@ -110,6 +111,7 @@ def test_sound_server_gives_no_trouble() -> None:
         (replace(SOUND, standby=True), None, SetupError, "standby"),
         (replace(SOUND, wal_level="replica"), None, SetupError, "wal_level"),
         (replace(SOUND, schema_version=None), None, SetupError, "not installed"),
+        (replace(SOUND, schema_version=SCHEMA_VERSION - 1), None, SetupError, "older"),
         (replace(SOUND, schema_version=99), None, FormatError, "newer"),
         (SOUND, Position(Incarnation(78, 1), 1500), IdentityError, "not the one we left"),
         (SOUND, Position(Incarnation(77, 2), 1500), IdentityError, "not the one we left"),

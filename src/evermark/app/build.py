@@ -15,9 +15,12 @@ from evermark.cluster.liveness import this_process
 from evermark.cluster.postgres import PostgresLeases
 from evermark.config import Config, CustomSource, SourceConfig, SubscriptionConfig
 from evermark.delivery.base import SubscriptionSpec
+from evermark.delivery.replay_store import PostgresReplays
 from evermark.delivery.store import PostgresDelivery
 from evermark.embedded.postgres import EmbeddedPostgres
 from evermark.errors import ConfigError
+from evermark.ingest.recoveries import Recoveries
+from evermark.log.disk import full_disk_is_said
 from evermark.log.head import PostgresHeads
 from evermark.predicate import match_sql, vet
 from evermark.secrets import SecretBox, key_for
@@ -40,6 +43,8 @@ class Deployment:
     heads: PostgresHeads
     checkpoints: CheckpointStore
     delivery: PostgresDelivery
+    replays: PostgresReplays
+    recoveries: Recoveries
     holder: Holder
     log_root: Path
     sources: dict[str, Source]
@@ -86,6 +91,8 @@ def open_deployment(config: Config, sources: Mapping[str, Source] | None = None)
         heads=PostgresHeads(state),
         checkpoints=MemoryCheckpoints() if in_memory else PostgresCheckpoints(state),
         delivery=PostgresDelivery(state),
+        replays=PostgresReplays(state),
+        recoveries=Recoveries(state),
         holder=this_process(config.name),
         log_root=log_root,
         sources=built,
@@ -144,5 +151,6 @@ def open_state(config: Config) -> tuple[EmbeddedPostgres | None, State]:
     if dsn is not None:
         return None, State(dsn.reveal, schema)
     server = EmbeddedPostgres(config.data / "state")
-    text = server.start()
-    return server, State(lambda: text, schema)
+    with full_disk_is_said(server.folder):
+        server.start()
+    return server, State(server.dsn, schema)  # asked for each time: a server that was started again may have moved

@@ -7,15 +7,19 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
+from typing import Protocol
 
 from evermark.app.build import Deployment
 from evermark.app.leasing import HeldLease, acquire
+from evermark.app.replaying import ReplayRunner
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.delivery.backlog import distance
 from evermark.delivery.base import CursorVector, MadeBy, Place, Subscription, SubscriptionSpec
 from evermark.delivery.follower import Follower
 from evermark.delivery.live import LiveGroup
 from evermark.delivery.queue import ParkedQueue
+from evermark.delivery.replay import ReplayDeliverer
+from evermark.delivery.replayer import Replayer
 from evermark.delivery.sinks.base import Sink
 from evermark.delivery.work import Delivered, Deliverer, Span
 from evermark.error_policy import Action, action_for
@@ -60,11 +64,15 @@ class DeploymentLog:
             return reader.files()
 
 
+class BothDeliverer(Deliverer, ReplayDeliverer, Protocol):
+    """What delivers spans of the log, and slices of its past."""
+
+
 class DeliveryRunner:
     """Stands by for the `deliver` lease; while it has it, nobody else delivers for this deployment."""
 
     def __init__(
-        self, deployment: Deployment, deliverer: Deliverer, sink: Sink, board: Board, metrics: Metrics
+        self, deployment: Deployment, deliverer: BothDeliverer, sink: Sink, board: Board, metrics: Metrics
     ) -> None:
         self._d = deployment
         self._deliverer = deliverer
@@ -106,8 +114,10 @@ class DeliveryRunner:
             self._wake.set()
 
     def least_cursors(self, source: str) -> dict[int, int]:
-        """Per partition of a source, the batch that every reader has passed."""
+        """Per partition of a source, the batch that every reader has passed; none while a replay may need it all."""
         least: dict[int, int] = {}
+        if source in self._d.replays.open_sources():
+            return least
         for cursors in (self._d.delivery.group().cursors, *self._d.delivery.cursors_outside().values()):
             for place, batch in cursors.items():
                 if place.source == source:
@@ -154,12 +164,16 @@ class DeliveryRunner:
             report_thread = threading.Thread(
                 target=self._repeat, args=(self._report, over, _REPORT_EVERY_S), name="report", daemon=True
             )
+            replayer = Replayer(self._d.replays, store, self._view, self._deliverer, epoch, _now, self._d.sources)
+            replays = ReplayRunner(self._d, replayer, self._board, self._metrics, over)
             queue_thread.start()
             report_thread.start()
+            replays.start()
             try:
                 self._follow(follower, pool, over)
             finally:
                 ended.set()
+                replays.join(timeout_s=5)
                 queue_thread.join(timeout=5)
                 report_thread.join(timeout=5)
 

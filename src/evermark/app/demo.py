@@ -1,30 +1,31 @@
 """`evermark demo`: the main job on embedded parts, with the pipeline killed twice while orders flow.
 
 A shop writes orders into its own Postgres. Evermark takes them and delivers them to three receivers, one of which
-fails now and then. The demo passes only if what the receivers wrote down, after their own dedup, equals what was
-committed in the shop's database.
+fails now and then. Then the replication slot is thrown away under it, and the first quarter of all orders is asked for
+once more by SQL. The demo passes only if what the receivers wrote down, after their own dedup, equals what was
+committed in the shop's database, and the replay reached their handlers.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 
 import psycopg
 import pyarrow.parquet as pq
 
+from evermark.app.demo_shop import ORDERS, Shop, ask_for_replay, replay_is_done, throw_slot_away
 from evermark.embedded.postgres import EmbeddedPostgres
 from evermark.errors import EvermarkError
 from evermark.log.read import LogReader
@@ -34,16 +35,6 @@ _SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"  # noqa: S105 - made up, for 
 _DRAIN_S = 180.0
 _UP_S = 180.0
 _DEPLOYMENT = "demo"
-
-_ORDERS = """
-create table public.orders (
-  id bigint generated always as identity primary key,
-  customer text not null,
-  total numeric(10, 2) not null,
-  status text not null default 'new',
-  placed_at timestamptz not null default now()
-)
-"""
 
 _CONFIG = """\
 version: 1
@@ -86,48 +77,30 @@ class Ledger:
         return "ledger " + " ".join(f"{name}={value}" for name, value in vars(self).items())
 
 
-class Shop(threading.Thread):
-    """Places, changes and cancels orders at a steady rate, in transactions of different sizes."""
+@dataclass
+class Handled:
+    """What a receiver's handler saw, from the receiver's own record."""
 
-    def __init__(self, dsn: str, rate: float) -> None:
-        super().__init__(name="shop", daemon=True)
-        self._dsn = dsn
-        self._rate = rate
-        self._done = threading.Event()
-        self._random = random.Random(2026)
-        self.error: Exception | None = None
+    ids: set[str] = field(default_factory=set)
+    replayed: set[str] = field(default_factory=set)
+    duplicates: int = 0
 
-    def run(self) -> None:
-        try:
-            with psycopg.connect(self._dsn) as conn:
-                began, made = time.monotonic(), 0
-                while not self._done.is_set():
-                    made += self._transaction(conn)
-                    ahead = made / self._rate - (time.monotonic() - began)
-                    if ahead > 0:
-                        self._done.wait(ahead)
-        except psycopg.Error as error:
-            self.error = error
 
-    def finish(self) -> None:
-        self._done.set()
-        self.join()
-
-    def _transaction(self, conn: psycopg.Connection[tuple[object, ...]]) -> int:
-        size = self._random.choice((1, 1, 1, 2, 5, 20))
-        with conn.transaction(), conn.cursor() as cursor:
-            for _ in range(size):
-                draw = self._random.random()
-                if draw < 0.8:
-                    cursor.execute(
-                        "insert into public.orders (customer, total) values (%s, %s)",
-                        (f"customer {self._random.randrange(1000)}", round(self._random.uniform(1, 100), 2)),
-                    )
-                else:
-                    change = "delete from public.orders" if draw > 0.97 else "update public.orders set status = 'paid'"
-                    newest = "(select max(id) from public.orders)"
-                    cursor.execute(f"{change} where id = {newest} - %s", (self._random.randrange(50),))
-        return size
+def handled_by(name: str, record: Path) -> Handled:
+    found = Handled()
+    seen: set[str] = set()
+    for line in record.read_text().splitlines(keepends=True) if record.exists() else ():
+        if not line.endswith("\n"):
+            break  # being written just now
+        row = json.loads(line)
+        if row["duplicate"]:
+            found.duplicates += 1
+        elif row["delivery"] in seen:
+            raise EvermarkError(f"the handler of {name} saw {row['delivery']} twice")
+        else:
+            seen.add(row["delivery"])
+            (found.ids if row["delivery"] == row["id"] else found.replayed).add(row["id"])
+    return found
 
 
 class Demo:
@@ -138,13 +111,14 @@ class Demo:
         self._say = say
         self._records = {name: folder / f"{name}.jsonl" for name in _RECEIVERS}
         self._env = dict(os.environ)
+        self._replayed: tuple[datetime, datetime] | None = None
 
     def run(self) -> Ledger:
         with EmbeddedPostgres(self.folder / "shop") as server, self._receivers() as ports:
             dsn = server.dsn()
             self._env |= {"SHOP_DSN": dsn, "DEMO_SECRET": _SECRET}
             with psycopg.connect(dsn, autocommit=True) as conn:
-                conn.execute(_ORDERS)
+                conn.execute(ORDERS)
             config = self.folder / "evermark.yaml"
             config.write_text(_CONFIG.format(name=_DEPLOYMENT, data=self.folder / "data", **ports))
             self._evermark("source", "install", "shop", "-c", str(config))
@@ -171,6 +145,8 @@ class Demo:
                 pipeline = self._up(config)
             self._wait_for_growth()
             time.sleep(self._seconds / 3)
+            self._lose_the_slot(dsn)
+            self._replay(dsn)
             shop.finish()
             self._say("the shop is closed; draining")
             self._drain(dsn)
@@ -184,6 +160,25 @@ class Demo:
             if pipeline.poll() is None:
                 pipeline.kill()
                 pipeline.wait()
+
+    def _lose_the_slot(self, dsn: str) -> None:
+        throw_slot_away(dsn, f"evermark_{_DEPLOYMENT}_shop")
+        self._say("the replication slot is thrown away while orders flow")
+        self._wait(lambda: "the hole is closed" in (self.folder / "up.log").read_text(), "the slot is mended")
+        self._say("what the log lacked was found in the outbox and taken; a new slot reads on")
+
+    def _replay(self, dsn: str) -> None:
+        self._replayed = ask_for_replay(dsn, 0.25)
+        self._say("update pgstream.streams set replay_from_ts = …: the first quarter is asked for once more")
+        self._wait(lambda: replay_is_done(dsn), "the replay is done")
+        self._say("the replay is done; live deliveries went on meanwhile")
+
+    def _wait(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + _UP_S
+        while not condition():
+            if time.monotonic() > deadline:
+                raise EvermarkError(f"not within {_UP_S:.0f} s: {what}", hint=f"see {self.folder / 'up.log'}")
+            time.sleep(0.2)
 
     def _up(self, config: Path) -> subprocess.Popen[bytes]:
         with (self.folder / "up.log").open("ab") as log:
@@ -228,22 +223,8 @@ class Demo:
             for process in started:
                 process.wait(timeout=20)
 
-    def _handled(self, name: str) -> tuple[set[str], int]:
-        """Ids the receiver's handler saw, and how many duplicates it dropped, from the receiver's own record."""
-        ids: set[str] = set()
-        duplicates = 0
-        path = self._records[name]
-        for line in path.read_text().splitlines(keepends=True) if path.exists() else ():
-            if not line.endswith("\n"):
-                break  # being written just now
-            row = json.loads(line)
-            if row["duplicate"]:
-                duplicates += 1
-            elif row["id"] in ids:
-                raise EvermarkError(f"the handler of {name} saw {row['id']} twice")
-            else:
-                ids.add(row["id"])
-        return ids, duplicates
+    def _handled(self, name: str) -> Handled:
+        return handled_by(name, self._records[name])
 
     def _wait_for_growth(self) -> None:
         """Until something new was delivered: killing before that would prove nothing."""
@@ -258,12 +239,16 @@ class Demo:
             hint=f"see {self.folder / 'up.log'} for what the pipeline said",
         )
 
-    def _expected(self, dsn: str) -> dict[str, set[str]]:
+    def _expected(self, dsn: str, window: tuple[datetime, datetime] | None = None) -> dict[str, set[str]]:
+        """What each receiver should have, of everything or of a window, both ends included."""
+        times = "and created_at between %s and %s" if window else ""
         with psycopg.connect(dsn) as conn:
             return {
                 name: {
                     str(row[0])
-                    for row in conn.execute(f"select id from pgstream.events where op <> 'control' and {wanted}")
+                    for row in conn.execute(
+                        f"select id from pgstream.events where op <> 'control' and {wanted} {times}", window
+                    )
                 }
                 for name, wanted in _WANTED.items()
             }
@@ -272,26 +257,30 @@ class Demo:
         expected = self._expected(dsn)
         deadline = time.monotonic() + _DRAIN_S
         while time.monotonic() < deadline:
-            if all(expected[name] <= self._handled(name)[0] for name in expected):
+            if all(expected[name] <= self._handled(name).ids for name in expected):
                 return
             time.sleep(0.5)
 
     def _ledger(self, dsn: str) -> Ledger:
         expected = self._expected(dsn)
         handled = {name: self._handled(name) for name in expected}
-        strangers = {name: handled[name][0] - expected[name] for name in expected}
+        strangers = {name: handled[name].ids - expected[name] for name in expected}
         if any(strangers.values()):
             raise EvermarkError(f"receivers have events that were never committed: {strangers}")
         logged = self._logged()
         if len(logged) != len(set(logged)):
             raise EvermarkError("the log holds an event twice")
         produced = expected["billing"]
-        missing = sum(len(expected[name] - handled[name][0]) for name in expected) + len(produced - set(logged))
+        missing = sum(len(expected[name] - handled[name].ids) for name in expected) + len(produced - set(logged))
+        if self._replayed is not None:
+            window = self._expected(dsn, self._replayed)
+            missing += sum(len(window[name] - handled[name].replayed) for name in window)
+            self._say(f"replayed: {sum(len(ids) for ids in window.values())} deliveries, none taken for a duplicate")
         return Ledger(
             produced=len(produced),
             taken=len(set(logged) & produced),
-            delivered=sum(len(ids) for ids, _ in handled.values()),
-            duplicates_dropped=sum(count for _, count in handled.values()),
+            delivered=sum(len(found.ids) for found in handled.values()),
+            duplicates_dropped=sum(found.duplicates for found in handled.values()),
             parked=self._parked(),
             lost=missing,
         )

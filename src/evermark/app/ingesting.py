@@ -13,6 +13,10 @@ from typing import TYPE_CHECKING
 
 from evermark.app.build import Deployment
 from evermark.app.leasing import HeldLease, acquire
+from evermark.app.looking import newest
+from evermark.app.mending import Mending
+from evermark.app.replaying import RequestDesk
+from evermark.app.watching import Watching
 from evermark.cluster.fence import source_lease
 from evermark.delivery.base import Place
 from evermark.delivery.work import Span
@@ -22,9 +26,10 @@ from evermark.ingest.gather import WHOLE_SOURCE, Gathered
 from evermark.ingest.take import Taken, Taker
 from evermark.log.append import DeltaLog
 from evermark.log.care import Care
+from evermark.log.disk import require_room
 from evermark.log.mend import set_aside_torn
 from evermark.log.read import LogReader
-from evermark.observe.health import Board, PartitionHealth, PartitionReport
+from evermark.observe.health import Board, PartitionHealth
 from evermark.observe.logging import get_logger
 from evermark.observe.metrics import Metrics
 from evermark.sources.base import Limit
@@ -37,6 +42,8 @@ if TYPE_CHECKING:
 _CARE_EVERY_S = 1.0
 # A query that ran this long before it failed was well: its next failure is a first one again.
 _WELL_AFTER_S = 60.0
+# Whoever waits for a database to come back waits no longer than this on our account.
+_BACKOFF_MAX_S = 10.0
 
 
 @dataclass
@@ -75,6 +82,8 @@ class SourceRunner:
         self._stopping = threading.Event()
         self._query: IngestQuery | None = None
         self._trouble: dict[int, _Trouble] = {}
+        self._left_at: dict[int, str] = {}
+        self._mended = 0
         self._log = get_logger(source=name)
         self._thread = threading.Thread(target=self._run, name=f"source {name}", daemon=True)
 
@@ -96,7 +105,14 @@ class SourceRunner:
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            lease = acquire(self._d.leases, source_lease(self.name), self._d.holder, self._stopping, self._say_standby)
+            lease = acquire(
+                self._d.leases,
+                source_lease(self.name),
+                self._d.holder,
+                self._stopping,
+                self._say_standby,
+                self._say_unowned,
+            )
             if lease is None:
                 return
             held = HeldLease(self._d.leases, lease, self._end_query)
@@ -121,24 +137,49 @@ class SourceRunner:
         torn = set_aside_torn(self._folder, max((h.delta_version for h in heads.values()), default=-1))
         if torn:
             self._log.warning("commits that never reached the disk whole were set aside", versions=torn)
-        log = DeltaLog(self._folder)
-        taker = Taker(
+
+        def make_taker(log: DeltaLog, reader: LogReader) -> Taker:
+            return Taker(
+                self.name,
+                held.lease.epoch,
+                self._source,
+                log,
+                reader,
+                self._d.heads,
+                self._d.checkpoints,
+                on_unconfirmed=lambda error: self._log.info("source not confirmed yet", error=error),
+                on_controls=RequestDesk(self._d, self.name, reader, held.lease.epoch, self._metrics),
+            )
+
+        mending = Mending(
+            self._d,
+            self._spark,
             self.name,
+            make_taker,
+            self._on_taken,
+            self._on_mended,
+            self._board,
+            self._metrics,
             held.lease.epoch,
-            self._source,
-            log,
-            LogReader(self._folder),
-            self._d.heads,
-            self._d.checkpoints,
-            on_unconfirmed=lambda error: self._log.info("source not confirmed yet", error=error),
         )
+        watching = Watching(self._source, self.name, self._metrics)
+        mending.start()
+        watching.start()
+        try:
+            self._read_on(held, make_taker(DeltaLog(self._folder), LogReader(self._folder)), mending)
+        finally:
+            watching.stop()
+            mending.stop()
+
+    def _read_on(self, held: HeldLease, taker: Taker, mending: Mending) -> None:
         while not self._stopping.is_set() and not held.lost.is_set():
-            active, wait_s = self._ready_partitions()
+            mended = self._mended
+            active, wait_s = self._ready_partitions(mending.partitions())
             if not active:
                 self._stopping.wait(min(wait_s, 1.0))
                 continue
             began = time.monotonic()
-            failed = self._read(taker, active)
+            failed = self._read(taker, active, mended)
             if time.monotonic() - began > _WELL_AFTER_S:
                 self._trouble.clear()
             if any(action_for(e) is Action.STEP_DOWN for e in failed.values()):
@@ -147,7 +188,19 @@ class SourceRunner:
             if failed and not self._still_ours(held):
                 return  # whatever it was, a stale owner saw it: nobody is to blame
             for partition, error in failed.items():
-                self._note_failure(active if partition == WHOLE_SOURCE else [partition], error)
+                for each in active if partition == WHOLE_SOURCE else [partition]:
+                    said = mending.found(each, error, self._left_at.get(each, ""))
+                    if said is not None:
+                        self._note_failure([each], said)
+
+    def _on_mended(self, partition: int, error: EvermarkError | None) -> None:
+        """Reading begins again with the partition in it; or it has to wait for a person."""
+        if error is not None:
+            self._note_failure([partition], error)
+            return
+        self._trouble.pop(partition, None)
+        self._mended += 1
+        self._end_query()
 
     def _still_ours(self, held: HeldLease) -> bool:
         try:
@@ -159,24 +212,26 @@ class SourceRunner:
             pass  # state cannot be asked just now; the failure stands
         return True
 
-    def _read(self, taker: Taker, active: list[int]) -> dict[int, EvermarkError]:
+    def _read(self, taker: Taker, active: list[int], mended: int) -> dict[int, EvermarkError]:
         try:
+            require_room(self._folder)  # a query that starts looks healthy until its first batch
             resumes = {p: taker.begin(p) for p in active}
             starts = {p: r.position for p, r in resumes.items() if r.position is not None}
-            self._source.check(starts)
+            self._left_at = starts
+            self._source.check(starts, newest(self._folder, active, self._d.recoveries.past(self.name)))
         except EvermarkError as error:
-            return {WHOLE_SOURCE: error}
+            return {error.partition if error.partition is not None else WHOLE_SOURCE: error}
         repeats = {p: r.repeats_to for p, r in resumes.items()}
         plan = IngestPlan(self.name, self._source, str(self._folder), starts, repeats, self._limit)
         self._query = IngestQuery(
             self._spark, plan, taker, self._scratch, self._on_taken, on_gathered=self._on_gathered
         )
         for partition in active:
-            self._board.put(self.name, partition, PartitionReport(PartitionHealth.HEALTHY))
+            self._board.put(self.name, partition, PartitionHealth.HEALTHY)
             self._metrics.partition_up.labels(self.name, partition).set(1)
         self._log.info("reading", partitions=active)
         try:
-            if self._stopping.is_set():
+            if self._stopping.is_set() or self._mended != mended:  # a partition has come back meanwhile
                 return {}
             return self._query.run()
         except EvermarkError as error:
@@ -184,13 +239,13 @@ class SourceRunner:
         finally:
             self._query = None
 
-    def _ready_partitions(self) -> tuple[list[int], float]:
+    def _ready_partitions(self, mended: set[int]) -> tuple[list[int], float]:
         now = time.monotonic()
         waits: list[float] = []
         ready: list[int] = []
         for partition in self._source.partitions():
             trouble = self._trouble.get(partition, _Trouble())
-            if trouble.stopped:
+            if trouble.stopped or partition in mended:
                 continue
             (ready.append(partition) if trouble.not_before <= now else waits.append(trouble.not_before - now))
         return ready, min(waits, default=1.0)
@@ -204,7 +259,7 @@ class SourceRunner:
             # What nobody thought of is tried a few times: a worker that was killed looks like that, too.
             unknown = type(error) is EvermarkError and trouble.attempts <= 5
             if action_for(error) is Action.RETRY or unknown:
-                delay = backoff_s(trouble.attempts - 1) * random.uniform(0.8, 1.2)
+                delay = backoff_s(trouble.attempts - 1, max_s=_BACKOFF_MAX_S) * random.uniform(0.8, 1.2)
                 trouble.not_before = time.monotonic() + delay
                 self._log.warning("partition failed", partition=partition, error=error, again_in_s=round(delay, 1))
                 state = PartitionHealth.STALE
@@ -212,7 +267,7 @@ class SourceRunner:
                 trouble.stopped = True
                 self._log.error("partition stopped", partition=partition, error=error)
                 state = PartitionHealth.FAILED
-            self._board.put(self.name, partition, PartitionReport(state, reason=error.message, hint=error.hint))
+            self._board.put(self.name, partition, state, error.message, error.hint)
 
     def _whole_source_failed(self, error: EvermarkError) -> None:
         if action_for(error) is Action.STEP_DOWN:
@@ -221,9 +276,13 @@ class SourceRunner:
         self._note_failure(list(self._source.partitions()), error)
         self._stopping.wait(1.0)
 
+    def _say_unowned(self, error: EvermarkError) -> None:
+        for partition in self._source.partitions():
+            self._board.put(self.name, partition, PartitionHealth.STALE, error.message, error.hint)
+
     def _say_standby(self) -> None:
         self._log.info("standing by: another instance owns this source")
-        self._board.put(self.name, 0, PartitionReport(PartitionHealth.STANDBY))
+        self._board.put(self.name, 0, PartitionHealth.STANDBY)
 
     def _on_gathered(self, gathered: Gathered) -> None:
         for taken in gathered.taken:

@@ -56,18 +56,29 @@ class HeldLease:
 
 
 def acquire(
-    store: LeaseStore, name: str, holder: Holder, stopping: threading.Event, on_standby: Callable[[], None]
+    store: LeaseStore,
+    name: str,
+    holder: Holder,
+    stopping: threading.Event,
+    on_standby: Callable[[], None],
+    on_error: Callable[[EvermarkError], None] = lambda _: None,
 ) -> Lease | None:
-    """Wait for the lease; None when told to stop first."""
+    """Wait for the lease; None when told to stop first. A store that cannot be asked is no other owner."""
     told = False
+    said = ""
     while not stopping.is_set():
         try:
             lease = store.acquire(name, holder, TTL_S)
         except EvermarkError as error:
-            get_logger(lease=name).warning("lease not acquired", error=error)
-            lease = None
+            if error.message != said:
+                get_logger(lease=name).warning("lease not acquired", error=error)
+            told, said = False, error.message
+            on_error(error)
+            stopping.wait(_STANDBY_POLL_S)
+            continue
         if lease is not None:
             return lease
+        said = ""
         if not told:
             told = True
             on_standby()

@@ -7,17 +7,19 @@ import shutil
 import signal
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
 from evermark.app.build import Deployment, open_deployment
 from evermark.app.delivering import DeliveryRunner
 from evermark.app.ingesting import SourceRunner
+from evermark.app.keeping import StateKeeper
 from evermark.app.scratch import ScratchKeeper, scratch_folder
 from evermark.config import Config, load
 from evermark.delivery.sinks.webhook import WebhookSink
 from evermark.embedded.java import ensure_java
-from evermark.errors import ConfigError
+from evermark.errors import ConfigError, EvermarkError, GapError, NotFoundError, of_kind
 from evermark.observe.health import Board
 from evermark.observe.logging import get_logger
 from evermark.observe.metrics import Metrics
@@ -69,7 +71,12 @@ class Pipeline:
                 for warning in deployment.warnings:
                     self._log.warning(warning)
                 self._check_sources(deployment)
-                self._run_with_spark(deployment)
+                keeper = StateKeeper(deployment.embedded) if deployment.embedded is not None else None
+                try:
+                    self._run_with_spark(deployment)
+                finally:
+                    if keeper is not None:
+                        keeper.stop()
             finally:
                 deployment.close()
         finally:
@@ -77,8 +84,14 @@ class Pipeline:
 
     def _check_sources(self, deployment: Deployment) -> None:
         """Before the slow part: what cannot work is said at once, and ends the process."""
-        for source in deployment.sources.values():
-            source.check({})
+        for name, source in deployment.sources.items():
+            try:
+                source.check(_checkpointed(deployment, name, source))
+            except GapError as error:
+                # What can be mended is, and what a person must decide is shown: neither needs a restart.
+                self._log.error("the source is not as we left it", source=name, error=error)
+            except EvermarkError as error:
+                raise of_kind(error.kind, f"sources.{name}: {error.message}", error.hint) from error
 
     def _run_with_spark(self, deployment: Deployment) -> None:
         os.environ["JAVA_HOME"] = str(ensure_java(self.config.data / "java"))
@@ -151,3 +164,11 @@ class Pipeline:
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         self.stop()
+
+
+def _checkpointed(deployment: Deployment, name: str, source: Source) -> dict[int, str]:
+    found: dict[int, str] = {}
+    for partition in source.partitions():
+        with suppress(NotFoundError):
+            found[partition] = deployment.checkpoints.load(name, partition).position
+    return found

@@ -19,7 +19,15 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Report as JSON, for pr
 YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 EXIT_FAILED = 1
+EXIT_WRONG = 3  # it worked, and found something wrong
 EXIT_INTERRUPTED = 130
+_OS_HINTS = {
+    errno.ENOSPC: "free some space, then try again; nothing was lost",
+    errno.EDQUOT: "free some space or raise the quota, then try again; nothing was lost",
+    errno.EACCES: "run it as a user who may, or change the owner or mode of that path",
+    errno.EROFS: "the disk is mounted read-only: choose another folder, or mount it for writing",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+}
 _PIPE_WIDTH = 100_000  # nobody's terminal: a row stays one line
 
 
@@ -44,7 +52,8 @@ def said_clearly() -> Iterator[None]:
         if error.errno == errno.EPIPE or error.errno is None:
             raise
         where = f" ({error.filename})" if error.filename else ""
-        show_error(EvermarkError(f"{(error.strerror or type(error).__name__).lower()}{where}"))
+        text = f"{(error.strerror or type(error).__name__).lower()}{where}"
+        show_error(EvermarkError(text, hint=_OS_HINTS.get(error.errno, "")))
         raise typer.Exit(EXIT_FAILED) from None
 
 

@@ -175,6 +175,7 @@ def _summary(row: ParkedRow) -> dict[str, Any]:
         "subscription": row.subscription,
         "state": _state(row).value,
         "event_id": event.event_id,
+        "replay": event.replay_id or None,
         "source": event.place.source,
         "partition": event.place.partition,
         "batch": event.batch,

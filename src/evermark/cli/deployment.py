@@ -87,7 +87,7 @@ def held_sources(deployment: Deployment, names: Iterable[str]) -> Iterator[Mappi
             lease = deployment.leases.acquire(source_lease(name), deployment.holder, TTL_S)
             if lease is None:
                 raise BusyError(
-                    f"source {name} is being read by {_who(deployment, source_lease(name))}",
+                    f"source {name} is being read by {owner_of(deployment, source_lease(name))}",
                     hint="stop that `evermark up` first; this is safe only while nobody reads the source",
                 )
             stack.callback(HeldLease(deployment.leases, lease, lambda: None).close)
@@ -96,20 +96,26 @@ def held_sources(deployment: Deployment, names: Iterable[str]) -> Iterator[Mappi
 
 
 def as_deliverer(deployment: Deployment, step: Callable[[int], T]) -> T:
-    """Do one transaction of a person's on the delivery state, with the epoch that holds it.
+    """One transaction of a person's on the delivery state."""
+    from evermark.cluster.fence import DELIVER_LEASE
 
-    While an instance delivers, that is the instance's: it sees the change at its next look, and a person need not
+    return as_holder(deployment, DELIVER_LEASE, step)
+
+
+def as_holder(deployment: Deployment, name: str, step: Callable[[int], T]) -> T:
+    """Do one transaction of a person's on what a lease guards, with the epoch that holds it.
+
+    While an instance has it, that is the instance's: it sees the change at its next look, and a person need not
     stop it. While nobody does, it is our own.
     """
     from evermark.app.leasing import TTL_S
-    from evermark.cluster.fence import DELIVER_LEASE
 
     for attempt in range(_TRIES):
-        lease = deployment.leases.acquire(DELIVER_LEASE, deployment.holder, TTL_S)
+        lease = deployment.leases.acquire(name, deployment.holder, TTL_S)
         try:
             if lease is not None:
                 return step(lease.epoch)
-            owner = lease_rows(deployment).get(DELIVER_LEASE)
+            owner = lease_rows(deployment).get(name)
             if owner is not None:
                 return step(owner.epoch)
         except StaleError:  # the owner changed just now
@@ -118,7 +124,7 @@ def as_deliverer(deployment: Deployment, step: Callable[[int], T]) -> T:
         finally:
             if lease is not None:
                 deployment.leases.release(lease)
-    raise BusyError("delivery changes hands just now", hint="try again in a moment")
+    raise BusyError(f"lease {name} changes hands just now", hint="try again in a moment")
 
 
 def lease_rows(deployment: Deployment) -> dict[str, LeaseRow]:
@@ -127,7 +133,8 @@ def lease_rows(deployment: Deployment) -> dict[str, LeaseRow]:
     return read(deployment.state)
 
 
-def _who(deployment: Deployment, lease: str) -> str:
+def owner_of(deployment: Deployment, lease: str) -> str:
+    """Who holds a lease, for a sentence."""
     row = lease_rows(deployment).get(lease)
     if row is None or row.holder is None:
         return "another instance"

@@ -112,7 +112,8 @@ def _care_for(deployment: Deployment, name: str, retention: timedelta | None) ->
     from evermark.log.care import Care
 
     passed = least_cursors(deployment.delivery.group(), deployment.delivery.cursors_outside(), name)
-    return Care(deployment.log_folder(name), retention).run(passed)
+    kept = name in deployment.replays.open_sources()  # a replay may still need all of it
+    return Care(deployment.log_folder(name), retention).run({} if kept else passed)
 
 
 def _summary(folder: Path) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,6 +16,7 @@ from evermark.cli.deployment import (
     opened,
     quiet_logging,
 )
+from evermark.cli.recover import recover
 from evermark.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -80,21 +80,56 @@ def install(
 
 
 @app.command()
-def uninstall(name: NameArgument = None, config: ConfigOption = DEFAULT_CONFIG, yes: YesOption = False) -> None:
+def uninstall(
+    name: NameArgument = None,
+    config: ConfigOption = DEFAULT_CONFIG,
+    table: Annotated[
+        list[str] | None,
+        typer.Option("--table", "-t", help="Only stop capturing this table: schema.table. Repeatable."),
+    ] = None,
+    yes: YesOption = False,
+) -> None:
     """Remove what install made: slot and publication; triggers and outbox, when no other deployment reads them."""
     found = config_at(config)
     quiet_logging()
     chosen, settings = _postgres(found, name)
+    from evermark.app.looking import may_have_state
     from evermark.sources.postgres import install as steps
 
     place = _place(settings)
+    if table:
+        names = [_table(text) for text in table]
+        for line in steps.unwatch(place, names):
+            say(f"{chosen}: {line}")
+        for left in sorted({each.name for each in settings.tables} & set(names)):
+            say(f"{chosen}: {left} stands in the file: take it out, or the next `source install` captures it again")
+        return
     confirm(f"Remove slot {place.slot} of {chosen}? Events that were not taken yet will not be.", yes=yes)
-    if _has_state(found):
+    if may_have_state(found):
         with opened(config) as deployment, held_sources(deployment, [chosen]):
             steps.uninstall(place)
     else:
         steps.uninstall(place)
     say(f"{chosen}: slot {place.slot} and publication {place.publication} are gone")
+
+
+@app.command()
+def maintain(name: NameArgument = None, config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
+    """Make the outbox's partitions for the days ahead, and drop those past `events_retention` that all have read.
+
+    `evermark up` does it every hour. What waits is being written to, or not confirmed by every reader yet.
+    """
+    found = config_at(config)
+    quiet_logging()
+    chosen, settings = _postgres(found, name)
+    from evermark.sources.postgres import install as steps
+
+    created, dropped, waiting = steps.maintain(_place(settings))
+    row = {"source": chosen, "created": created, "dropped": dropped, "waiting": waiting}
+    show([row], tuple(row), as_json=as_json)
+
+
+app.command()(recover)
 
 
 def _postgres(config: Config, name: str | None) -> tuple[str, PostgresSettings]:
@@ -111,32 +146,28 @@ def _postgres(config: Config, name: str | None) -> tuple[str, PostgresSettings]:
 
 def _tables(settings: PostgresSettings, more: list[str]) -> list[TableChoice]:
     """The file's tables, with what it says about their columns, and those of the command line."""
-    from pydantic import ValidationError
-
     from evermark.sources.postgres.place import TableChoice
-    from evermark.sources.postgres.settings import TableSettings
 
     tables = {table.name: TableChoice(table.name, table.exclude, table.hash) for table in settings.tables}
-    for text in more:
-        try:
-            given = TableSettings(name=text)
-        except ValidationError:
-            raise typer.BadParameter("expected a table such as public.orders", param_hint="--table") from None
-        tables.setdefault(given.name, TableChoice(given.name))
+    for name in map(_table, more):
+        tables.setdefault(name, TableChoice(name))
     return list(tables.values())
+
+
+def _table(text: str) -> str:
+    """A table's whole name."""
+    from pydantic import ValidationError
+
+    from evermark.sources.postgres.settings import TableSettings
+
+    try:
+        return TableSettings(name=text).name
+    except ValidationError:
+        raise typer.BadParameter("expected a table such as public.orders", param_hint="--table") from None
 
 
 def _place(settings: PostgresSettings) -> PostgresPlace:
     """Unsealed, for this process alone: printing SQL must not make a key first."""
-    from evermark.sources.postgres.place import PlainDsn, PostgresPlace
+    from evermark.sources.postgres.place import PlainDsn, place_of
 
-    if settings.slot is None or settings.publication is None:
-        raise ConfigError(
-            "the source has no names for slot and publication", hint="this is unexpected: please report it"
-        )
-    return PostgresPlace(PlainDsn(settings.open_dsn()), settings.slot, settings.publication, settings.schema_name)
-
-
-def _has_state(config: Config) -> bool:
-    """Whether anything was ever started here: without it there is nobody to ask for a lease, and none to be made."""
-    return config.state.dsn is not None or Path(config.data / "state").exists()
+    return place_of(settings, PlainDsn(settings.open_dsn()))

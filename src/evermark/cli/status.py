@@ -6,6 +6,7 @@ from typing import Any
 
 from evermark.cli.console import JsonOption, say, show, show_json
 from evermark.cli.deployment import DEFAULT_CONFIG, ConfigOption, lease_rows, opened
+from evermark.cli.replay import summary
 from evermark.cli.standing import health, partition_rows, subscription_rows
 
 
@@ -27,6 +28,7 @@ def status(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -
                 "epoch": deliver.epoch if deliver else None,
             },
             "subscriptions": subscription_rows(deployment),
+            "replays": [summary(replay) for replay in deployment.replays.open()],
             "dropped": deployment.delivery.counted("dropped"),
             "expired": deployment.delivery.counted("expired"),
         }
@@ -53,6 +55,10 @@ def _show(document: dict[str, Any]) -> None:
         ["subscription", "state", "lag_batches", "waiting", "dead", "next_attempt_at", "reason"],
         empty="there is no subscription",
     )
+    if document["replays"]:
+        say("")
+        columns = ["id", "state", "source", "streams", "since", "until", "percent", "delivered", "parked"]
+        show(document["replays"], columns)
     for what in ("dropped", "expired"):
         for name, count in sorted(document[what].items()):
             say(f"{name}: {count} {what}")

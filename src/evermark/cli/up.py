@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import faulthandler
+import signal
+import sys
 from typing import Annotated
 
 import typer
@@ -18,8 +21,11 @@ def up(
 ) -> None:
     """Run the deployment until told to stop.
 
-    SIGTERM or Ctrl-C stops it in order; a second one does not wait for what is under way.
+    SIGTERM or Ctrl-C stops it in order; a second one does not wait for what is under way. SIGUSR1 writes to stderr
+    where every thread stands.
     """
+    if hasattr(faulthandler, "register") and sys.__stderr__ is not None:  # not everywhere
+        faulthandler.register(signal.SIGUSR1, file=sys.__stderr__, all_threads=True)
     from evermark.observe.logging import set_up_logging
 
     set_up_logging(json=log_json)

@@ -111,6 +111,7 @@ class ParkedEvent:
     reason: str
     status: int | None = None
     retry_after_s: float | None = None
+    replay_id: str = ""  # of the replay it was sent by; empty: the event's own delivery
 
 
 class Fate(StrEnum):
@@ -172,6 +173,9 @@ class DeliveryStore(Protocol):
 
     def suspend(self, subscription: str, reason: str, epoch: int) -> None:
         """A person pauses it: it leaves the group where the group stands, and is not tried until `resume`."""
+
+    def disable(self, subscription: str, reason: str, epoch: int, *, generation: int | None = None) -> None:
+        """Its receiver says it is gone: out of the group where the group stands. Harmless for one made anew since."""
 
     def resume(self, subscription: str, epoch: int) -> None:
         """Back to `behind` from `suspended` or `disabled`, with a clean record. Harmless for any other."""
@@ -243,7 +247,8 @@ class DeliveryStore(Protocol):
 
         Invisible to others until the lease ends, or until the epoch that claimed them is old. A subscription that
         is suspended because it has too much parked is served here: only this gets it out. With `ordered`, a row
-        waits until no earlier one of its key is parked, dead ones included.
+        waits until no earlier one of its key and its replay is parked, dead ones included. Rows of replays come
+        after all others.
         """
 
     def delivered(self, ids: Sequence[int], epoch: int) -> None:
@@ -270,8 +275,11 @@ class DeliveryStore(Protocol):
     def parked(self, subscription: str | None = None, *, after_id: int = 0, limit: int = 100) -> list[ParkedRow]:
         """Parked rows by id, waiting and dead, page by page; at most `CLAIM_MAX`."""
 
-    def held_keys(self) -> dict[str, frozenset[tuple[Place, str]]]:
-        """Per ordered subscription: keys with something parked. Their next events are parked behind it."""
+    def held_keys(self, replay_id: str = "") -> dict[str, frozenset[tuple[Place, str]]]:
+        """Per ordered subscription: keys with something parked. Their next events are parked behind it.
+
+        A replay holds back only its own: neither does it wait for the live deliveries of a key, nor they for it.
+        """
 
     def release(self, ids: Sequence[int], now: datetime, epoch: int) -> int:
         """A person wants these tried again now, dead or not. Returns how many there were."""

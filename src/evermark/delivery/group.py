@@ -162,13 +162,7 @@ def after_outcome(standing: Standing, outcome: Outcome, parked_now: int, now: da
     if outcome.fate is Fate.DONE:
         return _after_done(standing, outcome, parked_now, now, jitter)
     if outcome.fate is Fate.GONE:
-        gone = replace(
-            standing,
-            state=SubscriptionState.DISABLED,
-            reason=reason or "the receiver says it is gone",
-            next_attempt_at=None,
-        )
-        return Step(gone, passes=False)
+        return Step(disabled(standing, reason), passes=False)
     if untouchable:
         return Step(standing, passes=False)
     if outcome.fate is Fate.ENDPOINT_FAILED:
@@ -235,6 +229,15 @@ def paused(standing: Standing, reason: str) -> Standing:
         standing,
         state=SubscriptionState.SUSPENDED,
         reason=shortened(reason) or "paused by a person",
+        next_attempt_at=None,
+    )
+
+
+def disabled(standing: Standing, reason: str) -> Standing:
+    return replace(
+        standing,
+        state=SubscriptionState.DISABLED,
+        reason=shortened(reason) or "the receiver says it is gone",
         next_attempt_at=None,
     )
 

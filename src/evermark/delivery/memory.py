@@ -87,11 +87,13 @@ class MemoryDelivery:
     def suspend(self, subscription: str, reason: str, epoch: int) -> None:
         with self._fenced(epoch):
             standing = self._standing(subscription)
-            self._set_standing(decide.paused(standing, reason))
-            if standing.is_member:
-                self._cursors[subscription] = dict(self._group.cursors)
-                members = self._group.members - {subscription}
-                self._group = replace(self._group, version=self._group.version + 1, members=members)
+            self._take_out(standing, decide.paused(standing, reason))
+
+    def disable(self, subscription: str, reason: str, epoch: int, *, generation: int | None = None) -> None:
+        with self._fenced(epoch):
+            known = self._known.get(subscription)
+            if known is not None and generation in (None, known[1].generation):
+                self._take_out(known[1], decide.disabled(known[1], reason))
 
     def resume(self, subscription: str, epoch: int) -> None:
         with self._fenced(epoch):
@@ -130,7 +132,7 @@ class MemoryDelivery:
         work = Work(place, begun_at, done_to, members, version)
         with self._fenced(epoch):
             standings = {name: self._standing(name) for name in self._group.members}
-            counts = Counter(row.subscription for row in self._rows.values())
+            counts = Counter(row.subscription for row in self._rows.values() if not row.event.replay_id)
             settled = decide.settle(self._group, work, outcomes, standings, counts, now, self._jitter)
             for standing in settled.stayed:
                 self._set_standing(standing)
@@ -160,7 +162,9 @@ class MemoryDelivery:
             standing = decide.require_outside(subscription, known[1] if known else None, generation)
             cursors = self._cursors.get(subscription, {})
             decide.require_cursor(repr(subscription), place, cursors.get(place), begun_at, done_to)
-            parked_now = sum(row.subscription == subscription for row in self._rows.values())
+            parked_now = sum(
+                row.subscription == subscription and not row.event.replay_id for row in self._rows.values()
+            )
             step = decide.after_outcome(standing, outcome, parked_now, now, self._jitter)
             self._set_standing(step.standing)
             if step.passes:
@@ -185,7 +189,7 @@ class MemoryDelivery:
     def claim(self, now: datetime, limit: int, lease_s: float, epoch: int) -> list[Parked]:
         with self._fenced(epoch):
             due = sorted(
-                (row.next_attempt_at, row.id)
+                (bool(row.event.replay_id), row.next_attempt_at, row.id)
                 for row in self._rows.values()
                 if row.next_attempt_at is not None
                 and row.next_attempt_at <= now
@@ -195,7 +199,7 @@ class MemoryDelivery:
             )[: max(0, min(limit, CLAIM_MAX))]
             until = now + timedelta(seconds=lease_s)
             claimed = []
-            for row_id in sorted(row_id for _, row_id in due):
+            for row_id in sorted(row_id for _, _, row_id in due):
                 row = replace(self._rows[row_id], claimed_until=until, claim_epoch=epoch)
                 self._rows[row_id] = row
                 event = replace(row.event, retry_after_s=None)
@@ -246,12 +250,14 @@ class MemoryDelivery:
             for r in rows[: max(0, min(limit, CLAIM_MAX))]
         ]
 
-    def held_keys(self) -> dict[str, frozenset[tuple[Place, str]]]:
+    def held_keys(self, replay_id: str = "") -> dict[str, frozenset[tuple[Place, str]]]:
         held: dict[str, set[tuple[Place, str]]] = defaultdict(set)
         with self._lock:
             for row in self._rows.values():
-                if row.event.key is not None and self._known[row.subscription][0].ordered:
-                    held[row.subscription].add((row.event.place, row.event.key))
+                event = row.event
+                ordered = self._known[row.subscription][0].ordered
+                if ordered and event.key is not None and event.replay_id == replay_id:
+                    held[row.subscription].add((event.place, event.key))
         return {name: frozenset(keys) for name, keys in held.items()}
 
     def release(self, ids: Sequence[int], now: datetime, epoch: int) -> int:
@@ -296,13 +302,22 @@ class MemoryDelivery:
             )
         return self._known[name][1]
 
+    def _take_out(self, before: Standing, after: Standing) -> None:
+        self._set_standing(after)
+        if before.is_member:
+            self._cursors[before.name] = dict(self._group.cursors)
+            members = self._group.members - {before.name}
+            self._group = replace(self._group, version=self._group.version + 1, members=members)
+
     def _set_standing(self, standing: Standing) -> None:
         self._known[standing.name] = (self._known[standing.name][0], standing)
 
     def _park(self, subscription: str, events: Sequence[ParkedEvent], now: datetime) -> None:
-        known = {row.event.event_id for row in self._rows.values() if row.subscription == subscription}
+        known = {
+            (row.event.event_id, row.event.replay_id) for row in self._rows.values() if row.subscription == subscription
+        }
         for event in events:
-            if event.event_id in known:
+            if (event.event_id, event.replay_id) in known:
                 continue
             self._id += 1
             self._rows[self._id] = _Row(
@@ -313,13 +328,14 @@ class MemoryDelivery:
                 next_attempt_at=decide.first_attempt_at(event, now, self._jitter()),
                 created_at=now,
             )
-            known.add(event.event_id)
+            known.add((event.event_id, event.replay_id))
 
     def _is_held(self, row: _Row) -> bool:
         if row.event.key is None or not self._known[row.subscription][0].ordered:
             return False
-        mine = (row.subscription, row.event.place, row.event.key)
+        mine = (row.subscription, row.event.replay_id, row.event.place, row.event.key)
         return any(
-            other.id < row.id and (other.subscription, other.event.place, other.event.key) == mine
+            other.id < row.id
+            and (other.subscription, other.event.replay_id, other.event.place, other.event.key) == mine
             for other in self._rows.values()
         )

@@ -24,7 +24,7 @@ class PostgresParkedRows:
         self._lease = lease
 
     def claim(self, now: datetime, limit: int, lease_s: float, epoch: int) -> list[Parked]:
-        given = {
+        given: dict[str, Any] = {
             "lease": self._lease,
             "now": now,
             "epoch": epoch,
@@ -36,7 +36,10 @@ class PostgresParkedRows:
                 return []
             with conn.transaction():
                 fence(conn, self._lease, epoch)
-                rows = conn.execute(queries.CLAIM, given).fetchall()
+                rows = conn.execute(queries.CLAIM, given | {"of_replays": False}).fetchall()
+                left = given["limit"] - len(rows)
+                if left > 0:
+                    rows += conn.execute(queries.CLAIM, given | {"of_replays": True, "limit": left}).fetchall()
         claimed = []
         for row_id, claimed_until, *rest in sorted(rows):
             subscription, event, attempts = _parked(rest)
@@ -80,10 +83,10 @@ class PostgresParkedRows:
             found.append(ParkedRow(row_id, name, event, attempts, next_attempt_at, created_at))
         return found
 
-    def held_keys(self) -> dict[str, frozenset[tuple[Place, str]]]:
+    def held_keys(self, replay_id: str = "") -> dict[str, frozenset[tuple[Place, str]]]:
         held: dict[str, set[tuple[Place, str]]] = defaultdict(set)
         with self._state.connection() as conn:
-            for subscription, source, partition, key in conn.execute(queries.HELD_KEYS):
+            for subscription, source, partition, key in conn.execute(queries.HELD_KEYS, (replay_id,)):
                 held[subscription].add((Place(source, partition), key))
         return {subscription: frozenset(keys) for subscription, keys in held.items()}
 
@@ -110,27 +113,30 @@ class PostgresParkedRows:
     def counted(self, name: str) -> dict[str, int]:
         return counters.read(self._state, name)
 
-    def _park(self, conn: Connection, parked: Mapping[str, Sequence[ParkedEvent]], now: datetime) -> None:
-        rows = [
-            (
-                name,
-                storable(event.event_id),
-                event.place.source,
-                event.place.partition,
-                event.batch,
-                event.position,
-                None if event.key is None else storable(event.key),
-                storable(event.event),
-                storable(shortened(event.reason)),
-                event.status,
-                attempts_made(event),
-                first_attempt_at(event, now, self._jitter()),
-            )
-            for name in sorted(parked)
-            for event in parked[name]
-        ]
-        if rows:
-            conn.execute(queries.PARK, (now, *map(list, zip(*rows, strict=True))))
+
+def park(conn: Connection, parked: Mapping[str, Sequence[ParkedEvent]], now: datetime, jitter: Jitter) -> None:
+    """Set deliveries aside, per subscription, inside the caller's transaction."""
+    rows = [
+        (
+            name,
+            storable(event.event_id),
+            event.replay_id,
+            event.place.source,
+            event.place.partition,
+            event.batch,
+            event.position,
+            None if event.key is None else storable(event.key),
+            storable(event.event),
+            storable(shortened(event.reason)),
+            event.status,
+            attempts_made(event),
+            first_attempt_at(event, now, jitter()),
+        )
+        for name in sorted(parked)
+        for event in parked[name]
+    ]
+    if rows:
+        conn.execute(queries.PARK, (now, *map(list, zip(*rows, strict=True))))
 
 
 def storable(text: str) -> str:
@@ -139,7 +145,7 @@ def storable(text: str) -> str:
 
 
 def _parked(row: Sequence[Any]) -> tuple[str, ParkedEvent, int]:
-    subscription, event_id, source, partition, batch, position, key, event, reason, status, attempts = row
+    subscription, event_id, replay_id, source, partition, batch, position, key, event, reason, status, attempts = row
     parked = ParkedEvent(
         event_id=event_id,
         place=Place(source, partition),
@@ -149,5 +155,6 @@ def _parked(row: Sequence[Any]) -> tuple[str, ParkedEvent, int]:
         event=event,
         reason=reason,
         status=status,
+        replay_id=replay_id,
     )
     return subscription, parked, attempts

@@ -68,24 +68,26 @@ SET_SPEC = "update subscriptions set spec = %s::jsonb where name = %s and spec <
 ADD_SUBSCRIPTION = "insert into subscriptions (name, made_by, spec, state, joined_version) values (%s, %s, %s, %s, %s)"
 REMOVE_SUBSCRIPTIONS = "delete from subscriptions where name = any(%s)"
 
+# What replays parked has a limit of its own, so that a replay never uses up the room of first deliveries.
 PARKED_BY = """
-select subscription, count(*) from enqueued_messages where subscription = any(%s) group by subscription
+select subscription, count(*) from enqueued_messages
+where subscription = any(%s) and replay_id = '' group by subscription
 """
 PARK = """
-insert into enqueued_messages (subscription, event_id, source, partition, batch, position, key, event, reason,
-                               last_status, attempts, next_attempt_at, created_at)
-select g.subscription, g.event_id, g.source, g.partition, g.batch, g.position, g.key, g.event, g.reason,
+insert into enqueued_messages (subscription, event_id, replay_id, source, partition, batch, position, key, event,
+                               reason, last_status, attempts, next_attempt_at, created_at)
+select g.subscription, g.event_id, g.replay_id, g.source, g.partition, g.batch, g.position, g.key, g.event, g.reason,
        g.last_status, g.attempts, g.next_attempt_at, %s
-from unnest(%s::text[], %s::text[], %s::text[], %s::integer[], %s::bigint[], %s::text[], %s::text[], %s::text[],
-            %s::text[], %s::integer[], %s::integer[], %s::timestamptz[]) with ordinality
-    as g (subscription, event_id, source, partition, batch, position, key, event, reason,
+from unnest(%s::text[], %s::text[], %s::text[], %s::text[], %s::integer[], %s::bigint[], %s::text[], %s::text[],
+            %s::text[], %s::text[], %s::integer[], %s::integer[], %s::timestamptz[]) with ordinality
+    as g (subscription, event_id, replay_id, source, partition, batch, position, key, event, reason,
           last_status, attempts, next_attempt_at, nth)
 order by g.nth
-on conflict (subscription, event_id) do nothing
+on conflict (subscription, event_id, replay_id) do nothing
 """
 
-_PARKED = """m.subscription, m.event_id, m.source, m.partition, m.batch, m.position, m.key, m.event, m.reason,
-          m.last_status, m.attempts"""
+_PARKED = """m.subscription, m.event_id, m.replay_id, m.source, m.partition, m.batch, m.position, m.key, m.event,
+          m.reason, m.last_status, m.attempts"""
 
 # Looks without a lock, because taking one costs a flush of the WAL even when nothing is due.
 IS_ANY_DUE = """
@@ -104,6 +106,7 @@ with due as (
     select m.id
     from enqueued_messages m join subscriptions s on s.name = m.subscription
     where m.next_attempt_at <= %(now)s
+      and (m.replay_id <> '') = %(of_replays)s
       and (m.claimed_until is null or m.claimed_until <= %(now)s or m.claim_epoch < %(epoch)s)
       and case s.state
             when 'suspended' then s.failures = 0 and s.next_attempt_at is not null
@@ -115,7 +118,7 @@ with due as (
             and exists (
                 select from enqueued_messages e
                 where e.subscription = m.subscription and e.source = m.source and e.partition = m.partition
-                  and e.key = m.key and e.id < m.id
+                  and e.key = m.key and e.replay_id = m.replay_id and e.id < m.id
             )
           )
     order by m.next_attempt_at, m.id
@@ -148,7 +151,7 @@ limit %(limit)s
 HELD_KEYS = """
 select distinct m.subscription, m.source, m.partition, m.key
 from enqueued_messages m join subscriptions s on s.name = m.subscription
-where m.key is not null and coalesce((s.spec ->> 'ordered')::boolean, false)
+where m.key is not null and m.replay_id = %s and coalesce((s.spec ->> 'ordered')::boolean, false)
 """
 RELEASE = """
 update enqueued_messages set next_attempt_at = %(now)s

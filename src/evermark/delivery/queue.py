@@ -38,7 +38,14 @@ class ParkedQueue:
         known = self.store.subscriptions()
         mine = [p for p in claimed if p.subscription in known]
         tries = [
-            Try(known[p.subscription].spec, p.event.event, p.attempt + 1, self.open_secret, historical=True)
+            Try(
+                known[p.subscription].spec,
+                p.event.event,
+                p.attempt + 1,
+                self.open_secret,
+                historical=True,
+                replay_id=p.event.replay_id or None,
+            )
             for p in mine
         ]
         answers = self.sink.attempt(tries, ATTEMPT_DEADLINE_S)

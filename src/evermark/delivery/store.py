@@ -24,7 +24,7 @@ from evermark.delivery.base import (
     SubscriptionState,
 )
 from evermark.delivery.group import Departure, Jitter, Standing, Work
-from evermark.delivery.parked_rows import PostgresParkedRows, storable
+from evermark.delivery.parked_rows import PostgresParkedRows, park, storable
 from evermark.errors import FormatError, NotFoundError
 from evermark.state import counters
 from evermark.state.connection import Connection, State
@@ -81,11 +81,15 @@ class PostgresDelivery(PostgresParkedRows):
         with self._state.transaction() as conn:
             group = self._lock_group(conn, epoch)
             standing = _lock_standing(conn, subscription)
-            after = decide.paused(standing, reason)
-            _set_standings(conn, [after])
-            if standing.is_member:
-                _set_cursors(conn, {subscription: group.cursors})
-                conn.execute(queries.SET_GROUP_VERSION, (group.version + 1,))
+            _take_out(conn, group, standing, decide.paused(standing, reason))
+
+    def disable(self, subscription: str, reason: str, epoch: int, *, generation: int | None = None) -> None:
+        with self._state.transaction() as conn:
+            group = self._lock_group(conn, epoch)
+            row = conn.execute(queries.STANDING_LOCKED, (subscription,)).fetchone()
+            standing = _standing(row) if row else None
+            if standing is not None and generation in (None, standing.generation):
+                _take_out(conn, group, standing, decide.disabled(standing, reason))
 
     def resume(self, subscription: str, epoch: int) -> None:
         with self._state.transaction() as conn:
@@ -137,7 +141,7 @@ class PostgresDelivery(PostgresParkedRows):
             _set_standings(conn, [*settled.stayed, *(d.standing for d in departed)])
             _set_cursors(conn, {d.standing.name: d.cursors for d in departed})
             conn.execute(queries.MOVE_CURSOR, (done_to, _GROUP, place.source, place.partition))
-            self._park(conn, settled.parked, now)
+            park(conn, settled.parked, now, self._jitter)
             counters.count(conn, "expired", settled.expired)
             self._set_version(conn, group, settled.group)
             return settled.group
@@ -167,7 +171,7 @@ class PostgresDelivery(PostgresParkedRows):
                 _set_standings(conn, [step.standing])
             if step.passes:
                 conn.execute(queries.MOVE_CURSOR, (done_to, *where))
-                self._park(conn, {subscription: step.parked}, now)
+                park(conn, {subscription: step.parked}, now, self._jitter)
                 counters.count(conn, "expired", {subscription: step.expired})
 
     def join(self, subscription: str, epoch: int) -> bool:
@@ -228,6 +232,14 @@ def _lock_standing(conn: Connection, subscription: str) -> Standing:
             hint="`evermark subscription list` shows those there are",
         )
     return _standing(row)
+
+
+def _take_out(conn: Connection, group: Group, before: Standing, after: Standing) -> None:
+    """One that is no longer live leaves the group where the group stands."""
+    _set_standings(conn, [after])
+    if before.is_member:
+        _set_cursors(conn, {before.name: group.cursors})
+        conn.execute(queries.SET_GROUP_VERSION, (group.version + 1,))
 
 
 def _set_standings(conn: Connection, standings: Sequence[Standing]) -> None:

@@ -44,4 +44,5 @@ def _taken(partition: int, rows: list[Mapping[str, Any]], epoch: int) -> Taken:
     files = [LogFile(**row["file"]) for row in rows if row.get("file")]
     append = Append(partition, first["batch"], epoch, first["start"], first["end"], tuple(files))
     duplicates = sum(int(row.get("duplicates", 0)) for row in rows)
-    return Taken(partition, first["batch"], first["start"], first["end"], append, duplicates)
+    controls = sum(int(row.get("controls", 0)) for row in rows)
+    return Taken(partition, first["batch"], first["start"], first["end"], append, duplicates, controls)

@@ -1,7 +1,7 @@
 """Taking a batch: the order of effects that makes "taken" mean "logged and durable".
 
-files → commit → fsync → log_head → checkpoint → confirm. A crash between any two leaves a state from which `begin`
-finds the way on. Nothing in here knows Spark, Delta or Postgres: the simulator runs this very code.
+files → commit → fsync → log_head → (control events) → checkpoint → confirm. A crash between any two leaves a state
+from which `begin` finds the way on. Nothing in here knows Spark, Delta or Postgres: the simulator runs this very code.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from evermark import failpoint
 from evermark.checkpoints.base import Checkpoint, CheckpointStore
 from evermark.errors import BusyError, NotFoundError, UnreachableError
 from evermark.ingest.resume import Resume, resume
-from evermark.log.base import Append, AppendLog
+from evermark.log.base import Append, AppendLog, Tail
 from evermark.log.head import Head, HeadStore
 from evermark.sources.base import Source
 
@@ -33,6 +33,17 @@ class Taken:
     end: str
     append: Append
     duplicates: int = 0
+    controls: int | None = None  # how many control events are among them; None: nobody counted
+
+
+def controls_seen_to(tail: Tail, head: Head | None, checkpoint: Checkpoint | None) -> int:
+    """Up to which batch control events were seen to: all before the checkpoint, and all before the head's own batch.
+
+    When neither is known State was lost, not a batch: what was asked for before that is not done once more.
+    """
+    if checkpoint is not None:
+        return checkpoint.batch
+    return head.batch - 1 if head is not None else tail.batch
 
 
 class Taker:
@@ -48,7 +59,11 @@ class Taker:
         heads: HeadStore,
         checkpoints: CheckpointStore,
         on_unconfirmed: Callable[[Exception], None] = lambda _: None,
+        on_controls: Callable[[int, int, int], None] = lambda _partition, _after, _to: None,
     ) -> None:
+        """`on_controls(partition, after, to)`: control events may stand in the batches `after < batch <= to`. It finds
+        them in the log and sees to them before it returns; the same ones may be named to it again.
+        """
         self.name = name
         self.epoch = epoch
         self._source = source
@@ -57,6 +72,7 @@ class Taker:
         self._heads = heads
         self._checkpoints = checkpoints
         self._on_unconfirmed = on_unconfirmed
+        self._on_controls = on_controls
 
     def begin(self, partition: int) -> Resume:
         """Make the partition ours and find where it stands. The log is the truth; head and checkpoint follow it."""
@@ -69,6 +85,9 @@ class Taker:
         logged_to = self._logged.position_max(partition) if tail.batch else None
         found = resume(tail, head.batch if head else 0, checkpoint, logged_to, where)
         position = found.position if found.position is not None else self._source.earliest(partition)
+        seen_to = controls_seen_to(tail, head, checkpoint)
+        if seen_to < tail.batch:
+            self._on_controls(partition, seen_to, tail.batch)  # before head and checkpoint pass them
         if tail.batch and (head is None or head.batch < tail.batch):
             # Where the batch ends, which is not always where reading begins again; a head never goes back.
             end = tail.end or logged_to or position
@@ -87,6 +106,8 @@ class Taker:
         failpoint.hit("log.synced")
         self._heads.move(self.name, taken.partition, Head(taken.batch, self.epoch, taken.end, version))
         failpoint.hit("head.moved")
+        if taken.controls != 0:
+            self._on_controls(taken.partition, taken.batch - 1, taken.batch)
         self._save(taken.partition, taken.end, taken.batch)
 
     def confirm(self, partition: int, end: str) -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from evermark.errors import DiskFullError
+
+# More than one small batch needs, its commit included.
+ROOM_BYTES = 256 * 1024
 
 
 def sync_file(path: Path) -> None:
@@ -36,3 +40,12 @@ def full_disk_is_said(where: Path) -> Iterator[None]:
                 hint="free some space or shorten log.retention; nothing was lost, work goes on when there is room",
             ) from error
         raise
+
+
+def require_room(folder: Path) -> None:
+    """Raise `DiskFullError` unless a little can be written into `folder`; leaves nothing behind."""
+    # Tried, because the number of free bytes does not tell of quotas and reserves.
+    with full_disk_is_said(folder), tempfile.TemporaryFile(dir=folder, prefix=".room-") as probe:
+        probe.write(bytes(ROOM_BYTES))
+        probe.flush()
+        os.fsync(probe.fileno())

@@ -17,6 +17,13 @@ SCHEMA = (
     " payload string, before string, schema_version int, flags array<string>, bytes binary"
 )
 
+# The same without what ingest fills in.
+TAKEN_SCHEMA = (
+    "event_id string, position string, stream string, key string, op string, tx string, origin string,"
+    " origin_seq bigint, event_time timestamp, payload string, before string, schema_version int,"
+    " flags array<string>, bytes binary"
+)
+
 
 def files_frame(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
     if not paths:

@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from deltalake.exceptions import TableNotFoundError
 
 from evermark.errors import ConfigError, NotFoundError
+from evermark.event import EVENT, Op
 from evermark.log.format import app_id, unpack
 from evermark.log.table import TableHandle
+from evermark.sources.base import Seen
 
 if TYPE_CHECKING:
     import deltalake
@@ -126,6 +129,35 @@ class LogReader:
             top = pc.max(rows.filter(pc.equal(rows["batch"], last))["position"]).as_py()
             best = max(best, (last, top)) if best is not None else (last, top)
         return best[1] if best is not None else None
+
+    def newest(self, partition: int) -> Seen | None:
+        """The last event of the last batch."""
+        best: tuple[int, str, Seen] | None = None
+        for file in sorted(self._files_with(partition), key=lambda f: f.batch_max, reverse=True):
+            if best is not None and file.batch_max < best[0]:
+                break
+            columns = ["partition", "batch", "position", "event_id", "event_time", "ingested_at"]
+            rows = pq.read_table(file.path, columns=columns)
+            rows = rows.filter(pc.equal(rows["partition"], partition))
+            if rows.num_rows:
+                rows = rows.sort_by([("batch", "descending"), ("position", "descending")]).slice(0, 1)
+                last = rows.to_pylist()[0]
+                seen = Seen(last["event_id"], last["event_time"], last["ingested_at"])
+                if best is None or (last["batch"], last["position"]) > best[:2]:
+                    best = (last["batch"], last["position"], seen)
+        return best[2] if best is not None else None
+
+    def controls(self, partition: int, after_batch: int, to_batch: int) -> pa.Table:
+        """The control events of batches `after_batch < batch <= to_batch`, in log order."""
+        paths = [f.path for f in self.files_of(partition, after_batch, to_batch)]
+        columns = ["event_id", "partition", "batch", "position", "stream", "event_time", "payload"]
+        mine = (
+            (ds.field("partition") == partition) & (ds.field("batch") > after_batch) & (ds.field("batch") <= to_batch)
+        )
+        wanted = mine & (ds.field("op") == str(Op.CONTROL))
+        # Filtered while it is read: a batch may hold millions of events, and hardly ever a control event.
+        found = ds.dataset(paths, schema=EVENT, format="parquet").to_table(columns=columns, filter=wanted)
+        return found.sort_by([("batch", "ascending"), ("position", "ascending")])
 
     def batch_at(self, partition: int, since: str) -> int:
         """The last batch all of whose events are older than `since` (an ISO time): where "from a time" begins."""

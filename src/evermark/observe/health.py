@@ -37,11 +37,14 @@ class Board:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._partitions: dict[str, PartitionReport] = {}
+        self._replays: dict[str, tuple[datetime, datetime]] = {}
         self.delivering = False
 
-    def put(self, source: str, partition: int, report: PartitionReport) -> None:
+    def put(self, source: str, partition: int, state: PartitionHealth, reason: str = "", hint: str = "") -> None:
+        """How a partition is from now on; what was taken so far stays."""
         with self._lock:
-            self._partitions[f"{source}/{partition}"] = report
+            old = self._partitions.get(f"{source}/{partition}", PartitionReport(state))
+            self._partitions[f"{source}/{partition}"] = replace(old, state=state, reason=reason, hint=hint)
 
     def seen(self, source: str, partition: int, events: int, at: datetime, lag_s: float) -> None:
         """A batch was taken."""
@@ -57,7 +60,17 @@ class Board:
                 lag_s=lag_s,
                 events=old.events + events,
                 reason="",
+                hint="",
             )
+
+    def replaying(self, windows: Mapping[str, tuple[datetime, datetime]]) -> None:
+        """Which windows are being replayed just now, by source."""
+        with self._lock:
+            self._replays = dict(windows)
+
+    def replays(self) -> dict[str, tuple[datetime, datetime]]:
+        with self._lock:
+            return dict(self._replays)
 
     def partitions(self) -> dict[str, PartitionReport]:
         with self._lock:
@@ -72,11 +85,21 @@ def overall(reports: Mapping[str, PartitionReport]) -> str:
     return "unhealthy" if 2 * unwell >= len(reports) else "degraded"
 
 
-def as_json(reports: Mapping[str, PartitionReport], *, version: str, uptime_s: float) -> dict[str, Any]:
+def as_json(
+    reports: Mapping[str, PartitionReport],
+    *,
+    version: str,
+    uptime_s: float,
+    replays: Mapping[str, tuple[datetime, datetime]] | None = None,
+) -> dict[str, Any]:
     return {
         "status": overall(reports),
         "version": version,
         "uptime_s": round(uptime_s, 1),
+        "replay": {
+            source: {"from": since.isoformat(), "to": until.isoformat()}
+            for source, (since, until) in sorted((replays or {}).items())
+        },
         "partitions": {
             name: {
                 "status": str(r.state),

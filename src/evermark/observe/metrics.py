@@ -5,6 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_PLACE = ("source", "partition")
 
 
 class Metrics:
@@ -12,15 +13,15 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        place = ["source", "partition"]
-        self.events_taken = Counter("evermark_events_taken", "Events logged and durable", place, registry=self.registry)
-        self.batches_taken = Counter("evermark_batches_taken", "Log commits", place, registry=self.registry)
-        self.duplicates_dropped = Counter(
-            "evermark_duplicates_dropped", "Events the log held already", place, registry=self.registry
-        )
-        self.checkpoints_saved = Counter(
-            "evermark_checkpoints_saved", "Checkpoints saved", place, registry=self.registry
-        )
+        self._of_ingest()
+        self._of_delivery()
+        self._of_upkeep()
+
+    def _of_ingest(self) -> None:
+        self.events_taken = self._counter("events_taken", "Events logged and durable", *_PLACE)
+        self.batches_taken = self._counter("batches_taken", "Log commits", *_PLACE)
+        self.duplicates_dropped = self._counter("duplicates_dropped", "Events the log held already", *_PLACE)
+        self.checkpoints_saved = self._counter("checkpoints_saved", "Checkpoints saved", *_PLACE)
         self.take_seconds = Histogram(
             "evermark_take_seconds",
             "Commit, fsync, head and checkpoint of one batch",
@@ -28,41 +29,39 @@ class Metrics:
             buckets=_SECONDS,
             registry=self.registry,
         )
-        self.partition_restarts = Counter(
-            "evermark_partition_restarts",
-            "Times a partition's reading was started again",
-            place,
-            registry=self.registry,
+        self.partition_restarts = self._counter(
+            "partition_restarts", "Times a partition's reading was started again", *_PLACE
         )
-        self.partition_up = Gauge(
-            "evermark_partition_up", "1 while a partition is being read", place, registry=self.registry
+        self.partition_up = self._gauge("partition_up", "1 while a partition is being read", *_PLACE)
+        self.gaps = self._counter("gaps", "Holes found in a source", *_PLACE)
+        self.gaps_accepted = self._counter("gaps_accepted", "Holes a person chose to leave open", *_PLACE)
+        self.recovered = self._counter("events_recovered", "Events taken to close a hole", *_PLACE)
+        self.source_gauge = self._gauge("source_gauge", "What a source says of itself, by name", "source", "name")
+        self.log_head = self._gauge("log_head", "Last durable batch", *_PLACE)
+        self.controls_ignored = self._counter(
+            "controls_ignored", "Control events that asked for nothing this program knows", "source"
         )
-        self.log_head = Gauge("evermark_log_head", "Last durable batch", place, registry=self.registry)
-        self.delivered = Counter(
-            "evermark_events_delivered", "Events accepted by a receiver", ["subscription"], registry=self.registry
+
+    def _of_delivery(self) -> None:
+        self.delivered = self._counter("events_delivered", "Events accepted by a receiver", "subscription")
+        self.parked = self._counter("events_parked", "Deliveries set aside", "subscription")
+        self.failures = self._counter(
+            "delivery_failures", "Pieces of work that did not finish, by fate", "subscription", "fate"
         )
-        self.parked = Counter(
-            "evermark_events_parked", "Deliveries set aside", ["subscription"], registry=self.registry
+        self.lag_batches = self._gauge("subscription_lag_batches", "Batches not yet passed", "subscription")
+        self.queue_rows = self._gauge("parked_rows", "Rows of enqueued_messages", "subscription", "state")
+        self.handovers = self._counter("handovers", "Fresh batches delivered at once, or left behind", "result")
+        self.replays_running = self._gauge("replays_running", "Replays that are under way", "source")
+        self.replay_delivered = self._counter(
+            "replay_delivered", "Events of replays accepted by a receiver", "subscription"
         )
-        self.failures = Counter(
-            "evermark_delivery_failures",
-            "Pieces of work that did not finish, by fate",
-            ["subscription", "fate"],
-            registry=self.registry,
-        )
-        self.lag_batches = Gauge(
-            "evermark_subscription_lag_batches", "Batches not yet passed", ["subscription"], registry=self.registry
-        )
-        self.queue_rows = Gauge(
-            "evermark_parked_rows", "Rows of enqueued_messages", ["subscription", "state"], registry=self.registry
-        )
-        self.handovers = Counter(
-            "evermark_handovers",
-            "Fresh batches delivered at once, or left to the follower",
-            ["result"],
-            registry=self.registry,
-        )
-        self.lease_held = Gauge(
-            "evermark_lease_held", "1 while this instance holds it", ["name"], registry=self.registry
-        )
-        self.care = Counter("evermark_log_care", "Files and commits tidied away", ["what"], registry=self.registry)
+
+    def _of_upkeep(self) -> None:
+        self.lease_held = self._gauge("lease_held", "1 while this instance holds it", "name")
+        self.care = self._counter("log_care", "Files and commits tidied away", "what")
+
+    def _counter(self, name: str, meaning: str, *labels: str) -> Counter:
+        return Counter(f"evermark_{name}", meaning, labels, registry=self.registry)
+
+    def _gauge(self, name: str, meaning: str, *labels: str) -> Gauge:
+        return Gauge(f"evermark_{name}", meaning, labels, registry=self.registry)

@@ -67,7 +67,12 @@ class Server:
         return web.Response(text="ready\n" if good else "not ready\n", status=200 if good else 503)
 
     async def _health(self, _: web.Request) -> web.Response:
-        body = as_json(self._board.partitions(), version=version("evermark"), uptime_s=time.monotonic() - self._started)
+        body = as_json(
+            self._board.partitions(),
+            version=version("evermark"),
+            uptime_s=time.monotonic() - self._started,
+            replays=self._board.replays(),
+        )
         return web.json_response(body, status=503 if body["status"] == "unhealthy" else 200)
 
     async def _metrics_text(self, _: web.Request) -> web.Response:

@@ -21,8 +21,9 @@ The contract, which `evermark.testing.SourceContract` checks:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 
 import pyarrow as pa
 
@@ -37,6 +38,15 @@ class Limit:
 
 
 @dataclass(frozen=True)
+class Seen:
+    """An event the log holds."""
+
+    event_id: str
+    event_time: datetime | None
+    at: datetime  # when it was taken
+
+
+@dataclass(frozen=True)
 class Slice:
     """A piece of `[start, end)` that one task reads. Picklable, small."""
 
@@ -44,6 +54,48 @@ class Slice:
     start: str
     end: str
     detail: Mapping[str, str] = field(default_factory=dict)
+
+
+class Hole(ABC):
+    """What stands between the log and the place where reading can go on. Picklable: tasks read it, piece by piece.
+
+    Every event that the log may lack is in one of the pieces; most of what is in them the log has already, and drops.
+    """
+
+    pieces: Sequence[Slice]
+    since: datetime | None = None  # no event in a piece has an earlier event_time
+
+    @property
+    @abstractmethod
+    def position(self) -> str:
+        """Where reading goes on once the hole is closed; no event at or after it is in a piece."""
+
+    @abstractmethod
+    def read(self, piece: Slice) -> Iterator[pa.RecordBatch]:
+        """Events as `evermark.event.TAKEN`; their positions say no more than in which order they happened."""
+
+    @abstractmethod
+    def positions(self, first: int, count: int) -> pa.Array:
+        """Places in the log for events number `first` and following: after all it holds, before `position`."""
+
+
+class Mend(ABC):
+    """One try at closing a hole in one partition. Every step may be repeated after a crash, from the first one on."""
+
+    @abstractmethod
+    def begin(self, stopped: Callable[[], bool]) -> Hole:
+        """Make sure that nothing more is lost from here on, then say what has to be looked through.
+
+        What earlier tries left behind is replaced. `stopped` is asked now and then while this has to wait.
+        """
+
+    @abstractmethod
+    def finish(self, position: str) -> None:
+        """The hole is closed and checkpointed: let reading go on at `position`. Raises `GapError` if it cannot."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of what `begin` holds; the pieces cannot be read any more."""
 
 
 class Source(ABC):
@@ -83,5 +135,29 @@ class Source(ABC):
     def confirm(self, partition: int, end: str) -> None:  # noqa: B027 - confirming is optional
         """Everything before `end` is logged, durable and checkpointed: the source may forget it."""
 
-    def check(self, resume: Mapping[int, str]) -> None:  # noqa: B027 - checking is optional
-        """Raise if this is not the place we left, or cannot give what follows `resume`. Called at every start."""
+    def check(self, resume: Mapping[int, str], newest: Mapping[int, Seen] | None = None) -> None:  # noqa: B027
+        """Raise if this is not the place we left, or cannot give what follows `resume`. Called at every start.
+
+        `newest` is the last event the log holds of a partition: a copy of the place that has taken another way since
+        may look the same in everything but not having it.
+        """
+
+    def replayed(self, stream: str, since: str, until: str | None) -> None:  # noqa: B027 - not every source is asked
+        """The replay that a control event of this stream asked for is over: the source need not show it any more.
+
+        `since` and `until` are as the event wrote them. Called again until it returns; a newer request stays.
+        """
+
+    def mend(self, partition: int) -> Mend | None:
+        """How a `GapError` of this partition can be repaired; None when only a person can."""
+        return None
+
+    def gauges(self) -> Mapping[str, float]:
+        """How much of what, by name, for a metric; asked every few seconds by whoever owns the source.
+
+        `wal_retained_bytes` above `wal_retained_limit_bytes`, or `wal_safe_bytes` running out, is warned of.
+        """
+        return {}
+
+    def upkeep(self) -> None:  # noqa: B027 - not every place has something to be kept tidy
+        """Housekeeping at the place: called at every start and once an hour, whether events come or not."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import faulthandler
+import signal
+
 import aiohttp  # noqa: F401
 import numpy as np  # noqa: F401
 import psycopg  # noqa: F401
@@ -10,4 +13,6 @@ import pyarrow.parquet  # noqa: F401
 from pyspark import daemon
 
 if __name__ == "__main__":
+    # kill -USR1: where every thread stands, into spark.log. Workers inherit it.
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     daemon.manager()

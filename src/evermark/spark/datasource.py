@@ -19,7 +19,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 
 from evermark import failpoint
 from evermark.errors import EvermarkError, GapError, Kind
-from evermark.event import TAKEN
+from evermark.event import TAKEN, Op
 from evermark.ingest.resume import excluded_from
 from evermark.log.read import LogReader
 from evermark.log.tails import LogTails
@@ -97,10 +97,10 @@ class _Reader(DataSourceStreamReader):
             return {**start, "error": _error_json(error), "failures": self._failures}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        if "error" in end and end.get("failures") != start.get("failures"):
-            return [_Piece(None, error=str(end["error"]))]
-        pieces: list[InputPartition] = []
         begins, ends = _positions(start), _positions(end)
+        if "error" in end and end.get("failures") != start.get("failures"):
+            return [_failed(str(end["error"]), begins)]
+        pieces: list[InputPartition] = []
         for partition in sorted(ends):
             if ends[partition] == begins[partition]:
                 continue
@@ -147,9 +147,11 @@ class _Reader(DataSourceStreamReader):
         if piece.excluded_from is not None:
             seen = LogReader(folder).ids_from(source_slice.partition, piece.excluded_from)
             batches = _without(batches, seen, duplicates)
-        file = writer.write_all(ahead(batches))
+        controls = _Counter()
+        file = writer.write_all(_with_controls_counted(ahead(batches), controls))
         failpoint.hit("file.written")
-        return {"file": file.as_dict() if file else None, "duplicates": duplicates.count}
+        described = file.as_dict() if file else None
+        return {"file": described, "duplicates": duplicates.count, "controls": controls.count}
 
     def commit(self, end: dict[str, Any]) -> None:
         """Spark is done with a batch. The source is confirmed by the driver, after its own checkpoint."""
@@ -169,6 +171,13 @@ def _without(batches: Iterator[pa.RecordBatch], seen: pa.Array, dropped: _Counte
         yield kept
 
 
+def _with_controls_counted(batches: Iterator[pa.RecordBatch], found: _Counter) -> Iterator[pa.RecordBatch]:
+    """Only their number travels: whoever needs the control events themselves finds them in the log."""
+    for batch in batches:
+        found.count += pc.sum(pc.equal(batch.column("op"), str(Op.CONTROL))).as_py() or 0
+        yield batch
+
+
 def _checked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         if batch.schema != TAKEN:
@@ -179,11 +188,19 @@ def _checked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield batch
 
 
+def _failed(error: str, begins: Mapping[int, str]) -> _Piece:
+    """One partition's failure if the source can tell which one it was; else everybody's."""
+    partition = json.loads(error).get("partition")
+    at = begins.get(partition) if partition is not None else None
+    return _Piece(Slice(partition, at, at) if at is not None else None, error=error)
+
+
 def _positions(offset: Mapping[str, Any]) -> dict[int, str]:
     return {int(p): position for p, position in offset.items() if p.isdigit()}
 
 
 def _error_json(error: Exception) -> str:
     if isinstance(error, EvermarkError):
-        return json.dumps({"kind": error.kind, "message": error.message, "hint": error.hint})
+        said = {"kind": error.kind, "message": error.message, "hint": error.hint, "partition": error.partition}
+        return json.dumps(said)
     return json.dumps({"kind": Kind.UNKNOWN, "message": f"{type(error).__name__}: {error}"[:2000], "hint": ""})

@@ -8,15 +8,15 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
-from evermark.delivery.base import Fate, Outcome, ParkedEvent, Place, SubscriptionSpec
-from evermark.delivery.sinks.base import Job, Lane, Result
+from evermark.delivery.base import Fate, Outcome, SubscriptionSpec
+from evermark.delivery.sinks.base import Job, Result
 from evermark.delivery.sinks.webhook import WebhookSink
 from evermark.delivery.work import BatchResult, Delivered, Manner, Span, fold
 from evermark.event import EVENT
@@ -24,8 +24,9 @@ from evermark.log.frames import files_frame
 from evermark.secrets import SecretBox
 from evermark.spark.ingest import engine_error
 from evermark.spark.match import SUBSCRIPTION, matched
+from evermark.spark.posting import ROW_DDL, both, held_lanes, outcome_fields, outcome_of, rows_batch
+from evermark.spark.replay import SparkReplays
 
-_ROW = pa.schema([pa.field("row", pa.string())])
 # A span without a budget still ends: whatever is not sent by then is left for the next round.
 _NO_BUDGET_S = 3600.0
 # What is under way when a budget ends may still finish in this time; then a slow receiver leaves the group.
@@ -46,9 +47,9 @@ class _Post:
         for batch in batches:
             rows = list(self._chunk(batch, stopped))
             if rows:
-                yield pa.RecordBatch.from_arrays([pa.array(rows, pa.string())], schema=_ROW)
+                yield rows_batch(rows)
 
-    def _chunk(self, batch: pa.RecordBatch, stopped: set[int]) -> Iterator[str]:
+    def _chunk(self, batch: pa.RecordBatch, stopped: set[int]) -> Iterator[dict[str, Any]]:
         """Rows arrive in log order; each chunk is finished before the next, so a subscription's order holds."""
         jobs: list[Job] = []
         of = batch.column(batch.schema.get_field_index(SUBSCRIPTION))
@@ -63,25 +64,18 @@ class _Post:
         for result in WebhookSink().deliver(jobs, left, grace_s):
             if result.outcome.fate is not Fate.DONE:
                 stopped.add(next(i for i, s in enumerate(self.specs) if s.name == result.subscription))
-            yield _as_row(result)
+            yield _fields(result)
 
     def _job(self, spec: SubscriptionSpec, rows: pa.RecordBatch) -> Job:
-        waiting = self.manner.held.get(spec.name, frozenset())
-        held: dict[Lane, str] = {}
-        if waiting:
-            names = ("source", "partition", "stream", "key")
-            for source, partition, stream, key in zip(*(rows.column(n).to_pylist() for n in names), strict=True):
-                if key is not None and (Place(source, partition), key) in waiting:
-                    held[source, stream, key] = "an earlier one of its key"
+        held = held_lanes(rows, self.manner.held.get(spec.name, frozenset()))
         return Job(spec, rows, self.box.open, historical=self.manner.historical, probe=self.manner.probe, held=held)
 
 
-class SparkDeliverer:
-    """`Deliverer` on Spark. One task per span: what it does is wait for receivers."""
+class SparkDeliverer(SparkReplays):
+    """`Deliverer` and `ReplayDeliverer` on Spark. One task per span: what it does is wait for receivers."""
 
     def __init__(self, spark: SparkSession, box: SecretBox) -> None:
-        self._spark = spark
-        self._box = box
+        super().__init__(spark, box)
 
     def deliver(self, span: Span, specs: Sequence[SubscriptionSpec], manner: Manner) -> list[Delivered]:
         if not specs or not span.paths:
@@ -95,7 +89,7 @@ class SparkDeliverer:
         deadline = None if manner.budget_s is None else time.time() + manner.budget_s
         post = _Post(tuple(specs), self._box, manner, deadline)
         try:
-            rows = matched(frame, specs).mapInArrow(post, "row string").collect()
+            rows = matched(frame, specs).mapInArrow(post, ROW_DDL).collect()
         except Exception as error:
             raise engine_error(f"delivery of batches {span.after + 1} to {span.to} failed", error) from error
         return fold(span, specs, _joined([_from_row(json.loads(row[0])) for row in rows]))
@@ -106,39 +100,13 @@ def _joined(results: Sequence[BatchResult]) -> list[BatchResult]:
     by_key: dict[tuple[str, int], Outcome] = {}
     for result in results:
         key = (result.subscription, result.batch)
-        by_key[key] = _both(by_key[key], result.outcome) if key in by_key else result.outcome
+        by_key[key] = both(by_key[key], result.outcome) if key in by_key else result.outcome
     return [BatchResult(name, batch, outcome) for (name, batch), outcome in by_key.items()]
 
 
-def _both(one: Outcome, other: Outcome) -> Outcome:
-    worse = other if one.fate is Fate.DONE else one
-    return Outcome(
-        one.subscription,
-        worse.fate,
-        one.accepted + other.accepted,
-        one.parked + other.parked,
-        worse.reason,
-        worse.retry_after_s,
-    )
-
-
-def _as_row(result: Result) -> str:
-    outcome = result.outcome
-    body: dict[str, Any] = {
-        "subscription": outcome.subscription,
-        "batch": result.batch,
-        "fate": outcome.fate,
-        "accepted": outcome.accepted,
-        "reason": outcome.reason,
-        "retry_after_s": outcome.retry_after_s,
-        "parked": [asdict(p) for p in outcome.parked],
-    }
-    return json.dumps(body)
+def _fields(result: Result) -> dict[str, Any]:
+    return {**outcome_fields(result.outcome), "batch": result.batch}
 
 
 def _from_row(row: Mapping[str, Any]) -> BatchResult:
-    parked = tuple(ParkedEvent(**{**p, "place": Place(**p["place"])}) for p in row["parked"])
-    outcome = Outcome(
-        row["subscription"], Fate(row["fate"]), row["accepted"], parked, row["reason"], row["retry_after_s"]
-    )
-    return BatchResult(row["subscription"], row["batch"], outcome)
+    return BatchResult(row["subscription"], row["batch"], outcome_of(row))

@@ -26,3 +26,14 @@ def matched(frame: DataFrame, specs: Sequence[SubscriptionSpec]) -> DataFrame:
         for index, (spec, predicate) in enumerate(zip(specs, predicates, strict=True))
     ]
     return wide.selectExpr(*EVENT.names, f"explode(array_compact(array({', '.join(wanted)}))) as {SUBSCRIPTION}")
+
+
+def wanted_by(frame: DataFrame, spec: SubscriptionSpec, more: str | None = None) -> tuple[DataFrame, str]:
+    """The frame, perhaps widened, and the condition by which one subscription wants an event of it.
+
+    `more` is one more predicate that has to hold.
+    """
+    predicate, and_also = vet(spec.where), vet(more)
+    wide, alias = with_paths(frame, [predicate, and_also])
+    wanted = match_sql(spec.streams, spec.ops, predicate, alias)
+    return wide, f"{wanted} and coalesce({and_also.sql(alias)}, false)" if more else wanted

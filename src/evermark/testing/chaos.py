@@ -1,7 +1,7 @@
 """`make chaos`: the real process killed at every effect boundary, each time ending exact.
 
 `python -m evermark.testing.chaos [--failpoint NAME] [--chain]` runs on a server and folders of its own; its last
-line is a ledger.
+line is a ledger. With `--slot` the replication slot is thrown away as well, and the deaths come while it is mended.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from evermark import failpoint
+from evermark.testing.chaos_replay import replay_beside_live
 from evermark.testing.listener import Failing
+from evermark.testing.lost_slot import forgetful_server, mended, mended_twice, one_of_several_mended
 from evermark.testing.pipeline import Scene, Writer, died_by_itself
 from evermark.testing.servers import fresh_database, postgres_server
 
@@ -39,14 +41,35 @@ def killed_at_each(names: Sequence[str], folder: Path, dsn: str) -> int:
         return len(scene.committed())
 
 
+def _replay(events: int) -> int:
+    with tempfile.TemporaryDirectory(prefix="evermark-chaos-") as root:
+        Path(root).chmod(0o711)
+        with postgres_server(Path(root) / "postgres") as server, fresh_database(server) as dsn:
+            folder = Path(root) / "replay"
+            folder.mkdir(mode=0o711)
+            found = replay_beside_live(folder, dsn, events)
+    figures = " ".join(f"{name}={value:.3g}" for name, value in found.items())
+    sys.stdout.write(f"ledger kills=3 replayed={2 * events} {figures} lost=0\n")
+    return 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m evermark.testing.chaos", description=__doc__)
     parser.add_argument("--failpoint", action="append", choices=failpoint.NAMES, help="only this one; may be repeated")
     parser.add_argument(
         "--chain", action="store_true", help="one scene, killed at one after the other: a third of the time"
     )
+    parser.add_argument(
+        "--slot", action="store_true", help="lose the replication slot, and die at each step of mending"
+    )
+    parser.add_argument("--events", type=int, default=200_000, help="with --slot or --replay: how many")
+    parser.add_argument("--replay", action="store_true", help="a long replay beside live traffic, killed three times")
     given = parser.parse_args()
-    names = given.failpoint or failpoint.NAMES
+    if given.replay:
+        return _replay(given.events)
+    if given.slot:
+        return _lost_slots(given.events)
+    names = given.failpoint or failpoint.FLOW
     scenes = [("chain", names)] if given.chain else [(name, [name]) for name in names]
     events = 0
     with tempfile.TemporaryDirectory(prefix="evermark-chaos-") as root:
@@ -60,6 +83,27 @@ def main() -> int:
                 events += count
                 sys.stderr.write(f"killed at {', '.join(kills)}: {count} events, exact\n")
     sys.stdout.write(f"ledger kills={len(names)} produced={events} taken={events} lost=0\n")
+    return 0
+
+
+def _lost_slots(events: int) -> int:
+    total = 0
+    with tempfile.TemporaryDirectory(prefix="evermark-chaos-") as root:
+        Path(root).chmod(0o711)
+        with forgetful_server(Path(root) / "postgres") as server:
+            scenes: list[tuple[str, Callable[[Path], int]]] = [
+                ("slot lost", lambda folder: mended(folder, server, events)),
+                ("killed at every step", lambda folder: mended(folder, server, events, failpoint.MEND)),
+                ("lost a second time", lambda folder: mended_twice(folder, server, events)),
+                ("one of several dropped", lambda folder: one_of_several_mended(folder, server, events)),
+            ]
+            for title, scene in scenes:
+                folder = Path(root) / title.replace(" ", "-")
+                folder.mkdir(mode=0o711)
+                count = scene(folder)
+                total += count
+                sys.stderr.write(f"{title}: {count} events, exact\n")
+    sys.stdout.write(f"ledger slots_lost=5 kills={len(failpoint.MEND) + 1} produced={total} taken={total} lost=0\n")
     return 0
 
 

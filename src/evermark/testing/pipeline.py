@@ -32,7 +32,7 @@ name: scene
 data: {data}
 server: {{listen: "127.0.0.1:0"}}
 sources:
-  shop: {{type: postgres, dsn: "${{SHOP_DSN}}", tables: [public.orders]}}
+  shop: {{type: postgres, dsn: "${{SHOP_DSN}}", tables: [public.orders], slots: {slots}}}
 subscriptions:
 """
 _SUBSCRIPTION = """\
@@ -95,7 +95,9 @@ class Writer(threading.Thread):
 class Scene:
     """A shop's database, a deployment, and receivers in this process. `with` starts the receivers and ends all."""
 
-    def __init__(self, folder: Path, dsn: str, receivers: Mapping[str, Failing | None], **options: str) -> None:
+    def __init__(
+        self, folder: Path, dsn: str, receivers: Mapping[str, Failing | None], slots: int = 1, **options: str
+    ) -> None:
         self.folder = folder
         self.dsn = dsn
         self._secret = new_secret()
@@ -105,13 +107,14 @@ class Scene:
             name: Listener(secrets=[self._secret], failing=failing, on_record=self._recorder(name), records_max=1)
             for name, failing in receivers.items()
         }
+        self._slots = slots
         self._options = options
         self.config = folder / "evermark.yaml"
         self.env = {**os.environ, "SHOP_DSN": dsn, "SCENE_SECRET": self._secret}
         self._instances: list[Instance] = []
 
     def __enter__(self) -> Self:
-        text = _CONFIG.format(data=self.folder / "data")
+        text = _CONFIG.format(data=self.folder / "data", slots=self._slots)
         for name, listener in self.receivers.items():
             listener.start()
             more = f", {self._options[name]}" if name in self._options else ""
@@ -154,6 +157,10 @@ class Scene:
     def logged(self) -> list[str]:
         files = LogReader(self.folder / "data" / "log" / "shop").files()
         return [i for f in files for i in pq.read_table(f.path, columns=["event_id"])["event_id"].to_pylist()]
+
+    def said(self, text: str) -> int:
+        """How often the instances of this scene logged `text`."""
+        return sum(instance.log.read_text().count(text) for instance in self._instances)
 
     def delivered(self, name: str) -> int:
         return len(self.handled[name])

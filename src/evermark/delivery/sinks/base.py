@@ -70,6 +70,17 @@ class Result:
 
 
 @dataclass(frozen=True)
+class Prefix:
+    """What became of one subscription's rows, in the order given: the first `rows` were accepted or are parked.
+
+    `outcome.parked` holds what was parked among them; `outcome.accepted` counts all that was accepted, also after them.
+    """
+
+    rows: int
+    outcome: Outcome
+
+
+@dataclass(frozen=True)
 class Answer:
     """What one request came to."""
 
@@ -100,6 +111,9 @@ class Sink(Protocol):
         self, jobs: Sequence[Job], deadline_s: float, grace_s: float | None = None
     ) -> Iterator[list[Result]]:
         """The same, one subscription after another as each is finished: none waits for a slow one's results."""
+
+    def deliver_prefix(self, job: Job, deadline_s: float, grace_s: float | None = None) -> Prefix:
+        """The same for rows in an order of their own, of whatever places and batches: how far it got."""
 
     def attempt(self, tries: Sequence[Try], deadline_s: float) -> list[Answer]:
         """Send parked deliveries again; the answers come in the order of `tries`.

@@ -59,8 +59,8 @@ class HttpLoop:
         self.loop.set_default_executor(ThreadPoolExecutor(_LOOKUP_THREADS, thread_name_prefix="evermark-lookup"))
         self._pools: dict[tuple[frozenset[str], bool], Pool] = {}
         self._tls: ssl.SSLContext | None = None
-        # When each subscription may send next: its rate holds across calls.
-        self.next_send_at: dict[str, float] = {}
+        # When each subscription, or replay for one, may send next: its rate holds across calls.
+        self.next_send_at: dict[tuple[str, str | None], float] = {}
         self._thread = threading.Thread(target=self._run, name="evermark-http", daemon=True)
         self._thread.start()
 

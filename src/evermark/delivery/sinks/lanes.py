@@ -2,7 +2,8 @@
 
 Events wait in lanes. Without bundles a lane is one key, so that events of a key never overtake each other and keys
 do not wait for each other; an event without a key is alone in its lane. With bundles a lane is a share of the keys,
-and sends one bundle after another. A lane is either idle, ready (in `_ready`) or busy; workers take ready lanes.
+and sends one bundle after another; they are made in `packs`. A lane is either idle, ready (in `_ready`) or busy;
+workers take ready lanes.
 
 Rows are rendered in small pieces as they are needed: the loop is shared, and bodies are bigger than rows.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from itertools import count, islice
+from itertools import count
 
 import numpy as np
 import pyarrow as pa
@@ -22,18 +23,17 @@ from evermark.delivery.body import BUNDLE_BYTES_AROUND, Rendering, bundle, bundl
 from evermark.delivery.retry import Verdict, in_place_wait_s
 from evermark.delivery.sinks.base import Answer, Job
 from evermark.delivery.sinks.http import Courier, HttpLoop
+from evermark.delivery.sinks.packs import Pack, Packer, Parcel
 from evermark.delivery.sinks.tally import Tally
 
 PIECE_ROWS = 512
-BUNDLED_PIECE_ROWS = 2_048
+BUNDLED_PIECE_ROWS = 4_096
+PIECE_BYTES_MAX = 64 * 1024 * 1024
 BUNDLE_LANES_MAX = 8
 FAILURE_GRACE_S = 1.0
 HELD_PER_LANE_MAX = 1_000
 CONCURRENCY_MAX = 1_000
 BUNDLE_MAX = 10_000
-
-# One event on its way: its row in the job, its webhook id, its body.
-Parcel = tuple[int, str, bytes]
 
 
 def key_numbers(events: pa.Table | pa.RecordBatch) -> np.ndarray:
@@ -78,7 +78,8 @@ class Dispatch:
         self._next_row = 0
         self._waiting = 0
         self._body_bytes_max = 0  # of the bodies rendered so far
-        self._lanes: dict[int, deque[Parcel]] = {}
+        self._lanes: dict[int, deque[Parcel | Pack]] = {}
+        self._packer = Packer(self._how, self._bundle, self._shares, spec.body_bytes_max)
         self._ready: deque[int] = deque()
         self._workers: set[asyncio.Task[None]] = set()
         self._over = asyncio.Event()
@@ -152,9 +153,10 @@ class Dispatch:
     async def _work(self) -> None:
         while self.fate is None and self._something_ready():
             lane = self._ready.popleft()
-            parcels = self._take(lane)
+            one = self._lanes[lane].popleft()
+            self._waiting -= len(one.rows) if isinstance(one, Pack) else 1
             self._hire()
-            await self._send(parcels)
+            await (self._send_pack(one) if isinstance(one, Pack) else self._send([one]))
             if self._lanes[lane]:
                 self._ready.append(lane)
             else:
@@ -164,47 +166,38 @@ class Dispatch:
 
     def _something_ready(self) -> bool:
         while not self._ready and self._next_row < self._size and self._waiting < self._window:
-            self._fill()
+            (self._fill_bundled if self._bundle > 1 else self._fill)()
         return bool(self._ready)
-
-    def _take(self, lane: int) -> list[Parcel]:
-        queue = self._lanes[lane]
-        while len(queue) < self._bundle and self._next_row < self._size and self._waiting < self._window:
-            self._fill()
-        size = min(self._bundle, len(queue))
-        if size * (self._body_bytes_max + 1) + BUNDLE_BYTES_AROUND > self._job.spec.body_bytes_max:
-            size = self._fitting(queue, size)
-        self._waiting -= size
-        return [queue.popleft() for _ in range(size)]
-
-    def _fitting(self, queue: deque[Parcel], size: int) -> int:
-        """How many of the next `size` fit into one request; at least one, which may then be too large by itself."""
-        room = self._job.spec.body_bytes_max - BUNDLE_BYTES_AROUND
-        for n, (_, _, body) in enumerate(islice(queue, size)):
-            room -= len(body) + 1
-            if room < 0:
-                return max(1, n)
-        return size
 
     def _fill(self) -> None:
         """Render the next few rows and put them into their lanes."""
-        start = self._next_row
-        piece = self._job.events.slice(start, self._piece)
+        start, piece = self._next_row, self._next_piece()
         self._next_row = end = start + piece.num_rows
         self._waiting += piece.num_rows
         idents = delivery_ids(piece.column("event_id").to_pylist(), self._job.replay_id)
         bodies = render(piece, self._how)
         self._body_bytes_max = max(self._body_bytes_max, *map(len, bodies))
         parcels = list(zip(range(start, end), idents, bodies, strict=True))
-        if self._bundle > 1:
-            shares = self._keys[start:end] % self._shares
-            for share in np.unique(shares).tolist():
-                self._queue(share).extend([parcels[n] for n in np.flatnonzero(shares == share).tolist()])
-        else:
-            for lane, parcel in zip(self._keys[start:end].tolist(), parcels, strict=True):
-                self._queue(lane).append(parcel)
+        for lane, parcel in zip(self._keys[start:end].tolist(), parcels, strict=True):
+            self._queue(lane).append(parcel)
 
-    def _queue(self, lane: int) -> deque[Parcel]:
+    def _fill_bundled(self) -> None:
+        start, piece = self._next_row, self._next_piece()
+        self._next_row = end = start + piece.num_rows
+        for share, pack in self._packer.pack(piece, start, self._keys[start:end], last=end == self._size):
+            self._waiting += len(pack.rows)
+            self._queue(share).append(pack)
+        self._body_bytes_max = self._packer.body_bytes_max
+
+    def _next_piece(self) -> pa.Table | pa.RecordBatch:
+        rows = self._piece
+        piece = self._job.events.slice(self._next_row, rows)
+        while rows > 1 and piece.nbytes > PIECE_BYTES_MAX:
+            rows //= 2
+            piece = piece.slice(0, rows)
+        return piece
+
+    def _queue(self, lane: int) -> deque[Parcel | Pack]:
         queue = self._lanes.get(lane)
         if queue is None:
             queue = self._lanes[lane] = deque()
@@ -218,13 +211,26 @@ class Dispatch:
             parcels = [parcel for parcel in parcels if not self._set_aside(parcel)]
         if not parcels or self.fate is not None:
             return
-        answer = await self._post(parcels)
-        if answer is None:
-            return
-        if answer.verdict is Verdict.ACCEPTED:
+        answer = await self._post(*self._request(parcels))
+        if answer is not None and answer.verdict is Verdict.ACCEPTED:
             failpoint.hit("post.sent")
             self.tally.accept([parcel[0] for parcel in parcels])
-        elif answer.verdict is Verdict.EVENT and len(parcels) > 1:
+        elif answer is not None:
+            await self._refused(parcels, answer)
+
+    async def _send_pack(self, pack: Pack) -> None:
+        if self._held or self._body_bytes_max + BUNDLE_BYTES_AROUND > self._job.spec.body_bytes_max:
+            await self._send(pack.parcels())  # some of it may have to be set aside
+            return
+        answer = await self._post(pack.ident, pack.body)
+        if answer is not None and answer.verdict is Verdict.ACCEPTED:
+            failpoint.hit("post.sent")
+            self.tally.accept(pack.rows)
+        elif answer is not None:
+            await self._refused(pack.parcels(), answer)
+
+    async def _refused(self, parcels: list[Parcel], answer: Answer) -> None:
+        if answer.verdict is Verdict.EVENT and len(parcels) > 1:
             half = len(parcels) // 2
             await self._send(parcels[:half])
             await self._send(parcels[half:])
@@ -237,12 +243,15 @@ class Dispatch:
         else:
             self._stop(Fate.ENDPOINT_FAILED, answer.reason, answer.retry_after_s)
 
-    async def _post(self, parcels: list[Parcel]) -> Answer | None:
-        """The receiver's answer; None when there was no time to ask."""
+    def _request(self, parcels: list[Parcel]) -> tuple[str, bytes]:
         _, ident, body = parcels[0]
         if self._bundle > 1:
             body = bundle([parcel[2] for parcel in parcels], self._how.style)
             ident = bundle_id([parcel[1] for parcel in parcels])
+        return ident, body
+
+    async def _post(self, ident: str, body: bytes) -> Answer | None:
+        """The receiver's answer; None when there was no time to ask."""
         for tries in count(1):
             if self._job.spec.rate_per_s > 0 and not await self._turn():
                 return None
@@ -260,7 +269,8 @@ class Dispatch:
 
     async def _turn(self) -> bool:
         """Wait for this subscription's next request; False when that is after the deadline."""
-        name, now = self._job.spec.name, asyncio.get_running_loop().time()
+        # A replay's rate is its own: it must not slow the first deliveries down.
+        name, now = (self._job.spec.name, self._job.replay_id), asyncio.get_running_loop().time()
         turn = max(now, self._http.next_send_at.get(name, 0.0))
         if turn >= self._deadline:
             self._stop(Fate.UNFINISHED, "its rate allows no more requests in the time given")
@@ -302,7 +312,16 @@ class Dispatch:
         )
         status, wait = (answer.status, answer.retry_after_s) if answer else (None, None)
         event = ParkedEvent(
-            ident, Place(source, partition), batch, position, key, row_json(events, row), reason, status, wait
+            ident,
+            Place(source, partition),
+            batch,
+            position,
+            key,
+            row_json(events, row),
+            reason,
+            status,
+            wait,
+            self._job.replay_id or "",
         )
         self.tally.park(row, event)
         if self._job.spec.ordered and key is not None:

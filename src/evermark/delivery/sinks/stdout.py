@@ -12,7 +12,7 @@ import pyarrow as pa
 from evermark.delivery.base import Fate
 from evermark.delivery.body import Rendering, Style, render, row_from_json
 from evermark.delivery.retry import Verdict
-from evermark.delivery.sinks.base import Answer, Job, Result, Try
+from evermark.delivery.sinks.base import Answer, Job, Prefix, Result, Try
 from evermark.delivery.sinks.tally import Tally
 
 _PIECE_ROWS = 1_000
@@ -32,19 +32,24 @@ class StdoutSink:
     ) -> Iterator[list[Result]]:
         until = monotonic() + deadline_s
         for job in jobs:
-            yield self._deliver(job, until)
+            tally, fate, reason = self._deliver(job, until)
+            yield tally.results(fate, reason, None)
 
-    def _deliver(self, job: Job, until: float) -> list[Result]:
+    def deliver_prefix(self, job: Job, deadline_s: float, grace_s: float | None = None) -> Prefix:
+        tally, fate, reason = self._deliver(job, monotonic() + deadline_s)
+        return tally.through(fate, reason, None)
+
+    def _deliver(self, job: Job, until: float) -> tuple[Tally, Fate, str]:
         tally = Tally(job.spec.name, job.events)
         how = Rendering(_style(job.spec.body), job.historical, job.attempt, job.replay_id)
         for start in range(0, job.events.num_rows, _PIECE_ROWS):
             if monotonic() >= until:
-                return tally.results(Fate.UNFINISHED, "the time given to this work ran out", None)
+                return tally, Fate.UNFINISHED, "the time given to this work ran out"
             piece = job.events.slice(start, _PIECE_ROWS)
             if problem := self._print(piece, how):
-                return tally.results(Fate.ENDPOINT_FAILED, problem, None)
+                return tally, Fate.ENDPOINT_FAILED, problem
             tally.accept(range(start, start + piece.num_rows))
-        return tally.results(Fate.DONE, "", None)
+        return tally, Fate.DONE, ""
 
     def attempt(self, tries: Sequence[Try], deadline_s: float) -> list[Answer]:
         answers = []

@@ -7,10 +7,11 @@ from dataclasses import replace
 from itertools import groupby
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from evermark.delivery.base import Fate, Outcome, ParkedEvent, Place
-from evermark.delivery.sinks.base import Result
+from evermark.delivery.sinks.base import Prefix, Result
 
 _PENDING, _ACCEPTED, _PARKED = 0, 1, 2
 
@@ -27,14 +28,24 @@ class Tally:
     def complete(self) -> bool:
         return self.accepted + len(self.parked) == len(self._rows)
 
-    def accept(self, rows: Sequence[int]) -> None:
-        for row in rows:
-            self._rows[row] = _ACCEPTED
+    def accept(self, rows: Sequence[int] | npt.NDArray[np.int64]) -> None:
+        if isinstance(rows, np.ndarray):
+            np.frombuffer(self._rows, np.uint8)[rows] = _ACCEPTED
+        else:
+            for row in rows:
+                self._rows[row] = _ACCEPTED
         self.accepted += len(rows)
 
     def park(self, row: int, event: ParkedEvent) -> None:
         self._rows[row] = _PARKED
         self.parked[row] = event
+
+    def through(self, fate: Fate, reason: str, retry_after_s: float | None) -> Prefix:
+        """How many rows, from the first on, are accepted or parked. `fate` is that of whatever comes after them."""
+        rows = np.arange(len(self._rows))
+        finished = self._finished(rows)
+        otherwise = Outcome(self._subscription, fate, 0, (), reason, retry_after_s)
+        return Prefix(finished, self._outcome(rows, finished, otherwise))
 
     def results(self, fate: Fate, reason: str, retry_after_s: float | None) -> list[Result]:
         """One result per (place, batch), by place and batch. `fate` is that of whatever is not complete."""

@@ -13,7 +13,7 @@ import pyarrow as pa
 from evermark.delivery.base import Fate
 from evermark.delivery.body import Rendering, bundle, bundle_id, delivery_ids, render, row_from_json
 from evermark.delivery.retry import Verdict
-from evermark.delivery.sinks.base import Answer, Job, Lane, Result, Try
+from evermark.delivery.sinks.base import Answer, Job, Lane, Prefix, Result, Try
 from evermark.delivery.sinks.http import Courier, HttpLoop, close_http_loop, http_loop
 from evermark.delivery.sinks.lanes import CONCURRENCY_MAX, Dispatch
 from evermark.delivery.sinks.tally import Tally
@@ -36,6 +36,14 @@ class WebhookSink:
     def deliver_each(
         self, jobs: Sequence[Job], deadline_s: float, grace_s: float | None = None
     ) -> Iterator[list[Result]]:
+        for tally, fate, reason, wait in self._closed(jobs, deadline_s, grace_s):
+            yield tally.results(fate, reason, wait)
+
+    def deliver_prefix(self, job: Job, deadline_s: float, grace_s: float | None = None) -> Prefix:
+        ((tally, fate, reason, wait),) = self._closed([job], deadline_s, grace_s)
+        return tally.through(fate, reason, wait)
+
+    def _closed(self, jobs: Sequence[Job], deadline_s: float, grace_s: float | None) -> Iterator[Closed]:
         _one_job_each(jobs)
         http = http_loop()
         finished: queue.SimpleQueue[Closed] = queue.SimpleQueue()
@@ -43,8 +51,7 @@ class WebhookSink:
         patience = deadline_s + _LATE_S + max((job.spec.timeout_s for job in jobs), default=0.0)
         try:
             for _ in jobs:
-                tally, fate, reason, wait = finished.get(timeout=patience)
-                yield tally.results(fate, reason, wait)
+                yield finished.get(timeout=patience)
         except queue.Empty:
             raise BusyError("the event loop of the webhooks does not answer", hint="restart this instance") from None
         finally:
@@ -114,7 +121,7 @@ async def _attempt(tries: Sequence[Try], http: HttpLoop, deadline_s: float) -> l
         courier = Courier(spec, tries[0].open_secret)
     except EvermarkError as problem:
         return [Answer(Verdict.ENDPOINT, reason=str(problem))] * len(tries)
-    lanes: dict[Lane | int, list[tuple[int, pa.RecordBatch]]] = {}
+    lanes: dict[tuple[str | None, Lane | int], list[tuple[int, pa.RecordBatch]]] = {}
     for n, one in enumerate(tries):
         try:
             row = row_from_json(one.event)
@@ -122,7 +129,8 @@ async def _attempt(tries: Sequence[Try], http: HttpLoop, deadline_s: float) -> l
             answers[n] = Answer(Verdict.EVENT, reason=str(problem))
             continue
         source, stream, key = (row.column(name)[0].as_py() for name in ("source", "stream", "key"))
-        lanes.setdefault(n if key is None else (source, stream, key), []).append((n, row))
+        lane: Lane | int = n if key is None else (source, stream, key)
+        lanes.setdefault((one.replay_id, lane), []).append((n, row))
     gate = asyncio.Semaphore(min(max(1, spec.concurrency), CONCURRENCY_MAX))
     stopped: list[Answer] = []
 

@@ -38,6 +38,7 @@ class Link:
     dsn: str = field(repr=False)
     connection: psycopg.Connection[Any]
     warnings: list[str] = field(default_factory=list)
+    _slots_allowed: bool | None = None
 
     def row(self, query: str, args: tuple[object, ...] = (), *, doing: str) -> tuple[Any, ...] | None:
         with translated(self.dsn, doing):
@@ -63,6 +64,19 @@ class Link:
             said = "; ".join(self.warnings)
             self.warnings.clear()
             raise GapError(f"{doing} at {where(self.dsn)}: the server warned: {said}", hint=RECOVER_HINT)
+
+    def may_use_slots(self) -> bool:
+        """Tried on no slot, and once: some clouds give the right to roles without the attribute REPLICATION."""
+        if self._slots_allowed is None:
+            with translated(self.dsn, "asking what our role may do"):
+                try:
+                    self.connection.execute("select pg_logical_slot_peek_binary_changes(null, null, 1)")
+                except psycopg.Error as error:
+                    if error.sqlstate is None:  # the connection broke
+                        raise
+                    # The right is looked at first; any other complaint comes after it.
+                    self._slots_allowed = not isinstance(error, pg.InsufficientPrivilege)
+        return self._slots_allowed is not False
 
     def alive(self) -> bool:
         """Whether the server still answers on this connection."""

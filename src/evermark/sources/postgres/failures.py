@@ -23,7 +23,7 @@ from evermark.errors import (
 INSTALL_HINT = "run `evermark source install` (or `--print` for a DBA)"
 RECOVER_HINT = "see `evermark doctor`, then `evermark source recover`"
 
-_GRANT_HINT = "alter role … replication; and the grants that `evermark source install --print` lists for it"
+GRANT_HINT = "as a superuser: alter role … replication; and the grants that `evermark source install --print` ends with"
 
 _GONE = (pg.AdminShutdown, pg.CrashShutdown, pg.CannotConnectNow, pg.TooManyConnections, pg.ConnectionException)
 _DENIED_LOGIN = (pg.InvalidPassword, pg.InvalidAuthorizationSpecification)
@@ -59,7 +59,7 @@ def translate(error: psycopg.Error, dsn: str, doing: str) -> EvermarkError:
     text = f"{doing} at {where(dsn)}: {_first_line(error)}"
     found: EvermarkError
     if isinstance(error, pg.InsufficientPrivilege):
-        found = DeniedError(text, hint=_GRANT_HINT)
+        found = DeniedError(text, hint=GRANT_HINT)
     elif isinstance(error, (pg.ObjectInUse, pg.LockNotAvailable, pg.QueryCanceled, pg.DeadlockDetected)):
         found = BusyError(text, hint="somebody else is using it just now; it is tried again")
     elif isinstance(error, pg.ConfigurationLimitExceeded):

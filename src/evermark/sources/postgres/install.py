@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import resources
 
 from psycopg import sql
@@ -18,8 +19,9 @@ from evermark.errors import BusyError, FormatError, SetupError
 from evermark.sources.postgres.connect import Link, connect
 from evermark.sources.postgres.failures import translated, where
 from evermark.sources.postgres.place import PostgresPlace, TableChoice
+from evermark.sources.postgres.slots import drop_slot, spare_name
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 WAL_LEVEL_HINT = "alter system set wal_level = 'logical'; then restart the server"
 _TABLES = ("01_schema.sql", "02_functions.sql", "03_watch.sql")
 _LOCK_PAUSES_S = (0.5, 1.0)
@@ -39,7 +41,9 @@ class CapturedTable:
 def install_sql(place: PostgresPlace, tables: Sequence[TableChoice] = (), *, role: str | None = "evermark") -> str:
     """The whole of it for a DBA to read and run with psql, with the rights of a least-privilege role, if any."""
     parts = ["-- Run with psql, outside a transaction: the slot needs a transaction of its own.\n"]
-    parts += [_script(name, place) for name in (*_TABLES, "04_publication.sql", "05_slot.sql", "06_reader.sql")]
+    parts += [_script(name, place) for name in _TABLES]
+    for part in place.parts():
+        parts += [_script(name, part) for name in ("04_publication.sql", "05_slot.sql", "06_reader.sql")]
     parts.append("-- Triggers, last: from here on changes are captured.\n")
     parts += [_watch(table, place).as_string() + ";\n" for table in tables]
     if role is not None:
@@ -56,12 +60,13 @@ def install(place: PostgresPlace, tables: Sequence[TableChoice] = (), *, slot_wa
         with translated(link.dsn, "installing the outbox"), link.connection.transaction():
             for name in _TABLES:
                 link.connection.execute(_script(name, place).encode())
-        with translated(link.dsn, "creating the publication"):
-            link.connection.execute(_script("04_publication.sql", place).encode())
-        _create_slot(link, place, slot_wait_s)
-        with translated(link.dsn, "registering the reader"):
-            link.connection.execute(_script("06_reader.sql", place).encode())
-        return [_capture_patiently(link, table, place) for table in tables]
+        _require_same_slots(link, place)
+        for part in place.parts():
+            create_publication(link, part)
+            _create_slot(link, part, slot_wait_s)
+            with translated(link.dsn, "registering the reader"):
+                link.connection.execute(_script("06_reader.sql", part).encode())
+        return [_patiently(partial(_capture, link, table, place)) for table in tables]
     finally:
         link.close()
 
@@ -72,18 +77,40 @@ def uninstall(place: PostgresPlace) -> None:
     try:
         with translated(link.dsn, "uninstalling the outbox"):
             execute = link.connection.execute
-            if execute("select 1 from pg_replication_slots where slot_name = %s", (place.slot,)).fetchone():
-                execute("select pg_drop_replication_slot(%s)", (place.slot,))
-            execute(_script("uninstall_publication.sql", place).encode())
+            for part in place.parts():
+                drop_slot(link, spare_name(part.slot))
+                drop_slot(link, part.slot)
+                execute(_script("uninstall_publication.sql", part).encode())
             if execute("select to_regnamespace(%s)", (place.schema,)).fetchone() == (None,):
                 return
             with link.connection.transaction():
-                execute(_script("uninstall_reader.sql", place).encode())
+                for part in place.parts():
+                    execute(_script("uninstall_reader.sql", part).encode())
                 others = execute(_filled("select count(*) from @schema@.readers", place).encode()).fetchone()
                 if others == (0,):
                     execute(_script("uninstall_schema.sql", place).encode())
     finally:
         link.close()
+
+
+def unwatch(place: PostgresPlace, tables: Sequence[str]) -> list[str]:
+    """Stop capturing these tables; what they wrote stays, and is read. Says what was done to each."""
+    link = connect(place.dsn, lock_timeout="1s")
+    try:
+        return [_patiently(partial(_release, link, table, place)) for table in tables]
+    finally:
+        link.close()
+
+
+def maintain(place: PostgresPlace) -> tuple[int, int, int]:
+    """Partitions made for the days ahead, dropped for days past retention, and those that have to wait."""
+    query = _filled("select * from @schema@.maintain(make_interval(secs => %s))", place)
+    link = connect(place.dsn)
+    try:
+        created, dropped, waiting = link.one(query, (place.events_retention_s,), doing="maintaining partitions")
+    finally:
+        link.close()
+    return created, dropped, waiting
 
 
 def list_tables(place: PostgresPlace) -> list[CapturedTable]:
@@ -100,6 +127,14 @@ def list_tables(place: PostgresPlace) -> list[CapturedTable]:
         return [CapturedTable(*found) for found in link.rows(_filled(query, place), doing="listing captured tables")]
     finally:
         link.close()
+
+
+def create_publication(link: Link, place: PostgresPlace, *, again: bool = False) -> None:
+    """Made if there is none. `again`: what others made of it is undone; only a new slot may read it then."""
+    with translated(link.dsn, "creating the publication"):
+        link.connection.execute(_script("04_publication.sql", place).encode())
+        if again:
+            link.connection.execute(_script("publication_again.sql", place).encode())
 
 
 def _create_slot(link: Link, place: PostgresPlace, wait_s: float) -> None:
@@ -130,20 +165,55 @@ def _capture(link: Link, table: TableChoice, place: PostgresPlace) -> str:
     return str(link.one(_watch(table, place).as_string(), doing=f"capturing {table.name}")[0])
 
 
-def _capture_patiently(link: Link, table: TableChoice, place: PostgresPlace) -> str:
+def _release(link: Link, table: str, place: PostgresPlace) -> str:
+    captured = link.row(
+        "select exists (select from pg_trigger where tgrelid = to_regclass(%s) and tgname = %s)",
+        (table, f"{place.schema}_capture"),
+        doing=f"looking at {table}",
+    )
+    if captured != (True,):
+        return f"{table} was not captured"
+    query = _filled("select @schema@.unwatch(%s::text::regclass)", place)
+    link.row(query, (table,), doing=f"releasing {table}")
+    return f"{table} is not captured any more"
+
+
+def _patiently(step: Callable[[], str]) -> str:
     """A table's lock is asked for briefly and again: a long queue behind us would be the user's outage."""
     for pause_s in _LOCK_PAUSES_S:
         try:
-            return _capture(link, table, place)
+            return step()
         except BusyError:
             time.sleep(pause_s)
-    return _capture(link, table, place)
+    return step()
 
 
 def require_logical(link: Link) -> None:
     level = link.row("select current_setting('wal_level')", doing="reading wal_level")
     if level != ("logical",):
         raise SetupError(f"wal_level at {where(link.dsn)} is {level and level[0]!r}", hint=WAL_LEVEL_HINT)
+
+
+def _require_same_slots(link: Link, place: PostgresPlace) -> None:
+    """Another number of slots would share the events otherwise, and those not taken yet would belong to nobody."""
+    names = [part.slot for part in place.parts()]
+    query = "select slot::text from @schema@.readers where slot = %s or slot ~ %s"
+    ours = link.rows(_filled(query, place), (place.slot, f"^{place.slot}_p[0-9]+$"), doing="looking for readers")
+    others = sorted({name for (name,) in ours} - set(names))
+    if others:
+        raise SetupError(
+            f"the outbox at {where(link.dsn)} is read through other slots of this deployment: {', '.join(others)}",
+            hint="`slots` cannot change while events wait in them: let `evermark up` drain them,"
+            " `evermark source uninstall` with the old number, then install with the new one",
+        )
+    if place.slots == 1:
+        return
+    version = int(link.one("show server_version_num", doing="asking for the version")[0])
+    if version < 150000:
+        raise SetupError(
+            f"several slots at {where(link.dsn)} need Postgres 15 or newer; it is {version // 10000}",
+            hint="leave `slots` at 1",
+        )
 
 
 def _require_version(link: Link, place: PostgresPlace) -> None:
@@ -186,6 +256,7 @@ def _filled(text: str, place: PostgresPlace, *, role: str = "evermark") -> str:
         ("@slot_literal@", f"'{place.slot}'"),
         ("@version@", str(SCHEMA_VERSION)),
         ("@role@", quoted_role),
+        ("@row_filter_text@", place.row_filter.replace("'", "''")),
     ):
         text = text.replace(token, value)
     return text

@@ -33,6 +33,9 @@ EVENTS = "events"
 _NEEDED = ("id", "created_at", "op")
 _OPS = pa.array([str(op) for op in Op if op != Op.POISON])
 _PG_EPOCH_US = 946_684_800_000_000
+# The years 1 to 9999, counted from 2000.
+_US_MIN = -63_082_281_600_000_000
+_US_MAX = 252_455_615_999_999_999
 _UUID_GROUPS = ((0, 8), (9, 13), (14, 18), (19, 23), (24, 36))
 _KNOWN_KINDS = np.zeros(256, dtype=np.bool_)
 _KNOWN_KINDS[list(b"IUDT")] = True
@@ -241,7 +244,9 @@ class _Columns:
         present = self._present(name, cells)
         binary = present & (cells.kind == BINARY) & (cells.length == 8)
         micros = self._view.numbers(np.where(binary, cells.start, 0), ">i8").astype(np.int64)
-        extreme = np.abs(micros.astype(np.float64)) > 9.2e18  # infinity is a time to Postgres, and none to us
+        extreme = (micros < _US_MIN) | (
+            micros > _US_MAX
+        )  # infinity and the year 20000 are times to Postgres, not to us
         valid = binary & ~extreme
         micros = np.where(valid, micros, 0) + _PG_EPOCH_US
         for i in np.flatnonzero(present & (cells.kind == TEXT)).tolist():

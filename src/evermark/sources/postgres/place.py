@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from evermark.errors import ConfigError
@@ -14,6 +15,12 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"[a-z_][a-z0-9_]*", re.ASCII)
 TABLES_MAX = 10_000
+SLOTS_MAX = 16
+NAME_MAX = 63
+EVENTS_RETENTION_S = 7 * 86_400.0
+WAL_RETAINED_WARN_BYTES = 4 * 1024**3
+# In a publication and in a query alike: the slots' shares must be those of the rows looked through after a loss.
+MY_SHARE = "mod(mod(hashtextextended(coalesce({key}, ''), 0), {n}) + {n}, {n}) = {k}"
 
 
 class Dsn(Protocol):
@@ -50,6 +57,10 @@ class PostgresPlace:
     publication: str
     schema: str = "pgstream"
     tables: tuple[TableChoice, ...] = ()
+    events_retention_s: float = EVENTS_RETENTION_S
+    slots: int = 1  # how many slots share the events, by key
+    share: int | None = None  # which of them this place is; none: all of them
+    wal_retained_warn_bytes: int = WAL_RETAINED_WARN_BYTES
 
     def __post_init__(self) -> None:
         # Triggers are called after the schema, with a suffix: its name must leave room for it.
@@ -65,11 +76,46 @@ class PostgresPlace:
                 )
         if len(self.tables) > TABLES_MAX:
             raise ConfigError(f"{len(self.tables)} tables to capture; at most {TABLES_MAX} are possible")
+        if not 1 <= self.slots <= SLOTS_MAX:
+            raise ConfigError(f"{self.slots} slots to read from; 1 to {SLOTS_MAX} are possible")
+
+    def parts(self) -> list[PostgresPlace]:
+        """One place for each slot: a partition of the source."""
+        if self.slots == 1 or self.share is not None:
+            return [self]
+        return [
+            replace(self, slot=suffixed(self.slot, f"_p{n}"), publication=suffixed(self.publication, f"_p{n}"), share=n)
+            for n in range(self.slots)
+        ]
+
+    @property
+    def row_filter(self) -> str:
+        """Which events are this slot's, as SQL: all of one key are in one share, and stay in order."""
+        if self.share is None:
+            return ""
+        return f"where ({MY_SHARE.format(key='key', n=self.slots, k=self.share)})"
 
 
-def place_of(settings: PostgresSettings) -> PostgresPlace:
-    """The place that named and sealed settings describe."""
-    if not isinstance(settings.dsn, Sealed) or settings.slot is None or settings.publication is None:
+def suffixed(name: str, suffix: str) -> str:
+    """Two names that are too long and differ only at their ends stay two."""
+    if len(name) + len(suffix) <= NAME_MAX:
+        return name + suffix
+    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return f"{name[: NAME_MAX - 9 - len(suffix)]}_{digest}{suffix}"
+
+
+def place_of(settings: PostgresSettings, dsn: Dsn | None = None) -> PostgresPlace:
+    """The place that named settings describe; sealed ones, unless a `dsn` is given for this process alone."""
+    found = dsn or (settings.dsn if isinstance(settings.dsn, Sealed) else None)
+    if found is None or settings.slot is None or settings.publication is None:
         raise ConfigError("the settings of a Postgres source are not complete", hint="seal and name them first")
-    tables = tuple(TableChoice(t.name, t.exclude, t.hash) for t in settings.tables)
-    return PostgresPlace(settings.dsn, settings.slot, settings.publication, settings.schema_name, tables)
+    return PostgresPlace(
+        found,
+        settings.slot,
+        settings.publication,
+        settings.schema_name,
+        tuple(TableChoice(t.name, t.exclude, t.hash) for t in settings.tables),
+        events_retention_s=settings.events_retention.total_seconds(),
+        slots=settings.slots,
+        wal_retained_warn_bytes=settings.wal_retained_warn,
+    )

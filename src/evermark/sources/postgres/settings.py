@@ -5,17 +5,20 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PlainValidator, model_validator
 
-from evermark.config.fields import Model, refusal
+from evermark.config.fields import Duration, Model, Size, between, refusal
 from evermark.config.models import postgres_dsn
 from evermark.config.problems import Problem
 from evermark.config.sources import SourceConfig
 from evermark.secrets import HIDDEN, Sealed, Secret, SecretBox
+from evermark.sources.postgres.place import EVENTS_RETENTION_S, SLOTS_MAX, WAL_RETAINED_WARN_BYTES
 
 _NAME_MAX = 63  # what Postgres keeps of an identifier
+_WAL_SEGMENT_BYTES = 16 * 1024 * 1024
 _TABLE = re.compile(r'[^.\x00-\x1f"]{1,63}\.[^.\x00-\x1f"]{1,63}')
 
 
@@ -51,12 +54,20 @@ def _dsn(value: Any) -> Secret | Sealed:
     return postgres_dsn(value if isinstance(value, Secret) else Secret(value))
 
 
+def _wal_warn(size: int) -> int:
+    if not _WAL_SEGMENT_BYTES <= size <= 2**60:
+        raise refusal("must be between 16MiB, one segment of WAL, and 2^60 bytes")
+    return size
+
+
 def _hidden(_: Secret | Sealed) -> str:
     return HIDDEN
 
 
 _Column = Annotated[str, Field(min_length=1, max_length=_NAME_MAX)]
 _Identifier = Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_]{0,62}$")]
+_Retention = Annotated[Duration, between(timedelta(days=1), timedelta(days=3660))]
+_WalWarn = Annotated[Size, AfterValidator(_wal_warn)]
 
 
 class TableSettings(Model):
@@ -82,6 +93,9 @@ class PostgresSettings(SourceConfig):
     schema_name: Annotated[_Identifier, Field(alias="schema")] = "pgstream"
     slot: _Identifier | None = None
     publication: _Identifier | None = None
+    slots: Annotated[int, Field(ge=1, le=SLOTS_MAX)] = 1
+    events_retention: _Retention = timedelta(seconds=EVENTS_RETENTION_S)
+    wal_retained_warn: _WalWarn = WAL_RETAINED_WARN_BYTES
 
     @model_validator(mode="after")
     def _each_table_once(self) -> Self:

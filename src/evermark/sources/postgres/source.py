@@ -1,78 +1,34 @@
-"""The outbox of a Postgres database, read from its replication slot.
+"""The outbox of a Postgres database: one partition for each replication slot it is read from (see slot.py).
 
-A batch `[start, end)` takes a transaction, whole, iff its commit record lies in it. `end` is any WAL position up to the
-flush position; beyond it, commits that a crash may undo would be read. Reading peeks and changes nothing; only
-`confirm` moves the slot, and only to what was checkpointed.
+Several slots share the events by key: each has a publication with a row filter of its own.
 """
 
 from __future__ import annotations
 
-import random
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import contextmanager
 from typing import Any
 
-import psycopg
 import pyarrow as pa
 import structlog
-from psycopg import errors as pg
-from psycopg import sql
 
-from evermark.errors import BusyError, EvermarkError, GapError, IdentityError, UnreachableError
-from evermark.sources.base import Limit, Slice, Source
-from evermark.sources.postgres.chunks import BIG_BYTES, chunked, in_order, peek_query, unpack
-from evermark.sources.postgres.connect import Link, borrow, close_idle, connect, give_back
-from evermark.sources.postgres.failures import RECOVER_HINT, python_encoding, translate, where
-from evermark.sources.postgres.lsn import Position, lsn_text
-from evermark.sources.postgres.outbox_rows import OutboxDecoder
-from evermark.sources.postgres.pace import Confirming, Offering, Verdict
+from evermark.errors import EvermarkError
+from evermark.sources.base import Limit, Mend, Seen, Slice, Source
+from evermark.sources.postgres.chunks import BIG_BYTES
+from evermark.sources.postgres.connect import close_idle
+from evermark.sources.postgres.install import maintain
+from evermark.sources.postgres.lsn import Position
+from evermark.sources.postgres.mending import OutboxMend
 from evermark.sources.postgres.place import PostgresPlace
-from evermark.sources.postgres.survey import Survey, look, trouble
-
-READ_WORK_MEM = "256MB"
-BUSY_WAIT_S = 30.0
-PUBLICATION_CHECK_S = 10.0
-SNAPSHOT_BYTES = 16 * 1024 * 1024
-SNAPSHOT_EVERY_S = 10.0
-MAINTAIN_EVERY_S = 3600.0
-STREAMS_MAX = 100_000
-# Least WAL of an outbox row: makes a bound on rows of a bound on bytes, since rows cannot be counted unread.
-ROW_WAL_BYTES = 256
-
-_PROBE = """
-with m as materialized (
-    select x, get_byte(d, 0) as kind, substring(d from 2 for 8) as lsn
-    from pg_catalog.pg_logical_slot_peek_binary_changes({slot}, {upto}, null, 'proto_version', '1',
-         'publication_names', {publication}, 'binary', 'true') as t(l, x, d))
-select exists (select from m where kind = 73 and x in (select x from m where kind = 66 and lsn >= {start}))
-"""
+from evermark.sources.postgres.replayed import clear_request
+from evermark.sources.postgres.slot import PostgresStatus, SlotReader
 
 log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True)
-class PostgresStatus:
-    """What `doctor` and health show of the source."""
-
-    version: int
-    wal_level: str
-    flush_lsn: str
-    slot: str
-    slot_active: bool
-    slot_wal_status: str | None
-    confirmed_lsn: str | None
-    restart_lsn: str | None
-    unconfirmed_bytes: int | None
-    retained_bytes: int | None
-    safe_wal_bytes: int | None
-    trouble: str | None
-
-
 class PostgresOutbox(Source):
-    """One partition, one slice at a time: a slot has one reader."""
+    """Picklable: the place travels, connections do not."""
 
     def __init__(self, place: PostgresPlace, *, big_bytes: int = BIG_BYTES) -> None:
         self._place = place
@@ -80,16 +36,7 @@ class PostgresOutbox(Source):
         self._prepare()
 
     def _prepare(self) -> None:
-        self._lock = threading.RLock()
-        self._link: Link | None = None
-        self._incarnation_checked = False
-        self._offering = Offering()
-        self._confirming = Confirming()
-        self._held_back: Position | None = None
-        self._streams: dict[int, str] = {}
-        self._checked_at = float("-inf")
-        self._snapshot_at: float | None = float("-inf")  # none: the server or our rights do not allow it
-        self._maintained_at = float("-inf")
+        self._slots = [SlotReader(part, self._big_bytes) for part in self._place.parts()]
 
     def __getstate__(self) -> dict[str, Any]:
         return {"place": self._place, "big_bytes": self._big_bytes}
@@ -99,287 +46,86 @@ class PostgresOutbox(Source):
         self._prepare()
 
     def partitions(self) -> Sequence[int]:
-        return [0]
+        return list(range(len(self._slots)))
 
     def earliest(self, partition: int) -> str:
-        """Where the slot stands: nothing before it can be read any more."""
-        survey = self._look()
-        found = trouble(survey, self._place, None)
-        if found is not None or survey.slot is None or survey.slot.confirmed_lsn is None:
-            raise found or GapError(f"slot {self._place.slot} has no position", hint=RECOVER_HINT)
-        return survey.incarnation.at(survey.slot.confirmed_lsn)
+        with _blamed_on(partition):
+            return self._slots[partition].earliest()
 
-    def check(self, resume: Mapping[int, str]) -> None:
-        position = Position.parse(resume[0]) if 0 in resume else None
-        found = trouble(self._look(), self._place, position)
-        if found is not None:
-            raise found
+    def check(self, resume: Mapping[int, str], newest: Mapping[int, Seen] | None = None) -> None:
+        for partition, slot in enumerate(self._slots):
+            if not resume or partition in resume:
+                with _blamed_on(partition):
+                    slot.check(resume.get(partition), (newest or {}).get(partition))
 
     def latest(self, after: Mapping[int, str], limit: Limit) -> dict[int, str]:
-        if 0 not in after:
-            return {}
-        start = Position.parse(after[0])
+        """Blocks while no partition has anything new; one that is not asked for is not looked at."""
         deadline = time.monotonic() + limit.wait_s
-        bytes_max = max(1, min(limit.bytes_max, limit.rows_max * ROW_WAL_BYTES))
-        self._require_unchanged(start)
+        starts = {partition: Position.parse(text) for partition, text in after.items()}
+        for partition, start in starts.items():
+            with _blamed_on(partition):
+                self._slots[partition].require_unchanged(start)
         while True:
-            now = time.monotonic()
-            flush = self._flush_lsn(start)
-            verdict = self._offering.judge(start.lsn, flush, now)
-            if verdict is Verdict.PROBE:
-                began = time.monotonic()
-                verdict = Verdict.OFFER if self._holds_changes(start, flush) else Verdict.WAIT
-                self._offering.probed(flush, verdict is Verdict.OFFER, time.monotonic() - began, time.monotonic())
-            if verdict is Verdict.OFFER:
-                return {0: start.incarnation.at(min(flush, start.lsn + bytes_max))}
+            ends = dict(after)
+            for partition, start in starts.items():
+                with _blamed_on(partition):
+                    ends[partition] = self._slots[partition].offer(start, limit) or after[partition]
             remaining = deadline - time.monotonic()
-            if remaining <= 0:
-                return {0: after[0]}
-            time.sleep(min(remaining, self._offering.pause_s(time.monotonic())))
+            if ends != after or remaining <= 0:
+                return ends
+            time.sleep(min([remaining, *(self._slots[partition].pause_s() for partition in starts)]))
 
     def slices(self, partition: int, start: str, end: str) -> Sequence[Slice]:
         return [Slice(partition, start, end)] if start < end else []
 
     def read(self, piece: Slice) -> Iterator[pa.RecordBatch]:
-        start, end = Position.parse(piece.start), Position.parse(piece.end)
-        if start.incarnation != end.incarnation or end.lsn < start.lsn:
-            raise IdentityError(f"slice {piece.start} to {piece.end} is no range of one history", hint="report this")
-        link = borrow(self._place.dsn, work_mem=READ_WORK_MEM)
-        whole = False
-        try:
-            yield from self._read(link, start, end)
-            whole = True
-        except psycopg.Error as error:
-            raise self._explain(error, start) from error
-        finally:
-            # A COPY left half read makes its connection unusable, and its peek keeps the slot.
-            if whole:
-                give_back(link)
-            else:
-                _abandon(link)
-
-    def _read(self, link: Link, start: Position, end: Position) -> Iterator[pa.RecordBatch]:
-        encoding = python_encoding(link.connection.info.parameter_status("server_encoding") or "UTF8")
-        decoder = OutboxDecoder(self._place.schema, start, end, stream_name=self._stream_name, encoding=encoding)
-        upto = end.lsn + (1 if end.ordinal else 0)
-        query = peek_query(self._place.slot, self._place.publication, upto, big_bytes=self._big_bytes)
-        for lengths, data in chunked(in_order(unpack(self._copy(link, query)))):
-            batch = decoder.decode(lengths, data)
-            if batch is not None:
-                yield batch
-        # Judged last, when nothing can change any more what was read: a slot moved on, a publication changed or a
-        # warning means that rows are missing, and the slice must fail.
-        link.refuse_warnings("decoding")
-        found = trouble(look(link, self._place), self._place, start)
-        if found is not None:
-            raise found
-
-    def _copy(self, link: Link, query: sql.Composed) -> Iterator[bytes | bytearray | memoryview]:
-        """The COPY's messages; waits while a killed reader's peek still holds the slot."""
-        give_up_at = time.monotonic() + BUSY_WAIT_S
-        pause_s = 0.05
-        while True:
-            try:
-                with link.connection.cursor().copy(query) as copy:
-                    yield from copy
-            except pg.ObjectInUse as error:
-                # Raised before the first message: nothing has been given out yet.
-                if time.monotonic() >= give_up_at:
-                    raise translate(error, link.dsn, f"reading slot {self._place.slot}") from error
-            else:
-                return
-            time.sleep(pause_s * random.uniform(0.5, 1.0))
-            pause_s = min(1.0, pause_s * 2)
-
-    def _explain(self, error: psycopg.Error, start: Position) -> EvermarkError:
-        """Why a read failed. The slot's own state is asked first; the SQLSTATE speaks second."""
-        try:
-            found = trouble(self._look(), self._place, start)
-        except EvermarkError as unable:
-            found = unable if isinstance(unable, UnreachableError) else None
-        return found or translate(error, self._place.dsn.open(), f"reading slot {self._place.slot}")
+        return self._slots[piece.partition].read(piece)
 
     def confirm(self, partition: int, end: str) -> None:
-        """Move the slot to `end`, unless that is not worth its cost yet (advancing reads the WAL again)."""
-        target = Position.parse(end)
-        with self._lock:
-            if self._held_back is None or target.lsn > self._held_back.lsn:
-                self._held_back = target
-            if self._confirming.due(target.lsn, time.monotonic()):
-                self._advance(target)
-            if time.monotonic() - self._maintained_at >= MAINTAIN_EVERY_S:
-                self._maintained_at = time.monotonic()
-                self._maintain_quietly()
+        self._slots[partition].confirm(end)
 
-    def _advance(self, target: Position) -> None:
-        began = time.monotonic()
-        self._flush_lsn(target)  # refuses another incarnation
-        try:
-            moved = self._row(
-                "select (pg_replication_slot_advance(slot_name, %s::pg_lsn)).end_lsn,"
-                " pg_wal_lsn_diff(%s::pg_lsn, restart_lsn)::bigint"
-                " from pg_replication_slots where slot_name = %s and confirmed_flush_lsn < %s::pg_lsn",
-                (lsn_text(target.lsn), lsn_text(target.lsn), self._place.slot, lsn_text(target.lsn)),
-                doing=f"advancing slot {self._place.slot}",
-            )
-        except BusyError:
-            return  # a reader has it; the next confirm does this one's work
-        now = time.monotonic()
-        self._confirming.done(target.lsn, now - began, now)
-        if moved is not None and moved[1] is not None and moved[1] > SNAPSHOT_BYTES:
-            self._log_snapshot(now)
-
-    def _log_snapshot(self, now: float) -> None:
-        """Without a snapshot in the WAL an idle server's slot cannot let go of old segments (from version 16 on)."""
-        if self._snapshot_at is None or now - self._snapshot_at < SNAPSHOT_EVERY_S:
-            return
-        self._snapshot_at = now
-        try:
-            self._row("select pg_log_standby_snapshot()", doing="logging a snapshot")
-        except UnreachableError:
-            raise
-        except EvermarkError:
-            self._snapshot_at = None
-
-    def maintain(self, retention_s: float = 7 * 86_400.0) -> tuple[int, int, int]:
+    def maintain(self) -> tuple[int, int, int]:
         """Partitions made for the days ahead, dropped for days past retention, and those that have to wait."""
-        query = sql.SQL("select * from {}.maintain(make_interval(secs => {}))").format(
-            sql.Identifier(self._place.schema), sql.Literal(retention_s)
-        )
-        created, dropped, waiting = self._row(query.as_string(), doing="maintaining partitions") or (0, 0, 0)
-        return created, dropped, waiting
+        return maintain(self._place)
 
-    def _maintain_quietly(self) -> None:
-        try:
-            self.maintain()
-        except EvermarkError as error:
-            # Events go to the default partition meanwhile: a nuisance, no loss.
-            log.warning("postgres_maintain_failed", error=str(error))
+    def upkeep(self) -> None:
+        self.maintain()
 
-    def status(self) -> PostgresStatus:
-        survey = self._look()
-        slot = survey.slot
-        found = trouble(survey, self._place, None)
-        confirmed, restart = (slot.confirmed_lsn, slot.restart_lsn) if slot else (None, None)
-        return PostgresStatus(
-            version=survey.version,
-            wal_level=survey.wal_level,
-            flush_lsn=lsn_text(survey.flush_lsn),
-            slot=self._place.slot,
-            slot_active=bool(slot and slot.active),
-            slot_wal_status=slot.wal_status if slot else None,
-            confirmed_lsn=lsn_text(confirmed) if confirmed is not None else None,
-            restart_lsn=lsn_text(restart) if restart is not None else None,
-            unconfirmed_bytes=survey.flush_lsn - confirmed if confirmed is not None else None,
-            retained_bytes=survey.flush_lsn - restart if restart is not None else None,
-            safe_wal_bytes=slot.safe_wal_bytes if slot else None,
-            trouble=found.message if found else None,
-        )
+    def gauges(self) -> dict[str, float]:
+        found = [slot.status() for slot in self._slots]
+        safe = [status.safe_wal_bytes for status in found if status.safe_wal_bytes is not None]
+        return {
+            "wal_retained_bytes": max(status.retained_bytes or 0 for status in found),
+            "unconfirmed_bytes": max(status.unconfirmed_bytes or 0 for status in found),
+            "wal_retained_limit_bytes": self._place.wal_retained_warn_bytes,
+            **({"wal_safe_bytes": min(safe)} if safe else {}),
+        }
+
+    def replayed(self, stream: str, since: str, until: str | None) -> None:
+        clear_request(self._place, stream, since, until)
+
+    def mend(self, partition: int) -> Mend:
+        return OutboxMend(self._place.parts()[partition])
+
+    def status(self, partition: int = 0) -> PostgresStatus:
+        return self._slots[partition].status()
 
     def close(self) -> None:
         """Confirm what was held back, and let go of all connections."""
-        with self._lock:
+        for slot in self._slots:
             try:
-                if self._held_back is not None and self._confirming.pending is not None:
-                    self._advance(self._held_back)
+                slot.close()
             except EvermarkError as error:
                 # The next start reads a little again, and drops what the log holds.
                 log.warning("postgres_last_confirm_failed", error=str(error))
-            if self._link is not None:
-                self._drop(self._link)
         close_idle()
 
-    def _require_unchanged(self, start: Position) -> None:
-        now = time.monotonic()
-        if now - self._checked_at >= PUBLICATION_CHECK_S:
-            found = trouble(self._look(), self._place, start)
-            if found is not None:
-                raise found
-            self._checked_at = now
 
-    def _flush_lsn(self, start: Position) -> int:
-        """How far the WAL is durable; refuses a server that is not the one `start` belongs to."""
-        link = self._control()
-        if not self._incarnation_checked:
-            survey = self._look()
-            if survey.incarnation != start.incarnation:
-                found = trouble(survey, self._place, start)
-                raise found or IdentityError(f"Postgres at {survey.where} is not the one we left")
-            self._incarnation_checked = True
-        try:
-            # On this very connection: a new one could be another server's.
-            flush = int(link.one("select pg_current_wal_flush_lsn() - '0/0'::pg_lsn", doing="asking for the WAL")[0])
-        except UnreachableError:
-            self._drop(link)
-            raise
-        if flush < start.lsn:
-            found = trouble(self._look(), self._place, start)
-            raise found or IdentityError(f"Postgres at {where(link.dsn)} is behind our checkpoint")
-        return flush
-
-    def _holds_changes(self, start: Position, upto: int) -> bool:
-        """Whether any transaction with an event of ours commits in `[start, upto)`."""
-        query = sql.SQL(_PROBE).format(
-            slot=sql.Literal(self._place.slot),
-            upto=sql.Literal(lsn_text(upto)),
-            publication=sql.Literal(f'"{self._place.publication}"'),
-            start=sql.Literal(start.lsn.to_bytes(8, "big")),
-        )
-        link = self._control()
-        try:
-            found = link.connection.execute(query).fetchone()
-        except pg.ObjectInUse:
-            return True  # somebody reads; let `read` wait for it and say so
-        except psycopg.Error as error:
-            self._drop(link)
-            raise self._explain(error, start) from error
-        link.refuse_warnings("probing")
-        return bool(found and found[0])
-
-    def _stream_name(self, number: int) -> str | None:
-        if number not in self._streams:
-            query = sql.SQL("select name from {}.streams where id = %s").format(sql.Identifier(self._place.schema))
-            found = self._row(query.as_string(), (number,), doing="looking up a stream")
-            if found is None:
-                return None
-            if len(self._streams) >= STREAMS_MAX:
-                self._streams.clear()
-            self._streams[number] = str(found[0])
-        return self._streams[number]
-
-    def _look(self) -> Survey:
-        with self._lock:
-            link = self._control()
-            try:
-                return look(link, self._place)
-            except EvermarkError:
-                self._drop(link)
-                raise
-
-    def _row(self, query: str, args: tuple[object, ...] = (), *, doing: str) -> tuple[Any, ...] | None:
-        with self._lock:
-            link = self._control()
-            try:
-                return link.row(query, args, doing=doing)
-            except UnreachableError:
-                self._drop(link)
-                raise
-
-    def _control(self) -> Link:
-        with self._lock:
-            if self._link is None or self._link.connection.closed:
-                self._link = connect(self._place.dsn)
-                self._incarnation_checked = False
-            return self._link
-
-    def _drop(self, link: Link) -> None:
-        link.close()
-        if self._link is link:
-            self._link = None
-
-
-def _abandon(link: Link) -> None:
-    with suppress(psycopg.Error):  # the connection may be gone already
-        if not link.connection.closed:
-            link.connection.cancel_safe(timeout=5.0)
-    link.close()
+@contextmanager
+def _blamed_on(partition: int) -> Iterator[None]:
+    """One slot's trouble is not the others'."""
+    try:
+        yield
+    except EvermarkError as error:
+        error.partition = partition
+        raise

@@ -6,30 +6,19 @@ from dataclasses import dataclass
 
 from psycopg import sql
 
-from evermark.errors import EvermarkError, FormatError, GapError, IdentityError, SetupError
+from evermark.errors import DeniedError, EvermarkError, FormatError, GapError, IdentityError, SetupError
 from evermark.sources.postgres.connect import Link
-from evermark.sources.postgres.failures import INSTALL_HINT, RECOVER_HINT, where
+from evermark.sources.postgres.failures import GRANT_HINT, INSTALL_HINT, RECOVER_HINT, where
 from evermark.sources.postgres.install import SCHEMA_VERSION, WAL_LEVEL_HINT, require_logical
 from evermark.sources.postgres.lsn import Incarnation, Position, lsn_of, lsn_text
 from evermark.sources.postgres.place import PostgresPlace
+from evermark.sources.postgres.slots import Slot
 
 VERSION_MIN = 140000
 _IDENTITY_HINT = (
     "if it was restored or promoted on purpose choose with `evermark source recover`: repair from its tables,"
     " or go on from now and accept the gap; if not, point the dsn at the server this checkpoint came from"
 )
-
-
-@dataclass(frozen=True)
-class Slot:
-    plugin: str
-    database: str
-    active: bool
-    restart_lsn: int | None
-    confirmed_lsn: int | None
-    wal_status: str | None
-    invalidation_reason: str | None
-    safe_wal_bytes: int | None
 
 
 @dataclass(frozen=True)
@@ -47,6 +36,8 @@ class Survey:
     fingerprint_installed: str | None
     fingerprint_now: str | None
     schema_version: int | None
+    role: str = ""
+    may_use_slots: bool = True
 
 
 _QUERY = """
@@ -57,7 +48,8 @@ select current_setting('server_version_num')::int, current_setting('wal_level'),
        current_database()::text, r.fingerprint, {schema}.publication_fingerprint({publication}::name),
        (select version from {schema}.meta),
        s.plugin::text, s.database::text, s.active, s.restart_lsn::text, s.confirmed_flush_lsn::text, s.wal_status,
-       to_jsonb(s) ->> 'invalidation_reason', s.safe_wal_size
+       to_jsonb(s) ->> 'invalidation_reason', s.safe_wal_size,
+       current_user::text, (select rolsuper or rolreplication from pg_roles where rolname = current_user)
 from (select) one
 left join pg_replication_slots s on s.slot_name = {slot}
 left join {schema}.readers r on r.slot = {slot}
@@ -75,7 +67,8 @@ def look(link: Link, place: PostgresPlace) -> Survey:
         require_logical(link)
         raise
     version, wal_level, standby, system_id, walfile, flush, database, installed, now, schema_version = found[:10]
-    plugin, slot_database, active, restart, confirmed, wal_status, invalidation, safe = found[10:]
+    plugin, slot_database, active, restart, confirmed, wal_status, invalidation, safe = found[10:18]
+    role, replicates = found[18:]
     slot = None
     if plugin is not None:
         slot = Slot(
@@ -86,7 +79,7 @@ def look(link: Link, place: PostgresPlace) -> Survey:
     incarnation = Incarnation(system_id & 0xFFFFFFFFFFFFFFFF, int(walfile[:8], 16) if walfile else 0)
     return Survey(
         where(link.dsn), version, wal_level, standby, incarnation, lsn_of(flush) if flush else 0, database, slot,
-        installed, now, schema_version,
+        installed, now, schema_version, role, replicates or link.may_use_slots(),
     )  # fmt: skip
 
 
@@ -94,14 +87,15 @@ def trouble(survey: Survey, place: PostgresPlace, resume: Position | None) -> Ev
     """Why reading cannot begin at `resume` (or at all, without one); nothing when it can. The order is that of doubt:
     a server that cannot serve, a server that is not ours, a slot that cannot give what follows."""
     return (
-        _unfit(survey)
+        unfit(survey)
         or (_stranger(survey, resume) if resume is not None else None)
         or _slot_trouble(survey, place, resume)
         or _publication_trouble(survey, place, resume)
     )
 
 
-def _unfit(survey: Survey) -> EvermarkError | None:
+def unfit(survey: Survey) -> EvermarkError | None:
+    """Why this server can have no outbox of ours that is read."""
     if survey.version < VERSION_MIN:
         return SetupError(f"Postgres at {survey.where} is version {survey.version // 10000}", hint="14 is the least")
     if survey.standby:
@@ -111,8 +105,12 @@ def _unfit(survey: Survey) -> EvermarkError | None:
         )
     if survey.wal_level != "logical":
         return SetupError(f"wal_level at {survey.where} is {survey.wal_level!r}", hint=WAL_LEVEL_HINT)
+    if not survey.may_use_slots:
+        return DeniedError(f"role {survey.role} at {survey.where} may not read replication slots", hint=GRANT_HINT)
     if survey.schema_version is None:
         return SetupError(f"the outbox at {survey.where} is not installed", hint=INSTALL_HINT)
+    if survey.schema_version < SCHEMA_VERSION:
+        return SetupError(f"the outbox at {survey.where} is of an older version", hint=f"{INSTALL_HINT} again")
     if survey.schema_version > SCHEMA_VERSION:
         return FormatError(f"the outbox at {survey.where} is newer than this program", hint="upgrade Evermark")
     return None
@@ -132,6 +130,14 @@ def _stranger(survey: Survey, resume: Position) -> EvermarkError | None:
             hint=_IDENTITY_HINT,
         )
     return None
+
+
+def forgotten(place: str, event_id: str) -> IdentityError:
+    return IdentityError(
+        f"Postgres at {place} does not have the last event we took ({event_id}), though it keeps that day's events:"
+        " it is a copy that has gone its own way, or events were deleted by hand",
+        hint=_IDENTITY_HINT,
+    )
 
 
 def _slot_trouble(survey: Survey, place: PostgresPlace, resume: Position | None) -> EvermarkError | None:

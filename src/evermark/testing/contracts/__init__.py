@@ -11,6 +11,16 @@ from evermark.testing.contracts.checkpoints import CheckpointContract
 from evermark.testing.contracts.delivery import DeliveryContract
 from evermark.testing.contracts.heads import HeadContract
 from evermark.testing.contracts.leases import LeaseContract
+from evermark.testing.contracts.log import LogContract
 from evermark.testing.contracts.parked import ParkedContract
+from evermark.testing.contracts.source import SourceContract
 
-__all__ = ["CheckpointContract", "DeliveryContract", "HeadContract", "LeaseContract", "ParkedContract"]
+__all__ = [
+    "CheckpointContract",
+    "DeliveryContract",
+    "HeadContract",
+    "LeaseContract",
+    "LogContract",
+    "ParkedContract",
+    "SourceContract",
+]

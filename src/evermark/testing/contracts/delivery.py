@@ -89,6 +89,18 @@ class DeliveryContract:
         assert {n: replace(s, spec=before[n].spec) for n, s in after.items()} == before
         assert store.group() == group
 
+    def test_a_receiver_that_is_gone_leaves_the_group_where_it_stands(self, store: DeliveryStore, epoch: int) -> None:
+        """It is disabled until a person or a new url says otherwise; one made anew is not meant."""
+        begin(store, epoch, "a")
+        store.settle_group(P0, 0, 3, frozenset("a"), [done("a")], T0, epoch)
+        generation = store.subscriptions()["a"].generation
+        store.disable("a", "410", epoch, generation=generation + 1)
+        assert store.group().members == {"a"}
+        store.disable("a", "410", epoch, generation=generation)
+        assert (store.subscriptions()["a"].state, store.subscriptions()["a"].reason) == ("disabled", "410")
+        assert (store.group().members, store.cursors("a")) == (frozenset(), {P0: 3, P1: 0})
+        store.disable("nobody", "410", epoch)
+
     def test_what_is_no_longer_named_goes_with_all_it_had(self, store: DeliveryStore, epoch: int) -> None:
         """Removed with cursors and parked rows; those of the other origin are left alone."""
         begin(store, epoch, "a", "b")
@@ -365,6 +377,7 @@ def _writes(store: DeliveryStore, row: Parked) -> Mapping[str, Callable[[int], o
     return {
         "register": lambda epoch: store.register([], MadeBy.FILE, {}, epoch),
         "suspend": lambda epoch: store.suspend("a", "", epoch),
+        "disable": lambda epoch: store.disable("a", "gone", epoch),
         "resume": lambda epoch: store.resume("b", epoch),
         "open_place": lambda epoch: store.open_place(Place("new", 0), 0, epoch),
         "settle_group": lambda epoch: store.settle_group(P0, 1, 2, frozenset("a"), [done("a")], T0, epoch),

@@ -7,7 +7,8 @@ create table if not exists @schema@.meta (
     version integer not null,
     installed_at timestamptz not null default now()
 );
-insert into @schema@.meta (version) values (@version@) on conflict do nothing;
+insert into @schema@.meta (version) values (@version@)
+on conflict (only_row) do update set version = excluded.version where meta.version < excluded.version;
 
 -- What people replay by: `update streams set replay_from_ts = … [, replay_to_ts = …] where name = …`.
 create table if not exists @schema@.streams (
@@ -20,13 +21,16 @@ create table if not exists @schema@.streams (
     replay_to_ts timestamptz
 );
 
--- Who reads the events: one row per slot. Retention waits for all of them.
+-- Who reads the events: one row per slot. Retention waits for all of them. Every event of a transaction before `floor`
+-- has been taken: when the slot is lost, only younger ones need to be looked at.
 create table if not exists @schema@.readers (
     slot name primary key,
     publication name not null,
     fingerprint text,
-    installed_at timestamptz not null default now()
+    installed_at timestamptz not null default now(),
+    floor xid8
 );
+alter table @schema@.readers add column if not exists floor xid8;
 
 -- Old partitions on their way out: see maintain().
 create table if not exists @schema@.seals (

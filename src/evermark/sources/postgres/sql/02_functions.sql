@@ -194,6 +194,18 @@ begin
     return encode(sha256(convert_to(jsonb_build_array(whole, tables, schemas)::text, 'UTF8')), 'hex');
 end $fn$;
 
+-- A reader says how far it has everything. Never lower: the reader may have been started again from an older place.
+create or replace function @schema@.note_floor(reader name, at xid8) returns void
+language sql security definer set search_path = pg_catalog, pg_temp as $fn$
+    update @schema@.readers set floor = at where slot = reader and (floor is null or floor < at)
+$fn$;
+
+-- A reader has closed the hole that a changed publication may have left: this is what it looks like from now on.
+create or replace function @schema@.note_mended(reader name) returns void
+language sql security definer set search_path = pg_catalog, pg_temp as $fn$
+    update @schema@.readers set fingerprint = @schema@.publication_fingerprint(publication) where slot = reader
+$fn$;
+
 -- Partitions for the days ahead, and the end of those past retention. A partition goes in two steps: first it is
 -- sealed (no writer is in it; everything in it commits before this LSN), later, when every reader has confirmed that
 -- LSN and nothing came in since, it is dropped. Rows are never moved: that would publish them twice.

@@ -8,7 +8,7 @@ begin
         return;
     end if;
     if current_setting('server_version_num')::int >= 150000 then
-        columns := '(id, created_at, stream_id, stream, op, key, payload, before, schema_version)';
+        columns := '(id, created_at, stream_id, stream, op, key, payload, before, schema_version) @row_filter_text@';
     end if;
     execute 'create publication @publication@ for table @schema@.events ' || columns
         || ' with (publish = ''insert'', publish_via_partition_root = true)';

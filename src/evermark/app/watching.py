@@ -1,0 +1,128 @@
+"""How an owned source is, beside its reading: its gauges as metrics, warnings before a limit is met, its upkeep."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from evermark.observe.logging import get_logger
+from evermark.observe.metrics import Metrics
+from evermark.sources.base import Source
+
+EVERY_S = 15.0
+UPKEEP_EVERY_S = 3600.0
+UPKEEP_AGAIN_S = 300.0
+WARN_AGAIN_S = 600.0
+SAFE_SHARE_MIN = 0.2
+_JOIN_S = 1.0
+_GIB = 1024**3
+
+
+def warnings(gauges: Mapping[str, float]) -> dict[str, str]:
+    """What is to be warned of, by the gauge that says so. Pure."""
+    found: dict[str, str] = {}
+    retained, limit = gauges.get("wal_retained_bytes"), gauges.get("wal_retained_limit_bytes")
+    if retained is not None and limit is not None and retained > limit:
+        found["wal_retained_bytes"] = (
+            f"the server keeps {retained / _GIB:.1f} GiB of WAL for us, more than the {limit / _GIB:.1f} GiB of"
+            " `wal_retained_warn`"
+        )
+    safe = gauges.get("wal_safe_bytes")
+    allowed = None if safe is None else safe + (retained or 0.0)
+    if safe is not None and allowed is not None and safe < SAFE_SHARE_MIN * allowed:
+        found["wal_safe_bytes"] = (
+            f"{max(0.0, safe) / _GIB:.2f} GiB of WAL more, and the server may throw our slot away"
+            f" (max_slot_wal_keep_size allows {allowed / _GIB:.2f} GiB)"
+        )
+    return found
+
+
+@dataclass
+class Bell:
+    """Rings when something begins, again every now and then while it lasts, and not at all in between. Pure."""
+
+    rung_at: dict[str, float] = field(default_factory=dict)
+
+    def heard(self, what: Mapping[str, str], now: float) -> tuple[list[str], list[str]]:
+        """What is to be said now, and what is over."""
+        over = [name for name in self.rung_at if name not in what]
+        for name in over:
+            del self.rung_at[name]
+        due = [name for name in what if now - self.rung_at.get(name, float("-inf")) >= WARN_AGAIN_S]
+        self.rung_at.update(dict.fromkeys(due, now))
+        return [what[name] for name in due], over
+
+
+class Watching:
+    """One thread per owned source. A source that cannot be asked is not warned of here: its reading says so."""
+
+    def __init__(
+        self,
+        source: Source,
+        name: str,
+        metrics: Metrics,
+        *,
+        every_s: float = EVERY_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._source = source
+        self._name = name
+        self._metrics = metrics
+        self._every_s = every_s
+        self._clock = clock
+        self._bell = Bell()
+        self._shown: set[str] = set()
+        self._keep_up_at = float("-inf")
+        self._stopping = threading.Event()
+        self._log = get_logger(source=name, part="watch")
+        self._thread = threading.Thread(target=self._run, name=f"watch {name}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Does not wait for a server that answers late: what is being asked changes nothing."""
+        self._stopping.set()
+        self._thread.join(_JOIN_S)
+
+    def _run(self) -> None:
+        while True:
+            self._keep_up()
+            self._look()
+            if self._stopping.wait(self._every_s):
+                break
+        self._show({})  # a source that is somebody else's now says nothing here
+
+    def _look(self) -> None:
+        try:
+            found = self._source.gauges()
+        except Exception as error:  # noqa: BLE001 - a look that fails must not end the thread
+            self._log.debug("the source could not be asked", error=error)
+            self._show({})  # an old value would look like a good one
+            return
+        self._show(found)
+        said, over = self._bell.heard(warnings(found), self._clock())
+        for text in said:
+            self._log.warning(text, hint="docs/playbook.md, `The disk fills with WAL`; see `evermark doctor`")
+        for name in over:
+            self._log.info("back below its limit", gauge=name)
+
+    def _show(self, gauges: Mapping[str, float]) -> None:
+        for name in self._shown - gauges.keys():
+            self._metrics.source_gauge.remove(self._name, name)
+        for name, value in gauges.items():
+            self._metrics.source_gauge.labels(self._name, name).set(value)
+        self._shown = set(gauges)
+
+    def _keep_up(self) -> None:
+        now = self._clock()
+        if now < self._keep_up_at:
+            return
+        try:
+            self._source.upkeep()
+            self._keep_up_at = now + UPKEEP_EVERY_S
+        except Exception as error:  # noqa: BLE001 - likewise
+            self._keep_up_at = now + UPKEEP_AGAIN_S
+            self._log.warning("upkeep failed", error=error, again_in_s=UPKEEP_AGAIN_S)

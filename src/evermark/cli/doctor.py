@@ -1,0 +1,179 @@
+"""`evermark doctor`: the sources examined, from the server to the checkpoint. Changes nothing, starts nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from evermark.cli.console import EXIT_WRONG, JsonOption, say, show_json, show_table
+from evermark.cli.deployment import DEFAULT_CONFIG, ConfigOption, config_at, known_source, quiet_logging
+from evermark.errors import EvermarkError
+
+if TYPE_CHECKING:
+    from evermark.app.looking import Standing
+    from evermark.config import Config
+    from evermark.observe.finding import Finding
+    from evermark.sources.base import Source
+    from evermark.sources.postgres.place import PostgresPlace
+    from evermark.state.connection import State
+
+
+def doctor(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", show_default=False, help="Only this source; by default all.")
+    ] = None,
+    config: ConfigOption = DEFAULT_CONFIG,
+    as_json: JsonOption = False,
+) -> None:
+    """Examine sources: server, role, outbox, slot, WAL, tables, partitions, checkpoint. Ends with 3 if one is ill."""
+    found = config_at(config)
+    quiet_logging()
+    names = sorted(found.sources) if name is None else [known_source(found.sources, name)]
+    if not names:
+        known_source(found.sources, None)  # says that there is none
+    from evermark.observe.finding import Grade, worst
+
+    rows: list[tuple[str, Finding]] = []
+    with ExitStack() as stack:
+        state, findings = _state(found, stack)
+        rows += [("", each) for each in findings]
+        for each in names:
+            rows += [(each, finding) for finding in _examined(found, each, state)]
+    grade = worst(finding for _, finding in rows)
+    if as_json:
+        show_json({"grade": str(grade), "findings": [_row(source, finding) for source, finding in rows]})
+    else:
+        _show(rows)
+    if grade is Grade.WRONG:
+        raise typer.Exit(EXIT_WRONG)
+
+
+def _state(config: Config, stack: ExitStack) -> tuple[State | None, list[Finding]]:
+    """State as it is. What keeps it from being read is a finding, and not the end of the examination."""
+    from evermark.app.looking import existing_state
+    from evermark.observe.finding import ok, wrong
+
+    try:
+        state = stack.enter_context(existing_state(config))
+    except EvermarkError as error:
+        return None, [wrong("state", error.message, error.hint)]
+    if state is None:
+        return None, [ok("state", "there is none yet: `evermark up` makes it")]
+    where = "of the dsn" if config.state.dsn is not None else "embedded"
+    return state, [ok("state", f"{where}, schema {state.schema}")]
+
+
+def _examined(config: Config, name: str, state: State | None) -> Iterator[Finding]:
+    from evermark.observe.finding import wrong
+    from evermark.sources.postgres.settings import PostgresSettings
+
+    settings = config.sources[name]
+    if isinstance(settings, PostgresSettings):
+        from evermark.sources.postgres.place import PlainDsn, place_of
+
+        yield from _examined_outbox(config, name, place_of(settings, PlainDsn(settings.open_dsn())), state)
+        return
+    from evermark.app.build import make_source
+
+    try:
+        source = make_source(settings, name)
+    except EvermarkError as error:
+        yield wrong("source", error.message, error.hint)
+        return
+    if state is None:
+        yield _checked(source)
+    else:
+        yield from _judged_by_state(_standings(config, name, source, state), _owner(state, name))
+
+
+def _examined_outbox(config: Config, name: str, place: PostgresPlace, state: State | None) -> Iterator[Finding]:
+    from evermark.sources.postgres.doctor import judged
+    from evermark.sources.postgres.examine import examine
+    from evermark.sources.postgres.facts import Kept
+    from evermark.sources.postgres.source import PostgresOutbox
+
+    facts = examine(place)
+    if state is None or facts.server is None:
+        yield from judged(facts, place, None)
+        return
+    owner = _owner(state, name)
+    source = PostgresOutbox(place)
+    try:
+        standings = _standings(config, name, source, state)
+    finally:
+        source.close()
+    kept = Kept(
+        owner,
+        {each.partition: each.checkpoint.position for each in standings if each.checkpoint is not None},
+        frozenset(each.partition for each in standings if each.current is not None),
+    )
+    yield from judged(facts, place, kept)
+    yield from _judged_by_state(standings, owner)
+
+
+def _judged_by_state(standings: list[Standing], owner: str | None) -> Iterator[Finding]:
+    from evermark.app.looking import judged
+    from evermark.observe.finding import ok, warning
+
+    for standing in standings:
+        yield from judged(standing, owner)
+    if owner is None:
+        yield warning("reader", "nobody reads it just now: what it keeps for us grows", "evermark up")
+    else:
+        yield ok("reader", f"read by {owner}")
+
+
+def _standings(config: Config, name: str, source: Source, state: State) -> list[Standing]:
+    from evermark.app.build import local_log
+    from evermark.app.looking import standings
+    from evermark.checkpoints.postgres import PostgresCheckpoints
+    from evermark.ingest.recoveries import Recoveries
+
+    kept_here = config.reliability.checkpoint.backend == "postgres"
+    checkpoints = PostgresCheckpoints(state).list(name) if kept_here else {}
+    return standings(source, name, checkpoints, Recoveries(state), local_log(config) / name)
+
+
+def _owner(state: State, name: str) -> str | None:
+    from evermark.cluster.fence import source_lease
+    from evermark.cluster.holders import lease_rows
+
+    lease = lease_rows(state).get(source_lease(name))
+    return f"{lease.holder.host}:{lease.holder.pid}" if lease is not None and lease.held and lease.holder else None
+
+
+def _checked(source: Source) -> Finding:
+    from evermark.observe.finding import ok, wrong
+
+    try:
+        source.check({})
+    except EvermarkError as error:
+        return wrong("source", error.message, error.hint)
+    return ok("source", "it says that it can be read")
+
+
+def _row(source: str, finding: Finding) -> dict[str, Any]:
+    from evermark.observe.logging import without_secrets
+
+    return {
+        "source": source or None,
+        "check": finding.check,
+        "grade": str(finding.grade),
+        "found": without_secrets(finding.found),
+        "mend": without_secrets(finding.mend) or None,
+    }
+
+
+def _show(rows: list[tuple[str, Finding]]) -> None:
+    told = [_row(source, finding) for source, finding in rows]
+    columns = ("source", "check", "grade", "found")
+    show_table(columns, [[row[column] for column in columns] for row in told])
+    ill = [row for row in told if row["mend"]]
+    for row in ill:
+        say(f"{row['grade']}: {row['source'] or 'deployment'}, {row['check']}: {row['found']}\n  do: {row['mend']}")
+    counts = Counter(row["grade"] for row in told)
+    say(", ".join(f"{counts[grade]} {grade}" for grade in ("wrong", "warning", "ok") if counts[grade]))

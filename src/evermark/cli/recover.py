@@ -1,0 +1,258 @@
+"""`evermark source recover`: a hole in a source, shown, and a person's word on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from evermark.cli.console import EXIT_WRONG, JsonOption, YesOption, confirm, say, show, show_json
+from evermark.cli.deployment import (
+    DEFAULT_CONFIG,
+    ConfigOption,
+    as_holder,
+    config_at,
+    known_source,
+    lease_rows,
+    opened,
+)
+from evermark.errors import EvermarkError, GapError, NotFoundError
+
+if TYPE_CHECKING:
+    from evermark.app.build import Deployment
+    from evermark.app.looking import Standing
+    from evermark.ingest.recovery import Recovery
+    from evermark.sources.postgres.facts import Behind
+
+
+class Way(StrEnum):
+    REPAIR = "repair"
+    SKIP = "skip"
+
+
+_COLUMNS = ("id", "partition", "opened_at", "choice", "asked_by", "step", "tries", "taken", "reason", "error")
+
+
+def recover(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", show_default=False, help="May be left out when there is only one.")
+    ] = None,
+    config: ConfigOption = DEFAULT_CONFIG,
+    choice: Annotated[
+        Way | None,
+        typer.Option(help="repair: take what the log lacks, then go on. skip: go on from now, accept the gap."),
+    ] = None,
+    partition: Annotated[int | None, typer.Option(min=0, help="Only this partition.")] = None,
+    yes: YesOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """What is wrong with a source, and what was done about it; with --choice, what is to be done.
+
+    A running instance begins within a second or two; without one, the next `evermark up` does. A lost slot needs
+    nobody: it is repaired by itself. A database that was restored, cloned or promoted needs your word.
+    """
+    _require_state(config_at(config), name)
+    with opened(config) as deployment:
+        chosen = known_source(deployment.sources, name)
+        found = _standings(deployment, chosen, partition)
+        document = _document(deployment, chosen, found)
+        if choice is not None:
+            unwell = _unwell(chosen, found)
+            if not as_json:
+                _explain(chosen, unwell, document["events"])
+            if choice is Way.SKIP:
+                confirm(f"Go on from now with {chosen}, and never take what lies between?", yes=yes)
+            document["asked"] = [_row(_ask(deployment, chosen, each, choice)) for each in unwell]
+    if as_json:
+        show_json(document)
+    elif choice is not None:
+        _say_asked(document, choice)
+    else:
+        _show(document)
+    if choice is None and document["needs_person"]:
+        raise typer.Exit(EXIT_WRONG)
+
+
+def _require_state(config: Any, name: str | None) -> None:
+    from evermark.app.looking import may_have_state
+
+    known_source(config.sources, name)
+    if not may_have_state(config):
+        raise NotFoundError("nothing was ever started here: there is nothing to recover", hint="evermark up")
+
+
+def _standings(deployment: Deployment, name: str, partition: int | None) -> list[Standing]:
+    from evermark.app.looking import standings
+
+    source = deployment.sources[name]
+    if partition is not None and partition not in source.partitions():
+        raise NotFoundError(f"{name} has no partition {partition}", hint=f"it has {list(source.partitions())}")
+    checkpoints = deployment.checkpoints.list(name)
+    found = standings(source, name, checkpoints, deployment.recoveries, deployment.log_folder(name))
+    return [each for each in found if partition is None or each.partition == partition]
+
+
+def _document(deployment: Deployment, name: str, found: Sequence[Standing]) -> dict[str, Any]:
+    from evermark.cluster.fence import source_lease
+
+    now = datetime.now(UTC)
+    lease = lease_rows(deployment).get(source_lease(name))
+    holder = lease.holder if lease is not None and lease.held else None
+    unwell = any(each.trouble is not None for each in found)
+    return {
+        "source": name,
+        "owner": f"{holder.host}:{holder.pid}" if holder else None,
+        "needs_person": any(each.needs_person(now) for each in found),
+        "partitions": [_standing(each, now) for each in found],
+        "events": _numbers(deployment, name) if unwell else None,
+        "past": [_row(recovery) for each in found for recovery in each.past],
+    }
+
+
+def _standing(standing: Standing, now: datetime) -> dict[str, Any]:
+    trouble, current = standing.trouble, standing.current
+    return {
+        "partition": standing.partition,
+        "trouble": trouble.message if trouble else None,
+        "kind": str(trouble.kind) if trouble else None,
+        "hint": trouble.hint if trouble else None,
+        "needs_person": standing.needs_person(now),
+        "batch": standing.checkpoint.batch if standing.checkpoint else None,
+        "position": standing.checkpoint.position if standing.checkpoint else None,
+        "recovery": _row(current) if current else None,
+    }
+
+
+def _row(recovery: Recovery) -> dict[str, Any]:
+    return {
+        "id": recovery.id,
+        "partition": recovery.partition,
+        "opened_at": recovery.opened_at,
+        "changed_at": recovery.changed_at,
+        "choice": str(recovery.choice),
+        "asked_by": "person" if recovery.by_person else "itself",
+        "step": str(recovery.step),
+        "tries": recovery.tries,
+        "taken": recovery.taken,
+        "reason": recovery.reason,
+        "error": recovery.error or None,
+    }
+
+
+def _numbers(deployment: Deployment, name: str) -> dict[str, Any] | None:
+    """What the choice is about; None for a source that cannot tell, or a place that does not answer."""
+    from evermark.app.looking import newest
+    from evermark.sources.postgres.settings import PostgresSettings
+
+    settings = deployment.config.sources.get(name)
+    if not isinstance(settings, PostgresSettings):
+        return None
+    from evermark.sources.postgres.examine import behind
+    from evermark.sources.postgres.place import PlainDsn, place_of
+
+    seen = newest(deployment.log_folder(name), deployment.sources[name].partitions(), ())
+    since = max((each.event_time for each in seen.values() if each.event_time), default=None)
+    try:
+        found: Behind = behind(place_of(settings, PlainDsn(settings.open_dsn())), since)
+    except EvermarkError:
+        return None
+    return {
+        "oldest": found.events.oldest,
+        "newest": found.events.newest,
+        "count": found.events.count,
+        "exact": found.events.exact,
+        "log_newest": found.since,
+        "younger": found.younger,
+        "younger_exact": found.younger_exact,
+    }
+
+
+def _unwell(name: str, found: Sequence[Standing]) -> list[Standing]:
+    """Those a choice can help."""
+    unwell = [each for each in found if each.trouble is not None or each.current is not None]
+    if not unwell:
+        raise EvermarkError(
+            f"nothing is wrong with {name}: there is nothing to choose",
+            hint="`evermark doctor` looks at all of it; `evermark checkpoint reset` goes back on purpose",
+        )
+    for each in unwell:
+        if each.trouble is not None and not isinstance(each.trouble, GapError):
+            raise each.trouble  # not a hole: no choice mends it, and its hint says what does
+        if not each.mendable:
+            raise EvermarkError(f"{name}: this source cannot be mended", hint="see its own documentation")
+    return unwell
+
+
+def _ask(deployment: Deployment, name: str, standing: Standing, way: Way) -> Recovery:
+    from evermark.cluster.fence import source_lease
+    from evermark.ingest.recovery import Choice
+
+    reason = standing.trouble.message if standing.trouble else "a person's choice"
+    left_at = standing.checkpoint.position if standing.checkpoint else ""
+
+    def step(epoch: int) -> Recovery:
+        return deployment.recoveries.open(
+            name, standing.partition, reason, left_at, epoch, choice=Choice(way.value), by_person=True
+        )
+
+    return as_holder(deployment, source_lease(name), step)
+
+
+def _show(document: dict[str, Any]) -> None:
+    name = document["source"]
+    _say_troubles(name, document["partitions"])
+    if document["events"] is not None:
+        _say_choices(document["events"])
+    if any(each["trouble"] for each in document["partitions"]):
+        if document["needs_person"]:
+            say(f"{name}: nothing happens by itself. Choose: evermark source recover {name} --choice repair|skip")
+        else:
+            say(f"{name}: {'the running instance' if document['owner'] else 'the next `evermark up`'} repairs it")
+    show(document["past"], _COLUMNS, empty=f"{name}: there was no recovery yet")
+
+
+def _explain(name: str, unwell: Sequence[Standing], numbers: dict[str, Any] | None) -> None:
+    now = datetime.now(UTC)
+    _say_troubles(name, [_standing(each, now) for each in unwell])
+    if numbers is not None:
+        _say_choices(numbers)
+
+
+def _say_troubles(name: str, partitions: Sequence[dict[str, Any]]) -> None:
+    for each in partitions:
+        where = f"{name}/{each['partition']}"
+        if each["trouble"]:
+            say(f"{where}: {each['trouble']}")
+            say(f"  hint: {each['hint']}")
+        elif each["recovery"] is None:
+            say(f"{where}: healthy")
+        if (current := each["recovery"]) is not None:
+            said = f"{where}: {current['choice']} is under way: {current['step']}, {current['tries']} tries"
+            say(f"{said}: {current['error']}" if current["error"] else said)
+
+
+def _say_choices(numbers: dict[str, Any]) -> None:
+    about = "" if numbers["exact"] else "about "
+    younger = "an unknown number of events"
+    if numbers["younger"] is not None:
+        more = "" if numbers["younger_exact"] else "more than "
+        younger = f"{more}{numbers['younger']} events younger than the last one in the log ({numbers['log_newest']})"
+    say(
+        f"  repair: look through `events` ({about}{numbers['count']} of them, {numbers['oldest']} to"
+        f" {numbers['newest']}), take what the log lacks, then go on; {younger} are there"
+    )
+    say("  skip:   go on from now. What the log lacks is never taken; the gap is logged, and stays in this list")
+
+
+def _say_asked(document: dict[str, Any], way: Way) -> None:
+    name = document["source"]
+    for asked in document["asked"]:
+        if asked["choice"] != way or asked["asked_by"] != "person":
+            say(f"{name}/{asked['partition']}: its hole is closed already ({asked['choice']}); it is being finished")
+        else:
+            say(f"{name}/{asked['partition']}: {way} is asked for, as recovery {asked['id']}")
+    owner = document["owner"]
+    say(f"the instance {owner} begins now" if owner else "no instance runs: the next `evermark up` carries it out")

@@ -1,0 +1,156 @@
+"""`evermark replay`: deliver a window of the past once more."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from evermark.cli.console import JsonOption, noun, say, show, show_json, show_table
+from evermark.cli.deployment import DEFAULT_CONFIG, ConfigOption, as_deliverer, known_source, opened
+from evermark.errors import ConfigError, NotFoundError
+
+if TYPE_CHECKING:
+    from evermark.app.build import Deployment
+    from evermark.delivery.replay import Replay, Target
+
+app = noun("The past, delivered once more.")
+
+_RATE_MAX = 1_000_000.0
+Id = Annotated[str, typer.Argument(metavar="ID", show_default=False)]
+
+
+@app.command()
+def start(
+    since: Annotated[str, typer.Option(help="From this time on: 2026-11-01, or 2026-11-14T12:00Z.")],
+    until: Annotated[str | None, typer.Option(help="Up to this time, included; by default up to now.")] = None,
+    config: ConfigOption = DEFAULT_CONFIG,
+    subscription: Annotated[
+        str | None, typer.Option("--subscription", "-s", help="Only to this one; by default to all that want it.")
+    ] = None,
+    stream: Annotated[list[str] | None, typer.Option(help="Only this stream; may be repeated.")] = None,
+    where: Annotated[str | None, typer.Option(help="Only what matches, as in a subscription.")] = None,
+    rate: Annotated[float, typer.Option(min=0.0, max=_RATE_MAX, help="Requests a second at most; 0: no limit.")] = 0.0,
+    source: Annotated[str | None, typer.Option(help="Of this source; needed where there are several.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Deliver the events of a window of time again. Works while an instance runs; without one, it begins with it."""
+    with opened(config) as deployment:
+        from evermark.delivery.replay import STREAMS_MAX, AskedBy, Request, bounded
+        from evermark.log.read import moment_of
+        from evermark.predicate import vet
+
+        begin = bounded(moment_of(since))
+        end = bounded(moment_of(until)) if until is not None else datetime.now(UTC)
+        if end < begin:
+            raise ConfigError(f"--until {until} is before --since {since}", hint="name the earlier time with --since")
+        if len(stream or ()) > STREAMS_MAX:
+            raise ConfigError(f"more than {STREAMS_MAX} streams", hint="leave --stream out, or use --where")
+        vet(where)
+        if subscription is not None:
+            _known_subscription(deployment, subscription)
+        request = Request(
+            AskedBy.CLI,
+            known_source(deployment.sources, source),
+            begin,
+            end,
+            streams=tuple(dict.fromkeys(stream or ())),
+            where=where,
+            subscription=subscription,
+            rate_per_s=rate,
+        )
+        made = as_deliverer(deployment, lambda epoch: deployment.replays.ask(request, epoch))
+    if as_json:
+        show_json({"id": made})
+    else:
+        typer.echo(made)
+        say(f"asked for; see how far it is with: evermark replay show {made}")
+
+
+@app.command("list")
+def list_replays(
+    config: ConfigOption = DEFAULT_CONFIG,
+    limit: Annotated[int, typer.Option(min=1, max=10_000)] = 100,
+    as_json: JsonOption = False,
+) -> None:
+    """All there were, the newest first."""
+    with opened(config) as deployment:
+        rows = [summary(replay) for replay in deployment.replays.newest(limit)]
+    columns = ("id", "state", "source", "streams", "since", "until", "percent", "delivered", "parked", "reason")
+    show(rows, columns, as_json=as_json, empty="nothing was replayed yet")
+
+
+@app.command("show")
+def show_replay(replay: Id, config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
+    """One of them, and how far it is with each subscription."""
+    with opened(config) as deployment:
+        found = deployment.replays.one(replay)
+    targets = [_target(found, target) for target in found.targets]
+    if as_json:
+        show_json({**summary(found), "targets": targets})
+        return
+    show_table(("field", "value"), [(name, value) for name, value in summary(found).items() if value is not None])
+    say("")
+    columns = ("subscription", "state", "percent", "at", "delivered", "parked", "failures", "next_attempt_at", "reason")
+    show(targets, columns, empty="no subscription has been chosen yet" if found.state == "waiting" else "to nobody")
+
+
+@app.command()
+def cancel(replay: Id, config: ConfigOption = DEFAULT_CONFIG) -> None:
+    """End it now. What it parked is dropped; what was delivered stays delivered."""
+    with opened(config) as deployment:
+        ended = as_deliverer(deployment, lambda epoch: deployment.replays.cancel(replay, epoch))
+        state = deployment.replays.one(replay).state
+    say(f"{replay} is cancelled" if ended else f"{replay} was {state} already: nothing to cancel")
+
+
+def _known_subscription(deployment: Deployment, name: str) -> None:
+    known = {*deployment.delivery.subscriptions(), *(spec.name for spec in deployment.specs)}
+    if name not in known:
+        raise NotFoundError(
+            f"no subscription is called {name[:80]!r}", hint="`evermark subscription list` shows those there are"
+        )
+
+
+def summary(replay: Replay) -> dict[str, Any]:
+    """One replay as a person sees it; how far it is, is how far its slowest target is."""
+    from evermark.delivery.replay import percent
+
+    request = replay.request
+    over = replay.state in ("done", "cancelled", "failed")
+    shares = [percent(replay, target) for target in replay.targets]
+    return {
+        "id": replay.id,
+        "state": replay.state.value,
+        "asked_by": request.asked_by.value,
+        "source": request.source,
+        "streams": list(request.streams) or None,
+        "since": request.since,
+        "until": request.until,
+        "where": request.where,
+        "subscription": request.subscription,
+        "rate_per_s": request.rate_per_s or None,
+        "percent": round(min(shares), 1) if shares else 100.0 if replay.state == "done" else 0.0,
+        "delivered": sum(target.delivered for target in replay.targets),
+        "parked": sum(target.parked for target in replay.targets),
+        "asked_at": replay.created_at,
+        "ended_at": replay.changed_at if over else None,
+        "reason": replay.reason or None,
+    }
+
+
+def _target(replay: Replay, target: Target) -> dict[str, Any]:
+    from evermark.delivery.replay import percent
+
+    return {
+        "subscription": target.subscription,
+        "state": target.state.value,
+        "percent": round(percent(replay, target), 1),
+        "at": min(target.mark.time, replay.request.until),
+        "delivered": target.delivered,
+        "parked": target.parked,
+        "failures": target.failures,
+        "next_attempt_at": target.next_attempt_at,
+        "reason": target.reason or None,
+    }

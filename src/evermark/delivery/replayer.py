@@ -1,0 +1,129 @@
+"""Replays at work: requests are started, their targets moved on slice by slice, and ended.
+
+Crash-safe by the same means as everything else: read → send → settle by compare-and-set. What was sent and not
+settled is sent again, under the same ids.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from evermark import failpoint
+from evermark.delivery import replay as decide
+from evermark.delivery.base import DeliveryStore, Fate
+from evermark.delivery.follower import LogView
+from evermark.delivery.replay import (
+    Due,
+    Replay,
+    ReplayDeliverer,
+    Replayed,
+    ReplayState,
+    ReplayWork,
+    Target,
+    TargetState,
+)
+from evermark.delivery.replay_store import ReplayStore
+from evermark.delivery.timeslice import TimeSlice, next_slice, readable, rows_between
+from evermark.errors import NotFoundError
+from evermark.log.read import FileRange
+
+# Fresh events flow when a head moved this recently.
+FLOWING = timedelta(seconds=2)
+
+
+@dataclass
+class Replayer:
+    replays: ReplayStore
+    store: DeliveryStore
+    log: LogView
+    deliverer: ReplayDeliverer
+    epoch: int
+    clock: Callable[[], datetime]
+    sources: Collection[str]  # those there are: a replay of any other can never run
+    on_step: Callable[[Due, Replayed], None] = lambda _due, _result: None
+    _prepared: dict[tuple[str, str], TimeSlice] = field(default_factory=dict)
+
+    def look(self) -> tuple[list[Replay], list[Due]]:
+        """Start what waits, end what is over; what runs, and whose turn it is."""
+        found: list[Replay] = []
+        replays = self.replays.open()
+        known = self.store.subscriptions() if replays else {}
+        for replay in replays:
+            if replay.state is ReplayState.WAITING:
+                self._start(replay)
+                continue
+            for target in replay.targets:
+                if target.state is TargetState.RUNNING and decide.is_orphaned(target, known):
+                    self.replays.end_target(replay.id, target.subscription, "the subscription is gone", self.epoch)
+            if decide.has_ended(replay):
+                self.replays.finish(replay.id, self.epoch)
+            found.append(replay)
+        return found, decide.due(found, known, self.clock())
+
+    def flowing(self) -> bool:
+        """Whether fresh events come in just now: a replay then rests as much as it works."""
+        now = self.clock()
+        return any(now - moved_at < FLOWING for _, moved_at in self.log.heads().values())
+
+    def step(self, one: Due, *, flowing: bool) -> float:
+        """One slice for one target, sent and settled; the seconds it took."""
+        began = time.monotonic()
+        target = one.target
+        files = self._files(one.replay.request.source, one.replay.heads)
+        piece = self._slice(one, files)
+        if piece is None:
+            self.replays.pass_by(target, self.epoch)
+            return time.monotonic() - began
+        name, spec = target.subscription, one.subscription.spec
+        held = self.store.held_keys(one.replay.id).get(name, frozenset()) if spec.ordered else frozenset()
+        work = decide.work_of(one, piece, files, self.replays.parked_now(name), held)
+        result = self.deliverer.replay(work, None if flowing else self._ahead_of(one, work, files))
+        failpoint.hit("replay.sent")
+        took_s = time.monotonic() - began
+        step_s = decide.STEP_S_FLOWING if flowing else decide.STEP_S
+        self.replays.settle(target, piece, result, took_s, step_s, self.clock(), self.epoch)
+        failpoint.hit("replay.settled")
+        if result.outcome.fate is Fate.GONE:
+            self.store.disable(name, result.outcome.reason, self.epoch, generation=target.generation)
+        self.on_step(one, result)
+        return took_s
+
+    def _slice(self, one: Due, files: list[FileRange]) -> TimeSlice | None:
+        """The next slice: the one that was prepared, if the target stands where it begins."""
+        prepared = self._prepared.pop((one.replay.id, one.target.subscription), None)
+        if prepared is not None and prepared.mark == one.target.mark and prepared.rows <= 2 * decide.rows_of(one):
+            return prepared
+        return next_slice(one.target.mark, one.replay.request.until, files, decide.rows_of(one))
+
+    def _ahead_of(self, one: Due, work: ReplayWork, files: list[FileRange]) -> ReplayWork | None:
+        """What comes next if this step goes well. While fresh events flow, nothing is done before its time."""
+        piece = next_slice(work.slice.end, one.replay.request.until, files, decide.rows_of(one))
+        if piece is None:
+            return None
+        self._prepared[one.replay.id, one.target.subscription] = piece
+        return decide.work_of(one, piece, files, 0, frozenset())
+
+    def _start(self, replay: Replay) -> None:
+        request = replay.request
+        if request.source not in self.sources:
+            self.replays.end(replay.id, ReplayState.FAILED, f"no source is called {request.source!r}", self.epoch)
+            return
+        heads = {place: head for place, (head, _) in self.log.heads().items()}
+        if not decide.may_start(replay, heads):
+            return
+        mine = {place.partition: head for place, head in heads.items() if place.source == request.source}
+        targets: list[Target] | str = decide.targets_of(replay, self.store.subscriptions())
+        if isinstance(targets, str):
+            self.replays.end(replay.id, ReplayState.FAILED, targets, self.epoch)
+            return
+        rows = rows_between(request.since, request.until, self._files(request.source, mine))
+        self.replays.start(replay.id, mine, rows, targets, self.epoch)
+
+    def _files(self, source: str, heads: Mapping[int, int]) -> list[FileRange]:
+        try:
+            return readable(self.log.files(source), heads)
+        except NotFoundError:  # nothing was ever taken from it
+            return []

@@ -1,0 +1,94 @@
+"""Recoveries in State, fenced by the lease of their source."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from evermark.cluster.fence import fence, source_lease
+from evermark.errors import ConflictError
+from evermark.ingest.recovery import Choice, Recovery, Step
+from evermark.state.connection import State
+
+_TEXT_MAX = 2000
+_KEPT_MAX = 100
+_COLUMNS = (
+    "id, source, partition, choice, asked_by = 'person', reason, left_at, step, position, tries, taken, error,"
+    " opened_at, changed_at"
+)
+_LISTED = f"select {_COLUMNS} from recoveries where source = %s order by id desc limit {_KEPT_MAX}"
+_CURRENT = f"select {_COLUMNS} from recoveries where source = %s and partition = %s and step in ('opened', 'closed')"
+# A person's word replaces what was under way, unless the hole is closed already.
+_SET_CHOICE = """
+update recoveries set choice = %s, asked_by = 'person', reason = %s, tries = 0, changed_at = clock_timestamp()
+where source = %s and partition = %s and step = 'opened'
+"""
+_OPEN = """
+insert into recoveries (source, partition, choice, asked_by, reason, left_at, step)
+values (%s, %s, %s, %s, %s, %s, 'opened') on conflict do nothing
+"""
+_MOVE = """
+update recoveries
+set step = %s, position = coalesce(%s, position), taken = taken + %s, error = %s, tries = tries + %s,
+    changed_at = clock_timestamp()
+where id = %s and step in ('opened', 'closed')
+"""
+
+
+class Recoveries:
+    """Those of one deployment. Everything that writes takes the epoch of the source's lease."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def current(self, source: str, partition: int) -> Recovery | None:
+        """The one that is not finished."""
+        with self._state.connection() as conn:
+            row = conn.execute(_CURRENT, (source, partition)).fetchone()
+        return _recovery(row) if row else None
+
+    def past(self, source: str) -> list[Recovery]:
+        """The newest first."""
+        with self._state.connection() as conn:
+            return [_recovery(row) for row in conn.execute(_LISTED, (source,)).fetchall()]
+
+    def open(
+        self,
+        source: str,
+        partition: int,
+        reason: str,
+        left_at: str,
+        epoch: int,
+        *,
+        choice: Choice = Choice.REPAIR,
+        by_person: bool = False,
+    ) -> Recovery:
+        with self._state.transaction() as conn:
+            fence(conn, source_lease(source), epoch)
+            if by_person:
+                conn.execute(_SET_CHOICE, (choice, reason[:_TEXT_MAX], source, partition))
+            asked_by = "person" if by_person else "itself"
+            conn.execute(_OPEN, (source, partition, choice, asked_by, reason[:_TEXT_MAX], left_at))
+            row = conn.execute(_CURRENT, (source, partition)).fetchone()
+        if row is None:
+            raise ConflictError(f"the recovery of {source}/{partition} ended just now", hint="look again")
+        return _recovery(row)
+
+    def move(
+        self,
+        recovery: Recovery,
+        step: Step,
+        epoch: int,
+        *,
+        position: str | None = None,
+        taken: int = 0,
+        error: str = "",
+        tried: bool = False,
+    ) -> None:
+        with self._state.transaction() as conn:
+            fence(conn, source_lease(recovery.source), epoch)
+            conn.execute(_MOVE, (step, position, taken, error[:_TEXT_MAX], int(tried), recovery.id))
+
+
+def _recovery(row: Any) -> Recovery:
+    number, source, partition, choice, by_person, reason, left_at, step, *rest = row
+    return Recovery(number, source, partition, Choice(choice), by_person, reason, left_at, Step(step), *rest)

@@ -1,0 +1,322 @@
+"""From what was seen of an outbox and its server to what is well, what is not, and what to run about it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from evermark.errors import FormatError
+from evermark.observe.finding import Finding, ok, warning, wrong
+from evermark.sources.postgres.facts import CapturedFacts, Facts, Kept, OutboxFacts, ServerFacts, SlotFacts
+from evermark.sources.postgres.failures import INSTALL_HINT
+from evermark.sources.postgres.install import SCHEMA_VERSION, WAL_LEVEL_HINT
+from evermark.sources.postgres.lsn import Position, lsn_text
+from evermark.sources.postgres.place import PostgresPlace
+from evermark.sources.postgres.slots import Slot
+from evermark.sources.postgres.survey import VERSION_MIN
+
+CLOCK_S_MAX = 5.0
+SAFE_SHARE_MIN = 0.2
+SPARE_SENDERS_MIN = 2  # one for a new slot while a hole is closed, one for whoever comes
+SPARE_SLOTS_MIN = 1  # likewise
+_RECOVER = "`evermark up` repairs it by itself; `evermark source recover` shows the choices and how it goes"
+_PLAYBOOK = "docs/playbook.md"
+
+
+def judged(facts: Facts, place: PostgresPlace, kept: Kept | None) -> list[Finding]:
+    """Every check, in the order of doubt. `kept` is none when the deployment has no state yet, or it cannot be read."""
+    server = facts.server
+    if facts.unreachable is not None or server is None:
+        error = facts.unreachable
+        return [wrong("reachable", error.message if error else "nobody answers", error.hint if error else "")]
+    found = [ok("reachable", f"{server.where}, database {server.database}, as {server.role}")]
+    found += _server(server)
+    found += _room(facts, server)
+    if facts.outbox is None:
+        found.append(wrong("outbox", f"there is no schema {place.schema}", INSTALL_HINT))
+    else:
+        found += _outbox(facts.outbox, place, server)
+    for slot in facts.slots:
+        found += _publication(slot, facts.outbox is not None)
+        found += _slot(slot, server, kept)
+        found += _spare(slot, kept)
+        found += _wal(slot, place, server)
+        found += _lag(slot, server, kept)
+    found += _limits(server)
+    found += _transactions(facts, server)
+    if facts.outbox is not None:
+        found += _tables(facts.outbox.captured, place)
+        found += _days(facts.outbox, place)
+        found += _events(facts.outbox)
+    found += _clock(server)
+    found += [warning("unseen", text, _grants(place)) for text in facts.unseen]
+    return found
+
+
+def _server(server: ServerFacts) -> Iterator[Finding]:
+    major = server.version // 10_000
+    if server.version < VERSION_MIN:
+        yield wrong("version", f"Postgres {major}", f"upgrade the server: {VERSION_MIN // 10_000} is the least")
+    else:
+        yield ok("version", f"Postgres {major}.{server.version % 10_000}")
+    if server.standby:
+        yield wrong(
+            "primary", "this is a standby", "point the dsn at the primary, or name both with target_session_attrs"
+        )
+    if server.wal_level == "logical":
+        yield ok("wal_level", "logical")
+    else:
+        yield wrong("wal_level", server.wal_level, WAL_LEVEL_HINT)
+    if server.may_use_slots:
+        yield ok("replication", f"role {server.role} may read replication slots")
+    else:
+        grant = f'as a superuser: alter role "{server.role}" replication;'
+        yield wrong("replication", f"role {server.role} may not read replication slots", grant)
+    if not server.may_log_snapshot:
+        yield warning(
+            "idle_wal",
+            f"role {server.role} may not write a snapshot into the WAL: an idle slot lets go of old WAL later",
+            f'as a superuser: grant execute on function pg_catalog.pg_log_standby_snapshot() to "{server.role}";',
+        )
+
+
+def _room(facts: Facts, server: ServerFacts) -> Iterator[Finding]:
+    used = f"{server.senders_used} of {server.senders_max} in use"
+    raise_senders = f"alter system set max_wal_senders = {server.senders_max + 10}; then restart the server"
+    if facts.walsender is not None:
+        hint = facts.walsender.hint if server.senders_used < server.senders_max else raise_senders
+        yield wrong("wal_senders", f"no replication connection can be made: {facts.walsender.message}", hint)
+    elif server.senders_max - server.senders_used < SPARE_SENDERS_MIN:
+        yield warning("wal_senders", used, raise_senders)
+    else:
+        yield ok("wal_senders", used)
+    used = f"{server.slots_used} of {server.slots_max} in use"
+    missing = sum(slot.slot is None for slot in facts.slots)
+    if server.slots_max - server.slots_used < missing + SPARE_SLOTS_MIN:
+        mend = f"alter system set max_replication_slots = {server.slots_max + 10}; then restart the server"
+        grade = wrong if server.slots_max - server.slots_used < missing else warning
+        yield grade("replication_slots", f"{used}: a lost slot could not be replaced", mend)
+    else:
+        yield ok("replication_slots", used)
+
+
+def _outbox(outbox: OutboxFacts, place: PostgresPlace, server: ServerFacts) -> Iterator[Finding]:
+    if outbox.missing_rights:
+        more = f" and {len(outbox.missing_rights) - 1} more" if len(outbox.missing_rights) > 1 else ""
+        missing = f"role {server.role} lacks a right{more}"
+        yield wrong("rights", missing, "as the owner of the outbox: " + " ".join(outbox.missing_rights))
+    else:
+        yield ok("rights", f"role {server.role} has those it needs in schema {place.schema}")
+    if outbox.version is None:
+        yield wrong("outbox", f"schema {place.schema} is there, its version cannot be read", INSTALL_HINT)
+    elif outbox.version < SCHEMA_VERSION:
+        yield wrong("outbox", f"version {outbox.version}, this program needs {SCHEMA_VERSION}", INSTALL_HINT)
+    elif outbox.version > SCHEMA_VERSION:
+        yield wrong("outbox", f"version {outbox.version} is newer than this program", "upgrade Evermark")
+    else:
+        yield ok("outbox", f"schema {place.schema}, version {outbox.version}")
+
+
+def _publication(slot: SlotFacts, installed: bool) -> Iterator[Finding]:
+    name = slot.publication
+    if not slot.published:
+        mend = f"{INSTALL_HINT}; what was written meanwhile: {_RECOVER}" if slot.slot is not None else INSTALL_HINT
+        yield wrong("publication", f"there is no publication {name}", mend)
+    elif not installed or slot.registered is None:
+        return  # said elsewhere: nothing is installed, or we may not look
+    elif not slot.registered:
+        yield wrong("publication", f"slot {slot.name} is not registered as a reader", INSTALL_HINT)
+    elif slot.fingerprint_now != slot.fingerprint_installed:
+        yield wrong("publication", f"{name} was changed by somebody: events may be missing", _RECOVER)
+    else:
+        yield ok("publication", f"{name} is as it was installed")
+
+
+def _slot(facts: SlotFacts, server: ServerFacts, kept: Kept | None) -> Iterator[Finding]:
+    slot, name = facts.slot, facts.name
+    known = kept is not None and facts.partition in kept.checkpoints
+    if slot is None:
+        gone = f"slot {name} is gone" if known else f"there is no slot {name}"
+        yield wrong("slot", gone, _RECOVER if known else INSTALL_HINT)
+        return
+    if slot.database != server.database or slot.plugin != "pgoutput":
+        found = f"slot {name} belongs to database {slot.database} and plugin {slot.plugin}"
+        yield wrong("slot", found, "choose another `name` for this deployment: it names slot and publication")
+        return
+    if slot.wal_status == "lost" or slot.invalidation_reason or slot.confirmed_lsn is None:
+        reason = slot.invalidation_reason or slot.wal_status or "it has no position"
+        yield wrong("slot", f"slot {name} was lost ({reason})", _RECOVER)
+        return
+    if slot.active and kept is not None and kept.owner is None:
+        mend = f"select pg_terminate_backend({facts.active_pid}); it is no instance of this deployment"
+        yield warning("slot", f"slot {name} is held by process {facts.active_pid} of somebody else", mend)
+    elif slot.wal_status == "unreserved":
+        yield warning("slot", f"slot {name} is about to be lost", f"{_PLAYBOOK}, `The disk fills with WAL`")
+    else:
+        confirmed = lsn_text(slot.confirmed_lsn)
+        yield ok("slot", f"{name}, {slot.wal_status}, confirmed to {confirmed}{', active' if slot.active else ''}")
+    if facts.failover is False:
+        alter = f"""psql "$DSN replication=database" -c 'ALTER_REPLICATION_SLOT "{name}" (FAILOVER true)'"""
+        yield warning("failover", f"slot {name} is not kept by standbys: a promotion loses it", alter)
+
+
+def _spare(facts: SlotFacts, kept: Kept | None) -> Iterator[Finding]:
+    if not facts.spare:
+        return
+    if kept is not None and facts.partition in kept.recovering:
+        yield ok("spare_slot", f"{facts.spare_name} is there while a recovery is under way")
+        return
+    doubt = "" if kept is not None else "if no recovery is under way: "
+    drop = f"{doubt}select pg_drop_replication_slot('{facts.spare_name}');"
+    yield warning("spare_slot", f"{facts.spare_name} is left over, and keeps WAL", drop)
+
+
+def _wal(facts: SlotFacts, place: PostgresPlace, server: ServerFacts) -> Iterator[Finding]:
+    retained = _retained(facts.slot, server)
+    if facts.slot is None or retained is None:
+        return
+    said = f"{size(retained)} kept for slot {facts.name}"
+    safe = facts.slot.safe_wal_bytes
+    mend = f"{_PLAYBOOK}, `The disk fills with WAL`: is `evermark up` running, is a transaction open?"
+    if safe is not None and safe < SAFE_SHARE_MIN * (safe + retained):
+        yield warning("wal_retained", f"{said}, {size(max(0, safe))} more and it may be lost", mend)
+    elif retained > place.wal_retained_warn_bytes:
+        yield warning("wal_retained", f"{said}, more than `wal_retained_warn`", mend)
+    else:
+        yield ok("wal_retained", said)
+
+
+def _lag(facts: SlotFacts, server: ServerFacts, kept: Kept | None) -> Iterator[Finding]:
+    text = kept.checkpoints.get(facts.partition) if kept is not None else None
+    if text is None:
+        return
+    try:
+        behind = server.flush_lsn - Position.parse(text).lsn
+    except FormatError as error:
+        yield wrong("checkpoint", error.message, error.hint)
+        return
+    if behind >= 0:  # if not, this is another server, and that is said where it is judged
+        yield ok("checkpoint", f"partition {facts.partition} is {size(behind)} of WAL behind the server")
+
+
+def _limits(server: ServerFacts) -> Iterator[Finding]:
+    if server.slot_wal_keep_bytes is None:
+        yield warning(
+            "wal_limit",
+            "max_slot_wal_keep_size is -1: a slot that nobody reads fills the disk",
+            "alter system set max_slot_wal_keep_size = '50GB'; select pg_reload_conf(); -- what the disk can spare",
+        )
+    else:
+        yield ok("wal_limit", f"max_slot_wal_keep_size is {size(server.slot_wal_keep_bytes)}")
+    if 0 < server.slot_idle_s < 86_400:
+        yield warning(
+            "idle_limit",
+            f"idle_replication_slot_timeout throws a slot away that was not read for {server.slot_idle_s} s",
+            "alter system set idle_replication_slot_timeout = '7d'; select pg_reload_conf();",
+        )
+
+
+def _transactions(facts: Facts, server: ServerFacts) -> Iterator[Finding]:
+    for each in facts.transactions:
+        found = f"open for {each.age_s / 60:.0f} min, holds every slot back: {each.who}"
+        yield warning("transactions", found, f"end it where it was begun, or: {each.end}")
+    if not server.sees_others:
+        grant = f'as a superuser: grant pg_read_all_stats to "{server.role}";'
+        yield warning("transactions", "transactions of other roles cannot be seen", grant)
+    elif not facts.transactions:
+        yield ok("transactions", "none that writes is open for long")
+
+
+def _tables(captured: tuple[CapturedFacts, ...] | None, place: PostgresPlace) -> Iterator[Finding]:
+    if captured is None:
+        return
+    ill = False
+    known = {table.name: table for table in captured}
+    for name in sorted({table.name for table in place.tables} - known.keys()):
+        ill = True
+        yield wrong("tables", f"{name} stands in the file and is not captured", INSTALL_HINT)
+    for table in captured:
+        for trigger, state in (("capture", table.rows), ("truncate", table.truncate)):
+            if state == "A":
+                continue
+            ill = True
+            enable = f"alter table {table.quoted} enable always trigger {place.schema}_{trigger};"
+            if state == "O":
+                found = f"{table.name}: what replication writes is not captured ({trigger})"
+                yield warning("triggers", found, enable)
+            elif state:
+                yield wrong("triggers", f"{table.name}: trigger {place.schema}_{trigger} is switched off", enable)
+            else:
+                yield wrong("triggers", f"{table.name}: trigger {place.schema}_{trigger} is missing", INSTALL_HINT)
+        if table.stale:
+            ill = True
+            yield warning("tables", f"{table.name}: its columns changed since install", f"{INSTALL_HINT} again")
+    if not ill:
+        yield ok("tables", f"{len(captured)} captured" + (f": {', '.join(sorted(known)[:10])}" if known else ""))
+
+
+def _days(outbox: OutboxFacts, place: PostgresPlace) -> Iterator[Finding]:
+    days = outbox.partitions
+    if days is None:
+        yield wrong("partitions", f"{place.schema}.events has none", INSTALL_HINT)
+        return
+    if not days.today or not days.ahead:
+        missing = "tomorrow" if days.today else "today"
+        yield warning("partitions", f"there is none for {missing}: events go to the default one", _maintain())
+    else:
+        yield ok("partitions", f"{days.ahead} days ahead, {size(days.bytes)} in all")
+    if days.default_rows:
+        more = "more than " if days.default_rows > 1000 else ""
+        yield warning(
+            "default_partition",
+            f"{more}{min(days.default_rows, 1000)} rows have no partition of their own: retention leaves them alone",
+            f"once they are past the retention: delete from only {place.schema}.events_default where created_at <"
+            f" now() - interval '{place.events_retention_s / 86_400:g} days';",
+        )
+    if days.past and days.past_days > 1:
+        found = f"{days.past} partitions are past the retention, the oldest by {days.past_days} days"
+        yield warning("retention", f"{found}: they wait for a reader to confirm them", _maintain())
+
+
+def _events(outbox: OutboxFacts) -> Iterator[Finding]:
+    events = outbox.events
+    if events is None:
+        return
+    if events.oldest is None:
+        yield ok("events", "none yet")
+        return
+    about = "" if events.exact else "about "
+    yield ok("events", f"{about}{events.count}, the oldest {events.oldest}, the newest {events.newest}")
+
+
+def _clock(server: ServerFacts) -> Iterator[Finding]:
+    ahead = server.clock_ahead_s
+    if abs(ahead) > CLOCK_S_MAX:
+        way = "ahead of" if ahead > 0 else "behind"
+        yield warning(
+            "clock", f"the server's clock is {abs(ahead):.1f} s {way} ours", "synchronise both clocks (NTP, chrony)"
+        )
+    else:
+        yield ok("clock", f"{ahead:+.3f} s against ours")
+
+
+def size(count: float) -> str:
+    """Bytes as people say them."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def _retained(slot: Slot | None, server: ServerFacts) -> int | None:
+    if slot is None or slot.restart_lsn is None:
+        return None
+    return max(0, server.flush_lsn - slot.restart_lsn)
+
+
+def _maintain() -> str:
+    return "`evermark up` sees to it every hour; or now: evermark source maintain"
+
+
+def _grants(place: PostgresPlace) -> str:
+    return f"the grants that `evermark source install --print` ends with, for schema {place.schema}"

@@ -1,0 +1,308 @@
+"""An outbox and its server, looked at from all sides. Nothing is changed, and nothing but the dsn is needed: what our
+role may not see is said to be unseen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, date, datetime, timedelta
+from typing import Any, TypeVar
+
+from psycopg import sql
+
+from evermark.errors import EvermarkError, UnreachableError
+from evermark.sources.postgres.connect import Link, connect
+from evermark.sources.postgres.facts import (
+    Behind,
+    CapturedFacts,
+    EventFacts,
+    Facts,
+    OpenTransaction,
+    OutboxFacts,
+    PartitionFacts,
+    ServerFacts,
+    SlotFacts,
+)
+from evermark.sources.postgres.failures import where
+from evermark.sources.postgres.lsn import lsn_of
+from evermark.sources.postgres.place import PostgresPlace
+from evermark.sources.postgres.slots import slot_named, spare_name, walsender
+
+T = TypeVar("T")
+
+COUNT_BYTES_MAX = 64 * 1024 * 1024  # up to here rows are counted, beyond it estimated
+COUNT_ROWS_MAX = 1_000_000
+DEFAULT_ROWS_MAX = 1000
+TRANSACTION_AGE_S = 600
+_LISTED_MAX = 5
+_STATEMENT_TIMEOUT = "30s"
+
+_SERVER = """
+select current_setting('server_version_num')::int, current_setting('wal_level'), pg_is_in_recovery(),
+       current_database()::text, current_user::text,
+       (select rolsuper or rolreplication from pg_roles where rolname = current_user),
+       current_setting('max_wal_senders')::int, (select count(*) from pg_stat_replication)::int,
+       current_setting('max_replication_slots')::int, (select count(*) from pg_replication_slots)::int,
+       (select setting::bigint from pg_settings where name = 'max_slot_wal_keep_size'),
+       coalesce((select setting::bigint * case unit when 'min' then 60 else 1 end
+                 from pg_settings where name = 'idle_replication_slot_timeout'), 0),
+       case when pg_is_in_recovery() then pg_last_wal_replay_lsn() else pg_current_wal_flush_lsn() end::text,
+       pg_has_role('pg_read_all_stats', 'USAGE'),
+       coalesce((select has_function_privilege(p.oid, 'EXECUTE') from pg_proc p
+                 where p.proname = 'pg_log_standby_snapshot' limit 1), true),
+       clock_timestamp()
+"""
+_SLOT = """
+select s.active_pid, (to_jsonb(s) ->> 'failover')::boolean, exists (select from pg_publication where pubname = %s),
+       exists (select from pg_replication_slots where slot_name = %s)
+from (select) one left join pg_replication_slots s on s.slot_name = %s
+"""
+_READER = """
+select true, fingerprint, {schema}.publication_fingerprint(%s::name) from {schema}.readers where slot = %s
+"""
+# Those with a transaction id: only they hold a slot back.
+_TRANSACTIONS = """
+select extract(epoch from clock_timestamp() - xact_start)::float8,
+       format('process %%s of role %%s%%s, %%s, its last statement %%s s ago', pid, usename,
+              ' in ' || datname, coalesce(state, '?'),
+              extract(epoch from clock_timestamp() - query_start)::bigint),
+       format('select pg_terminate_backend(%%s);', pid)
+from pg_stat_activity
+where backend_xid is not null and pid <> pg_backend_pid() and xact_start < clock_timestamp() - make_interval(secs => %s)
+union all
+select extract(epoch from clock_timestamp() - prepared)::float8,
+       format('prepared transaction %%L of role %%s in %%s', gid, owner, database),
+       format('commit prepared %%L; or: rollback prepared %%L; in database %%s', gid, gid, database)
+from pg_prepared_xacts where prepared < clock_timestamp() - make_interval(secs => %s)
+order by 1 desc limit %s
+"""
+_RIGHTS = """
+with schema as (select oid, nspname from pg_namespace where nspname = %s)
+select x.statement from (
+    select 1 as place, format('grant usage on schema %%I to %%I;', nspname, current_user) as statement,
+           has_schema_privilege(oid, 'USAGE') as granted from schema
+    union all
+    select 2, format('grant select on all tables in schema %%I to %%I; alter default privileges in schema %%I'
+                     ' grant select on tables to %%I;', nspname, current_user, nspname, current_user),
+           bool_and(has_table_privilege(c.oid, 'SELECT'))
+    from schema join pg_class c on c.relnamespace = schema.oid where c.relkind in ('r', 'p') group by nspname
+    union all
+    select 3, format('grant update (replay_from_ts, replay_to_ts) on %%I.streams to %%I;', nspname, current_user),
+           has_column_privilege(c.oid, 'replay_from_ts', 'UPDATE')
+           and has_column_privilege(c.oid, 'replay_to_ts', 'UPDATE')
+    from schema join pg_class c on c.relnamespace = schema.oid where c.relname = 'streams'
+    union all
+    select 4, format('grant execute on function %%s to %%I;', p.oid::regprocedure, current_user),
+           has_function_privilege(p.oid, 'EXECUTE')
+    from schema join pg_proc p on p.pronamespace = schema.oid
+    where p.proname in ('publication_fingerprint', 'maintain', 'note_floor', 'note_mended')
+) x where not x.granted order by x.place, x.statement
+"""
+_CAPTURED = """
+select n.nspname || '.' || c.relname, format('%%I.%%I', n.nspname, c.relname),
+       coalesce(max(t.tgenabled::text) filter (where t.tgname = {capture}), ''),
+       coalesce(max(t.tgenabled::text) filter (where t.tgname = {truncate}), ''),
+       s.columns is distinct from (
+           select jsonb_agg(jsonb_build_array(a.attname, format_type(a.atttypid, a.atttypmod)) order by a.attnum)
+           from pg_attribute a where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped)
+from pg_trigger t join pg_class c on c.oid = t.tgrelid join pg_namespace n on n.oid = c.relnamespace
+left join {schema}.streams s on s.name = n.nspname || '.' || c.relname
+where t.tgname in ({capture}, {truncate}) and t.tgparentid = 0
+group by c.oid, n.nspname, c.relname, s.columns order by 1
+"""
+_PARTITIONS = """
+select c.relname::text, coalesce(pg_relation_size(c.oid), 0), greatest(c.reltuples, 0)::bigint,
+       (clock_timestamp() at time zone 'UTC')::date
+from pg_inherits i join pg_class c on c.oid = i.inhrelid
+join pg_class e on e.oid = i.inhparent join pg_namespace n on n.oid = e.relnamespace
+where n.nspname = %s and e.relname = 'events' order by 1
+"""
+_BOUNDED = "select count(*) from (select from {table} {where} limit {most}) few"
+
+
+def examine(place: PostgresPlace) -> Facts:
+    """Everything that can be seen."""
+    try:
+        link = connect(place.dsn, statement_timeout=_STATEMENT_TIMEOUT)
+    except EvermarkError as error:
+        return Facts(unreachable=error)
+    try:
+        return _Look(link, place).facts()
+    except UnreachableError as error:
+        return Facts(unreachable=error)
+    finally:
+        link.close()
+
+
+def behind(place: PostgresPlace, since: datetime | None) -> Behind:
+    """What a choice is about, in numbers."""
+    link = connect(place.dsn, statement_timeout=_STATEMENT_TIMEOUT)
+    try:
+        look = _Look(link, place)
+        events = look.events(look.partition_rows())
+        younger = None
+        if since is not None:
+            # Those of transactions that were open then are older, and not among them: hence "about".
+            condition = sql.SQL("where created_at > {}").format(sql.Literal(since))
+            younger = look.bounded("events", COUNT_ROWS_MAX, condition)
+        return Behind(events, younger, younger is None or younger <= COUNT_ROWS_MAX, since)
+    finally:
+        link.close()
+
+
+class _Look:
+    def __init__(self, link: Link, place: PostgresPlace) -> None:
+        self._link = link
+        self._place = place
+        self._unseen: list[str] = []
+
+    def facts(self) -> Facts:
+        server = self._server()
+        sender = None
+        try:
+            walsender(self._place).close()
+        except EvermarkError as error:
+            sender = error
+        there = self._link.row("select 1 from pg_namespace where nspname = %s", (self._place.schema,), doing="looking")
+        slots = tuple(self._slot(n, part, there is not None) for n, part in enumerate(self._place.parts()))
+        ages = (TRANSACTION_AGE_S, TRANSACTION_AGE_S, _LISTED_MAX)
+        open_ = self._link.rows(_TRANSACTIONS, ages, doing="looking for open transactions")
+        return Facts(
+            server=server,
+            walsender=sender,
+            slots=slots,
+            transactions=tuple(OpenTransaction(*row) for row in open_),
+            outbox=self._outbox() if there is not None else None,
+            unseen=tuple(self._unseen),
+        )
+
+    def _seen(self, what: str, look: Callable[[], T]) -> T | None:
+        """What our role may not look at is noted; that the server went away is not an answer."""
+        try:
+            return look()
+        except UnreachableError:
+            raise
+        except EvermarkError as error:
+            self._unseen.append(f"{what}: {error.message}")
+            return None
+
+    def _server(self) -> ServerFacts:
+        before = datetime.now(UTC)
+        found = self._link.one(_SERVER, doing="looking at the server")
+        middle = before + (datetime.now(UTC) - before) / 2
+        (version, wal_level, standby, database, role, replicates, senders_max, senders_used, slots_max, slots_used,
+         keep_mb, idle_s, flush, sees_others, may_log, now) = found  # fmt: skip
+        return ServerFacts(
+            where=where(self._link.dsn),
+            version=version,
+            wal_level=wal_level,
+            standby=standby,
+            database=database,
+            role=role,
+            may_use_slots=replicates or self._link.may_use_slots(),
+            senders_max=senders_max,
+            senders_used=senders_used,
+            slots_max=slots_max,
+            slots_used=slots_used,
+            slot_wal_keep_bytes=None if keep_mb is None or keep_mb < 0 else keep_mb * 1024 * 1024,
+            slot_idle_s=idle_s,
+            flush_lsn=lsn_of(flush) if flush else 0,
+            clock_ahead_s=(now - middle).total_seconds(),
+            sees_others=sees_others,
+            may_log_snapshot=may_log,
+        )
+
+    def _slot(self, partition: int, part: PostgresPlace, installed: bool) -> SlotFacts:
+        spare = spare_name(part.slot)
+        pid, failover, published, spare_there = self._link.one(
+            _SLOT, (part.publication, spare, part.slot), doing="looking at the slot"
+        )
+        registered: tuple[bool | None, str | None, str | None] = (None, None, None)
+        if installed:
+            query = sql.SQL(_READER).format(schema=sql.Identifier(part.schema)).as_string()
+            args = (part.publication, part.slot)
+            registered = self._seen(
+                f"reader {part.slot}",
+                lambda: _three(self._link.row(query, args, doing="looking for the reader")),
+            ) or (None, None, None)
+        return SlotFacts(
+            partition, part.slot, slot_named(self._link, part.slot), pid, failover, spare, spare_there,
+            part.publication, published, *registered,
+        )  # fmt: skip
+
+    def _outbox(self) -> OutboxFacts:
+        schema = self._place.schema
+        rights = self._link.rows(_RIGHTS, (schema,), doing="looking at our rights")
+        version = self._seen("version of the outbox", self._version)
+        rows = self.partition_rows()
+        captured = self._seen("captured tables", self._captured)
+        events = self._seen("events", lambda: self.events(rows)) if rows else None
+        partitions = self._partitions(rows) if rows else None
+        return OutboxFacts(version, tuple(row[0] for row in rights), captured, partitions, events)
+
+    def _version(self) -> int | None:
+        query = sql.SQL("select version from {}").format(sql.Identifier(self._place.schema, "meta"))
+        found = self._link.row(query.as_string(), doing="reading the installed version")
+        return int(found[0]) if found else None
+
+    def _captured(self) -> tuple[CapturedFacts, ...]:
+        query = sql.SQL(_CAPTURED).format(
+            schema=sql.Identifier(self._place.schema),
+            capture=sql.Literal(f"{self._place.schema}_capture"),
+            truncate=sql.Literal(f"{self._place.schema}_truncate"),
+        )
+        rows = self._link.rows(query.as_string(), doing="looking at captured tables")
+        return tuple(CapturedFacts(*row) for row in rows)
+
+    def partition_rows(self) -> list[tuple[str, int, int, date]]:
+        rows: list[Any] = self._link.rows(_PARTITIONS, (self._place.schema,), doing="listing partitions")
+        return rows
+
+    def _partitions(self, rows: list[tuple[str, int, int, date]]) -> PartitionFacts:
+        today = rows[0][3]
+        days = {_day(name) for name, *_ in rows} - {None}
+        least = today - timedelta(seconds=self._place.events_retention_s)
+        past = [day for day in days if day is not None and day + timedelta(days=1) <= least]
+        ahead = 0
+        while today + timedelta(days=ahead + 1) in days:
+            ahead += 1
+        rest = self._seen("rows without a partition", lambda: self.bounded("events_default", DEFAULT_ROWS_MAX))
+        return PartitionFacts(
+            ahead=ahead,
+            today=today in days,
+            past=len(past),
+            past_days=max(((least - day).days - 1 for day in past), default=0),
+            default_rows=rest,
+            bytes=sum(row[1] for row in rows),
+        )
+
+    def bounded(self, table: str, most: int, condition: sql.Composable | None = None) -> int:
+        """How many rows, counted up to one more than `most`."""
+        query = sql.SQL(_BOUNDED).format(
+            table=sql.Identifier(self._place.schema, table),
+            where=condition or sql.SQL(""),
+            most=sql.Literal(most + 1),
+        )
+        return int(self._link.one(query.as_string(), doing=f"counting rows of {table}")[0])
+
+    def events(self, rows: list[tuple[str, int, int, date]]) -> EventFacts:
+        """The oldest and the newest come from an index; many rows are not counted."""
+        events = sql.Identifier(self._place.schema, "events")
+        bounds = sql.SQL("select min(created_at)::text, max(created_at)::text from {}").format(events)
+        oldest, newest = self._link.one(bounds.as_string(), doing="looking at events")
+        if sum(row[1] for row in rows) > COUNT_BYTES_MAX:
+            return EventFacts(oldest, newest, sum(row[2] for row in rows), exact=False)
+        count = sql.SQL("select count(*) from {}").format(events)
+        return EventFacts(
+            oldest, newest, int(self._link.one(count.as_string(), doing="counting events")[0]), exact=True
+        )
+
+
+def _three(row: tuple[Any, ...] | None) -> tuple[bool | None, str | None, str | None]:
+    return (row[0], row[1], row[2]) if row is not None else (False, None, None)
+
+
+def _day(partition: str) -> date | None:
+    try:
+        return datetime.strptime(partition, "events_p%Y%m%d").replace(tzinfo=UTC).date()
+    except ValueError:
+        return None

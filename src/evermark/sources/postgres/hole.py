@@ -1,0 +1,181 @@
+"""The rows of `events` that the log may lack, read under one snapshot, in pieces of each partition's blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from psycopg import sql
+
+from evermark.event import taken_batch
+from evermark.sources.base import Hole, Slice
+from evermark.sources.postgres.connect import Link, connect
+from evermark.sources.postgres.failures import translated
+from evermark.sources.postgres.lsn import Incarnation, hex_columns, positions
+from evermark.sources.postgres.place import MY_SHARE, PostgresPlace
+
+RECOVERED = "recovered"
+_BLOCKS = 32_768  # of 8 KiB: a piece is a quarter of a gigabyte at most
+_ROWS = 10_000
+_TYPES = ("text", "int8", "text", "text", "text", "text", "text", "int4", "int8", "text")
+_BYTES = 16 * 1024 * 1024
+
+_TABLES = """
+select c.relname::text, greatest(1, (pg_relation_size(c.oid) / current_setting('block_size')::bigint))
+from pg_inherits i join pg_class c on c.oid = i.inhrelid
+where i.inhparent = {events}::regclass and c.relkind = 'r' order by 1
+"""
+_SANE = "{column} >= '0001-01-01 00:00:00Z' and {column} < '10000-01-01 00:00:00Z'"
+_CANDIDATES = """
+select count(*), min(created_at) filter (where {sane}), count(*) filter (where not ({sane}))
+from only {table} where {young}
+"""
+_ROWS_OF = """
+select e.id::text,
+       case when {sane} then (extract(epoch from e.created_at) * 1000000)::bigint end,
+       coalesce(e.stream, s.name), e.op, e.key, e.payload::text, e.before::text, e.schema_version,
+       (e.lsn - '0/0'::pg_lsn)::bigint, e.tx::xid::text
+from only {table} e left join {streams} s on s.id = e.stream_id
+where e.ctid >= {first}::tid and e.ctid < {last}::tid and {young}
+"""
+
+
+@dataclass
+class OutboxHole(Hole):
+    """What is found carries the flag `recovered`. Its place in the log is just below the LSN reading goes on from:
+    WAL records begin at multiples of eight, so no commit is ever found there."""
+
+    place: PostgresPlace
+    snapshot: str
+    incarnation: Incarnation
+    lsn: int  # where the new slot begins: what the snapshot shows was committed before, all else comes from the slot
+    floor: str | None
+    pieces: Sequence[Slice] = ()
+    since: datetime | None = None
+
+    @property
+    def position(self) -> str:
+        return self.incarnation.at(self.lsn)
+
+    def positions(self, first: int, count: int) -> pa.Array:
+        lsns = np.full(count, self.lsn - 1, dtype=np.uint64)
+        return positions(self.incarnation, lsns, np.arange(first, first + count, dtype=np.uint32))
+
+    def survey(self) -> None:
+        """Find the pieces. Partitions without a candidate are left out: most of the days kept hold none."""
+        found: list[Slice] = []
+        oldest: list[datetime] = []
+        whole_log = False
+        with self._open() as link:
+            events = sql.Literal(f'"{self.place.schema}".events')
+            tables = sql.SQL(_TABLES).format(events=events).as_string()
+            for table, blocks in link.rows(tables, doing="listing partitions"):
+                sane = sql.SQL(_SANE.format(column="created_at"))
+                query = sql.SQL(_CANDIDATES).format(table=self._table(table), young=self._young(), sane=sane)
+                count, since, timeless = link.one(query.as_string(), doing=f"looking through {table}")
+                if not count:
+                    continue
+                oldest += [since] if since else []
+                whole_log = whole_log or timeless > 0
+                for first in range(0, blocks, _BLOCKS):
+                    # The last piece is open at its end: whatever was added since is not in the snapshot.
+                    last = first + _BLOCKS if first + _BLOCKS < blocks else 2**32 - 1
+                    detail = {"table": table, "first": str(first), "last": str(last)}
+                    found.append(Slice(0, "", self.position, detail))
+        self.pieces = tuple(found)
+        # An event whose time is none to us may be in any file.
+        self.since = None if whole_log else min(oldest, default=None)
+
+    def read(self, piece: Slice) -> Iterator[pa.RecordBatch]:
+        query = sql.SQL(_ROWS_OF).format(
+            table=self._table(piece.detail["table"]),
+            streams=sql.Identifier(self.place.schema, "streams"),
+            first=sql.Literal(f"({piece.detail['first']},0)"),
+            last=sql.Literal(f"({piece.detail['last']},0)"),
+            young=self._young("e."),
+            sane=sql.SQL(_SANE.format(column="e.created_at")),
+        )
+        copy_out = sql.SQL("copy ({}) to stdout").format(query)
+        with (
+            self._open() as link,
+            translated(link.dsn, "reading events the log may lack"),
+            link.connection.cursor().copy(copy_out) as copy,
+        ):
+            copy.set_types(_TYPES)
+            yield from self._batches(copy.rows())
+
+    def _batches(self, rows: Iterator[tuple[Any, ...]]) -> Iterator[pa.RecordBatch]:
+        """Cut by bytes as well as by number: ten thousand rows may be ten gigabytes."""
+        some: list[tuple[Any, ...]] = []
+        size = 0
+        for row in rows:
+            some.append(row)
+            size += len(row[5] or "") + len(row[6] or "")
+            if size >= _BYTES or len(some) >= _ROWS:
+                yield self._batch(some)
+                some, size = [], 0
+        if some:
+            yield self._batch(some)
+
+    def _batch(self, rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
+        ids, times, streams, ops, keys, payloads, befores, versions, lsns, xids = zip(*rows, strict=True)
+        order = np.array(lsns, dtype=np.uint64)
+        columns: dict[str, object] = {
+            "event_id": ids,
+            "position": [bytes(digits).decode() for digits in hex_columns(order, 16)],
+            "stream": [stream or f"{self.place.schema}.events" for stream in streams],
+            "op": ops,
+            "key": keys,
+            "tx": xids,
+            "event_time": pa.array(times, pa.int64()),
+            "payload": payloads,
+            "before": befores,
+            "schema_version": versions,
+            "flags": [[RECOVERED]] * len(rows),
+        }
+        return taken_batch(columns, len(rows))
+
+    def _open(self) -> _Snapshot:
+        return _Snapshot(self.place, self.snapshot)
+
+    def _table(self, name: str) -> sql.Identifier:
+        return sql.Identifier(self.place.schema, name)
+
+    def _young(self, prefix: str = "") -> sql.Composable:
+        conditions: list[sql.Composable] = []
+        if self.floor is not None:
+            conditions.append(sql.SQL("{}tx >= {}::xid8").format(sql.SQL(prefix), sql.Literal(self.floor)))
+        if self.place.share is not None:
+            mine = sql.SQL(MY_SHARE).format(
+                key=sql.SQL(f"{prefix}key"), n=sql.Literal(self.place.slots), k=sql.Literal(self.place.share)
+            )
+            conditions.append(mine)
+        return sql.SQL(" and ").join(conditions) if conditions else sql.SQL("true")
+
+
+class _Snapshot:
+    """A connection that sees exactly what the exported snapshot shows."""
+
+    def __init__(self, place: PostgresPlace, snapshot: str) -> None:
+        self._place, self._snapshot = place, snapshot
+        self._link: Link | None = None
+
+    def __enter__(self) -> Link:
+        link = connect(self._place.dsn)
+        self._link = link
+        try:
+            with translated(link.dsn, "going back to the moment of the new slot"):
+                link.connection.execute("begin isolation level repeatable read, read only")
+                link.connection.execute(sql.SQL("set transaction snapshot {}").format(sql.Literal(self._snapshot)))
+        except BaseException:
+            link.close()
+            raise
+        return link
+
+    def __exit__(self, *_: object) -> None:
+        if self._link is not None:
+            self._link.close()

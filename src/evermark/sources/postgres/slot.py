@@ -1,0 +1,375 @@
+"""One replication slot of an outbox, and everything done with it.
+
+A batch `[start, end)` takes a transaction, whole, iff its commit record lies in it. `end` is any WAL position up to the
+flush position; beyond it, commits that a crash may undo would be read. Reading peeks and changes nothing; only
+`confirm` moves the slot, and only to what was checkpointed.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+from psycopg import errors as pg
+from psycopg import sql
+
+from evermark.errors import BusyError, EvermarkError, GapError, IdentityError, UnreachableError
+from evermark.sources.base import Limit, Seen, Slice
+from evermark.sources.postgres.chunks import BIG_BYTES, chunked, in_order, peek_query, unpack
+from evermark.sources.postgres.connect import Link, borrow, connect, give_back
+from evermark.sources.postgres.failures import RECOVER_HINT, python_encoding, translate, where
+from evermark.sources.postgres.floor import Floor, Sample
+from evermark.sources.postgres.lsn import Position, lsn_text
+from evermark.sources.postgres.outbox_rows import EVENTS, OutboxDecoder
+from evermark.sources.postgres.pace import Confirming, Offering, Verdict
+from evermark.sources.postgres.place import PostgresPlace
+from evermark.sources.postgres.survey import Survey, forgotten, look, trouble
+
+READ_WORK_MEM = "256MB"
+BUSY_WAIT_S = 30.0
+PUBLICATION_CHECK_S = 10.0
+SNAPSHOT_BYTES = 16 * 1024 * 1024
+SNAPSHOT_EVERY_S = 10.0
+STREAMS_MAX = 100_000
+# Least WAL of an outbox row: makes a bound on rows of a bound on bytes, since rows cannot be counted unread.
+ROW_WAL_BYTES = 256
+
+_PROBE = """
+with m as materialized (
+    select x, get_byte(d, 0) as kind, substring(d from 2 for 8) as lsn
+    from pg_catalog.pg_logical_slot_peek_binary_changes({slot}, {upto}, null, 'proto_version', '1',
+         'publication_names', {publication}, 'binary', 'true') as t(l, x, d))
+select exists (select from m where kind = 73 and x in (select x from m where kind = 66 and lsn >= {start}))
+"""
+
+_KNOWN = """
+select exists (select from {events} where created_at = %s and id = %s::uuid),
+       to_regclass(format('%%I.%%I', {schema}, 'events_p' || to_char(%s at time zone 'UTC', 'YYYYMMDD'))) is not null
+"""
+# Two steps in one: what had ended when the snapshot was taken committed before the position read after it.
+_SAMPLE = """
+with ended as materialized (select pg_snapshot_xmin(pg_current_snapshot())::text as xmin)
+select xmin, (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint from ended
+"""
+
+
+@dataclass(frozen=True)
+class PostgresStatus:
+    """What `doctor` and health show of the source."""
+
+    version: int
+    wal_level: str
+    flush_lsn: str
+    slot: str
+    slot_active: bool
+    slot_wal_status: str | None
+    confirmed_lsn: str | None
+    restart_lsn: str | None
+    unconfirmed_bytes: int | None
+    retained_bytes: int | None
+    safe_wal_bytes: int | None
+    trouble: str | None
+
+
+class SlotReader:
+    """One reader: a slot has one at a time. Not picklable; made anew in each process from its place."""
+
+    def __init__(self, place: PostgresPlace, big_bytes: int = BIG_BYTES) -> None:
+        self._place = place
+        self._big_bytes = big_bytes
+        self._lock = threading.RLock()
+        self._link: Link | None = None
+        self._incarnation_checked = False
+        self._offering = Offering()
+        self._confirming = Confirming()
+        self._floor = Floor()
+        self._held_back: Position | None = None
+        self._streams: dict[int, str] = {}
+        self._checked_at = float("-inf")
+        self._snapshot_at: float | None = float("-inf")  # none: the server or our rights do not allow it
+
+    def earliest(self) -> str:
+        """Where the slot stands: nothing before it can be read any more."""
+        survey = self._look()
+        found = trouble(survey, self._place, None)
+        if found is not None or survey.slot is None or survey.slot.confirmed_lsn is None:
+            raise found or GapError(f"slot {self._place.slot} has no position", hint=RECOVER_HINT)
+        return survey.incarnation.at(survey.slot.confirmed_lsn)
+
+    def check(self, resume: str | None, seen: Seen | None) -> None:
+        position = Position.parse(resume) if resume is not None else None
+        survey = self._look()
+        if position is not None and seen is not None and survey.incarnation == position.incarnation:
+            self._require_known(seen)
+        found = trouble(survey, self._place, position)
+        if found is not None:
+            raise found
+
+    def _require_known(self, seen: Seen) -> None:
+        """A copy of the server has its identity; it does not have what happened after it was made."""
+        if seen.event_time is None or seen.event_id.startswith("poison:"):
+            return
+        query = sql.SQL(_KNOWN).format(
+            events=sql.Identifier(self._place.schema, EVENTS), schema=sql.Literal(self._place.schema)
+        )
+        found = self._row(query.as_string(), (seen.event_time, seen.event_id, seen.event_time), doing="looking back")
+        if found == (False, True):
+            raise forgotten(where(self._place.dsn.open()), seen.event_id)
+
+    def offer(self, start: Position, limit: Limit) -> str | None:
+        """How far the next batch may go; None when there is nothing worth reading yet."""
+        bytes_max = max(1, min(limit.bytes_max, limit.rows_max * ROW_WAL_BYTES))
+        flush = self._flush_lsn(start)
+        verdict = self._offering.judge(start.lsn, flush, time.monotonic())
+        if verdict is Verdict.PROBE:
+            began = time.monotonic()
+            verdict = Verdict.OFFER if self._holds_changes(start, flush) else Verdict.WAIT
+            self._offering.probed(flush, verdict is Verdict.OFFER, time.monotonic() - began, time.monotonic())
+        return start.incarnation.at(min(flush, start.lsn + bytes_max)) if verdict is Verdict.OFFER else None
+
+    def pause_s(self) -> float:
+        """How long to wait before the next `offer`."""
+        return self._offering.pause_s(time.monotonic())
+
+    def read(self, piece: Slice) -> Iterator[pa.RecordBatch]:
+        start, end = Position.parse(piece.start), Position.parse(piece.end)
+        if start.incarnation != end.incarnation or end.lsn < start.lsn:
+            raise IdentityError(f"slice {piece.start} to {piece.end} is no range of one history", hint="report this")
+        link = borrow(self._place.dsn, work_mem=READ_WORK_MEM)
+        whole = False
+        try:
+            yield from self._read(link, start, end)
+            whole = True
+        except psycopg.Error as error:
+            raise self._explain(error, start) from error
+        finally:
+            # A COPY left half read makes its connection unusable, and its peek keeps the slot.
+            if whole:
+                give_back(link)
+            else:
+                _abandon(link)
+
+    def _read(self, link: Link, start: Position, end: Position) -> Iterator[pa.RecordBatch]:
+        encoding = python_encoding(link.connection.info.parameter_status("server_encoding") or "UTF8")
+        decoder = OutboxDecoder(self._place.schema, start, end, stream_name=self._stream_name, encoding=encoding)
+        upto = end.lsn + (1 if end.ordinal else 0)
+        query = peek_query(self._place.slot, self._place.publication, upto, big_bytes=self._big_bytes)
+        for lengths, data in chunked(in_order(unpack(self._copy(link, query)))):
+            batch = decoder.decode(lengths, data)
+            if batch is not None:
+                yield batch
+        # Judged last, when nothing can change any more what was read: a slot moved on, a publication changed or a
+        # warning means that rows are missing, and the slice must fail.
+        link.refuse_warnings("decoding")
+        found = trouble(look(link, self._place), self._place, start)
+        if found is not None:
+            raise found
+
+    def _copy(self, link: Link, query: sql.Composed) -> Iterator[bytes | bytearray | memoryview]:
+        """The COPY's messages; waits while a killed reader's peek still holds the slot."""
+        give_up_at = time.monotonic() + BUSY_WAIT_S
+        pause_s = 0.05
+        while True:
+            try:
+                with link.connection.cursor().copy(query) as copy:
+                    yield from copy
+            except pg.ObjectInUse as error:
+                # Raised before the first message: nothing has been given out yet.
+                if time.monotonic() >= give_up_at:
+                    raise translate(error, link.dsn, f"reading slot {self._place.slot}") from error
+            else:
+                return
+            time.sleep(pause_s * random.uniform(0.5, 1.0))
+            pause_s = min(1.0, pause_s * 2)
+
+    def _explain(self, error: psycopg.Error, start: Position) -> EvermarkError:
+        """Why a read failed. The slot's own state is asked first; the SQLSTATE speaks second."""
+        try:
+            found = trouble(self._look(), self._place, start)
+        except EvermarkError as unable:
+            found = unable if isinstance(unable, UnreachableError) else None
+        return found or translate(error, self._place.dsn.open(), f"reading slot {self._place.slot}")
+
+    def confirm(self, end: str) -> None:
+        """Move the slot to `end`, unless that is not worth its cost yet (advancing reads the WAL again)."""
+        target = Position.parse(end)
+        with self._lock:
+            if self._held_back is None or target.lsn > self._held_back.lsn:
+                self._held_back = target
+            if self._confirming.due(target.lsn, time.monotonic()):
+                self.advance(target)
+                self._note_floor(target)
+
+    def advance(self, target: Position) -> None:
+        """Let the server forget everything before `target`."""
+        began = time.monotonic()
+        self._flush_lsn(target)  # refuses another incarnation
+        try:
+            moved = self._row(
+                "select (pg_replication_slot_advance(slot_name, %s::pg_lsn)).end_lsn,"
+                " pg_wal_lsn_diff(%s::pg_lsn, restart_lsn)::bigint"
+                " from pg_replication_slots where slot_name = %s and confirmed_flush_lsn < %s::pg_lsn",
+                (lsn_text(target.lsn), lsn_text(target.lsn), self._place.slot, lsn_text(target.lsn)),
+                doing=f"advancing slot {self._place.slot}",
+            )
+        except BusyError:
+            return  # a reader has it; the next confirm does this one's work
+        now = time.monotonic()
+        self._confirming.done(target.lsn, now - began, now)
+        if moved is not None and moved[1] is not None and moved[1] > SNAPSHOT_BYTES:
+            self._log_snapshot(now)
+
+    def _log_snapshot(self, now: float) -> None:
+        """Without a snapshot in the WAL an idle server's slot cannot let go of old segments (from version 16 on)."""
+        if self._snapshot_at is None or now - self._snapshot_at < SNAPSHOT_EVERY_S:
+            return
+        self._snapshot_at = now
+        try:
+            self._row("select pg_log_standby_snapshot()", doing="logging a snapshot")
+        except UnreachableError:
+            raise
+        except EvermarkError:
+            self._snapshot_at = None
+
+    def _note_floor(self, confirmed: Position) -> None:
+        proven = self._floor.proven(confirmed.lsn)
+        if proven is not None:
+            query = sql.SQL("select {}.note_floor(%s, %s::text::xid8)").format(sql.Identifier(self._place.schema))
+            self._row(query.as_string(), (self._place.slot, str(proven)), doing="noting the floor")
+            self._floor.done(proven, time.monotonic())
+        elif self._floor.wants_sample(time.monotonic()):
+            found = self._row(_SAMPLE, doing="sampling the floor")
+            if found is not None:
+                self._floor.sample = Sample(int(found[0]), int(found[1]))
+
+    def status(self) -> PostgresStatus:
+        survey = self._look()
+        slot = survey.slot
+        found = trouble(survey, self._place, None)
+        confirmed, restart = (slot.confirmed_lsn, slot.restart_lsn) if slot else (None, None)
+        return PostgresStatus(
+            version=survey.version,
+            wal_level=survey.wal_level,
+            flush_lsn=lsn_text(survey.flush_lsn),
+            slot=self._place.slot,
+            slot_active=bool(slot and slot.active),
+            slot_wal_status=slot.wal_status if slot else None,
+            confirmed_lsn=lsn_text(confirmed) if confirmed is not None else None,
+            restart_lsn=lsn_text(restart) if restart is not None else None,
+            unconfirmed_bytes=survey.flush_lsn - confirmed if confirmed is not None else None,
+            retained_bytes=survey.flush_lsn - restart if restart is not None else None,
+            safe_wal_bytes=slot.safe_wal_bytes if slot else None,
+            trouble=found.message if found else None,
+        )
+
+    def close(self) -> None:
+        """Confirm what was held back, and let go of the connection."""
+        with self._lock:
+            try:
+                if self._held_back is not None and self._confirming.pending is not None:
+                    self.advance(self._held_back)
+            finally:
+                if self._link is not None:
+                    self._drop(self._link)
+
+    def require_unchanged(self, start: Position) -> None:
+        now = time.monotonic()
+        if now - self._checked_at >= PUBLICATION_CHECK_S:
+            found = trouble(self._look(), self._place, start)
+            if found is not None:
+                raise found
+            self._checked_at = now
+
+    def _flush_lsn(self, start: Position) -> int:
+        """How far the WAL is durable; refuses a server that is not the one `start` belongs to."""
+        link = self._control()
+        if not self._incarnation_checked:
+            survey = self._look()
+            if survey.incarnation != start.incarnation:
+                found = trouble(survey, self._place, start)
+                raise found or IdentityError(f"Postgres at {survey.where} is not the one we left")
+            self._incarnation_checked = True
+        try:
+            # On this very connection: a new one could be another server's.
+            flush = int(link.one("select pg_current_wal_flush_lsn() - '0/0'::pg_lsn", doing="asking for the WAL")[0])
+        except UnreachableError:
+            self._drop(link)
+            raise
+        if flush < start.lsn:
+            found = trouble(self._look(), self._place, start)
+            raise found or IdentityError(f"Postgres at {where(link.dsn)} is behind our checkpoint")
+        return flush
+
+    def _holds_changes(self, start: Position, upto: int) -> bool:
+        """Whether any transaction with an event of ours commits in `[start, upto)`."""
+        query = sql.SQL(_PROBE).format(
+            slot=sql.Literal(self._place.slot),
+            upto=sql.Literal(lsn_text(upto)),
+            publication=sql.Literal(f'"{self._place.publication}"'),
+            start=sql.Literal(start.lsn.to_bytes(8, "big")),
+        )
+        link = self._control()
+        try:
+            found = link.connection.execute(query).fetchone()
+        except pg.ObjectInUse:
+            return True  # somebody reads; let `read` wait for it and say so
+        except psycopg.Error as error:
+            self._drop(link)
+            raise self._explain(error, start) from error
+        link.refuse_warnings("probing")
+        return bool(found and found[0])
+
+    def _stream_name(self, number: int) -> str | None:
+        if number not in self._streams:
+            query = sql.SQL("select name from {}.streams where id = %s").format(sql.Identifier(self._place.schema))
+            found = self._row(query.as_string(), (number,), doing="looking up a stream")
+            if found is None:
+                return None
+            if len(self._streams) >= STREAMS_MAX:
+                self._streams.clear()
+            self._streams[number] = str(found[0])
+        return self._streams[number]
+
+    def _look(self) -> Survey:
+        with self._lock:
+            link = self._control()
+            try:
+                return look(link, self._place)
+            except EvermarkError:
+                self._drop(link)
+                raise
+
+    def _row(self, query: str, args: tuple[object, ...] = (), *, doing: str) -> tuple[Any, ...] | None:
+        with self._lock:
+            link = self._control()
+            try:
+                return link.row(query, args, doing=doing)
+            except UnreachableError:
+                self._drop(link)
+                raise
+
+    def _control(self) -> Link:
+        with self._lock:
+            if self._link is None or self._link.connection.closed:
+                self._link = connect(self._place.dsn)
+                self._incarnation_checked = False
+            return self._link
+
+    def _drop(self, link: Link) -> None:
+        link.close()
+        if self._link is link:
+            self._link = None
+
+
+def _abandon(link: Link) -> None:
+    with suppress(psycopg.Error):  # the connection may be gone already
+        if not link.connection.closed:
+            link.connection.cancel_safe(timeout=5.0)
+    link.close()

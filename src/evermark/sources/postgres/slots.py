@@ -1,0 +1,83 @@
+"""Replication slots by name: looked at, dropped, marked; and the connections that speak the replication protocol."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from evermark.errors import EvermarkError
+from evermark.sources.postgres.connect import CONNECT_TIMEOUT_S, Link
+from evermark.sources.postgres.failures import translated, unreachable
+from evermark.sources.postgres.lsn import lsn_of
+from evermark.sources.postgres.place import PostgresPlace, suffixed
+
+
+@dataclass(frozen=True)
+class Slot:
+    plugin: str
+    database: str
+    active: bool
+    restart_lsn: int | None
+    confirmed_lsn: int | None
+    wal_status: str | None
+    invalidation_reason: str | None
+    safe_wal_bytes: int | None
+
+
+def spare_name(slot: str) -> str:
+    return suffixed(slot, "_mend")
+
+
+def slot_named(link: Link, name: str) -> Slot | None:
+    found = link.row(
+        "select plugin::text, database::text, active, restart_lsn::text, confirmed_flush_lsn::text, wal_status,"
+        " to_jsonb(s) ->> 'invalidation_reason', safe_wal_size from pg_replication_slots s where slot_name = %s",
+        (name,),
+        doing=f"looking at slot {name}",
+    )
+    if found is None:
+        return None
+    plugin, database, active, restart, confirmed, status, reason, safe = found
+    restart_lsn, confirmed_lsn = (lsn_of(text) if text else None for text in (restart, confirmed))
+    return Slot(plugin, database, active, restart_lsn, confirmed_lsn, status, reason, safe)
+
+
+def drop_slot(link: Link, name: str) -> None:
+    """Nothing happens when there is none. A reader of ours that still holds it is ended: its work is void."""
+    found = link.row("select active_pid from pg_replication_slots where slot_name = %s", (name,), doing="looking")
+    if found is None:
+        return
+    if found[0] is not None:
+        with suppress(EvermarkError):
+            link.row("select pg_terminate_backend(%s, 5000)", (found[0],), doing=f"ending the reader of slot {name}")
+    link.row("select pg_drop_replication_slot(%s)", (name,), doing=f"dropping slot {name}")
+
+
+def walsender(place: PostgresPlace) -> psycopg.Connection[Any]:
+    """A connection that speaks the replication protocol: only there are snapshots exported and slots altered."""
+    text = place.dsn.open()
+    try:
+        connection = psycopg.connect(
+            text,
+            autocommit=True,
+            replication="database",
+            connect_timeout=CONNECT_TIMEOUT_S,
+            fallback_application_name="evermark",
+        )
+    except psycopg.Error as error:
+        raise unreachable(error, text) from error
+    connection.prepare_threshold = None
+    return connection
+
+
+def make_failover(place: PostgresPlace) -> None:
+    """A standby that synchronises slots keeps this one, too. Copies are not marked, whatever they are copies of."""
+    connection = walsender(place)
+    try:
+        with translated(place.dsn.open(), f"marking slot {place.slot} for failover"):
+            connection.execute(f'ALTER_REPLICATION_SLOT "{place.slot}" (FAILOVER true)'.encode())
+    finally:
+        connection.close()

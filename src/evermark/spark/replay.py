@@ -1,0 +1,205 @@
+"""Replay as a Spark job: a slice of time found, matched and put in order by Spark, and posted by the task.
+
+Spark reads the few columns that decide which events come and when, and hands the task their places: file and row
+number. The task reads the rows themselves from the same files. Rows through the JVM and into Arrow again would cost
+several times all the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from evermark.delivery.base import Fate, Outcome, SubscriptionSpec
+from evermark.delivery.replay import Replayed, ReplayWork
+from evermark.delivery.sinks.base import Job
+from evermark.delivery.sinks.webhook import WebhookSink
+from evermark.delivery.timeslice import Mark, TimeSlice, micros, moment_at
+from evermark.errors import EngineError
+from evermark.log.frames import files_frame
+from evermark.log.pick import CODE_SQL, I64, RowPicker, codes_differ
+from evermark.predicate.fragment import string_sql
+from evermark.secrets import SecretBox
+from evermark.spark.ahead import ahead
+from evermark.spark.ingest import engine_error
+from evermark.spark.match import wanted_by
+from evermark.spark.posting import ROW_DDL, both, held_lanes, outcome_fields, outcome_of, rows_batch
+
+_GRACE_S = 1.0
+# Slices that are looked for at a time, beside those that are posted; and how many of them are kept.
+FINDERS = 2
+_PREPARED_MAX = 4
+# What one round of posting takes: its rows are in memory, and each round waits for its last answer.
+ROUND_ROWS = 40_000
+_FILE, _ROW = "_file", "_row"
+_PLACE = (f"{CODE_SQL} as {_FILE}", f"_metadata.row_index as {_ROW}")
+
+
+def places(
+    spark: SparkSession,
+    piece: TimeSlice,
+    heads: Mapping[int, int] | None = None,
+    spec: SubscriptionSpec | None = None,
+    streams: Sequence[str] = (),
+    where: str | None = None,
+) -> DataFrame:
+    """Where the events of a slice are, by (event_time, event_id), in one partition; nothing beyond `heads`, if given.
+
+    With a `spec` only what that subscription wants; `streams` and `where` say less. Few steps on purpose: each costs
+    Spark an analysis, and a slice may be small.
+    """
+    if not codes_differ(piece.paths):
+        raise EngineError("two log files have the same code", hint="it goes on when they have been merged")
+    mark = piece.mark
+    conditions = [f"event_time >= {_time_sql(mark)}", f"event_time <= {_time_sql(Mark(piece.to))}"]
+    if mark.event_id is not None:
+        conditions.append(f"(event_time > {_time_sql(mark)} or event_id > {string_sql(mark.event_id)})")
+    if heads is not None:
+        known = " or ".join(f"(partition = {p} and batch <= {batch})" for p, batch in sorted(heads.items()))
+        conditions.append(f"({known or 'false'})")
+    if streams:
+        conditions.append(f"stream in ({', '.join(map(string_sql, streams))})")
+    frame = files_frame(spark, piece.paths)
+    if spec is not None:
+        frame, wanted = wanted_by(frame, spec, where)
+        conditions.append(wanted)
+    return (
+        frame.where(" and ".join(conditions))
+        .selectExpr("event_time", "event_id", *_PLACE)
+        .coalesce(1)
+        .sortWithinPartitions("event_time", "event_id")
+        .select(_FILE, _ROW)
+    )
+
+
+def _time_sql(mark: Mark) -> str:
+    return f"timestamp_micros({micros(mark.time)})"
+
+
+def rows_at(codes: I64, numbers: I64, paths: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """The rows at these places, in their order, some ten thousand at a time."""
+    picker = RowPicker(paths)
+    for start in range(0, len(codes), ROUND_ROWS):
+        yield picker.pick(codes[start : start + ROUND_ROWS], numbers[start : start + ROUND_ROWS])
+
+
+@dataclass(frozen=True)
+class _Send:
+    """What the task needs; pickled into the job, secrets sealed."""
+
+    work: ReplayWork
+    codes: I64
+    numbers: I64
+    box: SecretBox
+    deadline: float
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            pass  # a worker that leaves something unread is not used again, and its successor imports everything anew
+        room = self.work.parked_room
+        for batch in ahead(rows_at(self.codes, self.numbers, self.work.slice.paths), depth=1):
+            row = self._batch(batch, room)
+            room -= len(row["parked"])
+            yield rows_batch([row])
+            if row["fate"] != Fate.DONE:
+                return
+
+    def _batch(self, batch: pa.RecordBatch, room: int) -> dict[str, Any]:
+        work = self.work
+        job = Job(
+            work.spec,
+            batch,
+            self.box.open,
+            historical=True,
+            replay_id=work.replay,
+            probe=work.probe,
+            held=held_lanes(batch, work.held),
+            parked_room=room,
+        )
+        left = max(0.0, self.deadline - time.time())
+        done = WebhookSink().deliver_prefix(job, left, _GRACE_S)
+        row: dict[str, Any] = {**outcome_fields(done.outcome), "rows": done.rows, "time": None, "id": None}
+        if done.rows:
+            row["time"] = batch.column("event_time")[done.rows - 1].cast(pa.int64()).as_py()
+            row["id"] = batch.column("event_id")[done.rows - 1].as_py()
+        return row
+
+
+class SparkReplays:
+    """`ReplayDeliverer` on Spark: a job that finds the places of a slice, and one task that posts what is there.
+
+    The next slice is found while this one is posted: the one computes, the other mostly waits.
+    """
+
+    def __init__(self, spark: SparkSession, box: SecretBox) -> None:
+        self._spark = spark
+        self._box = box
+        self._finders = ThreadPoolExecutor(FINDERS, thread_name_prefix="replay-find")
+        self._found: OrderedDict[tuple[str, str], tuple[ReplayWork, Future[pa.Table]]] = OrderedDict()
+
+    def replay(self, work: ReplayWork, ahead: ReplayWork | None = None) -> Replayed:
+        found, limit = self._prepared(work)
+        if ahead is not None:
+            self._prepare(ahead)
+        if not found.num_rows:
+            return folded(work, [], limit)
+        codes, numbers = (column.to_numpy() for column in found.columns)
+        send = _Send(work, codes, numbers, self._box, time.time() + work.budget_s)
+        with _said(work):
+            rows = self._spark.range(0, 1, 1, 1).mapInArrow(send, ROW_DDL).collect()
+        return folded(work, [json.loads(row[0]) for row in rows], limit)
+
+    def _prepare(self, work: ReplayWork) -> None:
+        self._found[work.replay, work.spec.name] = (work, self._finders.submit(self._find, work))
+        while len(self._found) > _PREPARED_MAX:  # of replays that were cancelled
+            self._found.popitem(last=False)
+
+    def _prepared(self, work: ReplayWork) -> tuple[pa.Table, int]:
+        """The places of a slice, found before its time or now, and how many were looked for at most."""
+        before = self._found.pop((work.replay, work.spec.name), None)
+        if before is not None and _finds_the_same(before[0], work):
+            limit = min(before[0].rows_max, work.rows_max)
+            return before[1].result().slice(0, limit), limit
+        return self._find(work), work.rows_max
+
+    def _find(self, work: ReplayWork) -> pa.Table:
+        with _said(work):
+            found = places(self._spark, work.slice, work.heads, work.spec, work.streams, work.where)
+            return found.limit(work.rows_max).toArrow()
+
+
+def _finds_the_same(one: ReplayWork, other: ReplayWork) -> bool:
+    """Whether what was found for one step is what another one looks for; a subscription may have changed meanwhile."""
+    wishes = [(w.slice, w.heads, w.streams, w.where, w.spec.streams, w.spec.ops, w.spec.where) for w in (one, other)]
+    return wishes[0] == wishes[1]
+
+
+@contextmanager
+def _said(work: ReplayWork) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise engine_error(f"replay {work.replay} for {work.spec.name} failed", error) from error
+
+
+def folded(work: ReplayWork, rows: Sequence[Mapping[str, Any]], limit: int) -> Replayed:
+    """How far a slice got. One of which no more than `limit` was looked for is done up to its last row."""
+    whole = Outcome(work.spec.name, Fate.DONE)
+    mark, seen = work.slice.mark, 0
+    for row in rows:
+        whole = both(whole, outcome_of(row))
+        seen += row["rows"]
+        if row["rows"]:
+            mark = Mark(moment_at(row["time"]), row["id"])
+    if whole.fate is Fate.DONE and seen < limit:
+        mark = work.slice.end
+    return Replayed(mark, whole)

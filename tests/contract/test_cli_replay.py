@@ -1,0 +1,75 @@
+"""`evermark replay` against a real state: what it asks for, what it shows, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.contract.test_cli import deployment, file, held_elsewhere, refused, said, told
+
+from evermark.app.build import Deployment
+from evermark.cluster.fence import DELIVER_LEASE
+from evermark.delivery.base import MadeBy
+from evermark.delivery.replay import targets_of
+from evermark.errors import NotFoundError
+
+__all__ = ["deployment", "file"]
+
+WINDOW = ("--since", "2026-11-01", "--until", "2026-11-02T12:00Z")
+
+
+def test_a_replay_is_asked_for_shown_and_cancelled(file: Path, deployment: Deployment) -> None:
+    """GIVEN no instance WHEN a replay is asked for THEN it waits, can be looked at, and ends when a person says so."""
+    made = told(
+        "replay", "start", "-c", file, *WINDOW, "-s", "billing", "--stream", "public.orders", "--where", "op = 'insert'"
+    )["id"]
+    (row,) = told("replay", "list", "-c", file)
+    assert (row["id"], row["state"], row["asked_by"], row["source"]) == (made, "waiting", "cli", "shop")
+    assert (row["since"], row["until"]) == ("2026-11-01T00:00:00+00:00", "2026-11-02T12:00:00+00:00")
+    shown = told("replay", "show", made, "-c", file)
+    assert (shown["where"], shown["subscription"], shown["targets"]) == ("op = 'insert'", "billing", [])
+    assert [r["id"] for r in told("status", "-c", file)["replays"]] == [made]
+    assert "is cancelled" in said("replay", "cancel", made, "-c", file)
+    assert "was cancelled already" in said("replay", "cancel", made, "-c", file)
+    assert told("status", "-c", file)["replays"] == []
+
+
+def test_it_works_while_an_instance_delivers(file: Path, deployment: Deployment) -> None:
+    """GIVEN an instance that holds the lease WHEN a person asks THEN the request is there for it to find."""
+    lease = held_elsewhere(deployment, DELIVER_LEASE)
+    made = told("replay", "start", "-c", file, *WINDOW)["id"]
+    deployment.delivery.register(deployment.specs, MadeBy.FILE, {}, lease.epoch)
+    replay = deployment.replays.one(made)
+    targets = targets_of(replay, deployment.delivery.subscriptions())
+    assert not isinstance(targets, str)
+    deployment.replays.start(made, {0: 3}, 100, targets, lease.epoch)
+    shown = told("replay", "show", made, "-c", file)
+    assert (shown["state"], shown["percent"]) == ("running", 0.0)
+    assert [(t["subscription"], t["state"]) for t in shown["targets"]] == [("billing", "running")]
+    deployment.replays.pass_by(deployment.replays.one(made).targets[0], lease.epoch)
+    assert deployment.replays.finish(made, lease.epoch)
+    assert told("replay", "show", made, "-c", file)["percent"] == 100.0
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--since", "yesterday"), "not a time"),
+        (("--since", "2026-11-02", "--until", "2026-11-01"), "is before"),
+        (("--since", "2026-11-01", "-s", "nobody"), "no subscription"),
+        (("--since", "2026-11-01", "--where", "reflect('x')"), "reflect"),
+        (("--since", "2026-11-01", "--source", "nowhere"), "no source"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(file: Path, deployment: Deployment, words: tuple[str, ...], why: str) -> None:
+    """GIVEN a wrong time, window, name or predicate WHEN it is asked for THEN it is said, and nothing is kept."""
+    assert why in refused("replay", "start", "-c", file, *words)
+    assert deployment.replays.newest(10) == []
+
+
+def test_an_unknown_id_is_said_with_a_hint(file: Path, deployment: Deployment) -> None:
+    """GIVEN an id nobody has WHEN it is shown or cancelled THEN both say how to find the right one."""
+    assert "no replay" in refused("replay", "show", "nobody", "-c", file)
+    assert "no replay" in refused("replay", "cancel", "nobody", "-c", file)
+    with pytest.raises(NotFoundError):
+        deployment.replays.one("nobody")

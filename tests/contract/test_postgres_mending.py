@@ -1,0 +1,250 @@
+"""A lost slot, mended (P6, P12): the hole is what the new slot does not give, and every step may be repeated."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from tests.contract.outbox_scene import Scene, emit, scene
+
+from evermark.errors import BusyError, GapError, IdentityError, SetupError
+from evermark.sources.base import Limit, Seen, Slice
+from evermark.sources.postgres import floor
+from evermark.sources.postgres.connect import connect
+from evermark.sources.postgres.hole import OutboxHole
+from evermark.sources.postgres.install import install, uninstall
+from evermark.sources.postgres.lsn import Position
+from evermark.sources.postgres.mending import OutboxMend
+from evermark.sources.postgres.slots import drop_slot, slot_named, spare_name
+from evermark.sources.postgres.source import PostgresOutbox
+from evermark.testing.lost_slot import lose
+from evermark.testing.servers import PostgresServer, postgres_server, system_binaries
+from evermark.testing.until import until
+
+KEPT = {"max_wal_size": "64MB", "wal_keep_size": "0"}
+
+
+@pytest.fixture(scope="module", params=[None, *system_binaries()], ids=lambda b: f"pg{b.major}" if b else "bundled")
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
+    """Each Postgres at hand."""
+    with postgres_server(tmp_path_factory.mktemp("mending"), KEPT, binaries=request.param) as found:
+        yield found
+
+
+@pytest.fixture
+def at(server: PostgresServer) -> Iterator[Scene]:
+    with scene(server) as found:
+        yield found
+
+
+def never() -> bool:
+    return False
+
+
+def in_hole(hole: OutboxHole) -> list[str]:
+    return sorted(key for piece in hole.pieces for batch in hole.read(piece) for key in batch["key"].to_pylist())
+
+
+def begun(mend: OutboxMend) -> OutboxHole:
+    hole = mend.begin(never)
+    assert isinstance(hole, OutboxHole)
+    return hole
+
+
+def test_p6_hole_and_new_slot_share_the_events_and_no_event_is_in_both(server: PostgresServer, at: Scene) -> None:
+    """GIVEN a lost slot and an open transaction WHEN a new slot is made THEN each event is in one of the two."""
+    at.emit("s", "before")
+    with at.connection() as long:
+        emit(long, "s", "long")
+        lose(server, at.place.slot)
+        mend = OutboxMend(at.place)
+        found: list[OutboxHole] = []
+        making = threading.Thread(target=lambda: found.append(begun(mend)))
+        making.start()
+        # The new slot waits for the open transaction, and what is committed meanwhile is before its beginning.
+        waits = "select 1 from pg_replication_slots where slot_name = %s and confirmed_flush_lsn is null"
+        until(lambda: at.value(waits, spare_name(at.place.slot)), "the new slot waits")
+        at.emit("s", "meanwhile")
+        long.commit()
+        making.join(30)
+    hole = found[0]
+    at.emit("s", "after")
+    assert in_hole(hole) == ["before", "long", "meanwhile"]
+    mend.finish(hole.position)
+    at.source = PostgresOutbox(at.place)
+    at.source.check({0: hole.position})
+    assert [row["key"] for row in at.drain(hole.position)] == ["after"]
+
+
+def test_p6_found_events_are_as_the_slot_would_have_given_them(server: PostgresServer, at: Scene) -> None:
+    """GIVEN an event read from the slot WHEN it is found in a hole THEN all but place and flag is the same."""
+    at.emit("billing", "invoice-7", '{"paid": true, "sum": 12345678901234567890.5, "who": "Zoë"}')
+    at.db.execute("insert into pgstream.events (stream, op, key) values ('s', 'delete', null)")
+    at.db.execute(
+        "insert into pgstream.events (stream, op, key, created_at) values ('s', 'message', 'ever', 'infinity')"
+    )
+    streamed = at.drain()
+    mend = OutboxMend(at.place)
+    hole = begun(mend)
+    rows = [row for piece in hole.pieces for batch in hole.read(piece) for row in batch.to_pylist()]
+    by_id = {row["event_id"]: row for row in rows}
+    assert by_id.keys() == {row["event_id"] for row in streamed}
+    for row in streamed:
+        same = {name: value for name, value in row.items() if name not in ("position", "flags")}
+        assert {name: by_id[row["event_id"]][name] for name in same} == same
+        assert by_id[row["event_id"]]["flags"] == ["recovered"]
+    places = hole.positions(0, 3).to_pylist()
+    assert places == sorted(places) and max(row["position"] for row in streamed) < places[0] < hole.position
+    mend.close()
+
+
+def test_p6_only_what_may_be_missing_is_looked_at(at: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN events that were confirmed WHEN a hole is opened THEN it begins after them, long transactions included."""
+    monkeypatch.setattr(floor, "NOTE_EVERY_S", 0.0)
+    monkeypatch.setattr("evermark.sources.postgres.pace.CONFIRM_EVERY_S", 0.0)
+    monkeypatch.setattr("evermark.sources.postgres.pace.CONFIRM_BYTES", 0)
+    position = at.source.earliest(0)
+    with at.connection() as long:
+        emit(long, "s", "long")
+        for number in range(4):
+            at.emit("s", f"confirmed {number}")
+            position = at.source.latest({0: position}, Limit())[0]
+            at.source.confirm(0, position)
+        long.commit()
+    at.emit("s", "young")
+    mend = OutboxMend(at.place)
+    # The long transaction holds the floor where it began: whatever began after it is looked at again, and dropped.
+    assert set(in_hole(begun(mend))) >= {"long", "young"}
+
+    def passed() -> bool:
+        nonlocal position
+        at.emit("s", "late")
+        position = at.source.latest({0: position}, Limit())[0]
+        at.source.confirm(0, position)
+        return not {"long", "confirmed 0", "young"} & set(in_hole(begun(mend)))
+
+    until(passed, "the floor has passed what was confirmed", timeout_s=20)
+    at.emit("s", "youngest")
+    assert "youngest" in in_hole(begun(mend))
+    mend.close()
+
+
+def test_p6_each_step_may_be_done_again(server: PostgresServer, at: Scene) -> None:
+    """GIVEN a crash after any step WHEN the step is done again THEN it ends where it would have ended."""
+    at.emit("s", "before")
+    first = OutboxMend(at.place)
+    begun(first)
+    first.close()  # as a crash does: the snapshot is gone, the spare slot stays
+    mend = OutboxMend(at.place)
+    hole = begun(mend)
+    assert in_hole(hole) == ["before"]
+    link = connect(at.place.dsn)
+    drop_slot(link, at.place.slot)  # died between dropping the old slot and giving its name to the new one
+    OutboxMend(at.place).finish(hole.position)
+    OutboxMend(at.place).finish(hole.position)
+    assert slot_named(link, spare_name(at.place.slot)) is None
+    own = slot_named(link, at.place.slot)
+    link.close()
+    mend.close()
+    assert own is not None and own.confirmed_lsn == Position.parse(hole.position).lsn
+    PostgresOutbox(at.place).check({0: hole.position})
+    if server.binaries.major >= 17:
+        assert at.value("select failover from pg_replication_slots where slot_name = %s", at.place.slot) is True
+
+
+def test_p6_a_new_slot_that_is_lost_too_is_said(server: PostgresServer, at: Scene) -> None:
+    """GIVEN a closed hole WHEN its slot was lost meanwhile THEN finishing is refused, and nothing is dropped."""
+    mend = OutboxMend(at.place)
+    hole = begun(mend)
+    mend.close()
+    lose(server, spare_name(at.place.slot))
+    with pytest.raises(GapError, match="lost too"):
+        OutboxMend(at.place).finish(hole.position)
+
+
+def test_p6_waiting_for_a_slot_ends_when_told_to_stop(at: Scene) -> None:
+    """GIVEN an open transaction WHEN the pipeline stops THEN making a slot does not hold it up, and leaves none."""
+    with at.connection() as long:
+        emit(long, "s", "long")
+        with pytest.raises(BusyError, match="told to stop"):
+            OutboxMend(at.place).begin(lambda: True)
+    link = connect(at.place.dsn)
+    assert slot_named(link, spare_name(at.place.slot)) is None
+    link.close()
+
+
+@pytest.mark.parametrize("harm", ["drop publication {}", "alter publication {} set (publish = 'delete')"])
+def test_p12_a_publication_changed_by_others_is_repaired_with_what_it_left_out(at: Scene, harm: str) -> None:
+    """GIVEN a publication that others changed WHEN it is mended THEN events written meanwhile are found."""
+    position = at.source.earliest(0)
+    at.db.execute(harm.format(at.place.publication).encode())
+    at.emit("s", "unpublished")
+    with pytest.raises(GapError):
+        PostgresOutbox(at.place).check({0: position})
+    mend = OutboxMend(at.place)
+    hole = begun(mend)
+    assert in_hole(hole) == ["unpublished"]
+    mend.finish(hole.position)
+    at.emit("s", "published")
+    at.source = PostgresOutbox(at.place)
+    at.source.check({0: hole.position})
+    assert [row["key"] for row in at.drain(hole.position)] == ["published"]
+
+
+def test_p11_a_copy_that_lacks_what_we_took_is_refused(at: Scene) -> None:
+    """GIVEN the right identity and enough WAL WHEN the last event we took is not there THEN it is not our place."""
+    at.emit("s", "one")
+    (row,) = at.drain()
+    end = at.position(at.flush_lsn())
+    seen = Seen(row["event_id"], row["event_time"], row["event_time"])
+    at.source.check({0: end}, {0: seen})
+    with pytest.raises(IdentityError, match="does not have the last event"):
+        at.source.check({0: end}, {0: replace(seen, event_id="00000000-0000-7000-8000-000000000000")})
+
+
+def test_several_slots_share_the_events_by_key_and_each_is_mended_alone(server: PostgresServer, at: Scene) -> None:
+    """GIVEN three slots WHEN events are read THEN each is in one partition, a key always in the same."""
+    place = replace(at.place, slot="shared", publication="shared", slots=3)
+    if server.binaries.major < 15:
+        with pytest.raises(SetupError, match="15"):
+            install(place)
+        return
+    install(place)
+    source = PostgresOutbox(place)
+    assert list(source.partitions()) == [0, 1, 2]
+    starts = {p: source.earliest(p) for p in source.partitions()}
+    for number in range(60):
+        at.emit("s", str(number % 20))
+    at.db.execute("insert into pgstream.events (stream, op) values ('s', 'truncate')")
+    end = at.position(at.flush_lsn())
+    shares = {
+        p: [row["key"] for batch in source.read(Slice(p, start, end)) for row in batch.to_pylist()]
+        for p, start in starts.items()
+    }
+    together = sorted(str(key) for keys in shares.values() for key in keys)
+    assert together == sorted([str(n % 20) for n in range(60)] + ["None", "marker"])
+    assert not set(shares[0]) & set(shares[1]) and not set(shares[1]) & set(shares[2])
+    mend = source.mend(1)
+    hole = mend.begin(never)
+    found = [key for piece in hole.pieces for batch in hole.read(piece) for key in batch["key"].to_pylist()]
+    assert sorted(map(str, found)) == sorted(map(str, shares[1]))
+    mend.close()
+    with pytest.raises(SetupError, match="other slots"):
+        install(replace(place, slots=2))
+    source.close()
+    uninstall(place)
+    assert at.value("select count(*) from pg_replication_slots where slot_name like 'shared%%'") == 0
+    assert at.value("select count(*) from pgstream.readers") == 1
+
+
+def test_uninstall_takes_a_lost_slot_and_what_mending_left(server: PostgresServer, at: Scene) -> None:
+    """GIVEN a lost slot and a spare one WHEN the outbox is removed THEN nothing of ours is left, and no WAL is held."""
+    mend = OutboxMend(at.place)
+    begun(mend)
+    mend.close()
+    lose(server, at.place.slot)
+    uninstall(at.place)
+    assert at.value("select count(*) from pg_replication_slots where slot_name like %s", f"{at.place.slot}%") == 0
+    assert at.value("select to_regnamespace('pgstream') is null") is True

@@ -1,0 +1,38 @@
+"""The replication slot thrown away under the running process (P6), and the process killed while it mends that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from evermark.testing.lost_slot import forgetful_server, mended, mended_twice, one_of_several_mended
+from evermark.testing.servers import PostgresServer
+
+# One on each side of the points of no return; `make chaos ARGS=--slot` walks over all of them.
+SAMPLE = ("mend.slot_made", "mend.closed", "mend.old_dropped")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
+    folder = tmp_path_factory.mktemp("forgetful")
+    with forgetful_server(folder) as server:
+        yield server
+
+
+def test_p6_a_lost_slot_is_mended_exactly_with_long_transactions_and_deaths_on_the_way(
+    tmp_path: Path, server: PostgresServer
+) -> None:
+    """GIVEN five open transactions WHEN the slot is lost and mending dies three times THEN the log equals `events`."""
+    assert mended(tmp_path, server, 3_000, SAMPLE) > 3_000
+
+
+def test_p6_a_second_loss_while_mending_begins_again_and_loses_nothing(tmp_path: Path, server: PostgresServer) -> None:
+    """GIVEN a hole that was closed WHEN the new slot is lost before it is used THEN a second try finds the rest."""
+    assert mended_twice(tmp_path, server, 1_000) > 2_000
+
+
+def test_p6_one_of_several_slots_is_mended_while_the_others_go_on(tmp_path: Path, server: PostgresServer) -> None:
+    """GIVEN three slots that share the events WHEN one is dropped THEN only its partition waits, and all arrives."""
+    assert one_of_several_mended(tmp_path, server, 1_000) > 1_000
