@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import psycopg
+import pytest
 
 from evermark.testing.copies import copied, promote, started
 from evermark.testing.pipeline import Instance, Scene
@@ -12,73 +16,104 @@ from evermark.testing.servers import PostgresServer, fresh_database, postgres_se
 from evermark.testing.until import until
 
 
-def test_p11_a_restored_a_cloned_and_a_promoted_database_wait_for_a_persons_word(tmp_path: Path) -> None:
-    """GIVEN copies that look like our database WHEN one takes its place THEN it is refused by name, and then mended."""
-    scene_folder = tmp_path / "scene"
-    scene_folder.mkdir(mode=0o711)
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[Shop]:
+    """Ten orders taken, and three copies of the database from when there were five."""
+    folder = tmp_path / "scene"
+    folder.mkdir(mode=0o711)
     tmp_path.chmod(0o711)
     with postgres_server(tmp_path / "original") as original, fresh_database(original) as dsn:
-        database = psycopg.conninfo.conninfo_to_dict(dsn)["dbname"]
-        with Scene(scene_folder, dsn, {"steady": None}) as scene:
-            # GIVEN orders taken before and after the copies were made
+        database = str(psycopg.conninfo.conninfo_to_dict(dsn)["dbname"])
+        with Scene(folder, dsn, {"steady": None}) as scene:
             running = scene.up()
             order(dsn, 5)
-            until(lambda: scene.delivered("steady") == 5, "the first orders came", timeout_s=60)
+            came(scene, 5)
             assert running.terminate() == 0
             copies = {name: copied(original, tmp_path / name) for name in ("restored", "cloned", "promoted")}
-            scene.env["SHOP_DSN"] = original.dsn(str(database))
+            scene.env["SHOP_DSN"] = original.dsn(database)
             running = scene.up()
-            order(original.dsn(str(database)), 5)
-            until(lambda: scene.delivered("steady") == 10, "the next orders came", timeout_s=60)
+            order(original.dsn(database), 5)
+            came(scene, 10)
             assert running.terminate() == 0
+            yield Shop(scene, copies, database)
 
-            # WHEN a backup from before takes the place of the database THEN it is behind us
-            with started(copies["restored"]) as server:
-                running = pointed_at(scene, server, str(database))
-                refused(scene, running, "behind our checkpoint")
-                running.kill()
-            # WHEN a clone has gone on by itself, further than we were THEN it lacks what we took
-            with started(copies["cloned"]) as server:
-                with psycopg.connect(server.dsn(str(database)), autocommit=True) as conn:
-                    conn.execute("create table filler as select repeat('x', 500) from generate_series(1, 20000)")
-                order(server.dsn(str(database)), 3)
-                running = pointed_at(scene, server, str(database))
-                refused(scene, running, "does not have the last event we took")
-                running.kill()
-            # WHEN a standby was promoted THEN it has another timeline
-            promote(copies["promoted"])
-            with started(copies["promoted"]) as server:
-                order(server.dsn(str(database)), 3)
-                running = pointed_at(scene, server, str(database))
-                refused(scene, running, "is not the one we left")
-                assert scene.delivered("steady") == 10
-                # WHEN a person says that it is the right one THEN what it has and the log lacks is taken, once
-                scene.run("source", "recover", "--choice", "repair", "--yes")
-                until(lambda: scene.delivered("steady") == 13, "its orders came", timeout_s=90)
-                order(server.dsn(str(database)), 2)
-                until(lambda: scene.delivered("steady") == 15, "and go on coming", timeout_s=60)
-                assert max(scene.handled["steady"].values()) == 1
-                assert running.terminate() == 0
-                # THEN it stays the right one
-                running = scene.up()
-                order(server.dsn(str(database)), 1)
-                until(lambda: scene.delivered("steady") == 16, "also after a restart", timeout_s=60)
-                assert running.terminate() == 0
+
+def test_p11_a_restored_a_cloned_and_a_promoted_database_wait_for_a_persons_word(shop: Shop) -> None:
+    """GIVEN copies that look like our database WHEN one takes its place THEN it is refused by name, and then mended."""
+    # WHEN a backup from before takes the place of the database THEN it is behind us
+    with shop.at("restored"):
+        shop.refused("behind our checkpoint").kill()
+    # WHEN a clone has gone on by itself, further than we were THEN it lacks what we took
+    with shop.at("cloned") as dsn:
+        with psycopg.connect(dsn, autocommit=True) as conn:
+            conn.execute("create table filler as select repeat('x', 500) from generate_series(1, 20000)")
+        order(dsn, 3)
+        shop.refused("does not have the last event we took").kill()
+    # WHEN a standby was promoted THEN it has another timeline; and a person says that it is the right one
+    promote(shop.copies["promoted"])
+    with shop.at("promoted") as dsn:
+        order(dsn, 3)
+        running = shop.refused("is not the one we left")
+        shop.scene.run("source", "recover", "--choice", "repair", "--yes")
+        # THEN what it has and the log lacks is taken, once, and it stays the right one
+        came(shop.scene, 13)
+        shop.goes_on_after_a_restart(running, dsn, 14)
+
+
+def test_p11_a_backup_whose_positions_are_lower_is_repaired_and_a_gap_may_be_accepted(shop: Shop) -> None:
+    """GIVEN the choice of a person WHEN the server's positions are lower than ours THEN both choices work."""
+    # WHEN the backup is the right one
+    with shop.at("restored") as dsn:
+        order(dsn, 4)
+        running = shop.refused("behind our checkpoint")
+        shop.scene.run("source", "recover", "--choice", "repair", "--yes")
+        came(shop.scene, 14)
+        shop.goes_on_after_a_restart(running, dsn, 15)
+    # WHEN a person gives up what lies between THEN only what comes after is taken
+    with shop.at("cloned") as dsn:
+        order(dsn, 3)
+        running = shop.refused("")
+        shop.scene.run("source", "recover", "--choice", "skip", "--yes")
+        until(lambda: running.said("the hole is closed"), "the gap was accepted", timeout_s=90)
+        assert running.said("a gap was accepted")
+        shop.goes_on_after_a_restart(running, dsn, 16)
+
+
+@dataclass
+class Shop:
+    scene: Scene
+    copies: dict[str, PostgresServer]
+    database: str
+
+    @contextmanager
+    def at(self, copy: str) -> Iterator[str]:
+        """The deployment's file points at this copy from here on."""
+        with started(self.copies[copy]) as server:
+            self.scene.env["SHOP_DSN"] = server.dsn(self.database)
+            yield server.dsn(self.database)
+
+    def refused(self, why: str) -> Instance:
+        before = self.scene.delivered("steady")
+        running = self.scene.up()
+        until(lambda: running.said("partition stopped"), "the partition stopped", timeout_s=60)
+        assert running.said(why), running.log.read_text()[-3000:]
+        assert running.said("evermark source recover")
+        assert self.scene.delivered("steady") == before
+        return running
+
+    def goes_on_after_a_restart(self, running: Instance, dsn: str, wanted: int) -> None:
+        assert running.terminate() == 0
+        running = self.scene.up()
+        order(dsn, 1)
+        came(self.scene, wanted)
+        assert max(self.scene.handled["steady"].values()) == 1
+        assert running.terminate() == 0
+
+
+def came(scene: Scene, wanted: int) -> None:
+    until(lambda: scene.delivered("steady") == wanted, f"{wanted} orders came", timeout_s=90)
 
 
 def order(dsn: str, rows: int) -> None:
     with psycopg.connect(dsn, autocommit=True) as conn:
         conn.execute("insert into public.orders (total) select n from generate_series(1, %s) n", (rows,))
-
-
-def pointed_at(scene: Scene, server: PostgresServer, database: str) -> Instance:
-    scene.env["SHOP_DSN"] = server.dsn(database)
-    return scene.up()
-
-
-def refused(scene: Scene, running: Instance, why: str) -> None:
-    before = scene.delivered("steady")
-    until(lambda: running.said("partition stopped"), "the partition stopped", timeout_s=60)
-    assert running.said(why), running.log.read_text()[-3000:]
-    assert running.said("evermark source recover")
-    assert scene.delivered("steady") == before == 10

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evermark.checkpoints.base import Checkpoint
-from evermark.errors import GapError
+from evermark.errors import FormatError
 from evermark.ingest.resume import Resume, excluded_from, resume
 from evermark.log.base import Tail
 
@@ -51,7 +51,7 @@ def test_a_log_that_lacks_a_batch_known_to_be_taken_is_a_gap(
     known = max(head, checkpoint or 0)
     arguments = (Tail(tail, 1, end if tail else None), head, saved, logged_to if tail else None, "shop/0")
     if tail < known:
-        with pytest.raises(GapError, match=f"batch {known} was taken"):
+        with pytest.raises(FormatError, match=f"batch {known} was taken"):
             resume(*arguments)
         return
     found = resume(*arguments)

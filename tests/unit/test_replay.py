@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from evermark.delivery import replay as decide
+from evermark.delivery import wish as wish_module
 from evermark.delivery.base import Fate, Outcome, Place, Subscription, SubscriptionState
 from evermark.delivery.replay import (
     AskedBy,
@@ -20,9 +21,9 @@ from evermark.delivery.replay import (
     Request,
     Target,
     TargetState,
-    request_of,
 )
 from evermark.delivery.timeslice import Mark, TimeSlice
+from evermark.delivery.wish import request_of
 from evermark.errors import ConfigError
 from evermark.testing.contracts.scene import event, spec
 
@@ -72,7 +73,7 @@ def test_without_an_end_a_replay_ends_when_it_was_asked_for() -> None:
     """GIVEN no replay_to_ts WHEN it is read THEN the control event's own time is the end."""
     wish = request_of("shop", control(window("-infinity")))
     assert wish is not None
-    assert (wish.since, wish.until, wish.asked_until) == (decide.TIME_MIN, LATER, None)
+    assert (wish.since, wish.until, wish.asked_until) == (wish_module.TIME_MIN, LATER, None)
 
 
 @pytest.mark.parametrize("text", ["0044-03-15T12:00:00+00:00 BC", "infinity", "-infinity", "9999-12-31T23:59:59+00:00"])
@@ -81,7 +82,7 @@ def test_times_beyond_what_every_layer_holds_are_bounded(text: str) -> None:
     wish = request_of("shop", control(window(text, text)))
     assert wish is not None
     assert wish.since == wish.until
-    assert wish.since in (decide.TIME_MIN, decide.TIME_MAX)
+    assert wish.since in (wish_module.TIME_MIN, wish_module.TIME_MAX)
 
 
 @pytest.mark.parametrize("payload", [{"type": "control", "action": "dance"}, [], 7, "null", {}])
@@ -165,7 +166,7 @@ def test_a_removed_subscription_leaves_an_orphan() -> None:
 def test_the_lesser_rate_holds_and_bounds_the_slice() -> None:
     """GIVEN two limits WHEN work is cut out THEN the lesser one holds, and a slice is what it lets through in time."""
     one = decide.Due(asked(1, rate_per_s=50.0), target(1), subscription("a", rate_per_s=10.0, bundle=5))
-    work = decide.work_of(one, TimeSlice(Mark(T0), LATER, (), 1), [], 0, frozenset())
+    work = decide.work_of(one, TimeSlice(Mark(T0), LATER, (), 1), [], 0, frozenset(), flowing=False)
     assert work.spec.rate_per_s == 10.0
     assert work.rows_max == 10 * decide.STEP_S * 5
     assert decide.least_rate(0.0, 0.0) == 0.0
@@ -222,8 +223,10 @@ def test_running_out_of_time_is_no_failure() -> None:
 
 
 def test_a_replay_rests_while_fresh_events_flow() -> None:
-    """GIVEN a step of two seconds THEN it rests as long while live flows, and not at all otherwise."""
+    """GIVEN a step of two seconds THEN it rests as long while live flows, and takes less; otherwise it does neither."""
     assert (decide.rest_s(2.0, True), decide.rest_s(2.0, False)) == (2.0, 0.0)
+    one = decide.Due(asked(1), target(1), subscription("a"))
+    assert decide.rows_of(one, flowing=True) < decide.rows_of(one, flowing=False)
 
 
 def test_progress_is_never_said_to_be_whole_before_it_is() -> None:

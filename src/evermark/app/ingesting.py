@@ -23,6 +23,7 @@ from evermark.delivery.work import Span
 from evermark.error_policy import Action, action_for, backoff_s
 from evermark.errors import EvermarkError, StaleError
 from evermark.ingest.gather import WHOLE_SOURCE, Gathered
+from evermark.ingest.resume import Resume
 from evermark.ingest.take import Taken, Taker
 from evermark.log.append import DeltaLog
 from evermark.log.care import Care
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 _CARE_EVERY_S = 1.0
 # A query that ran this long before it failed was well: its next failure is a first one again.
 _WELL_AFTER_S = 60.0
+_LET_GO_POLL_S = 0.05
 # Whoever waits for a database to come back waits no longer than this on our account.
 _BACKOFF_MAX_S = 10.0
 
@@ -84,6 +86,10 @@ class SourceRunner:
         self._trouble: dict[int, _Trouble] = {}
         self._left_at: dict[int, str] = {}
         self._mended = 0
+        self._reading: frozenset[int] = frozenset()
+        self._stepped_down = threading.Event()
+        self._checked = False
+        self._mending: Mending | None = None
         self._log = get_logger(source=name)
         self._thread = threading.Thread(target=self._run, name=f"source {name}", daemon=True)
 
@@ -158,10 +164,13 @@ class SourceRunner:
             make_taker,
             self._on_taken,
             self._on_mended,
+            self._let_go,
+            self._step_down,
             self._board,
             self._metrics,
             held.lease.epoch,
         )
+        self._checked, self._mending = False, mending
         watching = Watching(self._source, self.name, self._metrics)
         mending.start()
         watching.start()
@@ -172,14 +181,22 @@ class SourceRunner:
             mending.stop()
 
     def _read_on(self, held: HeldLease, taker: Taker, mending: Mending) -> None:
-        while not self._stopping.is_set() and not held.lost.is_set():
+        self._stepped_down.clear()
+        while not (self._stopping.is_set() or held.lost.is_set() or self._stepped_down.is_set()):
             mended = self._mended
             active, wait_s = self._ready_partitions(mending.partitions())
             if not active:
                 self._stopping.wait(min(wait_s, 1.0))
                 continue
+            self._reading = frozenset(active)
+            if self._reading & mending.partitions():  # one of them is being mended since
+                self._reading = frozenset()
+                continue
             began = time.monotonic()
-            failed = self._read(taker, active, mended)
+            try:
+                failed = self._read(taker, active, mended)
+            finally:
+                self._reading = frozenset()
             if time.monotonic() - began > _WELL_AFTER_S:
                 self._trouble.clear()
             if any(action_for(e) is Action.STEP_DOWN for e in failed.values()):
@@ -192,6 +209,16 @@ class SourceRunner:
                     said = mending.found(each, error, self._left_at.get(each, ""))
                     if said is not None:
                         self._note_failure([each], said)
+
+    def _step_down(self) -> None:
+        self._stepped_down.set()
+        self._end_query()
+
+    def _let_go(self, partition: int) -> None:
+        """Returns when nobody reads the partition any more: it is about to be mended."""
+        while partition in self._reading and not self._stopping.is_set():
+            self._end_query()  # again: the query may have been in the making
+            time.sleep(_LET_GO_POLL_S)
 
     def _on_mended(self, partition: int, error: EvermarkError | None) -> None:
         """Reading begins again with the partition in it; or it has to wait for a person."""
@@ -215,10 +242,11 @@ class SourceRunner:
     def _read(self, taker: Taker, active: list[int], mended: int) -> dict[int, EvermarkError]:
         try:
             require_room(self._folder)  # a query that starts looks healthy until its first batch
-            resumes = {p: taker.begin(p) for p in active}
+            resumes = {p: _begun(taker, p) for p in active}
             starts = {p: r.position for p, r in resumes.items() if r.position is not None}
             self._left_at = starts
             self._source.check(starts, newest(self._folder, active, self._d.recoveries.past(self.name)))
+            self._checked = True
         except EvermarkError as error:
             return {error.partition if error.partition is not None else WHOLE_SOURCE: error}
         repeats = {p: r.repeats_to for p, r in resumes.items()}
@@ -303,17 +331,30 @@ class SourceRunner:
         place = Place(self.name, taken.partition)
         self._on_span(Span(place, taken.batch - 1, taken.batch, paths, rows, exact=True))
 
+    def _may_retain(self) -> bool:
+        """Not while a hole is open, or may be: what is collected now would be found missing from the log."""
+        return self._checked and self._mending is not None and not self._mending.partitions()
+
     def _care(self, done: threading.Event) -> None:
         care = Care(self._folder, self._d.config.log.retention)
         while not done.wait(_CARE_EVERY_S):
             try:
-                report = care.run(self._least_cursors(self.name))
+                report = care.run(self._least_cursors(self.name) if self._may_retain() else None)
             except Exception as error:  # noqa: BLE001 - care must not end; it is tried again
                 self._log.warning("log care failed", error=error)
                 continue
             for what, count in vars(report).items():
                 if count:
                     self._metrics.care.labels(what).inc(count)
+
+
+def _begun(taker: Taker, partition: int) -> Resume:
+    try:
+        return taker.begin(partition)
+    except EvermarkError as error:
+        if action_for(error) is Action.STOP and error.partition is None:
+            error.partition = partition
+        raise
 
 
 def _lag_s(taken: Taken, now: datetime) -> float:

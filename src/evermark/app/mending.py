@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from evermark import failpoint
 from evermark.app.build import Deployment
 from evermark.error_policy import Action, action_for, backoff_s
-from evermark.errors import EvermarkError, GapError
+from evermark.errors import EngineError, EvermarkError, GapError, IdentityError
 from evermark.ingest.recovery import TRIES_MAX, Choice, Recovery, Step, exhausted, given_up, may_open
 from evermark.ingest.take import Taken, Taker
 from evermark.log.append import DeltaLog
@@ -42,6 +42,8 @@ class Mending:
         make_taker: Callable[[DeltaLog, LogReader], Taker],
         on_taken: Callable[[Taken], None],
         on_ended: Callable[[int, EvermarkError | None], None],
+        let_go: Callable[[int], None],
+        on_step_down: Callable[[], None],
         board: Board,
         metrics: Metrics,
         epoch: int,
@@ -54,6 +56,8 @@ class Mending:
         self._make_taker = make_taker
         self._on_taken = on_taken
         self._on_ended = on_ended
+        self._let_go = let_go
+        self._on_step_down = on_step_down
         self._board = board
         self._metrics = metrics
         self._epoch = epoch
@@ -106,6 +110,7 @@ class Mending:
             except Exception as error:  # noqa: BLE001 - tried again; an unknown failure must not end the thread
                 if action_for(error) is Action.STEP_DOWN:
                     self._log.warning("stepping down", error=error)
+                    self._on_step_down()
                     return
                 self._log.warning("the hole is not closed yet", error=error)
                 wait_s = backoff_s(failures, base_s=1.0)
@@ -120,27 +125,32 @@ class Mending:
         self._board.put(self._name, recovery.partition, PartitionHealth.STALE, said, "it is being closed; see the log")
         mend = self._source.mend(recovery.partition)
         if mend is None:
-            self._fail(recovery, EvermarkError("this source cannot be mended"))
+            self._fail(recovery, None, EvermarkError("this source cannot be mended"))
             return
         try:
+            self._let_go(recovery.partition)
             self._steps(recovery, mend)
         except EvermarkError as error:
-            self._after_failure(recovery, error)
+            self._after_failure(self._as_it_is(recovery), mend, error)
         except Exception as error:  # noqa: BLE001 - counted like any other failed try
-            self._after_failure(recovery, EvermarkError(f"{type(error).__name__}: {error}"[:1000]))
+            unknown = EvermarkError(f"{type(error).__name__}: {error}"[:1000])
+            self._after_failure(self._as_it_is(recovery), mend, unknown)
         finally:
             mend.close()
 
     def _steps(self, recovery: Recovery, mend: Mend) -> None:
         now = recovery
         if now.step is Step.OPENED:
-            hole = mend.begin(self._stopping.is_set)
+            # A person who chose knows which server this is; else it has to be the one we left.
+            hole = mend.begin(self._stopping.is_set, None if now.by_person else now.left_at or None)
+            now = self._as_it_is(now)  # waiting for a slot takes up to an hour: somebody may have chosen otherwise
             taken = self._close_hole(now, hole)
+            self._recoveries.close_hole(now, hole.position, taken, self._epoch)
             now = replace(now, step=Step.CLOSED, position=hole.position)
-            self._recoveries.move(now, Step.CLOSED, self._epoch, position=hole.position, taken=taken)
             failpoint.hit("mend.closed")
         if now.position is None:
             raise EvermarkError(f"recovery {now.id} is closed, but nobody noted where", hint="report this")
+        self._recoveries.move(now, Step.CLOSED, self._epoch)  # refused if we are no longer the owner
         mend.finish(now.position)
         self._recoveries.move(now, Step.DONE, self._epoch)
         failpoint.hit("mend.done")
@@ -164,7 +174,7 @@ class Mending:
             missing = found_missing(self._spark, hole, reader.files(), wanted)
         failpoint.hit("mend.found")
         for taken in missing or [_nothing(wanted, hole.position)]:
-            taker.take(taken)
+            taker.take(taken, mended=True)
             self._on_taken(taken)
         rows = sum(taken.append.rows for taken in missing)
         self._metrics.recovered.labels(self._name, partition).inc(rows)
@@ -175,21 +185,33 @@ class Mending:
             self._log.warning("events the log lacked were taken", partition=partition, events=rows)
         return rows
 
-    def _after_failure(self, recovery: Recovery, error: EvermarkError) -> None:
+    def _as_it_is(self, recovery: Recovery) -> Recovery:
+        """The same recovery as State has it now: how far it got, and what was chosen since."""
+        return self._recoveries.current(self._name, recovery.partition) or recovery
+
+    def _after_failure(self, recovery: Recovery, mend: Mend, error: EvermarkError) -> None:
         action = action_for(error)
         if action is Action.STEP_DOWN or self._stopping.is_set():
             raise error
-        # What passes by itself spends no try; nor does what Spark lost, which a restart of it mends.
-        tried = action is not Action.RETRY
+        if isinstance(error, IdentityError):
+            self._fail(recovery, mend, error)  # trying again makes it no other server
+            return
+        # What passes by itself spends no try. What Spark says may be a row it can never read.
+        tried = action is not Action.RETRY or isinstance(error, EngineError)
         # The new slot may be gone as well: everything begins again, and finds what was taken meanwhile in the log.
         step = Step.OPENED if isinstance(error, GapError) else recovery.step
         if tried and recovery.tries + 1 >= TRIES_MAX:
-            self._fail(recovery, given_up(error.message))
+            self._fail(recovery, mend, given_up(error.message))
             return
         self._recoveries.move(recovery, step, self._epoch, error=error.message, tried=tried)
         raise error
 
-    def _fail(self, recovery: Recovery, error: EvermarkError) -> None:
+    def _fail(self, recovery: Recovery, mend: Mend | None, error: EvermarkError) -> None:
+        if mend is not None:
+            try:
+                mend.abandon()  # a slot that nobody reads keeps WAL without end
+            except EvermarkError as left:
+                self._log.warning("the spare slot could not be dropped", error=left)
         self._recoveries.move(recovery, Step.FAILED, self._epoch, error=error.message, tried=True)
         self._log.error("the hole cannot be closed", partition=recovery.partition, error=error)
         self._ended(recovery.partition, error)

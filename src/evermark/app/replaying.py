@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from evermark.app.build import Deployment
-from evermark.delivery.replay import Control, Due, Replay, Replayed, request_of, rest_s, running_windows
+from evermark.delivery.replay import Control, Due, Replay, Replayed, rest_s, running_windows
 from evermark.delivery.replayer import Replayer
+from evermark.delivery.wish import request_of
 from evermark.errors import ConfigError, ConflictError, EvermarkError, StaleError
 from evermark.log.read import LogReader
 from evermark.observe.health import Board

@@ -20,11 +20,11 @@ class MemoryCheckpoints:
         self._saved: dict[tuple[str, int], Checkpoint] = {}
         self._lock = threading.Lock()
 
-    def save(self, source: str, partition: int, checkpoint: Checkpoint) -> None:
+    def save(self, source: str, partition: int, checkpoint: Checkpoint, *, mended: bool = False) -> None:
         with self._lock:
             if self._leases is not None:
                 self._leases.fence(self._lease_for(source), checkpoint.epoch)
-            require_forward(self._saved.get((source, partition)), checkpoint, f"{source}/{partition}")
+            require_forward(self._saved.get((source, partition)), checkpoint, f"{source}/{partition}", mended=mended)
             self._saved[source, partition] = checkpoint
 
     def load(self, source: str, partition: int) -> Checkpoint:

@@ -37,7 +37,8 @@ def start(
 ) -> None:
     """Deliver the events of a window of time again. Works while an instance runs; without one, it begins with it."""
     with opened(config) as deployment:
-        from evermark.delivery.replay import STREAMS_MAX, AskedBy, Request, bounded
+        from evermark.delivery.replay import AskedBy, Request
+        from evermark.delivery.wish import STREAMS_MAX, bounded
         from evermark.log.read import moment_of
         from evermark.predicate import vet
 

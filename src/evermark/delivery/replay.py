@@ -15,26 +15,22 @@ the subscription's cursor nor its state, with one exception: a receiver that say
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Protocol
 
 from evermark.delivery.base import Fate, Outcome, Place, Subscription, SubscriptionSpec, SubscriptionState
 from evermark.delivery.group import REASON_CHARS_MAX, Jitter
 from evermark.delivery.retry import endpoint_backoff_s
 from evermark.delivery.timeslice import Mark, TimeSlice, exceeds
-from evermark.errors import ConfigError
 from evermark.log.read import FileRange
-
-TIME_MIN = datetime(1, 1, 2, tzinfo=UTC)
-TIME_MAX = datetime(9999, 12, 30, tzinfo=UTC)
 
 SLICE_ROWS_START = 50_000
 SLICE_ROWS_MIN = 100
 SLICE_ROWS_MAX = 500_000
+SLICE_ROWS_MAX_FLOWING = 5_000
 # How long one step should take; while fresh events flow, short ones with rests in between.
 STEP_S = 4.0
 STEP_S_FLOWING = 1.0
@@ -42,9 +38,6 @@ STEP_S_FLOWING = 1.0
 STEP_S_MAX = 20.0
 # A step that moved nothing though nothing failed is tried again after this.
 IDLE_WAIT_S = 1.0
-
-STREAMS_MAX = 1_000
-CONTROL_CHARS_MAX = 64 * 1024
 
 
 class AskedBy(StrEnum):
@@ -170,51 +163,6 @@ class ReplayDeliverer(Protocol):
         """
 
 
-def request_of(source: str, control: Control) -> Request | None:
-    """The replay a control event asks for; None when it asks for something else. Raises `ConfigError` for nonsense."""
-    text = control.payload or ""
-    if len(text) > CONTROL_CHARS_MAX:
-        raise ConfigError(f"control event {control.event_id}: {len(text)} characters are too many")
-    try:
-        said: Any = json.loads(text)
-    except (ValueError, RecursionError):
-        raise ConfigError(f"control event {control.event_id} is not JSON") from None
-    if not isinstance(said, dict) or said.get("action") != "replay":
-        return None
-    since, until = said.get("replay_from_ts"), said.get("replay_to_ts")
-    if not isinstance(since, str) or not isinstance(until, str | None):
-        raise ConfigError(f"control event {control.event_id} names no window of time")
-    own_time = control.event_time or TIME_MAX
-    return Request(
-        AskedBy.SQL,
-        source,
-        _moment(since, control.event_id),
-        _moment(until, control.event_id) if until is not None else min(own_time, TIME_MAX),
-        streams=(control.stream,),
-        control=control,
-        asked_since=since,
-        asked_until=until,
-    )
-
-
-def _moment(text: str, where: str) -> datetime:
-    """A time as Postgres writes it in JSON; it knows infinities and years before Christ, which Python does not."""
-    if text == "infinity":
-        return TIME_MAX
-    if text == "-infinity" or text.endswith(" BC"):
-        return TIME_MIN
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise ConfigError(f"control event {where}: {text[:80]!r} is not a time") from None
-    return bounded(moment if moment.tzinfo else moment.replace(tzinfo=UTC))
-
-
-def bounded(moment: datetime) -> datetime:
-    """Within what every layer can hold; no event is outside."""
-    return min(max(moment, TIME_MIN), TIME_MAX)
-
-
 def may_start(replay: Replay, heads: Mapping[Place, int]) -> bool:
     """Whether the log is durable at least up to the event that asked: what came before it must be replayed."""
     control = replay.request.control
@@ -229,10 +177,13 @@ def targets_of(replay: Replay, subscriptions: Mapping[str, Subscription]) -> lis
         if request.subscription not in subscriptions:
             return f"no subscription is called {request.subscription[:80]!r}"
         wanted = [subscriptions[request.subscription]]
+        if wanted[0].state is SubscriptionState.DISABLED:
+            return f"subscription {request.subscription!r} is disabled: {wanted[0].reason}"
     return [
         Target(replay.id, s.name, s.generation, TargetState.RUNNING, Mark(request.since))
         for s in sorted(wanted, key=lambda s: s.name)
-        if not (s.spec.streams and request.streams) or set(s.spec.streams) & set(request.streams)
+        if s.state is not SubscriptionState.DISABLED
+        and (not (s.spec.streams and request.streams) or set(s.spec.streams) & set(request.streams))
     ]
 
 
@@ -240,6 +191,15 @@ def is_orphaned(target: Target, subscriptions: Mapping[str, Subscription]) -> bo
     """Whether the subscription it was begun for is gone; another one of its name has not asked for this."""
     found = subscriptions.get(target.subscription)
     return found is None or found.generation != target.generation
+
+
+def is_over_for(target: Target, subscriptions: Mapping[str, Subscription]) -> str:
+    """Why a target can end unfinished; empty while it cannot. One that is suspended may come back: it is waited for."""
+    if is_orphaned(target, subscriptions):
+        return "the subscription is gone"
+    if subscriptions[target.subscription].state is SubscriptionState.DISABLED:
+        return "the subscription is disabled"
+    return ""
 
 
 def due(replays: Iterable[Replay], subscriptions: Mapping[str, Subscription], now: datetime) -> list[Due]:
@@ -265,7 +225,13 @@ def _is_ready(target: Target, subscription: Subscription, now: datetime) -> bool
 
 
 def work_of(
-    one: Due, piece: TimeSlice, files: Sequence[FileRange], parked_now: int, held: frozenset[tuple[Place, str]]
+    one: Due,
+    piece: TimeSlice,
+    files: Sequence[FileRange],
+    parked_now: int,
+    held: frozenset[tuple[Place, str]],
+    *,
+    flowing: bool,
 ) -> ReplayWork:
     """One step of a target. `files` are those the slice was cut from."""
     request, spec = one.replay.request, one.subscription.spec
@@ -277,7 +243,7 @@ def work_of(
         streams=request.streams,
         where=request.where,
         heads=one.replay.heads if exceeds(piece, files, one.replay.heads) else None,
-        rows_max=rows_of(one),
+        rows_max=rows_of(one, flowing=flowing),
         budget_s=STEP_S_MAX,
         probe=one.target.failures > 0,
         parked_room=max(0, spec.parked_max - parked_now),
@@ -290,10 +256,13 @@ def least_rate(*rates: float) -> float:
     return min((rate for rate in rates if rate > 0), default=0.0)
 
 
-def rows_of(one: Due) -> int:
-    """How many rows the next step takes: what fits into its time, and never more than its rate lets through."""
+def rows_of(one: Due, *, flowing: bool) -> int:
+    """How many rows the next step takes: what fits into its time, and never more than its rate lets through.
+
+    While fresh events flow it is few: they share processors and receivers with them.
+    """
     rate = least_rate(one.replay.request.rate_per_s, one.subscription.spec.rate_per_s)
-    rows = one.target.slice_rows
+    rows = min(one.target.slice_rows, SLICE_ROWS_MAX_FLOWING) if flowing else one.target.slice_rows
     if rate:
         rows = min(rows, max(1, int(rate * STEP_S)) * max(1, one.subscription.spec.bundle))
     return max(1, rows)

@@ -56,8 +56,9 @@ class Replayer:
                 self._start(replay)
                 continue
             for target in replay.targets:
-                if target.state is TargetState.RUNNING and decide.is_orphaned(target, known):
-                    self.replays.end_target(replay.id, target.subscription, "the subscription is gone", self.epoch)
+                why = decide.is_over_for(target, known) if target.state is TargetState.RUNNING else ""
+                if why:
+                    self.replays.end_target(replay.id, target.subscription, why, self.epoch)
             if decide.has_ended(replay):
                 self.replays.finish(replay.id, self.epoch)
             found.append(replay)
@@ -73,13 +74,13 @@ class Replayer:
         began = time.monotonic()
         target = one.target
         files = self._files(one.replay.request.source, one.replay.heads)
-        piece = self._slice(one, files)
+        piece = self._slice(one, files, flowing=flowing)
         if piece is None:
             self.replays.pass_by(target, self.epoch)
             return time.monotonic() - began
         name, spec = target.subscription, one.subscription.spec
         held = self.store.held_keys(one.replay.id).get(name, frozenset()) if spec.ordered else frozenset()
-        work = decide.work_of(one, piece, files, self.replays.parked_now(name), held)
+        work = decide.work_of(one, piece, files, self.replays.parked_now(name), held, flowing=flowing)
         result = self.deliverer.replay(work, None if flowing else self._ahead_of(one, work, files))
         failpoint.hit("replay.sent")
         took_s = time.monotonic() - began
@@ -91,20 +92,22 @@ class Replayer:
         self.on_step(one, result)
         return took_s
 
-    def _slice(self, one: Due, files: list[FileRange]) -> TimeSlice | None:
+    def _slice(self, one: Due, files: list[FileRange], *, flowing: bool) -> TimeSlice | None:
         """The next slice: the one that was prepared, if the target stands where it begins."""
+        rows = decide.rows_of(one, flowing=flowing)
         prepared = self._prepared.pop((one.replay.id, one.target.subscription), None)
-        if prepared is not None and prepared.mark == one.target.mark and prepared.rows <= 2 * decide.rows_of(one):
+        if prepared is not None and prepared.mark == one.target.mark and prepared.rows <= 2 * rows:
             return prepared
-        return next_slice(one.target.mark, one.replay.request.until, files, decide.rows_of(one))
+        return next_slice(one.target.mark, one.replay.request.until, files, rows)
 
     def _ahead_of(self, one: Due, work: ReplayWork, files: list[FileRange]) -> ReplayWork | None:
         """What comes next if this step goes well. While fresh events flow, nothing is done before its time."""
-        piece = next_slice(work.slice.end, one.replay.request.until, files, decide.rows_of(one))
+        rows = decide.rows_of(one, flowing=False)
+        piece = next_slice(work.slice.end, one.replay.request.until, files, rows)
         if piece is None:
             return None
         self._prepared[one.replay.id, one.target.subscription] = piece
-        return decide.work_of(one, piece, files, 0, frozenset())
+        return decide.work_of(one, piece, files, 0, frozenset(), flowing=False)
 
     def _start(self, replay: Replay) -> None:
         request = replay.request

@@ -69,13 +69,12 @@ def readable(files: Sequence[FileRange], heads: Mapping[int, int]) -> list[FileR
 
 
 def exceeds(piece: TimeSlice, files: Sequence[FileRange], heads: Mapping[int, int]) -> bool:
-    """Whether a file of the slice may hold a row beyond the heads."""
-    mine = set(piece.paths)
+    """Whether a file of the slice may hold a row beyond the heads; of one that was merged since nothing is known."""
+    known = {f.path: f for f in files}
+    mine = [known.get(path) for path in piece.paths]
     return any(
-        f.batch_max > heads.get(p, 0)
-        for f in files
-        if f.path in mine
-        for p in range(f.partition_min, f.partition_max + 1)
+        f is None or any(f.batch_max > heads.get(p, 0) for p in range(f.partition_min, f.partition_max + 1))
+        for f in mine
     )
 
 

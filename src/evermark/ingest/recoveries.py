@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from evermark.cluster.fence import fence, source_lease
-from evermark.errors import ConflictError
+from evermark.errors import BusyError, ConflictError
 from evermark.ingest.recovery import Choice, Recovery, Step
 from evermark.state.connection import State
 
@@ -87,6 +87,17 @@ class Recoveries:
         with self._state.transaction() as conn:
             fence(conn, source_lease(recovery.source), epoch)
             conn.execute(_MOVE, (step, position, taken, error[:_TEXT_MAX], int(tried), recovery.id))
+
+    def close_hole(self, recovery: Recovery, position: str, taken: int, epoch: int) -> None:
+        """To the step `closed`; refused if a person has chosen otherwise meanwhile."""
+        with self._state.transaction() as conn:
+            fence(conn, source_lease(recovery.source), epoch)
+            given = (Step.CLOSED, position, taken, "", 0, recovery.id)
+            if conn.execute(f"{_MOVE} and choice = %s", (*given, recovery.choice)).rowcount != 1:
+                raise BusyError(
+                    f"recovery {recovery.id} of {recovery.source} was changed while it was carried out",
+                    hint="it begins again, as chosen",
+                )
 
 
 def _recovery(row: Any) -> Recovery:

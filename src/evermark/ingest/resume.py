@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from evermark.checkpoints.base import Checkpoint
-from evermark.errors import GapError
+from evermark.errors import FormatError
 from evermark.log.base import Tail
 
 
@@ -26,7 +26,7 @@ def resume(tail: Tail, head_batch: int, checkpoint: Checkpoint | None, logged_to
     """
     known = max(head_batch, checkpoint.batch if checkpoint else 0)
     if tail.batch < known:
-        raise GapError(
+        raise FormatError(
             f"the log of {where} ends at batch {tail.batch}, but batch {known} was taken",
             hint="the log's folder was replaced or restored from a backup: put the newer one back, or run"
             " `evermark checkpoint reset` to take the missing part from the source again",

@@ -45,6 +45,7 @@ class FileRange:
     event_time_min: datetime | None = None
     ingested_at_max: datetime | None = None
     position_min: str | None = None
+    timeless: int | None = None  # events without a time
 
 
 # The columns of Delta's flattened statistics, in the order of FileRange's fields.
@@ -61,7 +62,10 @@ _ACTION_COLUMNS = (
     "min.event_time",
     "max.ingested_at",
     "min.position",
+    "null_count.event_time",
 )
+
+_MOMENTS = ("min.event_time", "max.event_time", "max.ingested_at")
 
 
 class LogReader:
@@ -191,7 +195,7 @@ def files_at(folder: Path, table: deltalake.DeltaTable) -> list[FileRange]:
         values: list[Any] = [None] * actions.num_rows
         if name in have:
             values = actions.column(name).to_pylist()
-        return [_utc(v) for v in values] if name.endswith(("_time", "_at")) else values
+        return [_utc(v) for v in values] if name.startswith(_MOMENTS) else values
 
     rows = zip(*(column(name) for name in _ACTION_COLUMNS), strict=True)
     return [FileRange(str(folder / path), *rest) for path, *rest in rows]

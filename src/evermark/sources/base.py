@@ -83,15 +83,20 @@ class Mend(ABC):
     """One try at closing a hole in one partition. Every step may be repeated after a crash, from the first one on."""
 
     @abstractmethod
-    def begin(self, stopped: Callable[[], bool]) -> Hole:
+    def begin(self, stopped: Callable[[], bool], left_at: str | None = None) -> Hole:
         """Make sure that nothing more is lost from here on, then say what has to be looked through.
 
-        What earlier tries left behind is replaced. `stopped` is asked now and then while this has to wait.
+        What earlier tries left behind is replaced. `stopped` is asked now and then while this has to wait. With
+        `left_at` nobody has said that this is the right place: raises `IdentityError` if it is not the one we left.
         """
 
     @abstractmethod
     def finish(self, position: str) -> None:
         """The hole is closed and checkpointed: let reading go on at `position`. Raises `GapError` if it cannot."""
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """Nobody will go on from here: what was made is removed."""
 
     @abstractmethod
     def close(self) -> None:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
-from evermark.delivery.base import Fate, Outcome, SubscriptionSpec
+from evermark.delivery.base import Fate, Outcome, Place, SubscriptionSpec
 from evermark.delivery.sinks.base import Job, Result
 from evermark.delivery.sinks.webhook import WebhookSink
 from evermark.delivery.work import BatchResult, Delivered, Manner, Span, fold
@@ -24,7 +24,7 @@ from evermark.log.frames import files_frame
 from evermark.secrets import SecretBox
 from evermark.spark.ingest import engine_error
 from evermark.spark.match import SUBSCRIPTION, matched
-from evermark.spark.posting import ROW_DDL, both, held_lanes, outcome_fields, outcome_of, rows_batch
+from evermark.spark.posting import ROW_DDL, both, held_lanes, now_held, outcome_fields, outcome_of, rows_batch
 from evermark.spark.replay import SparkReplays
 
 # A span without a budget still ends: whatever is not sent by then is left for the next round.
@@ -44,30 +44,38 @@ class _Post:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         stopped: set[int] = set()
+        held = {name: set(keys) for name, keys in self.manner.held.items()}
         for batch in batches:
-            rows = list(self._chunk(batch, stopped))
+            rows = list(self._chunk(batch, stopped, held))
             if rows:
                 yield rows_batch(rows)
 
-    def _chunk(self, batch: pa.RecordBatch, stopped: set[int]) -> Iterator[dict[str, Any]]:
+    def _chunk(
+        self, batch: pa.RecordBatch, stopped: set[int], held: dict[str, set[tuple[Place, str]]]
+    ) -> Iterator[dict[str, Any]]:
         """Rows arrive in log order; each chunk is finished before the next, so a subscription's order holds."""
         jobs: list[Job] = []
         of = batch.column(batch.schema.get_field_index(SUBSCRIPTION))
         for index in sorted(set(of.to_pylist())):
             if index in stopped:
                 continue
-            jobs.append(self._job(self.specs[index], batch.filter(pc.equal(of, index)).select(EVENT.names)))
+            spec = self.specs[index]
+            mine = batch.filter(pc.equal(of, index)).select(EVENT.names)
+            jobs.append(self._job(spec, mine, held.setdefault(spec.name, set())))
         if not jobs:
             return
         left = _NO_BUDGET_S if self.deadline is None else max(0.0, self.deadline - time.time())
         grace_s = None if self.deadline is None else _GRACE_S
+        numbers = {spec.name: index for index, spec in enumerate(self.specs)}
         for result in WebhookSink().deliver(jobs, left, grace_s):
+            index = numbers[result.subscription]
             if result.outcome.fate is not Fate.DONE:
-                stopped.add(next(i for i, s in enumerate(self.specs) if s.name == result.subscription))
+                stopped.add(index)
+            held[result.subscription] |= now_held(self.specs[index], result.outcome.parked)
             yield _fields(result)
 
-    def _job(self, spec: SubscriptionSpec, rows: pa.RecordBatch) -> Job:
-        held = held_lanes(rows, self.manner.held.get(spec.name, frozenset()))
+    def _job(self, spec: SubscriptionSpec, rows: pa.RecordBatch, waiting: set[tuple[Place, str]]) -> Job:
+        held = held_lanes(rows, waiting)
         return Job(spec, rows, self.box.open, historical=self.manner.historical, probe=self.manner.probe, held=held)
 
 

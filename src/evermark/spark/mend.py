@@ -45,8 +45,8 @@ def found_missing(
     """The batches that close the hole, files written, nothing committed; the last ends where reading goes on."""
     if not hole.pieces:
         return []
-    # An event has one time: files that are older than the oldest candidate cannot hold any.
-    paths = [file.path for file in files if within(file, hole.since, None)]
+    # An event has one time: files that are older than the oldest candidate cannot hold any; poison has none.
+    paths = [file.path for file in files if file.timeless != 0 or within(file, hole.since, None)]
     readers = min(_READERS_MAX, len(hole.pieces))
     candidates = spark.range(0, len(hole.pieces), 1, readers).mapInArrow(_Read(hole), TAKEN_SCHEMA)
     logged = files_frame(spark, paths).select("event_id")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from evermark.delivery.base import Fate, Outcome, ParkedEvent, Place
+from evermark.delivery.base import Fate, Outcome, ParkedEvent, Place, SubscriptionSpec
 from evermark.delivery.sinks.base import Lane
 
 ROW = pa.schema([pa.field("row", pa.string())])
@@ -49,7 +49,12 @@ def both(one: Outcome, other: Outcome) -> Outcome:
     )
 
 
-def held_lanes(rows: pa.RecordBatch, waiting: frozenset[tuple[Place, str]]) -> dict[Lane, str]:
+def now_held(spec: SubscriptionSpec, parked: Iterable[ParkedEvent]) -> set[tuple[Place, str]]:
+    """Keys whose next events must wait: what one chunk of a job parks holds back the chunks after it."""
+    return {(event.place, event.key) for event in parked if event.key is not None} if spec.ordered else set()
+
+
+def held_lanes(rows: pa.RecordBatch, waiting: set[tuple[Place, str]]) -> dict[Lane, str]:
     """The lanes among these rows whose key has something parked."""
     held: dict[Lane, str] = {}
     if waiting:

@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from evermark.delivery.base import Fate, Outcome, SubscriptionSpec
+from evermark.delivery.base import Fate, Outcome, ParkedEvent, Place, SubscriptionSpec
 from evermark.delivery.replay import Replayed, ReplayWork
 from evermark.delivery.sinks.base import Job
 from evermark.delivery.sinks.webhook import WebhookSink
@@ -32,7 +32,7 @@ from evermark.secrets import SecretBox
 from evermark.spark.ahead import ahead
 from evermark.spark.ingest import engine_error
 from evermark.spark.match import wanted_by
-from evermark.spark.posting import ROW_DDL, both, held_lanes, outcome_fields, outcome_of, rows_batch
+from evermark.spark.posting import ROW_DDL, both, held_lanes, now_held, outcome_fields, outcome_of, rows_batch
 
 _GRACE_S = 1.0
 # Slices that are looked for at a time, beside those that are posted; and how many of them are kept.
@@ -106,14 +106,18 @@ class _Send:
         for _ in batches:
             pass  # a worker that leaves something unread is not used again, and its successor imports everything anew
         room = self.work.parked_room
+        held = set(self.work.held)
         for batch in ahead(rows_at(self.codes, self.numbers, self.work.slice.paths), depth=1):
-            row = self._batch(batch, room)
-            room -= len(row["parked"])
+            row, parked = self._batch(batch, room, held)
+            room -= len(parked)
+            held |= now_held(self.work.spec, parked)
             yield rows_batch([row])
             if row["fate"] != Fate.DONE:
                 return
 
-    def _batch(self, batch: pa.RecordBatch, room: int) -> dict[str, Any]:
+    def _batch(
+        self, batch: pa.RecordBatch, room: int, held: set[tuple[Place, str]]
+    ) -> tuple[dict[str, Any], Sequence[ParkedEvent]]:
         work = self.work
         job = Job(
             work.spec,
@@ -122,7 +126,7 @@ class _Send:
             historical=True,
             replay_id=work.replay,
             probe=work.probe,
-            held=held_lanes(batch, work.held),
+            held=held_lanes(batch, held),
             parked_room=room,
         )
         left = max(0.0, self.deadline - time.time())
@@ -131,7 +135,7 @@ class _Send:
         if done.rows:
             row["time"] = batch.column("event_time")[done.rows - 1].cast(pa.int64()).as_py()
             row["id"] = batch.column("event_id")[done.rows - 1].as_py()
-        return row
+        return row, done.outcome.parked
 
 
 class SparkReplays:

@@ -95,10 +95,10 @@ def _checked(scene: ReplayScene, wanted: set[str], *, nth: int) -> str:
 
 def _killed_three_times(scene: ReplayScene, running: Instance, since: str, to: str) -> Instance:
     running.terminate()
-    first = scene.up("replay.sent@2")
+    first = scene.up("replay.sent@1")
     scene.ask_by_sql(since, to)
     died_by_itself(first, _PATIENCE_S)
-    died_by_itself(scene.up("replay.settled@2"), _PATIENCE_S)
+    died_by_itself(scene.up("replay.settled@1"), _PATIENCE_S)
     third = scene.up()
     before = sum(len(seen) for seen in scene.replayed["one"].values())
     until(

@@ -26,6 +26,7 @@ _SESSION = {
     "client_min_messages": "warning",
     "statement_timeout": "0",
     "idle_session_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
     "lock_timeout": "5s",
     "synchronous_commit": "on",
 }

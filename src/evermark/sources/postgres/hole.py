@@ -169,6 +169,8 @@ class _Snapshot:
         self._link = link
         try:
             with translated(link.dsn, "going back to the moment of the new slot"):
+                if link.connection.info.server_version >= 170000:
+                    link.connection.execute("set transaction_timeout = 0")
                 link.connection.execute("begin isolation level repeatable read, read only")
                 link.connection.execute(sql.SQL("set transaction snapshot {}").format(sql.Literal(self._snapshot)))
         except BaseException:

@@ -1,6 +1,6 @@
 """`evermark source install`: the outbox in the user's database.
 
-Order matters and is fixed: tables and functions, publication, slot, reader, triggers. Each step may be run again;
+Order matters and is fixed: tables and functions, publication, reader, slot, triggers. Each step may be run again;
 nothing is ever dropped and made again, because a publication or slot made twice has lost what came in between.
 """
 
@@ -24,6 +24,7 @@ from evermark.sources.postgres.slots import drop_slot, spare_name
 SCHEMA_VERSION = 2
 WAL_LEVEL_HINT = "alter system set wal_level = 'logical'; then restart the server"
 _TABLES = ("01_schema.sql", "02_functions.sql", "03_watch.sql")
+_PER_SLOT = ("04_publication.sql", "05_reader.sql", "06_slot.sql", "07_registered.sql")
 _LOCK_PAUSES_S = (0.5, 1.0)
 _SLOT_WAIT = "the slot waits for transactions that were open before it; end them, or wait"
 
@@ -43,7 +44,7 @@ def install_sql(place: PostgresPlace, tables: Sequence[TableChoice] = (), *, rol
     parts = ["-- Run with psql, outside a transaction: the slot needs a transaction of its own.\n"]
     parts += [_script(name, place) for name in _TABLES]
     for part in place.parts():
-        parts += [_script(name, part) for name in ("04_publication.sql", "05_slot.sql", "06_reader.sql")]
+        parts += [_script(name, part) for name in _PER_SLOT]
     parts.append("-- Triggers, last: from here on changes are captured.\n")
     parts += [_watch(table, place).as_string() + ";\n" for table in tables]
     if role is not None:
@@ -63,9 +64,9 @@ def install(place: PostgresPlace, tables: Sequence[TableChoice] = (), *, slot_wa
         _require_same_slots(link, place)
         for part in place.parts():
             create_publication(link, part)
+            _register(link, part, "05_reader.sql")
             _create_slot(link, part, slot_wait_s)
-            with translated(link.dsn, "registering the reader"):
-                link.connection.execute(_script("06_reader.sql", part).encode())
+            _register(link, part, "07_registered.sql")
         return [_patiently(partial(_capture, link, table, place)) for table in tables]
     finally:
         link.close()
@@ -137,6 +138,11 @@ def create_publication(link: Link, place: PostgresPlace, *, again: bool = False)
             link.connection.execute(_script("publication_again.sql", place).encode())
 
 
+def _register(link: Link, place: PostgresPlace, script: str) -> None:
+    with translated(link.dsn, "registering the reader"):
+        link.connection.execute(_script(script, place).encode())
+
+
 def _create_slot(link: Link, place: PostgresPlace, wait_s: float) -> None:
     found = link.row(
         "select database, plugin, current_database() from pg_replication_slots where slot_name = %s",
@@ -154,7 +160,7 @@ def _create_slot(link: Link, place: PostgresPlace, wait_s: float) -> None:
     try:
         with translated(link.dsn, "creating the slot"), link.connection.transaction():
             link.connection.execute(sql.SQL("set local statement_timeout = {}").format(int(wait_s * 1000)))
-            link.connection.execute(_script("05_slot.sql", place).encode())
+            link.connection.execute(_script("06_slot.sql", place).encode())
     except BusyError as error:
         raise BusyError(f"creating slot {place.slot} took more than {wait_s:g} s", hint=_SLOT_WAIT) from error
 

@@ -26,7 +26,7 @@ from evermark.sources.postgres.install import create_publication
 from evermark.sources.postgres.lsn import Position, lsn_of
 from evermark.sources.postgres.place import PostgresPlace
 from evermark.sources.postgres.slots import Slot, drop_slot, make_failover, slot_named, spare_name, walsender
-from evermark.sources.postgres.survey import look, unfit
+from evermark.sources.postgres.survey import look, stranger, unfit, unregistered
 
 FAILOVER_VERSION = 170000
 _OPTIONS_VERSION = 150000
@@ -42,24 +42,29 @@ class _New:
 class OutboxMend(Mend):
     """`wait_s`: how long a new slot may wait for transactions that were open before it."""
 
-    def __init__(self, place: PostgresPlace, *, wait_s: float = 3600.0) -> None:
+    def __init__(
+        self, place: PostgresPlace, *, wait_s: float = 3600.0, on_finished: Callable[[], None] = lambda: None
+    ) -> None:
         self._place = place
         self._wait_s = wait_s
+        self._on_finished = on_finished
         self._keeper: psycopg.Connection[Any] | None = None
 
     @property
     def spare(self) -> str:
         return spare_name(self._place.slot)
 
-    def begin(self, stopped: Callable[[], bool]) -> Hole:
+    def begin(self, stopped: Callable[[], bool], left_at: str | None = None) -> Hole:
         self.close()
         with _connected(self._place) as link:
             survey = look(link, self._place)
-            problem = unfit(survey)
+            problem = unfit(survey) or unregistered(survey, self._place)
+            if problem is None and left_at is not None:
+                problem = stranger(survey, Position.parse(left_at))
             if problem is not None:
                 raise problem
             if survey.fingerprint_now is None or survey.fingerprint_now != survey.fingerprint_installed:
-                create_publication(link, self._place, again=True)
+                self._mend_publication(link)
             drop_slot(link, self.spare)
             failpoint.hit("mend.cleared")
             new = self._make(survey.version, stopped)
@@ -68,6 +73,13 @@ class OutboxMend(Mend):
             hole = OutboxHole(self._place, new.snapshot, survey.incarnation, new.lsn, floor[0] if floor else None)
         hole.survey()
         return hole
+
+    def _mend_publication(self, link: Link) -> None:
+        """In one transaction with its new fingerprint: whatever is done to it after this is another hole."""
+        with link.connection.transaction():
+            create_publication(link, self._place, again=True)
+            query = sql.SQL("select {}.note_mended(%s)").format(sql.Identifier(self._place.schema))
+            link.row(query.as_string(), (self._place.slot,), doing="noting the publication")
 
     def _make(self, version: int, stopped: Callable[[], bool]) -> _New:
         """The new slot, and its moment as a snapshot: it lasts while `_keeper` is connected and idle."""
@@ -111,11 +123,15 @@ class OutboxMend(Mend):
                 drop_slot(link, self.spare)
             elif own is None or not _gives(own, at):
                 raise GapError(f"slot {self._place.slot} at {where(link.dsn)} was lost again", hint=RECOVER_HINT)
-            query = sql.SQL("select {}.note_mended(%s)").format(sql.Identifier(self._place.schema))
-            link.row(query.as_string(), (self._place.slot,), doing="noting the publication")
             version = int(link.one("show server_version_num", doing="asking for the version")[0])
         if version >= FAILOVER_VERSION:
             make_failover(self._place)
+        self._on_finished()
+
+    def abandon(self) -> None:
+        self.close()
+        with _connected(self._place) as link:
+            drop_slot(link, self.spare)
 
     def close(self) -> None:
         if self._keeper is not None:
@@ -131,7 +147,10 @@ def _gives(slot: Slot, at: Position) -> bool:
 
 
 def _floor_query(place: PostgresPlace) -> str:
-    query = sql.SQL("select floor::text from {}.readers where slot = %s and floor is not null")
+    query = sql.SQL(
+        "select r.floor::text from {}.readers r, pg_control_system() s"
+        " where r.slot = %s and r.floor_system = s.system_identifier"
+    )
     return query.format(sql.Identifier(place.schema)).as_string()
 
 

@@ -279,6 +279,12 @@ class SlotReader:
                 if self._link is not None:
                     self._drop(self._link)
 
+    def forget(self) -> None:
+        """Let go of the connection; what was held back is void."""
+        with self._lock:
+            if self._link is not None:
+                self._drop(self._link)
+
     def require_unchanged(self, start: Position) -> None:
         now = time.monotonic()
         if now - self._checked_at >= PUBLICATION_CHECK_S:
@@ -360,6 +366,7 @@ class SlotReader:
             if self._link is None or self._link.connection.closed:
                 self._link = connect(self._place.dsn)
                 self._incarnation_checked = False
+                self._floor.sample = None  # it may be another server's
             return self._link
 
     def _drop(self, link: Link) -> None:

@@ -14,6 +14,9 @@ from evermark.sources.postgres.failures import translated, unreachable
 from evermark.sources.postgres.lsn import lsn_of
 from evermark.sources.postgres.place import PostgresPlace, suffixed
 
+# A connection that only holds a snapshot does nothing for as long as others read.
+_PATIENT = "-c idle_in_transaction_session_timeout=0 -c idle_session_timeout=0"
+
 
 @dataclass(frozen=True)
 class Slot:
@@ -60,12 +63,17 @@ def walsender(place: PostgresPlace) -> psycopg.Connection[Any]:
     """A connection that speaks the replication protocol: only there are snapshots exported and slots altered."""
     text = place.dsn.open()
     try:
+        options = psycopg.conninfo.conninfo_to_dict(text).get("options") or ""
         connection = psycopg.connect(
             text,
             autocommit=True,
             replication="database",
+            options=f"{options} {_PATIENT}",
             connect_timeout=CONNECT_TIMEOUT_S,
             fallback_application_name="evermark",
+            keepalives_idle=30,
+            keepalives_interval=10,
+            keepalives_count=3,
         )
     except psycopg.Error as error:
         raise unreachable(error, text) from error

@@ -105,7 +105,15 @@ class PostgresOutbox(Source):
         clear_request(self._place, stream, since, until)
 
     def mend(self, partition: int) -> Mend:
-        return OutboxMend(self._place.parts()[partition])
+        return OutboxMend(self._place.parts()[partition], on_finished=lambda: self._renew(partition))
+
+    def _renew(self, partition: int) -> None:
+        """What was known of the old slot's WAL says nothing of the new one's."""
+        old, self._slots[partition] = (
+            self._slots[partition],
+            SlotReader(self._place.parts()[partition], self._big_bytes),
+        )
+        old.forget()
 
     def status(self, partition: int = 0) -> PostgresStatus:
         return self._slots[partition].status()

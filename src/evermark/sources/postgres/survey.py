@@ -88,7 +88,8 @@ def trouble(survey: Survey, place: PostgresPlace, resume: Position | None) -> Ev
     a server that cannot serve, a server that is not ours, a slot that cannot give what follows."""
     return (
         unfit(survey)
-        or (_stranger(survey, resume) if resume is not None else None)
+        or (stranger(survey, resume) if resume is not None else None)
+        or unregistered(survey, place)
         or _slot_trouble(survey, place, resume)
         or _publication_trouble(survey, place, resume)
     )
@@ -116,7 +117,8 @@ def unfit(survey: Survey) -> EvermarkError | None:
     return None
 
 
-def _stranger(survey: Survey, resume: Position) -> EvermarkError | None:
+def stranger(survey: Survey, resume: Position) -> EvermarkError | None:
+    """Why this is not the server `resume` belongs to."""
     if survey.incarnation != resume.incarnation:
         return IdentityError(
             f"Postgres at {survey.where} is not the one we left: its history is {survey.incarnation},"
@@ -138,6 +140,13 @@ def forgotten(place: str, event_id: str) -> IdentityError:
         " it is a copy that has gone its own way, or events were deleted by hand",
         hint=_IDENTITY_HINT,
     )
+
+
+def unregistered(survey: Survey, place: PostgresPlace) -> EvermarkError | None:
+    """A slot that install never made here is not one we lost: another number of `slots`, or another name."""
+    if survey.fingerprint_installed is None:
+        return SetupError(f"slot {place.slot} at {survey.where} is not registered as a reader", hint=INSTALL_HINT)
+    return None
 
 
 def _slot_trouble(survey: Survey, place: PostgresPlace, resume: Position | None) -> EvermarkError | None:
@@ -166,8 +175,6 @@ def _slot_trouble(survey: Survey, place: PostgresPlace, resume: Position | None)
 def _publication_trouble(survey: Survey, place: PostgresPlace, resume: Position | None) -> EvermarkError | None:
     kind: type[EvermarkError] = SetupError if resume is None else GapError
     hint = INSTALL_HINT if resume is None else RECOVER_HINT
-    if survey.fingerprint_installed is None:
-        return SetupError(f"slot {place.slot} at {survey.where} is not registered as a reader", hint=INSTALL_HINT)
     if survey.fingerprint_now is None:
         return kind(f"publication {place.publication} at {survey.where} is gone", hint=hint)
     if survey.fingerprint_now != survey.fingerprint_installed:

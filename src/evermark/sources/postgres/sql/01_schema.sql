@@ -28,9 +28,11 @@ create table if not exists @schema@.readers (
     publication name not null,
     fingerprint text,
     installed_at timestamptz not null default now(),
-    floor xid8
+    floor xid8,
+    floor_system bigint  -- whose transaction numbers these are: a dump carries them to a server that counts anew
 );
 alter table @schema@.readers add column if not exists floor xid8;
+alter table @schema@.readers add column if not exists floor_system bigint;
 
 -- Old partitions on their way out: see maintain().
 create table if not exists @schema@.seals (

@@ -197,7 +197,8 @@ end $fn$;
 -- A reader says how far it has everything. Never lower: the reader may have been started again from an older place.
 create or replace function @schema@.note_floor(reader name, at xid8) returns void
 language sql security definer set search_path = pg_catalog, pg_temp as $fn$
-    update @schema@.readers set floor = at where slot = reader and (floor is null or floor < at)
+    update @schema@.readers r set floor = at, floor_system = s.system_identifier from pg_control_system() s
+    where slot = reader and (floor is null or floor < at or floor_system is distinct from s.system_identifier)
 $fn$;
 
 -- A reader has closed the hole that a changed publication may have left: this is what it looks like from now on.
