@@ -102,7 +102,8 @@ def test_uninstall_removes_a_slot_that_a_dead_reader_still_holds(at: Scene) -> N
     """GIVEN a server process that decodes for nobody WHEN uninstalled THEN it is ended, and nothing is left."""
     at.source.close()
     with closing(walsender(at.place)) as reader:
-        command = f"START_REPLICATION SLOT \"{at.place.slot}\" LOGICAL 0/0 (proto_version '1', publication_names 'p')"
+        options = f"proto_version '1', publication_names '{at.place.publication}'"
+        command = f'START_REPLICATION SLOT "{at.place.slot}" LOGICAL 0/0 ({options})'
         reader.pgconn.send_query(command.encode())
         active = "select active from pg_replication_slots where slot_name = %s"
         until(lambda: bool(at.value(active, at.place.slot)), "the slot is held", timeout_s=20)

@@ -223,8 +223,9 @@ def test_running_out_of_time_is_no_failure() -> None:
 
 
 def test_a_replay_rests_while_fresh_events_flow() -> None:
-    """GIVEN a step of two seconds THEN it rests as long while live flows, and takes less; otherwise it does neither."""
-    assert (decide.rest_s(2.0, True), decide.rest_s(2.0, False)) == (2.0, 0.0)
+    """GIVEN a step of two seconds THEN it rests while live flows, longer on few cores, and takes less; else neither."""
+    assert [decide.rest_s(2.0, True, cores) for cores in (1, 2, 4, 64)] == [12.0, 6.0, 2.0, 2.0]
+    assert decide.rest_s(2.0, False, 2) == 0.0
     one = decide.Due(asked(1), target(1), subscription("a"))
     assert decide.rows_of(one, flowing=True) < decide.rows_of(one, flowing=False)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -115,7 +116,7 @@ class ReplayRunner:
     def _work(self, one: Due) -> None:
         flowing = self._replayer.flowing()
         took_s = self._replayer.step(one, flowing=flowing)
-        rest = min(_REST_S_MAX, rest_s(took_s, flowing))
+        rest = min(_REST_S_MAX, rest_s(took_s, flowing, os.cpu_count() or 1))
         until = time.monotonic() + rest
         while not self._over() and time.monotonic() < until:
             time.sleep(min(0.1, rest))

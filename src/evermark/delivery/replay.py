@@ -30,7 +30,9 @@ from evermark.log.read import FileRange
 SLICE_ROWS_START = 50_000
 SLICE_ROWS_MIN = 100
 SLICE_ROWS_MAX = 500_000
-SLICE_ROWS_MAX_FLOWING = 5_000
+SLICE_ROWS_MAX_FLOWING = 2_000
+# With this many cores a replay may work half of the time beside fresh events; with a third of them, a quarter.
+CORES_BESIDE = 6
 # How long one step should take; while fresh events flow, short ones with rests in between.
 STEP_S = 4.0
 STEP_S_FLOWING = 1.0
@@ -322,9 +324,9 @@ def next_rows(rows: int, took_s: float, step_s: float) -> int:
     return min(SLICE_ROWS_MAX, max(SLICE_ROWS_MIN, min(wanted, 4 * rows)))
 
 
-def rest_s(took_s: float, flowing: bool) -> float:
-    """While fresh events flow, a replay rests as long as it worked."""
-    return took_s if flowing else 0.0
+def rest_s(took_s: float, flowing: bool, cores: int) -> float:
+    """While fresh events flow, a replay rests: the fewer cores there are to share, the longer."""
+    return took_s * max(1, CORES_BESIDE // cores) if flowing else 0.0
 
 
 def has_ended(replay: Replay) -> bool:

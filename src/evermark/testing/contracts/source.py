@@ -19,8 +19,10 @@ import pyarrow as pa
 from evermark.event import TAKEN
 from evermark.sources.base import Limit, Slice, Source
 
-_ALL = Limit(wait_s=0.2)
-_LITTLE = Limit(rows_max=4, wait_s=0.2)
+# A source may rest a little after an expensive look: an answer within this time without anything new is the end.
+_WAIT_S = 1.0
+_ALL = Limit(wait_s=_WAIT_S)
+_LITTLE = Limit(rows_max=4, wait_s=_WAIT_S)
 _BATCHES_MAX = 10_000
 _WAIT_GRACE_S = 5.0
 
