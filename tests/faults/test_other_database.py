@@ -76,7 +76,9 @@ def test_p11_a_backup_whose_positions_are_lower_is_repaired_and_a_gap_may_be_acc
         shop.scene.run("source", "recover", "--choice", "skip", "--yes")
         until(lambda: running.said("the hole is closed"), "the gap was accepted", timeout_s=90)
         assert running.said("a gap was accepted")
-        shop.goes_on_after_a_restart(running, dsn, 16)
+        order(dsn, 1)
+        came(shop.scene, 16)
+        assert running.terminate() == 0
 
 
 @dataclass
