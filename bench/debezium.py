@@ -34,8 +34,6 @@ from evermark.errors import EvermarkError
 _START_S = 60.0
 _READ_S = 600.0
 _STOP_S = 30.0
-# The defaults a user gets, and fsync on, as everywhere; only WAL may grow so that a backlog fits.
-_SHOP = {"max_wal_size": "8GB", "max_replication_slots": "40", "max_wal_senders": "20"}
 
 
 @dataclass(frozen=True)
@@ -50,13 +48,6 @@ class Handled:
     @property
     def seconds(self) -> float:
         return max(self.at.values(), default=self.began) - self.began
-
-
-@contextmanager
-def shop_on_a_port(folder: Path) -> Iterator[EmbeddedPostgres]:
-    """The shop of the other benches; Java's driver knows no sockets, so this one listens on loopback too."""
-    with EmbeddedPostgres(folder / "shop", settings=_SHOP, tcp=True) as server:
-        yield server
 
 
 def subscribe(dsn: str, name: str, table: str) -> None:

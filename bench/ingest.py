@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from bench.debezium import Debezium, debezium, shop_on_a_port
+from bench.debezium import Debezium, debezium
 from bench.report import PeakMemory, Report, say
-from bench.shop import event_ids, flush_lsn, prepare, write
+from bench.shop import event_ids, flush_lsn, prepare, shop, write
 from evermark.checkpoints.postgres import PostgresCheckpoints
 from evermark.cluster.fence import source_lease
 from evermark.cluster.liveness import this_process
@@ -154,7 +154,7 @@ class _Debezium:
 def run(scale: float, folder: Path) -> Report:
     report = Report()
     events = max(4_000, int(_EVENTS * scale) // 4_000 * 4_000)
-    with shop_on_a_port(folder) as server, debezium(server, folder / "debezium") as engine:
+    with shop(folder, tcp=True) as server, debezium(server, folder / "debezium") as engine:
         dsn = server.dsn()
         say("warming up: session, workers, first batch")
         warm = prepare(dsn, "bench_warm")

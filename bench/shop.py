@@ -24,10 +24,13 @@ from generate_series(%s::bigint, %s::bigint) n
 
 
 @contextmanager
-def shop(folder: Path) -> Iterator[EmbeddedPostgres]:
-    """A server of its own, as a user's would be: defaults, fsync on; only WAL may grow so that a backlog fits."""
+def shop(folder: Path, *, tcp: bool = False) -> Iterator[EmbeddedPostgres]:
+    """A server of its own, as a user's would be: defaults, fsync on; only WAL may grow so that a backlog fits.
+
+    `tcp`: on loopback, too, for whoever knows no sockets.
+    """
     settings = {"max_wal_size": "8GB", "max_replication_slots": "40", "max_wal_senders": "20"}
-    with EmbeddedPostgres(folder / "shop", settings=settings) as server:
+    with EmbeddedPostgres(folder / "shop", settings=settings, tcp=tcp) as server:
         yield server
 
 

@@ -17,7 +17,7 @@ from evermark.sources.postgres.hole import OutboxHole
 from evermark.sources.postgres.install import install, uninstall
 from evermark.sources.postgres.lsn import Position
 from evermark.sources.postgres.mending import OutboxMend
-from evermark.sources.postgres.slots import drop_slot, slot_named, spare_name
+from evermark.sources.postgres.slots import drop_slot, slot_named, spare_name, walsender
 from evermark.sources.postgres.source import PostgresOutbox
 from evermark.testing.lost_slot import lose
 from evermark.testing.servers import PostgresServer, postgres_server, system_binaries
@@ -248,3 +248,75 @@ def test_uninstall_takes_a_lost_slot_and_what_mending_left(server: PostgresServe
     uninstall(at.place)
     assert at.value("select count(*) from pg_replication_slots where slot_name like %s", f"{at.place.slot}%") == 0
     assert at.value("select to_regnamespace('pgstream') is null") is True
+
+
+def test_another_number_of_slots_is_no_loss_and_makes_nothing(server: PostgresServer, at: Scene) -> None:
+    """GIVEN one slot WHEN the file says three THEN reading is refused as not set up, and mending touches nothing."""
+    changed = replace(at.place, slots=3)
+    position = at.source.earliest(0)
+    with pytest.raises(SetupError, match="not registered"):
+        PostgresOutbox(changed).check({0: position})
+    with pytest.raises(SetupError, match="not registered"):
+        begun(OutboxMend(changed.parts()[0]))
+    assert at.value("select count(*) from pg_publication") == 1
+    assert at.value("select count(*) from pg_replication_slots where database = current_database()") == 1
+
+
+def test_a_floor_of_another_server_hides_nothing(at: Scene) -> None:
+    """GIVEN a floor that a dump brought along WHEN a hole is opened THEN it is not believed, and is replaced."""
+    at.db.execute("update pgstream.readers set floor = '999999999', floor_system = 1")
+    at.emit("s", "here")
+    mend = OutboxMend(at.place)
+    assert in_hole(begun(mend)) == ["here"]
+    mend.close()
+    at.db.execute("select pgstream.note_floor(slot, '3') from pgstream.readers")
+    assert at.value("select floor::text from pgstream.readers") == "3"
+    at.db.execute("select pgstream.note_floor(slot, '2') from pgstream.readers")
+    assert at.value("select floor::text from pgstream.readers") == "3"
+
+
+def test_a_reader_does_not_look_for_what_was_there_before_it(at: Scene) -> None:
+    """GIVEN events from before a second reader was installed WHEN it loses its slot at once THEN they are not its."""
+    at.emit("s", "before")
+    second = replace(at.place, slot="second", publication="second")
+    install(second)
+    at.emit("s", "after")
+    mend = OutboxMend(second)
+    assert in_hole(begun(mend)) == ["after"]
+    mend.close()
+    uninstall(second)
+
+
+def test_p12_a_publication_changed_while_mending_is_a_hole_again(at: Scene) -> None:
+    """GIVEN a hole being closed WHEN the publication is changed meanwhile THEN that is seen, not taken as right."""
+    mend = OutboxMend(at.place)
+    hole = begun(mend)
+    at.db.execute(f"alter publication {at.place.publication} set (publish = 'delete')".encode())
+    mend.finish(hole.position)
+    with pytest.raises(GapError, match="changed by somebody"):
+        PostgresOutbox(at.place).check({0: hole.position})
+
+
+def test_p11_nobodys_word_mends_no_other_server(at: Scene) -> None:
+    """GIVEN a checkpoint of another history WHEN nobody chose THEN no slot is made; at a person's word one is."""
+    ahead = at.position(at.flush_lsn() + 2**40)
+    mend = OutboxMend(at.place)
+    with pytest.raises(IdentityError, match="behind our checkpoint"):
+        mend.begin(never, ahead)
+    link = connect(at.place.dsn)
+    assert slot_named(link, mend.spare) is None
+    begun(mend)
+    assert slot_named(link, mend.spare) is not None
+    # WHEN it is given up THEN nothing keeps WAL
+    mend.abandon()
+    assert slot_named(link, mend.spare) is None
+    link.close()
+
+
+def test_the_keeper_of_a_snapshot_is_not_ended_for_being_idle(at: Scene) -> None:
+    """GIVEN a database that ends idle transactions WHEN a snapshot is kept THEN its connection is spared."""
+    database = at.db.info.dbname
+    at.db.execute(f'alter database "{database}" set idle_in_transaction_session_timeout = 1000'.encode())
+    keeper = walsender(at.place)
+    assert keeper.execute("show idle_in_transaction_session_timeout").fetchone() == ("0",)
+    keeper.close()

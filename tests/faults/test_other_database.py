@@ -38,47 +38,38 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
             yield Shop(scene, copies, database)
 
 
-def test_p11_a_restored_a_cloned_and_a_promoted_database_wait_for_a_persons_word(shop: Shop) -> None:
+def test_p11_a_cloned_a_restored_and_a_promoted_database_wait_for_a_persons_word(shop: Shop) -> None:
     """GIVEN copies that look like our database WHEN one takes its place THEN it is refused by name, and then mended."""
-    # WHEN a backup from before takes the place of the database THEN it is behind us
-    with shop.at("restored"):
-        shop.refused("behind our checkpoint").kill()
     # WHEN a clone has gone on by itself, further than we were THEN it lacks what we took
     with shop.at("cloned") as dsn:
         with psycopg.connect(dsn, autocommit=True) as conn:
             conn.execute("create table filler as select repeat('x', 500) from generate_series(1, 20000)")
         order(dsn, 3)
-        shop.refused("does not have the last event we took").kill()
-    # WHEN a standby was promoted THEN it has another timeline; and a person says that it is the right one
+        running = shop.refused("does not have the last event we took")
+        # WHEN a person gives up what lies between THEN only what comes after is taken
+        shop.scene.run("source", "recover", "--choice", "skip", "--yes")
+        until(lambda: running.said("the hole is closed"), "the gap was accepted", timeout_s=90)
+        assert running.said("a gap was accepted")
+        order(dsn, 1)
+        came(shop.scene, 11)
+        assert running.terminate() == 0
+    # WHEN a backup from before takes the place of the database THEN it is behind us; and a person says it is right
+    with shop.at("restored") as dsn:
+        order(dsn, 4)
+        running = shop.refused("behind our checkpoint")
+        shop.scene.run("source", "recover", "--choice", "repair", "--yes")
+        # THEN what it has and the log lacks is taken, though all its positions are lower than ours
+        came(shop.scene, 15)
+        assert running.terminate() == 0
+    # WHEN a standby was promoted THEN it has another timeline
     promote(shop.copies["promoted"])
     with shop.at("promoted") as dsn:
         order(dsn, 3)
         running = shop.refused("is not the one we left")
         shop.scene.run("source", "recover", "--choice", "repair", "--yes")
-        # THEN what it has and the log lacks is taken, once, and it stays the right one
-        came(shop.scene, 13)
-        shop.goes_on_after_a_restart(running, dsn, 14)
-
-
-def test_p11_a_backup_whose_positions_are_lower_is_repaired_and_a_gap_may_be_accepted(shop: Shop) -> None:
-    """GIVEN the choice of a person WHEN the server's positions are lower than ours THEN both choices work."""
-    # WHEN the backup is the right one
-    with shop.at("restored") as dsn:
-        order(dsn, 4)
-        running = shop.refused("behind our checkpoint")
-        shop.scene.run("source", "recover", "--choice", "repair", "--yes")
-        came(shop.scene, 14)
-        shop.goes_on_after_a_restart(running, dsn, 15)
-    # WHEN a person gives up what lies between THEN only what comes after is taken
-    with shop.at("cloned") as dsn:
-        order(dsn, 3)
-        running = shop.refused("")
-        shop.scene.run("source", "recover", "--choice", "skip", "--yes")
-        until(lambda: running.said("the hole is closed"), "the gap was accepted", timeout_s=90)
-        assert running.said("a gap was accepted")
-        order(dsn, 1)
-        came(shop.scene, 16)
-        assert running.terminate() == 0
+        came(shop.scene, 18)
+        # THEN it stays the right one
+        shop.goes_on_after_a_restart(running, dsn, 19)
 
 
 @dataclass

@@ -73,19 +73,24 @@ def throw_slot_away(dsn: str, slot: str) -> None:
     """What a full disk or a careful limit does: an open transaction holds the slot back, and its WAL is removed."""
     with psycopg.connect(dsn) as long, psycopg.connect(dsn, autocommit=True) as admin:
         long.execute("insert into public.orders (customer, total) values ('slow', 99)")
-        admin.execute("alter system set max_slot_wal_keep_size = '1MB'")
-        admin.execute("select pg_reload_conf()")
-        deadline = time.monotonic() + _LOSE_S
-        while admin.execute("select wal_status from pg_replication_slots where slot_name = %s", (slot,)).fetchone() != (
-            "lost",
-        ):
-            if time.monotonic() > deadline:
-                raise EvermarkError(f"slot {slot} could not be thrown away within {_LOSE_S:.0f} s")
-            admin.execute("select pg_switch_wal()")
-            admin.execute("checkpoint")
-        admin.execute("alter system reset max_slot_wal_keep_size")
-        admin.execute("select pg_reload_conf()")
+        remove_wal_of(admin, slot)
         long.commit()
+
+
+def remove_wal_of(admin: psycopg.Connection[tuple[object, ...]], slot: str) -> None:
+    """Make the server forget what the slot still needs. It must be held back, by an open transaction or by silence."""
+    status = "select wal_status from pg_replication_slots where slot_name = %s"
+    admin.execute("alter system set max_slot_wal_keep_size = '1MB'")
+    admin.execute("select pg_reload_conf()")
+    deadline = time.monotonic() + _LOSE_S
+    while admin.execute(status, (slot,)).fetchone() != ("lost",):
+        if time.monotonic() > deadline:
+            raise EvermarkError(f"slot {slot} could not be thrown away within {_LOSE_S:.0f} s")
+        admin.execute("select pg_logical_emit_message(false, 'filler', repeat('x', 1000))")
+        admin.execute("select pg_switch_wal()")
+        admin.execute("checkpoint")
+    admin.execute("alter system reset max_slot_wal_keep_size")
+    admin.execute("select pg_reload_conf()")
 
 
 def ask_for_replay(dsn: str, share: float) -> tuple[datetime, datetime]:

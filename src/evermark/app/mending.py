@@ -88,12 +88,18 @@ class Mending:
         past = [r for r in self._recoveries.past(self._name) if r.partition == partition]
         if exhausted(past, datetime.now(UTC)):
             return given_up(past[0].error or error.message)
-        recovery = self._recoveries.open(self._name, partition, error.message, left_at, self._epoch)
+        # Before it is recorded: whoever carries it out takes it out again when it is done.
+        with self._lock:
+            self._open.add(partition)
+        try:
+            recovery = self._recoveries.open(self._name, partition, error.message, left_at, self._epoch)
+        except EvermarkError:
+            with self._lock:
+                self._open.discard(partition)
+            raise
         failpoint.hit("mend.opened")
         self._log.error("a hole was found; it is being closed", partition=partition, error=error, recovery=recovery.id)
         self._metrics.gaps.labels(self._name, partition).inc()
-        with self._lock:
-            self._open.add(partition)
         self._wake.set()
         return None
 

@@ -96,7 +96,7 @@ class Pipeline:
     def _run_with_spark(self, deployment: Deployment) -> None:
         os.environ["JAVA_HOME"] = str(ensure_java(self.config.data / "java"))
         from evermark.spark.deliver import SparkDeliverer
-        from evermark.spark.session import make_session
+        from evermark.spark.session import make_session, warm_up
 
         scratch = scratch_folder(self.config.name)
         spark = make_session(
@@ -106,6 +106,7 @@ class Pipeline:
             self.config.spark.conf,
             noise=self.config.data / "spark.log",
         )
+        warm_up(spark)
         keeper = ScratchKeeper(scratch)
         sink = WebhookSink()
         delivery = DeliveryRunner(deployment, SparkDeliverer(spark, deployment.box), sink, self.board, self.metrics)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from deltalake.exceptions import TableNotFoundError
 
@@ -65,6 +64,7 @@ _ACTION_COLUMNS = (
     "null_count.event_time",
 )
 
+_PIECE_ROWS = 65_536
 _MOMENTS = ("min.event_time", "max.event_time", "max.ingested_at")
 
 
@@ -121,47 +121,50 @@ class LogReader:
 
         Not the greatest of all: positions of two incarnations of a source have no common order.
         """
-        best: tuple[int, str] | None = None
-        for file in sorted(self._files_with(partition), key=lambda f: f.batch_max, reverse=True):
-            if best is not None and file.batch_max < best[0]:
-                break
-            rows = pq.read_table(file.path, columns=["partition", "batch", "position"])
-            rows = rows.filter(pc.equal(rows["partition"], partition))
-            if not rows.num_rows:
-                continue  # a file of several partitions, none of whose rows is ours
-            last = pc.max(rows["batch"]).as_py()
-            top = pc.max(rows.filter(pc.equal(rows["batch"], last))["position"]).as_py()
-            best = max(best, (last, top)) if best is not None else (last, top)
-        return best[1] if best is not None else None
+        last = self._last_row(partition)
+        return str(last["position"]) if last is not None else None
 
     def newest(self, partition: int) -> Seen | None:
         """The last event of the last batch."""
-        best: tuple[int, str, Seen] | None = None
+        last = self._last_row(partition, "event_id", "event_time", "ingested_at")
+        return Seen(last["event_id"], last["event_time"], last["ingested_at"]) if last is not None else None
+
+    def _last_row(self, partition: int, *columns: str) -> dict[str, Any] | None:
+        """The row with the greatest position of the greatest batch, looked for piece by piece: a batch may be huge."""
+        best: dict[str, Any] | None = None
         for file in sorted(self._files_with(partition), key=lambda f: f.batch_max, reverse=True):
-            if best is not None and file.batch_max < best[0]:
+            if best is not None and file.batch_max < best["batch"]:
                 break
-            columns = ["partition", "batch", "position", "event_id", "event_time", "ingested_at"]
-            rows = pq.read_table(file.path, columns=columns)
-            rows = rows.filter(pc.equal(rows["partition"], partition))
-            if rows.num_rows:
-                rows = rows.sort_by([("batch", "descending"), ("position", "descending")]).slice(0, 1)
-                last = rows.to_pylist()[0]
-                seen = Seen(last["event_id"], last["event_time"], last["ingested_at"])
-                if best is None or (last["batch"], last["position"]) > best[:2]:
-                    best = (last["batch"], last["position"], seen)
-        return best[2] if best is not None else None
+            with pq.ParquetFile(file.path) as parquet:
+                for piece in parquet.iter_batches(_PIECE_ROWS, columns=["partition", "batch", "position", *columns]):
+                    rows = pa.table(piece).filter(pc.equal(piece["partition"], partition))
+                    if not rows.num_rows:
+                        continue  # a file of several partitions
+                    rows = rows.filter(pc.equal(rows["batch"], pc.max(rows["batch"])))
+                    (row,) = rows.slice(pc.index(rows["position"], pc.max(rows["position"])).as_py(), 1).to_pylist()
+                    if best is None or (row["batch"], row["position"]) > (best["batch"], best["position"]):
+                        best = row
+        return best
 
     def controls(self, partition: int, after_batch: int, to_batch: int) -> pa.Table:
         """The control events of batches `after_batch < batch <= to_batch`, in log order."""
-        paths = [f.path for f in self.files_of(partition, after_batch, to_batch)]
         columns = ["event_id", "partition", "batch", "position", "stream", "event_time", "payload"]
-        mine = (
-            (ds.field("partition") == partition) & (ds.field("batch") > after_batch) & (ds.field("batch") <= to_batch)
-        )
-        wanted = mine & (ds.field("op") == str(Op.CONTROL))
-        # Filtered while it is read: a batch may hold millions of events, and hardly ever a control event.
-        found = ds.dataset(paths, schema=EVENT, format="parquet").to_table(columns=columns, filter=wanted)
-        return found.sort_by([("batch", "ascending"), ("position", "ascending")])
+        found = [EVENT.empty_table().select(columns)]
+
+        def wanted(rows: pa.RecordBatch | pa.Table) -> pa.ChunkedArray:
+            mine = pc.and_(pc.greater(rows["batch"], after_batch), pc.less_equal(rows["batch"], to_batch))
+            mine = pc.and_(mine, pc.equal(rows["partition"], partition))
+            return pc.and_(mine, pc.equal(rows["op"], str(Op.CONTROL)))
+
+        # Payloads are read only where there is one, and piece by piece: a batch may hold millions of other events.
+        for file in self.files_of(partition, after_batch, to_batch):
+            with pq.ParquetFile(file.path) as parquet:
+                for group in range(parquet.num_row_groups):
+                    if not pc.any(wanted(parquet.read_row_group(group, columns=["partition", "batch", "op"]))).as_py():
+                        continue
+                    pieces = parquet.iter_batches(_PIECE_ROWS, row_groups=[group], columns=[*columns, "op"])
+                    found += [pa.table(piece).filter(wanted(piece)).select(columns) for piece in pieces]
+        return pa.concat_tables(found).sort_by([("batch", "ascending"), ("position", "ascending")])
 
     def batch_at(self, partition: int, since: str) -> int:
         """The last batch all of whose events are older than `since` (an ISO time): where "from a time" begins."""

@@ -19,14 +19,16 @@ import pyspark
 from pyspark.sql import DataFrame
 
 from evermark.embedded.java import cache_folder, ensure_java
+from evermark.spark.home import spark_home
 
 _MAKE_TIMEOUT_S = 300
+_MASTER = "local[2]"
 
 
-def java_options(java_home: str) -> str:
+def java_options(java_home: str, home: Path) -> str:
     """The JVM's options for using the archive, or for leaving one behind at its end."""
     try:
-        archive = _archive(java_home)
+        archive = _archive(java_home, home)
         archive.parent.mkdir(parents=True, exist_ok=True)
         _adopt(archive)
         if archive.exists():
@@ -39,7 +41,7 @@ def java_options(java_home: str) -> str:
 def make() -> Path:
     """Start Spark once in a process of its own, so that its classes are archived; the archive."""
     java_home = str(ensure_java(cache_folder() / "java"))
-    archive = _archive(java_home)
+    archive = _archive(java_home, spark_home(_MASTER))
     _adopt(archive)
     if not archive.exists():
         with tempfile.TemporaryDirectory(prefix="evermark-archive-") as scratch:
@@ -54,9 +56,9 @@ def make() -> Path:
     return archive
 
 
-def _archive(java_home: str) -> Path:
+def _archive(java_home: str, home: Path) -> Path:
     # A conda or virtual environment moved to another place has another class path: its archive would be refused.
-    what = f"{Path(java_home).resolve()}|{pyspark.__version__}|{Path(pyspark.__file__).resolve()}"
+    what = f"{Path(java_home).resolve()}|{pyspark.__version__}|{home}"
     return cache_folder() / f"spark-{hashlib.sha256(what.encode()).hexdigest()[:12]}.jsa"
 
 
@@ -85,7 +87,7 @@ def _once(scratch: Path) -> None:
     """What a pipeline does, in small: so that the classes it needs are among those loaded."""
     from evermark.spark.session import make_session
 
-    spark = make_session("archive", "local[2]", scratch, {}, noise=scratch / "noise")
+    spark = make_session("archive", _MASTER, scratch, {}, noise=scratch / "noise")
     path = str(scratch / "rows")
     spark.range(10).selectExpr("id", "cast(id as string) as payload").write.parquet(path)
     frame = spark.read.schema("id bigint, payload string").parquet(path)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import faulthandler
 import signal
 
-import aiohttp  # noqa: F401
-import numpy as np  # noqa: F401
 import psycopg  # noqa: F401
 import pyarrow.compute
 import pyarrow.parquet  # noqa: F401
 from pyspark import daemon
+
+# What the tasks run: reading a source into the log, and delivering from it.
+import evermark.sources.postgres.source
+import evermark.spark.datasource
+import evermark.spark.posting  # noqa: F401
 
 if __name__ == "__main__":
     # kill -USR1: where every thread stands, into spark.log. Workers inherit it.

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from evermark.spark.archive import java_options
+from evermark.spark.home import spark_home
 
 # Each line was measured (docs/findings.md): together they take a one-row batch from 284 ms to about 100 ms.
 _DEFAULTS = {
@@ -53,11 +56,12 @@ def make_session(
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    # Executors need the code we run, also when it was started by path.
+    home = spark_home(master)
+    os.environ["SPARK_HOME"] = str(home)
     builder = SparkSession.builder.appName(app_name).master(master)
     settings = {
         **_DEFAULTS,
-        "spark.driver.extraJavaOptions": f"{_JAVA_OPTIONS} {java_options(os.environ.get('JAVA_HOME', ''))}",
+        "spark.driver.extraJavaOptions": f"{_JAVA_OPTIONS} {java_options(os.environ.get('JAVA_HOME', ''), home)}",
         "spark.local.dir": str(scratch / "spark"),
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
         "spark.driver.host": "127.0.0.1",
@@ -68,6 +72,22 @@ def make_session(
         builder = builder.config(name, value)
     with _stderr_of_children(noise):
         return builder.getOrCreate()
+
+
+def warm_up(spark: SparkSession) -> threading.Thread:
+    """Start the first Python worker now, beside what else a start has to do: it takes as long as all of that."""
+
+    def work() -> None:
+        with suppress(Exception):  # whatever is wrong, the real work will say so
+            spark.range(1).coalesce(1).mapInArrow(_same, "id bigint").collect()
+
+    thread = threading.Thread(target=work, name="warm up", daemon=True)
+    thread.start()
+    return thread
+
+
+def _same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    return batches
 
 
 @contextmanager

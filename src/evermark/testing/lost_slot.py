@@ -10,13 +10,13 @@ from pathlib import Path
 
 import psycopg
 
+from evermark.app.demo_shop import remove_wal_of
 from evermark.testing.pipeline import Instance, Scene, Writer, died_by_itself
 from evermark.testing.servers import PostgresServer, fresh_database, postgres_server
 from evermark.testing.until import until
 
 SLOT = "evermark_scene_shop"
 _LONG = 5
-_LIMIT = "alter system set max_slot_wal_keep_size = '{}'"
 
 
 @contextmanager
@@ -29,19 +29,7 @@ def forgetful_server(folder: Path) -> Iterator[PostgresServer]:
 def lose(server: PostgresServer, slot: str = SLOT) -> None:
     """Make the server throw the slot's WAL away. The slot must be held back, by an open transaction or by silence."""
     with server.admin() as admin:
-        admin.execute(_LIMIT.format("1MB").encode())
-        admin.execute("select pg_reload_conf()")
-
-        def lost() -> bool:
-            admin.execute("select pg_logical_emit_message(false, 'lose', repeat('x', 1000))")
-            admin.execute("select pg_switch_wal()")
-            admin.execute("checkpoint")
-            found = admin.execute("select wal_status from pg_replication_slots where slot_name = %s", [slot]).fetchone()
-            return found == ("lost",)
-
-        until(lost, f"slot {slot} is lost", timeout_s=60)
-        admin.execute(_LIMIT.format("-1").encode())
-        admin.execute("select pg_reload_conf()")
+        remove_wal_of(admin, slot)
 
 
 @contextmanager

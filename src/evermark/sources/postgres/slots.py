@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -30,22 +31,27 @@ class Slot:
     safe_wal_bytes: int | None
 
 
+# Of `pg_replication_slots s`, in the order `slot_of` takes them.
+SLOT_COLUMNS = """
+s.plugin::text, s.database::text, s.active, s.restart_lsn::text, s.confirmed_flush_lsn::text, s.wal_status,
+to_jsonb(s) ->> 'invalidation_reason', s.safe_wal_size
+"""
+
+
+def slot_of(row: Sequence[Any]) -> Slot:
+    plugin, database, active, restart, confirmed, *rest = row
+    restart_lsn, confirmed_lsn = (lsn_of(text) if text else None for text in (restart, confirmed))
+    return Slot(plugin, database, active, restart_lsn, confirmed_lsn, *rest)
+
+
 def spare_name(slot: str) -> str:
     return suffixed(slot, "_mend")
 
 
 def slot_named(link: Link, name: str) -> Slot | None:
-    found = link.row(
-        "select plugin::text, database::text, active, restart_lsn::text, confirmed_flush_lsn::text, wal_status,"
-        " to_jsonb(s) ->> 'invalidation_reason', safe_wal_size from pg_replication_slots s where slot_name = %s",
-        (name,),
-        doing=f"looking at slot {name}",
-    )
-    if found is None:
-        return None
-    plugin, database, active, restart, confirmed, status, reason, safe = found
-    restart_lsn, confirmed_lsn = (lsn_of(text) if text else None for text in (restart, confirmed))
-    return Slot(plugin, database, active, restart_lsn, confirmed_lsn, status, reason, safe)
+    query = f"select {SLOT_COLUMNS} from pg_replication_slots s where slot_name = %s"
+    found = link.row(query, (name,), doing=f"looking at slot {name}")
+    return slot_of(found) if found is not None else None
 
 
 def drop_slot(link: Link, name: str) -> None:

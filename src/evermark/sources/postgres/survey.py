@@ -12,7 +12,7 @@ from evermark.sources.postgres.failures import GRANT_HINT, INSTALL_HINT, RECOVER
 from evermark.sources.postgres.install import SCHEMA_VERSION, WAL_LEVEL_HINT, require_logical
 from evermark.sources.postgres.lsn import Incarnation, Position, lsn_of, lsn_text
 from evermark.sources.postgres.place import PostgresPlace
-from evermark.sources.postgres.slots import Slot
+from evermark.sources.postgres.slots import SLOT_COLUMNS, Slot, slot_of
 
 VERSION_MIN = 140000
 _IDENTITY_HINT = (
@@ -47,8 +47,7 @@ select current_setting('server_version_num')::int, current_setting('wal_level'),
        case when pg_is_in_recovery() then null else pg_current_wal_flush_lsn()::text end,
        current_database()::text, r.fingerprint, {schema}.publication_fingerprint({publication}::name),
        (select version from {schema}.meta),
-       s.plugin::text, s.database::text, s.active, s.restart_lsn::text, s.confirmed_flush_lsn::text, s.wal_status,
-       to_jsonb(s) ->> 'invalidation_reason', s.safe_wal_size,
+       {slot_columns},
        current_user::text, (select rolsuper or rolreplication from pg_roles where rolname = current_user)
 from (select) one
 left join pg_replication_slots s on s.slot_name = {slot}
@@ -59,7 +58,10 @@ left join {schema}.readers r on r.slot = {slot}
 def look(link: Link, place: PostgresPlace) -> Survey:
     """Needs no privilege beyond those `evermark source install --print` grants."""
     query = sql.SQL(_QUERY).format(
-        schema=sql.Identifier(place.schema), publication=sql.Literal(place.publication), slot=sql.Literal(place.slot)
+        schema=sql.Identifier(place.schema),
+        publication=sql.Literal(place.publication),
+        slot=sql.Literal(place.slot),
+        slot_columns=sql.SQL(SLOT_COLUMNS),
     )
     try:
         found = link.one(query.as_string(), doing="looking at the slot")
@@ -67,14 +69,8 @@ def look(link: Link, place: PostgresPlace) -> Survey:
         require_logical(link)
         raise
     version, wal_level, standby, system_id, walfile, flush, database, installed, now, schema_version = found[:10]
-    plugin, slot_database, active, restart, confirmed, wal_status, invalidation, safe = found[10:18]
+    slot = slot_of(found[10:18]) if found[10] is not None else None
     role, replicates = found[18:]
-    slot = None
-    if plugin is not None:
-        slot = Slot(
-            plugin, slot_database, active, lsn_of(restart) if restart else None,
-            lsn_of(confirmed) if confirmed else None, wal_status, invalidation, safe,
-        )  # fmt: skip
     # The timeline of the WAL file being written; the control file's would lag behind a promotion.
     incarnation = Incarnation(system_id & 0xFFFFFFFFFFFFFFFF, int(walfile[:8], 16) if walfile else 0)
     return Survey(
