@@ -11,10 +11,11 @@ In short:
 """
 
 from evermark_receiver.asgi import ASGIReceiver, EvermarkMiddleware
-from evermark_receiver.dedup import Claim, Dedup, DedupCache, State
+from evermark_receiver.dedup import Claim, Dedup, DedupCache, DedupError, State
 from evermark_receiver.event import BodyError, Event
 from evermark_receiver.receiver import Busy, Counters, Disable, Park, Receiver, Refusal, Response
 from evermark_receiver.signature import VerificationError, Verified, sign, verify
+from evermark_receiver.sqlite_dedup import SqliteDedup
 from evermark_receiver.wsgi import wsgi_app
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Counters",
     "Dedup",
     "DedupCache",
+    "DedupError",
     "Disable",
     "Event",
     "EvermarkMiddleware",
@@ -32,6 +34,7 @@ __all__ = [
     "Receiver",
     "Refusal",
     "Response",
+    "SqliteDedup",
     "State",
     "VerificationError",
     "Verified",

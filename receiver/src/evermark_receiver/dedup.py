@@ -24,8 +24,9 @@ from typing import Protocol
 # The sender's default retries span 27.6 hours; three days leave room for a weekend.
 TTL_S = 3 * 24 * 3600.0
 
-_OVERFLOW = b""
-_SWEEP_ENTRIES_MAX = 16
+# The place of streams beyond max_streams; a hash is never empty.
+OVERFLOW = b""
+SWEEP_ENTRIES_MAX = 16
 
 
 class State(Enum):
@@ -44,10 +45,15 @@ class Claim:
     token: int = 0
 
 
-class Dedup(Protocol):
-    """What a receiver needs. Implement it over a shared store to drop duplicates across processes.
+class DedupError(Exception):
+    """What was handled cannot be looked up or written down just now. The receiver answers 503."""
 
-    Calls come from several threads. Of several claims of one id at a time, exactly one gets UNSEEN.
+
+class Dedup(Protocol):
+    """What a receiver needs. `DedupCache` and `SqliteDedup` are two; implement it over a store of your own for more.
+
+    Calls come from several threads. Of several claims of one id at a time, exactly one gets UNSEEN. A call that cannot
+    do its work raises; a claim that raises must not be taken for a claim by anybody.
     """
 
     def claim(self, stream: tuple[str, str], delivery_id: str) -> Claim: ...
@@ -103,7 +109,7 @@ class DedupCache:
 
     def claim(self, stream: tuple[str, str], delivery_id: str) -> Claim:
         """Ask for an id. Only the claim that says UNSEEN may handle it."""
-        place, identity = _digest(*stream), _digest(*stream, delivery_id)
+        place, identity = hashed(stream, delivery_id)
         with self._lock:
             now = self._clock()
             self._sweep(now)
@@ -136,7 +142,7 @@ class DedupCache:
                 del self._in_progress[claim.identity]
 
     def state(self, stream: tuple[str, str], delivery_id: str) -> State:
-        place, identity = _digest(*stream), _digest(*stream, delivery_id)
+        place, identity = hashed(stream, delivery_id)
         with self._lock:
             now = self._clock()
             if self._is_done(place, identity, now):
@@ -151,14 +157,14 @@ class DedupCache:
     @property
     def streams(self) -> int:
         """How many streams have a place of their own."""
-        return len(self._places) - (_OVERFLOW in self._places)
+        return len(self._places) - (OVERFLOW in self._places)
 
     @property
     def in_progress(self) -> int:
         return len(self._in_progress)
 
     def _is_done(self, place: bytes, identity: bytes, now: float) -> bool:
-        for key in (place, _OVERFLOW):
+        for key in (place, OVERFLOW):
             ids = self._places.get(key)
             if ids is not None and ids.get(identity, now) > now:
                 return True
@@ -166,7 +172,7 @@ class DedupCache:
 
     def _remember(self, place: bytes, identity: bytes, until: float) -> None:
         if place not in self._places and self.streams >= self.max_streams:
-            place = _OVERFLOW
+            place = OVERFLOW
         # An expired entry that no sweep met yet would keep its old turn in the order of expiry.
         self._forget(place, identity)
         if len(self._places.get(place, ())) >= self.max_entries:
@@ -209,7 +215,7 @@ class DedupCache:
         place = next(iter(self._places))
         self._places.move_to_end(place)
         ids = self._places[place]
-        for _ in range(_SWEEP_ENTRIES_MAX):
+        for _ in range(SWEEP_ENTRIES_MAX):
             if not ids:
                 break
             oldest = next(iter(ids))
@@ -225,6 +231,11 @@ class DedupCache:
                 break
             del self._in_progress[identity]
             self.abandoned += 1
+
+
+def hashed(stream: tuple[str, str], delivery_id: str) -> tuple[bytes, bytes]:
+    """What a stream and an id are kept as: 16 bytes each, however long they are."""
+    return _digest(*stream), _digest(*stream, delivery_id)
 
 
 def _digest(*parts: str) -> bytes:

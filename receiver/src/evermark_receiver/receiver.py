@@ -6,6 +6,7 @@
 | 409 + Retry-After | another request is handling one of the events | asks again |
 | 500 | the handler raised | retries; what was handled is remembered, so it is skipped then |
 | 503 + Retry-After | the handler raised `Busy` | retries later |
+| 503 + Retry-After | what was handled cannot be looked up or written down | retries later |
 | 422, `webhook-delivery: park` | the handler raised `Park` | parks the event (a bundle: splits it first) |
 | 410, `webhook-delivery: disable` | the handler raised `Disable` | disables the subscription |
 | 400, 401, 413 | body, signature or size is wrong | by its own rules |
@@ -15,6 +16,8 @@ A bundle is handled in order and stops at the first event that cannot be taken.
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import inspect
 import json
 import logging
@@ -22,10 +25,12 @@ import math
 import threading
 import time
 from collections.abc import Awaitable, Callable, Generator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeVar
 
-from evermark_receiver.dedup import Dedup, DedupCache, State
+from evermark_receiver.dedup import Claim, Dedup, DedupCache, DedupError, State
 from evermark_receiver.event import BodyError, Delivery, Event, parse
 from evermark_receiver.signature import (
     TOLERANCE_S,
@@ -44,6 +49,7 @@ _log = logging.getLogger("evermark_receiver")
 
 Handler = Callable[[Event], object]
 AsyncHandler = Callable[[Event], Awaitable[object]]
+_T = TypeVar("_T")
 AnyHandler = TypeVar("AnyHandler", bound=Callable[[Event], object])
 
 
@@ -91,13 +97,15 @@ class Response:
 
 @dataclass(frozen=True)
 class Counters:
-    """Since the start. Of the events looked at: received = handled + duplicates + in_progress + failed."""
+    """Since the start. Of the events looked at, received is the sum of the five that follow it."""
 
     received: int = 0
     handled: int = 0
     duplicates: int = 0
     in_progress: int = 0  # answered 409
     failed: int = 0  # the handler raised
+    unavailable: int = 0  # could not be looked up: answered 503, not handled
+    unremembered: int = 0  # among the handled: could not be written down, so answered 503
     rejected: int = 0  # requests refused before any event was looked at
 
 
@@ -149,28 +157,32 @@ class Receiver:
         chosen = self._chosen(handler)
         steps = self._steps(headers, body)
         try:
-            event = next(steps)
-            while True:
-                event = steps.send(_outcome_of(chosen, event))
-        except StopIteration as stop:
-            response: Response = stop.value
-            return response
+            step = _next(steps, None)
+            while isinstance(step, Event):
+                step = _next(steps, _outcome_of(chosen, step))
+            return step
         finally:
             steps.close()  # a handler cut short (interrupt, cancellation) gives its claim back now
 
     async def handle_async(self, headers: Headers, body: bytes, handler: AsyncHandler | None = None) -> Response:
-        """The same for a handler that is a coroutine function."""
+        """The same for a handler that is a coroutine function.
+
+        A `DedupCache` is asked in the loop. Any other store may have to wait, and is asked in a thread.
+        """
         chosen = self._chosen(handler)
         steps = self._steps(headers, body)
+        run = _at_once if isinstance(self._dedup, DedupCache) else _in_thread
         try:
-            event = next(steps)
-            while True:
-                event = steps.send(await _awaited_outcome_of(chosen, event))
-        except StopIteration as stop:
-            response: Response = stop.value
-            return response
+            step = await run(partial(_next, steps, None))
+            while isinstance(step, Event):
+                outcome = await _awaited_outcome_of(chosen, step)
+                step = await run(partial(_next, steps, outcome))
+        except asyncio.CancelledError:
+            await run(steps.close)
+            raise
         finally:
-            steps.close()  # a handler cut short (interrupt, cancellation) gives its claim back now
+            steps.close()
+        return step
 
     def too_large(self) -> Response:
         """The answer to a body that was not even read to its end."""
@@ -191,32 +203,51 @@ class Receiver:
             return opened
         handled: list[Event] = []
         duplicates: list[Event] = []
+
+        def answer(response: Response) -> Response:
+            return replace(response, handled=tuple(handled), duplicates=tuple(duplicates))
+
         for event in opened.events:
-            claim = self._dedup.claim((event.source, event.stream), event.delivery_id)
+            try:
+                claim = self._dedup.claim((event.source, event.stream), event.delivery_id)
+            except Exception as error:  # noqa: BLE001 - whatever a store raises, the event is not handled
+                self._count(received=1, unavailable=1)
+                _log_dedup_error("cannot look up event %r of %r, which was not handled", event, error)
+                return answer(self._unavailable())
             if claim.state is State.DONE:
                 self._count(received=1, duplicates=1)
                 duplicates.append(event)
                 continue
             if claim.state is State.IN_PROGRESS:
                 self._count(received=1, in_progress=1)
-                refused = _answer(409, "this event is being handled", retry_after_s=self._retry_after_s)
-                return replace(refused, handled=tuple(handled), duplicates=tuple(duplicates))
+                return answer(_answer(409, "this event is being handled", retry_after_s=self._retry_after_s))
             failure: BaseException | None = GeneratorExit()
             try:
                 failure = yield event
             finally:
-                if failure is None:
-                    self._dedup.done(claim)
-                    self._count(received=1, handled=1)
-                else:
-                    self._dedup.release(claim)
+                if failure is not None:
                     self._count(received=1, failed=1)
+                    self._release(claim, event)
             if failure is not None:
-                refused = _refused(failure, event, alone=len(opened.events) == 1)
-                return replace(refused, handled=tuple(handled), duplicates=tuple(duplicates))
+                return answer(_refused(failure, event, alone=len(opened.events) == 1))
             handled.append(event)
-        taken = _answer(200, "taken", handled=len(handled), duplicates=len(duplicates))
-        return replace(taken, handled=tuple(handled), duplicates=tuple(duplicates))
+            self._count(received=1, handled=1)
+            try:
+                self._dedup.done(claim)
+            except Exception as error:  # noqa: BLE001 - as above, only that its handler ran
+                self._count(unremembered=1)
+                _log_dedup_error("cannot remember event %r of %r, which was handled", event, error)
+                return answer(self._unavailable())
+        return answer(_answer(200, "taken", handled=len(handled), duplicates=len(duplicates)))
+
+    def _release(self, claim: Claim, event: Event) -> None:
+        try:
+            self._dedup.release(claim)
+        except Exception as error:  # noqa: BLE001 - the claim ends by itself later; the handler's failure is the answer
+            _log_dedup_error("cannot release event %r of %r, whose handler failed", event, error)
+
+    def _unavailable(self) -> Response:
+        return _answer(503, "what was handled cannot be looked up now", retry_after_s=self._retry_after_s)
 
     def _open(self, headers: Headers, body: bytes) -> Delivery | Response:
         if not isinstance(body, (bytes, bytearray, memoryview)):
@@ -239,6 +270,36 @@ class Receiver:
         with self._lock:
             now = self._counters
             self._counters = replace(now, **{name: getattr(now, name) + n for name, n in more.items()})
+
+
+def _next(steps: _Steps, outcome: BaseException | None) -> Event | Response:
+    """The next event for the handler, or the answer."""
+    try:
+        return steps.send(outcome)
+    except StopIteration as stop:
+        response: Response = stop.value
+        return response
+
+
+async def _at_once(call: Callable[[], _T]) -> _T:
+    return call()
+
+
+async def _in_thread(call: Callable[[], _T]) -> _T:
+    """A cancellation waits until the call has ended: what it took has to be given back, and only once it has it."""
+    running = asyncio.get_running_loop().run_in_executor(None, contextvars.copy_context().run, call)
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        while not running.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([running])
+        raise
+
+
+def _log_dedup_error(what: str, event: Event, error: Exception) -> None:
+    told = isinstance(error, DedupError)  # it says what to do; of anything else the traceback is needed
+    _log.error(f"{what}: %s", event.id, event.stream, error, exc_info=None if told else error)
 
 
 def _outcome_of(handler: Handler, event: Event) -> Exception | None:
