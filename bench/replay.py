@@ -52,7 +52,7 @@ from evermark.ingest.take import Taken, Taker
 from evermark.log.append import DeltaLog
 from evermark.log.care import Care
 from evermark.log.head import PostgresHeads
-from evermark.log.pick import I64, ROWS
+from evermark.log.pick import ROWS
 from evermark.log.read import FileRange, LogReader
 from evermark.secrets import KeyRef, SecretBox
 from evermark.sources.base import Limit
@@ -227,27 +227,22 @@ def _slices(window: _Window, files: list[FileRange]) -> Iterator[TimeSlice]:
 
 @dataclass(frozen=True)
 class _ToFile:
-    codes: I64
-    numbers: I64
-    paths: tuple[str, ...]
+    piece: TimeSlice
     out: str
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from evermark.spark.replay import rows_at
+        from evermark.spark.replay import places_here, rows_at
 
         rows = sum(0 for _ in batches)
         with pa.OSFile(self.out, "wb") as file, pa.ipc.new_stream(file, ROWS) as writer:
-            for batch in rows_at(self.codes, self.numbers, self.paths):
+            for batch in rows_at(*places_here(self.piece), self.piece.paths):
                 writer.write_batch(batch)
                 rows += batch.num_rows
         yield pa.RecordBatch.from_arrays([pa.array([rows])], names=["rows"])
 
 
 def _land(spark: SparkSession, piece: TimeSlice, path: Path) -> int:
-    from evermark.spark.replay import places
-
-    codes, numbers = (column.to_numpy() for column in places(spark, piece).toArrow().columns)
-    land = _ToFile(codes, numbers, piece.paths, str(path))
+    land = _ToFile(piece, str(path))
     return sum(row[0] for row in spark.range(0, 1, 1, 1).mapInArrow(land, "rows bigint").collect())
 
 

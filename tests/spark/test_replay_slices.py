@@ -23,7 +23,7 @@ from evermark.secrets import KeyRef, SecretBox
 from evermark.testing.listener import Failing, Listener
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 NOON = datetime(2026, 11, 15, 12, tzinfo=UTC)
 SEED = 20261115
@@ -78,12 +78,20 @@ class Filled:
         return [e["event_id"] for e in sorted(found, key=lambda e: (e["event_time"], e["event_id"]))]
 
 
-def _ids(found: DataFrame, paths: tuple[str, ...]) -> list[str]:
-    """The ids of the rows at these places, read as a task reads them."""
-    from evermark.spark.replay import rows_at
+def _ids(
+    spark: SparkSession, piece: TimeSlice, heads: dict[int, int], spec: SubscriptionSpec, **more: Any
+) -> list[str]:
+    """The ids of the rows of a slice, read as a task reads them; without a predicate, found in both ways."""
+    from evermark.spark.replay import places, places_here, rows_at
 
-    codes, numbers = (column.to_numpy() for column in found.toArrow().columns)
-    return [i for rows in rows_at(codes, numbers, paths) for i in rows.column("event_id").to_pylist()]
+    codes, numbers = (column.to_numpy() for column in places(spark, piece, heads, spec, **more).toArrow().columns)
+    ids = [i for rows in rows_at(codes, numbers, piece.paths) for i in rows.column("event_id").to_pylist()]
+    if spec.where is None and "where" not in more:
+        here = [one.tolist() for one in places_here(piece, heads, spec, **more)]
+        assert here == [codes.tolist(), numbers.tolist()]
+        few = [one.tolist() for one in places_here(piece, heads, spec, **more, rows_max=7)]
+        assert few == [codes.tolist()[:7], numbers.tolist()[:7]]
+    return ids
 
 
 @pytest.fixture
@@ -93,16 +101,13 @@ def filled(tmp_path: Path) -> Filled:
 
 def _read(spark: SparkSession, filled: Filled, since: datetime, until: datetime, rows: int, **more: Any) -> list[str]:
     """The window slice by slice, as the replayer cuts it."""
-    from evermark.spark.replay import places
-
     head = more.pop("head", 36)
     files = readable(filled.reader.files(), {0: head})
     spec = SubscriptionSpec("a", "http://a.example", where=more.pop("own", None))
     seen: list[str] = []
     piece = next_slice(Mark(since), until, files, rows)
     while piece is not None:
-        found = places(spark, piece, {0: head}, spec, **more)
-        seen += _ids(found, piece.paths)
+        seen += _ids(spark, piece, {0: head}, spec, **more)
         piece = next_slice(piece.end, until, files, rows)
     return seen
 
@@ -140,20 +145,21 @@ def test_streams_predicates_and_heads_narrow_it(spark: SparkSession, filled: Fil
     )
     assert wanted
     assert got == wanted
+    # WHEN there is no predicate THEN streams and heads hold all the same
+    got = _read(spark, filled, at(0), at(5_000), 10_000, head=20, streams=["public.users"])
+    assert got == filled.wanted(at(0), at(5_000), head=20, streams=("public.users",))
 
 
 def test_a_mark_inside_an_instant_goes_on_after_its_event(spark: SparkSession, filled: Filled) -> None:
     """GIVEN ties at one instant WHEN reading goes on after one of them THEN the rest of the instant comes, no more."""
-    from evermark.spark.replay import places
-
     wanted = filled.wanted(at(0), at(5_000))
     times = {e["event_id"]: e["event_time"] for e in filled.events}
     middle = next(n for n in range(200, len(wanted)) if times[wanted[n]] == times[wanted[n + 1]])
     mark = Mark(times[wanted[middle]], wanted[middle])
     paths = tuple(f.path for f in filled.reader.files())
     spec = SubscriptionSpec("a", "http://a.example")
-    found = places(spark, TimeSlice(mark, at(5_000), paths, 1), {0: 36}, spec)
-    assert _ids(found, paths) == wanted[middle + 1 :]
+    piece = TimeSlice(mark, at(5_000), paths, 1)
+    assert _ids(spark, piece, {0: 36}, spec) == wanted[middle + 1 :]
 
 
 @pytest.fixture
@@ -210,7 +216,7 @@ def test_what_was_prepared_is_used_and_never_taken_for_more_than_it_is(
     times = {e["event_id"]: e["event_time"] for e in filled.events}
     with Listener() as listener:
         replays = SparkReplays(spark, box)
-        first = _work(filled, listener.url, 10)
+        first = _work(filled, listener.url, 10, where="data.n >= 0")
         following = replace(first, slice=replace(first.slice, mark=Mark(times[wanted[9]], wanted[9])), rows_max=50)
         assert replays.replay(first, following).mark == following.slice.mark
         some = replays.replay(replace(following, rows_max=10_000))

@@ -63,8 +63,8 @@ def render(events: pa.Table | pa.RecordBatch, how: Rendering) -> list[bytes]:
     return bodies
 
 
-def render_column(events: pa.Table | pa.RecordBatch, how: Rendering) -> pa.Array:
-    """The same, as a column of binary values; at least one event."""
+def render_column(events: pa.Table | pa.RecordBatch, how: Rendering, after: str = "") -> pa.Array:
+    """The same, as a column of binary values, with `after` behind each; at least one event."""
     if absent := [name for name in _REQUIRED if name not in events.schema.names]:
         raise FormatError(f"events to deliver lack the columns {', '.join(absent)}", hint="select all log columns")
     columns = _Columns(events)
@@ -74,7 +74,7 @@ def render_column(events: pa.Table | pa.RecordBatch, how: Rendering) -> pa.Array
         parts = _cloudevent(columns, how)
     else:
         parts = columns.json("payload")
-    return _joined(parts, events.num_rows)
+    return _joined([*parts, after] if after else parts, events.num_rows)
 
 
 # A piece of a body: the same text in every row, or a text per row.
@@ -286,14 +286,15 @@ def delivery_ids(event_ids: Sequence[str], replay_id: str | None = None) -> list
     return [_header_text(text) for text in texts]
 
 
-def delivery_id_column(event_ids: pa.Array, replay_id: str | None = None) -> pa.Array:
-    """The same for a column."""
-    texts = event_ids if replay_id is None else pc.binary_join_element_wise(event_ids, pa.scalar(f".{replay_id}"), "")
-    sizes = pc.min_max(pc.binary_length(texts))
-    fits = sizes["min"].as_py() > 0 and sizes["max"].as_py() <= WEBHOOK_ID_CHARS_MAX
-    if fits and bool(((octets := _octets(texts)) > ord(" ")).all() and (octets <= ord("~")).all()):
-        return texts
-    return pa.array(delivery_ids(event_ids.to_pylist(), replay_id), pa.string())
+def delivery_id_column(event_ids: pa.Array, replay_id: str | None = None, after: str = "") -> pa.Array:
+    """The same for a column, with `after` behind each."""
+    suffix = "" if replay_id is None else f".{replay_id}"
+    sizes = pc.min_max(pc.binary_length(event_ids))
+    fits = sizes["min"].as_py() > 0 and sizes["max"].as_py() + len(suffix) <= WEBHOOK_ID_CHARS_MAX
+    octets = _octets(event_ids)
+    if fits and _PLAIN_ID.fullmatch(suffix) and bool((octets > ord(" ")).all() and (octets <= ord("~")).all()):
+        return pc.binary_join_element_wise(event_ids, pa.scalar(suffix + after), "")
+    return pa.array([ident + after for ident in delivery_ids(event_ids.to_pylist(), replay_id)], pa.string())
 
 
 def _header_text(text: str) -> str:

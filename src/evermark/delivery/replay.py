@@ -27,9 +27,9 @@ from evermark.delivery.retry import endpoint_backoff_s
 from evermark.delivery.timeslice import Mark, TimeSlice, exceeds
 from evermark.log.read import FileRange
 
-SLICE_ROWS_START = 50_000
+SLICE_ROWS_START = 200_000
 SLICE_ROWS_MIN = 100
-SLICE_ROWS_MAX = 500_000
+SLICE_ROWS_MAX = 1_000_000
 SLICE_ROWS_MAX_FLOWING = 2_000
 # With this many cores a replay may work half of the time beside fresh events; with a third of them, a quarter.
 CORES_BESIDE = 6

@@ -11,8 +11,12 @@ import binascii
 import hmac
 import secrets as randomness
 from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 from evermark.errors import ConfigError, DeniedError
+
+# A body, or what it consists of: a bundle is never put together before it is sent.
+Body: TypeAlias = bytes | tuple[bytes | memoryview, ...]
 
 PREFIX = "whsec_"
 SECRETS_MAX = 8
@@ -49,15 +53,26 @@ class Signer:
     def __repr__(self) -> str:
         return f"Signer({len(self._keys)} secrets)"
 
-    def headers(self, webhook_id: str, timestamp: int, body: bytes) -> dict[str, str]:
+    def headers(self, webhook_id: str, timestamp: int, body: Body) -> dict[str, str]:
         signed = {"webhook-id": webhook_id, "webhook-timestamp": str(timestamp)}
         if self._keys:
             signed["webhook-signature"] = self._signature(webhook_id, timestamp, body)
         return signed
 
-    def _signature(self, webhook_id: str, timestamp: int, body: bytes) -> str:
-        content = b"%b.%d.%b" % (webhook_id.encode(), timestamp, body)
-        return " ".join("v1," + _b64(hmac.digest(key, content, "sha256")) for key in self._keys)
+    def _signature(self, webhook_id: str, timestamp: int, body: Body) -> str:
+        if isinstance(body, bytes):
+            content = b"%b.%d.%b" % (webhook_id.encode(), timestamp, body)
+            return " ".join("v1," + _b64(hmac.digest(key, content, "sha256")) for key in self._keys)
+        return " ".join(
+            "v1," + _b64(_digest(key, b"%b.%d." % (webhook_id.encode(), timestamp), body)) for key in self._keys
+        )
+
+
+def _digest(key: bytes, before: bytes, parts: tuple[bytes | memoryview, ...]) -> bytes:
+    made = hmac.new(key, before, "sha256")
+    for part in parts:
+        made.update(part)
+    return made.digest()
 
 
 def _b64(digest: bytes) -> str:

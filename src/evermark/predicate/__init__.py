@@ -82,17 +82,22 @@ def match_sql(streams: Sequence[str], ops: Sequence[str], predicate: Predicate, 
     """Whether an event is for a subscription, never null. Empty `streams` or `ops` mean all that are delivered."""
     if len(streams) > STREAMS_MAX:
         raise refused(f"more than {STREAMS_MAX} streams", "leave `streams` out and restrict them in `where`")
+    parts = [f"op in ({', '.join(map(string_sql, wanted_ops(ops)))})"]
+    if streams:
+        parts.append(f"stream in ({', '.join(map(string_sql, sorted(set(streams))))})")
+    parts.append(f"({predicate.sql(alias)})")
+    return f"coalesce({' and '.join(parts)}, false)"
+
+
+def wanted_ops(ops: Sequence[str]) -> list[str]:
+    """The operations a subscription gets that names these; all that are delivered when it names none."""
     wanted = sorted(set(ops) or {str(op) for op in Op} - UNDELIVERED_OPS)
     if unknown := [op for op in wanted if op not in {str(op) for op in Op} or op in UNDELIVERED_OPS]:
         raise refused(
             f"operation {unknown[0][:40]!r} is never delivered",
             f"use some of: {', '.join(sorted({str(op) for op in Op} - UNDELIVERED_OPS))}",
         )
-    parts = [f"op in ({', '.join(map(string_sql, wanted))})"]
-    if streams:
-        parts.append(f"stream in ({', '.join(map(string_sql, sorted(set(streams))))})")
-    parts.append(f"({predicate.sql(alias)})")
-    return f"coalesce({' and '.join(parts)}, false)"
+    return wanted
 
 
 def _rendered(fragment: Fragment, alias: Alias) -> str:

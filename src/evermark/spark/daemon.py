@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import signal
+import sys
 
 import psycopg  # noqa: F401
 import pyarrow.compute
@@ -16,6 +17,8 @@ import evermark.spark.datasource
 import evermark.spark.posting  # noqa: F401
 
 if __name__ == "__main__":
+    # Tasks read and render in one thread and send in another: neither should wait long for Python's lock.
+    sys.setswitchinterval(0.0005)
     # kill -USR1: where every thread stands, into spark.log. Workers inherit it.
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     daemon.manager()

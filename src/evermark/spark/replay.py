@@ -1,8 +1,8 @@
-"""Replay as a Spark job: a slice of time found, matched and put in order by Spark, and posted by the task.
+"""Replay as a Spark job: a slice of time found, put in order and posted by a task.
 
-Spark reads the few columns that decide which events come and when, and hands the task their places: file and row
-number. The task reads the rows themselves from the same files. Rows through the JVM and into Arrow again would cost
-several times all the rest.
+Where a predicate has to hold, Spark reads the few columns that decide which events come and when, and hands the task
+their places: file and row number. Without one the task finds the places itself. Either way it reads the rows themselves
+from the same files: rows through the JVM and into Arrow again would cost several times all the rest.
 """
 
 from __future__ import annotations
@@ -13,20 +13,23 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from evermark.delivery.base import Fate, Outcome, ParkedEvent, Place, SubscriptionSpec
+from evermark.delivery.base import Fate, Outcome, ParkedEvent, SubscriptionSpec
 from evermark.delivery.replay import Replayed, ReplayWork
 from evermark.delivery.sinks.base import Job
+from evermark.delivery.sinks.lanes import prepared
 from evermark.delivery.sinks.webhook import WebhookSink
 from evermark.delivery.timeslice import Mark, TimeSlice, micros, moment_at
 from evermark.errors import EngineError
+from evermark.log.find import Stretch, find
 from evermark.log.frames import files_frame
 from evermark.log.pick import CODE_SQL, I64, RowPicker, codes_differ
+from evermark.predicate import wanted_ops
 from evermark.predicate.fragment import string_sql
 from evermark.secrets import SecretBox
 from evermark.spark.ahead import ahead
@@ -38,7 +41,9 @@ _GRACE_S = 1.0
 # Slices that are looked for at a time, beside those that are posted; and how many of them are kept.
 FINDERS = 2
 _PREPARED_MAX = 4
-# What one round of posting takes: its rows are in memory, and each round waits for its last answer.
+# What one round of posting takes: its rows are in memory, and each round waits for its last answer. The first is small:
+# nothing is sent before it is read and rendered.
+ROUND_ROWS_FIRST = 10_000
 ROUND_ROWS = 40_000
 _FILE, _ROW = "_file", "_row"
 _PLACE = (f"{CODE_SQL} as {_FILE}", f"_metadata.row_index as {_ROW}")
@@ -57,8 +62,7 @@ def places(
     With a `spec` only what that subscription wants; `streams` and `where` say less. Few steps on purpose: each costs
     Spark an analysis, and a slice may be small.
     """
-    if not codes_differ(piece.paths):
-        raise EngineError("two log files have the same code", hint="it goes on when they have been merged")
+    _require_codes(piece)
     mark = piece.mark
     conditions = [f"event_time >= {_time_sql(mark)}", f"event_time <= {_time_sql(Mark(piece.to))}"]
     if mark.event_id is not None:
@@ -81,15 +85,43 @@ def places(
     )
 
 
+def _require_codes(piece: TimeSlice) -> None:
+    if not codes_differ(piece.paths):
+        raise EngineError("two log files have the same code", hint="it goes on when they have been merged")
+
+
 def _time_sql(mark: Mark) -> str:
     return f"timestamp_micros({micros(mark.time)})"
+
+
+def places_here(
+    piece: TimeSlice,
+    heads: Mapping[int, int] | None = None,
+    spec: SubscriptionSpec | None = None,
+    streams: Sequence[str] = (),
+    rows_max: int | None = None,
+) -> tuple[I64, I64]:
+    """The same without Spark, where no predicate has to hold."""
+    _require_codes(piece)
+    within = [frozenset(names) for names in (streams, spec.streams if spec is not None else ()) if names]
+    stretch = Stretch(
+        micros(piece.mark.time),
+        piece.mark.event_id,
+        micros(piece.to),
+        frozenset(wanted_ops(spec.ops if spec is not None else ())),
+        frozenset.intersection(*within) if within else None,
+        heads,
+    )
+    return find(piece.paths, stretch, rows_max)
 
 
 def rows_at(codes: I64, numbers: I64, paths: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """The rows at these places, in their order, some ten thousand at a time."""
     picker = RowPicker(paths)
-    for start in range(0, len(codes), ROUND_ROWS):
-        yield picker.pick(codes[start : start + ROUND_ROWS], numbers[start : start + ROUND_ROWS])
+    start, rows = 0, ROUND_ROWS_FIRST
+    while start < len(codes):
+        yield picker.pick(codes[start : start + rows], numbers[start : start + rows])
+        start, rows = start + rows, min(2 * rows, ROUND_ROWS)
 
 
 @dataclass(frozen=True)
@@ -97,51 +129,45 @@ class _Send:
     """What the task needs; pickled into the job, secrets sealed."""
 
     work: ReplayWork
-    codes: I64
-    numbers: I64
+    found: tuple[I64, I64] | None  # None: the task looks for itself
     box: SecretBox
     deadline: float
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in batches:
             pass  # a worker that leaves something unread is not used again, and its successor imports everything anew
-        room = self.work.parked_room
-        held = set(self.work.held)
-        for batch in ahead(rows_at(self.codes, self.numbers, self.work.slice.paths), depth=1):
-            row, parked = self._batch(batch, room, held)
+        room, held = self.work.parked_room, set(self.work.held)
+        for job in ahead(self._jobs(), depth=1):
+            row, parked = self._send(replace(job, held=held_lanes(job.events, held), parked_room=room))
             room -= len(parked)
             held |= now_held(self.work.spec, parked)
             yield rows_batch([row])
             if row["fate"] != Fate.DONE:
                 return
 
-    def _batch(
-        self, batch: pa.RecordBatch, room: int, held: set[tuple[Place, str]]
-    ) -> tuple[dict[str, Any], Sequence[ParkedEvent]]:
+    def _jobs(self) -> Iterator[Job]:
+        """Read and rendered while what came before is sent."""
         work = self.work
-        job = Job(
-            work.spec,
-            batch,
-            self.box.open,
-            historical=True,
-            replay_id=work.replay,
-            probe=work.probe,
-            held=held_lanes(batch, held),
-            parked_room=room,
-        )
+        found = self.found or places_here(work.slice, work.heads, work.spec, work.streams, work.rows_max)
+        for rows in rows_at(*found, work.slice.paths):
+            job = Job(work.spec, rows, self.box.open, historical=True, replay_id=work.replay, probe=work.probe)
+            yield prepared(job)
+
+    def _send(self, job: Job) -> tuple[dict[str, Any], Sequence[ParkedEvent]]:
         left = max(0.0, self.deadline - time.time())
         done = WebhookSink().deliver_prefix(job, left, _GRACE_S)
         row: dict[str, Any] = {**outcome_fields(done.outcome), "rows": done.rows, "time": None, "id": None}
         if done.rows:
-            row["time"] = batch.column("event_time")[done.rows - 1].cast(pa.int64()).as_py()
-            row["id"] = batch.column("event_id")[done.rows - 1].as_py()
+            row["time"] = job.events.column("event_time")[done.rows - 1].cast(pa.int64()).as_py()
+            row["id"] = job.events.column("event_id")[done.rows - 1].as_py()
         return row, done.outcome.parked
 
 
 class SparkReplays:
-    """`ReplayDeliverer` on Spark: a job that finds the places of a slice, and one task that posts what is there.
+    """`ReplayDeliverer` on Spark: one task that posts what is in a slice.
 
-    The next slice is found while this one is posted: the one computes, the other mostly waits.
+    Where a predicate has to hold, a job before it finds the places; those of the next slice are found while this one is
+    posted: the one computes, the other mostly waits.
     """
 
     def __init__(self, spark: SparkSession, box: SecretBox) -> None:
@@ -151,13 +177,16 @@ class SparkReplays:
         self._found: OrderedDict[tuple[str, str], tuple[ReplayWork, Future[pa.Table]]] = OrderedDict()
 
     def replay(self, work: ReplayWork, ahead: ReplayWork | None = None) -> Replayed:
-        found, limit = self._prepared(work)
-        if ahead is not None:
-            self._prepare(ahead)
-        if not found.num_rows:
-            return folded(work, [], limit)
-        codes, numbers = (column.to_numpy() for column in found.columns)
-        send = _Send(work, codes, numbers, self._box, time.time() + work.budget_s)
+        places, limit = None, work.rows_max
+        if _has_predicate(work):
+            found, limit = self._prepared(work)
+            if ahead is not None:
+                self._prepare(ahead)
+            if not found.num_rows:
+                return folded(work, [], limit)
+            codes, numbers = (column.to_numpy() for column in found.columns)
+            places = codes, numbers
+        send = _Send(work, places, self._box, time.time() + work.budget_s)
         with _said(work):
             rows = self._spark.range(0, 1, 1, 1).mapInArrow(send, ROW_DDL).collect()
         return folded(work, [json.loads(row[0]) for row in rows], limit)
@@ -179,6 +208,10 @@ class SparkReplays:
         with _said(work):
             found = places(self._spark, work.slice, work.heads, work.spec, work.streams, work.where)
             return found.limit(work.rows_max).toArrow()
+
+
+def _has_predicate(work: ReplayWork) -> bool:
+    return work.where is not None or work.spec.where is not None
 
 
 def _finds_the_same(one: ReplayWork, other: ReplayWork) -> bool:

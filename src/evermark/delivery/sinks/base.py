@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from evermark.delivery.base import Outcome, Place, SubscriptionSpec
 from evermark.delivery.retry import Verdict
+from evermark.delivery.sinks.packs import Packer
 
 # Which events must keep their order among themselves: (source, stream, key).
 Lane = tuple[str, str, str]
@@ -49,6 +50,7 @@ class Job:
     # With `ordered`: lanes that have a parked event waiting, and the id it is. Their events are parked behind it.
     held: Mapping[Lane, str] = field(default_factory=dict)
     parked_room: int | None = None  # how many more may be parked; None: the subscription's `parked_max`
+    packer: Packer | None = field(default=None, repr=False)  # with bundles made before, by whoever had the time
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from evermark.delivery.base import MadeBy, SubscriptionSpec
 from evermark.delivery.body import Style, content_type
 from evermark.delivery.guard import AddressRefusedError, Guard
 from evermark.delivery.retry import Failure, Verdict, classify, retry_after_s
-from evermark.delivery.signing import Signer
+from evermark.delivery.signing import Body, Signer
 from evermark.delivery.sinks.base import Answer, OpenSecret
 from evermark.delivery.sinks.wire import NoConnectionError, NotHttpError, Pool, Reply
 from evermark.errors import ConfigError
@@ -152,7 +152,7 @@ class Courier:
         Guard(self._allow)
         self.timeout_s = min(max(0.05, spec.timeout_s), TIMEOUT_S_MAX)
 
-    async def post(self, http: HttpLoop, webhook_id: str, body: bytes) -> Answer:
+    async def post(self, http: HttpLoop, webhook_id: str, body: Body) -> Answer:
         """Send once; once more on a new connection if a kept one ended, for that is how kept ones end."""
         request = self._request(webhook_id, body)
         pool = http.pool(self._allow, self._secure)
@@ -170,10 +170,13 @@ class Courier:
         except Exception as problem:  # noqa: BLE001 - every way a request can fail has a verdict
             return self._answer_for(problem)
 
-    def _request(self, webhook_id: str, body: bytes) -> bytes:
+    def _request(self, webhook_id: str, body: Body) -> bytes:
         signed = self._signer.headers(webhook_id, int(time()), body)
         lines = "".join([f"{name}: {value}\r\n" for name, value in signed.items()])
-        return b"%b%bcontent-length: %d\r\n\r\n%b" % (self._head, lines.encode(), len(body), body)
+        if isinstance(body, bytes):
+            return b"%b%bcontent-length: %d\r\n\r\n%b" % (self._head, lines.encode(), len(body), body)
+        head = b"%b%bcontent-length: %d\r\n\r\n" % (self._head, lines.encode(), sum(map(len, body)))
+        return b"".join((head, *body))
 
     def _answer_for(self, problem: Exception) -> Answer:
         """The answer that a failed request amounts to."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from dataclasses import replace
 from itertools import count
 
 import numpy as np
@@ -19,16 +20,24 @@ import pyarrow as pa
 
 from evermark import failpoint
 from evermark.delivery.base import Fate, ParkedEvent, Place
-from evermark.delivery.body import BUNDLE_BYTES_AROUND, Rendering, bundle, bundle_id, delivery_ids, render, row_json
+from evermark.delivery.body import (
+    BUNDLE_BYTES_AROUND,
+    Rendering,
+    Style,
+    bundle,
+    bundle_id,
+    delivery_ids,
+    render,
+    row_json,
+)
 from evermark.delivery.retry import Verdict, in_place_wait_s
+from evermark.delivery.signing import Body
 from evermark.delivery.sinks.base import Answer, Job
 from evermark.delivery.sinks.http import Courier, HttpLoop
-from evermark.delivery.sinks.packs import Pack, Packer, Parcel
+from evermark.delivery.sinks.packs import PIECE_BYTES_MAX, Pack, Packer, Parcel
 from evermark.delivery.sinks.tally import Tally
 
 PIECE_ROWS = 512
-BUNDLED_PIECE_ROWS = 4_096
-PIECE_BYTES_MAX = 64 * 1024 * 1024
 BUNDLE_LANES_MAX = 8
 FAILURE_GRACE_S = 1.0
 HELD_PER_LANE_MAX = 1_000
@@ -55,6 +64,23 @@ def _codes(events: pa.Table | pa.RecordBatch, name: str) -> np.ndarray:
     return codes
 
 
+def packer_of(job: Job, style: Style) -> Packer:
+    spec = job.spec
+    bundle = min(max(1, spec.bundle), BUNDLE_MAX)
+    shares = min(max(1, spec.concurrency), BUNDLE_LANES_MAX, -(-job.events.num_rows // bundle)) or 1
+    how = Rendering(style, job.historical, job.attempt, job.replay_id)
+    return Packer(job.events, key_numbers(job.events), how, bundle, shares, spec.body_bytes_max)
+
+
+def prepared(job: Job) -> Job:
+    """The job with its bundles made already, if it has some and they are not too large to be held all at once."""
+    if job.spec.bundle <= 1 or job.spec.body not in set(Style) or job.events.nbytes > PIECE_BYTES_MAX:
+        return job
+    packer = packer_of(job, Style(job.spec.body))
+    packer.pack_all()
+    return replace(job, packer=packer)
+
+
 class Dispatch:
     """One job, sent by up to `concurrency` workers in the loop of `http`. Made anywhere, run in that loop."""
 
@@ -66,12 +92,13 @@ class Dispatch:
         self._size = job.events.num_rows
         self._bundle = min(max(1, spec.bundle), BUNDLE_MAX)
         self._concurrency = min(max(1, spec.concurrency), CONCURRENCY_MAX)
-        self._shares = min(self._concurrency, BUNDLE_LANES_MAX, -(-self._size // self._bundle)) or 1
-        workers = self._shares if self._bundle > 1 else self._concurrency
-        self._piece = PIECE_ROWS if self._bundle == 1 else BUNDLED_PIECE_ROWS
-        self._window = max(self._piece, 2 * workers * self._bundle)
+        workers = BUNDLE_LANES_MAX if self._bundle > 1 else self._concurrency
+        self._window = max(PIECE_ROWS, 2 * workers * self._bundle)
         self._parked_max = spec.parked_max if job.parked_room is None else job.parked_room
-        self._keys = key_numbers(job.events)
+        self._packer: Packer | None = None
+        if self._bundle > 1:
+            self._packer = job.packer or packer_of(job, courier.style)
+        self._keys = self._packer.keys if self._packer is not None else key_numbers(job.events)
         self._held: dict[int, str] = self._held_before() if spec.ordered and job.held else {}
         self._held_counts: dict[int, int] = {}
 
@@ -79,7 +106,6 @@ class Dispatch:
         self._waiting = 0
         self._body_bytes_max = 0  # of the bodies rendered so far
         self._lanes: dict[int, deque[Parcel | Pack]] = {}
-        self._packer = Packer(self._how, self._bundle, self._shares, spec.body_bytes_max)
         self._ready: deque[int] = deque()
         self._workers: set[asyncio.Task[None]] = set()
         self._over = asyncio.Event()
@@ -165,8 +191,13 @@ class Dispatch:
     # what is sent next
 
     def _something_ready(self) -> bool:
-        while not self._ready and self._next_row < self._size and self._waiting < self._window:
-            (self._fill_bundled if self._bundle > 1 else self._fill)()
+        while not self._ready and self._waiting < self._window:
+            if self._packer is not None and self._packer.more:
+                self._fill_bundled(self._packer)
+            elif self._packer is None and self._next_row < self._size:
+                self._fill()
+            else:
+                break
         return bool(self._ready)
 
     def _fill(self) -> None:
@@ -181,16 +212,14 @@ class Dispatch:
         for lane, parcel in zip(self._keys[start:end].tolist(), parcels, strict=True):
             self._queue(lane).append(parcel)
 
-    def _fill_bundled(self) -> None:
-        start, piece = self._next_row, self._next_piece()
-        self._next_row = end = start + piece.num_rows
-        for share, pack in self._packer.pack(piece, start, self._keys[start:end], last=end == self._size):
+    def _fill_bundled(self, packer: Packer) -> None:
+        for pack in packer.pack():
             self._waiting += len(pack.rows)
-            self._queue(share).append(pack)
-        self._body_bytes_max = self._packer.body_bytes_max
+            self._queue(pack.share).append(pack)
+        self._body_bytes_max = packer.body_bytes_max
 
     def _next_piece(self) -> pa.Table | pa.RecordBatch:
-        rows = self._piece
+        rows = PIECE_ROWS
         piece = self._job.events.slice(self._next_row, rows)
         while rows > 1 and piece.nbytes > PIECE_BYTES_MAX:
             rows //= 2
@@ -250,7 +279,7 @@ class Dispatch:
             ident = bundle_id([parcel[1] for parcel in parcels])
         return ident, body
 
-    async def _post(self, ident: str, body: bytes) -> Answer | None:
+    async def _post(self, ident: str, body: Body) -> Answer | None:
         """The receiver's answer; None when there was no time to ask."""
         for tries in count(1):
             if self._job.spec.rate_per_s > 0 and not await self._turn():

@@ -1,18 +1,20 @@
 """Bundles made column by column: no Python object per event, unless one of them is refused.
 
-The keys of a job are dealt out to a few shares; the events of a share keep their order. Each piece of the job is
-rendered, ordered by share and cut into bundles at once; what does not fill a bundle waits for the next piece.
+The keys of a job are dealt out to a few shares; the events of a share keep their order. All bundles of a job are
+planned at once; they are rendered a few at a time, each event with the comma that follows it, so that a bundle is a
+piece of the rendered column as it lies in memory.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from evermark.delivery.body import (
     BUNDLE_BYTES_AROUND,
@@ -22,8 +24,11 @@ from evermark.delivery.body import (
     delivery_id_column,
     render_column,
 )
+from evermark.delivery.signing import Body
 
 I64 = npt.NDArray[np.int64]
+PIECE_ROWS = 4_096
+PIECE_BYTES_MAX = 64 * 1024 * 1024
 
 # One event on its way: its row in the job, its webhook id, its body.
 Parcel = tuple[int, str, bytes]
@@ -33,93 +38,119 @@ Parcel = tuple[int, str, bytes]
 class Pack:
     """One bundle, ready to be sent, and what it was made of."""
 
+    share: int
     rows: I64
     ident: str
-    body: bytes
-    idents: pa.Array
-    bodies: pa.Array
+    body: Body
+    _idents: pa.Array  # each with its line end
+    _bodies: pa.Array  # each with its comma
 
     def parcels(self) -> list[Parcel]:
-        return list(zip(self.rows.tolist(), self.idents.to_pylist(), self.bodies.to_pylist(), strict=True))
+        idents, bodies = self._idents.to_pylist(), self._bodies.to_pylist()
+        return [
+            (row, ident[:-1], body[:-1]) for row, ident, body in zip(self.rows.tolist(), idents, bodies, strict=True)
+        ]
 
 
 class Packer:
-    def __init__(self, how: Rendering, bundle: int, shares: int, body_bytes_max: int) -> None:
+    """`next` gives the bundles of a job; they are made a few at a time."""
+
+    def __init__(
+        self,
+        events: pa.Table | pa.RecordBatch,
+        keys: I64,
+        how: Rendering,
+        bundle: int,
+        shares: int,
+        body_bytes_max: int,
+    ) -> None:
+        self.keys = keys
+        self._events = events
         self._how = how
-        self._bundle = bundle
-        self._shares = shares
         self._room = body_bytes_max - BUNDLE_BYTES_AROUND
-        self._rows: I64 = np.empty(0, np.int64)
-        self._of: I64 = np.empty(0, np.int64)
-        self._idents: list[pa.Array] = []
-        self._bodies: list[pa.Array] = []
+        self._around = around(how.style)
+        row_bytes = events.nbytes // max(1, events.num_rows) + 1
+        self._piece_rows = max(1, min(PIECE_ROWS, PIECE_BYTES_MAX // row_bytes))
+        # Large events: rather a bundle that is not full than one that must not be sent or cannot be held.
+        bundle = max(1, min(bundle, self._room // row_bytes, self._piece_rows))
+        self._plan = deque(_planned(keys, shares, bundle))
+        self._made: list[Pack] = []
         self.body_bytes_max = 0  # of the bodies rendered so far
 
-    def pack(self, events: pa.Table | pa.RecordBatch, first: int, keys: I64, *, last: bool) -> list[tuple[int, Pack]]:
-        """The bundles that are full now, each with its share; with the last piece of a job those that are not, too."""
-        rendered = render_column(events, self._how)
-        longest = pc.max(pc.binary_length(rendered)).as_py() or 0
-        self.body_bytes_max = max(self.body_bytes_max, longest)
-        rows = np.concatenate([self._rows, np.arange(first, first + events.num_rows)])
-        of = np.concatenate([self._of, keys % self._shares])
+    @property
+    def more(self) -> bool:
+        return bool(self._plan or self._made)
+
+    def pack_all(self) -> None:
+        """Make all bundles now: in a thread that would only wait, and for rows that are not too large."""
+        while self._plan:
+            self._made += self._pack()
+
+    def pack(self) -> list[Pack]:
+        """The next few bundles, the one with the first row first."""
+        made, self._made = self._made or self._pack(), []
+        return made
+
+    def _pack(self) -> list[Pack]:
+        planned = [self._plan.popleft()]
+        left = self._piece_rows - len(planned[0][1])
+        while self._plan and len(self._plan[0][1]) <= left:
+            planned.append(self._plan.popleft())
+            left -= len(planned[-1][1])
+        events = self._rows(np.concatenate([rows for _, rows in planned]))
+        bodies = render_column(events, self._how, after=",")
         column = events.column("event_id")
         ids = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-        idents = pa.concat_arrays([*self._idents, delivery_id_column(ids, self._how.replay_id)])
-        bodies = pa.concat_arrays([*self._bodies, rendered])
-        order = np.argsort(of, kind="stable")
-        cuts, left = self._cuts(of[order], pc.binary_length(bodies).to_numpy()[order], last=last)
-        self._rows, self._of = rows[order[left]], of[order[left]]
-        self._idents, self._bodies = [idents.take(pa.array(order[left]))], [bodies.take(pa.array(order[left]))]
-        sent = order[~left]
-        if not len(sent):
-            return []
-        chosen = pa.array(sent)
-        return self._packs(rows[sent], of[sent], idents.take(chosen), bodies.take(chosen), cuts)
+        idents = delivery_id_column(ids, self._how.replay_id, after="\n")
+        sizes = np.diff(_offsets(bodies))
+        self.body_bytes_max = max(self.body_bytes_max, int(sizes.max()) - 1)
+        packs: list[Pack] = []
+        start = 0
+        for share, rows in planned:
+            for at, stop in self._cuts(sizes[start : start + len(rows)]):
+                some = slice(start + at, start + stop)
+                packs.append(self._one(share, rows[at:stop], idents[some], bodies[some]))
+            start += len(rows)
+        return packs
 
-    def _cuts(self, of: I64, sizes: I64, *, last: bool) -> tuple[I64, npt.NDArray[np.bool_]]:
-        """Where bundles end among the rows that go now, and which rows wait. Rows come by share."""
-        left = np.zeros(len(of), np.bool_)
-        ends: list[int] = []
-        gone = 0
-        for start, stop in _runs(of):
-            cut = self._cut(sizes[start:stop])
-            if not last and cut and stop - start - (cut[-2] if len(cut) > 1 else 0) < self._bundle:
-                cut = cut[:-1]  # not full yet
-            taken = cut[-1] if cut else 0
-            left[start + taken : stop] = True
-            ends += [gone + end for end in cut]
-            gone += taken
-        return np.array([0, *ends], np.int64), left
+    def _rows(self, rows: I64) -> pa.Table | pa.RecordBatch:
+        first = int(rows[0])
+        if int(rows[-1]) - first == len(rows) - 1 and bool((np.diff(rows) == 1).all()):
+            return self._events.slice(first, len(rows))
+        return self._events.take(pa.array(rows))
 
-    def _cut(self, sizes: I64) -> list[int]:
-        """Ends of bundles within one share: as many as asked for, as far as they fit into one request."""
-        count = len(sizes)
-        if self._bundle * (self.body_bytes_max + 1) <= self._room:
-            return [*range(self._bundle, count, self._bundle), count] if count else []
-        ends: list[int] = []
+    def _one(self, share: int, rows: I64, idents: pa.Array, bodies: pa.Array) -> Pack:
+        before, after = self._around
+        # Without the last line end and the last comma.
+        ident = bundle_id_of(sha256(_text(idents)[:-1]))
+        return Pack(share, rows, ident, (before, _text(bodies)[:-1], after), idents, bodies)
+
+    def _cuts(self, sizes: I64) -> Iterator[tuple[int, int]]:
+        """A planned bundle, cut so that each part fits into one request; one event always stays whole."""
         start, room = 0, self._room
-        for n, size in enumerate(sizes.tolist()):
-            room -= size + 1
-            if n > start and (room < 0 or n - start == self._bundle):
-                ends.append(n)
-                start, room = n, self._room - size - 1
-        return [*ends, count] if count else []
+        if int(sizes.sum()) > room:
+            for n, size in enumerate(sizes.tolist()):
+                if n > start and size > room:
+                    yield start, n
+                    start, room = n, self._room
+                room -= size
+        yield start, len(sizes)
 
-    def _packs(self, rows: I64, of: I64, idents: pa.Array, bodies: pa.Array, cuts: I64) -> list[tuple[int, Pack]]:
-        before, after = around(self._how.style)
-        ends = pa.array(cuts.astype(np.int32))
-        texts = pc.binary_join(pa.ListArray.from_arrays(ends, bodies), b",").to_pylist()
-        names = pc.binary_join(pa.ListArray.from_arrays(ends, idents), "\n").cast(pa.binary()).to_pylist()
-        found: list[tuple[int, Pack]] = []
-        for n, (start, stop) in enumerate(zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True)):
-            size = stop - start
-            ident = bundle_id_of(sha256(names[n]))
-            body = before + texts[n] + after
-            pack = Pack(rows[start:stop], ident, body, idents.slice(start, size), bodies.slice(start, size))
-            found.append((int(of[start]), pack))
-        # The first rows of the job first, whichever share they are in.
-        found.sort(key=lambda one: int(one[1].rows[0]))
-        return found
+
+def _planned(keys: I64, shares: int, bundle: int) -> list[tuple[int, I64]]:
+    """The share and the rows of each bundle, the one with the first row first."""
+    rows = len(keys)
+    if len(np.unique(keys)) == rows:
+        # No event has to wait for another one: bundles are taken as the rows come.
+        starts = range(0, rows, bundle)
+        return [(n % shares, np.arange(at, min(at + bundle, rows))) for n, at in enumerate(starts)]
+    of = keys % shares
+    order = np.argsort(of, kind="stable")
+    found: list[tuple[int, I64]] = []
+    for start, stop in _runs(of[order]):
+        share = int(of[order[start]])
+        found += [(share, order[at : min(at + bundle, stop)]) for at in range(start, stop, bundle)]
+    return sorted(found, key=lambda one: int(one[1][0]))
 
 
 def _runs(of: I64) -> list[tuple[int, int]]:
@@ -128,3 +159,13 @@ def _runs(of: I64) -> list[tuple[int, int]]:
         return []
     starts = [0, *(np.flatnonzero(np.diff(of)) + 1).tolist()]
     return list(zip(starts, [*starts[1:], len(of)], strict=True))
+
+
+def _offsets(column: pa.Array) -> npt.NDArray[np.int32]:
+    return np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
+
+
+def _text(column: pa.Array) -> memoryview:
+    """All of a column's texts, one after the other, as they lie in memory."""
+    at = _offsets(column)
+    return memoryview(column.buffers()[2])[at[0] : at[-1]]
