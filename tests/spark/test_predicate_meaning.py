@@ -13,14 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from evermark.delivery.base import SubscriptionSpec
 from evermark.errors import ConfigError
+from evermark.log.frames import SCHEMA as LOG_SCHEMA
 from evermark.predicate import Path, Predicate, match_sql, variant_sql, vet
+from evermark.predicate.index import Wish, index_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 SEED = int(os.environ.get("EVERMARK_SEED", "20261115"))
 RANDOM_PREDICATES = 80
+LOG_COLUMNS = [field.strip().split(" ", 1) for field in LOG_SCHEMA.split(",")]
 QUOTED_A = "'a'"
 TIMES = ("timestamp '9999-12-31'", "date '0001-01-01'")
 SCHEMA = (
@@ -268,6 +272,16 @@ def events(spark: SparkSession) -> DataFrame:
     return frame.selectExpr("*", f"{variant_sql('payload')} payload_v", f"{variant_sql('before')} before_v")
 
 
+OPS = ((), ("insert",), ("insert", "update"), ("delete",))
+
+
+def whole_events(spark: SparkSession) -> DataFrame:
+    """The same rows with every column of the log."""
+    have = events(spark)
+    missing = [f"cast(null as {kind}) as {name}" for name, kind in LOG_COLUMNS if name not in have.columns]
+    return have.selectExpr("*", *missing)
+
+
 def extracted(frame: DataFrame, predicates: list[Predicate]) -> tuple[DataFrame, Callable[[Path], str]]:
     """Each path once, under an alias, as a matcher does it."""
     aliases = {path: f"p{n}" for n, path in enumerate(sorted({p for predicate in predicates for p in predicate.paths}))}
@@ -411,6 +425,45 @@ def test_no_predicate_can_make_a_job_fail_and_the_index_changes_no_meaning(spark
     wrong = {predicates[n].text for row in found for n, same in enumerate(row) if same is not True}
     assert not wrong, f"seed {SEED}: {sorted(wrong)[:5]}"
     assert sum(bool(predicate.equalities) for predicate in predicates) >= RANDOM_PREDICATES // 2
+
+
+def random_specs(predicates: list[Predicate]) -> list[SubscriptionSpec]:
+    """Subscriptions that name streams and operations, or not, and ask for more, or not."""
+    rng = random.Random(SEED)
+    choices = ((), ("public.orders",), ("public.orders", "public.users"), ("nobody.writes",))
+    columns = (
+        "partition = 99999999999",
+        "schema_version = 2",
+        "key = 'a'",
+        "stream = 'public.orders'",
+        "op = 'insert'",
+    )
+    wheres = [None, *columns, *(predicate.text for predicate in predicates)]
+    return [
+        SubscriptionSpec(f"s{n}", "http://a.example", streams=rng.choice(choices), ops=rng.choice(OPS), where=where)
+        for n, where in enumerate(wheres * 2)
+    ]
+
+
+def test_looked_up_or_tested_one_by_one_the_same_events_match_in_the_same_order(spark: SparkSession) -> None:
+    """GIVEN many subscriptions WHEN events are looked up in the index THEN each gets what testing each would give."""
+    from evermark.spark.match import SUBSCRIPTION, matched
+
+    specs = random_specs(random_predicates(SEED, 40))
+    # Of one line, or all would be tested or all in one table.
+    index = index_of([Wish(spec.streams, spec.ops, vet(spec.where)) for spec in specs])
+    assert len(index.tables) > 2
+    assert len(index.whole) > 2
+    assert len(index.tested) > 2
+    frame = whole_events(spark).coalesce(1)
+    order = [row[0] for row in frame.select("event_id").collect()]
+    found = []
+    for tested_max in (len(specs), 0):
+        rows = matched(frame, specs, tested_max).select("event_id", SUBSCRIPTION).collect()
+        assert list(dict.fromkeys(row[0] for row in rows)) == [i for i in order if i in {row[0] for row in rows}]
+        found.append(sorted((row[0], row[1]) for row in rows))
+    assert found[0]
+    assert found[0] == found[1], f"seed {SEED}"
 
 
 # Just inside the limits: each must get through Spark's parser, analyser and evaluation.

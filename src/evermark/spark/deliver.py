@@ -9,10 +9,11 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 from evermark.delivery.base import Fate, Outcome, Place, SubscriptionSpec
@@ -31,6 +32,11 @@ from evermark.spark.replay import SparkReplays
 _NO_BUDGET_S = 3600.0
 # What is under way when a budget ends may still finish in this time; then a slow receiver leaves the group.
 _GRACE_S = 1.0
+# What is sent at a time.
+_CHUNK_ROWS = 20_000
+_CHUNK_BYTES = 64 * 1024 * 1024
+# Half of what Spark reads in one piece.
+_CUT_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -45,8 +51,8 @@ class _Post:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         stopped: set[int] = set()
         held = {name: set(keys) for name, keys in self.manner.held.items()}
-        for batch in batches:
-            rows = list(self._chunk(batch, stopped, held))
+        for chunk in gathered(batches):
+            rows = list(self._chunk(chunk, stopped, held))
             if rows:
                 yield rows_batch(rows)
 
@@ -55,12 +61,10 @@ class _Post:
     ) -> Iterator[dict[str, Any]]:
         """Rows arrive in log order; each chunk is finished before the next, so a subscription's order holds."""
         jobs: list[Job] = []
-        of = batch.column(batch.schema.get_field_index(SUBSCRIPTION))
-        for index in sorted(set(of.to_pylist())):
+        for index, mine in by_subscription(batch):
             if index in stopped:
                 continue
             spec = self.specs[index]
-            mine = batch.filter(pc.equal(of, index)).select(EVENT.names)
             jobs.append(self._job(spec, mine, held.setdefault(spec.name, set())))
         if not jobs:
             return
@@ -79,6 +83,35 @@ class _Post:
         return Job(spec, rows, self.box.open, historical=self.manner.historical, probe=self.manner.probe, held=held)
 
 
+def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Fewer and larger ones: each is sent to its last event before the next one begins."""
+    waiting: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        waiting.append(batch)
+        rows += batch.num_rows
+        size += batch.nbytes
+        if rows >= _CHUNK_ROWS or size >= _CHUNK_BYTES:
+            yield pa.concat_batches(waiting)
+            waiting, rows, size = [], 0, 0
+    if rows:
+        yield pa.concat_batches(waiting)
+
+
+def by_subscription(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """The rows of each subscription, in their order; one pass, however many subscriptions there are."""
+    of = batch.column(SUBSCRIPTION).to_numpy()
+    rows = batch.select(EVENT.names)
+    if (of == of[0]).all():
+        yield int(of[0]), rows
+        return
+    order = np.argsort(of, kind="stable")
+    rows, of = rows.take(pa.array(order)), of[order]
+    starts = [0, *(np.flatnonzero(np.diff(of)) + 1).tolist()]
+    for start, stop in zip(starts, [*starts[1:], len(of)], strict=True):
+        yield int(of[start]), rows.slice(start, stop - start)
+
+
 class SparkDeliverer(SparkReplays):
     """`Deliverer` and `ReplayDeliverer` on Spark. One task per span: what it does is wait for receivers."""
 
@@ -92,15 +125,22 @@ class SparkDeliverer(SparkReplays):
         if not span.exact:
             # Only where it is needed: each new number in a condition is new code for the JVM to compile.
             frame = frame.where(f"partition = {span.place.partition} and batch > {span.after} and batch <= {span.to}")
-        if not span.exact or len(span.paths) > 1:
-            frame = frame.coalesce(1).sortWithinPartitions("batch", "position")
         deadline = None if manner.budget_s is None else time.time() + manner.budget_s
         post = _Post(tuple(specs), self._box, manner, deadline)
+        wanted = matched(frame.coalesce(1), specs)
+        if not span.exact or not _in_one_piece(span.paths):
+            # After the match: Spark drops a sort that comes before a join.
+            wanted = wanted.sortWithinPartitions("batch", "position")
         try:
-            rows = matched(frame, specs).mapInArrow(post, ROW_DDL).collect()
+            rows = wanted.mapInArrow(post, ROW_DDL).collect()
         except Exception as error:
             raise engine_error(f"delivery of batches {span.after + 1} to {span.to} failed", error) from error
         return fold(span, specs, _joined([_from_row(json.loads(row[0])) for row in rows]))
+
+
+def _in_one_piece(paths: Sequence[str]) -> bool:
+    """Whether Spark reads these files as one, from the first row to the last: it cuts large ones."""
+    return len(paths) == 1 and Path(paths[0]).stat().st_size < _CUT_BYTES
 
 
 def _joined(results: Sequence[BatchResult]) -> list[BatchResult]:

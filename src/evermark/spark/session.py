@@ -36,6 +36,8 @@ _DEFAULTS = {
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.python.daemon.module": "evermark.spark.daemon",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # After each row Spark adds up how large its batch has become, which takes the longer the more rows it has.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "512",
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
     "spark.cleaner.periodicGC.interval": "10min",
     "spark.driver.memory": "1g",
@@ -43,7 +45,8 @@ _DEFAULTS = {
 }
 
 # Spark matches error texts with recursive regular expressions: the default stack is too small for a long one.
-_JAVA_OPTIONS = "-Xss16m -XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+# Code made for many predicates is one long method, which the JVM would otherwise never compile.
+_JAVA_OPTIONS = "-Xss16m -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-DontCompileHugeMethods"
 
 
 def make_session(

@@ -1,0 +1,111 @@
+"""How matching grows with the number of subscriptions: 100 000 events against 10 and against 1 000 predicates.
+
+Both sets match equally many events in all: a predicate of the small set matches a hundred times as many as one of the
+large set. Of each set 60 % ask for a stream, an operation and the value of a path; 30 % for the value of a path and a
+range; 10 % for something no index knows. What is measured is what a delivery does before it posts: the file is read,
+each event matched, and the rows of each subscription are in the task, by subscription.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from bench.report import Report, say
+from evermark.delivery.base import SubscriptionSpec
+from evermark.embedded.java import ensure_java
+from evermark.event import taken_batch
+from evermark.log.write import BatchWriter
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_EVENTS = 100_000
+_FEW, _MANY = 10, 1_000
+_RUNS = 5
+
+
+def _write(folder: Path, events: int) -> str:
+    """A log file whose payloads say which of 10 and which of 1 000 predicates they are for."""
+    folder.mkdir()
+    began = datetime.now(UTC)
+    columns = {
+        "event_id": [str(uuid.UUID(int=n)) for n in range(events)],
+        "position": [f"{n:016}" for n in range(events)],
+        "stream": ["public.orders"] * events,
+        "op": ["insert"] * events,
+        "key": [str(n) for n in range(events)],
+        "event_time": [began + timedelta(milliseconds=n) for n in range(events)],
+        "payload": [_payload(n) for n in range(events)],
+    }
+    file = BatchWriter(folder, "shop", 0, 1).write_all([taken_batch(columns, events)])
+    assert file is not None
+    return str(folder / file.path)
+
+
+def _payload(n: int) -> str:
+    values = f'"of_10": "v{n % 10}", "of_1000": "v{n % 1000}", "total": {n // 1000 % 100}'
+    return f'{{"id": {n}, {values}, "note": "{"x" * 40}"}}'
+
+
+def _specs(count: int) -> list[SubscriptionSpec]:
+    return [_spec(count, n) for n in range(count)]
+
+
+def _spec(count: int, n: int) -> SubscriptionSpec:
+    path = f"data.of_{count}"
+    where, named = f"upper({path}) = 'V{n}'", False
+    if n % 10 < 6:
+        where, named = f"{path} = 'v{n}'", True
+    elif n % 10 < 9:
+        where = f"{path} = 'v{n}' and data.total >= 50"
+    streams, ops = (("public.orders",), ("insert",)) if named else ((), ())
+    return SubscriptionSpec(f"s{n}", "http://127.0.0.1:1/", streams=streams, ops=ops, where=where)
+
+
+def _counted(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    from evermark.spark.deliver import by_subscription, gathered
+
+    rows = sum(mine.num_rows for batch in gathered(batches) for _, mine in by_subscription(batch))
+    yield pa.RecordBatch.from_arrays([pa.array([rows])], names=["rows"])
+
+
+def _match(spark: SparkSession, path: str, specs: list[SubscriptionSpec]) -> tuple[float, int]:
+    from evermark.log.frames import files_frame
+    from evermark.spark.match import matched
+
+    began = time.perf_counter()
+    found = matched(files_frame(spark, [path]).coalesce(1), specs).mapInArrow(_counted, "rows bigint").collect()
+    return time.perf_counter() - began, sum(row[0] for row in found)
+
+
+def run(scale: float, folder: Path) -> Report:
+    from evermark.spark.session import make_session
+
+    report = Report()
+    events = max(1_000, int(_EVENTS * scale) // 1_000 * 1_000)
+    path = _write(folder / "log", events)
+    os.environ["JAVA_HOME"] = str(ensure_java(folder / "java"))
+    spark = make_session("bench", "local[16,4]", folder / "scratch", {}, noise=folder / "spark.log")
+    taken: dict[int, list[float]] = {_FEW: [], _MANY: []}
+    wanted = sum(1 for n in range(events) for k in (n % _FEW,) if k < 6 or (k < 9 and n // 1000 % 100 >= 50) or k == 9)
+    try:
+        for turn in range(_RUNS + 1):
+            for count in (_FEW, _MANY):
+                seconds, rows = _match(spark, path, _specs(count))
+                report.lost += abs(wanted - rows)
+                if turn:
+                    taken[count].append(seconds)
+                say(f"{count} predicates: {seconds:.2f} s, {rows} matches")
+    finally:
+        spark.stop()
+    few, many = (report.spread(f"s_{count}", taken[count]) for count in (_FEW, _MANY))
+    report.ratios["growth"] = many / few
+    return report

@@ -1,0 +1,137 @@
+"""Which subscriptions an event is worth testing for: found by the values it must have, not one by one. Pure.
+
+Most subscriptions name a stream, an operation or the value of a path. Those that name the same things are put into one
+table, by value; an event is looked up once per table, however many subscriptions there are. What a subscription asks
+beyond that is tested only for the events that were found for it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from itertools import product
+
+from evermark.predicate import Path, Predicate, wanted_ops
+
+# Each table is a look-up per event, so there are few; a table with one row is no better than a test.
+TABLES_MAX = 6
+TABLE_ROWS_MIN = 2
+# One subscription may name many streams and operations: each pair of them is a row.
+ROWS_PER_WISH_MAX = 64
+
+Column = str | Path
+Value = str | int | float | bool | Decimal
+
+_EXACT = "decimal("
+_SHORT = ("partition", "schema_version")  # columns of 32 bits
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What one subscription wants."""
+
+    streams: tuple[str, ...]
+    ops: tuple[str, ...]
+    predicate: Predicate
+
+
+@dataclass(frozen=True)
+class Table:
+    """Values of some columns, and the numbers of the wishes that need exactly these."""
+
+    columns: tuple[Column, ...]
+    rows: Mapping[tuple[Value, ...], tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Index:
+    tables: tuple[Table, ...]
+    tested: tuple[int, ...]  # wishes that every event is tested for
+    whole: frozenset[int]  # wishes in a table that does not hold all they name: what is found is tested for everything
+
+
+def index_of(wishes: Sequence[Wish]) -> Index:
+    """Every wish is in exactly one table, or tested, or can never be met."""
+    named = [_named(wish) for wish in wishes]
+    exact = Counter(_columns(one.values) for one in named if one is not None and one.values)
+    chosen = {columns for columns, count in exact.most_common(TABLES_MAX - 1) if count >= TABLE_ROWS_MIN and columns}
+    rows: dict[tuple[Column, ...], dict[tuple[Value, ...], list[int]]] = defaultdict(lambda: defaultdict(list))
+    tested: list[int] = []
+    whole: set[int] = set()
+    for number, one in enumerate(named):
+        if one is None:
+            continue
+        columns = _columns(one.values)
+        if columns not in chosen:
+            columns = ("stream",) if "stream" in one.values else ()
+        if not columns:
+            tested.append(number)
+            continue
+        if not one.is_all or columns != _columns(one.values):
+            whole.add(number)
+        for values in product(*(one.values[column] for column in columns)):
+            rows[columns][values].append(number)
+    tables = [
+        Table(columns, {values: tuple(numbers) for values, numbers in found.items()})
+        for columns, found in sorted(rows.items(), key=lambda one: str(one[0]))
+    ]
+    return Index(tuple(tables), tuple(tested), frozenset(whole))
+
+
+def _columns(needs: Mapping[Column, tuple[Value, ...]]) -> tuple[Column, ...]:
+    return tuple(sorted(needs, key=str))
+
+
+@dataclass(frozen=True)
+class _Named:
+    """The values each column must have one of, and whether these are all the equalities there are."""
+
+    values: Mapping[Column, tuple[Value, ...]]
+    is_all: bool
+
+
+def _named(wish: Wish) -> _Named | None:
+    """None: no event can be what is wished for."""
+    values: dict[Column, tuple[Value, ...]] = {}
+    if wish.streams:
+        values["stream"] = tuple(dict.fromkeys(wish.streams))
+    if wish.ops:
+        values["op"] = tuple(wanted_ops(wish.ops))
+    is_all = True
+    for column, value in wish.predicate.equalities:
+        if not _fits(column, value):
+            is_all = False
+        elif column in values and value not in values[column]:
+            return None
+        else:
+            values[column] = (value,)
+    for column in ("op", "stream"):
+        if _size(values.values()) > ROWS_PER_WISH_MAX:
+            values.pop(column, None)
+            is_all = False
+    return _Named(values, is_all)
+
+
+def _size(values: Iterable[tuple[Value, ...]]) -> int:
+    size = 1
+    for some in values:
+        size *= len(some)
+    return size
+
+
+def _fits(column: Column, value: Value) -> bool:
+    """Whether a value is one of the column's type. One that is not equals nothing, which the test itself knows best."""
+    if isinstance(column, str) or not column.cast.startswith(_EXACT):
+        bits = 31 if column in _SHORT else 63
+        return not isinstance(value, Decimal) and (not isinstance(value, int) or -(1 << bits) <= value < 1 << bits)
+    precision, scale = (int(part) for part in column.cast.removeprefix(_EXACT).rstrip(")").split(","))
+    try:
+        amount = Decimal(value) if not isinstance(value, str) else None
+        if amount is None:
+            return False
+        digits = amount.quantize(Decimal(1).scaleb(-scale))
+    except (InvalidOperation, ValueError):
+        return False
+    return digits == amount and len(digits.as_tuple().digits) <= precision
