@@ -27,11 +27,10 @@ $(STAMP): pyproject.toml constraints.txt $(wildcard receiver/pyproject.toml)
 demo: $(STAMP)
 	$(BIN)/evermark demo $(ARGS)
 
-# The tiers above unit wait for servers more than they compute, so two halves run side by side on two cores.
+# Tests wait for servers more than they compute, so two halves of about the same length run side by side on two cores.
 test: $(STAMP)
-	$(BIN)/python -m pytest tests/unit $(ARGS)
-	@$(BIN)/python -m pytest -p no:cacheprovider --durations=10 tests/faults $(ARGS) > .half.log 2>&1 & half=$$!; \
-	$(BIN)/python -m pytest tests/contract tests/spark tests/acceptance $(ARGS); one=$$?; \
+	@$(BIN)/python -m pytest -p no:cacheprovider --durations=10 tests/unit tests/faults $(ARGS) > .half.log 2>&1 & half=$$!; \
+	$(BIN)/python -m pytest --durations=10 tests/contract tests/spark tests/acceptance $(ARGS); one=$$?; \
 	wait $$half; other=$$?; cat .half.log; rm -f .half.log; \
 	test $$one -eq 0 -a $$other -eq 0
 

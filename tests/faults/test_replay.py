@@ -23,10 +23,10 @@ def test_a_replay_asked_by_sql_survives_kills_and_reaches_the_handlers(tmp_path:
     with ReplayScene(tmp_path, pg_dsn, {"one": None, "bundled": None}, bundled="bundle: 20") as scene:
         since = _now(pg_dsn)
         with psycopg.connect(pg_dsn) as conn:
-            conn.execute("insert into public.orders (total) select n from generate_series(1, 1500) n")
+            conn.execute("insert into public.orders (total) select n from generate_series(1, 600) n")
         to = _now(pg_dsn)
         wanted = scene.events_between(since, to)
-        assert len(wanted) == 1500
+        assert len(wanted) == 600
         writer = Writer(pg_dsn)
         writer.start()
         try:
