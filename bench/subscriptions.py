@@ -2,8 +2,8 @@
 
 Both sets match equally many events in all: a predicate of the small set matches a hundred times as many as one of the
 large set. Of each set 60 % ask for a stream, an operation and the value of a path; 30 % for the value of a path and a
-range; 10 % for something no index knows. What is measured is what a delivery does before it posts: the file is read,
-each event matched, and the rows of each subscription are in the task, by subscription.
+range; 10 % for something no index knows. What is measured is what a delivery does before it posts: each event is
+matched, and the rows of each subscription are read, in the task that would post them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import time
 import uuid
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,13 +20,15 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from bench.report import Report, say
-from evermark.delivery.base import SubscriptionSpec
+from evermark.delivery.base import Place, SubscriptionSpec
+from evermark.delivery.work import Span
 from evermark.embedded.java import ensure_java
 from evermark.event import taken_batch
 from evermark.log.write import BatchWriter
+from evermark.secrets import KeyRef, SecretBox
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from evermark.spark.deliver import SparkDeliverer
 
 _EVENTS = 100_000
 _FEW, _MANY = 10, 1_000
@@ -70,23 +73,25 @@ def _spec(count: int, n: int) -> SubscriptionSpec:
     return SubscriptionSpec(f"s{n}", "http://127.0.0.1:1/", streams=streams, ops=ops, where=where)
 
 
-def _counted(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    from evermark.spark.deliver import by_subscription, gathered
+@dataclass(frozen=True)
+class _Count:
+    paths: tuple[str, ...]
 
-    rows = sum(mine.num_rows for batch in gathered(batches) for _, mine in by_subscription(batch))
-    yield pa.RecordBatch.from_arrays([pa.array([rows])], names=["rows"])
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from evermark.spark.deliver import by_subscription, given, read
+
+        rows = sum(mine.num_rows for wanted in read(self.paths, given(batches)) for _, mine in by_subscription(*wanted))
+        yield pa.RecordBatch.from_arrays([pa.array([rows])], names=["rows"])
 
 
-def _match(spark: SparkSession, path: str, specs: list[SubscriptionSpec]) -> tuple[float, int]:
-    from evermark.log.frames import files_frame
-    from evermark.spark.match import matched
-
+def _match(deliverer: SparkDeliverer, span: Span, specs: list[SubscriptionSpec]) -> tuple[float, int]:
     began = time.perf_counter()
-    found = matched(files_frame(spark, [path]).coalesce(1), specs).mapInArrow(_counted, "rows bigint").collect()
+    found = deliverer.places(span, specs).mapInArrow(_Count(span.paths), "rows bigint").collect()
     return time.perf_counter() - began, sum(row[0] for row in found)
 
 
 def run(scale: float, folder: Path) -> Report:
+    from evermark.spark.deliver import SparkDeliverer
     from evermark.spark.session import make_session
 
     report = Report()
@@ -94,12 +99,14 @@ def run(scale: float, folder: Path) -> Report:
     path = _write(folder / "log", events)
     os.environ["JAVA_HOME"] = str(ensure_java(folder / "java"))
     spark = make_session("bench", "local[16,4]", folder / "scratch", {}, noise=folder / "spark.log")
+    deliverer = SparkDeliverer(spark, SecretBox(KeyRef("env", "BENCH_KEY")))
+    span = Span(Place("shop", 0), 0, 1, (path,), events, exact=True)
     taken: dict[int, list[float]] = {_FEW: [], _MANY: []}
     wanted = sum(1 for n in range(events) for k in (n % _FEW,) if k < 6 or (k < 9 and n // 1000 % 100 >= 50) or k == 9)
     try:
         for turn in range(_RUNS + 1):
             for count in (_FEW, _MANY):
-                seconds, rows = _match(spark, path, _specs(count))
+                seconds, rows = _match(deliverer, span, _specs(count))
                 report.lost += abs(wanted - rows)
                 if turn:
                     taken[count].append(seconds)

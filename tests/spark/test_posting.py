@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
 
-import pyarrow as pa
 import pytest
+from pyspark.sql import SparkSession
 
-from evermark.delivery.base import SubscriptionSpec
+from evermark.delivery.base import Place, SubscriptionSpec
 from evermark.delivery.signing import new_secret
-from evermark.delivery.work import Manner
-from evermark.event import EVENT
+from evermark.delivery.work import Manner, Span
+from evermark.event import taken_batch
+from evermark.log.append import DeltaLog
+from evermark.log.base import Append
+from evermark.log.care import Care
+from evermark.log.read import LogReader
+from evermark.log.write import BatchWriter
 from evermark.secrets import KeyRef, SecretBox
-from evermark.spark.deliver import _Post
-from evermark.spark.match import SUBSCRIPTION
+from evermark.spark import deliver
 from evermark.testing.listener import Failing, Listener
 
 
@@ -27,29 +32,95 @@ def receiver() -> Iterator[Listener]:
 
 
 SECRET = new_secret()
+SEED = 20261115
 
 
-def chunk(number: int, key: str) -> pa.RecordBatch:
-    row: dict[str, Any] = dict.fromkeys(EVENT.names)
-    row |= {"event_id": f"e{number}", "source": "shop", "partition": 0, "position": f"{number:04}", "batch": 1}
-    row |= {"stream": "s", "key": key, "op": "insert", "payload": "{}", "flags": []}
-    row["ingested_at"] = row["event_time"] = 0
-    columns = [pa.array([row[field.name]], field.type) for field in EVENT]
-    schema = EVENT.append(pa.field(SUBSCRIPTION, pa.int32()))
-    return pa.RecordBatch.from_arrays([*columns, pa.array([0], pa.int32())], schema=schema)
+def span_of(folder: Path, keys: str) -> Span:
+    """A batch of events, one for each key, in a file of its own."""
+    rows = len(keys)
+    columns: dict[str, object] = {
+        "event_id": [f"e{n}" for n in range(1, rows + 1)],
+        "position": [f"{n:04}" for n in range(rows)],
+        "stream": ["s"] * rows,
+        "key": list(keys),
+        "op": ["insert"] * rows,
+        "payload": ["{}"] * rows,
+    }
+    file = BatchWriter(folder, "shop", 0, 1).write_all([taken_batch(columns, rows)])
+    assert file is not None
+    return Span(Place("shop", 0), 0, 1, (str(folder / file.path),), rows, exact=True)
 
 
 @pytest.mark.parametrize(("ordered", "parked"), [(True, ["e1", "e2"]), (False, ["e1"])])
 def test_what_one_chunk_parks_holds_back_its_key_in_the_next(
-    receiver: Listener, ordered: bool, parked: list[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, receiver: Listener, ordered: bool, parked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """GIVEN `ordered` WHEN an event is refused in one chunk THEN the next of its key waits, and no other key does."""
     monkeypatch.setenv("POSTING_KEY", "a key for this test only")
     box = SecretBox(KeyRef("env", "POSTING_KEY"))
     spec = SubscriptionSpec("one", receiver.url, (box.seal(SECRET),), ordered=ordered, allow_networks=("127.0.0.0/8",))
-    post = _Post((spec,), box, Manner(), None)
-    rows = list(post(iter([chunk(1, "a"), chunk(2, "a"), chunk(3, "b")])))
+    monkeypatch.setattr(deliver, "_CHUNK_ROWS", 1)
+    post = deliver._Post(span_of(tmp_path, "aab"), (spec,), box, Manner(), None, matches_here=True)
+    rows = list(post(iter(())))
     found = [one for row in rows for text in row["row"].to_pylist() for one in json.loads(text)["parked"]]
     assert [one["event_id"] for one in found] == parked
     taken = {record.event.id for record in receiver.records}
     assert taken == {"e1", "e2", "e3"} - set(parked)
+
+
+class Log:
+    """Batches of two partitions in the same order as their positions, and rows that nobody may get."""
+
+    def __init__(self, folder: Path, batches: int = 40, rows: int = 4) -> None:
+        self.folder = folder / "shop"
+        rng = random.Random(SEED)
+        log = DeltaLog(self.folder)
+        self.wanted: list[tuple[int, int, str, str, str]] = []  # partition, batch, stream, op, event
+        for batch in range(1, batches + 1):
+            for partition in (0, 1):
+                streams = [rng.choice(["a", "b", "c"]) for _ in range(rows)]
+                ops = [rng.choice(["insert", "update", "control"]) for _ in range(rows)]
+                ids = [f"{partition}-{batch:03}-{n}" for n in range(rows)]
+                columns: dict[str, object] = {"event_id": ids, "position": ids, "stream": streams, "op": ops}
+                file = BatchWriter(self.folder, "shop", partition, batch).write_all([taken_batch(columns, rows)])
+                assert file is not None
+                log.commit(Append(partition, batch, 1, "", "", (file,)))
+                self.wanted += zip([partition] * rows, [batch] * rows, streams, ops, ids, strict=True)
+        self.reader = LogReader(self.folder)
+
+    def ids(self, partition: int, after: int, to: int, streams: tuple[str, ...], ops: tuple[str, ...]) -> list[str]:
+        return [
+            event
+            for p, batch, stream, op, event in self.wanted
+            if p == partition and after < batch <= to and op != "control"
+            and (not streams or stream in streams) and (not ops or op in ops)
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_found_by_the_task_or_by_spark_everybody_gets_what_is_theirs_in_order(
+    spark: SparkSession, tmp_path: Path, merged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GIVEN batches in files of their own or merged WHEN a span is looked for THEN both ways find it, in order."""
+    monkeypatch.setenv("POSTING_KEY", "a key for this test only")
+    box = SecretBox(KeyRef("env", "POSTING_KEY"))
+    log = Log(tmp_path)
+    if merged:
+        assert Care(log.folder).run().compacted
+    choices = [((), ()), (("a",), ()), (("a", "b"), ("insert",)), ((), ("update",)), (("nobody",), ())]
+    specs = tuple(
+        SubscriptionSpec(f"s{n}", "http://a.example", streams=streams, ops=ops)
+        for n, (streams, ops) in enumerate(choices)
+    )
+    for after, to in ((0, 40), (3, 4), (25, 37)):
+        paths = tuple(file.path for file in log.reader.files_of(1, after, to))
+        span = Span(Place("shop", 1), after, to, paths, 1, exact=not merged)
+        post = deliver._Post(span, specs, box, Manner(), None, matches_here=True)
+        by_spark = deliver.SparkDeliverer(spark, box).places(span, specs).toArrow().to_batches()
+        ways = [post._found_here(()), deliver.given(by_spark)]
+        for places in ways:
+            found: dict[int, list[str]] = {n: [] for n in range(len(specs))}
+            for wanted in deliver.read(paths, places):
+                for number, rows in deliver.by_subscription(*wanted):
+                    found[number] += rows.column("event_id").to_pylist()
+            assert found == {n: log.ids(1, after, to, *choice) for n, choice in enumerate(choices)}

@@ -447,7 +447,7 @@ def random_specs(predicates: list[Predicate]) -> list[SubscriptionSpec]:
 
 def test_looked_up_or_tested_one_by_one_the_same_events_match_in_the_same_order(spark: SparkSession) -> None:
     """GIVEN many subscriptions WHEN events are looked up in the index THEN each gets what testing each would give."""
-    from evermark.spark.match import SUBSCRIPTION, matched
+    from evermark.spark.match import matched
 
     specs = random_specs(random_predicates(SEED, 40))
     # Of one line, or all would be tested or all in one table.
@@ -459,7 +459,7 @@ def test_looked_up_or_tested_one_by_one_the_same_events_match_in_the_same_order(
     order = [row[0] for row in frame.select("event_id").collect()]
     found = []
     for tested_max in (len(specs), 0):
-        rows = matched(frame, specs, tested_max).select("event_id", SUBSCRIPTION).collect()
+        rows = matched(frame, specs, ("event_id",), tested_max).collect()
         assert list(dict.fromkeys(row[0] for row in rows)) == [i for i in order if i in {row[0] for row in rows}]
         found.append(sorted((row[0], row[1]) for row in rows))
     assert found[0]

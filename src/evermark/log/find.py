@@ -35,7 +35,7 @@ class Stretch:
 def find(paths: Sequence[str], stretch: Stretch, rows_max: int | None = None) -> tuple[I64, I64]:
     """The code of the file and the row number in it of each event, at most `rows_max`."""
     found = pa.concat_tables([_EMPTY, *(rows for path in paths for rows in _in_file(path, stretch))]).combine_chunks()
-    if not _in_order(found):
+    if not in_order(found["event_time"], found["event_id"]):
         order = pc.sort_indices(found, sort_keys=_BY_TIME)
         found = found.select(["code", "number"]).take(order)
     codes, numbers = (found[name].to_numpy()[:rows_max] for name in ("code", "number"))
@@ -96,13 +96,13 @@ def _among(column: pa.ChunkedArray, values: frozenset[str]) -> pa.ChunkedArray:
     return pc.is_in(column, pa.array(sorted(values), pa.string()))
 
 
-def _in_order(found: pa.Table) -> bool:
-    """The usual case: a log is written in the order of time, more or less."""
-    if found.num_rows < 2:
+def in_order(one: pa.ChunkedArray, other: pa.ChunkedArray) -> bool:
+    """Whether rows are ordered by two columns. The usual case: a log is written in order, more or less."""
+    rows = len(one)
+    if rows < 2:
         return True
-    times, ids = found["event_time"], found["event_id"]
-    earlier, later = times.slice(0, len(times) - 1), times.slice(1)
-    if not pc.all(pc.less_equal(earlier, later)).as_py():
+    before, after = one.slice(0, rows - 1), one.slice(1)
+    if not pc.all(pc.less_equal(before, after)).as_py():
         return False
-    tied = pc.equal(earlier, later)
-    return bool(pc.all(pc.or_(pc.invert(tied), pc.less(ids.slice(0, len(ids) - 1), ids.slice(1)))).as_py())
+    tied = pc.equal(before, after)
+    return bool(pc.all(pc.or_(pc.invert(tied), pc.less(other.slice(0, rows - 1), other.slice(1)))).as_py())

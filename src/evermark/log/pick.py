@@ -28,7 +28,9 @@ KEPT_BYTES_MAX = 256 * 1024 * 1024
 I64 = npt.NDArray[np.int64]
 
 # The same in Spark SQL: how a task names a file in eight bytes instead of fifty.
-CODE_SQL = "crc32(_metadata.file_name)"
+_CODE_SQL = "crc32(_metadata.file_name)"
+PLACE = ("_file", "_row")
+PLACE_SQL = (f"{_CODE_SQL} as {PLACE[0]}", f"_metadata.row_index as {PLACE[1]}")
 
 
 def code_of(path: str) -> int:

@@ -1,6 +1,8 @@
-"""Delivery as a Spark job: files of the log read natively, matched in one pass, posted by the task that holds the rows.
+"""Delivery as a Spark job: which subscription wants which row is found, and the task reads and posts these rows.
 
-Only results travel back, as JSON rows: one for each (subscription, batch) and the events to be parked.
+Where a predicate has to hold Spark matches, in one pass, and hands the task places: file, row number, subscription.
+Without one the task matches by stream and operation itself. Rows are read by the task: through the JVM they would cost
+ten times as much. Only results travel back, as JSON rows: one for each (subscription, batch), with what is parked.
 """
 
 from __future__ import annotations
@@ -14,19 +16,22 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from evermark.delivery.base import Fate, Outcome, Place, SubscriptionSpec
 from evermark.delivery.sinks.base import Job, Result
 from evermark.delivery.sinks.webhook import WebhookSink
+from evermark.delivery.wanted import expanded
 from evermark.delivery.work import BatchResult, Delivered, Manner, Span, fold
-from evermark.event import EVENT
 from evermark.log.frames import files_frame
+from evermark.log.pick import I64, PLACE, PLACE_SQL, RowPicker
+from evermark.log.span import places_of
 from evermark.secrets import SecretBox
+from evermark.spark.ahead import ahead
 from evermark.spark.ingest import engine_error
 from evermark.spark.match import SUBSCRIPTION, matched
 from evermark.spark.posting import ROW_DDL, both, held_lanes, now_held, outcome_fields, outcome_of, rows_batch
-from evermark.spark.replay import SparkReplays
+from evermark.spark.replay import SparkReplays, require_codes
 
 # A span without a budget still ends: whatever is not sent by then is left for the next round.
 _NO_BUDGET_S = 3600.0
@@ -39,29 +44,48 @@ _CHUNK_BYTES = 64 * 1024 * 1024
 _CUT_BYTES = 64 * 1024 * 1024
 
 
+# A piece of work of a task: rows of the log, and per (row, subscription that wants it) the row's index and the
+# subscription's number, by row.
+Wanted = tuple[pa.RecordBatch, I64, I64]
+
+
 @dataclass(frozen=True)
 class _Post:
     """What a task needs to post; pickled into the job, secrets sealed."""
 
+    span: Span
     specs: tuple[SubscriptionSpec, ...]
     box: SecretBox
     manner: Manner
     deadline: float | None
+    matches_here: bool  # else places come with the rows of the job
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         stopped: set[int] = set()
         held = {name: set(keys) for name, keys in self.manner.held.items()}
-        for chunk in gathered(batches):
-            rows = list(self._chunk(chunk, stopped, held))
+        places = self._found_here(batches) if self.matches_here else given(batches)
+        for wanted in ahead(read(self.span.paths, places), depth=1):
+            rows = list(self._chunk(wanted, stopped, held))
             if rows:
                 yield rows_batch(rows)
+            if len(stopped) == len(self.specs):
+                return
+
+    def _found_here(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[I64, I64, I64]]:
+        for _ in batches:
+            pass  # a worker that leaves something unread is not used again, and its successor imports everything anew
+        span = self.span
+        require_codes(span.paths)
+        found = places_of(span.paths, span.place.partition, span.after, span.to, exact=span.exact)
+        rows, of = expanded(found.streams, found.ops, self.specs)
+        yield found.codes[rows], found.numbers[rows], of
 
     def _chunk(
-        self, batch: pa.RecordBatch, stopped: set[int], held: dict[str, set[tuple[Place, str]]]
+        self, wanted: Wanted, stopped: set[int], held: dict[str, set[tuple[Place, str]]]
     ) -> Iterator[dict[str, Any]]:
         """Rows arrive in log order; each chunk is finished before the next, so a subscription's order holds."""
         jobs: list[Job] = []
-        for index, mine in by_subscription(batch):
+        for index, mine in by_subscription(*wanted):
             if index in stopped:
                 continue
             spec = self.specs[index]
@@ -83,33 +107,56 @@ class _Post:
         return Job(spec, rows, self.box.open, historical=self.manner.historical, probe=self.manner.probe, held=held)
 
 
-def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Fewer and larger ones: each is sent to its last event before the next one begins."""
+def given(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[I64, I64, I64]]:
+    """Places as Spark sends them, more of them at a time."""
     waiting: list[pa.RecordBatch] = []
-    rows = size = 0
+    rows = 0
     for batch in batches:
         waiting.append(batch)
         rows += batch.num_rows
-        size += batch.nbytes
-        if rows >= _CHUNK_ROWS or size >= _CHUNK_BYTES:
-            yield pa.concat_batches(waiting)
-            waiting, rows, size = [], 0, 0
+        if rows >= _CHUNK_ROWS:
+            yield _arrays(waiting)
+            waiting, rows = [], 0
     if rows:
-        yield pa.concat_batches(waiting)
+        yield _arrays(waiting)
 
 
-def by_subscription(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+def _arrays(batches: list[pa.RecordBatch]) -> tuple[I64, I64, I64]:
+    codes, numbers, of = (column.to_numpy() for column in pa.Table.from_batches(batches).columns)
+    return codes, numbers, of
+
+
+def read(paths: Sequence[str], places: Iterable[tuple[I64, I64, I64]]) -> Iterator[Wanted]:
+    """The rows at some places, each read once however many want it, some thousand at a time."""
+    picker = RowPicker(paths)
+    for codes, numbers, of in places:
+        new = np.ones(len(of), np.bool_)
+        new[1:] = (codes[1:] != codes[:-1]) | (numbers[1:] != numbers[:-1])
+        firsts = np.flatnonzero(new)
+        for start in range(0, len(firsts), _CHUNK_ROWS):
+            mine = firsts[start : start + _CHUNK_ROWS]
+            stop = firsts[start + _CHUNK_ROWS] if start + _CHUNK_ROWS < len(firsts) else len(of)
+            rows = picker.pick(codes[mine], numbers[mine])
+            yield from _in_pieces(rows, np.cumsum(new[mine[0] : stop]) - 1, of[mine[0] : stop])
+
+
+def _in_pieces(rows: pa.RecordBatch, of_row: I64, of: I64) -> Iterator[Wanted]:
+    """All at once, unless they are large."""
+    count = max(1, min(rows.num_rows, -(-rows.nbytes // _CHUNK_BYTES)))
+    size = -(-rows.num_rows // count)
+    for start in range(0, rows.num_rows, size):
+        mine = (of_row >= start) & (of_row < start + size)
+        yield rows.slice(start, size), of_row[mine] - start, of[mine]
+
+
+def by_subscription(rows: pa.RecordBatch, of_row: I64, of: I64) -> Iterator[tuple[int, pa.RecordBatch]]:
     """The rows of each subscription, in their order; one pass, however many subscriptions there are."""
-    of = batch.column(SUBSCRIPTION).to_numpy()
-    rows = batch.select(EVENT.names)
-    if (of == of[0]).all():
-        yield int(of[0]), rows
-        return
     order = np.argsort(of, kind="stable")
-    rows, of = rows.take(pa.array(order)), of[order]
+    of, of_row = of[order], of_row[order]
     starts = [0, *(np.flatnonzero(np.diff(of)) + 1).tolist()]
     for start, stop in zip(starts, [*starts[1:], len(of)], strict=True):
-        yield int(of[start]), rows.slice(start, stop - start)
+        mine = of_row[start:stop]
+        yield int(of[start]), rows if len(mine) == rows.num_rows else rows.take(pa.array(mine))
 
 
 class SparkDeliverer(SparkReplays):
@@ -121,21 +168,28 @@ class SparkDeliverer(SparkReplays):
     def deliver(self, span: Span, specs: Sequence[SubscriptionSpec], manner: Manner) -> list[Delivered]:
         if not specs or not span.paths:
             return fold(span, specs, [])
-        frame = files_frame(self._spark, span.paths)
-        if not span.exact:
-            # Only where it is needed: each new number in a condition is new code for the JVM to compile.
-            frame = frame.where(f"partition = {span.place.partition} and batch > {span.after} and batch <= {span.to}")
         deadline = None if manner.budget_s is None else time.time() + manner.budget_s
-        post = _Post(tuple(specs), self._box, manner, deadline)
-        wanted = matched(frame.coalesce(1), specs)
-        if not span.exact or not _in_one_piece(span.paths):
-            # After the match: Spark drops a sort that comes before a join.
-            wanted = wanted.sortWithinPartitions("batch", "position")
+        here = not any(spec.where for spec in specs)
+        post = _Post(span, tuple(specs), self._box, manner, deadline, matches_here=here)
         try:
-            rows = wanted.mapInArrow(post, ROW_DDL).collect()
+            places = self._spark.range(0, 1, 1, 1) if here else self.places(span, specs)
+            rows = places.mapInArrow(post, ROW_DDL).collect()
         except Exception as error:
             raise engine_error(f"delivery of batches {span.after + 1} to {span.to} failed", error) from error
         return fold(span, specs, _joined([_from_row(json.loads(row[0])) for row in rows]))
+
+    def places(self, span: Span, specs: Sequence[SubscriptionSpec]) -> DataFrame:
+        """Where the events are that somebody wants, in log order, and who wants them."""
+        require_codes(span.paths)
+        frame = files_frame(self._spark, span.paths).selectExpr("*", *PLACE_SQL)
+        if not span.exact:
+            # Only where it is needed: each new number in a condition is new code for the JVM to compile.
+            frame = frame.where(f"partition = {span.place.partition} and batch > {span.after} and batch <= {span.to}")
+        if span.exact and _in_one_piece(span.paths):
+            return matched(frame.coalesce(1), specs, PLACE)
+        # After the match: Spark drops a sort that comes before a join.
+        found = matched(frame.coalesce(1), specs, ("batch", "position", *PLACE))
+        return found.sortWithinPartitions("batch", "position").select(*PLACE, SUBSCRIPTION)
 
 
 def _in_one_piece(paths: Sequence[str]) -> bool:

@@ -24,8 +24,14 @@ _KEPT_MAX = 8
 _FOUND, _TESTED = "_found", "_tested"
 
 
-def matched(frame: DataFrame, specs: Sequence[SubscriptionSpec], tested_max: int = TESTED_MAX) -> DataFrame:
-    """One row per (event, subscription that wants it); `_subscription` is the index into `specs`.
+def matched(
+    frame: DataFrame,
+    specs: Sequence[SubscriptionSpec],
+    columns: Sequence[str] = tuple(EVENT.names),
+    tested_max: int = TESTED_MAX,
+) -> DataFrame:
+    """One row per (event, subscription that wants it), with some columns of the event; `_subscription` is the index
+    into `specs`.
 
     JSON is parsed once and each path extracted once, however many predicates use them. Rows keep the order of the
     files; one that `frame` was given is lost, for Spark drops a sort that comes before a join.
@@ -36,7 +42,7 @@ def matched(frame: DataFrame, specs: Sequence[SubscriptionSpec], tested_max: int
     wide = wide.where(f"op in ({', '.join(map(string_sql, wanted_ops(())))})")
     if len(specs) <= tested_max:
         tests = _tests(wishes, range(len(wishes)), alias)
-        return wide.selectExpr(*EVENT.names, f"explode({tests}) as {SUBSCRIPTION}")
+        return wide.selectExpr(*columns, f"explode({tests}) as {SUBSCRIPTION}")
     index = _index(wishes)
     # By a step of its own: there Spark evaluates what several tests have in common once.
     wide = wide.selectExpr("*", f"{_tests(wishes, index.tested, alias)} as {_TESTED}")
@@ -45,7 +51,7 @@ def matched(frame: DataFrame, specs: Sequence[SubscriptionSpec], tested_max: int
     found = [f"coalesce({_FOUND}_{number}, array())" for number in range(len(index.tables))]
     rows = wide.selectExpr("*", f"explode(concat({', '.join([*found, _TESTED])})) as {SUBSCRIPTION}")
     rest = _rest(wishes, index, alias)
-    return (rows.where(rest) if rest else rows).select(*EVENT.names, SUBSCRIPTION)
+    return (rows.where(rest) if rest else rows).select(*columns, SUBSCRIPTION)
 
 
 # Subscriptions seldom change, and batches are many.

@@ -28,7 +28,7 @@ from evermark.delivery.timeslice import Mark, TimeSlice, micros, moment_at
 from evermark.errors import EngineError
 from evermark.log.find import Stretch, find
 from evermark.log.frames import files_frame
-from evermark.log.pick import CODE_SQL, I64, RowPicker, codes_differ
+from evermark.log.pick import I64, PLACE, PLACE_SQL, RowPicker, codes_differ
 from evermark.predicate import wanted_ops
 from evermark.predicate.fragment import string_sql
 from evermark.secrets import SecretBox
@@ -45,8 +45,7 @@ _PREPARED_MAX = 4
 # nothing is sent before it is read and rendered.
 ROUND_ROWS_FIRST = 10_000
 ROUND_ROWS = 40_000
-_FILE, _ROW = "_file", "_row"
-_PLACE = (f"{CODE_SQL} as {_FILE}", f"_metadata.row_index as {_ROW}")
+_FILE, _ROW = PLACE
 
 
 def places(
@@ -62,7 +61,7 @@ def places(
     With a `spec` only what that subscription wants; `streams` and `where` say less. Few steps on purpose: each costs
     Spark an analysis, and a slice may be small.
     """
-    _require_codes(piece)
+    require_codes(piece.paths)
     mark = piece.mark
     conditions = [f"event_time >= {_time_sql(mark)}", f"event_time <= {_time_sql(Mark(piece.to))}"]
     if mark.event_id is not None:
@@ -78,15 +77,15 @@ def places(
         conditions.append(wanted)
     return (
         frame.where(" and ".join(conditions))
-        .selectExpr("event_time", "event_id", *_PLACE)
+        .selectExpr("event_time", "event_id", *PLACE_SQL)
         .coalesce(1)
         .sortWithinPartitions("event_time", "event_id")
         .select(_FILE, _ROW)
     )
 
 
-def _require_codes(piece: TimeSlice) -> None:
-    if not codes_differ(piece.paths):
+def require_codes(paths: Sequence[str]) -> None:
+    if not codes_differ(paths):
         raise EngineError("two log files have the same code", hint="it goes on when they have been merged")
 
 
@@ -102,7 +101,7 @@ def places_here(
     rows_max: int | None = None,
 ) -> tuple[I64, I64]:
     """The same without Spark, where no predicate has to hold."""
-    _require_codes(piece)
+    require_codes(piece.paths)
     within = [frozenset(names) for names in (streams, spec.streams if spec is not None else ()) if names]
     stretch = Stretch(
         micros(piece.mark.time),

@@ -1,0 +1,80 @@
+"""Where the events of some batches are, in log order, and what streams and operations they are of.
+
+For those who need no predicate; with one, Spark finds the same (`evermark.spark.deliver`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from evermark.log.find import in_order
+from evermark.log.pick import I64, code_of
+
+_ORDERED = ("batch", "position")
+_SCHEMA = pa.schema(
+    [
+        ("stream", pa.string()),
+        ("op", pa.string()),
+        ("batch", pa.int64()),
+        ("position", pa.string()),
+        ("code", pa.int64()),
+        ("number", pa.int64()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Places:
+    """By row: the file's code, the row's number in it, and two columns of it."""
+
+    codes: I64
+    numbers: I64
+    streams: pa.ChunkedArray
+    ops: pa.ChunkedArray
+
+
+def places_of(paths: Sequence[str], partition: int, after: int, to: int, *, exact: bool) -> Places:
+    """The rows of the batches `after < batch <= to`. `exact`: the files hold nothing else."""
+    whole = exact and len(paths) == 1  # and so in log order as it is
+    found = pa.concat_tables(
+        [_SCHEMA.empty_table(), *(t for path in paths for t in _in_file(path, partition, after, to, whole=whole))]
+    )
+    if not whole and not in_order(*(found[name] for name in _ORDERED)):
+        found = found.take(pc.sort_indices(found, sort_keys=[(name, "ascending") for name in _ORDERED]))
+    return Places(found["code"].to_numpy(), found["number"].to_numpy(), found["stream"], found["op"])
+
+
+def _in_file(path: str, partition: int, after: int, to: int, *, whole: bool) -> Iterator[pa.Table]:
+    code = code_of(path)
+    with pq.ParquetFile(path) as file:
+        at = file.metadata.schema.names.index("batch")
+        first = 0
+        for group in range(file.metadata.num_row_groups):
+            described = file.metadata.row_group(group)
+            statistics = described.column(at).statistics
+            none = statistics is not None and statistics.has_min_max
+            if not (none and (statistics.max <= after or statistics.min > to)):
+                yield _in_group(file, group, code, first, None if whole else (partition, after, to))
+            first += described.num_rows
+
+
+def _in_group(file: pq.ParquetFile, group: int, code: int, first: int, within: tuple[int, int, int] | None) -> pa.Table:
+    columns = ["stream", "op"] if within is None else ["stream", "op", "partition", *_ORDERED]
+    rows = file.read_row_group(group, columns=columns, use_threads=False)
+    numbers = np.arange(first, first + rows.num_rows)
+    if within is not None:
+        partition, after, to = within
+        mine = pc.and_(pc.greater(rows["batch"], after), pc.less_equal(rows["batch"], to))
+        mine = pc.and_(mine, pc.equal(rows["partition"], partition))
+        rows, numbers = rows.filter(mine), numbers[mine.to_numpy()]
+        ordered = [rows[name] for name in _ORDERED]
+    else:
+        ordered = [pa.nulls(len(numbers), _SCHEMA.field(name).type) for name in _ORDERED]
+    codes = np.full(len(numbers), code, np.int64)
+    return pa.table([rows["stream"], rows["op"], *ordered, codes, numbers], schema=_SCHEMA)
