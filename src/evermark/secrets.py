@@ -90,6 +90,10 @@ class Secret:
             _as_secret, serialization=core_schema.to_string_ser_schema()
         )
 
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: Callable[[Any], Any]) -> dict[str, Any]:
+        return {"type": "string", "writeOnly": True}
+
 
 def _as_secret(value: object) -> Secret:
     if isinstance(value, Secret):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 
 import pytest
 
@@ -16,9 +18,9 @@ from evermark.cluster.postgres import PostgresLeases
 from evermark.delivery.base import DeliveryStore, Fate, MadeBy, Outcome, Place
 from evermark.delivery.memory import MemoryDelivery
 from evermark.delivery.store import PostgresDelivery
-from evermark.errors import ConflictError, EvermarkError, StaleError
+from evermark.errors import ConflictError, EvermarkError, NotFoundError, StaleError
 from evermark.state.connection import State
-from evermark.testing.contracts import DeliveryContract, ParkedContract
+from evermark.testing.contracts import DeliveryContract, ParkedContract, RosterContract
 from evermark.testing.contracts.scene import P0, P1, T0, TakeOver, begin, done, event, snapshot, spec
 from evermark.testing.servers import PostgresServer
 from evermark.testing.states import fresh_state, owners
@@ -40,7 +42,7 @@ def _taker(leases: MemoryLeases | PostgresLeases) -> TakeOver:
     return lambda: take(DELIVER_LEASE)
 
 
-class TestMemoryDelivery(DeliveryContract, ParkedContract):
+class TestMemoryDelivery(DeliveryContract, ParkedContract, RosterContract):
     @pytest.fixture
     def leases(self) -> MemoryLeases:
         return MemoryLeases(is_gone=lambda holder: True)
@@ -54,7 +56,7 @@ class TestMemoryDelivery(DeliveryContract, ParkedContract):
         return _taker(leases)
 
 
-class TestPostgresDelivery(DeliveryContract, ParkedContract):
+class TestPostgresDelivery(DeliveryContract, ParkedContract, RosterContract):
     @pytest.fixture
     def store(self, state: State) -> DeliveryStore:
         return PostgresDelivery(state)
@@ -188,8 +190,129 @@ def test_memory_and_postgres_do_the_same(state: State, take_over: TakeOver, seed
         assert memory.parked_counts() == postgres.parked_counts()
 
 
+def test_added_while_the_group_settles_it_misses_nothing(state: State, take_over: TakeOver) -> None:
+    """GIVEN a batch that settles WHEN one is added at that moment THEN it owes the batch, or joined after it."""
+    store, epoch = PostgresDelivery(state), take_over()
+    begin(store, epoch, "a")
+    for batch in range(25):
+        work = store.group()
+        outcomes = [done("a")]
+
+        def settle(batch: int = batch, work: object = work, outcomes: list[Outcome] = outcomes) -> object:
+            members, version = work.members, work.version  # type: ignore[attr-defined]
+            return store.settle_group(P0, batch, batch + 1, members, outcomes, T0, epoch, version=version)
+
+        results = _together(settle, lambda: store.add(spec("new"), None, epoch))
+        assert not any(isinstance(result, Exception) for result in results), results
+        group = store.group()
+        owed = store.cursors("new").get(P0) == batch and "new" not in group.members
+        assert owed or ("new" in group.members and group.cursors[P0] == batch + 1)
+        store.remove("new", epoch)
+
+
+def test_a_name_asked_for_by_many_at_once_is_given_once(state: State, take_over: TakeOver) -> None:
+    """GIVEN eight that add the same name at once THEN one has it; changes and rotations at once are all kept."""
+    store, epoch = PostgresDelivery(state), take_over()
+    begin(store, epoch)
+    results = _together(*[lambda: store.add(spec("a", secrets=("s",)), None, epoch)] * 8)
+    assert sorted(type(result).__name__ for result in results) == ["ConflictError"] * 7 + ["NoneType"]
+    assert store.group().members == {"a"}
+    changes: list[dict[str, object]] = [{"bundle": 5}, {"where": "op = 'insert'"}, {"ordered": True}]
+    rotations = [partial(store.rotate, "a", f"s{n}", None, T0, epoch) for n in range(3)]
+    results = _together(*[partial(store.change, "a", change, epoch) for change in changes], *rotations)
+    assert results == [None] * 6
+    found = store.subscription("a").spec
+    assert (found.bundle, found.where, found.ordered) == (5, "op = 'insert'", True)
+    assert sorted(found.secrets) == ["s", "s0", "s1", "s2"]
+
+
+def test_calls_for_one_and_for_all_never_wait_for_each_other(state: State, take_over: TakeOver) -> None:
+    """GIVEN everything that writes, from several threads WHEN run at once THEN no deadlock and no unknown error."""
+    store, epoch = PostgresDelivery(state), take_over()
+    begin(store, epoch, "a", "b")
+
+    def one(rng: random.Random) -> list[object]:
+        failed: list[object] = []
+        for turn in range(60):
+            name = rng.choice(["x", "y", "a"])
+            at = store.group().cursors[P0]
+            members = store.group().members
+            outcomes = [done(m, event(turn * 10 + rng.randint(0, 9))) for m in members]
+            calls: list[Callable[[], object]] = [
+                lambda name=name: store.add(spec(name, secrets=("s",)), rng.choice([None, {P0: 0}]), epoch),
+                lambda name=name: store.change(name, {"url": f"https://{rng.randint(0, 9)}.example"}, epoch),
+                lambda name=name: store.remove(name, epoch),
+                lambda name=name: store.rotate(name, "t", T0, T0, epoch),
+                lambda at=at, m=members, o=outcomes: store.settle_group(P0, at, at + 1, m, o, T0, epoch),
+                lambda: store.register([spec("a"), spec("b", bundle=rng.randint(1, 9))], MadeBy.FILE, {}, epoch),
+                lambda name=name: store.suspend(name, "", epoch),
+                lambda name=name: store.resume(name, epoch),
+                lambda name=name: store.join(name, epoch),
+            ]
+            try:
+                rng.choice(calls)()
+            except (ConflictError, NotFoundError):
+                pass
+            except EvermarkError as error:
+                failed.append(error)
+        return failed
+
+    results = _together(*[partial(one, random.Random(seed)) for seed in range(5)])
+    assert results == [[]] * 5, results
+
+
+def _rates(store: PostgresDelivery, epoch: int, first: int, count: int) -> float:
+    """The least time one more takes, of several: a busy machine makes things slower, never faster."""
+    took = []
+    for number in range(first, first + count):
+        begun = time.perf_counter()
+        store.add(spec(f"s{number}", secrets=("sealed:1",)), None, epoch)
+        took.append(time.perf_counter() - begun)
+    return min(took)
+
+
+def test_thousands_of_subscriptions_stay_cheap(state: State, take_over: TakeOver) -> None:
+    """GIVEN 5000 made by the API WHEN one more is made THEN it costs as with ten; listing them is one query."""
+    store, epoch = PostgresDelivery(state), take_over()
+    begin(store, epoch, "file")
+    few = _rates(store, epoch, 0, 10)
+    with state.connection() as conn:
+        conn.execute(
+            "insert into subscriptions (name, made_by, spec, state) select 's' || n, 'api',"
+            " jsonb_set(spec, '{name}', to_jsonb('s' || n)), case when n % 10 = 0 then 'behind' else 'live' end"
+            " from subscriptions, generate_series(10, 4999) n where name = 's0'"
+        )
+        conn.execute("analyze subscriptions")
+    many = _rates(store, epoch, 5000, 10)
+    assert many < 4 * few + 0.005, f"{few * 1000:.1f} ms with ten, {many * 1000:.1f} ms with 5000"
+    for call in (lambda: store.change("s77", {"bundle": 9}, epoch), lambda: store.remove("s78", epoch)):
+        begun = time.perf_counter()
+        call()
+        assert time.perf_counter() - begun < 0.5
+    assert store.subscription("s77").spec.bundle == 9
+    asked = _statements(state, store.subscriptions)
+    assert len(store.subscriptions()) == 5010
+    assert asked == 1
+
+
+def _statements(state: State, call: Callable[[], object]) -> int:
+    """How many statements a call sends."""
+    sent = []
+    with state.connection() as conn:
+        real = type(conn).execute
+
+        def counting(self: object, *args: object, **options: object) -> object:
+            sent.append(args[0])
+            return real(self, *args, **options)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(conn), "execute", counting)
+        call()
+    return len(sent)
+
+
 def _random_call(rng: random.Random, store: DeliveryStore, epoch: int, turn: int) -> Callable[[DeliveryStore], object]:
-    names = ["a", "b", "c", "d"]
+    names = ["a", "b", "c", "d", "x", "y"]
     name, place, now = rng.choice(names), rng.choice([P0, P1]), T0 + timedelta(seconds=20 * turn)
 
     def outcome(of: str) -> Outcome:
@@ -202,13 +325,17 @@ def _random_call(rng: random.Random, store: DeliveryStore, epoch: int, turn: int
     behind = store.cursors(name).get(place, 0)
     at = group.cursors[place] - (rng.random() < 0.1)
     outcomes = [outcome(member) for member in [*group.members, name]]
-    some = frozenset(rng.sample(names, 3))
+    some = frozenset(rng.sample(names[:4], 3))
     specs = [spec(n, parked_max=6, ordered=n < "c", url=f"https://{rng.randint(0, 1)}.example") for n in sorted(some)]
     starts = {n: {P0: rng.randint(0, 2)} for n in names if rng.random() < 0.5}
     ids = [row.id for row in store.parked()] or [1]
     one = rng.choice(ids)
     single = outcome(name)
     dead = rng.random() < 0.5
+    mine = rng.choice(["x", "y"])
+    start = {P0: rng.randint(0, 2)} if rng.random() < 0.5 else None
+    until = rng.choice([None, now + timedelta(days=9000), now])
+    changes = {"url": f"https://{rng.randint(0, 1)}.example", "parked_max": rng.randint(1, 6)}
 
     def claim_and_answer(s: DeliveryStore) -> object:
         rows = s.claim(now, 3, 30, epoch)
@@ -230,5 +357,10 @@ def _random_call(rng: random.Random, store: DeliveryStore, epoch: int, turn: int
         lambda s: s.resume(name, epoch),
         lambda s: s.register(specs, MadeBy.FILE, starts, epoch),
         lambda s: s.open_place(Place("late", 0), 3, epoch),
+        lambda s: s.add(spec(mine, parked_max=6, secrets=("s0",)), start, epoch),
+        lambda s: s.change(name, changes, epoch),
+        lambda s: s.rotate(mine, f"s{turn}", until, now, epoch),
+        lambda s: s.retire(mine, epoch),
+        lambda s: s.remove(name, epoch),
     ]
-    return rng.choices(calls, weights=[12, 12, 4, 5, 2, 1, 1, 1, 1, 2, 2, 1])[0]
+    return rng.choices(calls, weights=[12, 12, 4, 5, 2, 1, 1, 1, 1, 2, 2, 1, 4, 2, 2, 1, 1])[0]

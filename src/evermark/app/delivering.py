@@ -85,6 +85,7 @@ class DeliveryRunner:
         self._wake = threading.Event()
         self._live: LiveGroup | None = None
         self._busy: set[str] = set()
+        self._shown: set[str] = set()
         self._busy_lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="deliver", daemon=True)
 
@@ -230,11 +231,17 @@ class DeliveryRunner:
         heads = {place: head for place, (head, _) in self._view.heads().items()}
         live = self._d.delivery.group()
         outside = self._d.delivery.cursors_outside()
-        for name in self._d.delivery.subscriptions():
+        known = self._d.delivery.subscriptions().keys()
+        counts = self._d.delivery.parked_counts()
+        for name in known:
             self._metrics.lag_batches.labels(name).set(distance(outside.get(name, live.cursors), heads))
-        for name, counts in self._d.delivery.parked_counts().items():
-            for state, count in counts.items():
-                self._metrics.queue_rows.labels(name, state).set(count)
+            for state in ("waiting", "dead"):
+                self._metrics.queue_rows.labels(name, state).set(counts.get(name, {}).get(state, 0))
+        for name in self._shown - known:  # removed: its last values would look like present ones
+            self._metrics.lag_batches.remove(name)
+            for state in ("waiting", "dead"):
+                self._metrics.queue_rows.remove(name, state)
+        self._shown = set(known)
 
     def _on_delivered(self, place: Place, results: list[Delivered]) -> None:
         for result in results:

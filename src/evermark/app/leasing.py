@@ -1,17 +1,25 @@
-"""Holding a lease while work goes on: renewed in the background, and the work told when it is lost."""
+"""Holding a lease while work goes on: renewed in the background, and the work told when it is lost. And acting for a
+person on what a lease guards, whoever holds it.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import TypeVar
 
 from evermark.cluster.base import Holder, Lease, LeaseStore
-from evermark.errors import EvermarkError, StaleError
+from evermark.cluster.holders import lease_rows
+from evermark.errors import BusyError, EvermarkError, StaleError
 from evermark.observe.logging import get_logger
+from evermark.state.connection import State
+
+T = TypeVar("T")
 
 TTL_S = 10.0
 _RENEW_EVERY_S = TTL_S / 4
 _STANDBY_POLL_S = 0.5
+_TRIES = 3
 
 
 class HeldLease:
@@ -84,3 +92,28 @@ def acquire(
             on_standby()
         stopping.wait(_STANDBY_POLL_S)
     return None
+
+
+def as_holder(leases: LeaseStore, holder: Holder, state: State, name: str, step: Callable[[int], T]) -> T:
+    """Do one transaction of a person's on what a lease guards, with the epoch that holds it.
+
+    While an instance has it, that is the instance's: it sees the change at its next look, and a person need not
+    stop it. While nobody does, it is our own, for as long as the step takes. `holder` must not be one that holds this
+    lease for longer: what is acquired here is released here.
+    """
+    for attempt in range(_TRIES):
+        owner = lease_rows(state).get(name)
+        lease = None
+        try:
+            if owner is not None and owner.held:
+                return step(owner.epoch)
+            lease = leases.acquire(name, holder, TTL_S)
+            if lease is not None:
+                return step(lease.epoch)
+        except StaleError:  # the owner changed just now
+            if attempt + 1 == _TRIES:
+                raise
+        finally:
+            if lease is not None:
+                leases.release(lease)
+    raise BusyError(f"lease {name} changes hands just now", hint="try again in a moment")

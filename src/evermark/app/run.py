@@ -16,6 +16,7 @@ from evermark.app.delivering import DeliveryRunner
 from evermark.app.ingesting import SourceRunner
 from evermark.app.keeping import StateKeeper
 from evermark.app.scratch import ScratchKeeper, scratch_folder
+from evermark.app.serving import served
 from evermark.config import Config, load
 from evermark.delivery.sinks.webhook import WebhookSink
 from evermark.embedded.java import ensure_java
@@ -24,6 +25,7 @@ from evermark.observe.health import Board
 from evermark.observe.logging import get_logger
 from evermark.observe.metrics import Metrics
 from evermark.server.http import Server
+from evermark.server.tokens import Tokens
 from evermark.sources.base import Limit, Source
 
 # How long threads may take to let go after their own time-outs; then the process ends anyway, and loses nothing.
@@ -62,7 +64,8 @@ class Pipeline:
                 signal.signal(number, self._on_signal)
         if not self.config.sources and not self._given:
             raise ConfigError("sources: there is none", hint="name at least one; `evermark init` writes an example")
-        server = Server(self.config.server.host, self.config.server.port, self.board, self.metrics)
+        tokens = Tokens(self.config.server.tokens)
+        server = Server(self.config.server.host, self.config.server.port, self.board, self.metrics, tokens)
         server.start()
         self.port = server.port
         try:
@@ -73,7 +76,8 @@ class Pipeline:
                 self._check_sources(deployment)
                 keeper = StateKeeper(deployment.embedded) if deployment.embedded is not None else None
                 try:
-                    self._run_with_spark(deployment)
+                    with served(server, deployment):
+                        self._run_with_spark(deployment)
                 finally:
                     if keeper is not None:
                         keeper.stop()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from evermark.cli.console import printable, warn
-from evermark.errors import BusyError, ConfigError, NotFoundError, StaleError
+from evermark.errors import BusyError, ConfigError, NotFoundError
 
 if TYPE_CHECKING:
     from evermark.app.build import Deployment
@@ -25,7 +25,6 @@ T = TypeVar("T")
 
 ConfigOption = Annotated[Path, typer.Option("--config", "-c", envvar="EVERMARK_CONFIG", help="The deployment's file.")]
 DEFAULT_CONFIG = Path("evermark.yaml")
-_TRIES = 3
 
 
 def config_at(path: Path) -> Config:
@@ -103,28 +102,10 @@ def as_deliverer(deployment: Deployment, step: Callable[[int], T]) -> T:
 
 
 def as_holder(deployment: Deployment, name: str, step: Callable[[int], T]) -> T:
-    """Do one transaction of a person's on what a lease guards, with the epoch that holds it.
+    """Do one transaction of a person's on what a lease guards, with the epoch that holds it."""
+    from evermark.app import leasing
 
-    While an instance has it, that is the instance's: it sees the change at its next look, and a person need not
-    stop it. While nobody does, it is our own.
-    """
-    from evermark.app.leasing import TTL_S
-
-    for attempt in range(_TRIES):
-        lease = deployment.leases.acquire(name, deployment.holder, TTL_S)
-        try:
-            if lease is not None:
-                return step(lease.epoch)
-            owner = lease_rows(deployment).get(name)
-            if owner is not None:
-                return step(owner.epoch)
-        except StaleError:  # the owner changed just now
-            if attempt + 1 == _TRIES:
-                raise
-        finally:
-            if lease is not None:
-                deployment.leases.release(lease)
-    raise BusyError(f"lease {name} changes hands just now", hint="try again in a moment")
+    return leasing.as_holder(deployment.leases, deployment.holder, deployment.state, name, step)
 
 
 def lease_rows(deployment: Deployment) -> dict[str, LeaseRow]:

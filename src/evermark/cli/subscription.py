@@ -2,17 +2,49 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evermark.cli.console import JsonOption, noun, say, show
+from evermark.cli.console import EXIT_FAILED, JsonOption, YesOption, confirm, noun, say, show, show_json, show_table
 from evermark.cli.deployment import DEFAULT_CONFIG, ConfigOption, as_deliverer, opened
 from evermark.cli.standing import subscription_rows
+from evermark.errors import ConfigError, NotFoundError
+
+if TYPE_CHECKING:
+    from evermark.app.build import Deployment
+    from evermark.server.desk import Desk
+    from evermark.server.shapes import SubscriptionAnswer, SubscriptionMade
 
 app = noun("Who wants which events.")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", show_default=False)]
+# The keys of the file, as options; `""` takes one back to its default.
+Url = Annotated[str | None, typer.Option(help="Where to send.", show_default=False)]
+SecretOption = Annotated[
+    str | None,
+    typer.Option("--secret", envvar="EVERMARK_SIGNING_SECRET", help="The signing secret, whsec_…", show_default=False),
+]
+Streams = Annotated[
+    list[str] | None, typer.Option("--streams", "--stream", help="Only this stream; may be repeated, or a,b.")
+]
+Ops = Annotated[
+    list[str] | None, typer.Option("--ops", "--op", help="Only this operation; may be repeated, or insert,update.")
+]
+Where = Annotated[str | None, typer.Option(help="Only what matches: op = 'insert' and data.total > 100")]
+From = Annotated[str | None, typer.Option("--from", help="now, beginning, or a time such as 2026-11-01T12:00Z.")]
+Ordered = Annotated[bool | None, typer.Option("--ordered/--unordered", help="Keep order per key through retries.")]
+Bundle = Annotated[int | None, typer.Option(help="Events in one request, at most.")]
+Concurrency = Annotated[int | None, typer.Option(help="Requests at a time, at most.")]
+Timeout = Annotated[str | None, typer.Option(help="For one request: 10s.")]
+Rate = Annotated[str | None, typer.Option(help="Requests, at most: 50/s, 600/m; 0: no limit.")]
+Body = Annotated[str | None, typer.Option(help="The form of the body.")]
+Header = Annotated[list[str] | None, typer.Option("--header", help="NAME=VALUE, sent with each; may be repeated.")]
+BodyLimit = Annotated[str | None, typer.Option(help="A larger event is parked: 1MiB.")]
+ParkedLimit = Annotated[int | None, typer.Option(help="At so many parked deliveries it stops.")]
 
 
 @app.command("list")
@@ -20,8 +52,159 @@ def list_subscriptions(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOptio
     """All of them, with what they want and where they are."""
     with opened(config) as deployment:
         rows = subscription_rows(deployment)
-    columns = ("subscription", "url", "streams", "where", "state", "lag_batches", "waiting", "dead", "reason")
-    show(rows, columns, as_json=as_json, empty="there is none; add one under `subscriptions:` in the file")
+    columns = (
+        "subscription",
+        "made_by",
+        "url",
+        "streams",
+        "where",
+        "state",
+        "lag_batches",
+        "waiting",
+        "dead",
+        "reason",
+    )
+    empty = "there is none; add one under `subscriptions:` in the file, or with: evermark subscription add"
+    show(rows, columns, as_json=as_json, empty=empty)
+
+
+@app.command()
+def add(
+    name: Name,
+    url: Annotated[str, typer.Option(help="Where to send.", show_default=False)],
+    secret: SecretOption = None,
+    new_secret: Annotated[bool, typer.Option("--new-secret", help="Make a secret, and print it this once.")] = False,
+    streams: Streams = None,
+    ops: Ops = None,
+    where: Where = None,
+    start: From = None,
+    ordered: Ordered = None,
+    bundle: Bundle = None,
+    concurrency: Concurrency = None,
+    timeout: Timeout = None,
+    rate: Rate = None,
+    body: Body = None,
+    header: Header = None,
+    body_limit: BodyLimit = None,
+    parked_limit: ParkedLimit = None,
+    config: ConfigOption = DEFAULT_CONFIG,
+    as_json: JsonOption = False,
+) -> None:
+    """Make one, beside those of the file. A running instance takes it up by itself."""
+    if bool(secret) is new_secret:
+        raise ConfigError("which secret?", hint="give one with --secret, or have one made with --new-secret")
+    given = _given(
+        url=url,
+        secret=secret,
+        streams=streams,
+        ops=ops,
+        where=where,
+        start=start,
+        ordered=ordered,
+        bundle=bundle,
+        concurrency=concurrency,
+        timeout=timeout,
+        rate=rate,
+        body=body,
+        headers=header,
+        body_limit=body_limit,
+        parked_limit=parked_limit,
+    )
+    with _desk(config) as (_, desk):
+        made = desk.add(name, {key: value for key, value in given.items() if value is not None})
+    _report(made, f"{name} is there, {made.state.value}; try it with: evermark subscription test {name}", as_json)
+
+
+@app.command("set")
+def set_subscription(
+    name: Name,
+    url: Url = None,
+    streams: Streams = None,
+    ops: Ops = None,
+    where: Where = None,
+    ordered: Ordered = None,
+    bundle: Bundle = None,
+    concurrency: Concurrency = None,
+    timeout: Timeout = None,
+    rate: Rate = None,
+    body: Body = None,
+    header: Header = None,
+    body_limit: BodyLimit = None,
+    parked_limit: ParkedLimit = None,
+    config: ConfigOption = DEFAULT_CONFIG,
+    as_json: JsonOption = False,
+) -> None:
+    """Change what is given and nothing else; an empty text means the default. It stays where it is in the log."""
+    changes = _given(
+        url=url,
+        streams=streams,
+        ops=ops,
+        where=where,
+        ordered=ordered,
+        bundle=bundle,
+        concurrency=concurrency,
+        timeout=timeout,
+        rate=rate,
+        body=body,
+        headers=header,
+        body_limit=body_limit,
+        parked_limit=parked_limit,
+    )
+    if not changes:
+        raise ConfigError("nothing to change was given", hint="for example --url or --where; see --help")
+    with _desk(config) as (_, desk):
+        changed = desk.change(name, changes)
+    _report(changed, f"{name} is changed", as_json)
+
+
+@app.command()
+def rotate(
+    name: Name,
+    secret: SecretOption = None,
+    overlap: Annotated[
+        str | None, typer.Option(help="How long the former secrets stay good: 24h; by default until --end.")
+    ] = None,
+    end: Annotated[bool, typer.Option("--end", help="End the overlap: the newest secret alone signs.")] = False,
+    config: ConfigOption = DEFAULT_CONFIG,
+    as_json: JsonOption = False,
+) -> None:
+    """Sign with a new secret, made and printed this once unless given; the former ones sign too for a while."""
+    asked = {"secret": secret or None, "overlap": overlap, "end": end or None}
+    with _desk(config) as (_, desk):
+        from evermark.server import routes
+
+        made = routes.rotate(desk, name, {k: v for k, v in asked.items() if v is not None}, f"rotating {name}")
+    count = len(made.secrets)
+    ends = next((s.expires_at for s in made.secrets[1:] if s.expires_at is not None), None)
+    until = f"until {ends:%Y-%m-%d %H:%M:%S} UTC" if ends else f"until: evermark subscription rotate {name} --end"
+    _report(made, f"{name} is signed with {count} secrets, {until}" if count > 1 else f"{name} has one secret", as_json)
+
+
+@app.command("test")
+def fire(name: Name, config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
+    """Send it one signed event of type evermark.test, and say what came back. Exit code 1 unless it was accepted."""
+    with _desk(config) as (deployment, desk):
+        fired = desk.test_fire(_spec(deployment, name))
+    if as_json:
+        show_json(fired.model_dump(mode="json"))
+    else:
+        show_table(("field", "value"), [(key, value) for key, value in fired.model_dump().items() if value != ""])
+    if not fired.accepted:
+        raise typer.Exit(EXIT_FAILED)
+
+
+@app.command()
+def remove(name: Name, config: ConfigOption = DEFAULT_CONFIG, yes: YesOption = False) -> None:
+    """Remove it, with what is parked for it. Its events stay in the log."""
+    with _desk(config) as (deployment, desk):
+        from evermark.delivery.roster import require_ours
+
+        require_ours(deployment.delivery.subscription(name).spec, "removed")
+        found = desk.one(name)
+        parked = found.waiting + found.dead
+        confirm(f"Remove {name}? {parked} parked deliveries go with it.", yes=yes)
+        desk.remove(name)
+    say(f"{name} is removed")
 
 
 @app.command()
@@ -52,3 +235,64 @@ def resume(name: Name, config: ConfigOption = DEFAULT_CONFIG) -> None:
         store = deployment.delivery
         as_deliverer(deployment, lambda epoch: store.resume(name, epoch))
     say(f"{name} is resumed, from where it was left")
+
+
+@contextmanager
+def _desk(config: Path) -> Iterator[tuple[Deployment, Desk]]:
+    with opened(config) as deployment:
+        from evermark.app.serving import desk_of
+
+        desk = desk_of(deployment)
+        try:
+            yield deployment, desk
+        finally:
+            desk.sink.close()
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    """The options that were given, as the keys of the file; None for one that is to be its default."""
+    given: dict[str, Any] = {}
+    for option, value in options.items():
+        key = "from" if option == "start" else option
+        if value is None or value == []:
+            continue
+        if key == "headers":
+            given[key] = _headers(value)
+        elif isinstance(value, list):
+            given[key] = [part.strip() for text in value for part in text.split(",") if part.strip()] or None
+        else:
+            given[key] = None if value == "" else value
+    return given
+
+
+def _headers(texts: list[str]) -> dict[str, str] | None:
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals and text:
+            raise ConfigError("--header: expected NAME=VALUE", hint="for example --header X-Team=billing")
+        if name:
+            found[name.strip()] = value
+    return found or None
+
+
+def _spec(deployment: Deployment, name: str) -> Any:
+    """What is known of it; one of the file that no instance has seen yet may be tried too."""
+    try:
+        return deployment.delivery.subscription(name).spec
+    except NotFoundError:
+        found = next((spec for spec in deployment.specs if spec.name == name), None)
+        if found is None:
+            raise
+        return found
+
+
+def _report(answer: SubscriptionAnswer | SubscriptionMade, said: str, as_json: bool) -> None:
+    made = getattr(answer, "secret", None)
+    if as_json:
+        show_json(answer.model_dump(mode="json", by_alias=True, exclude=set() if made else {"secret"}))
+        return
+    if made:
+        typer.echo(made)
+        say("this secret is shown this once: give it to the receiver")
+    say(said)

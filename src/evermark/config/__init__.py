@@ -10,6 +10,7 @@ from evermark.config.models import (
     ServerConfig,
     SparkConfig,
     StateConfig,
+    TokenConfig,
 )
 from evermark.config.reliability import ReliabilityConfig
 from evermark.config.sources import CustomSource, SourceConfig
@@ -26,5 +27,6 @@ __all__ = [
     "SparkConfig",
     "StateConfig",
     "SubscriptionConfig",
+    "TokenConfig",
     "load",
 ]

@@ -14,6 +14,7 @@ from pydantic import (
     PlainSerializer,
     PlainValidator,
     ValidationInfo,
+    WithJsonSchema,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -121,9 +122,20 @@ def _rate(value: Any) -> float:
 
 
 Whole = Annotated[int, BeforeValidator(_no_bool)]
-Duration = Annotated[timedelta, PlainValidator(_duration), PlainSerializer(durations.show, when_used="json")]
-Size = Annotated[int, PlainValidator(_size)]
-Rate = Annotated[float, PlainValidator(_rate)]
+Duration = Annotated[
+    timedelta,
+    PlainValidator(_duration),
+    PlainSerializer(durations.show, when_used="json"),
+    WithJsonSchema({"type": "string", "description": durations.FORM}),
+]
+Size = Annotated[
+    int, PlainValidator(_size), WithJsonSchema({"type": ["integer", "string"], "description": "bytes, or 1MiB"})
+]
+Rate = Annotated[
+    float,
+    PlainValidator(_rate),
+    WithJsonSchema({"type": ["number", "string"], "description": "a second, or 600/m; 0: no limit"}),
+]
 
 
 def between(least: timedelta, most: timedelta) -> BeforeValidator:

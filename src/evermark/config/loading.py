@@ -35,7 +35,7 @@ def load(path: str | Path, environ: Mapping[str, str] | None = None) -> Config:
     except ValidationError as error:
         found = from_validation(
             (
-                {**told, "loc": _written(expanded.values, told["loc"])}
+                {**told, "loc": written(expanded.values, told["loc"])}
                 for told in error.errors(include_url=False, include_input=False)
             ),
             lambda at: notes.known(_at(expanded.values, at)),
@@ -102,7 +102,7 @@ def _located(problem: Problem, document: Document) -> Problem:
     return Problem(problem.path, problem.text, problem.hint, problem.line or document.line(problem.path))
 
 
-def _written(values: Any, path: KeyPath) -> KeyPath:
+def written(values: Any, path: KeyPath) -> KeyPath:
     """`path` as far as the file goes: one text may stand for a list or a mapping, and has nothing below it."""
     for depth, part in enumerate(path):
         if not isinstance(values, (dict, list)):

@@ -16,6 +16,7 @@ from evermark.config.subscriptions import SubscriptionConfig
 from evermark.secrets import KeyRef, Secret
 
 VERSION = 1
+TOKEN_CHARS_MIN = 24
 LOG_SCHEMES = ("s3", "s3a", "gs", "az", "abfs", "abfss")
 
 _URL = re.compile(r"([^/]*)://(.*)", re.DOTALL)
@@ -102,8 +103,43 @@ class SparkConfig(Model):
     ] = Field(default_factory=dict)
 
 
+def _bearer(secret: Secret) -> Secret:
+    text = secret.reveal()
+    if not TOKEN_CHARS_MIN <= len(text) <= 512 or not text.isascii() or not text.isprintable() or " " in text:
+        raise refusal(
+            f"expected {TOKEN_CHARS_MIN} to 512 printable characters without spaces",
+            hint='make one with: python -c "import secrets; print(secrets.token_urlsafe(32))"',
+        )
+    return secret
+
+
+def _token(value: Any) -> Any:
+    return {"token": value} if isinstance(value, (str, Secret)) else value
+
+
+class TokenConfig(Model):
+    """Who may use the HTTP API. Written as the token alone, it may do everything."""
+
+    token: Annotated[Secret, AfterValidator(_bearer)]
+    may: Literal["read", "everything"] = "everything"
+
+
+def _one_owner(tokens: dict[str, TokenConfig]) -> dict[str, TokenConfig]:
+    seen: set[Secret] = set()
+    for name, given in tokens.items():
+        if given.token in seen:
+            raise refusal("this token stands here twice", hint="give each name its own", at=(name,))
+        seen.add(given.token)
+    return tokens
+
+
 class ServerConfig(Model):
     listen: Annotated[str, AfterValidator(_listen)] = "127.0.0.1:8320"
+    tokens: Annotated[
+        dict[Annotated[str, Field(pattern=NAME)], Annotated[TokenConfig, BeforeValidator(_token)]],
+        Field(max_length=100),
+        AfterValidator(_one_owner),
+    ] = Field(default_factory=dict)
 
     @property
     def host(self) -> str:

@@ -4,7 +4,7 @@ A **cursor** is the last batch of one place that a reader (the live group, or on
 done with a batch means that each of its events was accepted (2xx), parked durably, not matched, or expired and
 counted. Cursors move only by compare-and-set from the exact batch the work began at.
 
-Contract of `DeliveryStore` (checked by `evermark.testing.DeliveryContract` over every backend):
+Contract of `DeliveryStore` (checked by `DeliveryContract`, `ParkedContract` and `RosterContract` over every backend):
 
 - Every call that writes takes the lease epoch and is refused with `StaleError` when it is old.
 - `settle_*` is one transaction: parked rows, departures and the cursor move are seen together or not at all.
@@ -14,6 +14,9 @@ Contract of `DeliveryStore` (checked by `evermark.testing.DeliveryContract` over
 - A parked delivery is removed only by `delivered` (2xx), `drop` (a person), counted expiry, or with its subscription.
 - A subscription is a member of the group if and only if its state is `live`. One that is `suspended` is tried again
   at its `next_attempt_at`; without one it was paused by a person, and only a person resumes it.
+- `register` speaks for all subscriptions of an origin; `add`, `change`, `rotate`, `retire` and `remove` for one that
+  was made by the API, in a time that does not grow with their number. `ConflictError` for one that the file made.
+- Specs that are read carry only the secrets that have not expired by then.
 - Several threads may call at once. Calls that read see one moment.
 """
 
@@ -57,7 +60,8 @@ class SubscriptionSpec:
 
     name: str
     url: str
-    secrets: tuple[str, ...] = ()  # sealed (see evermark.secrets); the first signs, all are offered in a rotation
+    secrets: tuple[str, ...] = ()  # sealed (see evermark.secrets), the newest first; each of them signs
+    secrets_until: tuple[str, ...] = ()  # when each of `secrets` ends, as an ISO time; empty, or left out: it does not
     streams: tuple[str, ...] = ()  # empty: all streams
     ops: tuple[str, ...] = ()  # empty: all delivered operations
     where: str | None = None
@@ -169,7 +173,30 @@ class DeliveryStore(Protocol):
         unless its url changed. Ones no longer named are removed with their cursors; their parked rows too.
         """
 
-    def subscriptions(self) -> dict[str, Subscription]: ...
+    def subscriptions(self) -> dict[str, Subscription]:
+        """All there are, by name, in one query."""
+
+    def subscription(self, name: str) -> Subscription:
+        """One of them; raises `NotFoundError`."""
+
+    def add(self, spec: SubscriptionSpec, start: CursorVector | None, epoch: int) -> None:
+        """One more, made by the API: behind at `start`, or in the live group from now on without one.
+
+        From now on means: every event of a batch that is not settled yet reaches it. A name that is taken, whoever
+        has it, raises `ConflictError`.
+        """
+
+    def change(self, subscription: str, changes: Mapping[str, object], epoch: int) -> None:
+        """Other values for these fields of its spec. State and cursor stay, as with a known one in `register`."""
+
+    def rotate(self, subscription: str, secret: str, until: datetime | None, now: datetime, epoch: int) -> None:
+        """A new sealed secret, first; those it had sign too until then, or until `retire`."""
+
+    def retire(self, subscription: str, epoch: int) -> None:
+        """The newest secret alone signs from now on."""
+
+    def remove(self, subscription: str, epoch: int) -> None:
+        """It goes, with its cursors and its parked rows."""
 
     def suspend(self, subscription: str, reason: str, epoch: int) -> None:
         """A person pauses it: it leaves the group where the group stands, and is not tried until `resume`."""
@@ -272,8 +299,10 @@ class DeliveryStore(Protocol):
     def parked_counts(self) -> dict[str, dict[str, int]]:
         """Per subscription: waiting, dead."""
 
-    def parked(self, subscription: str | None = None, *, after_id: int = 0, limit: int = 100) -> list[ParkedRow]:
-        """Parked rows by id, waiting and dead, page by page; at most `CLAIM_MAX`."""
+    def parked(
+        self, subscription: str | None = None, *, dead: bool | None = None, after_id: int = 0, limit: int = 100
+    ) -> list[ParkedRow]:
+        """Parked rows by id, waiting and dead or one of both, page by page; at most `CLAIM_MAX`."""
 
     def held_keys(self, replay_id: str = "") -> dict[str, frozenset[tuple[Place, str]]]:
         """Per ordered subscription: keys with something parked. Their next events are parked behind it.

@@ -5,9 +5,9 @@ counted. Whoever cannot show that leaves the group and keeps the cursor the work
 
 | state     | set by                                                              | left by                          |
 |-----------|---------------------------------------------------------------------|----------------------------------|
-| live      | `join`; `register` of one that starts now                           | any fate but DONE; a person      |
-| behind    | leaving the group; `register` of one that starts earlier; `resume`; | `join`; failures; a person       |
-|           | a suspended one that succeeds                                       |                                  |
+| live      | `join`; `register` or `add` of one that starts now                  | any fate but DONE; a person      |
+| behind    | leaving the group; `register` or `add` of one that starts earlier;  | `join`; failures; a person       |
+|           | `resume`; a suspended one that succeeds                             |                                  |
 | suspended | 10 endpoint failures in a row; too much parked; a person            | a success; a person              |
 | disabled  | 410                                                                 | a new url; a person              |
 """
@@ -256,7 +256,7 @@ def registered(
     group: Group,
 ) -> Registration:
     """Make the subscriptions of one origin be exactly `specs`."""
-    _require_names(specs, made_by, known)
+    require_names(specs, made_by, known)
     named = {spec.name: replace(spec, made_by=made_by) for spec in specs}
     kept: dict[str, tuple[SubscriptionSpec, Standing]] = {}
     added: dict[str, tuple[SubscriptionSpec, Standing]] = {}
@@ -267,7 +267,7 @@ def registered(
     version = group.version + 1 if members != group.members else group.version
     for name, spec in named.items():
         if name in known:
-            kept[name] = (spec, _with_spec(known[name][1], known[name][0], spec))
+            kept[name] = (spec, with_spec(known[name][1], known[name][0], spec))
         elif name in joining:
             member = Standing(name, SubscriptionState.LIVE, parked_max=spec.parked_max, joined_version=version)
             added[name] = (spec, member)
@@ -362,7 +362,7 @@ def _outside(standing: Standing, reason: str) -> Standing:
     return replace(standing, state=SubscriptionState.BEHIND, reason=reason)
 
 
-def _with_spec(standing: Standing, old: SubscriptionSpec, new: SubscriptionSpec) -> Standing:
+def with_spec(standing: Standing, old: SubscriptionSpec, new: SubscriptionSpec) -> Standing:
     standing = replace(standing, parked_max=new.parked_max)
     if new.url == old.url or standing.is_paused:
         return standing
@@ -371,7 +371,7 @@ def _with_spec(standing: Standing, old: SubscriptionSpec, new: SubscriptionSpec)
     return _clean(replace(standing, state=state))
 
 
-def _require_names(
+def require_names(
     specs: Sequence[SubscriptionSpec],
     made_by: MadeBy,
     known: Mapping[str, tuple[SubscriptionSpec, Standing]],

@@ -5,14 +5,15 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
 from evermark.delivery import group as decide
+from evermark.delivery import roster
 from evermark.delivery.base import (
     CLAIM_MAX,
     CursorVector,
@@ -27,7 +28,6 @@ from evermark.delivery.base import (
     SubscriptionSpec,
 )
 from evermark.delivery.group import Jitter, Standing, Work
-from evermark.errors import NotFoundError
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,15 @@ class _Row:
 class MemoryDelivery:
     """A `DeliveryStore`, fenced by `leases`."""
 
-    def __init__(self, leases: MemoryLeases, lease: str = DELIVER_LEASE, jitter: Jitter = random.random) -> None:
+    def __init__(
+        self,
+        leases: MemoryLeases,
+        lease: str = DELIVER_LEASE,
+        jitter: Jitter = random.random,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
         self._leases = leases
+        self._clock = clock
         self._lease = lease
         self._jitter = jitter
         self._lock = threading.RLock()
@@ -66,10 +73,7 @@ class MemoryDelivery:
     ) -> None:
         with self._fenced(epoch):
             plan = decide.registered(specs, made_by, starts, self._known, self._group)
-            for name in plan.removed:
-                del self._known[name]
-                self._cursors.pop(name, None)
-            self._rows = {i: row for i, row in self._rows.items() if row.subscription not in plan.removed}
+            self._forget(plan.removed)
             self._known.update(plan.kept)
             for name, (spec, standing) in plan.added.items():
                 self._generation += 1
@@ -79,10 +83,50 @@ class MemoryDelivery:
 
     def subscriptions(self) -> dict[str, Subscription]:
         with self._lock:
-            return {
-                name: Subscription(spec, s.state, s.reason, s.failures, s.next_attempt_at, s.generation)
-                for name, (spec, s) in sorted(self._known.items())
-            }
+            return {name: self.subscription(name) for name in sorted(self._known)}
+
+    def subscription(self, name: str) -> Subscription:
+        with self._lock:
+            s = self._standing(name)
+            spec = roster.current(self._known[name][0], self._clock())
+            return Subscription(spec, s.state, s.reason, s.failures, s.next_attempt_at, s.generation)
+
+    def add(self, spec: SubscriptionSpec, start: CursorVector | None, epoch: int) -> None:
+        with self._fenced(epoch):
+            owner = self._known[spec.name][0].made_by if spec.name in self._known else None
+            plan = roster.added(spec, start, owner, self._group.version, self._group.cursors)
+            self._generation += 1
+            self._known[spec.name] = (plan.spec, replace(plan.standing, generation=self._generation))
+            if plan.begun is not None:
+                self._cursors[spec.name] = dict(plan.begun)
+            else:
+                members = self._group.members | {spec.name}
+                self._group = replace(self._group, version=plan.version, members=members)
+
+    def change(self, subscription: str, changes: Mapping[str, object], epoch: int) -> None:
+        with self._fenced(epoch):
+            standing = self._standing(subscription)
+            self._known[subscription] = roster.changed(self._known[subscription][0], standing, changes)
+
+    def rotate(self, subscription: str, secret: str, until: datetime | None, now: datetime, epoch: int) -> None:
+        with self._fenced(epoch):
+            standing = self._standing(subscription)
+            spec = roster.rotated(self._known[subscription][0], secret, until, now)
+            self._known[subscription] = (spec, standing)
+
+    def retire(self, subscription: str, epoch: int) -> None:
+        with self._fenced(epoch):
+            standing = self._standing(subscription)
+            self._known[subscription] = (roster.retired(self._known[subscription][0]), standing)
+
+    def remove(self, subscription: str, epoch: int) -> None:
+        with self._fenced(epoch):
+            standing = self._standing(subscription)
+            roster.require_ours(self._known[subscription][0], "removed")
+            self._forget(frozenset({subscription}))
+            if standing.is_member:
+                members = self._group.members - {subscription}
+                self._group = replace(self._group, version=self._group.version + 1, members=members)
 
     def suspend(self, subscription: str, reason: str, epoch: int) -> None:
         with self._fenced(epoch):
@@ -236,12 +280,16 @@ class MemoryDelivery:
                 of["dead" if row.next_attempt_at is None else "waiting"] += 1
             return counts
 
-    def parked(self, subscription: str | None = None, *, after_id: int = 0, limit: int = 100) -> list[ParkedRow]:
+    def parked(
+        self, subscription: str | None = None, *, dead: bool | None = None, after_id: int = 0, limit: int = 100
+    ) -> list[ParkedRow]:
         with self._lock:
             rows = [
                 row
                 for row_id, row in sorted(self._rows.items())
-                if row_id > after_id and subscription in (None, row.subscription)
+                if row_id > after_id
+                and subscription in (None, row.subscription)
+                and dead in (None, row.next_attempt_at is None)
             ]
         return [
             ParkedRow(
@@ -297,10 +345,14 @@ class MemoryDelivery:
 
     def _standing(self, name: str) -> Standing:
         if name not in self._known:
-            raise NotFoundError(
-                f"no subscription is called {name[:80]!r}", hint="`evermark subscription list` shows those there are"
-            )
+            raise roster.unknown(name)
         return self._known[name][1]
+
+    def _forget(self, names: frozenset[str]) -> None:
+        for name in names:
+            del self._known[name]
+            self._cursors.pop(name, None)
+        self._rows = {i: row for i, row in self._rows.items() if row.subscription not in names}
 
     def _take_out(self, before: Standing, after: Standing) -> None:
         self._set_standing(after)

@@ -73,8 +73,11 @@ class PostgresParkedRows:
             rows = conn.execute(queries.PARKED_COUNTS).fetchall()
         return {name: {"waiting": waiting, "dead": dead} for name, waiting, dead in rows}
 
-    def parked(self, subscription: str | None = None, *, after_id: int = 0, limit: int = 100) -> list[ParkedRow]:
-        given = {"subscription": subscription, "after_id": after_id, "limit": max(0, min(limit, CLAIM_MAX))}
+    def parked(
+        self, subscription: str | None = None, *, dead: bool | None = None, after_id: int = 0, limit: int = 100
+    ) -> list[ParkedRow]:
+        given: dict[str, Any] = {"subscription": subscription, "dead": dead, "after_id": after_id}
+        given["limit"] = max(0, min(limit, CLAIM_MAX))
         with self._state.connection() as conn:
             rows = conn.execute(queries.PARKED_ROWS, given).fetchall()
         found = []

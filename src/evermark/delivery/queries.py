@@ -8,6 +8,7 @@ from __future__ import annotations
 
 LOCK_GROUP = "select version from delivery_group for update"
 SET_GROUP_VERSION = "update delivery_group set version = %s"
+NEXT_GROUP_VERSION = "update delivery_group set version = version + 1"
 
 _STANDING = (
     """name, state, reason, failures, next_attempt_at, (spec ->> 'parked_max')::integer, joined_version, generation"""
@@ -16,6 +17,9 @@ _STANDING = (
 MEMBERS = f"select {_STANDING} from subscriptions where state = 'live'"
 STANDING_LOCKED = f"select {_STANDING} from subscriptions where name = %s for update"
 SUBSCRIPTIONS = f"select spec::text, {_STANDING} from subscriptions order by name"
+SUBSCRIPTION = f"select spec::text, {_STANDING} from subscriptions where name = %s"
+SUBSCRIPTION_LOCKED = f"{SUBSCRIPTION} for update"
+MADE_BY = "select made_by from subscriptions where name = %s"
 SUBSCRIPTIONS_LOCKED = f"{SUBSCRIPTIONS} for update"
 
 # One statement, one snapshot: a group read in pieces could show members with cursors they never had.
@@ -26,6 +30,12 @@ select g.version,
        array(select partition from cursors where reader = '' order by source, partition),
        array(select batch from cursors where reader = '' order by source, partition)
 from delivery_group g
+"""
+
+# The same without its members, who may be thousands.
+GROUP_CURSORS = """
+select g.version, c.source, c.partition, c.batch
+from delivery_group g left join cursors c on c.reader = ''
 """
 
 CURSORS = "select source, partition, batch from cursors where reader = %s"
@@ -145,6 +155,7 @@ PARKED_ROWS = f"""
 select m.id, m.next_attempt_at, m.created_at, {_PARKED}
 from enqueued_messages m
 where (%(subscription)s::text is null or m.subscription = %(subscription)s) and m.id > %(after_id)s
+  and (%(dead)s::boolean is null or (m.next_attempt_at is null) = %(dead)s)
 order by m.id
 limit %(limit)s
 """

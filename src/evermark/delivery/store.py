@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import random
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from evermark.cluster.fence import DELIVER_LEASE, fence
 from evermark.delivery import group as decide
-from evermark.delivery import queries
+from evermark.delivery import queries, roster
 from evermark.delivery.base import (
     CursorVector,
     Group,
@@ -25,7 +25,7 @@ from evermark.delivery.base import (
 )
 from evermark.delivery.group import Departure, Jitter, Standing, Work
 from evermark.delivery.parked_rows import PostgresParkedRows, park, storable
-from evermark.errors import FormatError, NotFoundError
+from evermark.errors import FormatError
 from evermark.state import counters
 from evermark.state.connection import Connection, State
 
@@ -36,8 +36,17 @@ _SPEC_FIELDS = {field.name for field in fields(SubscriptionSpec)}
 class PostgresDelivery(PostgresParkedRows):
     """A `DeliveryStore`."""
 
-    def __init__(self, state: State, lease: str = DELIVER_LEASE, jitter: Jitter = random.random) -> None:
+    def __init__(
+        self,
+        state: State,
+        lease: str = DELIVER_LEASE,
+        jitter: Jitter = random.random,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
         super().__init__(state, jitter, lease)
+        self._clock = clock
+        # What was parsed at the last look: subscriptions are read many times a second, and may be thousands.
+        self._parsed: dict[str, SubscriptionSpec] = {}
 
     def register(
         self, specs: Sequence[SubscriptionSpec], made_by: MadeBy, starts: Mapping[str, CursorVector], epoch: int
@@ -51,31 +60,75 @@ class PostgresDelivery(PostgresParkedRows):
             if removed:
                 conn.execute(queries.REMOVE_CURSORS, (removed,))
                 conn.execute(queries.REMOVE_SUBSCRIPTIONS, (removed,))
-            for name, (spec, _) in plan.kept.items():
-                text = spec_to_json(spec)
-                conn.execute(queries.SET_SPEC, (text, name, text))
+            for spec, _ in plan.kept.values():
+                _set_spec(conn, spec)
             _set_standings(conn, [after for name, (_, after) in plan.kept.items() if after != known[name][1]])
-            for name, (spec, added) in plan.added.items():
-                given = (name, made_by, spec_to_json(spec), added.state, added.joined_version)
-                conn.execute(queries.ADD_SUBSCRIPTION, given)
+            for spec, added in plan.added.values():
+                _add(conn, spec, added)
             _set_cursors(conn, plan.begun)
             self._set_version(conn, group, plan.group)
 
     def subscriptions(self) -> dict[str, Subscription]:
         with self._state.connection() as conn:
             rows = conn.execute(queries.SUBSCRIPTIONS).fetchall()
-        found = {}
-        for spec, *rest in rows:
-            standing = _standing(rest)
-            found[standing.name] = Subscription(
-                spec=spec_from_json(spec),
-                state=standing.state,
-                reason=standing.reason,
-                failures=standing.failures,
-                next_attempt_at=standing.next_attempt_at,
-                generation=standing.generation,
-            )
-        return found
+        known, now = self._parsed, self._clock()
+        specs = {row[0]: known.get(row[0]) or spec_from_json(row[0]) for row in rows}
+        self._parsed = specs
+        return {row[1]: _subscription(specs[row[0]], _standing(row[1:]), now) for row in rows}
+
+    def subscription(self, name: str) -> Subscription:
+        with self._state.connection() as conn:
+            row = conn.execute(queries.SUBSCRIPTION, (storable(name),)).fetchone()
+        if row is None:
+            raise roster.unknown(name)
+        return _subscription(spec_from_json(row[0]), _standing(row[1:]), self._clock())
+
+    def add(self, spec: SubscriptionSpec, start: CursorVector | None, epoch: int) -> None:
+        with self._state.transaction() as conn:
+            fence(conn, self._lease, epoch)
+            conn.execute(queries.LOCK_GROUP)
+            rows = conn.execute(queries.GROUP_CURSORS).fetchall()
+            version = rows[0][0]
+            cursors = {Place(source, partition): batch for _, source, partition, batch in rows if source is not None}
+            owner = conn.execute(queries.MADE_BY, (storable(spec.name),)).fetchone()
+            plan = roster.added(spec, start, MadeBy(owner[0]) if owner else None, version, cursors)
+            _add(conn, plan.spec, plan.standing)
+            if plan.begun is not None:
+                _set_cursors(conn, {spec.name: plan.begun})
+            if plan.version != version:
+                conn.execute(queries.SET_GROUP_VERSION, (plan.version,))
+
+    def change(self, subscription: str, changes: Mapping[str, object], epoch: int) -> None:
+        with self._state.transaction() as conn:
+            fence(conn, self._lease, epoch)
+            spec, standing = _lock_subscription(conn, subscription)
+            wanted, after = roster.changed(spec, standing, changes)
+            _set_spec(conn, wanted)
+            if after != standing:
+                _set_standings(conn, [after])
+
+    def rotate(self, subscription: str, secret: str, until: datetime | None, now: datetime, epoch: int) -> None:
+        with self._state.transaction() as conn:
+            fence(conn, self._lease, epoch)
+            spec, _ = _lock_subscription(conn, subscription)
+            _set_spec(conn, roster.rotated(spec, secret, until, now))
+
+    def retire(self, subscription: str, epoch: int) -> None:
+        with self._state.transaction() as conn:
+            fence(conn, self._lease, epoch)
+            spec, _ = _lock_subscription(conn, subscription)
+            _set_spec(conn, roster.retired(spec))
+
+    def remove(self, subscription: str, epoch: int) -> None:
+        with self._state.transaction() as conn:
+            fence(conn, self._lease, epoch)
+            conn.execute(queries.LOCK_GROUP)
+            spec, standing = _lock_subscription(conn, subscription)
+            roster.require_ours(spec, "removed")
+            conn.execute(queries.REMOVE_CURSORS, ([subscription],))
+            conn.execute(queries.REMOVE_SUBSCRIPTIONS, ([subscription],))
+            if standing.is_member:
+                conn.execute(queries.NEXT_GROUP_VERSION)
 
     def suspend(self, subscription: str, reason: str, epoch: int) -> None:
         with self._state.transaction() as conn:
@@ -225,13 +278,38 @@ def _standing(row: Sequence[Any]) -> Standing:
 
 
 def _lock_standing(conn: Connection, subscription: str) -> Standing:
-    row = conn.execute(queries.STANDING_LOCKED, (subscription,)).fetchone()
+    row = conn.execute(queries.STANDING_LOCKED, (storable(subscription),)).fetchone()
     if row is None:
-        raise NotFoundError(
-            f"no subscription is called {subscription[:80]!r}",
-            hint="`evermark subscription list` shows those there are",
-        )
+        raise roster.unknown(subscription)
     return _standing(row)
+
+
+def _lock_subscription(conn: Connection, subscription: str) -> tuple[SubscriptionSpec, Standing]:
+    row = conn.execute(queries.SUBSCRIPTION_LOCKED, (storable(subscription),)).fetchone()
+    if row is None:
+        raise roster.unknown(subscription)
+    return spec_from_json(row[0]), _standing(row[1:])
+
+
+def _subscription(spec: SubscriptionSpec, standing: Standing, now: datetime) -> Subscription:
+    return Subscription(
+        spec=roster.current(spec, now),
+        state=standing.state,
+        reason=standing.reason,
+        failures=standing.failures,
+        next_attempt_at=standing.next_attempt_at,
+        generation=standing.generation,
+    )
+
+
+def _add(conn: Connection, spec: SubscriptionSpec, standing: Standing) -> None:
+    given = (spec.name, spec.made_by, spec_to_json(spec), standing.state, standing.joined_version)
+    conn.execute(queries.ADD_SUBSCRIPTION, given)
+
+
+def _set_spec(conn: Connection, spec: SubscriptionSpec) -> None:
+    text = spec_to_json(spec)
+    conn.execute(queries.SET_SPEC, (text, spec.name, text))
 
 
 def _take_out(conn: Connection, group: Group, before: Standing, after: Standing) -> None:

@@ -1,4 +1,4 @@
-"""The small HTTP server of every instance: /livez, /readyz, /health, /metrics."""
+"""The HTTP server of every instance: /livez, /readyz, /health, /metrics, and the API under /v1."""
 
 from __future__ import annotations
 
@@ -13,14 +13,20 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from evermark.errors import ConfigError
 from evermark.observe.health import Board, as_json, ready
 from evermark.observe.metrics import Metrics
+from evermark.server.api import BODY_BYTES_MAX, Api
+from evermark.server.tokens import Tokens
+
+# Requests under way may end by themselves for this long when the server stops; then their clients see it hang up.
+_STOP_WAIT_S = 1.0
 
 
 class Server:
     """Runs in a thread of its own, so that it answers while everything else is busy."""
 
-    def __init__(self, host: str, port: int, board: Board, metrics: Metrics) -> None:
+    def __init__(self, host: str, port: int, board: Board, metrics: Metrics, tokens: Tokens | None = None) -> None:
         self._host, self._port = host, port
         self._board, self._metrics = board, metrics
+        self.api = Api(tokens or Tokens({}))
         self._started = time.monotonic()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="server", daemon=True)
@@ -34,11 +40,12 @@ class Server:
     def stop(self) -> None:
         if self._runner is not None:
             asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(timeout=5)
+        self.api.end()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=5)
 
     async def _start(self) -> None:
-        app = web.Application(client_max_size=64 * 1024)
+        app = web.Application(client_max_size=BODY_BYTES_MAX)
         app.add_routes(
             [
                 web.get("/livez", self._livez),
@@ -47,7 +54,8 @@ class Server:
                 web.get("/metrics", self._metrics_text),
             ]
         )
-        self._runner = web.AppRunner(app, access_log=None)
+        self.api.add_to(app)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=_STOP_WAIT_S)
         await self._runner.setup()
         site = web.TCPSite(self._runner, self._host, self._port)
         try:

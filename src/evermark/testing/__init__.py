@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         LeaseContract,
         LogContract,
         ParkedContract,
+        RosterContract,
         SourceContract,
     )
 
@@ -23,6 +24,7 @@ __all__ = [
     "LeaseContract",
     "LogContract",
     "ParkedContract",
+    "RosterContract",
     "SourceContract",
 ]
 

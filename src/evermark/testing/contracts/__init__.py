@@ -13,6 +13,7 @@ from evermark.testing.contracts.heads import HeadContract
 from evermark.testing.contracts.leases import LeaseContract
 from evermark.testing.contracts.log import LogContract
 from evermark.testing.contracts.parked import ParkedContract
+from evermark.testing.contracts.roster import RosterContract
 from evermark.testing.contracts.source import SourceContract
 
 __all__ = [
@@ -22,5 +23,6 @@ __all__ = [
     "LeaseContract",
     "LogContract",
     "ParkedContract",
+    "RosterContract",
     "SourceContract",
 ]

@@ -24,6 +24,7 @@ from evermark.testing.contracts.scene import P0, P1, T0, TakeOver, begin, done, 
 # Everything else in the port must take an epoch and be listed in `_writes`.
 READERS = {
     "subscriptions",
+    "subscription",
     "group",
     "cursors",
     "cursors_outside",
@@ -376,6 +377,11 @@ class DeliveryContract:
 def _writes(store: DeliveryStore, row: Parked) -> Mapping[str, Callable[[int], object]]:
     return {
         "register": lambda epoch: store.register([], MadeBy.FILE, {}, epoch),
+        "add": lambda epoch: store.add(spec("new"), None, epoch),
+        "change": lambda epoch: store.change("a", {"bundle": 2}, epoch),
+        "rotate": lambda epoch: store.rotate("a", "sealed:new", None, T0, epoch),
+        "retire": lambda epoch: store.retire("a", epoch),
+        "remove": lambda epoch: store.remove("a", epoch),
         "suspend": lambda epoch: store.suspend("a", "", epoch),
         "disable": lambda epoch: store.disable("a", "gone", epoch),
         "resume": lambda epoch: store.resume("b", epoch),

@@ -1,0 +1,98 @@
+"""A subscription that is asked for at run time: keys and rules of the file, but for what only the operator may say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from evermark.config.fields import NAME, KeyNotes
+from evermark.config.loading import written
+from evermark.config.problems import Problem, from_validation, refused
+from evermark.config.subscriptions import SubscriptionConfig
+from evermark.errors import ConfigError
+
+# How the keys of the file are called in a `SubscriptionSpec`, where they differ.
+_FIELDS = {
+    "from": "start",
+    "timeout": "timeout_s",
+    "rate": "rate_per_s",
+    "body_limit": "body_bytes_max",
+    "parked_limit": "parked_max",
+}
+# Stand for what a change does not name, so that the rules of the whole can be asked; they are used for nothing else.
+_UNCHANGED = {"url": "https://unchanged.example/", "secret": "whsec_" + "A" * 43 + "="}
+
+_OPERATORS_LINE = "add to this subscription: "
+_IN_THE_FILE = "only the operator's file may open an address: make the subscription in evermark.yaml with the line "
+_REFUSED = {
+    "allow_networks": Problem(
+        ("allow_networks",),
+        "only the operator's file may open networks: whoever may use the API could otherwise reach what is inside",
+        "make this subscription in evermark.yaml, with its allow_networks",
+    ),
+}
+_FIXED = {
+    "name": Problem(("name",), "a name cannot be changed", "remove the subscription and make it anew"),
+    "from": Problem(
+        ("from",), "where it began cannot be changed", "`evermark replay start` delivers the past once more"
+    ),
+    "secret": Problem(("secret",), "a secret is rotated, not changed", "use rotate: old and new are good meanwhile"),
+}
+
+
+def asked(name: str, values: Mapping[str, Any]) -> SubscriptionConfig:
+    """The subscription that these keys ask for. Raises `ConfigError`, with everything that is wrong with them."""
+    problems = _names(name) + [problem for key, problem in _REFUSED.items() if key in values]
+    given = {key: value for key, value in values.items() if key not in _REFUSED}
+    found, more = _validated(given)
+    return _whole(name, found, problems + more)
+
+
+def asked_changes(name: str, values: Mapping[str, Any]) -> tuple[SubscriptionConfig, dict[str, str]]:
+    """What these keys are to be: a config that holds them, and its spec's field for each. Null: back to the default."""
+    never = {**_REFUSED, **_FIXED}
+    problems = [problem for key, problem in never.items() if key in values]
+    given = {key: value for key, value in values.items() if key not in never}
+    if "url" in given and given["url"] is None:
+        problems.append(Problem(("url",), "is required"))
+    found, more = _validated({**_UNCHANGED, **{key: value for key, value in given.items() if value is not None}})
+    known = set(SubscriptionConfig.keys())
+    more += [_unknown(key) for key, value in given.items() if value is None and key not in known]
+    config = _whole(name, found, problems + more)
+    return config, {key: _FIELDS.get(key, key) for key in given}
+
+
+def _unknown(key: str) -> Problem:
+    (problem,) = _validated({**_UNCHANGED, key: ""})[1]
+    return problem
+
+
+def _names(name: str) -> list[Problem]:
+    return [] if re.fullmatch(NAME.strip("^$"), name) else [Problem(("name",), f"must have the form {NAME}")]
+
+
+def _validated(values: dict[str, Any]) -> tuple[SubscriptionConfig | None, list[Problem]]:
+    notes = KeyNotes()
+    try:
+        found = SubscriptionConfig.model_validate(values, context=notes)
+    except ValidationError as error:
+        told = [
+            {**one, "loc": written(values, one["loc"])} for one in error.errors(include_url=False, include_input=False)
+        ]
+        return None, from_validation(told, lambda at: notes.known(values) if not at else [], ())
+    return found, list(found.unsupported())
+
+
+def _whole(name: str, found: SubscriptionConfig | None, problems: Iterable[Problem]) -> SubscriptionConfig:
+    told = [Problem(p.path, p.text, p.hint.replace(_OPERATORS_LINE, _IN_THE_FILE)) for p in problems]
+    if found is None or told:
+        raise _refused(name, told)
+    return found
+
+
+def _refused(name: str, problems: list[Problem]) -> ConfigError:
+    shown = "".join(char if char.isprintable() else "?" for char in name[:80])
+    return refused(f"subscription {shown}", problems)

@@ -1,0 +1,167 @@
+"""Subscriptions one by one, at run time. Pure: every store carries out what is decided here.
+
+Whoever asks (a person at a terminal, a program over HTTP) may touch only what was made this way. What the file made is
+the file's: its next start would undo any change without a word.
+
+A secret that is being replaced goes on signing beside the new one, so that a receiver may change over when it likes:
+until a time that was given with the rotation, or until somebody ends the overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from evermark.delivery.base import CursorVector, MadeBy, Place, SubscriptionSpec, SubscriptionState
+from evermark.delivery.group import Standing, require_names, with_spec
+from evermark.delivery.signing import SECRETS_MAX
+from evermark.errors import ConfigError, ConflictError, NotFoundError
+
+# Everything else hangs on the name, a start is over once it began, secrets are rotated, networks are the file's.
+CHANGEABLE = frozenset(
+    {
+        "url",
+        "streams",
+        "ops",
+        "where",
+        "ordered",
+        "bundle",
+        "concurrency",
+        "timeout_s",
+        "rate_per_s",
+        "body",
+        "headers",
+        "body_bytes_max",
+        "parked_max",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Addition:
+    """A subscription to be made. `begun`: its cursors when it begins behind; None when it joins the group."""
+
+    spec: SubscriptionSpec
+    standing: Standing
+    begun: CursorVector | None
+    version: int  # of the group afterwards
+
+
+def added(
+    spec: SubscriptionSpec, start: CursorVector | None, owner: MadeBy | None, version: int, cursors: CursorVector
+) -> Addition:
+    """One more. `owner` is who made the one that has this name already; `version` and `cursors` are the group's."""
+    require_names([spec], MadeBy.API, {})
+    if owner is not None:
+        raise ConflictError(
+            f"a subscription called {spec.name!r} is there already, made by {_maker(owner)}",
+            hint="choose another name"
+            + ("" if owner is MadeBy.FILE else ", change that one, or remove it and make it anew"),
+        )
+    if spec.allow_networks:
+        raise ConfigError(
+            f"subscription {spec.name!r}: allow_networks stands only in the operator's file",
+            hint="make this subscription in evermark.yaml",
+        )
+    ours = replace(spec, made_by=MadeBy.API)
+    if start is None:
+        joined = version + 1
+        member = Standing(spec.name, SubscriptionState.LIVE, parked_max=spec.parked_max, joined_version=joined)
+        return Addition(ours, member, None, joined)
+    behind = Standing(spec.name, SubscriptionState.BEHIND, parked_max=spec.parked_max)
+    # As in `group.registered`: a place that nobody gave a start for is backlog from its beginning.
+    return Addition(ours, behind, {**dict.fromkeys(cursors, 0), **start}, version)
+
+
+def changed(
+    spec: SubscriptionSpec, standing: Standing, changes: Mapping[str, object]
+) -> tuple[SubscriptionSpec, Standing]:
+    """Other wishes of the same subscription: it stays where and what it is, but for what a new url changes."""
+    require_ours(spec, "changed")
+    fixed = sorted(changes.keys() - CHANGEABLE)
+    if fixed:
+        raise ConfigError(
+            f"subscription {spec.name!r}: {', '.join(fixed)} cannot be changed",
+            hint="remove it and make it anew, or see rotate and replay",
+        )
+    given: dict[str, Any] = dict(changes)
+    wanted = replace(spec, **given)
+    require_names([wanted], MadeBy.API, {})
+    return wanted, with_spec(standing, spec, wanted)
+
+
+def rotated(spec: SubscriptionSpec, secret: str, until: datetime | None, now: datetime) -> SubscriptionSpec:
+    """A new secret first. The others keep signing until then at the latest; one that ends sooner still does."""
+    require_ours(spec, "rotated")
+    kept = [(secret, None), *((old, _sooner(end, until)) for old, end in _ends(spec))]
+    kept = [(one, end) for one, end in kept if end is None or end > now]
+    if len(kept) > SECRETS_MAX:
+        raise ConflictError(
+            f"subscription {spec.name!r} has {SECRETS_MAX} secrets that are still good",
+            hint="end the overlap of the former ones first",
+        )
+    return _with_secrets(spec, kept)
+
+
+def retired(spec: SubscriptionSpec) -> SubscriptionSpec:
+    """The newest secret alone."""
+    require_ours(spec, "rotated")
+    return _with_secrets(spec, [(secret, None) for secret, _ in _ends(spec)[:1]])
+
+
+def current(spec: SubscriptionSpec, now: datetime) -> SubscriptionSpec:
+    """The spec with the secrets that sign now. One that expired is not there, wherever the spec goes from here."""
+    if not any(spec.secrets_until):
+        return spec  # nearly everybody, nearly always
+    return _with_secrets(spec, [(secret, end) for secret, end in _ends(spec) if end is None or end > now])
+
+
+def secret_ends(spec: SubscriptionSpec) -> list[datetime | None]:
+    """When each secret ends, the newest first; None: it does not."""
+    return [end for _, end in _ends(spec)]
+
+
+def start_vector(start: str, places: Iterable[Place], batch_at: Callable[[Place, str], int]) -> CursorVector | None:
+    """Where a subscription begins: None from now on, 0 everywhere from the beginning, else before that time."""
+    if start == "now":
+        return None
+    if start == "beginning":
+        return dict.fromkeys(places, 0)
+    return {place: batch_at(place, start) for place in places}
+
+
+def require_ours(spec: SubscriptionSpec, done: str) -> None:
+    if spec.made_by is not MadeBy.API:
+        raise ConflictError(
+            f"subscription {spec.name!r} was made by the file, and is {done} there",
+            hint=f"edit subscriptions.{spec.name} in evermark.yaml, then start `evermark up` again",
+        )
+
+
+def unknown(name: str) -> NotFoundError:
+    return NotFoundError(
+        f"no subscription is called {name[:80]!r}", hint="`evermark subscription list` shows those there are"
+    )
+
+
+def _maker(owner: MadeBy) -> str:
+    return "the file" if owner is MadeBy.FILE else "the API"
+
+
+def _ends(spec: SubscriptionSpec) -> list[tuple[str, datetime | None]]:
+    texts = [*spec.secrets_until, *[""] * len(spec.secrets)]
+    return [
+        (secret, datetime.fromisoformat(text) if text else None)
+        for secret, text in zip(spec.secrets, texts, strict=False)
+    ]
+
+
+def _with_secrets(spec: SubscriptionSpec, kept: list[tuple[str, datetime | None]]) -> SubscriptionSpec:
+    ends = tuple("" if end is None else end.astimezone(UTC).isoformat() for _, end in kept)
+    return replace(spec, secrets=tuple(secret for secret, _ in kept), secrets_until=ends if any(ends) else ())
+
+
+def _sooner(end: datetime | None, other: datetime | None) -> datetime | None:
+    return min((moment for moment in (end, other) if moment is not None), default=None)

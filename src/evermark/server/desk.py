@@ -1,0 +1,212 @@
+"""Where wishes of people and programs about subscriptions and parked deliveries are taken: by the CLI and by HTTP.
+
+Every call blocks. What it changes, it changes in one fenced transaction, under the epoch of whoever delivers: a running
+instance sees it at its next look.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Protocol, TypeVar
+
+from evermark.config.asked import asked, asked_changes
+from evermark.delivery.backlog import distance
+from evermark.delivery.base import CursorVector, DeliveryStore, MadeBy, ParkedRow, Place, Subscription, SubscriptionSpec
+from evermark.delivery.retry import Verdict
+from evermark.delivery.roster import start_vector
+from evermark.delivery.signing import new_secret
+from evermark.delivery.sinks.base import Sink, Try
+from evermark.errors import ConfigError, NotFoundError
+from evermark.predicate import match_sql, vet
+from evermark.secrets import SecretBox
+from evermark.server.shapes import (
+    DeliveryAnswer,
+    DeliveryPage,
+    DeliveryWhole,
+    FiredAnswer,
+    SubscriptionAnswer,
+    SubscriptionMade,
+    SubscriptionPage,
+)
+
+T = TypeVar("T")
+
+PAGE_MAX = 1000
+TEST_TIMEOUT_S_MAX = 30.0
+
+
+class AsDeliverer(Protocol):
+    """Does one transaction with the epoch that holds the `deliver` lease."""
+
+    def __call__(self, step: Callable[[int], T]) -> T: ...
+
+
+@dataclass(frozen=True)
+class Desk:
+    store: DeliveryStore
+    box: SecretBox
+    as_deliverer: AsDeliverer
+    heads: Callable[[], Mapping[Place, int]]  # how far the log is durable
+    batch_at: Callable[[Place, str], int]  # the last batch before a time
+    sink: Sink
+    clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+
+    # subscriptions
+
+    def page(self, after: str = "", limit: int = PAGE_MAX) -> SubscriptionPage:
+        """By name, in a number of queries that does not depend on how many there are."""
+        known = self.store.subscriptions()
+        names = [name for name in sorted(known) if name > after]
+        shown = names[: max(1, min(limit, PAGE_MAX))]
+        heads, live, outside = self.heads(), self.store.group().cursors, self.store.cursors_outside()
+        counts = self.store.parked_counts()
+        return SubscriptionPage(
+            subscriptions=[
+                SubscriptionAnswer(
+                    **SubscriptionAnswer.of(known[n], distance(outside.get(n, live), heads), counts.get(n, {}))
+                )
+                for n in shown
+            ],
+            after=shown[-1] if len(shown) < len(names) else None,
+        )
+
+    def one(self, name: str) -> SubscriptionAnswer:
+        return SubscriptionAnswer(**self._told(self.store.subscription(name)))
+
+    def add(self, name: str, values: Mapping[str, Any]) -> SubscriptionMade:
+        """Make one. Without a secret in `values` one is made, and told in the answer."""
+        made = None if values.get("secret") is not None else new_secret()
+        config = asked(name, values if made is None else {**values, "secret": made})
+        spec = replace(config.to_spec(name, self.box), made_by=MadeBy.API)
+        _vet(spec)
+        start = start_vector(spec.start, self.heads(), self.batch_at)
+        self.as_deliverer(lambda epoch: self.store.add(spec, start, epoch))
+        return SubscriptionMade(**self._told(self.store.subscription(name)), secret=made)
+
+    def change(self, name: str, values: Mapping[str, Any]) -> SubscriptionAnswer:
+        """Change what is named in `values`, and nothing else."""
+        config, fields = asked_changes(name, values)
+        wanted = config.to_spec(name, self.box)
+        _vet(wanted)
+        changes = {field: getattr(wanted, field) for field in fields.values()}
+        self.as_deliverer(lambda epoch: self.store.change(name, changes, epoch))
+        return self.one(name)
+
+    def remove(self, name: str) -> None:
+        self.as_deliverer(lambda epoch: self.store.remove(name, epoch))
+
+    def pause(self, name: str, reason: str) -> SubscriptionAnswer:
+        self.as_deliverer(lambda epoch: self.store.suspend(name, reason, epoch))
+        return self.one(name)
+
+    def resume(self, name: str) -> SubscriptionAnswer:
+        self.as_deliverer(lambda epoch: self.store.resume(name, epoch))
+        return self.one(name)
+
+    def rotate(self, name: str, secret: str | None, overlap: timedelta | None) -> SubscriptionMade:
+        """A new secret; the former ones stay good for `overlap`, or until `end_overlap`."""
+        made = new_secret() if secret is None else None
+        sealed = self.box.seal(secret or made or "")
+        now = self.clock()
+        until = None if overlap is None else now + overlap
+        self.as_deliverer(lambda epoch: self.store.rotate(name, sealed, until, now, epoch))
+        return SubscriptionMade(**self._told(self.store.subscription(name)), secret=made)
+
+    def end_overlap(self, name: str) -> SubscriptionMade:
+        self.as_deliverer(lambda epoch: self.store.retire(name, epoch))
+        return SubscriptionMade(**self._told(self.store.subscription(name)))
+
+    def test(self, name: str) -> FiredAnswer:
+        return self.test_fire(self.store.subscription(name).spec)
+
+    def test_fire(self, spec: SubscriptionSpec) -> FiredAnswer:
+        """One signed POST of a made-up event, the way every event goes. Whatever comes of it, nothing is changed."""
+        ident = f"test-{uuid.uuid4()}"
+        patient = replace(spec, timeout_s=min(spec.timeout_s, TEST_TIMEOUT_S_MAX))
+        begun = time.perf_counter()
+        (answer,) = self.sink.attempt(
+            [Try(patient, _test_event(spec.name, ident, self.clock()), 1, self.box.open)], TEST_TIMEOUT_S_MAX
+        )
+        return FiredAnswer(
+            id=ident,
+            accepted=answer.verdict is Verdict.ACCEPTED,
+            verdict=answer.verdict,
+            status=answer.status,
+            reason=answer.reason,
+            took_ms=round((time.perf_counter() - begun) * 1000, 1),
+        )
+
+    def _told(self, found: Subscription) -> dict[str, Any]:
+        cursors: CursorVector = self.store.cursors(found.name) or self.store.group().cursors
+        counts = self.store.parked_counts().get(found.name, {})
+        return SubscriptionAnswer.of(found, distance(cursors, self.heads()), counts)
+
+    # parked deliveries
+
+    def deliveries(
+        self, subscription: str | None = None, *, dead: bool | None = None, after: int = 0, limit: int = 100
+    ) -> DeliveryPage:
+        most = max(1, min(limit, PAGE_MAX))
+        rows = self.store.parked(subscription, dead=dead, after_id=after, limit=most + 1)
+        shown = [DeliveryAnswer(**DeliveryAnswer.of(row)) for row in rows[:most]]
+        return DeliveryPage(deliveries=shown, after=shown[-1].id if len(rows) > most else None)
+
+    def delivery(self, ident: int) -> DeliveryWhole:
+        return DeliveryWhole(**DeliveryWhole.of(self._row(ident)))
+
+    def retry(self, ident: int) -> DeliveryAnswer:
+        """To be tried again now, dead or not."""
+        row, now = self._row(ident), self.clock()
+        if self.as_deliverer(lambda epoch: self.store.release([ident], now, epoch)) == 0:
+            raise _no_delivery(ident)
+        return DeliveryAnswer(**DeliveryAnswer.of(replace(row, next_attempt_at=now)))
+
+    def drop(self, ident: int) -> None:
+        """Given up: never delivered, and counted."""
+        if self.as_deliverer(lambda epoch: self.store.drop([ident], epoch)) == 0:
+            raise _no_delivery(ident)
+
+    def _row(self, ident: int) -> ParkedRow:
+        for row in self.store.parked(after_id=ident - 1, limit=1):
+            if row.id == ident:
+                return row
+        raise _no_delivery(ident)
+
+
+def _vet(spec: SubscriptionSpec) -> None:
+    """A predicate that is not allowed must not be found by a delivery job."""
+    try:
+        match_sql(spec.streams, spec.ops, vet(spec.where), lambda _: "null")
+    except ConfigError as error:
+        raise ConfigError(f"subscription {spec.name}: {error.message}", hint=error.hint) from error
+
+
+def _no_delivery(ident: int) -> NotFoundError:
+    return NotFoundError(
+        f"no parked delivery has the id {ident}", hint="it was delivered or dropped, or expired; list those there are"
+    )
+
+
+def _test_event(name: str, ident: str, now: datetime) -> str:
+    """A row as the log would have it; its stream and operation make its type `evermark.test`."""
+    told = now.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
+    return json.dumps(
+        {
+            "event_id": ident,
+            "source": "evermark",
+            "partition": 0,
+            "position": "",
+            "batch": 0,
+            "stream": "evermark",
+            "op": "test",
+            "event_time": told,
+            "ingested_at": told,
+            "payload": json.dumps({"test": True, "subscription": name}),
+            "flags": ["test"],
+        }
+    )

@@ -1,0 +1,130 @@
+"""The HTTP API over a store in memory: a real server on a port, tokens, and a sink that says what it is told to."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from evermark.cluster.base import Holder
+from evermark.cluster.fence import DELIVER_LEASE
+from evermark.cluster.memory import MemoryLeases
+from evermark.config import TokenConfig
+from evermark.delivery.base import MadeBy, Place
+from evermark.delivery.memory import MemoryDelivery
+from evermark.delivery.retry import Verdict
+from evermark.delivery.sinks.base import Answer, Try
+from evermark.observe.health import Board
+from evermark.observe.metrics import Metrics
+from evermark.secrets import KeyRef, Secret, SecretBox
+from evermark.server.desk import Desk
+from evermark.server.http import Server
+from evermark.server.tokens import Tokens
+from evermark.testing.contracts.scene import P0, P1, spec
+
+T = TypeVar("T")
+
+WRITER, READER = "writer-token-of-some-length-1", "reader-token-of-some-length-2"
+TOKENS = {
+    "ops": TokenConfig(token=Secret(WRITER)),
+    "dashboard": TokenConfig(token=Secret(READER), may="read"),
+}
+SECRET = "whsec_" + "A" * 43 + "="
+WANTED: dict[str, Any] = {"name": "billing", "url": "https://billing.example/hooks", "streams": ["public.orders"]}
+
+
+@dataclass
+class Told:
+    """An answer as a client sees it."""
+
+    status: int
+    headers: Mapping[str, str]
+    text: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.text)
+
+    @property
+    def error(self) -> Any:
+        assert set(self.json) == {"error"} and set(self.json["error"]) == {"kind", "message", "hint"}, self.text
+        return self.json["error"]
+
+
+@dataclass
+class Fired:
+    """A sink for test-fires."""
+
+    answer: Answer = field(default_factory=lambda: Answer(Verdict.ACCEPTED, 204))
+    tries: list[Try] = field(default_factory=list)
+
+    def attempt(self, tries: Sequence[Try], deadline_s: float) -> list[Answer]:
+        self.tries += tries
+        return [self.answer] * len(tries)
+
+
+class Scene:
+    def __init__(self, folder: Path, tokens: Mapping[str, TokenConfig] = TOKENS) -> None:
+        key = folder / "key"
+        key.write_text("a key that nobody will ever guess")
+        self.box = SecretBox(KeyRef("file", str(key)))
+        leases = MemoryLeases(is_gone=lambda holder: True)
+        lease = leases.acquire(DELIVER_LEASE, Holder("i", "h", "b", 1, "1"), 60)
+        assert lease is not None
+        self.epoch = lease.epoch
+        self.store = MemoryDelivery(leases, jitter=lambda: 0.0)
+        self.sink = Fired()
+        self.heads: dict[Place, int] = {P0: 7, P1: 3}
+        self.before: Callable[[], None] = lambda: None  # runs in the thread that asks state
+        for place in self.heads:
+            self.store.open_place(place, 0, self.epoch)
+        self.store.register([spec("file", secrets=("sealed",))], MadeBy.FILE, {}, self.epoch)
+        sink: Any = self.sink
+        self.desk = Desk(self.store, self.box, self._as_deliverer, lambda: self.heads, lambda place, _: 2, sink)
+        self.server = Server("127.0.0.1", 0, Board(), Metrics(), Tokens(tokens))
+
+    def _as_deliverer(self, step: Callable[[int], T]) -> T:
+        self.before()
+        return step(self.epoch)
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        token: str | None = WRITER,
+        headers: Mapping[str, str] | None = None,
+    ) -> Told:
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=20)
+        try:
+            data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+            sent = {"Authorization": f"Bearer {token}"} if token is not None else {}
+            connection.request(method, path, data, {**sent, **(headers or {})})
+            answer = connection.getresponse()
+            return Told(answer.status, dict(answer.headers), answer.read().decode())
+        finally:
+            connection.close()
+
+    def get(self, path: str) -> Told:
+        return self.ask("GET", path)
+
+    def post(self, path: str, body: Any = None) -> Told:
+        return self.ask("POST", path, body)
+
+
+@contextmanager
+def served(folder: Path, tokens: Mapping[str, TokenConfig] = TOKENS, *, opened: bool = True) -> Iterator[Scene]:
+    scene = Scene(folder, tokens)
+    scene.server.start()
+    try:
+        if opened:
+            scene.server.api.open(scene.desk)
+        yield scene
+    finally:
+        if scene.server._thread.is_alive():
+            scene.server.stop()
