@@ -14,8 +14,9 @@ from evermark.app.leasing import HeldLease, acquire
 from evermark.app.replaying import ReplayRunner
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.delivery.backlog import distance
-from evermark.delivery.base import CursorVector, MadeBy, Place, Subscription, SubscriptionSpec
+from evermark.delivery.base import CursorVector, MadeBy, Place, Subscription, SubscriptionSpec, SubscriptionState
 from evermark.delivery.follower import Follower
+from evermark.delivery.lag import Lag, lag_of
 from evermark.delivery.live import LiveGroup
 from evermark.delivery.queue import ParkedQueue
 from evermark.delivery.replay import ReplayDeliverer
@@ -59,9 +60,11 @@ class DeploymentLog:
             return dict(self._seen)
 
     def files(self, source: str) -> list[FileRange]:
+        return self.reader(source).files()
+
+    def reader(self, source: str) -> LogReader:
         with self._lock:
-            reader = self._readers.setdefault(source, LogReader(self._d.log_folder(source)))
-            return reader.files()
+            return self._readers.setdefault(source, LogReader(self._d.log_folder(source)))
 
 
 class BothDeliverer(Deliverer, ReplayDeliverer, Protocol):
@@ -231,16 +234,30 @@ class DeliveryRunner:
         heads = {place: head for place, (head, _) in self._view.heads().items()}
         live = self._d.delivery.group()
         outside = self._d.delivery.cursors_outside()
-        known = self._d.delivery.subscriptions().keys()
-        counts = self._d.delivery.parked_counts()
-        for name in known:
-            self._metrics.lag_batches.labels(name).set(distance(outside.get(name, live.cursors), heads))
+        known = self._d.delivery.subscriptions()
+        counts, since = self._d.delivery.parked_counts(), self._d.delivery.parked_since()
+        metrics, now = self._metrics, _now()
+        files = {source: self._view.reader(source).files_if_any() for source in {place.source for place in heads}}
+        lags: dict[frozenset[tuple[Place, int]], Lag] = {}  # nearly all stand where the group does
+        for name, subscription in known.items():
+            cursors = outside.get(name, live.cursors)
+            at = frozenset(cursors.items())
+            lag = lags[at] = lags.get(at) or lag_of(cursors, heads, files)
+            oldest = min((moment for moment in (lag.oldest, since.get(name)) if moment is not None), default=now)
+            metrics.lag_batches.labels(name).set(distance(cursors, heads))
+            metrics.lag_events.labels(name).set(lag.events)
+            metrics.oldest_s.labels(name).set(max(0.0, (now - oldest).total_seconds()))
+            for is_in in SubscriptionState:
+                metrics.state.labels(name, is_in.value).set(is_in is subscription.state)
             for state in ("waiting", "dead"):
-                self._metrics.queue_rows.labels(name, state).set(counts.get(name, {}).get(state, 0))
-        for name in self._shown - known:  # removed: its last values would look like present ones
-            self._metrics.lag_batches.remove(name)
+                metrics.queue_rows.labels(name, state).set(counts.get(name, {}).get(state, 0))
+        for name in self._shown - known.keys():  # removed: its last values would look like present ones
+            for gauge in (metrics.lag_batches, metrics.lag_events, metrics.oldest_s):
+                gauge.remove(name)
+            for is_in in SubscriptionState:
+                metrics.state.remove(name, is_in.value)
             for state in ("waiting", "dead"):
-                self._metrics.queue_rows.remove(name, state)
+                metrics.queue_rows.remove(name, state)
         self._shown = set(known)
 
     def _on_delivered(self, place: Place, results: list[Delivered]) -> None:

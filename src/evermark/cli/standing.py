@@ -49,20 +49,29 @@ def partition_rows(deployment: Deployment) -> list[dict[str, Any]]:
 
 def subscription_rows(deployment: Deployment) -> list[dict[str, Any]]:
     """One row per subscription, those of the file that no instance has seen yet included. No secret is in them."""
+    from evermark.delivery.lag import lag_of
+    from evermark.log.read import LogReader
+
     heads = log_heads(deployment)
     group = deployment.delivery.group()
     outside = deployment.delivery.cursors_outside()
     counts = deployment.delivery.parked_counts()
+    since = deployment.delivery.parked_since()
     known = deployment.delivery.subscriptions()
+    sources = {place.source for place in heads}
+    files = {source: LogReader(deployment.log_folder(source)).files_if_any() for source in sources}
     rows: list[dict[str, Any]] = []
     for name, found in known.items():
         parked = counts.get(name, {})
         vector = group.cursors if name in group.members else outside.get(name, {})
+        lag = lag_of(vector, heads, files)
         rows.append(
             {
                 **_wishes(found.spec),
                 "state": found.state.value,
                 "lag_batches": lag_batches(heads, vector),
+                "lag_events": lag.events,
+                "oldest": min((moment for moment in (lag.oldest, since.get(name)) if moment is not None), default=None),
                 "waiting": parked.get("waiting", 0),
                 "dead": parked.get("dead", 0),
                 "failures": found.failures,

@@ -52,7 +52,7 @@ def _show(document: dict[str, Any]) -> None:
     say("")
     show(
         document["subscriptions"],
-        ["subscription", "state", "lag_batches", "waiting", "dead", "next_attempt_at", "reason"],
+        ["subscription", "state", "lag_events", "oldest", "waiting", "dead", "next_attempt_at", "reason"],
         empty="there is no subscription",
     )
     if document["replays"]:

@@ -299,6 +299,9 @@ class DeliveryStore(Protocol):
     def parked_counts(self) -> dict[str, dict[str, int]]:
         """Per subscription: waiting, dead."""
 
+    def parked_since(self) -> dict[str, datetime]:
+        """Per subscription that has something waiting: when the oldest of it was parked."""
+
     def parked(
         self, subscription: str | None = None, *, dead: bool | None = None, after_id: int = 0, limit: int = 100
     ) -> list[ParkedRow]:

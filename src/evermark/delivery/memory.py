@@ -3,49 +3,29 @@
 from __future__ import annotations
 
 import random
-import threading
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
 
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
 from evermark.delivery import group as decide
 from evermark.delivery import roster
 from evermark.delivery.base import (
-    CLAIM_MAX,
     CursorVector,
     Group,
     MadeBy,
     Outcome,
-    Parked,
-    ParkedEvent,
-    ParkedRow,
     Place,
     Subscription,
     SubscriptionSpec,
 )
 from evermark.delivery.group import Jitter, Standing, Work
+from evermark.delivery.memory_rows import MemoryParkedRows
 
 
-@dataclass(frozen=True)
-class _Row:
-    id: int
-    subscription: str
-    event: ParkedEvent
-    attempts: int
-    next_attempt_at: datetime | None
-    created_at: datetime
-    claimed_until: datetime | None = None
-    claim_epoch: int = 0
-
-    def is_free(self, now: datetime, epoch: int) -> bool:
-        return self.claimed_until is None or self.claimed_until <= now or self.claim_epoch < epoch
-
-
-class MemoryDelivery:
+class MemoryDelivery(MemoryParkedRows):
     """A `DeliveryStore`, fenced by `leases`."""
 
     def __init__(
@@ -55,18 +35,11 @@ class MemoryDelivery:
         jitter: Jitter = random.random,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        self._leases = leases
+        super().__init__(leases, lease, jitter)
         self._clock = clock
-        self._lease = lease
-        self._jitter = jitter
-        self._lock = threading.RLock()
-        self._known: dict[str, tuple[SubscriptionSpec, Standing]] = {}
         self._group = Group(0, frozenset(), {})
         self._cursors: dict[str, dict[Place, int]] = {}
-        self._rows: dict[int, _Row] = {}
-        self._id = 0
         self._generation = 0
-        self._counted: dict[str, Counter[str]] = defaultdict(Counter)
 
     def register(
         self, specs: Sequence[SubscriptionSpec], made_by: MadeBy, starts: Mapping[str, CursorVector], epoch: int
@@ -230,124 +203,6 @@ class MemoryDelivery:
             self._cursors.pop(subscription, None)
             return True
 
-    def claim(self, now: datetime, limit: int, lease_s: float, epoch: int) -> list[Parked]:
-        with self._fenced(epoch):
-            due = sorted(
-                (bool(row.event.replay_id), row.next_attempt_at, row.id)
-                for row in self._rows.values()
-                if row.next_attempt_at is not None
-                and row.next_attempt_at <= now
-                and row.is_free(now, epoch)
-                and decide.drains(self._standing(row.subscription), now)
-                and not self._is_held(row)
-            )[: max(0, min(limit, CLAIM_MAX))]
-            until = now + timedelta(seconds=lease_s)
-            claimed = []
-            for row_id in sorted(row_id for _, _, row_id in due):
-                row = replace(self._rows[row_id], claimed_until=until, claim_epoch=epoch)
-                self._rows[row_id] = row
-                event = replace(row.event, retry_after_s=None)
-                claimed.append(Parked(row.id, row.subscription, event, row.attempts, until))
-            return claimed
-
-    def delivered(self, ids: Sequence[int], epoch: int) -> None:
-        with self._fenced(epoch):
-            for row_id in ids:
-                self._rows.pop(row_id, None)
-
-    def reschedule(
-        self,
-        parked: Parked,
-        *,
-        next_attempt_at: datetime | None,
-        attempts: int,
-        reason: str,
-        status: int | None,
-        epoch: int,
-    ) -> None:
-        with self._fenced(epoch):
-            row = self._rows.get(parked.id)
-            if row is None or (row.claimed_until, row.claim_epoch) != (parked.claimed_until, epoch):
-                return
-            event = replace(row.event, reason=decide.shortened(reason), status=status)
-            self._rows[row.id] = _Row(row.id, row.subscription, event, attempts, next_attempt_at, row.created_at)
-
-    def parked_counts(self) -> dict[str, dict[str, int]]:
-        with self._lock:
-            counts: dict[str, dict[str, int]] = {}
-            for row in self._rows.values():
-                of = counts.setdefault(row.subscription, {"waiting": 0, "dead": 0})
-                of["dead" if row.next_attempt_at is None else "waiting"] += 1
-            return counts
-
-    def parked(
-        self, subscription: str | None = None, *, dead: bool | None = None, after_id: int = 0, limit: int = 100
-    ) -> list[ParkedRow]:
-        with self._lock:
-            rows = [
-                row
-                for row_id, row in sorted(self._rows.items())
-                if row_id > after_id
-                and subscription in (None, row.subscription)
-                and dead in (None, row.next_attempt_at is None)
-            ]
-        return [
-            ParkedRow(
-                r.id, r.subscription, replace(r.event, retry_after_s=None), r.attempts, r.next_attempt_at, r.created_at
-            )
-            for r in rows[: max(0, min(limit, CLAIM_MAX))]
-        ]
-
-    def held_keys(self, replay_id: str = "") -> dict[str, frozenset[tuple[Place, str]]]:
-        held: dict[str, set[tuple[Place, str]]] = defaultdict(set)
-        with self._lock:
-            for row in self._rows.values():
-                event = row.event
-                ordered = self._known[row.subscription][0].ordered
-                if ordered and event.key is not None and event.replay_id == replay_id:
-                    held[row.subscription].add((event.place, event.key))
-        return {name: frozenset(keys) for name, keys in held.items()}
-
-    def release(self, ids: Sequence[int], now: datetime, epoch: int) -> int:
-        with self._fenced(epoch):
-            there = [row_id for row_id in set(ids) if row_id in self._rows]
-            for row_id in there:
-                self._rows[row_id] = replace(self._rows[row_id], next_attempt_at=now)
-            return len(there)
-
-    def drop(self, ids: Sequence[int], epoch: int) -> int:
-        with self._fenced(epoch):
-            dropped = [self._rows.pop(row_id) for row_id in set(ids) if row_id in self._rows]
-            self._counted["dropped"].update(row.subscription for row in dropped)
-            return len(dropped)
-
-    def expire(self, subscription: str, before: datetime, now: datetime, epoch: int) -> int:
-        with self._fenced(epoch):
-            old = [
-                row.id
-                for row in self._rows.values()
-                if row.subscription == subscription and row.created_at < before and row.is_free(now, epoch)
-            ]
-            for row_id in old:
-                del self._rows[row_id]
-            self._counted["expired"][subscription] += len(old)
-            return len(old)
-
-    def counted(self, name: str) -> dict[str, int]:
-        with self._lock:
-            return {label: number for label, number in self._counted[name].items() if number}
-
-    @contextmanager
-    def _fenced(self, epoch: int) -> Iterator[None]:
-        with self._lock:
-            self._leases.fence(self._lease, epoch)
-            yield
-
-    def _standing(self, name: str) -> Standing:
-        if name not in self._known:
-            raise roster.unknown(name)
-        return self._known[name][1]
-
     def _forget(self, names: frozenset[str]) -> None:
         for name in names:
             del self._known[name]
@@ -363,31 +218,3 @@ class MemoryDelivery:
 
     def _set_standing(self, standing: Standing) -> None:
         self._known[standing.name] = (self._known[standing.name][0], standing)
-
-    def _park(self, subscription: str, events: Sequence[ParkedEvent], now: datetime) -> None:
-        known = {
-            (row.event.event_id, row.event.replay_id) for row in self._rows.values() if row.subscription == subscription
-        }
-        for event in events:
-            if (event.event_id, event.replay_id) in known:
-                continue
-            self._id += 1
-            self._rows[self._id] = _Row(
-                id=self._id,
-                subscription=subscription,
-                event=replace(event, reason=decide.shortened(event.reason)),
-                attempts=decide.attempts_made(event),
-                next_attempt_at=decide.first_attempt_at(event, now, self._jitter()),
-                created_at=now,
-            )
-            known.add((event.event_id, event.replay_id))
-
-    def _is_held(self, row: _Row) -> bool:
-        if row.event.key is None or not self._known[row.subscription][0].ordered:
-            return False
-        mine = (row.subscription, row.event.replay_id, row.event.place, row.event.key)
-        return any(
-            other.id < row.id
-            and (other.subscription, other.event.replay_id, other.event.place, other.event.key) == mine
-            for other in self._rows.values()
-        )

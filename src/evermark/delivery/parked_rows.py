@@ -73,6 +73,10 @@ class PostgresParkedRows:
             rows = conn.execute(queries.PARKED_COUNTS).fetchall()
         return {name: {"waiting": waiting, "dead": dead} for name, waiting, dead in rows}
 
+    def parked_since(self) -> dict[str, datetime]:
+        with self._state.connection() as conn:
+            return dict(conn.execute(queries.PARKED_SINCE).fetchall())
+
     def parked(
         self, subscription: str | None = None, *, dead: bool | None = None, after_id: int = 0, limit: int = 100
     ) -> list[ParkedRow]:

@@ -151,6 +151,9 @@ PARKED_COUNTS = """
 select subscription, count(next_attempt_at), count(*) - count(next_attempt_at)
 from enqueued_messages group by subscription
 """
+PARKED_SINCE = """
+select subscription, min(created_at) from enqueued_messages where next_attempt_at is not null group by subscription
+"""
 PARKED_ROWS = f"""
 select m.id, m.next_attempt_at, m.created_at, {_PARKED}
 from enqueued_messages m

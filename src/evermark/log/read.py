@@ -96,6 +96,13 @@ class LogReader:
                 self._listed = (version, files_at(self.folder, table))
             return list(self._listed[1])
 
+    def files_if_any(self) -> list[FileRange]:
+        """The same; none where there is no log yet."""
+        try:
+            return self.files()
+        except NotFoundError:
+            return []
+
     def tail_batch(self, partition: int) -> int:
         """The last batch committed, also when compaction or retention left no file that shows it."""
         with self._lock:

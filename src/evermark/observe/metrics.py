@@ -49,6 +49,13 @@ class Metrics:
             "delivery_failures", "Pieces of work that did not finish, by fate", "subscription", "fate"
         )
         self.lag_batches = self._gauge("subscription_lag_batches", "Batches not yet passed", "subscription")
+        self.lag_events = self._gauge(
+            "subscription_lag_events", "Events of the log not yet passed, wanted or not", "subscription"
+        )
+        self.oldest_s = self._gauge(
+            "subscription_oldest_seconds", "Age of the oldest event not yet delivered; 0: there is none", "subscription"
+        )
+        self.state = self._gauge("subscription_state", "1 for the state it is in", "subscription", "state")
         self.queue_rows = self._gauge("parked_rows", "Rows of enqueued_messages", "subscription", "state")
         self.handovers = self._counter("handovers", "Fresh batches delivered at once, or left behind", "result")
         self.replays_running = self._gauge("replays_running", "Replays that are under way", "source")

@@ -23,15 +23,8 @@ from evermark.testing.contracts.scene import P0, P1, T0, TakeOver, begin, done, 
 
 # Everything else in the port must take an epoch and be listed in `_writes`.
 READERS = {
-    "subscriptions",
-    "subscription",
-    "group",
-    "cursors",
-    "cursors_outside",
-    "parked_counts",
-    "parked",
-    "held_keys",
-    "counted",
+    *("subscriptions", "subscription", "group", "cursors", "cursors_outside"),
+    *("parked_counts", "parked_since", "parked", "held_keys", "counted"),
 }
 
 
@@ -171,7 +164,7 @@ class DeliveryContract:
         assert after == store.group()
         assert after.cursors == {P0: 1, P1: 0}
         assert (after.version, after.members) == (before.version, before.members)
-        assert store.parked_counts() == {"a": {"waiting": 1, "dead": 0}}
+        assert (store.parked_counts(), store.parked_since()) == ({"a": {"waiting": 1, "dead": 0}}, {"a": T0})
 
     def test_a_cursor_elsewhere_is_a_conflict_and_nothing_is_written(self, store: DeliveryStore, epoch: int) -> None:
         """Work that began elsewhere, that goes nowhere, or at an unknown place leaves no trace."""

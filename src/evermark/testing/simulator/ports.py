@@ -85,7 +85,17 @@ def checkpoints_landed(truth: Truth) -> Landed:
 
 
 _READS = frozenset(
-    {"subscriptions", "group", "cursors", "cursors_outside", "parked_counts", "parked", "held_keys", "counted"}
+    {
+        "subscriptions",
+        "group",
+        "cursors",
+        "cursors_outside",
+        "parked_counts",
+        "parked_since",
+        "parked",
+        "held_keys",
+        "counted",
+    }
 )
 
 
