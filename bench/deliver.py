@@ -152,22 +152,24 @@ def _bare(bodies: Sequence[bytes], ports: Sequence[int], lanes: int) -> float:
 
 def _pgqueuer(dsn: str, bodies: Sequence[bytes], ports: Sequence[int]) -> float:
     """Seconds until every job is done."""
-    from pgqueuer.db import PsycopgDriver
+    import asyncpg
+    from pgqueuer.db import AsyncpgDriver
     from pgqueuer.models import Job
     from pgqueuer.qm import QueueManager
     from pgqueuer.queries import Queries
     from pgqueuer.types import QueueExecutionMode
 
     async def drained() -> float:
-        connection = await psycopg.AsyncConnection.connect(dsn, autocommit=True)
-        async with connection:
-            driver = PsycopgDriver(connection)
-            queries = Queries(driver)
+        given = psycopg.conninfo.conninfo_to_dict(dsn)
+        names = {"host": "host", "port": "port", "user": "user", "dbname": "database", "passfile": "passfile"}
+        connection = await asyncpg.connect(**{ours: given[key] for key, ours in names.items() if key in given})
+        try:
+            queries = Queries(AsyncpgDriver(connection))
             if not await queries.has_table("pgqueuer"):
                 await queries.install()
-            names = [f"r{n}" for n in range(len(ports))]
+            receivers = [f"r{n}" for n in range(len(ports))]
             for at in range(0, len(bodies), 5_000):
-                for name in names:
+                for name in receivers:
                     some: list[bytes | None] = [*bodies[at : at + 5_000]]
                     await queries.enqueue([name] * len(some), some, [0] * len(some))
             manager: Any = QueueManager(queries)
@@ -179,13 +181,15 @@ def _pgqueuer(dsn: str, bodies: Sequence[bytes], ports: Sequence[int]) -> float:
 
                 return handle
 
-            for name, port in zip(names, ports, strict=True):
+            for name, port in zip(receivers, ports, strict=True):
                 manager.entrypoint(name)(handler(port))
             began = time.perf_counter()
             await manager.run(batch_size=100, mode=QueueExecutionMode.drain)
             seconds = time.perf_counter() - began
             pool.close()
             return seconds
+        finally:
+            await connection.close()
 
     return asyncio.run(drained())
 

@@ -100,7 +100,8 @@ def test_a_subscription_is_made_changed_and_removed(file: Path, deployment: Depl
     assert (found.streams, found.ops) == (("public.orders", "public.users"), ("insert", "update"))
     assert (found.where, found.start, found.ordered, found.bundle) == ("data.total > 5", "beginning", True, 10)
     assert (found.concurrency, found.timeout_s, found.rate_per_s) == (3, 2.0, 1.0)
-    assert (found.headers, found.body_bytes_max, found.parked_max) == ({"X-Team": "mail", "X-B": "a=b"}, 2048, 7)
+    opened = {name: deployment.box.open(value) for name, value in found.headers.items()}
+    assert (opened, found.body_bytes_max, found.parked_max) == ({"X-Team": "mail", "X-B": "a=b"}, 2048, 7)
 
     good(file, "set", "mail", "--url", "https://new.example/", "--where", "", "--unordered")
     after = store.subscription("mail").spec

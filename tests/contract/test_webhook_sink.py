@@ -62,10 +62,43 @@ def test_both_secrets_sign_during_a_rotation_after_being_opened(receiver: Receiv
     """Secrets arrive sealed; the opener is asked, and every secret signs."""
     other = new_secret()
     sealed = {"sealed:a": SECRET, "sealed:b": other}
-    spec = spec_for(receiver.url, secrets=("sealed:a", "sealed:b"))
+    sealed["sealed:c"] = "Bearer of good news"
+    spec = spec_for(receiver.url, secrets=("sealed:a", "sealed:b"), headers={"authorization": "sealed:c"})
     assert one_outcome(sink.deliver([Job(spec, events(1), sealed.__getitem__)], 10)).fate is Fate.DONE
     for secret in (SECRET, other):
         Webhook(secret).verify(receiver.got[0].body, receiver.got[0].headers)
+    # THEN a header's value was sealed, too
+    assert receiver.got[0].headers["authorization"] == "Bearer of good news"
+
+
+@pytest.mark.parametrize("bundle", [1, 3])
+@pytest.mark.parametrize(
+    ("form", "kind", "around"),
+    [
+        ("standard", "application/json", "events"),
+        ("cloudevents", "application/cloudevents", None),
+        ("raw", "application/json", None),
+    ],
+)
+def test_every_form_of_body_arrives_whole_and_signed(
+    receiver: Receiver, sink: WebhookSink, bundle: int, form: str, kind: str, around: str | None
+) -> None:
+    """GIVEN a form of body WHEN events are sent, singly and bundled THEN each is JSON of that form, and verifies."""
+    spec = spec_for(receiver.url, body=form, bundle=bundle, concurrency=1)
+    assert one_outcome(sink.deliver([Job(spec, events(6))], 10)).fate is Fate.DONE
+    assert len(receiver.got) == 6 // bundle
+    seen = []
+    for got in receiver.got:
+        Webhook(SECRET).verify(got.body, got.headers)
+        assert got.headers["content-type"].startswith(kind)
+        body = json.loads(got.body)
+        if bundle > 1:
+            body = body[around] if around else body
+        seen += body if bundle > 1 else [body]
+    assert len(seen) == 6
+    if form == "cloudevents":
+        assert sorted(one["id"] for one in seen) == [f"e{n}" for n in range(6)]
+        assert {one["specversion"] for one in seen} == {"1.0"}
 
 
 def test_a_replay_has_its_own_delivery_ids_and_says_historical(receiver: Receiver, sink: WebhookSink) -> None:

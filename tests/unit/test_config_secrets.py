@@ -81,6 +81,7 @@ def test_a_subscription_becomes_a_spec_with_its_secrets_sealed(folder: Path, box
         timeout="2500ms",
         rate="600/m",
         headers="{X-Team: billing}",
+        body="cloudevents",
         allow_networks="[10.0.0.0/8, 192.168.1.7]",
         body_limit="64KiB",
         parked_limit="7",
@@ -97,5 +98,6 @@ def test_a_subscription_becomes_a_spec_with_its_secrets_sealed(folder: Path, box
     )
     assert (spec.streams, spec.ops, spec.where) == (("public.orders",), ("insert", "delete"), "data.total > 1")
     assert (spec.concurrency, spec.timeout_s, spec.rate_per_s) == (5, 2.5, 10.0)
-    assert (dict(spec.headers), spec.allow_networks) == ({"X-Team": "billing"}, ("10.0.0.0/8", "192.168.1.7/32"))
-    assert (spec.body_bytes_max, spec.parked_max) == (65536, 7)
+    assert {name: box.open(value) for name, value in spec.headers.items()} == {"X-Team": "billing"}
+    assert spec.allow_networks == ("10.0.0.0/8", "192.168.1.7/32")
+    assert (spec.body, spec.body_bytes_max, spec.parked_max) == ("cloudevents", 65536, 7)

@@ -89,7 +89,6 @@ def test_a_wrong_value_is_told_with_its_path_and_what_is_expected(folder: Path, 
     ("text", "told"),
     [
         (source(mode="tables"), "sources.shop.mode: tables is not in this version"),
-        (subscription(body="raw"), "subscriptions.billing.body: this form of body is not in this version"),
         (MINIMAL + "reliability: {checkpoint: {backend: etcd}}\n", "backend: this checkpoint backend is not in this"),
         (MINIMAL + "reliability: {checkpoint: {backend: mongo}}\n", "backend: this checkpoint backend is not in this"),
     ],

@@ -83,7 +83,7 @@ def _validated(values: dict[str, Any]) -> tuple[SubscriptionConfig | None, list[
             {**one, "loc": written(values, one["loc"])} for one in error.errors(include_url=False, include_input=False)
         ]
         return None, from_validation(told, lambda at: notes.known(values) if not at else [], ())
-    return found, list(found.unsupported())
+    return found, []
 
 
 def _whole(name: str, found: SubscriptionConfig | None, problems: Iterable[Problem]) -> SubscriptionConfig:

@@ -88,8 +88,6 @@ def _absolute(text: str, folder: Path) -> Path:
 def _unsupported(config: Config) -> Iterator[Problem]:
     for name, source in config.sources.items():
         yield from _below(("sources", name), source.unsupported())
-    for name, subscription in config.subscriptions.items():
-        yield from _below(("subscriptions", name), subscription.unsupported())
     yield from _below(("reliability",), config.reliability.unsupported())
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal
 
@@ -13,7 +12,6 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from evermark.config.addresses import check_url, network
 from evermark.config.fields import Duration, Model, Rate, Size, Whole, between, refusal
-from evermark.config.problems import Problem
 from evermark.delivery.base import MadeBy, SubscriptionSpec
 from evermark.event import UNDELIVERED_OPS, Op
 from evermark.secrets import Secret, SecretBox
@@ -130,12 +128,8 @@ class SubscriptionConfig(Model):
         check_url(self.url, self.allow_networks)
         return self
 
-    def unsupported(self) -> Iterator[Problem]:
-        if self.body != "standard":
-            yield Problem(("body",), "this form of body is not in this version", "use standard (the default)")
-
     def to_spec(self, name: str, box: SecretBox) -> SubscriptionSpec:
-        """What delivery keeps in state: the same wishes, with the secrets sealed."""
+        """What delivery keeps in state: the same wishes, with secrets and the values of headers sealed."""
         return SubscriptionSpec(
             name=name,
             url=self.url,
@@ -150,7 +144,7 @@ class SubscriptionConfig(Model):
             timeout_s=self.timeout.total_seconds(),
             rate_per_s=self.rate,
             body=self.body,
-            headers=dict(self.headers),
+            headers={name: box.seal(value) for name, value in self.headers.items()},
             allow_networks=self.allow_networks,
             body_bytes_max=self.body_limit,
             parked_max=self.parked_limit,

@@ -56,7 +56,7 @@ class MadeBy(StrEnum):
 
 @dataclass(frozen=True)
 class SubscriptionSpec:
-    """What the operator asked for. Everything in it may be shown, but `secrets`, which are sealed."""
+    """What the operator asked for. Everything in it may be shown, but what is sealed (see evermark.secrets)."""
 
     name: str
     url: str
@@ -72,7 +72,7 @@ class SubscriptionSpec:
     timeout_s: float = 10.0
     rate_per_s: float = 0.0  # 0: no limit
     body: str = "standard"
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)  # values sealed: they may be credentials
     allow_networks: tuple[str, ...] = ()
     body_bytes_max: int = 1024 * 1024
     parked_max: int = 10_000

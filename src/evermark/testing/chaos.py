@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from evermark import failpoint
+from evermark.testing.chaos_down import down_and_back
 from evermark.testing.chaos_replay import replay_beside_live
 from evermark.testing.listener import Failing
 from evermark.testing.lost_slot import forgetful_server, mended, mended_twice, one_of_several_mended
@@ -41,15 +42,15 @@ def killed_at_each(names: Sequence[str], folder: Path, dsn: str) -> int:
         return len(scene.committed())
 
 
-def _replay(events: int) -> int:
+def _one_scene(scene: Callable[[Path, str, int], dict[str, float]], events: int, title: str) -> int:
     with tempfile.TemporaryDirectory(prefix="evermark-chaos-") as root:
         Path(root).chmod(0o711)
         with postgres_server(Path(root) / "postgres") as server, fresh_database(server) as dsn:
-            folder = Path(root) / "replay"
+            folder = Path(root) / "scene"
             folder.mkdir(mode=0o711)
-            found = replay_beside_live(folder, dsn, events)
+            found = scene(folder, dsn, events)
     figures = " ".join(f"{name}={value:.3g}" for name, value in found.items())
-    sys.stdout.write(f"ledger kills=3 replayed={2 * events} {figures} lost=0\n")
+    sys.stdout.write(f"ledger {title} {figures} lost=0\n")
     return 0
 
 
@@ -62,11 +63,14 @@ def main() -> int:
     parser.add_argument(
         "--slot", action="store_true", help="lose the replication slot, and die at each step of mending"
     )
-    parser.add_argument("--events", type=int, default=200_000, help="with --slot or --replay: how many")
+    parser.add_argument("--events", type=int, default=200_000, help="with --slot, --replay or --down: how many")
     parser.add_argument("--replay", action="store_true", help="a long replay beside live traffic, killed three times")
+    parser.add_argument("--down", action="store_true", help="a receiver that is down for many events, and comes back")
     given = parser.parse_args()
     if given.replay:
-        return _replay(given.events)
+        return _one_scene(replay_beside_live, given.events, f"kills=3 replayed={2 * given.events}")
+    if given.down:
+        return _one_scene(down_and_back, given.events, "down=1")
     if given.slot:
         return _lost_slots(given.events)
     names = given.failpoint or failpoint.FLOW

@@ -8,51 +8,27 @@ slice was sent, after one was settled, and in the middle of one.
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from datetime import datetime
 from pathlib import Path
 
 import psycopg
 
+from evermark.testing.clockwork import Clockwork
 from evermark.testing.pipeline import Instance, died_by_itself
 from evermark.testing.replays import ReplayScene
 from evermark.testing.until import until
 
-_RATE = 50
 _WARM_S = 10.0
 _QUIET_S = 20.0
 _PATIENCE_S = 600.0
-
-
-class _Clockwork(threading.Thread):
-    """One order per commit at a steady rate; when each commit returned, by the order's key."""
-
-    def __init__(self, dsn: str) -> None:
-        super().__init__(name="clockwork", daemon=True)
-        self._dsn = dsn
-        self._done = threading.Event()
-        self.committed: dict[str, float] = {}
-
-    def run(self) -> None:
-        with psycopg.connect(self._dsn, autocommit=True) as conn:
-            due = time.perf_counter()
-            while not self._done.wait(max(0.0, due - time.perf_counter())):
-                row = conn.execute("insert into public.orders (total) values (1) returning id").fetchone()
-                assert row is not None
-                self.committed[str(row[0])] = time.time()
-                due += 1 / _RATE
-
-    def finish(self) -> None:
-        self._done.set()
-        self.join()
 
 
 def _say(text: str) -> None:
     sys.stderr.write(text + "\n")
 
 
-def _p99(scene: ReplayScene, clockwork: _Clockwork, since: float, to: float) -> float:
+def _p99(scene: ReplayScene, clockwork: Clockwork, since: float, to: float) -> float:
     """Of the orders committed in between, once all of them have arrived."""
     mine = {key: at for key, at in list(clockwork.committed.items()) if since <= at < to}
     arrived = scene.live["one"]
@@ -117,7 +93,7 @@ def replay_beside_live(folder: Path, dsn: str, events: int) -> dict[str, float]:
         wanted = set(scene.events_between(since, to))
         running = scene.up()
         until(lambda: not scene.missing(wanted), "the window was delivered once", timeout_s=_PATIENCE_S)
-        clockwork = _Clockwork(dsn)
+        clockwork = Clockwork(dsn)
         clockwork.start()
         try:
             time.sleep(_WARM_S)

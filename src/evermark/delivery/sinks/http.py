@@ -15,7 +15,7 @@ import socket
 import ssl
 import threading
 from base64 import b64encode
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from time import time
@@ -146,7 +146,8 @@ class Courier:
         if style is None:
             raise ConfigError(f"body {spec.body!r} is not known", hint=f"use one of {', '.join(Style)}")
         self.style = style
-        self._head = _head_of(url, spec, content_type(style, bundled=spec.bundle > 1))
+        headers = {name: open_secret(value) for name, value in spec.headers.items()}
+        self._head = _head_of(url, spec.name, headers, content_type(style, bundled=spec.bundle > 1))
         # Only the operator's file may open networks, whatever the row says.
         self._allow = spec.allow_networks if spec.made_by is MadeBy.FILE else ()
         Guard(self._allow)
@@ -233,22 +234,26 @@ def _url_of(spec: SubscriptionSpec) -> URL:
     return url
 
 
-def _head_of(url: URL, spec: SubscriptionSpec, body_type: str) -> bytes:
+def _head_of(url: URL, subscription: str, own: Mapping[str, str], body_type: str) -> bytes:
     """The request up to the headers that differ from one to the next."""
-    if len(spec.headers) > HEADERS_MAX:
-        raise ConfigError(f"subscription {spec.name!r} sets {len(spec.headers)} headers", hint=f"at most {HEADERS_MAX}")
-    for name, value in spec.headers.items():
+    if len(own) > HEADERS_MAX:
+        raise ConfigError(f"subscription {subscription!r} sets {len(own)} headers", hint=f"at most {HEADERS_MAX}")
+    for name, value in own.items():
         if name.lower() in _RESERVED or name.lower().startswith("webhook-"):
-            raise ConfigError(f"subscription {spec.name!r} sets the header {name}", hint="that one is set by Evermark")
+            raise ConfigError(
+                f"subscription {subscription!r} sets the header {name}", hint="that one is set by Evermark"
+            )
         if not (_HEADER_NAME.fullmatch(name) and value.isascii() and value.isprintable()):
-            raise ConfigError(f"a header of subscription {spec.name!r} has odd characters", hint="use printable ASCII")
+            raise ConfigError(
+                f"a header of subscription {subscription!r} has odd characters", hint="use printable ASCII"
+            )
     headers = {
         "host": url.host_port_subcomponent or "",
         "user-agent": _USER_AGENT,
         "content-type": body_type,
-        **spec.headers,
+        **own,
     }
-    if url.user is not None and "authorization" not in {name.lower() for name in spec.headers}:
+    if url.user is not None and "authorization" not in {name.lower() for name in own}:
         headers["authorization"] = "Basic " + b64encode(f"{url.user}:{url.password or ''}".encode()).decode()
     lines = [f"POST {url.raw_path_qs or '/'} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items()), ""]
     return "\r\n".join(lines).encode()
