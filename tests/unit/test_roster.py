@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 from tests.unit.test_group import PARKED_MAX, Story
 
-from evermark.delivery.base import CursorVector, MadeBy, Place, SubscriptionSpec, SubscriptionState
+from evermark.delivery.base import CursorVector, MadeBy, Place, Subscription, SubscriptionSpec, SubscriptionState
 from evermark.delivery.group import Standing
 from evermark.delivery.roster import (
     CHANGEABLE,
     added,
     changed,
     current,
+    free_names,
     retired,
     rotated,
     secret_ends,
@@ -210,3 +211,12 @@ TestApiStory.settings = settings(
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
+
+
+def test_a_name_taken_at_run_time_keeps_only_itself_from_its_events() -> None:
+    """GIVEN a file that names what the API made WHEN it is registered THEN all others are, and that one is told."""
+    made = Subscription(replace(spec("taken"), made_by=MadeBy.API), SubscriptionState.LIVE)
+    kept = Subscription(spec("kept"), SubscriptionState.BEHIND)
+    given_ = [spec("new"), spec("taken"), spec("kept")]
+    mine, taken = free_names(given_, {"taken": made, "kept": kept})
+    assert ([one.name for one in mine], taken) == (["new", "kept"], ["taken"])

@@ -13,6 +13,7 @@ from evermark.app.build import Deployment
 from evermark.app.leasing import HeldLease, acquire
 from evermark.app.replaying import ReplayRunner
 from evermark.cluster.fence import DELIVER_LEASE
+from evermark.delivery import roster
 from evermark.delivery.backlog import distance
 from evermark.delivery.base import CursorVector, MadeBy, Place, Subscription, SubscriptionSpec, SubscriptionState
 from evermark.delivery.follower import Follower
@@ -149,7 +150,7 @@ class DeliveryRunner:
     def _own(self, held: HeldLease) -> None:
         epoch = held.lease.epoch
         store = self._d.delivery
-        store.register(self._d.specs, MadeBy.FILE, self._starts(), epoch)
+        self._register(epoch)
         live = LiveGroup(store, self._deliverer, epoch, _now, self._on_delivered)
         follower = Follower(store, self._view, live, self._deliverer, epoch, _now, self._on_delivered)
         queue = ParkedQueue(store, self._sink, self._d.box.open, epoch, _now, random.random)
@@ -180,6 +181,16 @@ class DeliveryRunner:
                 replays.join(timeout_s=5)
                 queue_thread.join(timeout=5)
                 report_thread.join(timeout=5)
+
+    def _register(self, epoch: int) -> None:
+        mine, taken = roster.free_names(self._d.specs, self._d.delivery.subscriptions())
+        for name in taken:
+            self._log.error(
+                "a subscription of the file is left out: its name was taken at run time",
+                subscription=name,
+                hint=f"rename it in the file, or run: evermark subscription remove {name}",
+            )
+        self._d.delivery.register(mine, MadeBy.FILE, self._starts(), epoch)
 
     def _follow(self, follower: Follower, pool: ThreadPoolExecutor, over: Callable[[], bool]) -> None:
         while not over():

@@ -9,12 +9,12 @@ until a time that was given with the rotation, or until somebody ends the overla
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from evermark.delivery.base import CursorVector, MadeBy, Place, SubscriptionSpec, SubscriptionState
+from evermark.delivery.base import CursorVector, MadeBy, Place, Subscription, SubscriptionSpec, SubscriptionState
 from evermark.delivery.group import Standing, require_names, with_spec
 from evermark.delivery.signing import SECRETS_MAX
 from evermark.errors import ConfigError, ConflictError, NotFoundError
@@ -165,3 +165,14 @@ def _with_secrets(spec: SubscriptionSpec, kept: list[tuple[str, datetime | None]
 
 def _sooner(end: datetime | None, other: datetime | None) -> datetime | None:
     return min((moment for moment in (end, other) if moment is not None), default=None)
+
+
+def free_names(
+    specs: Sequence[SubscriptionSpec], known: Mapping[str, Subscription]
+) -> tuple[list[SubscriptionSpec], list[str]]:
+    """The file's subscriptions whose names are free or the file's own, and the names that were taken at run time.
+
+    One name that is taken must not keep all the others from their events.
+    """
+    taken = {name for name, found in known.items() if found.spec.made_by is not MadeBy.FILE}
+    return [spec for spec in specs if spec.name not in taken], [spec.name for spec in specs if spec.name in taken]
