@@ -1,8 +1,8 @@
 """What the ill do to the well: 50 receivers, and then 10 % of them dead and 10 % answering after five seconds.
 
 One running `evermark up`, 20 orders a second. From a commit's return until each receiver that stays well has the event:
-first while all are well, then while ten are not, and both once more. What the ill missed they get in the end: that is
-waited for, and counted.
+first while all are well, then while ten are not, and both once more. The first five seconds after each change are a
+figure of their own (`turning_p99_s`). What the ill missed they get in the end: that is waited for, and counted.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ _RECEIVERS, _SLOW, _DEAD = 50, 5, 5
 _RATE = 20
 _SECONDS = 60.0
 _WARM_S = 5.0
+_TURN_S = 5.0
 _TURNS = 2
 _DRAIN_S = 240.0
 _CONFIG = """\
@@ -124,16 +125,19 @@ class _Phases:
         self._wait(self._all, range(_RECEIVERS), "well")
         say("warm; measuring")
         found: dict[str, list[float]] = {"well": [], "ill": []}
+        turning: list[float] = []
         for _ in range(_TURNS):
             for how in ("well", "ill"):
                 self._receivers.make(how)
+                turning.append(self._p99(_TURN_S, how))  # while the ill are found out, or come back
                 found[how].append(self._p99(seconds, how))
-                say(f"{how}: p99 {found[how][-1]:.2f} s")
+                say(f"{how}: p99 {found[how][-1]:.2f} s; while it became so {turning[-1]:.2f} s")
             self._receivers.make("well")
             self._wait(self._all, range(_RECEIVERS), "well")
         self._report.lost = self._received.lacks(self._all, range(_RECEIVERS))
         sick = self._report.spread("healthy_p99_s", found["ill"])
         alone = self._report.spread("all_well_p99_s", found["well"])
+        self._report.figures["turning_p99_s"] = max(turning)
         self._report.ratios["healthy_p99"] = sick / alone
 
     def _p99(self, seconds: float, how: str) -> float:

@@ -345,6 +345,25 @@ def test_slow_and_dead_receivers_do_not_slow_a_healthy_one(receiver: Receiver, s
     failing.close()
 
 
+def test_whoever_is_much_slower_than_the_others_is_cut_off(receiver: Receiver, sink: WebhookSink) -> None:
+    """GIVEN four that answer at once and one that hangs WHEN there is little slack THEN nobody waits for that one."""
+
+    async def hang(_: Got) -> int:
+        await asyncio.sleep(3.0)
+        return 200
+
+    slow = Receiver(hang)
+    urls = {"slow": slow.url, **{f"r{n}": receiver.url for n in range(4)}}
+    jobs = [Job(spec_for(url, name=name, timeout_s=20.0), events(5)) for name, url in urls.items()]
+    begun = time.monotonic()
+    found = {result.subscription: result.outcome.fate for result in sink.deliver(jobs, 30.0, 1.0, slack_s=0.3)}
+    assert time.monotonic() - begun < 2.5
+    assert found == {"slow": Fate.UNFINISHED, **{f"r{n}": Fate.DONE for n in range(4)}}
+    # WHEN nobody waits for anybody THEN it has the time it needs
+    assert {result.outcome.fate for result in sink.deliver(jobs, 30.0)} == {Fate.DONE}
+    slow.close()
+
+
 def test_the_deadline_starts_nothing_new_and_lets_the_rest_finish(receiver: Receiver, sink: WebhookSink) -> None:
     """GIVEN answers slower than the deadline THEN those under way still count: a slow receiver makes progress."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -89,6 +90,7 @@ class DeliveryRunner:
         self._wake = threading.Event()
         self._live: LiveGroup | None = None
         self._busy: set[str] = set()
+        self._served_at: dict[str, float] = {}
         self._shown: set[str] = set()
         self._busy_lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="deliver", daemon=True)
@@ -197,7 +199,8 @@ class DeliveryRunner:
             moved = False
             try:
                 moved = follower.catch_up_group()
-                for subscription in follower.due():
+                # Whoever waited longest comes first: there may be more of them than can be served at once.
+                for subscription in sorted(follower.due(), key=lambda one: self._served_at.get(one.name, 0.0)):
                     self._catch_up_in(pool, follower, subscription, over)
             except (ConflictError, NotFoundError) as error:
                 self._log.info("follower looks again", error=error)
@@ -218,6 +221,7 @@ class DeliveryRunner:
             if subscription.name in self._busy or len(self._busy) >= _BEHIND_AT_ONCE:
                 return
             self._busy.add(subscription.name)
+            self._served_at[subscription.name] = time.monotonic()
 
         def work() -> None:
             current: Subscription | None = subscription

@@ -19,6 +19,10 @@ from evermark.delivery.work import Delivered, Deliverer, Manner, Span
 # More than this in one batch would hold ingest up: the follower takes it.
 HANDOVER_ROWS_MAX = 2_000
 HANDOVER_BUDGET_S = 2.0
+# What is under way when the budget ends may still finish in this time; then a slow receiver leaves the group.
+GRACE_S = 1.0
+# Nobody in the group waits longer for the slowest: it leaves, and is served by itself.
+SLACK_S = 0.5
 HANDOVER_WAIT_S = 1.0
 HANDOVER_BATCHES_MAX = 32
 
@@ -72,7 +76,8 @@ class LiveGroup:
         members = frozenset(name for name in group.members if name in known)
         specs = [known[name].spec for name in sorted(members)]
         held = self._store.held_keys() if any(spec.ordered for spec in specs) else {}
-        results = self._deliverer.deliver(span, specs, Manner(budget_s=budget_s, held=held)) if specs else []
+        manner = Manner(budget_s=budget_s, grace_s=GRACE_S, slack_s=SLACK_S, held=held)
+        results = self._deliverer.deliver(span, specs, manner) if specs else []
         failpoint.hit("settle.begun")
         self._store.settle_group(
             span.place,

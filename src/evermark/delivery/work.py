@@ -54,6 +54,9 @@ class Manner:
 
     historical: bool = False  # these events come late: their receiver was behind
     budget_s: float | None = None  # no new request begins after this; None: as long as it takes
+    grace_s: float | None = None  # what is under way by then may take this much longer; None: its own timeout
+    # Whoever is not done this long after half of the others were is cut off; None: nobody waits for anybody.
+    slack_s: float | None = None
     probe: bool = False  # the endpoint failed last time: one request at a time until one is accepted
     # With `ordered`: per subscription, the keys that have a parked event waiting. Theirs are parked behind it.
     held: Mapping[str, frozenset[tuple[Place, str]]] = field(default_factory=dict)

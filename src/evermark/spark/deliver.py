@@ -35,8 +35,6 @@ from evermark.spark.replay import SparkReplays, require_codes
 
 # A span without a budget still ends: whatever is not sent by then is left for the next round.
 _NO_BUDGET_S = 3600.0
-# What is under way when a budget ends may still finish in this time; then a slow receiver leaves the group.
-_GRACE_S = 1.0
 # What is sent at a time.
 _CHUNK_ROWS = 20_000
 _CHUNK_BYTES = 64 * 1024 * 1024
@@ -93,9 +91,8 @@ class _Post:
         if not jobs:
             return
         left = _NO_BUDGET_S if self.deadline is None else max(0.0, self.deadline - time.time())
-        grace_s = None if self.deadline is None else _GRACE_S
         numbers = {spec.name: index for index, spec in enumerate(self.specs)}
-        for result in WebhookSink().deliver(jobs, left, grace_s):
+        for result in WebhookSink().deliver(jobs, left, self.manner.grace_s, self.manner.slack_s):
             index = numbers[result.subscription]
             if result.outcome.fate is not Fate.DONE:
                 stopped.add(index)

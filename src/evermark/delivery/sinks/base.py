@@ -106,8 +106,14 @@ class Try:
 
 
 class Sink(Protocol):
-    def deliver(self, jobs: Sequence[Job], deadline_s: float, grace_s: float | None = None) -> list[Result]:
-        """Send, wait for all, and say per (subscription, place, batch) what became of it."""
+    def deliver(
+        self, jobs: Sequence[Job], deadline_s: float, grace_s: float | None = None, slack_s: float | None = None
+    ) -> list[Result]:
+        """Send, wait for all, and say per (subscription, place, batch) what became of it.
+
+        `slack_s`: once half of the subscriptions are done, the others get this much longer, or twice the time it took
+        so far, if that is more; then they are cut off, unfinished.
+        """
 
     def deliver_each(
         self, jobs: Sequence[Job], deadline_s: float, grace_s: float | None = None

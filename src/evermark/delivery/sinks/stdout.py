@@ -24,7 +24,9 @@ class StdoutSink:
     def __init__(self, out: TextIO | None = None) -> None:
         self._out = sys.stdout if out is None else out
 
-    def deliver(self, jobs: Sequence[Job], deadline_s: float, grace_s: float | None = None) -> list[Result]:
+    def deliver(
+        self, jobs: Sequence[Job], deadline_s: float, grace_s: float | None = None, slack_s: float | None = None
+    ) -> list[Result]:
         return [result for some in self.deliver_each(jobs, deadline_s, grace_s) for result in some]
 
     def deliver_each(

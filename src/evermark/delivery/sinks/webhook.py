@@ -7,6 +7,7 @@ import concurrent.futures
 import contextlib
 import queue
 from collections.abc import Iterator, Sequence
+from time import monotonic
 
 import pyarrow as pa
 
@@ -29,8 +30,11 @@ Closed = tuple[Tally, Fate, str, float | None]
 class WebhookSink:
     """See `Sink` for the contract. Holds nothing: instances of one process share its event loop and connections."""
 
-    def deliver(self, jobs: Sequence[Job], deadline_s: float, grace_s: float | None = None) -> list[Result]:
-        results = [result for some in self.deliver_each(jobs, deadline_s, grace_s) for result in some]
+    def deliver(
+        self, jobs: Sequence[Job], deadline_s: float, grace_s: float | None = None, slack_s: float | None = None
+    ) -> list[Result]:
+        closed = self._closed(jobs, deadline_s, grace_s, slack_s)
+        results = [result for tally, fate, reason, wait in closed for result in tally.results(fate, reason, wait)]
         return sorted(results, key=lambda result: (result.subscription, result.place, result.batch))
 
     def deliver_each(
@@ -43,15 +47,30 @@ class WebhookSink:
         ((tally, fate, reason, wait),) = self._closed([job], deadline_s, grace_s)
         return tally.through(fate, reason, wait)
 
-    def _closed(self, jobs: Sequence[Job], deadline_s: float, grace_s: float | None) -> Iterator[Closed]:
+    def _closed(
+        self, jobs: Sequence[Job], deadline_s: float, grace_s: float | None, slack_s: float | None = None
+    ) -> Iterator[Closed]:
         _one_job_each(jobs)
         http = http_loop()
         finished: queue.SimpleQueue[Closed] = queue.SimpleQueue()
         under_way = [http.submit(_deliver(_made(job, http), deadline_s, grace_s, finished)) for job in jobs]
         patience = deadline_s + _LATE_S + max((job.spec.timeout_s for job in jobs), default=0.0)
+        left, begun, cut_at = len(jobs), monotonic(), None
         try:
-            for _ in jobs:
-                yield finished.get(timeout=patience)
+            while left:
+                try:
+                    yield finished.get(timeout=patience if cut_at is None else max(0.0, cut_at - monotonic()))
+                except queue.Empty:
+                    if cut_at is None:
+                        raise
+                    for future in under_way:  # those that are done do not notice; the others say that they were cut off
+                        future.cancel()
+                    cut_at = slack_s = None
+                    continue
+                left -= 1
+                if slack_s is not None and cut_at is None and left <= len(jobs) // 2:
+                    now = monotonic()
+                    cut_at = now + max(slack_s, 2 * (now - begun))
         except queue.Empty:
             raise BusyError("the event loop of the webhooks does not answer", hint="restart this instance") from None
         finally:
@@ -104,7 +123,7 @@ async def _deliver(
     try:
         await work.run(deadline_s, grace_s)
     except asyncio.CancelledError:
-        finished.put((work.tally, Fate.UNFINISHED, "the sink was closed", None))
+        finished.put((work.tally, Fate.UNFINISHED, "cut off: slower than the others, or the sink was closed", None))
         raise
     except Exception as problem:  # noqa: BLE001 - one subscription's trouble must not become another's
         finished.put((work.tally, Fate.UNFINISHED, f"sending failed: {type(problem).__name__}", None))
