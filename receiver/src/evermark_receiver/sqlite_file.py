@@ -103,14 +103,16 @@ def _is_empty(db: sqlite3.Connection, path: Path) -> bool:
 
 
 def _use_wal(db: sqlite3.Connection, path: Path, deadline: float) -> None:
+    tries = 0
     while True:
+        tries += 1
         try:
             (mode,) = db.execute("PRAGMA journal_mode = WAL").fetchone()
             break
         except sqlite3.OperationalError as error:
-            # SQLite does not wait here by itself when several workers start at once.
+            # When several workers start at once SQLite may not wait here; and when it did, the time may be over.
             busy = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
-            if not busy or time.monotonic() >= deadline:
+            if not busy or (tries > 1 and time.monotonic() >= deadline):
                 raise
             time.sleep(_RETRY_S)
     if mode != "wal":
