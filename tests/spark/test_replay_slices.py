@@ -148,6 +148,11 @@ def test_streams_predicates_and_heads_narrow_it(spark: SparkSession, filled: Fil
     # WHEN there is no predicate THEN streams and heads hold all the same
     got = _read(spark, filled, at(0), at(5_000), 10_000, head=20, streams=["public.users"])
     assert got == filled.wanted(at(0), at(5_000), head=20, streams=("public.users",))
+    # WHEN a merged file reaches beyond the heads THEN what is beyond them is not there
+    assert Care(filled.folder).run().compacted
+    piece = TimeSlice(Mark(at(0)), at(5_000), tuple(file.path for file in filled.reader.files()), 1)
+    spec = SubscriptionSpec("a", "http://a.example")
+    assert _ids(spark, piece, {0: 20}, spec) == filled.wanted(at(0), at(5_000), head=20)
 
 
 def test_a_mark_inside_an_instant_goes_on_after_its_event(spark: SparkSession, filled: Filled) -> None:

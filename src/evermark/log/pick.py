@@ -58,6 +58,16 @@ class RowPicker:
         self._kept_bytes = 0
         self._kept_bytes_max = kept_bytes_max
 
+    def rows_within(self, bytes_max: int) -> int:
+        """How many rows may be picked at a time so that they are no more than this, by the heaviest row group."""
+        means = [
+            group.total_byte_size / max(1, group.num_rows)
+            for code in self._paths
+            for metadata in (self._file(code).parquet.metadata,)
+            for group in map(metadata.row_group, range(metadata.num_row_groups))
+        ]
+        return max(1, int(bytes_max / max(1.0, *means))) if means else 1
+
     def pick(self, codes: I64, numbers: I64) -> pa.RecordBatch:
         """The rows in the given order, with the columns of `ROWS`."""
         pieces: list[pa.RecordBatch] = []

@@ -38,6 +38,7 @@ _NO_BUDGET_S = 3600.0
 # What is sent at a time.
 _CHUNK_ROWS = 20_000
 _CHUNK_BYTES = 64 * 1024 * 1024
+_CHUNK_MATCHES = 1_000_000
 # Half of what Spark reads in one piece.
 _CUT_BYTES = 64 * 1024 * 1024
 
@@ -75,8 +76,11 @@ class _Post:
         span = self.span
         require_codes(span.paths)
         found = places_of(span.paths, span.place.partition, span.after, span.to, exact=span.exact)
-        rows, of = expanded(found.streams, found.ops, self.specs)
-        yield found.codes[rows], found.numbers[rows], of
+        # Piece by piece: a batch may have millions of rows, and there may be thousands that want each of them.
+        size = max(1, min(_CHUNK_ROWS, _CHUNK_MATCHES // len(self.specs)))
+        for start in range(0, len(found.codes), size):
+            rows, of = expanded(found.streams.slice(start, size), found.ops.slice(start, size), self.specs)
+            yield found.codes[start + rows], found.numbers[start + rows], of
 
     def _chunk(
         self, wanted: Wanted, stopped: set[int], held: dict[str, set[tuple[Place, str]]]
@@ -124,26 +128,18 @@ def _arrays(batches: list[pa.RecordBatch]) -> tuple[I64, I64, I64]:
 
 
 def read(paths: Sequence[str], places: Iterable[tuple[I64, I64, I64]]) -> Iterator[Wanted]:
-    """The rows at some places, each read once however many want it, some thousand at a time."""
+    """The rows at some places, each read once however many want it; fewer at a time if they are large."""
     picker = RowPicker(paths)
+    size = min(_CHUNK_ROWS, picker.rows_within(_CHUNK_BYTES))
     for codes, numbers, of in places:
         new = np.ones(len(of), np.bool_)
         new[1:] = (codes[1:] != codes[:-1]) | (numbers[1:] != numbers[:-1])
         firsts = np.flatnonzero(new)
-        for start in range(0, len(firsts), _CHUNK_ROWS):
-            mine = firsts[start : start + _CHUNK_ROWS]
-            stop = firsts[start + _CHUNK_ROWS] if start + _CHUNK_ROWS < len(firsts) else len(of)
+        for start in range(0, len(firsts), size):
+            mine = firsts[start : start + size]
+            stop = firsts[start + size] if start + size < len(firsts) else len(of)
             rows = picker.pick(codes[mine], numbers[mine])
-            yield from _in_pieces(rows, np.cumsum(new[mine[0] : stop]) - 1, of[mine[0] : stop])
-
-
-def _in_pieces(rows: pa.RecordBatch, of_row: I64, of: I64) -> Iterator[Wanted]:
-    """All at once, unless they are large."""
-    count = max(1, min(rows.num_rows, -(-rows.nbytes // _CHUNK_BYTES)))
-    size = -(-rows.num_rows // count)
-    for start in range(0, rows.num_rows, size):
-        mine = (of_row >= start) & (of_row < start + size)
-        yield rows.slice(start, size), of_row[mine] - start, of[mine]
+            yield rows, np.cumsum(new[mine[0] : stop]) - 1, of[mine[0] : stop]
 
 
 def by_subscription(rows: pa.RecordBatch, of_row: I64, of: I64) -> Iterator[tuple[int, pa.RecordBatch]]:

@@ -45,6 +45,7 @@ _PREPARED_MAX = 4
 # nothing is sent before it is read and rendered.
 ROUND_ROWS_FIRST = 10_000
 ROUND_ROWS = 40_000
+ROUND_BYTES = 64 * 1024 * 1024
 _FILE, _ROW = PLACE
 
 
@@ -115,12 +116,13 @@ def places_here(
 
 
 def rows_at(codes: I64, numbers: I64, paths: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The rows at these places, in their order, some ten thousand at a time."""
+    """The rows at these places, in their order, some ten thousand at a time: fewer if they are large."""
     picker = RowPicker(paths)
-    start, rows = 0, ROUND_ROWS_FIRST
+    most = min(ROUND_ROWS, picker.rows_within(ROUND_BYTES))
+    start, rows = 0, min(ROUND_ROWS_FIRST, most)
     while start < len(codes):
         yield picker.pick(codes[start : start + rows], numbers[start : start + rows])
-        start, rows = start + rows, min(2 * rows, ROUND_ROWS)
+        start, rows = start + rows, min(2 * rows, most)
 
 
 @dataclass(frozen=True)
