@@ -18,13 +18,14 @@ from evermark.delivery.base import MadeBy, Place
 from evermark.delivery.memory import MemoryDelivery
 from evermark.delivery.retry import Verdict
 from evermark.delivery.sinks.base import Answer, Try
+from evermark.log.read import FileRange
 from evermark.observe.health import Board
 from evermark.observe.metrics import Metrics
 from evermark.secrets import KeyRef, Secret, SecretBox
 from evermark.server.desk import Desk
 from evermark.server.http import Server
 from evermark.server.tokens import Tokens
-from evermark.testing.contracts.scene import P0, P1, spec
+from evermark.testing.contracts.scene import P0, P1, T0, spec
 
 T = TypeVar("T")
 
@@ -84,8 +85,13 @@ class Scene:
             self.store.open_place(place, 0, self.epoch)
         self.store.register([spec("file", secrets=("sealed",))], MadeBy.FILE, {}, self.epoch)
         sink: Any = self.sink
-        self.desk = Desk(self.store, self.box, self._as_deliverer, lambda: self.heads, lambda place, _: 2, sink)
+        self.desk = Desk(
+            self.store, self.box, self._as_deliverer, lambda: self.heads, self._files, lambda place, _: 2, sink
+        )
         self.server = Server("127.0.0.1", 0, Board(), Metrics(), Tokens(tokens))
+
+    def _files(self, source: str) -> list[FileRange]:
+        return [FileRange("f", P0.partition, P0.partition, 1, 7, 700, 1, event_time_min=T0, event_time_max=T0)]
 
     def _as_deliverer(self, step: Callable[[int], T]) -> T:
         self.before()

@@ -49,7 +49,8 @@ def test_a_subscription_is_made_shown_and_removed(api: Scene) -> None:
     assert shown.status == 200
     told = shown.json
     assert (told["state"], told["made_by"], told["from"], told["timeout"]) == ("live", "api", "now", "10s")
-    assert told["headers"] == ["X-Key"] and told["lag_batches"] == 10 and told["secrets"] == [{"expires_at": None}]
+    assert (told["lag_batches"], told["lag_events"], told["oldest"]) == (10, 700, "2026-11-15T12:00:00Z")
+    assert told["headers"] == ["X-Key"] and told["secrets"] == [{"expires_at": None}]
     assert {**made.json, "secret": None} == {**told, "secret": None}
     assert [s["name"] for s in api.get("/v1/subscriptions").json["subscriptions"]] == ["billing", "file"]
     gone = api.ask("DELETE", "/v1/subscriptions/billing")

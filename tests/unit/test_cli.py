@@ -12,9 +12,8 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from evermark.cli import console, deployment, standing
+from evermark.cli import console, deployment
 from evermark.cli.main import COMMANDS, app, loaded
-from evermark.delivery.base import Group, Place
 from evermark.errors import ConfigError, EvermarkError, NotFoundError
 
 PASSWORD = "pw-do-not-show"
@@ -256,14 +255,3 @@ def test_the_only_source_need_not_be_named() -> None:
             deployment.known_source(names, None)
     with pytest.raises(NotFoundError):
         deployment.known_source(["shop"], "other")
-
-
-def test_lag_and_least_cursor_count_what_a_reader_has_not_seen() -> None:
-    """GIVEN readers at different batches WHEN lag and least cursor are asked THEN unseen places count from 0."""
-    here, there = Place("shop", 0), Place("shop", 1)
-    heads = {here: 10, there: 4}
-    assert standing.lag_batches(heads, {here: 7}) == 7
-    assert standing.lag_batches(heads, {here: 12, there: 4}) == 0
-    group = Group(1, frozenset({"a"}), {here: 9, there: 4, Place("crm", 0): 3})
-    assert standing.least_cursors(group, {"b": {here: 5}}, "shop") == {0: 5, 1: 0}
-    assert standing.least_cursors(group, {}, "shop") == {0: 9, 1: 4}

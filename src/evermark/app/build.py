@@ -14,7 +14,7 @@ from evermark.cluster.base import Holder
 from evermark.cluster.liveness import this_process
 from evermark.cluster.postgres import PostgresLeases
 from evermark.config import Config, CustomSource, SourceConfig, SubscriptionConfig
-from evermark.delivery.base import SubscriptionSpec
+from evermark.delivery.base import Place, SubscriptionSpec
 from evermark.delivery.replay_store import PostgresReplays
 from evermark.delivery.store import PostgresDelivery
 from evermark.embedded.postgres import EmbeddedPostgres
@@ -22,6 +22,7 @@ from evermark.errors import ConfigError
 from evermark.ingest.recoveries import Recoveries
 from evermark.log.disk import full_disk_is_said
 from evermark.log.head import PostgresHeads
+from evermark.log.read import LogReader
 from evermark.predicate import match_sql, vet
 from evermark.secrets import SecretBox, key_for
 from evermark.sources.base import Source
@@ -54,6 +55,10 @@ class Deployment:
 
     def log_folder(self, source: str) -> Path:
         return self.log_root / source
+
+    def batch_at(self, place: Place, since: str) -> int:
+        """The last batch of a place before a time."""
+        return LogReader(self.log_folder(place.source)).batch_at(place.partition, since)
 
     def close(self) -> None:
         self.state.close()

@@ -13,18 +13,18 @@ from typing import Protocol
 from evermark.app.build import Deployment
 from evermark.app.leasing import HeldLease, acquire
 from evermark.app.replaying import ReplayRunner
+from evermark.app.reporting import DeliveryReport
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.delivery import roster
-from evermark.delivery.backlog import distance
-from evermark.delivery.base import CursorVector, MadeBy, Place, Subscription, SubscriptionSpec, SubscriptionState
+from evermark.delivery.base import CursorVector, MadeBy, Place, Subscription
 from evermark.delivery.follower import Follower
-from evermark.delivery.lag import Lag, lag_of
 from evermark.delivery.live import LiveGroup
 from evermark.delivery.queue import ParkedQueue
 from evermark.delivery.replay import ReplayDeliverer
 from evermark.delivery.replayer import Replayer
 from evermark.delivery.sinks.base import Sink
-from evermark.delivery.work import Delivered, Deliverer, Span
+from evermark.delivery.standing import least_cursors, standings
+from evermark.delivery.work import Deliverer, Span
 from evermark.error_policy import Action, action_for
 from evermark.errors import ConflictError, EvermarkError, NotFoundError
 from evermark.log.read import FileRange, LogReader
@@ -85,13 +85,13 @@ class DeliveryRunner:
         self._board = board
         self._metrics = metrics
         self._log = get_logger(part="deliver")
+        self._told = DeliveryReport(metrics, self._log)
         self._view = DeploymentLog(deployment)
         self._stopping = threading.Event()
         self._wake = threading.Event()
         self._live: LiveGroup | None = None
         self._busy: set[str] = set()
         self._served_at: dict[str, float] = {}
-        self._shown: set[str] = set()
         self._busy_lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="deliver", daemon=True)
 
@@ -122,14 +122,9 @@ class DeliveryRunner:
 
     def least_cursors(self, source: str) -> dict[int, int]:
         """Per partition of a source, the batch that every reader has passed; none while a replay may need it all."""
-        least: dict[int, int] = {}
         if source in self._d.replays.open_sources():
-            return least
-        for cursors in (self._d.delivery.group().cursors, *self._d.delivery.cursors_outside().values()):
-            for place, batch in cursors.items():
-                if place.source == source:
-                    least[place.partition] = min(batch, least.get(place.partition, batch))
-        return least
+            return {}
+        return least_cursors(self._d.delivery.group(), self._d.delivery.cursors_outside(), source)
 
     def _run(self) -> None:
         while not self._stopping.is_set():
@@ -153,8 +148,8 @@ class DeliveryRunner:
         epoch = held.lease.epoch
         store = self._d.delivery
         self._register(epoch)
-        live = LiveGroup(store, self._deliverer, epoch, _now, self._on_delivered)
-        follower = Follower(store, self._view, live, self._deliverer, epoch, _now, self._on_delivered)
+        live = LiveGroup(store, self._deliverer, epoch, _now, self._told.by_group)
+        follower = Follower(store, self._view, live, self._deliverer, epoch, _now, self._told.by_follower)
         queue = ParkedQueue(store, self._sink, self._d.box.open, epoch, _now, random.random)
         self._live = live
         self._board.delivering = True
@@ -247,61 +242,14 @@ class DeliveryRunner:
 
     def _report(self) -> None:
         heads = {place: head for place, (head, _) in self._view.heads().items()}
-        live = self._d.delivery.group()
-        outside = self._d.delivery.cursors_outside()
-        known = self._d.delivery.subscriptions()
-        counts, since = self._d.delivery.parked_counts(), self._d.delivery.parked_since()
-        metrics, now = self._metrics, _now()
-        files = {source: self._view.reader(source).files_if_any() for source in {place.source for place in heads}}
-        lags: dict[frozenset[tuple[Place, int]], Lag] = {}  # nearly all stand where the group does
-        for name, subscription in known.items():
-            cursors = outside.get(name, live.cursors)
-            at = frozenset(cursors.items())
-            lag = lags[at] = lags.get(at) or lag_of(cursors, heads, files)
-            oldest = min((moment for moment in (lag.oldest, since.get(name)) if moment is not None), default=now)
-            metrics.lag_batches.labels(name).set(distance(cursors, heads))
-            metrics.lag_events.labels(name).set(lag.events)
-            metrics.oldest_s.labels(name).set(max(0.0, (now - oldest).total_seconds()))
-            for is_in in SubscriptionState:
-                metrics.state.labels(name, is_in.value).set(is_in is subscription.state)
-            for state in ("waiting", "dead"):
-                metrics.queue_rows.labels(name, state).set(counts.get(name, {}).get(state, 0))
-        for name in self._shown - known.keys():  # removed: its last values would look like present ones
-            for gauge in (metrics.lag_batches, metrics.lag_events, metrics.oldest_s):
-                gauge.remove(name)
-            for is_in in SubscriptionState:
-                metrics.state.remove(name, is_in.value)
-            for state in ("waiting", "dead"):
-                metrics.queue_rows.remove(name, state)
-        self._shown = set(known)
-
-    def _on_delivered(self, place: Place, results: list[Delivered]) -> None:
-        for result in results:
-            outcome = result.outcome
-            self._metrics.delivered.labels(result.subscription).inc(outcome.accepted)
-            if outcome.parked:
-                self._metrics.parked.labels(result.subscription).inc(len(outcome.parked))
-            if outcome.fate != "done":
-                self._metrics.failures.labels(result.subscription, outcome.fate).inc()
-                self._log.warning(
-                    "subscription fell behind",
-                    subscription=result.subscription,
-                    source=place.source,
-                    fate=str(outcome.fate),
-                    reason=outcome.reason,
-                )
+        known = standings(self._d.delivery, heads, lambda source: self._view.reader(source).files_if_any())
+        self._told.standings(known, _now())
 
     def _starts(self) -> dict[str, CursorVector]:
         """Where new subscriptions begin that do not begin now."""
-        return {spec.name: self._start_of(spec) for spec in self._d.specs if spec.start != "now"}
-
-    def _start_of(self, spec: SubscriptionSpec) -> CursorVector:
         places = self._view.heads()
-        if spec.start == "beginning":
-            return dict.fromkeys(places, 0)
-        return {
-            place: LogReader(self._d.log_folder(place.source)).batch_at(place.partition, spec.start) for place in places
-        }
+        starts = {spec.name: roster.start_vector(spec.start, places, self._d.batch_at) for spec in self._d.specs}
+        return {name: start for name, start in starts.items() if start is not None}
 
     def _say_standby(self) -> None:
         self._log.info("standing by: another instance delivers")

@@ -13,8 +13,8 @@ from evermark.app.leasing import as_holder
 from evermark.cluster.base import Holder
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.postgres import PostgresLeases
-from evermark.delivery.base import Place
 from evermark.delivery.sinks.webhook import WebhookSink
+from evermark.delivery.standing import durable_heads
 from evermark.delivery.store import PostgresDelivery
 from evermark.errors import BusyError
 from evermark.log.head import PostgresHeads
@@ -37,6 +37,7 @@ def desk_of(deployment: Deployment, state: State | None = None, holder: Holder |
     on = state or deployment.state
     leases, whose, one_at_a_time = PostgresLeases(on), holder or deployment.holder, threading.Lock()
     heads = PostgresHeads(on)
+    readers = {source: LogReader(deployment.log_folder(source)) for source in deployment.sources}
 
     def as_deliverer(step: Callable[[int], T]) -> T:
         # Two of one holder would release each other's lease.
@@ -47,17 +48,15 @@ def desk_of(deployment: Deployment, state: State | None = None, holder: Holder |
         finally:
             one_at_a_time.release()
 
-    def durable() -> dict[Place, int]:
-        return {
-            Place(source, partition): head.batch
-            for source in deployment.sources
-            for partition, head in heads.load(source).items()
-        }
-
-    def batch_at(place: Place, since: str) -> int:
-        return LogReader(deployment.log_folder(place.source)).batch_at(place.partition, since)
-
-    return Desk(PostgresDelivery(on), deployment.box, as_deliverer, durable, batch_at, WebhookSink())
+    return Desk(
+        PostgresDelivery(on),
+        deployment.box,
+        as_deliverer,
+        heads=lambda: durable_heads(heads, deployment.sources),
+        files=lambda source: readers[source].files_if_any(),
+        batch_at=deployment.batch_at,
+        sink=WebhookSink(),
+    )
 
 
 @contextmanager

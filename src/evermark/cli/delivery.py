@@ -45,13 +45,15 @@ def list_deliveries(
     as_json: JsonOption = False,
 ) -> None:
     """What is parked, oldest first."""
+    from evermark.server.shapes import DeliveryAnswer
+
     rows: list[dict[str, Any]] = []
     with opened(config) as deployment:
         for row in _parked(deployment, subscription, state, after):
             if len(rows) == limit:
                 say(f"there are more: add --after {rows[-1]['id']}")
                 break
-            rows.append(_summary(row))
+            rows.append(DeliveryAnswer.of(row))
     columns = ("id", "subscription", "state", "event_id", "key", "attempts", "status", "next_attempt_at", "reason")
     show(rows, columns, as_json=as_json, empty="nothing is parked")
 
@@ -63,9 +65,11 @@ def show_delivery(
     as_json: JsonOption = False,
 ) -> None:
     """One of them, with its event."""
+    from evermark.server.shapes import DeliveryWhole
+
     with opened(config) as deployment:
         row = _found(deployment, [delivery])[0]
-    document = {**_summary(row), "event": json.loads(row.event.event)}
+    document = DeliveryWhole.of(row)
     if as_json:
         show_json(document)
     else:
@@ -166,24 +170,3 @@ def _held_up(deployment: Deployment, rows: list[ParkedRow]) -> dict[str, str]:
 
 def _state(row: ParkedRow) -> ParkedState:
     return ParkedState.DEAD if row.next_attempt_at is None else ParkedState.WAITING
-
-
-def _summary(row: ParkedRow) -> dict[str, Any]:
-    event = row.event
-    return {
-        "id": row.id,
-        "subscription": row.subscription,
-        "state": _state(row).value,
-        "event_id": event.event_id,
-        "replay": event.replay_id or None,
-        "source": event.place.source,
-        "partition": event.place.partition,
-        "batch": event.batch,
-        "position": event.position,
-        "key": event.key,
-        "attempts": row.attempts,
-        "status": event.status,
-        "next_attempt_at": row.next_attempt_at,
-        "created_at": row.created_at,
-        "reason": event.reason,
-    }

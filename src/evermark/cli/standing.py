@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from evermark.cli.deployment import lease_rows
@@ -12,7 +11,6 @@ from evermark.cli.deployment import lease_rows
 if TYPE_CHECKING:
     from evermark.app.build import Deployment
     from evermark.config import Config
-    from evermark.delivery.base import CursorVector, Group, Place
 
 _HEALTH_WAIT_S = 2.0
 _HEALTH_BYTES_MAX = 4 * 1024 * 1024
@@ -49,64 +47,32 @@ def partition_rows(deployment: Deployment) -> list[dict[str, Any]]:
 
 def subscription_rows(deployment: Deployment) -> list[dict[str, Any]]:
     """One row per subscription, those of the file that no instance has seen yet included. No secret is in them."""
-    from evermark.delivery.lag import lag_of
+    from evermark.delivery.standing import durable_heads, standings
     from evermark.log.read import LogReader
 
-    heads = log_heads(deployment)
-    group = deployment.delivery.group()
-    outside = deployment.delivery.cursors_outside()
-    counts = deployment.delivery.parked_counts()
-    since = deployment.delivery.parked_since()
-    known = deployment.delivery.subscriptions()
-    sources = {place.source for place in heads}
-    files = {source: LogReader(deployment.log_folder(source)).files_if_any() for source in sources}
-    rows: list[dict[str, Any]] = []
-    for name, found in known.items():
-        parked = counts.get(name, {})
-        vector = group.cursors if name in group.members else outside.get(name, {})
-        lag = lag_of(vector, heads, files)
-        rows.append(
-            {
-                **_wishes(found.spec),
-                "state": found.state.value,
-                "lag_batches": lag_batches(heads, vector),
-                "lag_events": lag.events,
-                "oldest": min((moment for moment in (lag.oldest, since.get(name)) if moment is not None), default=None),
-                "waiting": parked.get("waiting", 0),
-                "dead": parked.get("dead", 0),
-                "failures": found.failures,
-                "next_attempt_at": found.next_attempt_at,
-                "reason": found.reason,
-            }
-        )
+    heads = durable_heads(deployment.heads, deployment.sources)
+    known = standings(deployment.delivery, heads, lambda s: LogReader(deployment.log_folder(s)).files_if_any())
+    rows: list[dict[str, Any]] = [
+        {
+            **_wishes(found.subscription.spec),
+            "state": found.subscription.state.value,
+            "lag_batches": found.lag_batches,
+            "lag_events": found.lag_events,
+            "oldest": found.oldest,
+            "waiting": found.waiting,
+            "dead": found.dead,
+            "failures": found.subscription.failures,
+            "next_attempt_at": found.subscription.next_attempt_at,
+            "reason": found.subscription.reason,
+        }
+        for found in known.values()
+    ]
     rows += [
         {**_wishes(spec), "state": NOT_REGISTERED, "reason": "begins with the next `evermark up`"}
         for spec in deployment.specs
         if spec.name not in known
     ]
     return sorted(rows, key=lambda row: str(row["subscription"]))
-
-
-def log_heads(deployment: Deployment) -> dict[Place, int]:
-    from evermark.delivery.base import Place
-
-    return {
-        Place(source, partition): head.batch
-        for source in deployment.sources
-        for partition, head in deployment.heads.load(source).items()
-    }
-
-
-def lag_batches(heads: Mapping[Place, int], cursors: CursorVector) -> int:
-    """How many batches a reader has before it; a place it has not seen yet is all before it."""
-    return sum(max(0, head - cursors.get(place, 0)) for place, head in heads.items())
-
-
-def least_cursors(group: Group, outside: Mapping[str, CursorVector], source: str) -> dict[int, int]:
-    """Per partition of a source, the batch that every reader has passed; a place one has not seen counts as 0."""
-    readers = [group.cursors, *outside.values()]
-    places = {place for cursors in readers for place in cursors if place.source == source}
-    return {place.partition: min(cursors.get(place, 0) for cursors in readers) for place in places}
 
 
 def health(config: Config) -> dict[str, Any] | None:

@@ -9,19 +9,20 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol, TypeVar
 
 from evermark.config.asked import asked, asked_changes
-from evermark.delivery.backlog import distance
-from evermark.delivery.base import CursorVector, DeliveryStore, MadeBy, ParkedRow, Place, Subscription, SubscriptionSpec
+from evermark.delivery.base import DeliveryStore, MadeBy, ParkedRow, Place, SubscriptionSpec
 from evermark.delivery.retry import Verdict
 from evermark.delivery.roster import start_vector
 from evermark.delivery.signing import new_secret
 from evermark.delivery.sinks.base import Sink, Try
+from evermark.delivery.standing import standing, standings
 from evermark.errors import ConfigError, NotFoundError
+from evermark.log.read import FileRange
 from evermark.predicate import match_sql, vet
 from evermark.secrets import SecretBox
 from evermark.server.shapes import (
@@ -52,6 +53,7 @@ class Desk:
     box: SecretBox
     as_deliverer: AsDeliverer
     heads: Callable[[], Mapping[Place, int]]  # how far the log is durable
+    files: Callable[[str], Sequence[FileRange]]  # of a source's log
     batch_at: Callable[[Place, str], int]  # the last batch before a time
     sink: Sink
     clock: Callable[[], datetime] = lambda: datetime.now(UTC)
@@ -60,23 +62,16 @@ class Desk:
 
     def page(self, after: str = "", limit: int = PAGE_MAX) -> SubscriptionPage:
         """By name, in a number of queries that does not depend on how many there are."""
-        known = self.store.subscriptions()
+        known = standings(self.store, self.heads(), self.files)
         names = [name for name in sorted(known) if name > after]
         shown = names[: max(1, min(limit, PAGE_MAX))]
-        heads, live, outside = self.heads(), self.store.group().cursors, self.store.cursors_outside()
-        counts = self.store.parked_counts()
         return SubscriptionPage(
-            subscriptions=[
-                SubscriptionAnswer(
-                    **SubscriptionAnswer.of(known[n], distance(outside.get(n, live), heads), counts.get(n, {}))
-                )
-                for n in shown
-            ],
+            subscriptions=[SubscriptionAnswer(**SubscriptionAnswer.of(known[name])) for name in shown],
             after=shown[-1] if len(shown) < len(names) else None,
         )
 
     def one(self, name: str) -> SubscriptionAnswer:
-        return SubscriptionAnswer(**self._told(self.store.subscription(name)))
+        return SubscriptionAnswer(**self._told(name))
 
     def add(self, name: str, values: Mapping[str, Any]) -> SubscriptionMade:
         """Make one. Without a secret in `values` one is made, and told in the answer."""
@@ -86,7 +81,7 @@ class Desk:
         _vet(spec)
         start = start_vector(spec.start, self.heads(), self.batch_at)
         self.as_deliverer(lambda epoch: self.store.add(spec, start, epoch))
-        return SubscriptionMade(**self._told(self.store.subscription(name)), secret=made)
+        return SubscriptionMade(**self._told(name), secret=made)
 
     def change(self, name: str, values: Mapping[str, Any]) -> SubscriptionAnswer:
         """Change what is named in `values`, and nothing else."""
@@ -115,11 +110,11 @@ class Desk:
         now = self.clock()
         until = None if overlap is None else now + overlap
         self.as_deliverer(lambda epoch: self.store.rotate(name, sealed, until, now, epoch))
-        return SubscriptionMade(**self._told(self.store.subscription(name)), secret=made)
+        return SubscriptionMade(**self._told(name), secret=made)
 
     def end_overlap(self, name: str) -> SubscriptionMade:
         self.as_deliverer(lambda epoch: self.store.retire(name, epoch))
-        return SubscriptionMade(**self._told(self.store.subscription(name)))
+        return SubscriptionMade(**self._told(name))
 
     def test(self, name: str) -> FiredAnswer:
         return self.test_fire(self.store.subscription(name).spec)
@@ -141,10 +136,8 @@ class Desk:
             took_ms=round((time.perf_counter() - begun) * 1000, 1),
         )
 
-    def _told(self, found: Subscription) -> dict[str, Any]:
-        cursors: CursorVector = self.store.cursors(found.name) or self.store.group().cursors
-        counts = self.store.parked_counts().get(found.name, {})
-        return SubscriptionAnswer.of(found, distance(cursors, self.heads()), counts)
+    def _told(self, name: str) -> dict[str, Any]:
+        return SubscriptionAnswer.of(standing(self.store, name, self.heads(), self.files))
 
     # parked deliveries
 

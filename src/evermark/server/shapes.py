@@ -11,9 +11,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from evermark import durations
 from evermark.config.fields import Duration, between
 from evermark.config.subscriptions import SubscriptionConfig, signing_secret
-from evermark.delivery.base import MadeBy, ParkedRow, Subscription, SubscriptionState
+from evermark.delivery.base import MadeBy, ParkedRow, SubscriptionState
 from evermark.delivery.retry import Verdict
 from evermark.delivery.roster import secret_ends
+from evermark.delivery.standing import Standing
 from evermark.errors import EvermarkError, Kind
 from evermark.observe.logging import without_secrets
 from evermark.secrets import Secret
@@ -63,11 +64,14 @@ class SubscriptionAnswer(Answer):
     failures: int
     next_attempt_at: datetime | None
     lag_batches: int
+    lag_events: int
+    oldest: datetime | None
     waiting: int
     dead: int
 
     @classmethod
-    def of(cls, found: Subscription, lag_batches: int, parked: dict[str, int]) -> dict[str, Any]:
+    def of(cls, standing: Standing) -> dict[str, Any]:
+        found = standing.subscription
         spec = found.spec
         return {
             "name": spec.name,
@@ -92,9 +96,11 @@ class SubscriptionAnswer(Answer):
             "reason": found.reason,
             "failures": found.failures,
             "next_attempt_at": found.next_attempt_at,
-            "lag_batches": lag_batches,
-            "waiting": parked.get("waiting", 0),
-            "dead": parked.get("dead", 0),
+            "lag_batches": standing.lag_batches,
+            "lag_events": standing.lag_events,
+            "oldest": standing.oldest,
+            "waiting": standing.waiting,
+            "dead": standing.dead,
         }
 
 

@@ -111,8 +111,8 @@ class Sink(Protocol):
     ) -> list[Result]:
         """Send, wait for all, and say per (subscription, place, batch) what became of it.
 
-        `slack_s`: once half of the subscriptions are done, the others get this much longer, or twice the time it took
-        so far, if that is more; then they are cut off, unfinished.
+        `slack_s`: once half of the subscriptions are done, the others get this much longer, or what their share of the
+        work makes fair, if that is more (`Patience`); then they are cut off, unfinished.
         """
 
     def deliver_each(

@@ -6,7 +6,8 @@ import asyncio
 import concurrent.futures
 import contextlib
 import queue
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from time import monotonic
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ from evermark.delivery.retry import Verdict
 from evermark.delivery.sinks.base import Answer, Job, Lane, Prefix, Result, Try
 from evermark.delivery.sinks.http import Courier, HttpLoop, close_http_loop, http_loop
 from evermark.delivery.sinks.lanes import CONCURRENCY_MAX, Dispatch
+from evermark.delivery.sinks.patience import Patience
 from evermark.delivery.sinks.tally import Tally
 from evermark.errors import BusyError, ConfigError, EvermarkError, FormatError
 
@@ -52,25 +54,29 @@ class WebhookSink:
     ) -> Iterator[Closed]:
         _one_job_each(jobs)
         http = http_loop()
-        finished: queue.SimpleQueue[Closed] = queue.SimpleQueue()
-        under_way = [http.submit(_deliver(_made(job, http), deadline_s, grace_s, finished)) for job in jobs]
-        patience = deadline_s + _LATE_S + max((job.spec.timeout_s for job in jobs), default=0.0)
-        left, begun, cut_at = len(jobs), monotonic(), None
+        finished: queue.SimpleQueue[tuple[int, Closed]] = queue.SimpleQueue()
+        under_way = [
+            http.submit(_deliver(_made(job, http), deadline_s, grace_s, partial(_hand_in, finished, n)))
+            for n, job in enumerate(jobs)
+        ]
+        late_s = deadline_s + _LATE_S + max((job.spec.timeout_s for job in jobs), default=0.0)
+        patience = Patience([-(-job.events.num_rows // max(1, job.spec.bundle)) for job in jobs], slack_s)
+        left, began = len(jobs), monotonic()
         try:
             while left:
+                cut_s = patience.next_s()
                 try:
-                    yield finished.get(timeout=patience if cut_at is None else max(0.0, cut_at - monotonic()))
+                    wait_s = late_s if cut_s is None else max(0.0, began + cut_s - monotonic())
+                    number, closed = finished.get(timeout=wait_s)
                 except queue.Empty:
-                    if cut_at is None:
+                    if cut_s is None:
                         raise
-                    for future in under_way:  # those that are done do not notice; the others say that they were cut off
-                        future.cancel()
-                    cut_at = slack_s = None
+                    for n in patience.over(monotonic() - began):  # they say themselves that they were cut off
+                        under_way[n].cancel()
                     continue
                 left -= 1
-                if slack_s is not None and cut_at is None and left <= len(jobs) // 2:
-                    now = monotonic()
-                    cut_at = now + max(slack_s, 2 * (now - begun))
+                patience.finished(number, monotonic() - began)
+                yield closed
         except queue.Empty:
             raise BusyError("the event loop of the webhooks does not answer", hint="restart this instance") from None
         finally:
@@ -114,21 +120,25 @@ def _made(job: Job, http: HttpLoop) -> Dispatch | Closed:
         return Tally(job.spec.name, job.events), Fate.ENDPOINT_FAILED, str(problem), None
 
 
+def _hand_in(finished: queue.SimpleQueue[tuple[int, Closed]], number: int, closed: Closed) -> None:
+    finished.put((number, closed))
+
+
 async def _deliver(
-    work: Dispatch | Closed, deadline_s: float, grace_s: float | None, finished: queue.SimpleQueue[Closed]
+    work: Dispatch | Closed, deadline_s: float, grace_s: float | None, hand_in: Callable[[Closed], None]
 ) -> None:
     if not isinstance(work, Dispatch):
-        finished.put(work)
+        hand_in(work)
         return
     try:
         await work.run(deadline_s, grace_s)
     except asyncio.CancelledError:
-        finished.put((work.tally, Fate.UNFINISHED, "cut off: slower than the others, or the sink was closed", None))
+        hand_in((work.tally, Fate.UNFINISHED, "cut off: slower than the others, or the sink was closed", None))
         raise
     except Exception as problem:  # noqa: BLE001 - one subscription's trouble must not become another's
-        finished.put((work.tally, Fate.UNFINISHED, f"sending failed: {type(problem).__name__}", None))
+        hand_in((work.tally, Fate.UNFINISHED, f"sending failed: {type(problem).__name__}", None))
     else:
-        finished.put((work.tally, work.fate or Fate.DONE, work.reason, work.retry_after_s))
+        hand_in((work.tally, work.fate or Fate.DONE, work.reason, work.retry_after_s))
 
 
 async def _attempt(tries: Sequence[Try], http: HttpLoop, deadline_s: float) -> list[Answer]:

@@ -1,0 +1,66 @@
+"""What delivery does, in numbers and in the log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from evermark.delivery.base import Fate, Place, SubscriptionState
+from evermark.delivery.standing import Standing
+from evermark.delivery.work import Delivered
+from evermark.observe.metrics import Metrics
+
+_PARKED_STATES = ("waiting", "dead")
+
+
+class DeliveryReport:
+    def __init__(self, metrics: Metrics, log: Any) -> None:
+        self._metrics = metrics
+        self._log = log
+        self._shown: set[str] = set()
+
+    def standings(self, known: Mapping[str, Standing], now: datetime) -> None:
+        """Gauges for everybody there is, and for nobody else."""
+        metrics = self._metrics
+        for name, standing in known.items():
+            metrics.lag_batches.labels(name).set(standing.lag_batches)
+            metrics.lag_events.labels(name).set(standing.lag_events)
+            age_s = (now - standing.oldest).total_seconds() if standing.oldest is not None else 0.0
+            metrics.oldest_s.labels(name).set(max(0.0, age_s))
+            for state in SubscriptionState:
+                metrics.state.labels(name, state.value).set(state is standing.subscription.state)
+            for kind, rows in zip(_PARKED_STATES, (standing.waiting, standing.dead), strict=True):
+                metrics.queue_rows.labels(name, kind).set(rows)
+        for name in self._shown - known.keys():  # removed: its last values would look like present ones
+            for gauge in (metrics.lag_batches, metrics.lag_events, metrics.oldest_s):
+                gauge.remove(name)
+            for state in SubscriptionState:
+                metrics.state.remove(name, state.value)
+            for kind in _PARKED_STATES:
+                metrics.queue_rows.remove(name, kind)
+        self._shown = set(known)
+
+    def by_group(self, place: Place, results: Sequence[Delivered]) -> None:
+        """Whatever the group could not finish leaves it: once, and worth a line."""
+        for result in results:
+            self._count(result)
+            if result.outcome.fate is not Fate.DONE:
+                self._fail(place, result, "subscription fell behind")
+
+    def by_follower(self, place: Place, results: Sequence[Delivered]) -> None:
+        """A turn that ended before its work is no failure: the next one goes on where it stopped."""
+        for result in results:
+            self._count(result)
+            if result.outcome.fate not in (Fate.DONE, Fate.UNFINISHED):
+                self._fail(place, result, "subscription stays behind")
+
+    def _count(self, result: Delivered) -> None:
+        self._metrics.delivered.labels(result.subscription).inc(result.outcome.accepted)
+        if result.outcome.parked:
+            self._metrics.parked.labels(result.subscription).inc(len(result.outcome.parked))
+
+    def _fail(self, place: Place, result: Delivered, what: str) -> None:
+        fate, reason = result.outcome.fate, result.outcome.reason
+        self._metrics.failures.labels(result.subscription, fate).inc()
+        self._log.warning(what, subscription=result.subscription, source=place.source, fate=str(fate), reason=reason)

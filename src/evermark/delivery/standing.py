@@ -1,0 +1,78 @@
+"""Where every subscription stands: one answer for the metrics, the API and the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from evermark.delivery.backlog import distance
+from evermark.delivery.base import CursorVector, DeliveryStore, Group, Place, Subscription
+from evermark.delivery.lag import Lag, lag_of
+from evermark.log.head import HeadStore
+from evermark.log.read import FileRange
+
+
+@dataclass(frozen=True)
+class Standing:
+    subscription: Subscription
+    lag_batches: int
+    lag_events: int
+    oldest: datetime | None  # when the oldest event happened that it has not got; None: it has all
+    waiting: int
+    dead: int
+
+
+def standings(
+    store: DeliveryStore, heads: Mapping[Place, int], files: Callable[[str], Sequence[FileRange]]
+) -> dict[str, Standing]:
+    """By name, in a number of queries that does not depend on how many there are."""
+    return _standings(store, store.subscriptions().values(), heads, files)
+
+
+def standing(
+    store: DeliveryStore, name: str, heads: Mapping[Place, int], files: Callable[[str], Sequence[FileRange]]
+) -> Standing:
+    return _standings(store, [store.subscription(name)], heads, files)[name]
+
+
+def _standings(
+    store: DeliveryStore,
+    wanted: Iterable[Subscription],
+    heads: Mapping[Place, int],
+    files: Callable[[str], Sequence[FileRange]],
+) -> dict[str, Standing]:
+    live, outside = store.group().cursors, store.cursors_outside()
+    counts, since = store.parked_counts(), store.parked_since()
+    by_source = {source: files(source) for source in {place.source for place in heads}}
+    lags: dict[frozenset[tuple[Place, int]], Lag] = {}  # nearly all stand where the group does
+    found: dict[str, Standing] = {}
+    for subscription in wanted:
+        name = subscription.name
+        cursors = outside.get(name, live)
+        at = frozenset(cursors.items())
+        if at not in lags:
+            lags[at] = lag_of(cursors, heads, by_source)
+        moments = [moment for moment in (lags[at].oldest, since.get(name)) if moment is not None]
+        parked = counts.get(name, {})
+        found[name] = Standing(
+            subscription,
+            distance(cursors, heads),
+            lags[at].events,
+            min(moments, default=None),
+            parked.get("waiting", 0),
+            parked.get("dead", 0),
+        )
+    return found
+
+
+def durable_heads(heads: HeadStore, sources: Iterable[str]) -> dict[Place, int]:
+    """How far the log may be read, everywhere."""
+    return {Place(source, p): head.batch for source in sources for p, head in heads.load(source).items()}
+
+
+def least_cursors(group: Group, outside: Mapping[str, CursorVector], source: str) -> dict[int, int]:
+    """Per partition of a source, the batch that every reader has passed; a place one has not seen counts as 0."""
+    readers = [group.cursors, *outside.values()]
+    places = {place for cursors in readers for place in cursors if place.source == source}
+    return {place.partition: min(cursors.get(place, 0) for cursors in readers) for place in places}

@@ -1,0 +1,134 @@
+"""Where subscriptions stand, and what of it is shown as metrics and lines in the log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from evermark.app.reporting import DeliveryReport
+from evermark.cluster.base import Holder
+from evermark.cluster.fence import DELIVER_LEASE
+from evermark.cluster.memory import MemoryLeases
+from evermark.delivery.base import Fate, Group, MadeBy, Outcome, Place
+from evermark.delivery.memory import MemoryDelivery
+from evermark.delivery.standing import Standing, durable_heads, least_cursors, standing, standings
+from evermark.delivery.work import Delivered
+from evermark.log.head import Head, MemoryHeads
+from evermark.log.read import FileRange
+from evermark.observe.metrics import Metrics
+from evermark.testing.contracts.scene import P0, P1, T0, begin, done, event, failed, spec
+
+
+class Scene:
+    """Two in the group, one behind, one with a parked delivery; a batch of ten events each minute."""
+
+    def __init__(self) -> None:
+        leases = MemoryLeases(is_gone=lambda _: True)
+        lease = leases.acquire(DELIVER_LEASE, Holder("i", "h", "b", 1, "1"), 60)
+        assert lease is not None
+        self.epoch = lease.epoch
+        self.store = MemoryDelivery(leases, jitter=lambda: 0.0)
+        begin(self.store, self.epoch, "good", "picky", "down")
+        outcomes = [done("good"), done("picky", event(1)), failed("down")]
+        members = self.store.group().members
+        self.store.settle_group(P0, 0, 1, members, outcomes, T0, self.epoch)
+
+    def files(self, source: str) -> Sequence[FileRange]:
+        moments = [T0 + timedelta(minutes=n) for n in range(4)]
+        return [FileRange(f"f{n}", 0, 0, n, n, 10, 1, moments[n], None, moments[n], moments[n]) for n in (1, 2, 3)]
+
+    def known(self) -> dict[str, Standing]:
+        return standings(self.store, {P0: 3}, self.files)
+
+
+def test_d7_lag_age_and_parked_rows_are_told_for_each() -> None:
+    """GIVEN one that is level with the group, one with a parked event, one behind THEN each has its own numbers."""
+    scene = Scene()
+    known = scene.known()
+    told = {name: (one.lag_batches, one.lag_events, one.waiting, one.dead) for name, one in known.items()}
+    assert told == {"good": (2, 20, 0, 0), "picky": (2, 20, 1, 0), "down": (3, 30, 0, 0)}
+    assert known["good"].oldest == T0 + timedelta(minutes=2)
+    assert known["down"].oldest == T0 + timedelta(minutes=1)
+    assert known["picky"].oldest is not None and known["picky"].oldest <= T0 + timedelta(minutes=2)
+    for name, one in known.items():
+        assert standing(scene.store, name, {P0: 3}, scene.files) == one
+
+
+def test_the_least_cursor_counts_what_a_reader_has_not_seen() -> None:
+    """GIVEN readers at different batches WHEN the least cursor is asked for THEN unseen places count from 0."""
+    group = Group(1, frozenset({"a"}), {P0: 9, P1: 4, Place("crm", 0): 3})
+    assert least_cursors(group, {"b": {P0: 5}}, "shop") == {0: 5, 1: 0}
+    assert least_cursors(group, {}, "shop") == {0: 9, 1: 4}
+
+
+def test_heads_of_all_sources_are_one_vector() -> None:
+    """GIVEN heads of two sources WHEN asked for one of them THEN the other's are not in it."""
+
+    def at(batch: int) -> Head:
+        return Head(batch, 1, "", 1)
+
+    class Heads(MemoryHeads):
+        def load(self, source: str) -> dict[int, Head]:
+            return {0: at(7)} if source == "shop" else {0: at(2), 1: at(3)}
+
+    leases = MemoryLeases(is_gone=lambda _: True)
+    assert durable_heads(Heads(leases), ["shop"]) == {P0: 7}
+    assert durable_heads(Heads(leases), ["shop", "crm"]) == {P0: 7, Place("crm", 0): 2, Place("crm", 1): 3}
+
+
+class Lines:
+    def __init__(self) -> None:
+        self.written: list[tuple[str, str]] = []
+
+    def warning(self, what: str, **values: Any) -> None:
+        self.written.append((what, values["subscription"]))
+
+
+@pytest.fixture
+def lines() -> Lines:
+    return Lines()
+
+
+def test_d7_gauges_are_there_for_everybody_and_go_with_the_subscription(lines: Lines) -> None:
+    """GIVEN standings WHEN shown THEN each has lag, age, state and rows; WHEN one is removed THEN its gauges are."""
+    scene, metrics = Scene(), Metrics()
+    report = DeliveryReport(metrics, lines)
+    report.standings(scene.known(), T0 + timedelta(minutes=11))
+
+    def value(name: str, **labels: str) -> float | None:
+        return metrics.registry.get_sample_value(f"evermark_{name}", labels)
+
+    assert value("subscription_lag_batches", subscription="down") == 3
+    assert value("subscription_lag_events", subscription="down") == 30
+    assert value("subscription_oldest_seconds", subscription="down") == 600
+    assert value("subscription_state", subscription="down", state="behind") == 1
+    assert value("subscription_state", subscription="down", state="live") == 0
+    assert value("parked_rows", subscription="picky", state="waiting") == 1
+    scene.store.register([spec("good"), spec("picky")], MadeBy.FILE, {}, scene.epoch)
+    report.standings(scene.known(), T0)
+    left = [
+        s for family in metrics.registry.collect() for s in family.samples if s.labels.get("subscription") == "down"
+    ]
+    assert left == []
+    assert value("subscription_lag_batches", subscription="good") == 2
+
+
+def test_a_turn_that_ended_is_no_failure_but_leaving_the_group_is(lines: Lines) -> None:
+    """GIVEN work that was not finished WHEN the group did it THEN it is told; WHEN a follower did THEN it is not."""
+    metrics = Metrics()
+    report = DeliveryReport(metrics, lines)
+    late = Delivered("late", 0, Outcome("late", Fate.UNFINISHED, accepted=5, reason="slow"))
+    report.by_group(P0, [late])
+    report.by_follower(P0, [late])
+    report.by_follower(P0, [Delivered("down", 0, failed("down"))])
+    assert lines.written == [("subscription fell behind", "late"), ("subscription stays behind", "down")]
+    failures = {s.labels["subscription"]: s.value for s in _of(metrics, "evermark_delivery_failures_total")}
+    assert failures == {"late": 1, "down": 1}
+    assert metrics.registry.get_sample_value("evermark_events_delivered_total", {"subscription": "late"}) == 10
+
+
+def _of(metrics: Metrics, name: str) -> list[Any]:
+    return [s for family in metrics.registry.collect() for s in family.samples if s.name == name]
