@@ -16,6 +16,7 @@ from evermark.app.replaying import ReplayRunner
 from evermark.app.reporting import DeliveryReport
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.delivery import roster
+from evermark.delivery.accounts import accounts, least_cursors
 from evermark.delivery.base import CursorVector, MadeBy, Place, Subscription
 from evermark.delivery.follower import Follower
 from evermark.delivery.live import LiveGroup
@@ -23,7 +24,6 @@ from evermark.delivery.queue import ParkedQueue
 from evermark.delivery.replay import ReplayDeliverer
 from evermark.delivery.replayer import Replayer
 from evermark.delivery.sinks.base import Sink
-from evermark.delivery.standing import least_cursors, standings
 from evermark.delivery.work import Deliverer, Span
 from evermark.error_policy import Action, action_for
 from evermark.errors import ConflictError, EvermarkError, NotFoundError
@@ -242,8 +242,8 @@ class DeliveryRunner:
 
     def _report(self) -> None:
         heads = {place: head for place, (head, _) in self._view.heads().items()}
-        known = standings(self._d.delivery, heads, lambda source: self._view.reader(source).files_if_any())
-        self._told.standings(known, _now())
+        known = accounts(self._d.delivery, heads, lambda source: self._view.reader(source).files_if_any())
+        self._told.accounts(known, _now())
 
     def _starts(self) -> dict[str, CursorVector]:
         """Where new subscriptions begin that do not begin now."""

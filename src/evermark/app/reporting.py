@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from evermark.delivery.accounts import Account
 from evermark.delivery.base import Fate, Place, SubscriptionState
-from evermark.delivery.standing import Standing
 from evermark.delivery.work import Delivered
 from evermark.observe.metrics import Metrics
 
@@ -20,17 +20,17 @@ class DeliveryReport:
         self._log = log
         self._shown: set[str] = set()
 
-    def standings(self, known: Mapping[str, Standing], now: datetime) -> None:
+    def accounts(self, known: Mapping[str, Account], now: datetime) -> None:
         """Gauges for everybody there is, and for nobody else."""
         metrics = self._metrics
-        for name, standing in known.items():
-            metrics.lag_batches.labels(name).set(standing.lag_batches)
-            metrics.lag_events.labels(name).set(standing.lag_events)
-            age_s = (now - standing.oldest).total_seconds() if standing.oldest is not None else 0.0
+        for name, account in known.items():
+            metrics.lag_batches.labels(name).set(account.lag_batches)
+            metrics.lag_events.labels(name).set(account.lag_events)
+            age_s = (now - account.oldest).total_seconds() if account.oldest is not None else 0.0
             metrics.oldest_s.labels(name).set(max(0.0, age_s))
             for state in SubscriptionState:
-                metrics.state.labels(name, state.value).set(state is standing.subscription.state)
-            for kind, rows in zip(_PARKED_STATES, (standing.waiting, standing.dead), strict=True):
+                metrics.state.labels(name, state.value).set(state is account.subscription.state)
+            for kind, rows in zip(_PARKED_STATES, (account.waiting, account.dead), strict=True):
                 metrics.queue_rows.labels(name, kind).set(rows)
         for name in self._shown - known.keys():  # removed: its last values would look like present ones
             for gauge in (metrics.lag_batches, metrics.lag_events, metrics.oldest_s):

@@ -13,8 +13,8 @@ from evermark.app.leasing import as_holder
 from evermark.cluster.base import Holder
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.postgres import PostgresLeases
+from evermark.delivery.accounts import durable_heads
 from evermark.delivery.sinks.webhook import WebhookSink
-from evermark.delivery.standing import durable_heads
 from evermark.delivery.store import PostgresDelivery
 from evermark.errors import BusyError
 from evermark.log.head import PostgresHeads

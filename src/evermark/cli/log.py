@@ -108,7 +108,7 @@ def _care(path: Path, source: str | None, *, as_json: bool, retain: bool) -> Non
 
 
 def _care_for(deployment: Deployment, name: str, retention: timedelta | None) -> CareReport:
-    from evermark.delivery.standing import least_cursors
+    from evermark.delivery.accounts import least_cursors
     from evermark.log.care import Care
 
     passed = least_cursors(deployment.delivery.group(), deployment.delivery.cursors_outside(), name)

@@ -47,11 +47,11 @@ def partition_rows(deployment: Deployment) -> list[dict[str, Any]]:
 
 def subscription_rows(deployment: Deployment) -> list[dict[str, Any]]:
     """One row per subscription, those of the file that no instance has seen yet included. No secret is in them."""
-    from evermark.delivery.standing import durable_heads, standings
+    from evermark.delivery.accounts import accounts, durable_heads
     from evermark.log.read import LogReader
 
     heads = durable_heads(deployment.heads, deployment.sources)
-    known = standings(deployment.delivery, heads, lambda s: LogReader(deployment.log_folder(s)).files_if_any())
+    known = accounts(deployment.delivery, heads, lambda s: LogReader(deployment.log_folder(s)).files_if_any())
     rows: list[dict[str, Any]] = [
         {
             **_wishes(found.subscription.spec),

@@ -15,12 +15,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol, TypeVar
 
 from evermark.config.asked import asked, asked_changes
+from evermark.delivery.accounts import account, accounts
 from evermark.delivery.base import DeliveryStore, MadeBy, ParkedRow, Place, SubscriptionSpec
 from evermark.delivery.retry import Verdict
 from evermark.delivery.roster import start_vector
 from evermark.delivery.signing import new_secret
 from evermark.delivery.sinks.base import Sink, Try
-from evermark.delivery.standing import standing, standings
 from evermark.errors import ConfigError, NotFoundError
 from evermark.log.read import FileRange
 from evermark.predicate import match_sql, vet
@@ -62,7 +62,7 @@ class Desk:
 
     def page(self, after: str = "", limit: int = PAGE_MAX) -> SubscriptionPage:
         """By name, in a number of queries that does not depend on how many there are."""
-        known = standings(self.store, self.heads(), self.files)
+        known = accounts(self.store, self.heads(), self.files)
         names = [name for name in sorted(known) if name > after]
         shown = names[: max(1, min(limit, PAGE_MAX))]
         return SubscriptionPage(
@@ -137,7 +137,7 @@ class Desk:
         )
 
     def _told(self, name: str) -> dict[str, Any]:
-        return SubscriptionAnswer.of(standing(self.store, name, self.heads(), self.files))
+        return SubscriptionAnswer.of(account(self.store, name, self.heads(), self.files))
 
     # parked deliveries
 

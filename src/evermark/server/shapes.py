@@ -11,10 +11,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from evermark import durations
 from evermark.config.fields import Duration, between
 from evermark.config.subscriptions import SubscriptionConfig, signing_secret
+from evermark.delivery.accounts import Account
 from evermark.delivery.base import MadeBy, ParkedRow, SubscriptionState
 from evermark.delivery.retry import Verdict
 from evermark.delivery.roster import secret_ends
-from evermark.delivery.standing import Standing
 from evermark.errors import EvermarkError, Kind
 from evermark.observe.logging import without_secrets
 from evermark.secrets import Secret
@@ -70,8 +70,8 @@ class SubscriptionAnswer(Answer):
     dead: int
 
     @classmethod
-    def of(cls, standing: Standing) -> dict[str, Any]:
-        found = standing.subscription
+    def of(cls, account: Account) -> dict[str, Any]:
+        found = account.subscription
         spec = found.spec
         return {
             "name": spec.name,
@@ -96,11 +96,11 @@ class SubscriptionAnswer(Answer):
             "reason": found.reason,
             "failures": found.failures,
             "next_attempt_at": found.next_attempt_at,
-            "lag_batches": standing.lag_batches,
-            "lag_events": standing.lag_events,
-            "oldest": standing.oldest,
-            "waiting": standing.waiting,
-            "dead": standing.dead,
+            "lag_batches": account.lag_batches,
+            "lag_events": account.lag_events,
+            "oldest": account.oldest,
+            "waiting": account.waiting,
+            "dead": account.dead,
         }
 
 

@@ -12,9 +12,9 @@ from evermark.app.reporting import DeliveryReport
 from evermark.cluster.base import Holder
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
+from evermark.delivery.accounts import Account, account, accounts, durable_heads, least_cursors
 from evermark.delivery.base import Fate, Group, MadeBy, Outcome, Place
 from evermark.delivery.memory import MemoryDelivery
-from evermark.delivery.standing import Standing, durable_heads, least_cursors, standing, standings
 from evermark.delivery.work import Delivered
 from evermark.log.head import Head, MemoryHeads
 from evermark.log.read import FileRange
@@ -40,8 +40,8 @@ class Scene:
         moments = [T0 + timedelta(minutes=n) for n in range(4)]
         return [FileRange(f"f{n}", 0, 0, n, n, 10, 1, moments[n], None, moments[n], moments[n]) for n in (1, 2, 3)]
 
-    def known(self) -> dict[str, Standing]:
-        return standings(self.store, {P0: 3}, self.files)
+    def known(self) -> dict[str, Account]:
+        return accounts(self.store, {P0: 3}, self.files)
 
 
 def test_d7_lag_age_and_parked_rows_are_told_for_each() -> None:
@@ -54,7 +54,7 @@ def test_d7_lag_age_and_parked_rows_are_told_for_each() -> None:
     assert known["down"].oldest == T0 + timedelta(minutes=1)
     assert known["picky"].oldest is not None and known["picky"].oldest <= T0 + timedelta(minutes=2)
     for name, one in known.items():
-        assert standing(scene.store, name, {P0: 3}, scene.files) == one
+        assert account(scene.store, name, {P0: 3}, scene.files) == one
 
 
 def test_the_least_cursor_counts_what_a_reader_has_not_seen() -> None:
@@ -93,10 +93,10 @@ def lines() -> Lines:
 
 
 def test_d7_gauges_are_there_for_everybody_and_go_with_the_subscription(lines: Lines) -> None:
-    """GIVEN standings WHEN shown THEN each has lag, age, state and rows; WHEN one is removed THEN its gauges are."""
+    """GIVEN accounts WHEN shown THEN each has lag, age, state and rows; WHEN one is removed THEN its gauges are."""
     scene, metrics = Scene(), Metrics()
     report = DeliveryReport(metrics, lines)
-    report.standings(scene.known(), T0 + timedelta(minutes=11))
+    report.accounts(scene.known(), T0 + timedelta(minutes=11))
 
     def value(name: str, **labels: str) -> float | None:
         return metrics.registry.get_sample_value(f"evermark_{name}", labels)
@@ -108,7 +108,7 @@ def test_d7_gauges_are_there_for_everybody_and_go_with_the_subscription(lines: L
     assert value("subscription_state", subscription="down", state="live") == 0
     assert value("parked_rows", subscription="picky", state="waiting") == 1
     scene.store.register([spec("good"), spec("picky")], MadeBy.FILE, {}, scene.epoch)
-    report.standings(scene.known(), T0)
+    report.accounts(scene.known(), T0)
     left = [
         s for family in metrics.registry.collect() for s in family.samples if s.labels.get("subscription") == "down"
     ]

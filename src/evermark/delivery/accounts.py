@@ -14,7 +14,7 @@ from evermark.log.read import FileRange
 
 
 @dataclass(frozen=True)
-class Standing:
+class Account:
     subscription: Subscription
     lag_batches: int
     lag_events: int
@@ -23,30 +23,30 @@ class Standing:
     dead: int
 
 
-def standings(
+def accounts(
     store: DeliveryStore, heads: Mapping[Place, int], files: Callable[[str], Sequence[FileRange]]
-) -> dict[str, Standing]:
+) -> dict[str, Account]:
     """By name, in a number of queries that does not depend on how many there are."""
-    return _standings(store, store.subscriptions().values(), heads, files)
+    return _accounts(store, store.subscriptions().values(), heads, files)
 
 
-def standing(
+def account(
     store: DeliveryStore, name: str, heads: Mapping[Place, int], files: Callable[[str], Sequence[FileRange]]
-) -> Standing:
-    return _standings(store, [store.subscription(name)], heads, files)[name]
+) -> Account:
+    return _accounts(store, [store.subscription(name)], heads, files)[name]
 
 
-def _standings(
+def _accounts(
     store: DeliveryStore,
     wanted: Iterable[Subscription],
     heads: Mapping[Place, int],
     files: Callable[[str], Sequence[FileRange]],
-) -> dict[str, Standing]:
+) -> dict[str, Account]:
     live, outside = store.group().cursors, store.cursors_outside()
     counts, since = store.parked_counts(), store.parked_since()
     by_source = {source: files(source) for source in {place.source for place in heads}}
     lags: dict[frozenset[tuple[Place, int]], Lag] = {}  # nearly all stand where the group does
-    found: dict[str, Standing] = {}
+    found: dict[str, Account] = {}
     for subscription in wanted:
         name = subscription.name
         cursors = outside.get(name, live)
@@ -55,7 +55,7 @@ def _standings(
             lags[at] = lag_of(cursors, heads, by_source)
         moments = [moment for moment in (lags[at].oldest, since.get(name)) if moment is not None]
         parked = counts.get(name, {})
-        found[name] = Standing(
+        found[name] = Account(
             subscription,
             distance(cursors, heads),
             lags[at].events,
