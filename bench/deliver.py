@@ -1,9 +1,10 @@
 """Delivery: 100 000 events of the log to two receivers, one by one and in bundles of 100.
 
 Ours is a batch of the live group from beginning to end: found, read, rendered, signed, posted by the task, results
-folded, settled in State. Theirs: a bare asyncio client that posts ready-made, unsigned requests over as many
-connections to the same receivers; and PgQueuer, a job queue in Postgres: a job for each event and receiver, enqueued
-before the clock starts, its handler posting a ready-made request.
+folded, settled in State. Theirs: a bare aiohttp client that posts ready-made, unsigned bodies over as many connections
+to the same receivers; and PgQueuer, a job queue in Postgres: a job for each event and receiver, enqueued before the
+clock starts, its handler posting a ready-made body. `wire_*` is told beside it: the same bodies over our own
+connections, which is as fast as Python gets here.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 
 import psycopg
 
+from bench.bare import by_aiohttp, by_wire, wire_post
 from bench.receiver_child import ReceiverProcess
 from bench.replay import _box as box_in
 from bench.report import Report, say
@@ -31,11 +33,9 @@ from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.liveness import this_process
 from evermark.cluster.postgres import PostgresLeases
 from evermark.delivery.base import MadeBy, Place, SubscriptionSpec
-from evermark.delivery.guard import Guard
 from evermark.delivery.live import LiveGroup
 from evermark.delivery.signing import new_secret
 from evermark.delivery.sinks.lanes import BUNDLE_LANES_MAX
-from evermark.delivery.sinks.wire import Pool
 from evermark.delivery.store import PostgresDelivery
 from evermark.delivery.work import Span
 from evermark.embedded.java import ensure_java
@@ -123,33 +123,6 @@ class _Ours:
         return Span(_PLACE, self._batch - 1, self._batch, (path,), rows, exact=True)
 
 
-async def _posted(bodies: Sequence[bytes], ports: Sequence[int], lanes: int) -> None:
-    """Every body to every receiver."""
-    pool = Pool(Guard(["127.0.0.0/8"], opened_only=True).socket, None)
-
-    async def lane(port: int, waiting: Sequence[bytes]) -> None:
-        for body in waiting:
-            await _post(pool, port, body)
-
-    await asyncio.gather(*(lane(port, bodies[n::lanes]) for port in ports for n in range(lanes)))
-    pool.close()
-
-
-async def _post(pool: Pool, port: int, body: bytes) -> None:
-    head = b"POST / HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
-    request = b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body)
-    wire = pool.kept("127.0.0.1", port) or await pool.dial("127.0.0.1", port, 10.0)
-    reply = await wire.post(request, 10.0)
-    if reply.status != 200:
-        raise EvermarkError(f"the receiver said {reply.status}")
-
-
-def _bare(bodies: Sequence[bytes], ports: Sequence[int], lanes: int) -> float:
-    began = time.perf_counter()
-    asyncio.run(_posted(bodies, ports, lanes))
-    return time.perf_counter() - began
-
-
 def _pgqueuer(dsn: str, bodies: Sequence[bytes], ports: Sequence[int]) -> float:
     """Seconds until every job is done."""
     import asyncpg
@@ -173,11 +146,11 @@ def _pgqueuer(dsn: str, bodies: Sequence[bytes], ports: Sequence[int]) -> float:
                     some: list[bytes | None] = [*bodies[at : at + 5_000]]
                     await queries.enqueue([name] * len(some), some, [0] * len(some))
             manager: Any = QueueManager(queries)
-            pool = Pool(Guard(["127.0.0.0/8"], opened_only=True).socket, None)
+            post, pool = wire_post()
 
             def handler(port: int) -> Callable[[Job], object]:
                 async def handle(job: Job) -> None:
-                    await _post(pool, port, job.payload or b"")
+                    await post(port, job.payload or b"")
 
                 return handle
 
@@ -201,23 +174,26 @@ class _Bench:
     def measure(self, name: str, bundle: int, lanes: int) -> list[bytes]:
         """In turns; the bodies of the last run of ours."""
         rates: list[float] = []
-        theirs: list[float] = []
+        theirs: dict[str, list[float]] = {"bare": [], "wire": []}
         bodies: list[bytes] = []
         taken = 0.0
         for turn in range(_RUNS + 1):
             seconds, bodies = self._turn(bundle)
-            bare = self._received(partial(_bare, bodies, lanes=lanes))[0]
-            say(f"{name}: ours {seconds:.2f} s, bare {bare:.2f} s, lost {self._report.lost}")
+            bare = self._received(partial(by_aiohttp, bodies, lanes=lanes))[0]
+            wire = self._received(partial(by_wire, bodies, lanes=lanes))[0]
+            say(f"{name}: ours {seconds:.2f} s, bare {bare:.2f} s, wire {wire:.2f} s, lost {self._report.lost}")
             taken += seconds
             if turn:
                 rates.append(self._events * _RECEIVERS / seconds)
-                theirs.append(self._events * _RECEIVERS / bare)
+                theirs["bare"].append(self._events * _RECEIVERS / bare)
+                theirs["wire"].append(self._events * _RECEIVERS / wire)
             if turn and taken > 3 * _LONG_S:
                 break
         unit = "single_per_s" if bundle == 1 else "bundled_events_per_s"
         middle = self._report.spread(unit, rates)
-        self._report.spread(f"bare_{unit}", theirs)
-        self._report.ratios[f"bare_{name}"] = middle / statistics.median(theirs)
+        for who, found in theirs.items():
+            self._report.spread(f"{who}_{unit}", found)
+            self._report.ratios[f"{who}_{name}"] = middle / statistics.median(found)
         return bodies
 
     def _turn(self, bundle: int) -> tuple[float, list[bytes]]:
