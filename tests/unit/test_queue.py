@@ -1,0 +1,226 @@
+"""Parked deliveries on their way: what is deleted and when, what costs an attempt, and how it ends (D2, D4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evermark.cluster.base import Holder
+from evermark.cluster.fence import DELIVER_LEASE
+from evermark.cluster.memory import MemoryLeases
+from evermark.delivery.base import ParkedEvent, ParkedRow, SubscriptionState
+from evermark.delivery.memory import MemoryDelivery
+from evermark.delivery.queue import CLAIM_LEASE_S, ParkedQueue, after_answer
+from evermark.delivery.retry import SCHEDULE_S, Verdict
+from evermark.delivery.sinks.base import Answer, Try, as_it_is
+from evermark.errors import UnreachableError
+from evermark.testing.contracts.scene import P0, T0, begin, done, event
+
+SOON = T0 + timedelta(minutes=1)  # the first retry is due
+ACCEPTED, REFUSED = Answer(Verdict.ACCEPTED, 204), Answer(Verdict.EVENT, 422, "HTTP 422")
+DOWN = Answer(Verdict.ENDPOINT, 503, "HTTP 503")
+
+
+class DiedError(BaseException):
+    """As kill -9: nothing after it runs."""
+
+
+@dataclass
+class World:
+    """A store in memory, a clock that the test moves, and a receiver that says what it is told to."""
+
+    jitter: float = 0.0
+    now: datetime = SOON
+    answer: Callable[[Try], Answer] = lambda one: ACCEPTED
+    sent: list[Try] = field(default_factory=list)
+    while_sending: Callable[[], None] = lambda: None
+
+    def __post_init__(self) -> None:
+        self._leases = MemoryLeases(is_gone=lambda holder: True)
+        self._owners = 0
+        self.store = MemoryDelivery(self._leases, jitter=lambda: 0.0)
+        self.take_over()
+        begin(self.store, self.epoch, "a")
+
+    def take_over(self) -> None:
+        """Another process owns delivery from now on."""
+        self._owners += 1
+        lease = self._leases.acquire(DELIVER_LEASE, Holder("i", "h", "b", self._owners, "1"), 1e9)
+        assert lease is not None
+        self.epoch = lease.epoch
+
+    def park(self, *parked: ParkedEvent, at: datetime = T0) -> None:
+        self.store.settle_group(P0, 0, 1, frozenset("a"), [done("a", *parked)], at, self.epoch)
+
+    def run(self) -> int:
+        sink: Any = self
+        return ParkedQueue(self.store, sink, as_it_is, self.epoch, lambda: self.now, lambda: self.jitter).run()
+
+    def attempt(self, tries: Sequence[Try], deadline_s: float) -> list[Answer]:
+        self.sent += tries
+        self.while_sending()
+        return [self.answer(one) for one in tries]
+
+    @property
+    def rows(self) -> list[ParkedRow]:
+        return self.store.parked()
+
+    def one(self) -> ParkedRow:
+        (row,) = self.rows
+        return row
+
+
+def test_d2_a_row_is_there_until_its_2xx_and_no_other_answer_takes_it_away() -> None:
+    """GIVEN one row per answer WHEN all are tried THEN all are kept while sent, and only the taken one goes."""
+    world = World()
+    answers = [ACCEPTED, *(Answer(verdict) for verdict in Verdict if verdict is not Verdict.ACCEPTED)]
+    world.park(*(event(n) for n in range(1, len(answers) + 1)))
+    by_event = {event(n).event: answer for n, answer in enumerate(answers, 1)}
+    world.answer = lambda one: by_event[one.event]
+    during: list[int] = []
+    world.while_sending = lambda: during.append(len(world.rows))
+    assert world.run() == len(answers)
+    assert during == [len(answers)]
+    assert [row.event.event_id for row in world.rows] == [f"e{n}" for n in range(2, len(answers) + 1)]
+
+
+def test_d2_a_crash_between_send_and_delete_sends_again() -> None:
+    """GIVEN a row that was sent WHEN the process dies before it is deleted THEN the next owner sends it, once more."""
+    world = World()
+    world.park(event(1))
+
+    def die() -> None:
+        raise DiedError
+
+    world.while_sending = die
+    with pytest.raises(DiedError):
+        world.run()
+    assert world.one().attempts == 1, "a crash spends no attempt"
+    world.while_sending = lambda: None
+    world.take_over()
+    assert world.run() == 1
+    assert [one.attempt for one in world.sent] == [2, 2], "the same attempt of the same event"
+    assert world.rows == []
+
+
+def test_d2_a_delete_that_failed_is_made_good_when_the_claim_has_run_out() -> None:
+    """GIVEN a 2xx that could not be written down WHEN the lease of the claim ends THEN it is sent and deleted."""
+    world = World()
+    world.park(event(1))
+    real = world.store.delivered
+
+    def unreachable(ids: Sequence[int], epoch: int) -> None:
+        raise UnreachableError("state is away")
+
+    world.store.delivered = unreachable  # type: ignore[method-assign]
+    with pytest.raises(UnreachableError):
+        world.run()
+    world.store.delivered = real  # type: ignore[method-assign]
+    world.now += timedelta(seconds=CLAIM_LEASE_S - 1)
+    assert world.run() == 0, "somebody may still be sending it"
+    world.now += timedelta(seconds=1)
+    assert world.run() == 1
+    assert world.rows == []
+
+
+@pytest.mark.parametrize("verdict", [Verdict.ENDPOINT, Verdict.BUSY])
+def test_d4_an_endpoint_that_is_down_spends_no_attempt_however_long(verdict: Verdict) -> None:
+    """GIVEN a parked event WHEN its receiver is down or busy for 50 tries THEN it is as alive as before."""
+    world = World(answer=lambda one: Answer(verdict, None, "away"))
+    world.park(event(1))
+    for _ in range(50):
+        assert world.run() == 1
+        row = world.one()
+        assert (row.attempts, row.event.reason) == (1, "away")
+        assert row.next_attempt_at is not None and row.next_attempt_at > world.now
+        world.now = row.next_attempt_at
+
+
+def test_d4_a_refused_event_is_tried_on_the_schedule_and_then_dead_until_a_person_acts() -> None:
+    """GIVEN an event that is always refused WHEN days pass THEN 5 s to 10 h apart, dead, listed, revivable."""
+    world = World(now=T0, answer=lambda one: REFUSED)
+    world.park(event(1))
+    waits = []
+    for _ in range(2 * len(SCHEDULE_S)):
+        due = world.one().next_attempt_at
+        if due is None:
+            break
+        waits.append((due - world.now).total_seconds())
+        world.now = due
+        assert world.run() == 1
+    assert waits == list(SCHEDULE_S) == [5, 300, 1_800, 7_200, 18_000, 36_000, 36_000]
+    assert [one.attempt for one in world.sent] == list(range(2, 9))
+
+    world.now += timedelta(days=365)
+    assert world.run() == 0
+    (dead,) = world.store.parked("a", dead=True)
+    assert (dead.attempts, dead.event.status, dead.event.reason) == (8, 422, "HTTP 422")
+
+    assert world.store.release([dead.id], world.now, world.epoch) == 1
+    world.answer = lambda one: ACCEPTED
+    assert world.run() == 1
+    assert world.rows == []
+
+
+@given(st.integers(0, 6), st.sampled_from([REFUSED, DOWN, Answer(Verdict.BUSY, 409)]), st.floats(0, 86_400))
+def test_d4_retry_after_is_honoured_by_every_retry(made: int, answer: Answer, asked_s: float) -> None:
+    """GIVEN a parked event and an answer with Retry-After WHEN it is put back THEN it is never tried before that."""
+    for jitter in (0.0, 1.0):
+        _, delay = after_answer(made, replace(answer, retry_after_s=asked_s), jitter)
+        assert delay is not None
+        assert delay >= asked_s
+
+
+def test_d4_the_first_retry_waits_as_long_as_the_refusal_asked() -> None:
+    """GIVEN an event refused with Retry-After: 600 WHEN it is parked THEN not after five seconds, but after that."""
+    world = World(now=T0 + timedelta(seconds=599))
+    world.park(replace(event(1), retry_after_s=600.0))
+    assert world.run() == 0
+    world.now = T0 + timedelta(seconds=600)
+    assert world.run() == 1
+
+
+def test_d4_retries_of_many_are_spread_out() -> None:
+    """GIVEN two rows refused at one moment WHEN the dice fall differently THEN they do not come back together."""
+    due = []
+    for jitter in (0.0, 1.0):
+        world = World(jitter=jitter, answer=lambda one: REFUSED)
+        world.park(event(1))
+        world.run()
+        due.append(world.one().next_attempt_at)
+    assert due[0] == SOON + timedelta(seconds=300)
+    assert due[1] == SOON + timedelta(seconds=375)
+
+
+def test_d4_what_was_never_sent_has_all_its_attempts() -> None:
+    """GIVEN an event parked unsent (too large, or held behind its key) WHEN it is tried THEN that is the first one."""
+    world = World(answer=lambda one: REFUSED)
+    world.park(event(1, status=None))
+    world.run()
+    assert [one.attempt for one in world.sent] == [1]
+    assert world.one().attempts == 1
+
+
+def test_d9_a_retry_says_that_it_comes_late_and_keeps_its_delivery_id() -> None:
+    """GIVEN one parked by first delivery and one by a replay WHEN retried THEN both historical, each with its id."""
+    world = World()
+    world.park(event(1), replace(event(2), replay_id="r7"))
+    world.run()
+    assert [(one.historical, one.replay_id) for one in world.sent] == [(True, None), (True, "r7")]
+
+
+def test_d2_a_paused_subscription_keeps_its_rows_and_gets_them_when_resumed() -> None:
+    """GIVEN a parked row WHEN a person pauses and resumes THEN nothing is sent meanwhile, and nothing is gone."""
+    world = World()
+    world.park(event(1))
+    world.store.suspend("a", "rest", world.epoch)
+    assert (world.run(), len(world.rows)) == (0, 1)
+    world.store.resume("a", world.epoch)
+    assert world.store.subscription("a").state is SubscriptionState.BEHIND
+    assert (world.run(), world.rows) == (1, [])
