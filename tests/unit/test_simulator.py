@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from evermark.delivery.base import Fate, Place, SubscriptionSpec, SubscriptionState
+from evermark.log.base import Append
 from evermark.testing.simulator.__main__ import hunt, main
 from evermark.testing.simulator.baton import Baton, Process, SimLock
+from evermark.testing.simulator.broken import Broken
+from evermark.testing.simulator.keys import Keys
 from evermark.testing.simulator.mutants import MUTANTS, Mutant
+from evermark.testing.simulator.promises import Promises
 from evermark.testing.simulator.run import run
 from evermark.testing.simulator.scenario import scenario
+from evermark.testing.simulator.source import Row, SimLog
 
 SEEDS = 40
 
@@ -29,6 +38,64 @@ def test_no_seed_loses_an_event(capsys: pytest.CaptureFixture[str]) -> None:
     counts = dict(part.split("=") for part in last.split()[1:])
     assert counts["produced"] == counts["taken"]
     assert all(int(counts[name]) > 0 for name in ("delivered", "duplicates_dropped", "parked", "expired", "crashes"))
+
+
+def test_seeds_come_upon_what_they_are_for() -> None:
+    """Promises about what never happens are worth nothing: wishes, failures, limits and slowness all occur."""
+    # WHEN a few seeds run
+    met = Counter[str]()
+    for seed in range(10):
+        ran = run(seed)
+        assert not ran.failure, (seed, ran.failure)
+        met.update(ran.met)
+
+    # THEN each thing people can ask for was done, and each state and fate was met
+    asked = ("add", "change", "rotate", "retire", "remove", "suspend", "resume", "release", "drop", "expire")
+    missed = [what for what in (*asked, *SubscriptionState, *Fate) if not met[what]]
+    assert not missed
+
+
+def test_change_is_owed_from_the_batches_taken_after_it() -> None:
+    """What all wishes since the taking of a batch want is owed; what none of them wants is never sent."""
+    # GIVEN a subscription to orders that is changed to users when the log has two batches
+    log, place = SimLog("shop"), Place("shop", 0)
+    promises = Promises({"shop": log})
+    spec = SubscriptionSpec("a", "https://a.example", streams=("orders",))
+    promises.begin(spec, {place: 1})
+    for batch in (1, 2, 3):
+        if batch == 3:
+            promises.change(replace(spec, streams=("users",)))
+        log.commit(Append(0, batch, 1, "", str(batch), ()))
+
+    def told(stream: str, batch: int) -> tuple[bool, bool]:
+        row = Row(f"{stream}{batch}", place, batch, "1", stream, "k", "insert", 0.0)
+        return promises.owes("a", row), promises.may_send("a", row)
+
+    # THEN batch 1 is before its start, batch 2 may go by either wish, and batch 3 goes by the new one
+    assert told("orders", 1)[1] is told("users", 1)[1] is False
+    assert told("orders", 2) == told("users", 2) == (False, True)
+    assert (told("orders", 3), told("users", 3)) == ((False, False), (True, True))
+
+
+def test_receiver_may_change_over_until_its_secret_ends() -> None:
+    """During an overlap both secrets sign; a request that lacks the one still in use breaks a promise."""
+    # GIVEN a receiver whose secret is being replaced within ten seconds
+    now = [datetime(2026, 1, 1, tzinfo=UTC)]
+    keys = Keys(random.Random(3), lambda: now[0])
+    old = SubscriptionSpec("a", "https://a.example", secrets=("s1",))
+    keys.begin(old)
+    keys.rotate("a", "s2", now[0] + timedelta(seconds=10))
+
+    # THEN it knows requests made before the rotation and after it, and misses its own secret
+    assert keys.are_known(old)
+    assert keys.are_known(replace(old, secrets=("s2", "s1")))
+    with pytest.raises(Broken, match="s1, which is still good"):
+        keys.are_known(replace(old, secrets=("s2",)))
+
+    # WHEN the overlap is over THEN only what was made before it is not known any more
+    now[0] += timedelta(seconds=11)
+    assert keys.are_known(replace(old, secrets=("s2",)))
+    assert not keys.are_known(old)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)

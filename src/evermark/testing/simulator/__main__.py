@@ -6,9 +6,9 @@ import argparse
 import sys
 import time
 
+from evermark.testing.simulator.broken import Broken
 from evermark.testing.simulator.mutants import BY_NAME, MUTANTS, Mutant
 from evermark.testing.simulator.run import Ran, run
-from evermark.testing.simulator.truth import Broken
 from evermark.testing.simulator.world import Ledger
 
 

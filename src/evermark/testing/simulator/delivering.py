@@ -1,33 +1,38 @@
-"""Delivery of one instance: the live group, the follower, the queue, and a person who interferes now and then."""
+"""Delivery of one instance: the live group, the follower and the queue."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from evermark.cluster.fence import DELIVER_LEASE
-from evermark.delivery.base import (
-    CursorVector,
-    MadeBy,
-    ParkedRow,
-    Subscription,
-    SubscriptionSpec,
-    SubscriptionState,
-)
+from evermark.delivery.base import CursorVector, MadeBy, Subscription, SubscriptionSpec
 from evermark.delivery.follower import Follower
 from evermark.delivery.live import LiveGroup
 from evermark.delivery.queue import ParkedQueue
 from evermark.delivery.retry import Verdict
+from evermark.delivery.roster import free_names
 from evermark.delivery.sinks.base import Answer, as_it_is
 from evermark.delivery.work import Span
 from evermark.error_policy import Action, action_for
 from evermark.errors import ConflictError, EvermarkError, NotFoundError, UnreachableError
 from evermark.testing.simulator.baton import SimLock, Task
 from evermark.testing.simulator.instance import HeldLease, Idle, Instance, SimLogView
-from evermark.testing.simulator.receiver import SimDeliverer, SimSink
+from evermark.testing.simulator.posting import SimDeliverer, SimSink
 from evermark.testing.simulator.source import Row
 
 _QUEUE_JOIN_S = 5.0
+
+
+class WatchedFollower(Follower):
+    """Shows whom it is about to work for: at that moment nothing can have changed since it looked."""
+
+    watch: Callable[[Sequence[Subscription]], None]
+
+    def due(self) -> list[Subscription]:
+        found = super().due()
+        self.watch(found)
+        return found
 
 
 class DeliveryRunner:
@@ -38,26 +43,30 @@ class DeliveryRunner:
         self._world = instance.world
         self._baton = instance.world.baton
         self._view = SimLogView(instance)
-        self._busy: dict[str, Task] = {}
+        self._epoch = 0
         scenario, rng = self._world.scenario, self._baton.rng
         self._deliverer = SimDeliverer(
-            self._world.truth,
+            self._world.account,
             self._world.logs,
             self._post,
             rng,
             lambda: self._baton.now,
+            self._baton.sleep,
+            lambda spec: self._world.receiver_of(spec).takes_s(self._baton.now),
             scenario.ttl_s,
-            lambda: not self._world.calm and rng.random() < scenario.receiver_chance["slow"],
         )
         busy = scenario.receiver_chance["busy"]
         self._sink = SimSink(self._post, lambda: not self._world.calm and rng.random() < busy)
 
-    def _post(self, spec: SubscriptionSpec, row: Row) -> Answer:
-        receiver = self._world.receiver(spec.name)
+    def _post(self, spec: SubscriptionSpec, rows: Sequence[Row]) -> Answer:
+        receiver, ids = self._world.receiver_of(spec), " ".join(row.event_id for row in rows)
+
+        def act() -> Answer:
+            stale = self._world.owner_epoch(DELIVER_LEASE) != self._epoch
+            return receiver.post(spec, rows, self._baton.now, stale=stale)
+
         try:
-            answer = self._world.effect(
-                self._instance, f"post {spec.name} {row.event_id}", lambda: receiver.post(spec, row, self._baton.now)
-            )
+            answer = self._world.effect(self._instance, f"post {spec.name} {ids}", act)
         except UnreachableError:
             return Answer(Verdict.ENDPOINT, reason="no answer")
         return cast(Answer, answer)
@@ -75,11 +84,14 @@ class DeliveryRunner:
                 held.close()
 
     def _own(self, held: HeldLease) -> None:
-        instance, epoch, store = self._instance, held.lease.epoch, self._instance.store
-        store.register(self._world.file_specs(), MadeBy.FILE, self._starts(), epoch)
+        instance, store = self._instance, self._instance.store
+        epoch = self._epoch = held.lease.epoch
+        mine, _ = free_names(self._world.file_specs(), store.subscriptions())
+        store.register(mine, MadeBy.FILE, self._starts(), epoch)
         live = LiveGroup(store, self._deliverer, epoch, instance.clock)
         live.lock = cast(Any, SimLock(self._baton))
-        follower = Follower(store, self._view, live, self._deliverer, epoch, instance.clock)
+        follower = WatchedFollower(store, self._view, live, self._deliverer, epoch, instance.clock)
+        follower.watch = self._world.account.standings.look_at_due
         queue = ParkedQueue(store, cast(Any, self._sink), as_it_is, epoch, instance.clock, self._baton.rng.random)
         instance.on_span = lambda span: self._hand_over(live, span)
         ended = [False]
@@ -87,22 +99,19 @@ class DeliveryRunner:
         def over() -> bool:
             return ended[0] or held.lost
 
-        tasks = [
-            instance.spawn("queue", lambda: self._repeat(queue.run, over, 1.0)),
-            instance.spawn("person", lambda: self._repeat(lambda: self._interfere(epoch), over, 2.0)),
-        ]
+        task = instance.spawn("queue", lambda: self._repeat(queue.run, over, 1.0))
         try:
             self._follow(follower, over)
         finally:
             ended[0] = True
-            self._wait_for(tasks)
+            self._wait_for(task)
 
-    def _wait_for(self, tasks: list[Task]) -> None:
-        """Whoever works for a subscription is waited for; the others may be in the middle of something for longer."""
-        while self._busy:
+    def _wait_for(self, task: Task) -> None:
+        """Whoever works for a subscription is waited for; the queue may be in the middle of something for longer."""
+        while self._instance.busy:
             self._baton.sleep(0.1)
         until = self._baton.now + _QUEUE_JOIN_S
-        while not all(task.done for task in tasks) and self._baton.now < until:
+        while not task.done and self._baton.now < until:
             self._baton.sleep(0.2)
 
     def _hand_over(self, live: LiveGroup, span: Span) -> None:
@@ -125,23 +134,31 @@ class DeliveryRunner:
                 if action_for(error) is not Action.RETRY:
                     raise
                 self._baton.sleep(1.0)
-            idle.wait(moved=moved or bool(self._busy))
+            idle.wait(moved=moved or bool(self._instance.busy))
 
     def _catch_up(self, follower: Follower, subscription: Subscription, over: Callable[[], bool]) -> None:
-        if subscription.name in self._busy:
+        if subscription.name in self._instance.busy:
             return
 
+        promises, process = self._world.account.promises, self._instance.name
+
+        def looked(found: Subscription) -> Subscription:
+            promises.begin_turn(process, found.spec)
+            return found
+
         def work() -> None:
-            current: Subscription | None = subscription
             try:
+                current: Subscription | None = first
                 while current is not None and not over() and follower.catch_up(current):
-                    current = next((s for s in follower.due() if s.name == subscription.name), None)
+                    current = next((looked(s) for s in follower.due() if s.name == first.name), None)
             except EvermarkError:
                 self._world.count("subscriptions not moved")
             finally:
-                del self._busy[subscription.name]
+                del self._instance.busy[first.name]
+                promises.end_turns(process, first.name)
 
-        self._busy[subscription.name] = self._instance.spawn(f"behind {subscription.name}", work)
+        first = looked(subscription)
+        self._instance.busy[subscription.name] = self._instance.spawn(f"behind {subscription.name}", work)
 
     def _repeat(self, step: Callable[[], object], over: Callable[[], bool], every_s: float) -> None:
         idle = Idle(self._world, every_s)
@@ -159,43 +176,3 @@ class DeliveryRunner:
             for spec in self._world.file_specs()
             if spec.start == "beginning"
         }
-
-    def _interfere(self, epoch: int) -> bool:
-        """A person makes a subscription or makes it anew, pauses one, gives up what is dead, resumes what needs it."""
-        store, rng, calm, api = self._instance.store, self._baton.rng, self._world.calm, self._world.scenario.api_spec
-        known: dict[str, Subscription] = store.subscriptions()
-        impatience = 0.5 if api is not None and api.name in self._busy else 0.1
-        if api is not None and (api.name not in known if calm else rng.random() < impatience):
-            self._make_anew(api.name, epoch)
-            return True
-        dead = [row for row in store.parked(limit=100) if self._is_hopeless(row, known)]
-        if dead and (self._world.calm or rng.random() < 0.2):
-            self._world.truth.before_drop([(row.subscription, row.event.event_id) for row in dead])
-            store.drop([row.id for row in dead], epoch)
-            return True
-        for name, subscription in known.items():
-            paused = subscription.state is SubscriptionState.SUSPENDED and subscription.next_attempt_at is None
-            if (paused or subscription.state is SubscriptionState.DISABLED) and (
-                self._world.calm or rng.random() < 0.5
-            ):
-                self._world.receiver(name).gone = False
-                store.resume(name, epoch)
-                return True
-        if not self._world.calm and known and rng.random() < 0.1:
-            store.suspend(rng.choice(sorted(known)), "a person", epoch)
-        return False
-
-    def _make_anew(self, name: str, epoch: int) -> None:
-        """From now on, or from where the former one stood."""
-        store = self._instance.store
-        stood: CursorVector = store.cursors(name)
-        store.register([], MadeBy.API, {}, epoch)
-        starts = {name: stood} if stood and self._baton.rng.random() < 0.7 else {}
-        store.register(self._world.api_specs(), MadeBy.API, starts, epoch)
-
-    def _is_hopeless(self, row: ParkedRow, known: Mapping[str, Subscription]) -> bool:
-        """Dead; or, in the calm, in the way of a subscription that has too much parked and will never be taken."""
-        subscription = known.get(row.subscription)
-        forever = row.event.event_id in self._world.truth.refused_forever[row.subscription]
-        stuck = subscription is not None and subscription.state is SubscriptionState.SUSPENDED
-        return row.next_attempt_at is None or (self._world.calm and forever and stuck)

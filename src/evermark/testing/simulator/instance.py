@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any, cast
 
 from evermark.cluster.base import Holder, Lease
@@ -23,14 +23,12 @@ from evermark.log.read import FileRange
 from evermark.sources.base import Limit, Slice
 from evermark.testing.simulator import ports
 from evermark.testing.simulator.baton import Baton, Process, Task
+from evermark.testing.simulator.broken import Broken
 from evermark.testing.simulator.ports import Port
 from evermark.testing.simulator.source import Row
-from evermark.testing.simulator.truth import Broken
 from evermark.testing.simulator.world import World
 
-EPOCH_TIME = datetime(2026, 1, 1, tzinfo=UTC)
 TTL_S = 10.0
-RENEW_EVERY_S = TTL_S / 4
 CALM_TTL_S = 10_000_000.0
 CALM_IDLE_S_MAX = 3_600.0
 
@@ -51,8 +49,9 @@ class Idle:
 class HeldLease:
     """Renewed by a thread of its own; `lost` when somebody else has it or we cannot know any longer."""
 
-    def __init__(self, instance: Instance, lease: Lease) -> None:
+    def __init__(self, instance: Instance, lease: Lease, ttl_s: float) -> None:
         self.lease = lease
+        self._ttl_s = ttl_s
         self.lost = False
         self._closed = False
         self._instance = instance
@@ -61,16 +60,17 @@ class HeldLease:
     def _renew(self) -> None:
         world, missed_s = self._instance.world, 0.0
         while True:
-            world.baton.sleep(RENEW_EVERY_S if not world.calm else CALM_TTL_S / 4)
+            world.baton.sleep(self._ttl_s / 4)
             if self._closed:
                 return
             try:
-                self._instance.leases.renew(self.lease, CALM_TTL_S if world.calm else TTL_S)
+                self._ttl_s = self._instance.ttl_s()
+                self._instance.leases.renew(self.lease, self._ttl_s)
                 missed_s = 0.0
             except StaleError:
                 break
             except EvermarkError:
-                missed_s += RENEW_EVERY_S
+                missed_s += TTL_S / 4
                 if missed_s >= TTL_S:
                     break
         self.lost = True
@@ -84,7 +84,7 @@ class HeldLease:
 
 
 class Instance(Process):
-    """One process. `on_span` is set while it delivers."""
+    """One process. `on_span` is set while it delivers, `busy` names those who are being caught up."""
 
     def __init__(self, world: World, name: str, run: int) -> None:
         super().__init__(f"{name}.{run}")
@@ -94,8 +94,9 @@ class Instance(Process):
         self.leases = self.port("leases", world.leases, ports.nothing)
         self.heads = self.port("heads", world.heads, ports.heads_landed(truth))
         self.checkpoints = self.port("checkpoints", world.checkpoints, ports.checkpoints_landed(truth))
-        self.store = self.port("delivery", world.store, ports.delivery_landed(truth))
+        self.store = self.port("delivery", world.store, ports.delivery_landed(world.account))
         self.on_span: Callable[[Span], None] = lambda _: None
+        self.busy: dict[str, Task] = {}
 
     def port(self, name: str, target: object, landed: ports.Landed) -> Any:
         return Port(self.world, self, name, target, landed)
@@ -104,17 +105,21 @@ class Instance(Process):
         return self.world.baton.spawn(f"{self.name} {name}", self, work)
 
     def clock(self) -> datetime:
-        return EPOCH_TIME + timedelta(seconds=self.world.baton.now)
+        return self.world.clock()
+
+    def ttl_s(self) -> float:
+        return CALM_TTL_S if self.world.calm else TTL_S
 
     def acquire(self, name: str) -> HeldLease:
         idle = Idle(self.world, 0.5)
         while True:
+            ttl_s = self.ttl_s()
             try:
-                lease = self.leases.acquire(name, self.holder, CALM_TTL_S if self.world.calm else TTL_S)
+                lease = self.leases.acquire(name, self.holder, ttl_s)
             except EvermarkError:
                 lease = None
             if lease is not None:
-                return HeldLease(self, cast(Lease, lease))
+                return HeldLease(self, cast(Lease, lease), ttl_s)
             idle.wait()
 
 
@@ -236,10 +241,10 @@ class SourceRunner:
             columns = [b.to_pydict() for b in self._source.read(piece)]
             seen = set() if exclude is None else self._log.ids_from(piece.partition, exclude)
             rows = [
-                Row(event_id, place, batch, at, stream, key, when.timestamp())
+                Row(event_id, place, batch, at, stream, key, op, when.timestamp())
                 for c in columns
-                for event_id, at, stream, key, when in zip(
-                    c["event_id"], c["position"], c["stream"], c["key"], c["event_time"], strict=True
+                for event_id, at, stream, key, op, when in zip(
+                    c["event_id"], c["position"], c["stream"], c["key"], c["op"], c["event_time"], strict=True
                 )
             ]
             fresh = [row for row in rows if row.event_id not in seen]

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from evermark.delivery.base import Place
 from evermark.delivery.memory import MemoryDelivery
 from evermark.errors import ConflictError
 from evermark.log.base import Append, Tail
+from evermark.testing.simulator.account import Account
 from evermark.testing.simulator.baton import Process
+from evermark.testing.simulator.broken import Broken
 from evermark.testing.simulator.source import SimLog, SimSource
-from evermark.testing.simulator.truth import Broken, Truth
+from evermark.testing.simulator.truth import Truth
 
-# What is called once an effect has landed: the method, its arguments, its result.
+# What is called once an effect has landed: the method and its arguments.
 Landed = Callable[[str, tuple[Any, ...], dict[str, Any]], None]
 
 
@@ -87,6 +89,7 @@ def checkpoints_landed(truth: Truth) -> Landed:
 _READS = frozenset(
     {
         "subscriptions",
+        "subscription",
         "group",
         "cursors",
         "cursors_outside",
@@ -99,23 +102,16 @@ _READS = frozenset(
 )
 
 
-def delivery_landed(truth: Truth) -> Landed:
+def delivery_landed(account: Account) -> Landed:
     def landed(method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if method not in _READS:
-            truth.after_delivery_write(method, kwargs["epoch"] if "epoch" in kwargs else args[-1])
+            account.after_write(method, args, kwargs)
 
     return landed
 
 
 class SimStore(MemoryDelivery):
-    """`MemoryDelivery` that shows what leaves the queue, and what was refused although nobody else was there."""
-
-    truth: Truth
-
-    def delivered(self, ids: Sequence[int], epoch: int) -> None:
-        before = {i: (self._rows[i].subscription, self._rows[i].event.event_id) for i in ids if i in self._rows}
-        super().delivered(ids, epoch)
-        self.truth.after_removal(before)
+    """`MemoryDelivery` that shows what was refused although nobody else was there."""
 
     def settle_subscription(self, subscription: str, place: Place, begun_at: int, *rest: Any, **named: Any) -> None:
         try:

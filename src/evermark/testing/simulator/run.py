@@ -2,36 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from unittest import mock
 
-from evermark.delivery import follower, live
-from evermark.delivery.base import Place, SubscriptionSpec, SubscriptionState
+from evermark.delivery import follower, live, retry
+from evermark.delivery.base import Place, SubscriptionState
 from evermark.testing.simulator.baton import Process
+from evermark.testing.simulator.broken import Broken, require
 from evermark.testing.simulator.delivering import DeliveryRunner
 from evermark.testing.simulator.instance import Instance, SourceRunner
 from evermark.testing.simulator.mutants import Mutant
-from evermark.testing.simulator.scenario import ROWS_PER_TRANSACTION_MAX, STREAMS, scenario
+from evermark.testing.simulator.people import Desk
+from evermark.testing.simulator.scenario import OPS, ROWS_PER_TRANSACTION_MAX, STREAMS, scenario
 from evermark.testing.simulator.source import Made, position
-from evermark.testing.simulator.truth import Broken, require
+from evermark.testing.simulator.standings import SUSPEND_AFTER
 from evermark.testing.simulator.world import Ledger, World
 
-_CALM_STEPS_MAX = 40_000
-_CALM_S_MAX = 5_000_000.0  # with `ordered`, one dead event after the other may hold a key for days
+_CALM_STEPS_MAX = 20_000
+_CALM_S_MAX = 500_000.0  # whoever is asked once an hour has time enough
 _KEYS = 4
+_SCHEDULE_S = (2.0, 3.0, 5.0, 8.0, 13.0, 21.0, 21.0)
 
 
 @dataclass(frozen=True)
 class Ran:
-    """How a seed ended. `failure` is empty when every promise held."""
+    """How a seed ended. `failure` is empty when every promise held; `met` counts what it came upon."""
 
     seed: int
     ledger: Ledger
     fingerprint: int
     failure: str = ""
     trace: str = ""
+    met: Mapping[str, int] = field(default_factory=dict)
 
 
 def run(seed: int, mutant: Mutant | None = None) -> Ran:
@@ -51,6 +55,8 @@ def _small_limits() -> Iterator[None]:
         mock.patch.object(follower, "JOIN_DISTANCE_MAX", 3),
         mock.patch.object(follower, "JOIN_ROWS_MAX", 8),
         mock.patch.object(follower.Follower._span, "__defaults__", (10,)),
+        mock.patch.object(retry.should_suspend, "__defaults__", (SUSPEND_AFTER,)),
+        mock.patch.object(retry.next_attempt, "__defaults__", (_SCHEDULE_S,)),
     ):
         yield
 
@@ -70,7 +76,8 @@ def _run(seed: int) -> Ran:
         failure = f"{type(error).__name__}: {error}"
     finally:
         world.baton.close()
-    return Ran(seed, world.ledger, world.fingerprint, failure, world.trace_text() if failure else "")
+    trace = world.trace_text() if failure else ""
+    return Ran(seed, world.ledger, world.fingerprint, failure, trace, world.account.met)
 
 
 def _operate(world: World) -> None:
@@ -99,16 +106,19 @@ def _start(world: World, name: str, run: int) -> None:
     for source in world.sources:
         instance.spawn(f"source {source}", SourceRunner(instance, source).run)
     instance.spawn("deliver", DeliveryRunner(instance).run)
+    instance.spawn("desk", Desk(instance).run)
 
 
 def _bad_days(world: World) -> None:
     chance, rng = world.scenario.receiver_chance, world.rng
-    for name in sorted(world.truth.starts):
-        receiver = world.receiver(name)
+    for one in world.account.current.values():
+        receiver, now = world.receiver(one), world.baton.now
         if rng.random() < chance["down"] / 8:
-            receiver.down_until = world.baton.now + rng.random() * rng.choice((3, 30, 300))
+            receiver.down_until = now + rng.random() * rng.choice((3, 30, 300))
         elif rng.random() < chance["gone"] / 8:
             receiver.gone = True
+        elif rng.random() < chance["slow"]:
+            receiver.slow_until, receiver.pace_s = now + rng.random() * 60, rng.choice((0.2, 1.2, 6, 20))
 
 
 def _produce(world: World) -> None:
@@ -130,9 +140,14 @@ def _make(world: World, place: Place, at: str) -> Made:
         within = [m for m in made if int(at) - int(m.position) <= world.scenario.repeat_reach]
         if within:
             again = rng.choice(within)
-            return Made(again.event_id, at, again.stream, again.key, again.made_at, again=True)
+            return Made(again.event_id, at, again.stream, again.key, again.op, again.made_at, again=True)
     event = Made(
-        f"{place.source}{place.partition}-{at}", at, rng.choice(STREAMS), f"k{rng.randrange(_KEYS)}", world.baton.now
+        f"{place.source}{place.partition}-{at}",
+        at,
+        rng.choice(STREAMS),
+        f"k{rng.randrange(_KEYS)}",
+        rng.choice(OPS),
+        world.baton.now,
     )
     made.append(event)
     world.ledger.produced += 1
@@ -179,28 +194,15 @@ def _account(world: World) -> None:
         require(ids == [m.event_id for m in truth.made[place]], f"the log of {place} is not what was produced")
         require(log.durable_commits() == len(log.commits), f"{place} has commits that are not durable")
         ledger.taken += len(ids)
-    truth.look_at_cursors()
-    dead = {(r.subscription, r.event.event_id) for r in world.store.parked(limit=10_000) if r.next_attempt_at is None}
-    truth.before_drop(sorted(dead))
+    account, queued = world.account, world.account.queued
     counted = world.store.counted("expired")
-    for name, subscription in world.store.subscriptions().items():
-        missing = _missing(world, subscription.spec)
-        expired = [event_id for event_id in missing if event_id in truth.expired[name]]
-        require(len(expired) <= counted.get(name, 0), f"{name}: {len(expired)} expired, {counted} counted")
-        ledger.lost += len(missing) - len(expired)
-        ledger.expired += counted.get(name, 0)
-        ledger.delivered += len(truth.handled[name])
-        ledger.parked += len(truth.parked[name])
-        ledger.duplicates_dropped += truth.duplicates[name]
+    for name, one in account.current.items():
+        missing = account.owed[one] - account.handled[one] - queued.dropped[one] - queued.dead(name)
+        expired = missing & account.expired[one]
+        require(len(expired) <= counted.get(name, 0), f"{one}: {len(expired)} expired, {counted} counted")
+        ledger.lost += len(missing - expired)
+    ledger.expired += sum(counted.values())
+    ledger.delivered += sum(map(len, account.handled.values()))
+    ledger.parked += sum(map(len, queued.parked.values()))
+    ledger.duplicates_dropped += account.duplicates.total()
     require(ledger.lost == 0, f"{ledger.lost} deliveries are lost")
-
-
-def _missing(world: World, spec: SubscriptionSpec) -> list[str]:
-    """What a subscription was to get, did not handle, and no person gave up."""
-    truth, name = world.truth, spec.name
-    return [
-        row.event_id
-        for place in world.scenario.places
-        for row in truth.matched(spec, place, truth.starts[name].get(place, 0), truth.passed[name].get(place, 0))
-        if row.event_id not in truth.handled[name] and (name, row.event_id) not in truth.dropped
-    ]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from evermark.delivery.base import Place, SubscriptionSpec
+from evermark.delivery.base import MadeBy, Place, SubscriptionSpec
 
 STREAMS = ("orders", "users")
+OPS = ("insert", "update", "delete")
 ROWS_PER_TRANSACTION_MAX = 3
 
 
@@ -34,7 +36,8 @@ class Scenario:
     rates: Rates
     specs: tuple[SubscriptionSpec, ...]
     late_spec: SubscriptionSpec | None  # joins the file when the run is half over
-    api_spec: SubscriptionSpec | None  # made by a person while delivery is under way
+    wish_chance: dict[str, float]  # how often people want what of those they made; none: nobody makes any
+    calm_pace_s: float  # receivers up to this slow stay so when all else is well
     sees_gone: bool  # whether a dead holder loses its lease at once, or when it runs out
     rows_max: int  # events per batch
     repeat_chance: float  # how often the source gives an event again at a later position
@@ -77,7 +80,8 @@ def scenario(seed: int) -> Scenario:
         rates=Rates(rate(0.004), rate(0.0012), rate(0.004), rate(0.01), rate(0.01)),
         specs=tuple(specs),
         late_spec=_spec(rng, "late", rows_max, start=rng.choice(("now", "beginning"))) if rng.random() < 0.4 else None,
-        api_spec=_spec(rng, "api", rows_max) if rng.random() < 0.7 else None,
+        wish_chance=_wish_chance(rng) if rng.random() < 0.8 else {},
+        calm_pace_s=rng.choice((0, 0, 1.5, 6)),
         sees_gone=rng.random() < 0.5,
         rows_max=rows_max,
         repeat_chance=rng.choice((0, 0, 0.1, 0.3)),
@@ -95,6 +99,37 @@ def scenario(seed: int) -> Scenario:
     )
 
 
+def _wish_chance(rng: random.Random) -> dict[str, float]:
+    """Per look of a person. Some seeds leave out one thing or another: what is left happens more often in a row."""
+    return {
+        "add": rng.choice((0.2, 0.5)),
+        "anew": rng.choice((0, 0.05, 0.2)),
+        "remove": rng.choice((0, 0.05)),
+        "change": rng.choice((0, 0.1, 0.3)),
+        "rotate": rng.choice((0, 0.1, 0.3)),
+        "retire": rng.choice((0, 0.05)),
+        "trespass": rng.choice((0, 0.05)),
+    }
+
+
+def asked_spec(rng: random.Random, name: str, rows_max: int) -> SubscriptionSpec:
+    """What a person asks for."""
+    spec = _spec(rng, name, rows_max, start=rng.choice(("now", "now", "beginning")))
+    return replace(spec, **wanted(rng, rows_max, 3), made_by=MadeBy.API)
+
+
+def wanted(rng: random.Random, rows_max: int, count: int) -> dict[str, Any]:
+    """Other values for some of what can be changed."""
+    values = {
+        "streams": rng.choice(((), STREAMS[:1], STREAMS[1:], STREAMS)),
+        "ops": rng.choice(((), (), OPS[:2], OPS[2:])),
+        "ordered": rng.random() < 0.4,
+        "bundle": rng.choice((1, 1, 3)),
+        "parked_max": _parked_max(rng, rows_max),
+    }
+    return {name: values[name] for name in rng.sample(sorted(values), count)}
+
+
 def _places(rng: random.Random) -> tuple[Place, ...]:
     places = [Place("shop", partition) for partition in range(rng.randint(1, 3))]
     if rng.random() < 0.3:
@@ -105,12 +140,17 @@ def _places(rng: random.Random) -> tuple[Place, ...]:
 def _spec(
     rng: random.Random, name: str, rows_max: int, streams: tuple[str, ...] = (), start: str = "now"
 ) -> SubscriptionSpec:
-    """`parked_max` leaves room for any one batch: a batch that never fits would need a person."""
     return SubscriptionSpec(
         name=name,
         url=f"https://{name}.example/hook",
         streams=streams,
         start=start,
         ordered=rng.random() < 0.3,
-        parked_max=rng.choice((0, 10_000, 10_000)) or rows_max + ROWS_PER_TRANSACTION_MAX,
+        bundle=rng.choice((1, 1, 1, 4)),
+        parked_max=_parked_max(rng, rows_max),
     )
+
+
+def _parked_max(rng: random.Random, rows_max: int) -> int:
+    """Leaves room for any one batch: a batch that never fits would need a person."""
+    return rng.choice((0, 10_000, 10_000)) or rows_max + ROWS_PER_TRANSACTION_MAX

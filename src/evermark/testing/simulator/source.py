@@ -24,6 +24,7 @@ class Made:
     position: str
     stream: str
     key: str
+    op: str
     made_at: float
     again: bool = False
 
@@ -38,6 +39,7 @@ class Row:
     position: str
     stream: str
     key: str
+    op: str
     made_at: float
 
 
@@ -94,7 +96,7 @@ class SimSource(Source):
             "position": [m.position for m in rows.values()],
             "stream": [m.stream for m in rows.values()],
             "key": [m.key for m in rows.values()],
-            "op": ["insert"] * len(rows),
+            "op": [m.op for m in rows.values()],
             "event_time": [int(m.made_at * 1e6) for m in rows.values()],
         }
         yield taken_batch(columns, len(rows))

@@ -16,17 +16,21 @@ from evermark.cluster.memory import MemoryLeases
 from evermark.delivery.base import SubscriptionSpec
 from evermark.errors import EvermarkError, UnreachableError
 from evermark.log.head import MemoryHeads
+from evermark.testing.simulator.account import Account
 from evermark.testing.simulator.baton import Baton, Ended, Process
+from evermark.testing.simulator.broken import Broken
 from evermark.testing.simulator.ports import SimStore
+from evermark.testing.simulator.promises import identified, who
 from evermark.testing.simulator.receiver import Receiver
-from evermark.testing.simulator.scenario import STREAMS, Scenario
+from evermark.testing.simulator.scenario import Scenario
 from evermark.testing.simulator.source import SimLog, SimSource
-from evermark.testing.simulator.truth import Broken, Truth
+from evermark.testing.simulator.truth import Truth
 
 _TRACE_LINES = 80
 _PAUSE_S_MAX = 30.0
 _STALL_S_MAX = 15.0
 _RESTART_S_MAX = 6.0
+_FOREVER = 1e12
 
 
 @dataclass
@@ -64,17 +68,17 @@ class World:
         self.fingerprint = 0  # of the whole trace: two runs of a seed have the same
         self.running: dict[str, Process] = {}
         self.restart_at: dict[str, float] = {}
-        self.leases = MemoryLeases(clock=self._clock, is_gone=self._is_gone)
+        self.leases = MemoryLeases(clock=self.clock, is_gone=self._is_gone)
         self.heads = MemoryHeads(self.leases)
         self.checkpoints = MemoryCheckpoints(self.leases)
-        self.store = SimStore(self.leases, jitter=self.rng.random)
+        self.store = SimStore(self.leases, jitter=self.rng.random, clock=self.clock)
         reach = scenario.repeat_reach if scenario.repeat_chance else 0
         self.sources = {
             name: SimSource(name, {p: [] for p in partitions}, reach) for name, partitions in scenario.sources.items()
         }
         self.logs = {name: SimLog(name) for name in self.sources}
-        self.truth = Truth(self.logs, self.leases, self.heads, self.checkpoints, self.store)
-        self.store.truth = self.truth
+        self.truth = Truth(self.logs, self.leases, self.checkpoints)
+        self.account = Account(self.logs, self.leases, self.heads, self.store, self.rng, self.clock)
         self._receivers: dict[str, Receiver] = {}
 
     def effect(self, process: Process, label: str, act: Callable[[], Any]) -> Any:
@@ -109,11 +113,15 @@ class World:
     def count(self, what: str) -> None:
         self.counted[what] += 1
 
-    def receiver(self, name: str) -> Receiver:
-        if name not in self._receivers:
-            rng = random.Random(f"{self.scenario.seed} {name}")
-            self._receivers[name] = Receiver(self.truth, rng, self.scenario.receiver_chance, calm=self.calm)
-        return self._receivers[name]
+    def receiver(self, one: str) -> Receiver:
+        """Whoever makes a subscription of the same name anew has another receiver."""
+        if one not in self._receivers:
+            rng = random.Random(f"{self.scenario.seed} {one}")
+            self._receivers[one] = Receiver(self.account, rng, self.scenario.receiver_chance, calm=self.calm)
+        return self._receivers[one]
+
+    def receiver_of(self, spec: SubscriptionSpec) -> Receiver:
+        return self.receiver(who(spec))
 
     def file_specs(self) -> list[SubscriptionSpec]:
         """What the file says now; half-way through it names one more."""
@@ -121,13 +129,23 @@ class World:
         named = late is not None and (self.calm or self.baton.steps > self.scenario.steps // 2)
         return [*self.scenario.specs, late] if named and late is not None else list(self.scenario.specs)
 
-    def api_specs(self) -> list[SubscriptionSpec]:
-        """What a person asks for just now: each time something else, under the same name."""
-        spec = self.scenario.api_spec
-        if spec is None:
-            return []
-        self.counted["api"] += 1
-        return [replace(spec, streams=STREAMS[:1] if self.counted["api"] % 2 else ())]
+    def new_spec(self, spec: SubscriptionSpec) -> SubscriptionSpec:
+        """The same, told apart from any other that had or will have its name, with a secret of its own."""
+        return replace(identified(spec, f"{spec.name}#{self.number()}"), secrets=(self.new_secret(),))
+
+    def new_secret(self) -> str:
+        return f"secret {self.number()}"
+
+    def number(self) -> int:
+        self.counted["numbers"] += 1
+        return self.counted["numbers"]
+
+    def owner_epoch(self, lease: str) -> int | None:
+        """The epoch of whoever holds a lease now, as the table of leases shows it."""
+        held = self.leases._held.get(lease)
+        if held is None or held.holder is None or held.expires_at <= self.clock() or self._is_gone(held.holder):
+            return None
+        return held.epoch
 
     def forgets_tail(self) -> bool:
         return self.rng.random() < self.scenario.forgets_tail
@@ -135,6 +153,7 @@ class World:
     def crash(self, process: Process) -> None:
         """kill -9: nothing of it goes on, what it wrote stays."""
         process.dead = True
+        self.account.promises.end_turns(process.name)
         self.restart_at[process.name.partition(".")[0]] = self.baton.now + self.rng.random() * _RESTART_S_MAX
         self.ledger.crashes += 1
 
@@ -152,6 +171,7 @@ class World:
             process.paused_until = 0.0
         for receiver in self._receivers.values():
             receiver.calm, receiver.gone, receiver.down_until = True, False, 0.0
+            receiver.slow_until = _FOREVER if receiver.pace_s <= self.scenario.calm_pace_s else 0.0
         self.restart_at = dict.fromkeys(self.restart_at, self.baton.now)
 
     def _strike(self, process: Process, label: str) -> str | None:
@@ -177,10 +197,10 @@ class World:
             return "before" if self.rng.random() < 0.5 else "after"
         return None
 
-    def _clock(self) -> datetime:
+    def clock(self) -> datetime:
         return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self.baton.now)
 
     def _is_gone(self, holder: Holder) -> bool:
-        current = self.running.get(holder.instance)
+        current = self.running.get(holder.instance.partition("/")[0])
         gone = current is None or current.dead or current.name != holder.started
         return self.scenario.sees_gone and gone

@@ -1,19 +1,12 @@
-"""Deliberate bugs, applied to the product's own code while a seed runs. A check that no mutant trips guards nothing."""
+"""Bugs of the live group, the follower and the queue."""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
-from unittest import mock
 
-from evermark.checkpoints.base import Checkpoint
-from evermark.cluster import memory as lease_memory
-from evermark.cluster.base import Holder
-from evermark.cluster.liveness import Held, IsGone
 from evermark.delivery import backlog, follower, group, live, queue, work
 from evermark.delivery.base import CursorVector, Fate, Group, Outcome, Place, SubscriptionState
 from evermark.delivery.group import Standing, Step
@@ -22,101 +15,8 @@ from evermark.delivery.memory import MemoryDelivery
 from evermark.delivery.queue import ParkedQueue
 from evermark.delivery.sinks.base import Try
 from evermark.delivery.work import Delivered, Span
-from evermark.ingest import take
-from evermark.ingest.resume import Resume
-from evermark.ingest.take import Taken, Taker
-from evermark.log import memory as log_memory
-from evermark.log.base import Append, Tail
-from evermark.log.head import Head
-from evermark.log.memory import MemoryLog
 from evermark.log.read import FileRange
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """`seeds_max`: it must be caught within this many seeds. A module is named where importing it would be a circle."""
-
-    name: str
-    what: str
-    patches: tuple[tuple[object, str, object], ...]
-    seeds_max: int = 60
-    first: int = 0  # where to begin: a bug that is met once in a hundred seeds need not cost a hundred each time
-
-    @contextmanager
-    def applied(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            for target, attribute, replacement in self.patches:
-                where = importlib.import_module(target) if isinstance(target, str) else target
-                stack.enter_context(mock.patch.object(where, attribute, replacement))
-            yield
-
-
-# ingest
-
-
-def _checkpoint_before_sync(self: Taker, taken: Taken) -> None:
-    if taken.append.files:
-        self._log.commit(taken.append)
-    self._save(taken.partition, taken.end, taken.batch if taken.append.files else taken.batch - 1)
-    version = self._log.sync()
-    if taken.append.files:
-        self._heads.move(self.name, taken.partition, Head(taken.batch, self.epoch, taken.end, version))
-
-
-def _head_before_sync(self: Taker, taken: Taken) -> None:
-    if taken.append.files:
-        self._log.commit(taken.append)
-        self._heads.move(self.name, taken.partition, Head(taken.batch, self.epoch, taken.end, taken.batch))
-        self._log.sync()
-    self._save(taken.partition, taken.end, taken.batch if taken.append.files else taken.batch - 1)
-
-
-def _confirm_before_checkpoint(self: Taker, taken: Taken) -> None:
-    if taken.append.files:
-        self._log.commit(taken.append)
-        version = self._log.sync()
-        self._heads.move(self.name, taken.partition, Head(taken.batch, self.epoch, taken.end, version))
-    self.confirm(taken.partition, taken.end)
-    self._save(taken.partition, taken.end, taken.batch if taken.append.files else taken.batch - 1)
-
-
-def _resume_without_tail(
-    tail: Tail, head_batch: int, checkpoint: Checkpoint | None, logged_to: str | None, where: str
-) -> Resume:
-    return Resume(checkpoint.position if checkpoint else None, tail.batch)
-
-
-def _resume_forgets_repeats(
-    tail: Tail, head_batch: int, checkpoint: Checkpoint | None, logged_to: str | None, where: str
-) -> Resume:
-    if checkpoint is not None and checkpoint.batch == tail.batch:
-        return Resume(checkpoint.position, tail.batch)
-    if tail.batch == 0 or tail.end is not None:
-        return Resume(tail.end, tail.batch)
-    return Resume(checkpoint.position if checkpoint else logged_to, tail.batch, repeats_to=logged_to)
-
-
-def _tail_unfenced(self: MemoryLog, partition: int, epoch: int) -> Tail:
-    return self.tail(partition)
-
-
-def _tail_not_compared(tail: tuple[int, int], append: Append, where: str) -> None:
-    """The commit lands whatever the tail is."""
-
-
-def _nothing_excluded(start: str, may_repeat_from: str, repeats_to: str | None) -> str | None:
-    return None
-
-
-def _same_epoch(held: Held | None, holder: Holder, now: datetime, is_gone: IsGone) -> int | None:
-    if held is None:
-        return 1
-    owner = held.holder
-    free = owner is None or owner == holder or held.expires_at <= now or is_gone(owner)
-    return held.epoch if free else None
-
-
-# delivery
+from evermark.testing.simulator.mutants.mutant import Mutant
 
 _settle_group = MemoryDelivery.settle_group
 _claim = MemoryDelivery.claim
@@ -206,38 +106,7 @@ def _expired_uncounted(name: str, span: Span, outcomes: Mapping[int, Outcome]) -
     return replace(result, outcome=replace(result.outcome, expired=0))
 
 
-MUTANTS: tuple[Mutant, ...] = (
-    Mutant(
-        "checkpoint-before-sync",
-        "a batch is checkpointed before it is durable",
-        ((Taker, "take", _checkpoint_before_sync),),
-    ),
-    Mutant("head-before-sync", "the head moves before the batch is durable", ((Taker, "take", _head_before_sync),)),
-    Mutant(
-        "confirm-before-checkpoint",
-        "the source may forget what no checkpoint has passed",
-        ((Taker, "take", _confirm_before_checkpoint),),
-    ),
-    Mutant("resume-without-tail", "the log is not asked where to resume", ((take, "resume", _resume_without_tail),)),
-    Mutant(
-        "resume-forgets-repeats",
-        "a second begin forgets that the log is ahead of the checkpoint",
-        ((take, "resume", _resume_forgets_repeats),),
-        200,
-    ),
-    Mutant("fence-skipped", "a new owner does not raise the log's epoch", ((MemoryLog, "fence", _tail_unfenced),), 120),
-    Mutant(
-        "tail-not-compared",
-        "a commit lands whatever the tail is",
-        ((log_memory, "require_tail", _tail_not_compared),),
-        120,
-    ),
-    Mutant(
-        "repeats-logged",
-        "ids that the log holds are not excluded",
-        (("evermark.testing.simulator.instance", "excluded_from", _nothing_excluded),),
-    ),
-    Mutant("epoch-kept", "a lease changes hands without a new epoch", ((lease_memory, "epoch_for", _same_epoch),)),
+DELIVERY: tuple[Mutant, ...] = (
     Mutant(
         "settle-current-members",
         "a settlement covers whoever is in the group by then",
@@ -249,13 +118,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "a member that left and came back meanwhile is taken for one that stayed",
         ((MemoryDelivery, "settle_group", _settle_any_version),),
         300,
+        15,
     ),
     Mutant(
         "former-self-settled",
         "work done for a subscription moves the cursor of a later one of its name",
         ((group, "require_outside", _any_generation),),
         300,
-        1000,
+        18,
     ),
     Mutant(
         "failed-endpoint-passed",
@@ -299,8 +169,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "member-at-zero",
         "a member, which has no cursors, is sent the whole log",
         ((follower, "_comparable", lambda mine, theirs: True),),
-        300,
-        2000,
+        600,
+        2150,
     ),
     Mutant(
         "dead-at-once", "a parked event is given up at its first retry", ((queue, "next_attempt", lambda *_: None),)
@@ -319,5 +189,3 @@ MUTANTS: tuple[Mutant, ...] = (
         120,
     ),
 )
-
-BY_NAME: dict[str, Mutant] = {mutant.name: mutant for mutant in MUTANTS}

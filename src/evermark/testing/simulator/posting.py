@@ -1,0 +1,222 @@
+"""The `Deliverer` and the `Sink` that post to simulated receivers instead of Spark and HTTP."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from evermark.delivery.base import Fate, Outcome, ParkedEvent, Place, SubscriptionSpec
+from evermark.delivery.retry import Verdict
+from evermark.delivery.sinks.base import Answer, Try
+from evermark.delivery.work import BatchResult, Delivered, Manner, Span, fold
+from evermark.testing.simulator.account import Account
+from evermark.testing.simulator.promises import wants, who
+from evermark.testing.simulator.source import Row, SimLog
+
+_NEVER = float("inf")
+# Whoever is not done after this many times what the quicker half needed is cut off.
+_PATIENCE = 2.0
+
+# (who, what is posted) -> the answer, with whatever fault strikes on the way.
+Post = Callable[[SubscriptionSpec, Sequence[Row]], Answer]
+
+
+@dataclass
+class SimDeliverer:
+    """Reads files of the log, matches, posts in log order per key, bundle by bundle. A model of what Spark does.
+
+    Subscriptions are served side by side, each on a clock of its own; the time of the slowest passes at the end.
+    """
+
+    account: Account
+    logs: Mapping[str, SimLog]
+    post: Post
+    rng: random.Random
+    now: Callable[[], float]
+    sleep: Callable[[float], None]
+    takes_s: Callable[[SubscriptionSpec], float]  # how long a receiver needs for a request
+    ttl_s: Mapping[str, float]
+
+    def deliver(self, span: Span, specs: Sequence[SubscriptionSpec], manner: Manner) -> list[Delivered]:
+        contents = self.logs[span.place.source].contents
+        rows = [row for path in span.paths for row in contents[path]]
+        if not span.exact:
+            rows = [r for r in rows if r.place == span.place and span.after < r.batch <= span.to]
+        rows.sort(key=lambda row: (row.batch, row.position))
+        jobs = [self._job(spec, [row for row in rows if wants(spec, row)], manner) for spec in specs]
+        cut_s = _cut_s([job.needs_s for job in jobs], manner.slack_s)
+        for job in self.rng.sample(jobs, len(jobs)):
+            self._deliver(job, manner, cut_s)
+        self.account.met.update(job.fate or Fate.DONE for job in jobs)
+        took_s = max((job.took_s for job in jobs), default=0.0)
+        if took_s > 0:
+            self.sleep(took_s)
+        return fold(span, specs, [result for job in jobs for result in job.results()])
+
+    def _job(self, spec: SubscriptionSpec, rows: list[Row], manner: Manner) -> _Job:
+        job = _Job(spec, rows, set(manner.held.get(spec.name, frozenset())), self.takes_s(spec))
+        if spec.name in self.ttl_s:
+            oldest = self.now() - self.ttl_s[spec.name]
+            job.expired = {row.event_id for row in job.rows if row.made_at < oldest}
+            self.account.expired[who(spec)] |= job.expired
+            job.waiting = [row for row in job.waiting if row.event_id not in job.expired]
+        return job
+
+    def _deliver(self, job: _Job, manner: Manner, cut_s: float) -> None:
+        """No request begins after the budget; what is under way may end within the grace, or is cut off."""
+        budget_s = _NEVER if manner.budget_s is None else manner.budget_s
+        grace_s = job.spec.timeout_s if manner.grace_s is None else manner.grace_s
+        end_s = min(budget_s + grace_s, cut_s if job.needs_s > cut_s else _NEVER)
+        while job.waiting and job.fate is None:
+            if job.took_s >= min(budget_s, end_s):
+                job.stop(Fate.UNFINISHED, "the time given to this work ran out")
+                return
+            self._send(job, job.take(self.rng), end_s)
+
+    def _send(self, job: _Job, rows: list[Row], end_s: float) -> None:
+        rows = [row for row in rows if not job.is_held(row)]
+        if not rows or job.fate is not None:
+            return
+        until_s = min(job.took_s + job.spec.timeout_s, end_s)
+        if job.took_s + job.pace_s > until_s:
+            if self.rng.random() < 0.5:
+                self.post(job.spec, rows)  # it came through, but nobody waited for the answer
+            timed_out = until_s < end_s
+            job.took_s = until_s
+            job.stop(Fate.ENDPOINT_FAILED if timed_out else Fate.UNFINISHED, "no answer in time")
+            return
+        job.took_s += job.pace_s
+        answer = self.post(job.spec, rows)
+        if answer.verdict is Verdict.EVENT and len(rows) > 1:
+            half = len(rows) // 2
+            self._send(job, rows[:half], end_s)
+            self._send(job, rows[half:], end_s)
+        else:
+            job.see(rows, answer)
+
+
+def _cut_s(needed_s: Sequence[float], slack_s: float | None) -> float:
+    """When those who are done have waited long enough for the others."""
+    if slack_s is None or not needed_s:
+        return _NEVER
+    half_s = sorted(needed_s)[(len(needed_s) - 1) // 2]
+    return half_s + max(slack_s, _PATIENCE * half_s)
+
+
+@dataclass
+class _Job:
+    """One subscription's share of a span."""
+
+    spec: SubscriptionSpec
+    rows: list[Row]
+    held: set[tuple[Place, str]]
+    pace_s: float
+    took_s: float = 0.0
+    accepted: set[str] = field(default_factory=set)
+    parked: dict[str, ParkedEvent] = field(default_factory=dict)
+    expired: set[str] = field(default_factory=set)
+    fate: Fate | None = None
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        self.waiting = list(self.rows)
+
+    @property
+    def needs_s(self) -> float:
+        return self.pace_s * -(-len(self.waiting) // self.spec.bundle)
+
+    def take(self, rng: random.Random) -> list[Row]:
+        """The next bundle. Keys may overtake each other; events of one key may not."""
+        taken: list[Row] = []
+        while self.waiting and len(taken) < self.spec.bundle:
+            first: dict[str, int] = {}
+            for index, row in enumerate(self.waiting[:4]):
+                first.setdefault(row.key, index)
+            taken.append(self.waiting.pop(rng.choice(list(first.values()))))
+        return taken
+
+    def is_held(self, row: Row) -> bool:
+        if not self.spec.ordered or (row.place, row.key) not in self.held:
+            return False
+        self.park(row, "held behind its key", None)
+        return True
+
+    def see(self, rows: Sequence[Row], answer: Answer) -> None:
+        if answer.verdict is Verdict.ACCEPTED:
+            self.accepted.update(row.event_id for row in rows)
+        elif answer.verdict is Verdict.EVENT:
+            self.park(rows[0], answer.reason, answer.status)
+        elif answer.verdict is Verdict.GONE:
+            self.stop(Fate.GONE, answer.reason)
+        else:
+            self.stop(Fate.ENDPOINT_FAILED, answer.reason)
+
+    def park(self, row: Row, reason: str, status: int | None) -> None:
+        if len(self.parked) >= self.spec.parked_max:
+            self.stop(Fate.ENDPOINT_FAILED, "no room to park more")
+            return
+        self.parked[row.event_id] = as_parked(row, reason, status)
+        self.held.add((row.place, row.key))
+
+    def stop(self, fate: Fate, reason: str) -> None:
+        self.fate, self.reason = fate, reason
+
+    def results(self) -> list[BatchResult]:
+        """DONE results are a prefix: nothing after an incomplete batch counts."""
+        found: list[BatchResult] = []
+        broken = False
+        for batch in sorted({row.batch for row in self.rows}):
+            ids = [row.event_id for row in self.rows if row.batch == batch]
+            finished = [i for i in ids if i in self.accepted or i in self.parked or i in self.expired]
+            broken = broken or len(finished) < len(ids)
+            accepted = sum(i in self.accepted for i in ids)
+            parked = tuple(self.parked[i] for i in ids if i in self.parked)
+            expired = sum(i in self.expired for i in ids)
+            fate = Fate.DONE if not broken else self.fate or Fate.UNFINISHED
+            outcome = Outcome(self.spec.name, fate, accepted, parked, self.reason if broken else "", None, expired)
+            found.append(BatchResult(self.spec.name, batch, outcome))
+        return found
+
+
+def as_parked(row: Row, reason: str, status: int | None) -> ParkedEvent:
+    return ParkedEvent(row.event_id, row.place, row.batch, row.position, row.key, _json(row), reason, status)
+
+
+def _json(row: Row) -> str:
+    return json.dumps(asdict(row))
+
+
+def from_json(text: str) -> Row:
+    body: dict[str, Any] = json.loads(text)
+    return Row(**{**body, "place": Place(**body["place"])})
+
+
+@dataclass
+class SimSink:
+    """`Sink.attempt` over the same receivers; nothing else of a sink is needed by the queue."""
+
+    post: Post
+    busy: Callable[[], bool]
+
+    def attempt(self, tries: Sequence[Try], deadline_s: float) -> list[Answer]:
+        answers: list[Answer] = []
+        failed: set[tuple[str, Place, str]] = set()
+        down: set[str] = set()
+        for each in tries:
+            row, name = from_json(each.event), each.spec.name
+            lane = (name, row.place, row.key)
+            if name in down:
+                answer = Answer(Verdict.ENDPOINT, reason="its endpoint failed just now")
+            elif lane in failed or self.busy():
+                answer = Answer(Verdict.BUSY, reason="behind another of its key")
+            else:
+                answer = self.post(each.spec, [row])
+            if answer.verdict is Verdict.ENDPOINT:
+                down.add(name)
+            if answer.verdict is not Verdict.ACCEPTED:
+                failed.add(lane)
+            answers.append(answer)
+        return answers

@@ -1,0 +1,103 @@
+"""Every parked delivery, from the settlement that parked it to whatever took it out of the queue again."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from evermark.delivery.memory import MemoryDelivery
+from evermark.testing.simulator.broken import require
+
+_PARK = frozenset({"settle_group", "settle_subscription"})
+_COUNTED = {"drop": "dropped", "expire": "expired"}
+
+
+@dataclass(frozen=True)
+class _Row:
+    name: str
+    one: str  # who had the name when it was parked
+    event_id: str
+    dead: bool
+
+
+class Queued:
+    """Rows leave the queue when they were handled, with their subscription, or counted; no other way."""
+
+    def __init__(self, store: MemoryDelivery) -> None:
+        self._store = store
+        self._seen: dict[int, _Row] = {}
+        self._counts: dict[str, dict[str, int]] = {"dropped": {}, "expired": {}}
+        self._parked_for: dict[tuple[str, str], set[str]] = defaultdict(set)  # by name: who had it then
+        self.refused_forever: dict[str, set[str]] = defaultdict(set)
+        self.dropped: dict[str, set[str]] = defaultdict(set)
+        self.parked: dict[str, set[str]] = defaultdict(set)  # ever
+
+    def has(self, name: str, event_id: str) -> bool:
+        return any(row.name == name and row.event_id == event_id for row in self._seen.values())
+
+    def was_for_another(self, name: str, one: str, event_id: str) -> bool:
+        """Whether it was parked for one that had this name before."""
+        return bool(self._parked_for.get((name, event_id), set()) - {one})
+
+    def dead(self, name: str) -> set[str]:
+        return {row.event_id for row in self._seen.values() if row.name == name and row.dead}
+
+    def after(
+        self, method: str, args: tuple[Any, ...], current: Mapping[str, str], handled: Mapping[str, set[str]]
+    ) -> dict[str, set[str]]:
+        """Look at what a write did; returns what expired in the queue, by who had it."""
+        before, self._seen = self._seen, self._rows(current)
+        gone = {number: row for number, row in before.items() if number not in self._seen}
+        new = {number: row for number, row in self._seen.items() if number not in before}
+        self._look_at_new(method, new)
+        self._look_at_gone(method, args, gone, handled)
+        for number, row in self._seen.items():
+            if row.dead and (number in new or not before[number].dead):
+                forever = row.event_id in self.refused_forever[row.one]
+                require(forever, f"{row.one}: {row.event_id} is dead, but was not refused for ever")
+        self._look_at_counts(method, gone)
+        return {row.one: {r.event_id for r in gone.values()} for row in gone.values()} if method == "expire" else {}
+
+    def _rows(self, current: Mapping[str, str]) -> dict[int, _Row]:
+        found: dict[int, _Row] = {}
+        for number, row in self._store._rows.items():
+            name, dead, was = row.subscription, row.next_attempt_at is None, self._seen.get(number)
+            require(name in current, f"{row.event.event_id} is parked for {name}, which is not there")
+            found[number] = _Row(name, was.one if was else current[name], row.event.event_id, dead)
+            require(found[number].one == current[name], f"{name} has inherited what was parked for another")
+        return found
+
+    def _look_at_new(self, method: str, new: Mapping[int, _Row]) -> None:
+        require(not new or method in _PARK, f"{method} has parked {len(new)} deliveries")
+        counts = Counter(row.name for row in self._seen.values())
+        for row in new.values():
+            self.parked[row.one].add(row.event_id)
+            self._parked_for[row.name, row.event_id].add(row.one)
+            most = self._store.subscription(row.name).spec.parked_max
+            require(counts[row.name] <= most, f"{row.name} has {counts[row.name]} parked; the limit is {most}")
+
+    def _look_at_gone(
+        self, method: str, args: tuple[Any, ...], gone: Mapping[int, _Row], handled: Mapping[str, set[str]]
+    ) -> None:
+        for number, row in gone.items():
+            what = f"{row.one}: {row.event_id}"
+            if method == "delivered":
+                done = row.event_id in handled.get(row.one, ())
+                require(number in args[0] and done, f"{what} was taken out of the queue, unhandled")
+            elif method == "drop":
+                require(number in args[0], f"{what} was dropped, and nobody had asked for that")
+                self.dropped[row.one].add(row.event_id)
+            else:
+                require(method in ("expire", "remove") and row.name == args[0], f"{what} is lost: {method} took it")
+
+    def _look_at_counts(self, method: str, gone: Mapping[int, _Row]) -> None:
+        """`expired` is also counted with settlements; here only what the queue lost."""
+        for name, count in _COUNTED.items():
+            now = self._store.counted(count)
+            if method == name:
+                expected = Counter(self._counts[count])
+                expected.update(row.name for row in gone.values())
+                require(dict(expected) == now, f"{name}: {dict(expected)} {count}, counted are {now}")
+            self._counts[count] = now

@@ -1,0 +1,112 @@
+"""What is on record of each subscription: who may change it, and what failures of its endpoint must lead to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from evermark.delivery.base import Fate, Outcome, Subscription, SubscriptionState
+from evermark.delivery.retry import ENDPOINT_BACKOFF_S_MAX
+from evermark.testing.simulator.broken import require
+from evermark.testing.simulator.promises import who
+
+SUSPEND_AFTER = 4  # as `run` scales it down
+
+_ABOUT_ONE = frozenset({"settle_subscription", "join", "suspend", "resume", "disable"})
+
+_STOPPED = (SubscriptionState.SUSPENDED, SubscriptionState.DISABLED)
+
+
+class Standings:
+    """Compares what is on record before and after each write, and counts failures by itself."""
+
+    def __init__(self, clock: Callable[[], datetime]) -> None:
+        self._clock = clock
+        self._seen: Mapping[str, Subscription] = {}
+        self._failures: Counter[str] = Counter()
+        self._not_before: dict[str, datetime] = {}
+
+    def after(self, method: str, args: tuple[Any, ...], known: Mapping[str, Subscription]) -> None:
+        before = {name: was for name, was in self._seen.items() if name in known and _is_same(was, known[name])}
+        self._seen = known
+        for name in before.keys() - self._touched(method, args, before):
+            was, now = _record(before[name]), _record(known[name])
+            require(was == now, f"{method} made {now} of {name}, which was {was}: it has nothing to do with that")
+        if method == "settle_subscription":
+            self._settled(before[args[0]], known[args[0]], args[4], args[5])
+        elif method == "settle_group":
+            for outcome in args[4]:
+                if outcome.subscription in before:
+                    self._settled_in_group(before[outcome.subscription], known[outcome.subscription], outcome, args[5])
+        elif (method == "resume" and before[args[0]].state in _STOPPED) or (method == "change" and "url" in args[1]):
+            self._forgive(who(known[args[0]].spec))
+
+    def look_at_due(self, due: Iterable[Subscription]) -> None:
+        """These are about to be worked for."""
+        for one in due:
+            require(
+                one.state is SubscriptionState.BEHIND
+                or (one.state is SubscriptionState.SUSPENDED and one.next_attempt_at is not None),
+                f"{one.name} is worked for, and is {one.state}: {one.reason}",
+            )
+            not_before = self._not_before.get(who(one.spec))
+            require(
+                not_before is None or not_before <= self._clock(),
+                f"{one.name} failed {self._failures[who(one.spec)]} times in a row; tried again before {not_before}",
+            )
+
+    def _touched(self, method: str, args: tuple[Any, ...], before: dict[str, Subscription]) -> set[str]:
+        """Whose record this may change."""
+        if method == "settle_group":
+            return {name for name, was in before.items() if was.state is SubscriptionState.LIVE}
+        if method in _ABOUT_ONE or (method == "change" and "url" in args[1]):
+            return {args[0]}
+        return set()
+
+    def _settled(self, was: Subscription, now: Subscription, outcome: Outcome, at: datetime) -> None:
+        one, untouchable = who(now.spec), _needs_person(was)
+        if outcome.fate is Fate.GONE:
+            require(now.state is SubscriptionState.DISABLED, f"{one} is gone, and {now.state}")
+        elif outcome.fate is Fate.ENDPOINT_FAILED and not untouchable:
+            self._fail(one, was, now, at)
+        elif outcome.fate is Fate.DONE and not untouchable and _is_answered(outcome):
+            require(now.failures == 0, f"{one} took an event, and {now.failures} failures are still on record")
+            self._forgive(one)
+
+    def _settled_in_group(self, was: Subscription, now: Subscription, outcome: Outcome, at: datetime) -> None:
+        """Whoever joined meanwhile just leaves: what is said of its former self changes nothing."""
+        if was.state is SubscriptionState.LIVE and (now.failures > was.failures or outcome.fate is Fate.DONE):
+            self._settled(was, now, outcome, at)
+
+    def _fail(self, one: str, was: Subscription, now: Subscription, at: datetime) -> None:
+        self._failures[one] += 1
+        count = self._failures[one]
+        require(now.failures == count, f"{one} failed {count} times in a row; on record are {now.failures}")
+        suspended = count >= SUSPEND_AFTER or was.state is SubscriptionState.SUSPENDED
+        wanted = SubscriptionState.SUSPENDED if suspended else SubscriptionState.BEHIND
+        require(now.state is wanted, f"{one} failed {count} times in a row, and is {now.state}")
+        wait_s = min(ENDPOINT_BACKOFF_S_MAX, 2.0 ** (count - 1))
+        self._not_before[one] = at + timedelta(seconds=wait_s)
+
+    def _forgive(self, one: str) -> None:
+        self._failures.pop(one, None)
+        self._not_before.pop(one, None)
+
+
+def _is_same(one: Subscription, other: Subscription) -> bool:
+    return one.generation == other.generation
+
+
+def _record(one: Subscription) -> tuple[SubscriptionState, int, datetime | None]:
+    return one.state, one.failures, one.next_attempt_at
+
+
+def _needs_person(one: Subscription) -> bool:
+    paused = one.state is SubscriptionState.SUSPENDED and one.next_attempt_at is None
+    return paused or one.state is SubscriptionState.DISABLED
+
+
+def _is_answered(outcome: Outcome) -> bool:
+    return outcome.accepted > 0 or any(event.status is not None for event in outcome.parked)
