@@ -19,10 +19,11 @@ from tests.contract.log_scene import append, expected, fill, ids, position, writ
 
 from evermark.errors import ConflictError, DiskFullError, FormatError, StaleError
 from evermark.log import append as append_module
+from evermark.log import care
 from evermark.log.append import DeltaLog
 from evermark.log.base import Tail
 from evermark.log.care import Care
-from evermark.log.table import commit_file
+from evermark.log.table import CHECKPOINT_EVERY, commit_file
 
 
 @pytest.fixture
@@ -60,8 +61,15 @@ def test_an_owner_that_read_the_tail_before_the_fence_cannot_commit(
     assert ids(folder) == expected(1)
 
 
+@pytest.fixture
+def few_commits_kept(monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many commits it takes until the first is cleaned: far fewer than in production."""
+    monkeypatch.setattr(care, "KEPT_COMMITS", 2)
+    return CHECKPOINT_EVERY + care.KEPT_COMMITS + 2
+
+
 def test_a_stale_owner_that_slept_through_cleaning_commits_nothing(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch, few_commits_kept: int
 ) -> None:
     """The hole its commit fills in a cleaned `_delta_log` is not taken for a success."""
     old, new = DeltaLog(folder, pause=no_pause), DeltaLog(folder, pause=no_pause)
@@ -69,7 +77,7 @@ def test_a_stale_owner_that_slept_through_cleaning_commits_nothing(
 
     def meanwhile() -> None:
         new.fence(0, 2)
-        for batch in range(2, 150):
+        for batch in range(2, few_commits_kept + 2):
             new.commit(append([write(folder, batch)], batch, epoch=2))
         Care(folder).run()
         assert not commit_file(folder, 2).exists()
@@ -77,7 +85,7 @@ def test_a_stale_owner_that_slept_through_cleaning_commits_nothing(
     between_read_and_commit(old, monkeypatch, meanwhile)
     with pytest.raises(StaleError):
         old.commit(append([write(folder, 2)], 2))
-    assert ids(folder) == expected(149)
+    assert ids(folder) == expected(few_commits_kept + 1)
 
 
 def test_a_batch_of_another_owner_in_between_is_a_conflict(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,14 +248,14 @@ def test_a_sync_covers_commits_of_others(folder: Path) -> None:
     assert log.sync() == 4
 
 
-def test_the_end_of_a_batch_is_known_until_its_commit_is_cleaned(folder: Path) -> None:
+def test_the_end_of_a_batch_is_known_until_its_commit_is_cleaned(folder: Path, few_commits_kept: int) -> None:
     """An idle partition's tail keeps its number when only others commit; its end is honestly unknown."""
-    log = DeltaLog(folder, pause=no_pause)
+    log, last = DeltaLog(folder, pause=no_pause), few_commits_kept + 2
     fill(log, 1, partition=7)
-    fill(log, 150)
+    fill(log, last)
     Care(folder).run()
     assert log.tail(7) == Tail(1, 1, None)
-    assert DeltaLog(folder).tail(0) == Tail(150, 1, position(151))
+    assert DeltaLog(folder).tail(0) == Tail(last, 1, position(last + 1))
 
 
 def test_a_log_of_another_format_is_refused(tmp_path: Path) -> None:

@@ -16,12 +16,14 @@ from tests.contract.log_scene import TIME, append, events, fill, position, write
 
 from evermark.errors import NotFoundError
 from evermark.event import EVENT, taken_batch
+from evermark.log import care
 from evermark.log import write as write_module
 from evermark.log.append import DeltaLog
 from evermark.log.base import LogFile
 from evermark.log.care import Care
 from evermark.log.compact import FAN_IN
 from evermark.log.read import LogReader
+from evermark.log.table import CHECKPOINT_EVERY
 from evermark.log.tails import LogTails
 from evermark.log.write import BatchWriter
 
@@ -189,8 +191,10 @@ def reader(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     if request.param != "as committed":
         assert Care(folder).run().compacted == 80
     if request.param == "compacted and cleaned":
-        fill(log, 120, partition=3)
-        assert Care(folder).run().commits_cleaned
+        fill(log, CHECKPOINT_EVERY, partition=3)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(care, "KEPT_COMMITS", 10)
+            assert Care(folder).run().commits_cleaned
     return reader
 
 
