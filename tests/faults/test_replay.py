@@ -19,7 +19,7 @@ def _now(dsn: str) -> str:
 
 
 def test_a_replay_asked_by_sql_survives_a_kill_and_reaches_the_handlers(tmp_path: Path, pg_dsn: str) -> None:
-    """GIVEN live traffic WHEN a window is replayed and the process dies meanwhile THEN handlers see it whole, live too."""
+    """GIVEN live traffic WHEN a window is replayed and the process dies THEN handlers see it whole, live too."""
     with ReplayScene(tmp_path, pg_dsn, {"one": None, "bundled": None}, bundled="bundle: 20") as scene:
         since = _now(pg_dsn)
         with psycopg.connect(pg_dsn) as conn:
