@@ -33,6 +33,7 @@ COMMANDS = {
     "checkpoint": _Entry("checkpoint:app", "Where each source partition stopped."),
     "log": _Entry("log:app", "Every event there is."),
     "instance": _Entry("instance:app", "Running Evermark processes."),
+    "blocknode": _Entry("blocknode:app", "A block-stream server."),
 }
 
 

@@ -1,0 +1,125 @@
+"""The file a node keeps everything in: SQLite, write-ahead logged, synced at every commit.
+
+A commit returns when its write-ahead log is on the disk (`synchronous = FULL`). After a crash SQLite takes up what was
+committed and ignores the rest of that log: the half-written tail, which `cut_tail` measures so that it can be told.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sqlite3
+from importlib.resources import files
+from pathlib import Path
+
+from evermark.embedded.lock import FileLock
+from evermark.errors import BusyError, ConfigError, FormatError
+
+FORMAT = 1
+_FILE = "blocknode.db"
+_PAGE_BYTES = 8192
+_CHECKPOINT_PAGES = 2000
+_CACHE_KIB_WRITER = 32 * 1024
+_CACHE_KIB_READER = 4 * 1024
+_BUSY_MS = 10_000
+_WAL_HEADER_BYTES, _FRAME_HEADER_BYTES = 32, 24
+
+
+class Database:
+    """One folder, used by one process at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.path = folder / _FILE
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"blocknode: cannot use {folder}: {error.strerror}", hint="name a folder that is writable with --data"
+            ) from error
+        self._lock = FileLock(folder / "lock")
+
+    def open(self) -> tuple[sqlite3.Connection, int]:
+        """The connection that writes, and how many bytes of a half-written tail were cut off."""
+        if not self._lock.try_alone():
+            self._lock.release()
+            raise BusyError(
+                f"another node uses {self.folder}", hint="end it first, or give each node a folder of its own"
+            )
+        try:
+            wal = _wal_of(self.path)
+            connection = self._connect(_CACHE_KIB_WRITER)
+            connection.execute(f"pragma page_size = {_PAGE_BYTES}")
+            if connection.execute("pragma journal_mode = wal").fetchone()[0] != "wal":
+                raise ConfigError(f"{self.folder} cannot hold a write-ahead log", hint="use a folder on a local disk")
+            connection.execute("pragma synchronous = full")
+            connection.execute(f"pragma wal_autocheckpoint = {_CHECKPOINT_PAGES}")
+            self._prepare(connection)
+            _, frames, _ = connection.execute("pragma wal_checkpoint(passive)").fetchone()
+            return connection, cut_tail(wal, frames)
+        except sqlite3.DatabaseError as error:
+            self._lock.release()
+            raise FormatError(
+                f"{self.path} cannot be read: {error}", hint="restore the folder from a copy, or follow another node"
+            ) from error
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def reader(self) -> sqlite3.Connection:
+        connection = self._connect(_CACHE_KIB_READER)
+        connection.execute("pragma query_only = on")
+        return connection
+
+    def close(self) -> None:
+        self._lock.release()
+
+    def _connect(self, cache_kib: int) -> sqlite3.Connection:
+        # Each connection is used by one thread at a time, but closed by another.
+        connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
+        connection.execute(f"pragma busy_timeout = {_BUSY_MS}")
+        connection.execute(f"pragma cache_size = -{cache_kib}")
+        return connection
+
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        (found,) = connection.execute("pragma user_version").fetchone()
+        if found > FORMAT:
+            raise FormatError(
+                f"{self.path} has format {found}, this program knows {FORMAT}", hint="update evermark before serving it"
+            )
+        if found == FORMAT:
+            return
+        script = files("evermark.blocknode").joinpath("schema.sql").read_text(encoding="utf-8")
+        node = f"insert into meta values ('node', '{secrets.token_hex(8)}');"
+        connection.executescript(f"begin;\n{script}\n{node}\npragma user_version = {FORMAT};\ncommit;")
+
+
+def _wal_of(path: Path) -> bytes:
+    """The write-ahead log as a crash left it, page contents aside; empty after an orderly stop."""
+    wal = path.with_name(path.name + "-wal")
+    kept = bytearray()
+    try:
+        size = wal.stat().st_size
+        with wal.open("rb") as file:
+            kept += file.read(_WAL_HEADER_BYTES)
+            page_bytes = int.from_bytes(kept[8:12], "big")
+            for at in range(_WAL_HEADER_BYTES, size, _FRAME_HEADER_BYTES + page_bytes):
+                file.seek(at)
+                header = file.read(_FRAME_HEADER_BYTES)
+                kept += header + min(page_bytes, size - at - len(header)).to_bytes(4, "big")
+    except FileNotFoundError:
+        return b""
+    return bytes(kept)
+
+
+def cut_tail(wal: bytes, frames: int) -> int:
+    """Bytes written after the last commit: frames of this generation of the log (by their salt) beyond the `frames`
+    that SQLite took up. What follows them is left from earlier generations, and means nothing."""
+    if len(wal) < _WAL_HEADER_BYTES:
+        return len(wal)
+    salt, step, cut = wal[16:24], _FRAME_HEADER_BYTES + 4, 0
+    for at in range(_WAL_HEADER_BYTES + frames * step, len(wal), step):
+        header = wal[at : at + _FRAME_HEADER_BYTES]
+        if len(header) >= 16 and header[8:16] != salt:
+            break
+        cut += min(len(header), _FRAME_HEADER_BYTES) + int.from_bytes(wal[at + _FRAME_HEADER_BYTES : at + step], "big")
+    return cut

@@ -1,0 +1,290 @@
+"""A follower: copies every stream of another node, and verifies each block before it keeps it.
+
+It asks which streams changed since it last asked, then each of them for what follows its own copy. Streams are written
+in the order in which they changed, so that the follower's own listing is never ahead of what it holds. While the other
+node is away the copy goes on being served. What cannot be copied (a fork, a forged block) is owed: said, remembered,
+tried again, and never in the way of the other streams.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from evermark.blocknode.ledger import Ledger
+from evermark.blocknode.reading import Reader
+from evermark.blocknode.refusal import Code
+from evermark.blocknode.settings import MIB, NodeSettings
+from evermark.blocknode.writer import Writer
+from evermark.error_policy import Action, action_for, backoff_s
+from evermark.errors import (
+    BusyError,
+    DeniedError,
+    EvermarkError,
+    FormatError,
+    GapError,
+    IdentityError,
+    NotFoundError,
+    UnreachableError,
+)
+from evermark.observe.logging import get_logger
+from evermark.sources.blocks.chain import (
+    START,
+    Block,
+    BlockEvent,
+    Cookie,
+    block_from,
+    cookie_from,
+    event_from,
+    verify_chain,
+    verify_event,
+)
+
+_ANSWER_BYTES_MAX = 64 * MIB
+_LISTED_AT_ONCE = 256
+_FETCHED_AT_ONCE = 16
+_OWED_AT_ONCE = 100
+_OWED_EVERY_S = 5.0
+_POLL_S = 10
+_CONNECT_S, _READ_S = 5.0, 30.0
+_BACKOFF_S_MAX = 5.0
+
+
+@dataclass(frozen=True)
+class Copy:
+    """What is to be written of one stream. `gone`: it was deleted."""
+
+    stream: str
+    touched: int
+    blocks: Sequence[Block] = ()
+    pool: Sequence[BlockEvent] = ()
+    gone: bool = False
+    error: EvermarkError | None = None
+
+
+class Follower:
+    def __init__(self, settings: NodeSettings, writer: Writer, reader: Reader) -> None:
+        self._url = (settings.follow or "").rstrip("/")
+        self._headers = {"Authorization": f"Bearer {settings.follow_token}"} if settings.follow_token else {}
+        self._writer, self._reader = writer, reader
+        self._log = get_logger(part="blocknode-follower")
+        self._node = ""
+        self._touched = 0
+        self._level = False
+        self._reachable = False
+        self._owed_at = 0.0
+        self._owed = 0
+
+    def standing(self) -> dict[str, Any]:
+        """How far it is. `level`: it had everything when it last asked."""
+        return {
+            "node": self._node,
+            "touched": self._touched,
+            "level": self._level,
+            "reachable": self._reachable,
+            "owed": self._owed,
+        }
+
+    async def run(self) -> None:
+        noted = await self._reader.run(lambda db: self._reader.noted(db, "followed"))
+        if noted is not None:
+            self._node, _, touched = noted.partition(" ")
+            self._touched = int(touched)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_READ_S)
+        attempt = 0
+        async with aiohttp.ClientSession(headers=self._headers, timeout=timeout) as session:
+            while True:
+                try:
+                    await self._round(session)
+                    attempt = 0
+                except Exception as error:  # noqa: BLE001 - whatever it is, the copy is served and following goes on
+                    if self._reachable or attempt == 0:
+                        self._log.warning("cannot follow just now; what was copied is served", error=error)
+                    self._reachable = self._level = False
+                    await asyncio.sleep(backoff_s(attempt, base_s=0.1, max_s=_BACKOFF_S_MAX))
+                    attempt += 1
+
+    async def _round(self, session: aiohttp.ClientSession) -> None:
+        asked = {"touched_after": self._touched, "limit": _LISTED_AT_ONCE, "wait_s": _POLL_S if self._level else 0}
+        listed = await self._ask(session, "/v1/streams", asked)
+        try:
+            node, touched = str(listed["node"]), int(listed["touched"])
+            rows = [(str(row["stream"]), int(row["touched"]), bool(row["deleted"])) for row in listed["streams"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise FormatError(
+                "the listing of the node is not in the format", hint="follow a node of this kind"
+            ) from error
+        if node != self._node:
+            if self._node:
+                self._log.warning("another node answers there: everything is compared anew", was=self._node, now=node)
+            self._node, self._touched = node, 0
+            await self._writer.run(lambda ledger: ledger.note("followed", f"{node} 0"))
+            return
+        self._reachable = True
+        for at in range(0, len(rows), _FETCHED_AT_ONCE):
+            some = rows[at : at + _FETCHED_AT_ONCE]
+            copies = await _all([self._fetched(session, *row) for row in some])
+            # Streams that changed together share a number; it is passed when the last of them is here.
+            last = at + _FETCHED_AT_ONCE >= len(rows)
+            await self._keep(copies, touched if last else some[-1][1] - 1)
+        self._level = not rows
+        if time.monotonic() - self._owed_at > _OWED_EVERY_S:
+            self._owed_at = time.monotonic()
+            await self._pay(session)
+
+    async def _pay(self, session: aiohttp.ClientSession) -> None:
+        owed = await self._reader.run(lambda db: self._reader.owed(db, _OWED_AT_ONCE))
+        for stream in owed:
+            await self._keep([await self._fetched(session, stream, self._touched, False)], self._touched)
+        self._owed = len(await self._reader.run(lambda db: self._reader.owed(db, _OWED_AT_ONCE)))
+
+    async def _keep(self, copies: Sequence[Copy], touched: int) -> None:
+        def write(ledger: Ledger) -> None:
+            for copy in copies:
+                here = ledger.cookie(copy.stream) is not None
+                if copy.gone and here:
+                    ledger.delete(copy.stream, copy.touched)
+                elif not copy.gone and copy.error is None:
+                    ledger.copy(copy.stream, copy.blocks, copy.pool, copy.touched)
+                ledger.owe(copy.stream, None if copy.error is None else copy.error.message)
+            ledger.note("followed", f"{self._node} {touched}")
+
+        await self._writer.run(write)
+        self._touched = touched
+
+    async def _fetched(self, session: aiohttp.ClientSession, stream: str, touched: int, deleted: bool) -> Copy:
+        if deleted:
+            return Copy(stream, touched, gone=True)
+        try:
+            return await self._fetch(session, stream, touched)
+        except NotFoundError:
+            return Copy(stream, touched, gone=True)
+        except EvermarkError as error:
+            if action_for(error) is Action.RETRY:
+                raise
+            self._log.error("a stream cannot be copied", stream=stream, error=error)
+            return Copy(stream, touched, error=error)
+
+    async def _fetch(self, session: aiohttp.ClientSession, stream: str, touched: int) -> Copy:
+        """Everything after our copy, verified to follow it. All but the last part is written on the way."""
+        mine = await self._writer.run(lambda ledger: ledger.cookie(stream))
+        while True:
+            asked: dict[str, Any] = {} if mine is None else mine.wire()
+            answer = await self._ask(session, f"/v1/streams/{stream}", asked)
+            blocks, pool, reset, more = _parsed(answer, stream)
+            if reset and mine is not None and await self._recreated(session, stream):
+                self._log.warning("the stream was recreated: copied anew", stream=stream)
+                await self._writer.run(lambda ledger: ledger.delete(stream, touched=0))
+                mine = None
+            at = mine or START
+            if reset:
+                at = await self._close_gap(session, stream, at, blocks[0].number)
+                blocks = _after(blocks, at, stream)
+            mine = verify_chain(blocks, at)
+            for event in pool:
+                verify_event(stream, event)
+            if not more:
+                return Copy(stream, touched, blocks, pool)
+            await self._part(stream, blocks)
+
+    async def _close_gap(self, session: aiohttp.ClientSession, stream: str, at: Cookie, end: int) -> Cookie:
+        while at.minipool_gen < end:
+            page = await self._page(session, stream, at.minipool_gen, end)
+            at = verify_chain(page, at) or at
+            await self._part(stream, page)
+        return at
+
+    async def _part(self, stream: str, blocks: Sequence[Block]) -> None:
+        await self._writer.run(lambda ledger: ledger.copy(stream, blocks, (), None))
+
+    async def _recreated(self, session: aiohttp.ClientSession, stream: str) -> bool:
+        theirs = await self._page(session, stream, 0, 1)
+        ours = await self._reader.run(lambda db: self._reader.page(db, stream, 0, 1))
+        return block_from(json.loads(ours.blocks[0]), stream).hash != theirs[0].hash
+
+    async def _page(self, session: aiohttp.ClientSession, stream: str, start: int, end: int) -> list[Block]:
+        answer = await self._ask(session, f"/v1/streams/{stream}/miniblocks", {"from": start, "to": end})
+        blocks = [block_from(block, stream) for block in _list(answer, "blocks")]
+        if not blocks:
+            raise GapError(
+                f"stream {stream}: no block of [{start}, {end}) came", hint="look at the node that is followed"
+            )
+        return blocks
+
+    async def _ask(self, session: aiohttp.ClientSession, path: str, query: Mapping[str, Any]) -> Any:
+        try:
+            async with session.get(self._url + path, params=dict(query), allow_redirects=False) as response:
+                body = bytearray()
+                async for piece in response.content.iter_chunked(MIB):
+                    body += piece
+                    if len(body) > _ANSWER_BYTES_MAX:
+                        raise FormatError(f"the answer to {path} is too large", hint="is it a node that is followed?")
+                status = response.status
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            said = f"the node at {self._url} does not answer: {type(error).__name__}"
+            raise UnreachableError(said, hint="start it, or correct --follow") from error
+        try:
+            answer = json.loads(body)
+        except ValueError as error:
+            raise UnreachableError(f"{self._url}{path} answered {status}, not JSON", hint="is it a node?") from error
+        if status != 200:
+            raise _error_of(status, answer, path)
+        return answer
+
+
+async def _all(calls: Sequence[Coroutine[Any, Any, Copy]]) -> list[Copy]:
+    """All of them, or the first error once none is under way any more: what they write must not meet the next try's."""
+    done = await asyncio.gather(*calls, return_exceptions=True)
+    for one in done:
+        if isinstance(one, BaseException):
+            raise one
+    return [one for one in done if isinstance(one, Copy)]
+
+
+def _error_of(status: int, answer: Any, path: str) -> EvermarkError:
+    code = answer.get("code") if isinstance(answer, dict) else None
+    said = f"{path} was answered with {status} {code}"
+    if code == Code.STREAM_NOT_FOUND:
+        return NotFoundError(said)
+    if code == Code.UNAUTHORIZED:
+        return DeniedError(said, hint="give the token of that node with --follow-token")
+    if code in {Code.RANGE_IMPOSSIBLE, Code.RANGE_EMPTY}:
+        return GapError(said, hint="the node has less than was copied from it: was it restored from a backup?")
+    return BusyError(said, hint="it is tried again")
+
+
+def _parsed(answer: Any, stream: str) -> tuple[list[Block], list[BlockEvent], bool, bool]:
+    blocks = [block_from(block, stream) for block in _list(answer, "blocks")]
+    pool = [event_from(event) for event in _list(answer, "minipool")]
+    cookie_from(answer.get("cookie"))
+    reset = bool(answer.get("reset"))
+    if reset and not blocks:
+        raise FormatError(f"stream {stream}: a reset without blocks", hint="look at the node that is followed")
+    return blocks, pool, reset, bool(answer.get("more"))
+
+
+def _list(answer: Any, name: str) -> list[Any]:
+    found = answer.get(name) if isinstance(answer, dict) else None
+    if not isinstance(found, list):
+        raise FormatError(f"the answer holds no list of {name}", hint="follow a node of this kind")
+    return found
+
+
+def _after(blocks: Sequence[Block], at: Cookie, stream: str) -> list[Block]:
+    """The blocks of a reset that follow `at`; the one in front of it has to be ours."""
+    if at == START:
+        return list(blocks)
+    for block in blocks:
+        if block.number == at.minipool_gen - 1 and block.hash != at.prev_miniblock_hash:
+            hint = "its history was rewritten: keep both folders, and find out which is right"
+            raise IdentityError(f"stream {stream}: block {block.number} is another one than was copied", hint=hint)
+    if blocks[-1].number + 1 < at.minipool_gen:
+        hint = "was it restored from a backup? keep this folder: it has what that one lost"
+        raise GapError(f"stream {stream}: the followed node has less than was copied from it", hint=hint)
+    return [block for block in blocks if block.number >= at.minipool_gen]

@@ -1,0 +1,375 @@
+"""The writing side of a node, within one transaction of its one writer.
+
+Every operation decides first and writes then, so that one that is refused leaves nothing behind in the transaction it
+shares with others. `flush` ends a transaction's work, `forget` drops what was remembered of one that failed.
+"""
+
+from __future__ import annotations
+
+import heapq
+import sqlite3
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from evermark.blocknode.refusal import Code, Refused, stream_exists, stream_not_found, too_many
+from evermark.blocknode.sealing import Pool, next_touched, seal_in_us, snapshot_due
+from evermark.blocknode.settings import NodeSettings
+from evermark.blocknode.shapes import CreateAsked, asked_text, text_of
+from evermark.errors import ConfigError
+from evermark.sources.blocks.chain import (
+    START,
+    Block,
+    BlockEvent,
+    Cookie,
+    EventKind,
+    Snapshot,
+    StreamKind,
+    block_hash,
+    make_block,
+)
+
+HEADS_MAX = 10_000
+_SEALED_AT_ONCE_MAX = 500
+_PURGED_AT_ONCE = 2000
+
+
+@dataclass(slots=True)
+class Head:
+    """What the writer remembers of a stream in use."""
+
+    sid: int
+    stream: str
+    kind: StreamKind
+    creator: str
+    incarnation: str
+    next_number: int
+    last_hash: str
+    last_at_us: int
+    snapshot_number: int
+    snapshot_bytes: int
+    pool: Pool
+    members: int
+    touched: int
+    due_gen: int = -1  # the generation of its minipool whose sealing is in the heap
+
+    @property
+    def cookie(self) -> Cookie:
+        return Cookie(self.next_number, self.last_hash)
+
+    def place(self, number: int) -> int:
+        return self.sid << 32 | number
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    hash: str
+    minipool_gen: int | None  # of the minipool it came into; None for a duplicate
+    duplicate: bool
+
+    def wire(self) -> dict[str, Any]:
+        return {"hash": self.hash, "minipool_gen": self.minipool_gen, "duplicate": self.duplicate}
+
+
+_HEAD = """select sid, kind, creator, incarnation, next_number, last_hash, last_at_us, snapshot_number, snapshot_bytes,
+pool_count, pool_bytes, pool_since_us, members, touched from streams where stream = ? and not deleted"""
+_FLUSH = """update streams set next_number = ?, last_hash = ?, last_at_us = ?, snapshot_number = ?, snapshot_bytes = ?,
+pool_count = ?, pool_bytes = ?, pool_since_us = ?, members = ?, touched = ? where sid = ?"""
+_CREATE = """insert into streams (stream, kind, creator, incarnation, asked, next_number, last_hash, last_at_us,
+snapshot_number, snapshot_bytes, members, touched) values (?, ?, ?, ?, ?, 1, ?, ?, 0, ?, ?, ?)"""
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """Times that are kept are of the wall clock; waiting is measured by one that nobody sets."""
+
+    wall_us: Callable[[], int] = lambda: time.time_ns() // 1000
+    steady_us: Callable[[], int] = lambda: time.monotonic_ns() // 1000
+
+
+class Ledger:
+    def __init__(self, connection: sqlite3.Connection, settings: NodeSettings, clocks: Clocks) -> None:
+        self._db = connection
+        self._clocks = clocks
+        self._settings = settings
+        self._seals = settings.follow is None
+        self._heads: OrderedDict[str, Head] = OrderedDict()
+        self._changed: dict[str, int | None] = {}  # in this transaction; with the `touched` it is to have, if given
+        self._due: list[tuple[int, str, int]] = []  # a heap: steady time, stream, generation of the minipool
+        self._last_touched = 0
+        self.purging = True
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew from what is in the file: the transaction under way was rolled back."""
+        self._heads.clear()
+        self._changed.clear()
+        (last,) = self._db.execute("select max(touched) from streams").fetchone()
+        self._last_touched = max(self._last_touched, last or 0)
+        self._due = []
+        pooled = "select stream from streams where pool_count > 0"
+        for (stream,) in self._db.execute(pooled).fetchall() if self._seals else []:
+            self._remember_due(self._head(stream))
+        self._heads.clear()
+
+    @property
+    def seal_in_s(self) -> float | None:
+        """In how long the next minipool is to be sealed."""
+        return max(0.0, (self._due[0][0] - self._clocks.steady_us()) / 1e6) if self._due else None
+
+    def flush(self) -> list[str]:
+        """Write down the heads that changed, in the order they did; which streams those are."""
+        changed, self._changed = self._changed, {}
+        for stream, touched in changed.items():
+            head = self._heads.get(stream)
+            if head is not None:
+                pool = (head.pool.count, head.pool.bytes, head.pool.since_us)
+                chain = (head.next_number, head.last_hash, head.last_at_us, head.snapshot_number, head.snapshot_bytes)
+                head.touched = self._touch(touched)
+                self._db.execute(_FLUSH, (*chain, *pool, head.members, head.touched, head.sid))
+                self._remember_due(head)
+        while len(self._heads) > HEADS_MAX:
+            self._heads.popitem(last=False)
+        return list(changed)
+
+    def create(self, stream: str, asked: CreateAsked, incarnation: str) -> tuple[bool, Cookie]:
+        """Whether it was made just now, and its first cookie."""
+        row = self._db.execute("select asked from streams where stream = ? and not deleted", [stream]).fetchone()
+        if row is not None:
+            if row[0] != asked.text():
+                raise stream_exists(stream)
+            return False, self._head(stream).cookie
+        members = tuple(sorted(asked.members))
+        snapshot = Snapshot(asked.kind, asked.creator, incarnation, members, asked.settings)
+        block = make_block(stream, START, self._clocks.wall_us(), (), snapshot)
+        return True, self.begin(block, asked.text()).cookie
+
+    def begin(self, block: Block, asked: str, touched: int | None = None) -> Head:
+        """A stream from its first block on; whatever had its name is gone already."""
+        snapshot = block.snapshot
+        if snapshot is None:
+            raise ValueError("block 0 has no snapshot")
+        body = text_of(block.wire())
+        self._db.execute("delete from streams where stream = ? and deleted", [block.stream])
+        about = (block.stream, str(snapshot.kind), snapshot.creator, snapshot.incarnation, asked)
+        chain = (block.hash, block.at_us, len(body), len(snapshot.members))
+        self._db.execute(_CREATE, (*about, *chain, self._touch(touched)))
+        head = self._head(block.stream)
+        self._db.execute("insert into blocks values (?, ?, 1, ?)", (head.place(0), block.hash, body))
+        self._db.executemany("insert into members values (?, ?)", [(head.sid, name) for name in snapshot.members])
+        self._db.executemany(
+            "insert into settings values (?, ?, ?)", [(head.sid, *it) for it in snapshot.settings.items()]
+        )
+        self._changed[block.stream] = touched
+        return head
+
+    def add(self, stream: str, events: Sequence[tuple[BlockEvent, bytes]]) -> list[Added]:
+        now_us = self._clocks.wall_us()
+        head = self._head(stream)
+        self._check_controls(head, [event for event, _ in events])
+        answers = []
+        for event, text in events:
+            if not self._first_time(head, event.hash):
+                answers.append(Added(event.hash, None, duplicate=True))
+                continue
+            answers.append(Added(event.hash, head.next_number, duplicate=False))
+            self._into_pool(head, event, text, now_us)
+            if seal_in_us(head.pool, now_us, self._settings) == 0:
+                self._seal(head, now_us)
+        return answers
+
+    def seal_due(self) -> int:
+        """Seal the minipools whose time has come; how many those were."""
+        sealed = 0
+        now_us = self._clocks.steady_us()
+        while self._due and self._due[0][0] <= now_us and sealed < _SEALED_AT_ONCE_MAX:
+            _, stream, generation = heapq.heappop(self._due)
+            head = self._find(stream)
+            if head is not None and head.next_number == generation and head.pool.count:
+                self._seal(head, self._clocks.wall_us())
+                sealed += 1
+        return sealed
+
+    def delete(self, stream: str, touched: int | None = None) -> None:
+        """The stream is gone at once; its rows go bit by bit."""
+        head = self._head(stream)
+        self._db.execute(
+            "update streams set deleted = 1, pool_count = 0, touched = ? where sid = ?",
+            (self._touch(touched), head.sid),
+        )
+        self._db.execute("insert into dropped values (?)", [head.sid])
+        self._heads.pop(stream, None)
+        self._changed[stream] = touched
+        self.purging = True
+
+    def purge(self) -> None:
+        """Remove some rows of deleted streams. `purging` says whether there are more."""
+        row = self._db.execute("select sid from dropped limit 1").fetchone()
+        self.purging = row is not None
+        if row is None:
+            return
+        (sid,) = row
+        removed = 0
+        for table in ("blocks", "pool"):
+            some = f"select place from {table} where place between ? and ? limit {_PURGED_AT_ONCE}"
+            within = (sid << 32, (sid + 1 << 32) - 1)
+            removed += self._db.execute(f"delete from {table} where place in ({some})", within).rowcount
+        for table, key in (("seen", "hash"), ("members", "member"), ("settings", "name")):
+            some = f"select {key} from {table} where sid = ? limit {_PURGED_AT_ONCE}"
+            removed += self._db.execute(f"delete from {table} where sid = ? and {key} in ({some})", (sid, sid)).rowcount
+        if removed == 0:
+            self._db.execute("delete from dropped where sid = ?", [sid])
+
+    # What a follower does instead of sealing.
+
+    def cookie(self, stream: str) -> Cookie | None:
+        head = self._find(stream)
+        return head.cookie if head is not None else None
+
+    def copy(self, stream: str, blocks: Sequence[Block], pool: Sequence[BlockEvent], touched: int | None) -> None:
+        """Blocks that were verified to follow what is here, and all of the minipool after them. Without `touched` it is
+        a part of what is to come: the stream's place in the listing stays as it is."""
+        if blocks and blocks[0].number == 0:
+            if blocks[0].snapshot is None:
+                raise ValueError("block 0 has no snapshot")
+            self.begin(blocks[0], asked_text(blocks[0].snapshot), touched=0)
+            blocks = blocks[1:]
+        head = self._head(stream)
+        if blocks and (blocks[0].number, blocks[0].previous) != (head.next_number, head.last_hash):
+            raise ValueError(f"block {blocks[0].number} of {stream} does not follow what is here")
+        self._clear_pool(head)
+        for block in blocks:
+            for event in block.events:
+                self._first_time(head, event.hash)
+                self._apply(head, event)
+            self._append(head, block.hash, block.at_us, block.snapshot is not None, text_of(block.wire()))
+        for event in pool:
+            self._first_time(head, event.hash)
+            self._into_pool(head, event, text_of(event.wire()), self._clocks.wall_us())
+        self._changed[stream] = head.touched if touched is None else touched
+
+    def note(self, name: str, value: str) -> None:
+        self._db.execute(
+            "insert into meta values (?, ?) on conflict (name) do update set value = excluded.value", (name, value)
+        )
+
+    def owe(self, stream: str, reason: str | None) -> None:
+        """Remember that this stream could not be copied; None: it could, after all."""
+        self._db.execute("delete from owed where stream = ?", [stream])
+        if reason is not None:
+            self._db.execute("insert into owed values (?, ?)", (stream, reason))
+
+    def _find(self, stream: str) -> Head | None:
+        head = self._heads.get(stream)
+        if head is not None:
+            self._heads.move_to_end(stream)
+            return head
+        row = self._db.execute(_HEAD, [stream]).fetchone()
+        if row is None:
+            return None
+        sid, kind, creator, incarnation, number, last_hash, at_us, snapshot, size, *pool, members, touched = row
+        about = (sid, stream, StreamKind(kind), creator, incarnation)
+        head = Head(*about, number, last_hash, at_us, snapshot, size, Pool(*pool), members, touched)
+        self._heads[stream] = head
+        return head
+
+    def _head(self, stream: str) -> Head:
+        head = self._find(stream)
+        if head is None:
+            raise stream_not_found(stream)
+        return head
+
+    def _touch(self, given: int | None) -> int:
+        if given is not None:
+            return given
+        self._last_touched = next_touched(self._last_touched, self._clocks.wall_us())
+        return self._last_touched
+
+    def _first_time(self, head: Head, event_hash: str) -> bool:
+        row = (head.sid, bytes.fromhex(event_hash))
+        return self._db.execute("insert into seen values (?, ?) on conflict do nothing", row).rowcount == 1
+
+    def _check_controls(self, head: Head, events: Sequence[BlockEvent]) -> None:
+        if all(event.kind is EventKind.MESSAGE for event in events):
+            return
+        joins = sum(event.kind is EventKind.JOIN for event in events)
+        leaves = sum(event.kind is EventKind.LEAVE for event in events)
+        if (joins or leaves) and head.kind is not StreamKind.CHANNEL:
+            hint = "only channels have joins and leaves; create another stream instead"
+            said = f"the members of a stream of kind {head.kind} are fixed"
+            raise Refused(Code.MEMBERS_FIXED, ConfigError(said, hint=hint))
+        if joins and head.members + joins > self._settings.members_max:
+            raise too_many(f"{head.stream} may have {self._settings.members_max} members", "let somebody leave first")
+        names = {name for event in events for name, value in event.settings.items() if value is not None}
+        if names:
+            rows = self._db.execute("select name from settings where sid = ?", [head.sid])
+            if len(names.union(name for (name,) in rows)) > self._settings.settings_max:
+                raise too_many(
+                    f"{head.stream} may have {self._settings.settings_max} settings", "remove one: set it to null"
+                )
+
+    def _apply(self, head: Head, event: BlockEvent) -> None:
+        if event.kind is EventKind.JOIN:
+            added = "insert into members values (?, ?) on conflict do nothing"
+            head.members += self._db.execute(added, (head.sid, event.member)).rowcount
+        elif event.kind is EventKind.LEAVE:
+            removed = "delete from members where sid = ? and member = ?"
+            head.members -= self._db.execute(removed, (head.sid, event.member)).rowcount
+        for name, value in event.settings.items():
+            self._db.execute("delete from settings where sid = ? and name = ?", (head.sid, name))
+            if value is not None:
+                self._db.execute("insert into settings values (?, ?, ?)", (head.sid, name, value))
+
+    def _into_pool(self, head: Head, event: BlockEvent, text: bytes, now_us: int) -> None:
+        pool = head.pool
+        self._db.execute("insert into pool values (?, ?, ?)", (head.place(pool.count), event.hash, text))
+        self._apply(head, event)
+        head.pool = Pool(pool.count + 1, pool.bytes + len(text), pool.since_us if pool.count else now_us)
+        self._changed.setdefault(head.stream, None)
+
+    def _seal(self, head: Head, now_us: int) -> None:
+        """All of the minipool becomes the next block."""
+        within = (head.place(0), head.place(head.pool.count))
+        rows = self._db.execute(
+            "select hash, body from pool where place >= ? and place < ? order by place", within
+        ).fetchall()
+        at_us = max(now_us, head.last_at_us)
+        snapshot = None
+        if snapshot_due(head.next_number, head.snapshot_number, head.snapshot_bytes, self._settings):
+            snapshot = self._snapshot(head)
+        hashes = tuple(event_hash for event_hash, _ in rows)
+        made = block_hash(head.stream, head.next_number, head.last_hash, at_us, hashes, snapshot)
+        block = Block(head.stream, head.next_number, head.last_hash, made, at_us, hashes, snapshot, ())
+        texts = b",".join(text for _, text in rows)
+        body = b'{"header":' + text_of(block.header()) + b',"events":[' + texts + b"]}"
+        self._clear_pool(head)
+        self._append(head, made, at_us, snapshot is not None, body)
+        self._changed.setdefault(head.stream, None)
+
+    def _snapshot(self, head: Head) -> Snapshot:
+        members = self._db.execute("select member from members where sid = ? order by member", [head.sid]).fetchall()
+        settings = self._db.execute("select name, value from settings where sid = ?", [head.sid]).fetchall()
+        names = tuple(name for (name,) in members)
+        return Snapshot(head.kind, head.creator, head.incarnation, names, dict(settings))
+
+    def _append(self, head: Head, made: str, at_us: int, has_snapshot: bool, body: bytes) -> None:
+        row = (head.place(head.next_number), made, has_snapshot, body)
+        self._db.execute("insert into blocks values (?, ?, ?, ?)", row)
+        if has_snapshot:
+            head.snapshot_number, head.snapshot_bytes = head.next_number, 0
+        head.snapshot_bytes += len(body)
+        head.next_number, head.last_hash, head.last_at_us = head.next_number + 1, made, at_us
+
+    def _clear_pool(self, head: Head) -> None:
+        self._db.execute(
+            "delete from pool where place >= ? and place < ?", (head.place(0), head.place(head.pool.count))
+        )
+        head.pool = Pool()
+
+    def _remember_due(self, head: Head) -> None:
+        wait_us = seal_in_us(head.pool, self._clocks.wall_us(), self._settings)
+        if wait_us is not None and head.due_gen != head.next_number and self._seals:
+            head.due_gen = head.next_number
+            heapq.heappush(self._due, (self._clocks.steady_us() + wait_us, head.stream, head.next_number))

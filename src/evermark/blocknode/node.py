@@ -1,0 +1,155 @@
+"""A node on a port, in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Self
+
+from aiohttp import web
+
+from evermark.blocknode.database import Database
+from evermark.blocknode.faults import Faults
+from evermark.blocknode.follow import Follower
+from evermark.blocknode.ledger import Clocks, Ledger
+from evermark.blocknode.reading import Reader
+from evermark.blocknode.routes import Routes
+from evermark.blocknode.settings import NodeSettings
+from evermark.blocknode.sync import Hub
+from evermark.blocknode.writer import Writer
+from evermark.errors import BusyError, DeniedError, EvermarkError, UnreachableError
+from evermark.observe.logging import get_logger
+
+_STOP_WAIT_S = 2.0
+
+
+class Node:
+    """`start` and `stop`, or use it as a context manager. `ended` is called when it ends by itself, in its thread."""
+
+    def __init__(
+        self,
+        settings: NodeSettings,
+        *,
+        faults: Faults | None = None,
+        clocks: Clocks | None = None,
+        ended: Callable[[BaseException], None] | None = None,
+    ) -> None:
+        self.settings = settings
+        self.port = settings.port
+        self.cut_bytes = 0  # of a half-written tail, found at the start
+        self._faults, self._clocks = faults or Faults(), clocks or Clocks()
+        self._ended = ended or (lambda error: None)
+        self._log = get_logger(part="blocknode")
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping: asyncio.Event | None = None
+
+    @property
+    def url(self) -> str:
+        host = self.settings.host
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+    def start(self) -> Self:
+        """Serve. Afterwards `port` is the real one."""
+        started: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, args=(started,), name="blocknode", daemon=True)
+        self._thread.start()
+        started.result()
+        return self
+
+    def stop(self) -> None:
+        """Finish what was asked for already, then let go of the port and the folder. May be called twice."""
+        if self._loop is not None and self._stopping is not None and self._thread is not None:
+            if self._thread.is_alive():
+                self._loop.call_soon_threadsafe(self._stopping.set)
+            self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _run(self, started: Future[None]) -> None:
+        try:
+            asyncio.run(self._serve(started))
+        except Exception as error:  # noqa: BLE001 - told to whoever waits for the node
+            if started.done():
+                self._ended(error)
+            else:
+                started.set_exception(error)
+
+    async def _serve(self, started: Future[None]) -> None:
+        self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
+        trouble: list[BaseException] = []
+        stopping = self._stopping
+
+        def broken(error: BaseException) -> None:
+            trouble.append(error)
+            stopping.set()
+
+        async with AsyncExitStack() as stack:
+            await self._open(stack, broken)
+            started.set_result(None)
+            await stopping.wait()
+        if trouble:
+            hint = "look at the disk; then start it again: nothing that was accepted is lost"
+            raise EvermarkError(f"the node's disk failed: {trouble[0]}", hint=hint) from trouble[0]
+
+    async def _open(self, stack: AsyncExitStack, broken: Callable[[BaseException], None]) -> None:
+        """Everything in the order it is needed; it is closed in the other one."""
+        settings = self.settings
+        database = Database(settings.data)
+        connection, self.cut_bytes = database.open()
+        stack.callback(database.close)
+        stack.callback(connection.close)
+        if self.cut_bytes:
+            self._log.warning("a half-written tail was cut off; nobody was told it was kept", bytes=self.cut_bytes)
+        (node,) = connection.execute("select value from meta where name = 'node'").fetchone()
+        reader = Reader(database, settings)
+        stack.callback(reader.close)
+        hub = Hub(reader, settings, self._faults)
+        ledger = Ledger(connection, settings, self._clocks)
+        writer = Writer(connection, ledger, changed=hub.changed, broken=broken)
+        stack.push_async_callback(writer.close)
+        routes = Routes(settings, node, writer, reader, hub, self._faults)
+        if settings.follow is not None:
+            follower = Follower(settings, writer, reader)
+            routes.followed = follower.standing
+            task = asyncio.create_task(follower.run())
+            stack.push_async_callback(_cancelled, task)
+        runner = web.AppRunner(routes.app(), access_log=None, shutdown_timeout=_STOP_WAIT_S)
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+
+        def end_waiting() -> None:
+            routes.stopping = True
+            hub.stop()
+
+        try:
+            await web.TCPSite(runner, settings.host, settings.port).start()
+        except OSError as error:
+            raise _cannot_listen(settings.host, settings.port, error) from error
+        stack.callback(end_waiting)
+        self.port = int(runner.addresses[0][1])
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait([task])
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> EvermarkError:
+    where = f"cannot listen on {host}:{port}"
+    if error.errno == errno.EADDRINUSE:
+        return BusyError(f"{where}: the port is taken", hint="choose another with --port, or 0 for any free one")
+    if error.errno == errno.EACCES:
+        return DeniedError(f"{where}: not permitted", hint="choose a port above 1023 with --port")
+    return UnreachableError(f"{where}: {error.strerror or error}", hint="choose an address of this machine with --host")

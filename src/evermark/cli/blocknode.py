@@ -1,0 +1,124 @@
+"""`evermark blocknode`: a block-stream server."""
+
+from __future__ import annotations
+
+import ipaddress
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from evermark import durations
+from evermark.cli.console import noun, say, show_json, warn
+
+if TYPE_CHECKING:
+    from evermark.blocknode.faults import Faults
+    from evermark.blocknode.settings import NodeSettings
+
+app = noun("A block-stream server.")
+
+_ENV = "EVERMARK_BLOCKNODE_TOKEN"
+_ENV_FOLLOW = "EVERMARK_BLOCKNODE_FOLLOW_TOKEN"
+
+
+@app.callback()
+def blocknode() -> None:
+    """A block-stream server."""
+
+
+@app.command()
+def serve(
+    data: Annotated[Path, typer.Option(help="Folder that holds the streams; made if need be.")],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes any free one.")] = 8330,
+    token: Annotated[
+        str | None, typer.Option(envvar=_ENV, show_default=False, help="Ask everybody for this bearer token.")
+    ] = None,
+    follow: Annotated[
+        str | None, typer.Option(help="Copy the node at this url, and serve readers only.", show_default=False)
+    ] = None,
+    follow_token: Annotated[
+        str | None, typer.Option(envvar=_ENV_FOLLOW, show_default=False, help="The token of that node.")
+    ] = None,
+    seal_events: Annotated[int, typer.Option(min=1, max=10_000, help="Seal a block at that many events,")] = 100,
+    seal_after: Annotated[str, typer.Option(help="or when its first event is this old.")] = "2s",
+    snapshot_every: Annotated[int, typer.Option(min=1, max=100_000, help="Blocks from snapshot to snapshot.")] = 10,
+    page_blocks: Annotated[int, typer.Option(min=1, max=10_000, help="Blocks in one answer, at most.")] = 500,
+    resume_blocks: Annotated[
+        int, typer.Option(min=1, max=100_000, help="A cookie further behind is answered with a reset.")
+    ] = 500,
+    event_bytes: Annotated[int, typer.Option(min=1024, max=4_194_304, help="Size of an event, at most.")] = 65_536,
+    keepalive: Annotated[str, typer.Option(help="Say so when a sync has been quiet for this long.")] = "15s",
+    stall: Annotated[str, typer.Option(help="Cut a sync off whose client reads nothing for this long.")] = "30s",
+    faults: Annotated[str | None, typer.Option(hidden=True, help="For tests: what to do wrong, as JSON.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Say where it listens as JSON.")] = False,
+) -> None:
+    """Serve durable append-only streams over HTTP, until SIGTERM or Ctrl-C. See docs/blocknode.md."""
+    from evermark.blocknode.faults import Faults
+    from evermark.blocknode.settings import NodeSettings
+    from evermark.observe.logging import set_up_logging
+
+    set_up_logging()
+    settings = NodeSettings(
+        data=data,
+        host=host,
+        port=port,
+        token=token or None,
+        follow=follow,
+        follow_token=follow_token or None,
+        seal_events=seal_events,
+        seal_after_s=_seconds(seal_after, "--seal-after"),
+        snapshot_every=snapshot_every,
+        page_blocks=page_blocks,
+        resume_blocks=resume_blocks,
+        event_bytes=event_bytes,
+        keepalive_s=_seconds(keepalive, "--keepalive"),
+        stall_s=_seconds(stall, "--stall"),
+    )
+    if not token and not _is_loopback(host):
+        warn(f"no --token: everybody who reaches {host} can read, write and delete here")
+    _serve(settings, Faults.parse(faults) if faults else Faults(), as_json=as_json)
+
+
+def _serve(settings: NodeSettings, faults: Faults, *, as_json: bool) -> None:
+    from evermark.blocknode.node import Node
+
+    done = threading.Event()
+    trouble: list[BaseException] = []
+
+    def ended(error: BaseException) -> None:
+        trouble.append(error)
+        done.set()
+
+    node = Node(settings, faults=faults, ended=ended)
+    previous = {sig: signal.signal(sig, lambda *_: done.set()) for sig in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        node.start()
+        if as_json:
+            show_json({"listening": node.url, "port": node.port, "cut_bytes": node.cut_bytes})
+            sys.stdout.flush()
+        say(f"serving {settings.data} on {node.url}" + (f", following {settings.follow}" if settings.follow else ""))
+        done.wait()
+    finally:
+        node.stop()
+        for sig, handler in previous.items():
+            signal.signal(sig, handler)
+    if trouble:
+        raise trouble[0]
+
+
+def _seconds(text: str, option: str) -> float:
+    try:
+        return durations.parse(text).total_seconds()
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,364 @@
+"""What a block stream is made of: events, miniblocks, snapshots, cookies; how they are hashed, and verified. No I/O.
+
+A stream is a chain of numbered miniblocks plus a minipool of events not yet sealed. Every hash is SHA-256 over a
+canonical text (`canonical`), which names what is hashed and the stream it belongs to, so that nothing can be passed off
+as something else. `docs/blocknode.md` is the specification.
+
+The trap: a snapshot sums up everything up to *and including* the events of the miniblock that carries it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final
+
+from evermark.errors import FormatError, GapError, IdentityError
+
+GENESIS_PREVIOUS: Final = "0" * 64  # the previous hash of block 0
+_EVENT, _SNAPSHOT, _BLOCK = "evermark.event.1", "evermark.snapshot.1", "evermark.block.1"
+_CANONICAL = json.JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+_HEX = frozenset("0123456789abcdef")
+_HINT_LIE = "the node sent something else than was made: ask another node, and have this one's disk looked at"
+
+
+class StreamKind(StrEnum):
+    CHANNEL = "channel"
+    DIRECT = "direct"
+    INBOX = "inbox"
+
+
+class EventKind(StrEnum):
+    MESSAGE = "message"
+    JOIN = "join"
+    LEAVE = "leave"
+    SETTINGS = "settings"
+
+
+@dataclass(frozen=True, slots=True)
+class Cookie:
+    """Where a reader stands: it has every miniblock below `minipool_gen`, the last of which had this hash."""
+
+    minipool_gen: int
+    prev_miniblock_hash: str
+
+    def wire(self) -> dict[str, Any]:
+        return {"minipool_gen": self.minipool_gen, "prev_miniblock_hash": self.prev_miniblock_hash}
+
+
+START: Final = Cookie(0, GENESIS_PREVIOUS)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockEvent:
+    """One event of a stream. `member` is set for joins and leaves, `settings` (None removes one) for settings."""
+
+    hash: str
+    kind: EventKind
+    creator: str
+    at_us: int  # when it was made, by its maker's clock
+    nonce: str  # tells two otherwise equal events apart
+    payload: str = ""
+    member: str = ""
+    settings: Mapping[str, str | None] = field(default_factory=dict)
+    tags: Mapping[str, Any] = field(default_factory=dict)
+
+    def wire(self) -> dict[str, Any]:
+        """Fields that are empty are left out."""
+        said: dict[str, Any] = {
+            "hash": self.hash,
+            "kind": str(self.kind),
+            "creator": self.creator,
+            "at_us": self.at_us,
+            "nonce": self.nonce,
+        }
+        optional = {"member": self.member, "settings": self.settings, "tags": self.tags, "payload": self.payload}
+        said.update((name, value) for name, value in optional.items() if value)
+        return said
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Who is in the stream, and how it is set, after the block that carries this. `incarnation` is drawn anew each
+    time a stream is created: a recreated stream has another chain from its first block on."""
+
+    kind: StreamKind
+    creator: str
+    incarnation: str
+    members: tuple[str, ...]  # sorted
+    settings: Mapping[str, str]
+
+    def wire(self) -> dict[str, Any]:
+        return {
+            "kind": str(self.kind),
+            "creator": self.creator,
+            "incarnation": self.incarnation,
+            "members": list(self.members),
+            "settings": dict(sorted(self.settings.items())),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    stream: str
+    number: int
+    previous: str
+    hash: str
+    at_us: int
+    event_hashes: tuple[str, ...]
+    snapshot: Snapshot | None
+    events: tuple[BlockEvent, ...]
+
+    @property
+    def cookie(self) -> Cookie:
+        """Where a reader stands who has this block."""
+        return Cookie(self.number + 1, self.hash)
+
+    def header(self) -> dict[str, Any]:
+        return {
+            "number": self.number,
+            "previous": self.previous,
+            "hash": self.hash,
+            "at_us": self.at_us,
+            "event_hashes": list(self.event_hashes),
+            "snapshot": self.snapshot.wire() if self.snapshot else None,
+        }
+
+    def wire(self) -> dict[str, Any]:
+        return {"header": self.header(), "events": [event.wire() for event in self.events]}
+
+
+def canonical(value: Any) -> bytes:
+    """JSON as RFC 8785 writes it; strings, integers, lists, objects and null only, keys sorted by code point."""
+    return _CANONICAL.encode(value).encode()
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(canonical(value)).hexdigest()
+
+
+def event_hash(stream: str, event: BlockEvent) -> str:
+    """What `event.hash` has to be."""
+    settings, tags = dict(event.settings), dict(event.tags)
+    return _hash(
+        [
+            _EVENT, stream, str(event.kind), event.creator, event.at_us, event.nonce, event.member, settings, tags,
+            event.payload,
+        ]
+    )  # fmt: skip
+
+
+def snapshot_hash(stream: str, snapshot: Snapshot) -> str:
+    said = snapshot.wire()
+    names = ("kind", "creator", "incarnation", "members", "settings")
+    return _hash([_SNAPSHOT, stream, *(said[name] for name in names)])
+
+
+def block_hash(
+    stream: str, number: int, previous: str, at_us: int, event_hashes: Iterable[str], snapshot: Snapshot | None
+) -> str:
+    summed = snapshot_hash(stream, snapshot) if snapshot is not None else None
+    return _hash([_BLOCK, stream, number, previous, at_us, list(event_hashes), summed])
+
+
+def make_event(
+    stream: str,
+    kind: EventKind,
+    creator: str,
+    *,
+    at_us: int,
+    nonce: str,
+    payload: str = "",
+    member: str = "",
+    settings: Mapping[str, str | None] | None = None,
+    tags: Mapping[str, Any] | None = None,
+) -> BlockEvent:
+    """An event with its hash."""
+    fields = (kind, creator, at_us, nonce, payload, member, settings or {}, tags or {})
+    return BlockEvent(event_hash(stream, BlockEvent("", *fields)), *fields)
+
+
+def make_block(
+    stream: str, after: Cookie, at_us: int, events: Iterable[BlockEvent], snapshot: Snapshot | None
+) -> Block:
+    """The block that follows `after`, with its hash."""
+    taken = tuple(events)
+    hashes = tuple(event.hash for event in taken)
+    number, previous = after.minipool_gen, after.prev_miniblock_hash
+    made = block_hash(stream, number, previous, at_us, hashes, snapshot)
+    return Block(stream, number, previous, made, at_us, hashes, snapshot, taken)
+
+
+def verify_event(stream: str, event: BlockEvent) -> None:
+    """Raise FormatError unless the event is what its hash says."""
+    if event_hash(stream, event) != event.hash:
+        raise FormatError(
+            f"stream {stream}: event {event.hash[:16]}… does not have the content its hash says", hint=_HINT_LIE
+        )
+
+
+def verify_block(block: Block, previous_hash: str | None) -> None:
+    """Raise unless the block is what its hash says and follows the block with `previous_hash`.
+
+    None: whatever came before is not known (a snapshot to begin with). FormatError: header, events or snapshot are not
+    those that were hashed. IdentityError: a sound block of another chain: a fork, or a stream that was recreated.
+    """
+    where = f"stream {block.stream}, block {block.number}"
+    if tuple(event.hash for event in block.events) != block.event_hashes:
+        raise FormatError(f"{where}: its events are not those its header names", hint=_HINT_LIE)
+    for event in block.events:
+        verify_event(block.stream, event)
+    made = block_hash(block.stream, block.number, block.previous, block.at_us, block.event_hashes, block.snapshot)
+    if made != block.hash:
+        raise FormatError(f"{where}: its header does not have the content its hash says", hint=_HINT_LIE)
+    if (block.number == 0) != (block.previous == GENESIS_PREVIOUS):
+        raise FormatError(f"{where}: only block 0 begins a chain", hint=_HINT_LIE)
+    if block.number == 0 and block.snapshot is None:
+        raise FormatError(f"{where}: block 0 has no snapshot", hint=_HINT_LIE)
+    if previous_hash is not None and block.previous != previous_hash:
+        raise IdentityError(
+            f"{where}: it follows {block.previous[:16]}…, not {previous_hash[:16]}…: this is another chain",
+            hint="the stream was recreated, or the node's history was rewritten: compare block 0 with another node's",
+        )
+
+
+def verify_chain(blocks: Iterable[Block], after: Cookie | None) -> Cookie | None:
+    """Verify that the blocks follow `after` without a hole, None: from wherever they start; where a reader stands then.
+
+    GapError (not its subclass IdentityError): a block is missing. The other errors are those of `verify_block`.
+    """
+    at = after
+    for block in blocks:
+        if at is not None and block.number != at.minipool_gen:
+            raise GapError(
+                f"stream {block.stream}: block {block.number} came where {at.minipool_gen} is due",
+                hint="ask again, or another node: a page must hold every block of its range",
+            )
+        verify_block(block, at.prev_miniblock_hash if at is not None else None)
+        at = block.cookie
+    return at
+
+
+def sum_up(members: set[str], settings: dict[str, str], events: Iterable[BlockEvent]) -> None:
+    """Apply joins, leaves and settings, in place. Applying the same events again changes nothing."""
+    for event in events:
+        if event.kind is EventKind.JOIN:
+            members.add(event.member)
+        elif event.kind is EventKind.LEAVE:
+            members.discard(event.member)
+        elif event.kind is EventKind.SETTINGS:
+            for name, value in event.settings.items():
+                if value is None:
+                    settings.pop(name, None)
+                else:
+                    settings[name] = value
+
+
+def event_from(wire: Any) -> BlockEvent:
+    """An event as it came over the wire, not yet verified."""
+    with _Reading("an event"):
+        return BlockEvent(
+            _hex(wire["hash"]),
+            EventKind(wire["kind"]),
+            _text(wire["creator"]),
+            _whole(wire["at_us"]),
+            _text(wire["nonce"]),
+            _text(wire.get("payload", "")),
+            _text(wire.get("member", "")),
+            _object(wire.get("settings", {}), lambda value: None if value is None else _text(value)),
+            _object(wire.get("tags", {}), _plain),
+        )
+
+
+def snapshot_from(wire: Any) -> Snapshot:
+    with _Reading("a snapshot"):
+        return Snapshot(
+            StreamKind(wire["kind"]),
+            _text(wire["creator"]),
+            _text(wire["incarnation"]),
+            tuple(_text(member) for member in _list(wire["members"])),
+            _object(wire["settings"], _text),
+        )
+
+
+def block_from(wire: Any, stream: str) -> Block:
+    """A block as it came over the wire, not yet verified."""
+    with _Reading(f"a block of stream {stream}"):
+        header = wire["header"]
+        return Block(
+            stream,
+            _whole(header["number"]),
+            _hex(header["previous"]),
+            _hex(header["hash"]),
+            _whole(header["at_us"]),
+            tuple(_hex(value) for value in _list(header["event_hashes"])),
+            None if header["snapshot"] is None else snapshot_from(header["snapshot"]),
+            tuple(event_from(event) for event in _list(wire["events"])),
+        )
+
+
+def cookie_from(wire: Any) -> Cookie:
+    with _Reading("a cookie"):
+        return Cookie(_whole(wire["minipool_gen"]), _hex(wire["prev_miniblock_hash"]))
+
+
+class _Reading:
+    """Whatever is wrong with the shape of what came is one error: it is not in the format."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, (KeyError, TypeError, ValueError, AttributeError, RecursionError)):
+            said = f"{type(error).__name__}: {error}"[:200]
+            raise FormatError(
+                f"{self._what} is not in the format ({said})", hint="the node may be newer than this program: update it"
+            ) from error
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("text is expected")
+    value.encode()  # half a surrogate pair is no text, and cannot be hashed
+    return value
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 2**53:
+        raise TypeError("a whole number below 2^53 is expected")
+    return value
+
+
+def _hex(value: Any) -> str:
+    if not isinstance(value, str) or len(value) != 64 or not _HEX.issuperset(value):
+        raise TypeError("64 hexadecimal digits are expected")
+    return value
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError("a list is expected")
+    return value
+
+
+def _object(value: Any, of: Callable[[Any], Any]) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError("an object is expected")
+    return {_text(name): of(item) for name, item in value.items()}
+
+
+def _plain(value: Any) -> Any:
+    """Only what `canonical` writes in one way."""
+    if isinstance(value, str):
+        return _text(value)
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return _object(value, _plain)
+    return _whole(value)

@@ -1,0 +1,152 @@
+"""The one writer of a node: who shares a transaction, and what they are told when it fails."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Awaitable, Callable
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evermark.blocknode.ledger import Clocks, Ledger
+from evermark.blocknode.refusal import Code, Refused
+from evermark.blocknode.settings import NodeSettings
+from evermark.blocknode.shapes import CreateAsked, EventAsked, event_of
+from evermark.blocknode.writer import Writer
+
+SETTINGS = NodeSettings(Path("nowhere"), seal_events=10)
+
+
+def asked(kind: str = "channel") -> CreateAsked:
+    return CreateAsked.model_validate({"kind": kind, "creator": "a"})
+
+
+def event(stream: str, nonce: int, payload: str = "") -> Any:
+    fields = {"kind": "message", "creator": "a", "at_us": 1, "nonce": f"n{nonce}", "payload": payload}
+    return event_of(stream, EventAsked.model_validate(fields), 100_000)
+
+
+def with_writer(
+    scene: Callable[[Writer, sqlite3.Connection], Awaitable[None]],
+) -> tuple[list[str], list[BaseException]]:
+    """Run a scene with a writer over a database in memory; which streams changed, and what broke the writer."""
+    changed: list[str] = []
+    broken: list[BaseException] = []
+
+    async def run() -> None:
+        db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        db.executescript(files("evermark.blocknode").joinpath("schema.sql").read_text())
+        writer = Writer(db, Ledger(db, SETTINGS, Clocks()), changed=changed.extend, broken=broken.append)
+        await scene(writer, db)
+        await writer.close()
+        db.close()
+
+    asyncio.run(run())
+    return changed, broken
+
+
+def count(db: sqlite3.Connection, table: str) -> int:
+    return int(db.execute(f"select count(*) from {table}").fetchone()[0])
+
+
+def test_many_writes_share_one_transaction_and_each_is_answered_after_it() -> None:
+    """GIVEN a writer busy with one transaction WHEN many writes come THEN the next transaction takes them together."""
+
+    async def scene(writer: Writer, db: sqlite3.Connection) -> None:
+        await writer.run(lambda ledger: ledger.create("s", asked(), "i"))
+        before = writer.counts.commits
+        calls = [writer.run(lambda ledger, it=number: ledger.add("s", [event("s", it)])) for number in range(200)]  # type: ignore[misc]
+        await asyncio.gather(*calls)
+        assert writer.counts.writes == 201
+        assert writer.counts.commits - before < 20
+        assert count(db, "seen") == 200
+
+    changed, broken = with_writer(scene)
+    assert set(changed) == {"s"}
+    assert not broken
+
+
+def test_a_refused_write_leaves_nothing_and_its_neighbours_unharmed() -> None:
+    """GIVEN good and refused writes in one transaction WHEN it commits THEN only the good ones are in it."""
+
+    async def scene(writer: Writer, db: sqlite3.Connection) -> None:
+        answers = await asyncio.gather(
+            writer.run(lambda ledger: ledger.create("s", asked(), "i")),
+            writer.run(lambda ledger: ledger.add("nowhere", [event("nowhere", 1)])),
+            writer.run(lambda ledger: ledger.add("s", [event("s", 1)])),
+            return_exceptions=True,
+        )
+        assert isinstance(answers[1], Refused)
+        assert answers[1].code is Code.STREAM_NOT_FOUND
+        assert (count(db, "streams"), count(db, "pool")) == (1, 1)
+
+    with_writer(scene)
+
+
+def test_a_full_disk_is_said_loses_nothing_and_ends_by_itself() -> None:
+    """GIVEN no space WHEN events are added THEN they are refused, nothing of them stays; with space it goes on."""
+
+    async def scene(writer: Writer, db: sqlite3.Connection) -> None:
+        await writer.run(lambda ledger: ledger.create("s", asked(), "i"))
+        kept = 0
+        await asyncio.to_thread(
+            db.execute, f"pragma max_page_count = {db.execute('pragma page_count').fetchone()[0] + 20}"
+        )
+        code = None
+        while code is None and kept < 1000:
+            try:
+                await writer.run(lambda ledger, it=kept: ledger.add("s", [event("s", it, "x" * 1000)]))  # type: ignore[misc]
+                kept += 1
+            except Refused as refusal:
+                code = refusal.code
+        assert code is Code.DISK_FULL
+        assert 0 < kept == count(db, "seen")
+        assert writer.full
+        await asyncio.to_thread(db.execute, "pragma max_page_count = 100000")
+        added = await writer.run(lambda ledger: ledger.add("s", [event("s", kept, "x" * 1000)]))
+        assert not added[0].duplicate
+        assert not writer.full
+
+    _, broken = with_writer(scene)
+    assert not broken
+
+
+def test_a_write_that_fails_midway_is_undone_with_its_transaction() -> None:
+    """GIVEN a write that raises after it wrote WHEN it fails THEN nothing of it is kept, and the writer goes on."""
+
+    def half_done(ledger: Ledger) -> None:
+        ledger.create("half", asked(), "i")
+        raise RuntimeError("a mistake")
+
+    async def scene(writer: Writer, db: sqlite3.Connection) -> None:
+        with pytest.raises(Refused) as caught:
+            await writer.run(half_done)
+        assert caught.value.code is Code.FAILED
+        assert count(db, "streams") == 0
+        made, _ = await writer.run(lambda ledger: ledger.create("half", asked(), "i"))
+        assert made
+
+    changed, broken = with_writer(scene)
+    assert changed == ["half"]
+    assert not broken
+
+
+def test_a_failed_disk_ends_the_writer_loudly() -> None:
+    """GIVEN an error of the disk that is not fullness WHEN it is met THEN nothing is written any more, and said."""
+
+    def unreadable(ledger: Ledger) -> None:
+        ledger._db.execute("select * from a_table_that_is_gone")
+
+    async def scene(writer: Writer, db: sqlite3.Connection) -> None:
+        with pytest.raises(Refused):
+            await writer.run(unreadable)
+        writer._thread.join(5)
+        with pytest.raises(Refused) as caught:
+            await writer.run(lambda ledger: ledger.create("s", asked(), "i"))
+        assert caught.value.code is Code.STOPPING
+
+    _, broken = with_writer(scene)
+    assert [type(error) for error in broken] == [sqlite3.OperationalError]
