@@ -35,7 +35,7 @@ from evermark.cluster.postgres import PostgresLeases
 from evermark.delivery.base import MadeBy, Place, SubscriptionSpec
 from evermark.delivery.live import LiveGroup
 from evermark.delivery.signing import new_secret
-from evermark.delivery.sinks.lanes import BUNDLE_LANES_MAX
+from evermark.delivery.sinks.ready import BUNDLE_LANES_MAX
 from evermark.delivery.store import PostgresDelivery
 from evermark.delivery.work import Span
 from evermark.embedded.java import ensure_java

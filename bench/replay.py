@@ -41,7 +41,7 @@ from evermark.delivery.replay import SLICE_ROWS_MAX, AskedBy, Request
 from evermark.delivery.replay_store import PostgresReplays
 from evermark.delivery.replayer import Replayer
 from evermark.delivery.signing import new_secret
-from evermark.delivery.sinks.lanes import BUNDLE_LANES_MAX
+from evermark.delivery.sinks.ready import BUNDLE_LANES_MAX
 from evermark.delivery.store import PostgresDelivery
 from evermark.delivery.timeslice import Mark, TimeSlice, next_slice
 from evermark.embedded.java import ensure_java

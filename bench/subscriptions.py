@@ -78,9 +78,10 @@ class _Count:
     paths: tuple[str, ...]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from evermark.spark.deliver import by_subscription, given, read
+        from evermark.spark.deliver import arrays, by_subscription, gathered, read
 
-        rows = sum(mine.num_rows for wanted in read(self.paths, given(batches)) for _, mine in by_subscription(*wanted))
+        places = gathered(map(arrays, batches))
+        rows = sum(mine.num_rows for wanted in read(self.paths, places) for _, mine in by_subscription(*wanted))
         yield pa.RecordBatch.from_arrays([pa.array([rows])], names=["rows"])
 
 

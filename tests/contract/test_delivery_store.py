@@ -15,6 +15,7 @@ import pytest
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
 from evermark.cluster.postgres import PostgresLeases
+from evermark.delivery import queries
 from evermark.delivery.base import DeliveryStore, Fate, MadeBy, Outcome, Place
 from evermark.delivery.memory import MemoryDelivery
 from evermark.delivery.store import PostgresDelivery
@@ -248,6 +249,7 @@ def test_calls_for_one_and_for_all_never_wait_for_each_other(state: State, take_
                 lambda name=name: store.suspend(name, "", epoch),
                 lambda name=name: store.resume(name, epoch),
                 lambda name=name: store.join(name, epoch),
+                lambda name=name: store.retried(name, Outcome(name, Fate.ENDPOINT_FAILED), T0, epoch),
             ]
             try:
                 rng.choice(calls)()
@@ -295,6 +297,24 @@ def test_thousands_of_subscriptions_stay_cheap(state: State, take_over: TakeOver
     assert asked == 1
 
 
+def test_what_stands_in_front_of_a_row_is_found_by_index(state: State, take_over: TakeOver) -> None:
+    """GIVEN thousands parked of one ordered subscription WHEN they are claimed THEN each looks at its own key alone."""
+    store, epoch = PostgresDelivery(state), take_over()
+    begin(store, epoch, "a", ordered=True)
+    parked = [event(n, key=f"k{n % 5}", stream=f"s{n % 7}") for n in range(1, 4_001)]
+    store.settle_group(P0, 0, 1, frozenset("a"), [done("a", *parked)], T0, epoch)
+    given = {"now": T0 + timedelta(hours=1), "epoch": epoch, "limit": 100, "claimed_until": T0, "of_replays": False}
+    with state.connection() as conn:
+        conn.execute("analyze enqueued_messages")
+        plan = "\n".join(row[0] for row in conn.execute(f"explain {queries.CLAIM}", given))
+    (used,) = [line for line in plan.splitlines() if "Index Cond" in line and "(key = " in line]
+    assert "enqueued_messages_held" in plan
+    assert all(f"({name} = " in used for name in ("subscription", "source", "partition", "stream"))
+    begun = time.perf_counter()
+    assert len(store.claim(T0 + timedelta(hours=1), 100, 60, epoch)) == 35
+    assert time.perf_counter() - begun < 2
+
+
 def _statements(state: State, call: Callable[[], object]) -> int:
     """How many statements a call sends."""
     sent = []
@@ -318,7 +338,9 @@ def _random_call(rng: random.Random, store: DeliveryStore, epoch: int, turn: int
     def outcome(of: str) -> Outcome:
         fate = rng.choice([Fate.DONE, Fate.DONE, Fate.DONE, *Fate])
         number = rng.randint(1, 40)
-        parked = (event(number, place, rng.choice([None, "k", "l"])),) if rng.random() < 0.4 else ()
+        stream = rng.choice(["orders", "users"])
+        some = event(number, place, rng.choice([None, "k", "l"]), stream=stream)
+        parked = (some,) if rng.random() < 0.4 else ()
         return Outcome(of, fate, rng.randint(0, 2), parked, "why", rng.choice([None, 9.0]), rng.randint(0, 1))
 
     group = store.group()
@@ -349,6 +371,7 @@ def _random_call(rng: random.Random, store: DeliveryStore, epoch: int, turn: int
         lambda s: s.settle_subscription(name, place, behind, behind + 1, single, now, epoch),
         lambda s: s.join(name, epoch),
         claim_and_answer,
+        lambda s: s.retried(name, single, now, epoch),
         lambda s: s.delivered([one], epoch),
         lambda s: s.release([one], now, epoch),
         lambda s: s.drop([one], epoch),
@@ -363,4 +386,4 @@ def _random_call(rng: random.Random, store: DeliveryStore, epoch: int, turn: int
         lambda s: s.retire(mine, epoch),
         lambda s: s.remove(name, epoch),
     ]
-    return rng.choices(calls, weights=[12, 12, 4, 5, 2, 1, 1, 1, 1, 2, 2, 1, 4, 2, 2, 1, 1])[0]
+    return rng.choices(calls, weights=[12, 12, 4, 5, 4, 2, 1, 1, 1, 1, 2, 2, 1, 4, 2, 2, 1, 1])[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -54,6 +55,28 @@ def test_from_the_previous_version(state: State) -> None:
     assert "more" in _tables(state)
     with state.connection() as conn:
         assert conn.execute("select value from counters").fetchone() == (3,)
+
+
+def test_parked_rows_learn_their_stream_from_their_event(state: State) -> None:
+    """GIVEN rows parked before streams were kept beside them WHEN migrated THEN each has the one its event says."""
+    migrate(state, migrations()[:4])
+    parked = {
+        "plain": {"event_id": "plain", "stream": "public.orders", "payload": '{"stream": "no"}'},
+        "odd": {"event_id": "odd", "stream": 'a "b" \\u0000 \x00\x00', "key": "\x00"},
+        "none": {"event_id": "none"},
+    }
+    with state.connection() as conn:
+        conn.execute("insert into subscriptions (name, made_by, spec, state) values ('a', 'api', '{}', 'live')")
+        for event_id, event in parked.items():
+            conn.execute(
+                "insert into enqueued_messages (subscription, event_id, source, partition, batch, position, key, event,"
+                " reason, created_at) values ('a', %s, 'shop', 0, 1, '1', 'k', %s, '', now())",
+                (event_id, json.dumps(event, ensure_ascii=False, separators=(",", ":"))),
+            )
+    assert migrate(state) == KNOWN[4:]
+    with state.connection() as conn:
+        found = dict(conn.execute("select event_id, stream from enqueued_messages").fetchall())
+    assert found == {"plain": "public.orders", "odd": 'a "b" \\u0000 \ufffd\ufffd', "none": ""}
 
 
 def test_a_newer_state_is_refused(state: State) -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
 import pytest
 from pyspark.sql import SparkSession
 
-from evermark.delivery.base import Place, SubscriptionSpec
+from evermark.delivery.base import Fate, Place, SubscriptionSpec
 from evermark.delivery.signing import new_secret
-from evermark.delivery.work import Manner, Span
+from evermark.delivery.sinks import lanes
+from evermark.delivery.work import Errand, Manner, Span
 from evermark.event import taken_batch
 from evermark.log.append import DeltaLog
 from evermark.log.base import Append
@@ -63,12 +65,29 @@ def test_what_one_chunk_parks_holds_back_its_key_in_the_next(
     box = SecretBox(KeyRef("env", "POSTING_KEY"))
     spec = SubscriptionSpec("one", receiver.url, (box.seal(SECRET),), ordered=ordered, allow_networks=("127.0.0.0/8",))
     monkeypatch.setattr(deliver, "_CHUNK_ROWS", 1)
-    post = deliver._Post(span_of(tmp_path, "aab"), (spec,), box, Manner(), None, matches_here=True)
+    post = deliver._Post((Errand(span_of(tmp_path, "aab"), spec),), box, Manner(), matches_here=True)
     rows = list(post(iter(())))
     found = [one for row in rows for text in row["row"].to_pylist() for one in json.loads(text)["parked"]]
     assert [one["event_id"] for one in found] == parked
     taken = {record.event.id for record in receiver.records}
     assert taken == {"e1", "e2", "e3"} - set(parked)
+
+
+def test_d10_the_bound_of_held_events_counts_all_chunks_and_what_was_parked_before(
+    tmp_path: Path, receiver: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GIVEN one parked and a bound of 3 held WHEN five more of its key come, a chunk each THEN three are held."""
+    monkeypatch.setenv("POSTING_KEY", "a key for this test only")
+    monkeypatch.setattr(lanes, "HELD_PER_LANE_MAX", 3)
+    monkeypatch.setattr(deliver, "_CHUNK_ROWS", 1)
+    box = SecretBox(KeyRef("env", "POSTING_KEY"))
+    spec = SubscriptionSpec("one", receiver.url, (box.seal(SECRET),), ordered=True, allow_networks=("127.0.0.0/8",))
+    manner = Manner(held={"one": {(Place("shop", 0), "s", "a"): 1, (Place("shop", 0), "other", "b"): 9}})
+    post = deliver._Post((Errand(span_of(tmp_path, "aaaaa"), spec),), box, manner, matches_here=True)
+    found = [json.loads(text) for row in post(iter(())) for text in row["row"].to_pylist()]
+    assert [one["fate"] for one in found] == ["done", "done", "done", "full"]
+    assert [parked["event_id"] for one in found for parked in one["parked"]] == ["e1", "e2", "e3"]
+    assert not receiver.records
 
 
 def test_p13_large_rows_are_read_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,15 +163,84 @@ def test_found_by_the_task_or_by_spark_everybody_gets_what_is_theirs_in_order(
         SubscriptionSpec(f"s{n}", "http://a.example", streams=streams, ops=ops)
         for n, (streams, ops) in enumerate(choices)
     )
-    for after, to in ((0, 40), (3, 4), (25, 37)):
-        paths = tuple(file.path for file in log.reader.files_of(1, after, to))
-        span = Span(Place("shop", 1), after, to, paths, 1, exact=not merged)
-        post = deliver._Post(span, specs, box, Manner(), None, matches_here=True)
-        by_spark = deliver.SparkDeliverer(spark, box).places(span, specs).toArrow().to_batches()
-        ways = [post._found_here(()), deliver.given(by_spark)]
+
+    def span(partition: int, after: int, to: int) -> Span:
+        paths = tuple(file.path for file in log.reader.files_of(partition, after, to))
+        return Span(Place("shop", partition), after, to, paths, 1, exact=not merged)
+
+    # WHEN all want the same span, or each one of its own THEN they are found in one go
+    three = [span(1, 0, 40), span(1, 3, 4), span(0, 25, 37)]
+    for spans in ([three[0]], [three[1]], [three[2]], three):
+        errands = tuple(Errand(spans[n % len(spans)], one) for n, one in enumerate(specs))
+        post = deliver._Post(errands, box, Manner(), matches_here=True)
+        by_spark = deliver.SparkDeliverer(spark, box)._wanted(errands)
+        assert by_spark.rdd.getNumPartitions() == 1
+        ways = [post._found_here(()), map(deliver.arrays, by_spark.toArrow().to_batches())]
         for places in ways:
             found: dict[int, list[str]] = {n: [] for n in range(len(specs))}
-            for wanted in deliver.read(paths, places):
+            for wanted in deliver.read(deliver.paths_of(errands), deliver.gathered(places)):
                 for number, rows in deliver.by_subscription(*wanted):
                     found[number] += rows.column("event_id").to_pylist()
-            assert found == {n: log.ids(1, after, to, *choice) for n, choice in enumerate(choices)}
+            wanted_ids = {
+                n: log.ids(errand.span.place.partition, errand.span.after, errand.span.to, *choice)
+                for n, (errand, choice) in enumerate(zip(errands, choices, strict=True))
+            }
+            assert found == wanted_ids
+
+
+def test_d13_errands_of_several_spans_run_side_by_side_and_each_has_its_own_time(
+    spark: SparkSession, tmp_path: Path, receiver: Listener
+) -> None:
+    """GIVEN one receiver that is down and one that is well WHEN they share a job THEN each has its result and time."""
+    key = tmp_path / "key"
+    key.write_text("a key for this test only")
+    key.chmod(0o600)
+    box = SecretBox(KeyRef("file", str(key)))
+    log = Log(tmp_path)
+    specs = [
+        SubscriptionSpec(name, url, (box.seal(SECRET),), streams=("a",), where=where, allow_networks=("127.0.0.0/8",))
+        for name, url, where in (
+            ("well", receiver.url, None),
+            ("down", "http://127.0.0.1:9/", None),
+            ("choosy", receiver.url, "op = 'insert'"),
+        )
+    ]
+    ranges = {"well": (0, 5), "down": (2, 9), "choosy": (7, 11)}
+    errands = []
+    for spec in specs:
+        after, to = ranges[spec.name]
+        paths = tuple(file.path for file in log.reader.files_of(0, after, to))
+        errands.append(Errand(Span(Place("shop", 0), after, to, paths, 1), spec, probe=spec.name == "down"))
+    found = {one.subscription: one for one in deliver.SparkDeliverer(spark, box).deliver(errands, Manner(budget_s=10))}
+    assert found["down"].outcome.fate is Fate.ENDPOINT_FAILED
+    assert found["down"].done_to < 9
+    assert [found[name].done_to for name in ("well", "choosy")] == [5, 11]
+    refused = [one.event_id for name in ("well", "choosy") for one in found[name].outcome.parked]
+    assert len(refused) == 1  # by the receiver's first answer
+    ids = {*log.ids(0, 0, 5, ("a",), ()), *log.ids(0, 7, 11, ("a",), ("insert",))}
+    assert {record.event.id for record in receiver.records} == ids - set(refused)
+    assert all(one.took_s is not None and 0 < one.took_s < 10 for one in found.values())
+
+
+def test_d6_what_is_too_old_is_passed_over_and_counted_and_nobody_is_asked(
+    spark: SparkSession, tmp_path: Path, receiver: Listener
+) -> None:
+    """GIVEN one whose time for these events is over and one whose is not THEN the first passes them, counted."""
+    key = tmp_path / "key"
+    key.write_text("a key for this test only")
+    key.chmod(0o600)
+    box = SecretBox(KeyRef("file", str(key)))
+    log = Log(tmp_path)
+    paths = tuple(file.path for file in log.reader.files_of(0, 0, 5))
+    span = Span(Place("shop", 0), 0, 5, paths, 1)
+    specs = [
+        SubscriptionSpec(name, receiver.url, (box.seal(SECRET),), streams=("a",), allow_networks=("127.0.0.0/8",))
+        for name in ("late", "young")
+    ]
+    soon = datetime.now(UTC) + timedelta(hours=1)
+    errands = [Errand(span, specs[0], expires_before=soon), Errand(span, specs[1])]
+    late, young = deliver.SparkDeliverer(spark, box).deliver(errands, Manner())
+    wanted = log.ids(0, 0, 5, ("a",), ())
+    assert (late.done_to, late.outcome.fate, late.outcome.accepted) == (5, Fate.DONE, 0)
+    assert (late.outcome.expired, young.outcome.expired) == (len(wanted), 0)
+    assert len(receiver.records) == len(wanted) - len(young.outcome.parked)

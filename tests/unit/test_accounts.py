@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -13,8 +14,10 @@ from evermark.cluster.base import Holder
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
 from evermark.delivery.accounts import Account, account, accounts, durable_heads, least_cursors
-from evermark.delivery.base import Fate, Group, MadeBy, Outcome, Place
+from evermark.delivery.base import Fate, Group, MadeBy, Outcome, Parked, Place
 from evermark.delivery.memory import MemoryDelivery
+from evermark.delivery.retry import Verdict
+from evermark.delivery.sinks.base import Answer
 from evermark.delivery.work import Delivered
 from evermark.log.head import Head, MemoryHeads
 from evermark.log.read import FileRange
@@ -128,6 +131,55 @@ def test_a_turn_that_ended_is_no_failure_but_leaving_the_group_is(lines: Lines) 
     failures = {s.labels["subscription"]: s.value for s in _of(metrics, "evermark_delivery_failures_total")}
     assert failures == {"late": 1, "down": 1}
     assert metrics.registry.get_sample_value("evermark_events_delivered_total", {"subscription": "late"}) == 10
+
+
+def test_d7_retries_are_counted_by_what_came_of_them(lines: Lines) -> None:
+    """GIVEN retries of all kinds WHEN told THEN each is counted; what was not sent is not, and a replay's apart."""
+    metrics = Metrics()
+    report = DeliveryReport(metrics, lines)
+    answers = [
+        Answer(Verdict.ACCEPTED, 204),
+        Answer(Verdict.ACCEPTED, 204),
+        Answer(Verdict.EVENT, 422),
+        Answer(Verdict.ENDPOINT, 503),
+        Answer(Verdict.ENDPOINT, 503, sent=False),
+        Answer(Verdict.BUSY, 409),
+        Answer(Verdict.BUSY, sent=False),
+        Answer(Verdict.GONE, 410),
+    ]
+    report.by_queue([(Parked(n, "a", event(n), 1, T0), answer) for n, answer in enumerate(answers)])
+    report.by_queue([(Parked(9, "a", replace(event(9), replay_id="r1"), 1, T0), Answer(Verdict.ACCEPTED, 204))])
+    tried = {s.labels["outcome"]: s.value for s in _of(metrics, "evermark_delivery_attempts_total")}
+    assert tried == {"accepted": 3, "refused": 1, "endpoint": 1, "busy": 1, "gone": 1}
+    assert metrics.registry.get_sample_value("evermark_events_delivered_total", {"subscription": "a"}) == 2
+    assert metrics.registry.get_sample_value("evermark_replay_delivered_total", {"subscription": "a"}) == 1
+
+
+def test_d7_first_deliveries_are_counted_by_what_came_of_them(lines: Lines) -> None:
+    """GIVEN accepted, refused and held ones and a failure WHEN told THEN all but the held ones were tried."""
+    metrics = Metrics()
+    report = DeliveryReport(metrics, lines)
+    report.by_group(P0, [Delivered("a", 1, done("a", event(1), event(2, status=None), accepted=7))])
+    report.by_follower(P0, [Delivered("a", 0, failed("a")), Delivered("a", 0, Outcome("a", Fate.GONE))])
+    tried = {s.labels["outcome"]: s.value for s in _of(metrics, "evermark_delivery_attempts_total")}
+    assert tried == {"accepted": 7, "refused": 1, "endpoint": 1, "gone": 1}
+
+
+def test_d6_d7_what_expired_and_what_was_dropped_is_shown_as_state_counts_it(lines: Lines) -> None:
+    """GIVEN durable counts WHEN shown again and again, and by another process THEN they are never added up twice."""
+    scene = Scene()
+    for _ in range(2):
+        metrics = Metrics()
+        report = DeliveryReport(metrics, lines)
+        for _ in range(3):
+            report.counted(scene.store.counted("expired"), scene.store.counted("dropped"))
+    assert _of(metrics, "evermark_events_expired_total") == []
+    scene.store.settle_subscription("down", P0, 0, 1, done("down", event(2), expired=3), T0, scene.epoch)
+    scene.store.drop([row.id for row in scene.store.parked("picky")], scene.epoch)
+    for _ in range(2):
+        report.counted(scene.store.counted("expired"), scene.store.counted("dropped"))
+    assert {s.labels["subscription"]: s.value for s in _of(metrics, "evermark_events_expired_total")} == {"down": 3}
+    assert {s.labels["subscription"]: s.value for s in _of(metrics, "evermark_events_dropped_total")} == {"picky": 1}
 
 
 def _of(metrics: Metrics, name: str) -> list[Any]:

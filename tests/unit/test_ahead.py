@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -43,3 +45,15 @@ def test_closing_early_closes_what_is_read() -> None:
     next(items)
     items.close()  # type: ignore[attr-defined]
     assert closed == [True]
+
+
+def test_a_humble_reader_steps_back_and_nobody_else_does() -> None:
+    """GIVEN a reader that is to leave the processor to others THEN its thread has a lower priority, ours has not."""
+    ours = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    def priorities() -> Iterator[int]:
+        yield os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    assert list(ahead(priorities())) == [ours]
+    assert list(ahead(priorities(), humble=True)) == [max(ours, 10)]
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == ours

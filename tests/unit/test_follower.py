@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from types import SimpleNamespace
+
+import pytest
 
 from evermark.cluster.base import Holder
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
 from evermark.delivery import follower as following
-from evermark.delivery.base import Fate, MadeBy, Outcome, Place, Subscription, SubscriptionSpec, SubscriptionState
-from evermark.delivery.follower import Follower
+from evermark.delivery.base import Fate, MadeBy, Outcome, Place, Subscription, SubscriptionState
+from evermark.delivery.follower import Company, Follower
 from evermark.delivery.live import LiveGroup
 from evermark.delivery.memory import MemoryDelivery
-from evermark.delivery.work import Delivered, Manner, Span
+from evermark.delivery.work import Delivered, Errand, Manner
+from evermark.errors import ConflictError
 from evermark.log.read import FileRange
-from evermark.testing.contracts.scene import P0, T0, spec
+from evermark.testing.contracts.scene import P0, T0, failed, spec
 
 STEPS_MAX = 50
 
@@ -30,6 +34,8 @@ class World:
     now: datetime = T0
     lock_held: list[tuple[str, bool]] = field(default_factory=list)
     budgets: list[float | None] = field(default_factory=list)
+    together: list[set[str]] = field(default_factory=list)
+    down: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         leases = MemoryLeases(is_gone=lambda _: True)
@@ -52,18 +58,23 @@ class World:
 
     # Deliverer
 
-    def deliver(self, span: Span, specs: Sequence[SubscriptionSpec], manner: Manner) -> list[Delivered]:
-        self.lock_held.append((specs[0].name if len(specs) == 1 else "group", self.live.lock.locked()))
+    def deliver(self, errands: Sequence[Errand], manner: Manner) -> list[Delivered]:
+        names = [errand.spec.name for errand in errands]
+        self.together.append(set(names))
+        self.lock_held += [(name if manner.historical else "group", self.live.lock.locked()) for name in names]
         self.budgets.append(manner.budget_s)
         limit = manner.budget_s if manner.slack_s is None else manner.slack_s
-        took = [min(self.pace_s[one.name], limit if limit is not None else 1e9) for one in specs]
+        took = [min(self.pace_s[name], limit if limit is not None else 1e9) for name in names]
         self.now += timedelta(seconds=max(took))
-        return [self._delivered(one, span, limit) for one in specs]
+        return [self._delivered(errand, limit) for errand in errands]
 
-    def _delivered(self, one: SubscriptionSpec, span: Span, limit: float | None) -> Delivered:
-        if limit is not None and self.pace_s[one.name] > limit:
-            return Delivered(one.name, span.after, Outcome(one.name, Fate.UNFINISHED, reason="slow"))
-        return Delivered(one.name, span.to, Outcome(one.name, Fate.DONE, accepted=5))
+    def _delivered(self, errand: Errand, limit: float | None) -> Delivered:
+        name, took_s = errand.spec.name, self.pace_s[errand.spec.name]
+        if name in self.down:
+            return Delivered(name, errand.span.after, failed(name), took_s)
+        if limit is not None and took_s > limit:
+            return Delivered(name, errand.span.after, Outcome(name, Fate.UNFINISHED, reason="slow"), limit)
+        return Delivered(name, errand.span.to, Outcome(name, Fate.DONE, accepted=5), took_s)
 
     def state(self, name: str) -> SubscriptionState:
         return self.store.subscriptions()[name].state
@@ -126,7 +137,108 @@ def test_a_turn_ends_and_one_that_got_nowhere_gets_a_longer_one() -> None:
     world = World({"quick": 0.05, "slow": 60.0})
     world.turn()
     world.budgets.clear()
-    for _ in range(3):
+    for _ in range(4):
         world.follower.catch_up(world.one("slow"))
-    assert world.budgets == [20.0, 40.0, 80.0]
+    assert world.budgets == [10.0, 20.0, 40.0, 80.0]
     assert world.store.cursors("slow")[P0] == 1
+
+
+def turn_by_company(world: World) -> None:
+    """One more batch, the group, and whoever is due: those of one company together."""
+    world.head += 1
+    world.follower.catch_up_group()
+    due = world.follower.due()
+    for company in (Company.FAILING, Company.LATE, Company.SLOW):
+        mine = [one for one in due if world.follower.company(one) is company]
+        if mine:
+            world.follower.catch_up(*mine)
+    for one in due:
+        if world.follower.company(one) is Company.NONE:
+            world.follower.catch_up(one)
+
+
+def test_d13_the_slow_share_a_turn_and_so_do_the_failing_but_nobody_else() -> None:
+    """GIVEN two that are slow and two that are down WHEN they are behind THEN each kind is served in one go."""
+    world = World({"good": 0.05, "late1": 5.0, "late2": 6.0, "down1": 0.01, "down2": 0.01})
+    world.down = {"down1", "down2"}
+    for _ in range(12):
+        turn_by_company(world)
+        world.now += timedelta(seconds=15)  # past most backoffs
+    assert {"late1", "late2"} in world.together and {"down1", "down2"} in world.together
+    alone = [names for names in world.together if names & {"late1", "late2", "down1", "down2"} and len(names) == 1]
+    assert alone == []
+    assert not any("good" in names and len(names) == 2 for names in world.together)
+    assert world.state("good") is SubscriptionState.LIVE
+    assert world.store.cursors("late1")[P0] >= world.head - 1
+
+
+def test_one_that_is_quick_again_is_not_taken_for_slow_because_of_its_company() -> None:
+    """GIVEN two that shared a turn WHEN one of them answers quickly THEN it is in the group again, the other is not."""
+    world = World({"good": 0.05, "was": 5.0, "is": 5.0})
+    for _ in range(3):
+        turn_by_company(world)
+    assert (world.state("was"), world.state("is")) == (SubscriptionState.BEHIND, SubscriptionState.BEHIND)
+    world.pace_s["was"] = 0.05
+    for _ in range(4):
+        turn_by_company(world)
+    assert (world.state("was"), world.state("is")) == (SubscriptionState.LIVE, SubscriptionState.BEHIND)
+
+
+def test_several_come_back_in_one_go() -> None:
+    """GIVEN twenty that were cut off by a stall WHEN they are quick THEN the group stands still once for all."""
+    names = [f"r{n}" for n in range(20)]
+    world = World({"good": 0.05, **dict.fromkeys(names, 5.0)})
+    turn_by_company(world)
+    world.pace_s.update(dict.fromkeys(names, 0.05))
+    world.together.clear()
+    for _ in range(3):
+        turn_by_company(world)
+    assert {world.state(name) for name in names} == {SubscriptionState.LIVE}
+    assert len([some for some in world.together if "good" not in some]) <= 4
+
+
+def test_whoever_was_caught_by_a_stall_does_not_wait_for_the_slow() -> None:
+    """GIVEN some cut off with one that is slow WHEN they are well THEN they are back after two seconds, not ten."""
+    names = [f"r{n}" for n in range(5)]
+    world = World({"good": 0.05, "slow": 9.0, **dict.fromkeys(names, 9.0)})
+    world.head += 1
+    world.follower.catch_up_group()
+    assert {world.state(name) for name in names} == {SubscriptionState.BEHIND}
+    world.pace_s.update(dict.fromkeys(names, 0.05))
+    began = world.now
+    late = [one for one in world.follower.due() if world.follower.company(one) is Company.LATE]
+    assert {one.name for one in late} == {"slow", *names}
+    world.follower.catch_up(*late)
+    assert (world.now - began).total_seconds() <= 2.0
+    assert {world.follower.company(world.one(name)) for name in names} == {Company.NONE}
+    assert world.follower.company(world.one("slow")) is Company.SLOW
+
+
+def test_one_that_was_removed_meanwhile_leaves_the_others_settled() -> None:
+    """GIVEN a shared turn WHEN one of them is made anew during it THEN the others have moved, and it is told."""
+    world = World({"good": 0.05, "a": 5.0, "b": 5.0})
+    turn_by_company(world)
+    world.head += 1
+    world.follower.catch_up_group()
+    (a, b) = (world.one("a"), world.one("b"))
+    deliver = world.deliver
+
+    def meddled(errands: Sequence[Errand], manner: Manner) -> list[Delivered]:
+        found = deliver(errands, manner)
+        world.store.register([spec("good"), spec("b")], MadeBy.FILE, {}, world.epoch)
+        return found
+
+    world.follower.deliverer = SimpleNamespace(deliver=meddled)
+    before = world.store.cursors("b")[P0]
+    with pytest.raises(ConflictError):
+        world.follower.catch_up(a, b)
+    assert world.store.cursors("b")[P0] > before
+
+
+def test_one_that_needs_very_long_is_served_alone() -> None:
+    """GIVEN one that gets nowhere in a common turn WHEN its turns grow THEN nobody else waits for it."""
+    world = World({"good": 0.05, "late": 5.0, "glacier": 60.0})
+    for _ in range(2):
+        turn_by_company(world)
+    assert world.follower.company(world.one("glacier")) is Company.NONE
+    assert {"glacier"} in world.together

@@ -111,7 +111,8 @@ def test_nobody_is_parked_beyond_the_limit(case: tuple[Group, Work, list[Outcome
     assert all(len(parked) <= PARKED_MAX for parked in settled.parked.values())
     for departure in settled.departures:
         if departure.standing.state is SubscriptionState.SUSPENDED:
-            assert "parked_max" in departure.standing.reason
+            assert "parked" in departure.standing.reason
+            assert (departure.standing.failures, departure.standing.is_full) == (0, True)
 
 
 @pytest.mark.parametrize(("stored", "begun_at", "done_to"), [(4, 3, 5), (4, 5, 6), (4, 4, 4), (4, 4, 3), (None, 4, 5)])

@@ -15,12 +15,12 @@ import pytest
 from evermark.cluster.base import Holder
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
-from evermark.delivery.base import Fate, MadeBy, Outcome, Place, SubscriptionSpec, SubscriptionState
+from evermark.delivery.base import Fate, MadeBy, Outcome, Place, SubscriptionState
 from evermark.delivery.follower import Follower
 from evermark.delivery.live import LiveGroup
 from evermark.delivery.memory import MemoryDelivery
-from evermark.delivery.retry import ENDPOINT_BACKOFF_S_MAX, SUSPEND_AFTER
-from evermark.delivery.work import Delivered, Manner, Span
+from evermark.delivery.retry import ENDPOINT_BACKOFF_S_MAX, LIMITS
+from evermark.delivery.work import Delivered, Errand, Manner, Span
 from evermark.log.read import FileRange
 from evermark.testing.contracts.scene import P0, T0, spec
 
@@ -37,7 +37,7 @@ class World:
     retry_after_s: float | None = None
     fate: Fate = Fate.ENDPOINT_FAILED
     got: dict[str, list[int]] = field(default_factory=dict)
-    asked: list[tuple[str, datetime, Manner]] = field(default_factory=list)
+    asked: list[tuple[Errand, datetime, Manner]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._leases = MemoryLeases(is_gone=lambda holder: True)
@@ -66,9 +66,9 @@ class World:
 
     # Deliverer
 
-    def deliver(self, span: Span, specs: Sequence[SubscriptionSpec], manner: Manner) -> list[Delivered]:
-        self.asked += [(one.name, self.now, manner) for one in specs]
-        return [self._one(one.name, span) for one in specs]
+    def deliver(self, errands: Sequence[Errand], manner: Manner) -> list[Delivered]:
+        self.asked += [(errand, self.now, manner) for errand in errands]
+        return [self._one(errand.spec.name, errand.span) for errand in errands]
 
     def _one(self, name: str, span: Span) -> Delivered:
         if name in self.down:
@@ -90,7 +90,7 @@ class World:
         return self.store.subscription(name).state
 
     def times(self, name: str = "ill") -> list[datetime]:
-        return [at for asked, at, _ in self.asked if asked == name]
+        return [at for errand, at, _ in self.asked if errand.spec.name == name]
 
 
 def until_suspended(world: World) -> None:
@@ -137,7 +137,7 @@ def test_d4_a_failing_endpoint_waits_longer_each_time_by_its_own_clock() -> None
         world.turn()
     asked = world.times()
     waits = [(later - at).total_seconds() for at, later in pairwise(asked)]
-    assert waits == [1, 2, 4, 8, 16, 32]
+    assert waits == [1, 2, 4, 8, 30]  # the fifth failure opens the breaker
     assert world.got["well"] == list(range(1, 71))
 
 
@@ -167,7 +167,7 @@ def test_d5_ten_failures_in_a_row_suspend_and_nine_do_not() -> None:
     """GIVEN a receiver that stays down WHEN it fails for the tenth time THEN it is suspended, with the reason kept."""
     world = World()
     until_suspended(world)
-    assert len(world.times()) == SUSPEND_AFTER == 10
+    assert len(world.times()) == LIMITS.suspend_after == 10
     assert world.store.subscription("ill").reason == "HTTP 503"
 
 
@@ -222,10 +222,10 @@ def test_d5_an_endpoint_that_failed_is_met_with_one_request_until_one_is_accepte
     world.asked.clear()
     world.down.clear()
     world.turn(600, batches=20)
-    mine = [manner.probe for name, _, manner in world.asked if name == "ill"]
+    mine = [errand.probe for errand, _, _ in world.asked if errand.spec.name == "ill"]
     assert mine[0] is True
     assert not any(mine[1:])
-    assert not any(manner.probe for name, _, manner in world.asked if name == "well")
+    assert not any(errand.probe for errand, _, _ in world.asked if errand.spec.name == "well")
 
 
 def test_d9_caught_up_events_are_historical_and_live_ones_are_not() -> None:
@@ -237,11 +237,12 @@ def test_d9_caught_up_events_are_historical_and_live_ones_are_not() -> None:
     world.asked.clear()
     while world.state() is not SubscriptionState.LIVE:
         world.turn(300)
-    late = [manner.historical for name, _, manner in world.asked if name == "ill"]
+    late = [manner.historical for errand, _, manner in world.asked if errand.spec.name == "ill"]
     assert late and all(late)
     world.asked.clear()
     world.turn()
-    assert [(name, manner.historical) for name, _, manner in world.asked] == [("ill", False), ("well", False)]
+    told = [(errand.spec.name, manner.historical) for errand, _, manner in world.asked]
+    assert told == [("ill", False), ("well", False)]
 
 
 def test_d13_the_group_never_stands_still_for_one_that_is_down() -> None:

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from evermark.cluster.base import Holder
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
-from evermark.delivery.base import ParkedEvent, ParkedRow, SubscriptionState
+from evermark.delivery.base import ParkedEvent, ParkedRow, Subscription, SubscriptionState
 from evermark.delivery.memory import MemoryDelivery
-from evermark.delivery.queue import CLAIM_LEASE_S, ParkedQueue, after_answer
-from evermark.delivery.retry import SCHEDULE_S, Verdict
+from evermark.delivery.queue import CLAIM_LEASE_S, ParkedQueue, Tried, after_answer
+from evermark.delivery.retry import LIMITS, SCHEDULE_S, Verdict
 from evermark.delivery.sinks.base import Answer, Try, as_it_is
 from evermark.errors import UnreachableError
-from evermark.testing.contracts.scene import P0, T0, begin, done, event
+from evermark.testing.contracts.scene import P0, P1, T0, begin, done, event
 
 SOON = T0 + timedelta(minutes=1)  # the first retry is due
 ACCEPTED, REFUSED = Answer(Verdict.ACCEPTED, 204), Answer(Verdict.EVENT, 422, "HTTP 422")
@@ -40,6 +40,7 @@ class World:
     answer: Callable[[Try], Answer] = lambda one: ACCEPTED
     sent: list[Try] = field(default_factory=list)
     while_sending: Callable[[], None] = lambda: None
+    told: list[tuple[Sequence[Tried], int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._leases = MemoryLeases(is_gone=lambda holder: True)
@@ -60,12 +61,22 @@ class World:
 
     def run(self) -> int:
         sink: Any = self
-        return ParkedQueue(self.store, sink, as_it_is, self.epoch, lambda: self.now, lambda: self.jitter).run()
+        queue = ParkedQueue(
+            self.store, sink, as_it_is, self.epoch, lambda: self.now, lambda: self.jitter, self._on_tried
+        )
+        return queue.run()
+
+    def _on_tried(self, tried: Sequence[Tried]) -> None:
+        self.told.append((tried, len(self.rows)))
 
     def attempt(self, tries: Sequence[Try], deadline_s: float) -> list[Answer]:
         self.sent += tries
         self.while_sending()
         return [self.answer(one) for one in tries]
+
+    @property
+    def found(self) -> Subscription:
+        return self.store.subscription("a")
 
     @property
     def rows(self) -> list[ParkedRow]:
@@ -139,7 +150,80 @@ def test_d4_an_endpoint_that_is_down_spends_no_attempt_however_long(verdict: Ver
         row = world.one()
         assert (row.attempts, row.event.reason) == (1, "away")
         assert row.next_attempt_at is not None and row.next_attempt_at > world.now
-        world.now = row.next_attempt_at
+        world.now = max(row.next_attempt_at, world.found.next_attempt_at or world.now)
+
+
+def test_d4_gone_said_to_a_retry_disables_the_subscription() -> None:
+    """GIVEN a parked event WHEN its retry is answered 410 THEN the subscription is disabled, and the row is kept."""
+    world = World(answer=lambda one: Answer(Verdict.GONE, 410, "HTTP 410"))
+    world.park(event(1))
+    world.run()
+    assert (world.found.state, world.found.reason) == (SubscriptionState.DISABLED, "HTTP 410")
+    assert [row.attempts for row in world.rows] == [1]
+    world.now += timedelta(days=30)
+    assert world.run() == 0
+
+
+def test_d4_an_endpoint_that_fails_a_retry_backs_off_as_a_whole() -> None:
+    """GIVEN parked events WHEN a retry finds the endpoint down THEN one failure: it leaves the group and waits."""
+    world = World(answer=lambda one: Answer(Verdict.ENDPOINT, 503, "HTTP 503", 120.0))
+    world.park(event(1), event(2))
+    world.run()
+    found = world.found
+    assert (found.state, found.failures, found.reason) == (SubscriptionState.BEHIND, 1, "HTTP 503")
+    assert found.next_attempt_at == SOON + timedelta(seconds=120)
+    assert world.store.cursors("a") == {P0: 1, P1: 0}
+    assert [row.attempts for row in world.rows] == [1, 1]
+
+
+def test_d5_failed_retries_suspend_and_one_that_succeeds_brings_it_back() -> None:
+    """GIVEN nothing but a parked row WHEN its receiver is down, then up THEN suspended at the tenth, back by itself."""
+    world = World(answer=lambda one: DOWN)
+    world.park(event(1))
+    for failures in range(1, LIMITS.suspend_after + 1):
+        assert world.found.state is not SubscriptionState.SUSPENDED
+        world.run()
+        assert world.found.failures == failures
+        world.now += timedelta(minutes=10)
+    assert world.found.state is SubscriptionState.SUSPENDED
+    world.answer = lambda one: ACCEPTED
+    assert world.run() == 1
+    assert [one.probe for one in world.sent] == [False, *[True] * LIMITS.suspend_after]
+    assert (world.found.state, world.found.failures, world.rows) == (SubscriptionState.BEHIND, 0, [])
+
+
+@pytest.mark.parametrize("answer", [ACCEPTED, REFUSED])
+def test_d5_any_answer_of_a_retry_ends_a_row_of_failures(answer: Answer) -> None:
+    """GIVEN five failures WHEN one retry is answered and the next finds it down THEN that is the first of a new row."""
+    world = World(answer=lambda one: DOWN)
+    world.park(event(1), event(2))
+    for _ in range(5):
+        world.run()
+        world.now += timedelta(minutes=10)
+    world.answer = lambda one: answer if one.event == event(1).event else DOWN
+    world.run()
+    assert world.found.failures == 1
+
+
+def test_d5_what_this_machine_lacks_is_no_failure_of_the_endpoint() -> None:
+    """GIVEN no descriptors left WHEN a retry cannot be sent THEN nobody is blamed, and it is tried again."""
+    world = World(answer=lambda one: Answer(Verdict.ENDPOINT, None, "no connection", ours=True))
+    world.park(event(1))
+    world.run()
+    assert (world.found.state, world.found.failures) == (SubscriptionState.LIVE, 0)
+    assert world.one().attempts == 1
+
+
+def test_a_retry_of_a_replay_that_fails_does_not_disturb_live() -> None:
+    """GIVEN a row that a replay parked WHEN its retry finds the endpoint down THEN live goes on; 410 ends both."""
+    world = World(answer=lambda one: DOWN)
+    world.park(replace(event(1), replay_id="r7"))
+    world.run()
+    assert (world.found.state, world.found.failures) == (SubscriptionState.LIVE, 0)
+    world.answer = lambda one: Answer(Verdict.GONE, 410, "HTTP 410")
+    world.now += timedelta(minutes=10)
+    world.run()
+    assert world.found.state is SubscriptionState.DISABLED
 
 
 def test_d4_a_refused_event_is_tried_on_the_schedule_and_then_dead_until_a_person_acts() -> None:
@@ -213,6 +297,18 @@ def test_d9_a_retry_says_that_it_comes_late_and_keeps_its_delivery_id() -> None:
     world.park(event(1), replace(event(2), replay_id="r7"))
     world.run()
     assert [(one.historical, one.replay_id) for one in world.sent] == [(True, None), (True, "r7")]
+
+
+def test_d7_the_queue_tells_what_came_of_each_retry() -> None:
+    """GIVEN two due rows WHEN they are tried THEN each is told with its answer, once all of it is written down."""
+    world = World(answer=lambda one: ACCEPTED if one.event == event(1).event else REFUSED)
+    world.park(event(1), event(2))
+    world.run()
+    ((told, rows_left),) = world.told
+    assert [(parked.event.event_id, answer) for parked, answer in told] == [("e1", ACCEPTED), ("e2", REFUSED)]
+    assert rows_left == 1
+    assert world.run() == 0
+    assert len(world.told) == 1
 
 
 def test_d2_a_paused_subscription_keeps_its_rows_and_gets_them_when_resumed() -> None:

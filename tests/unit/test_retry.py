@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evermark.breaker import Limits
 from evermark.delivery.retry import (
     RETRY_AFTER_S_MAX,
     SCHEDULE_S,
+    EndpointLimits,
     Failure,
     Verdict,
     classify,
@@ -91,10 +93,18 @@ def test_a_retry_is_never_early_and_never_unbounded(made: int, asked: float | No
 
 @given(st.integers(1, 100_000), waits, jitters)
 def test_an_endpoint_is_asked_again_within_bounds(failures: int, asked: float | None, jitter: float) -> None:
-    """From 1 s, doubling to 5 min, or what Retry-After says, at most a day."""
+    """From 1 s, doubling; from the fifth failure 30 s, doubling to 5 min; or what Retry-After says, at most a day."""
     delay = endpoint_backoff_s(failures, jitter, asked)
-    floor = max(min(300.0, 2.0 ** min(failures - 1, 16)), min(asked or 0.0, RETRY_AFTER_S_MAX))
+    own = min(300.0, 30.0 * 2.0 ** min(failures - 5, 16)) if failures >= 5 else 2.0 ** (failures - 1)
+    floor = max(own, min(asked or 0.0, RETRY_AFTER_S_MAX))
     assert floor <= delay <= 1.25 * floor
+
+
+def test_d5_the_breaker_and_the_suspension_are_as_configured() -> None:
+    """GIVEN two failures to open for ten minutes, three to suspend THEN that is what happens."""
+    limits = EndpointLimits(Limits(threshold=2, timeout_s=600.0), suspend_after=3)
+    assert [endpoint_backoff_s(n, 0.0, None, limits) for n in (1, 2, 3)] == [1.0, 600.0, 600.0]
+    assert [should_suspend(n, limits) for n in (2, 3)] == [False, True]
 
 
 @pytest.mark.parametrize(

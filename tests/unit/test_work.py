@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from evermark.delivery.base import Fate, Outcome
 from evermark.delivery.follower import stages
 from evermark.delivery.live import group_outcome
-from evermark.delivery.work import BatchResult, Delivered, Span, fold
+from evermark.delivery.work import BatchResult, Delivered, Errand, Span, fold
 from evermark.testing.contracts.scene import P0, event, spec
 
 AFTER = 10
@@ -28,7 +28,9 @@ def works(draw: st.DrawFn) -> tuple[Span, dict[int, Outcome]]:
 
 def folded(work: tuple[Span, dict[int, Outcome]]) -> Delivered:
     span, outcomes = work
-    (found,) = fold(span, [spec("a")], [BatchResult("a", batch, outcome) for batch, outcome in outcomes.items()])
+    (found,) = fold(
+        [Errand(span, spec("a"))], [BatchResult("a", batch, outcome) for batch, outcome in outcomes.items()]
+    )
     return found
 
 
@@ -93,6 +95,6 @@ def test_d1_somebody_without_a_result_had_nothing_to_get(work: tuple[Span, dict[
     """GIVEN several subscriptions WHEN folded THEN there is one result each, and none is lost among them."""
     span, outcomes = work
     results = [BatchResult("a", batch, outcome) for batch, outcome in outcomes.items()]
-    found = {one.subscription: one for one in fold(span, [spec("a"), spec("b")], results)}
+    found = {one.subscription: one for one in fold([Errand(span, spec(name)) for name in "ab"], results)}
     assert found["a"] == folded(work)
     assert found["b"] == Delivered("b", span.to, Outcome("b", Fate.DONE))

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from evermark.breaker import Limits
 from evermark.checkpoints.base import CheckpointStore
 from evermark.checkpoints.memory import MemoryCheckpoints
 from evermark.checkpoints.postgres import PostgresCheckpoints
@@ -16,6 +17,7 @@ from evermark.cluster.postgres import PostgresLeases
 from evermark.config import Config, CustomSource, SourceConfig, SubscriptionConfig
 from evermark.delivery.base import Place, SubscriptionSpec
 from evermark.delivery.replay_store import PostgresReplays
+from evermark.delivery.retry import EndpointLimits
 from evermark.delivery.store import PostgresDelivery
 from evermark.embedded.postgres import EmbeddedPostgres
 from evermark.errors import ConfigError
@@ -95,7 +97,7 @@ def open_deployment(config: Config, sources: Mapping[str, Source] | None = None)
         leases=PostgresLeases(state),
         heads=PostgresHeads(state),
         checkpoints=MemoryCheckpoints() if in_memory else PostgresCheckpoints(state),
-        delivery=PostgresDelivery(state),
+        delivery=PostgresDelivery(state, limits=endpoint_limits(config)),
         replays=PostgresReplays(state),
         recoveries=Recoveries(state),
         holder=this_process(config.name),
@@ -105,6 +107,11 @@ def open_deployment(config: Config, sources: Mapping[str, Source] | None = None)
         warnings=[warning] if warning else [],
         embedded=embedded,
     )
+
+
+def endpoint_limits(config: Config) -> EndpointLimits:
+    breaker = config.reliability.circuit_breaker
+    return EndpointLimits(Limits(breaker.threshold, breaker.timeout.total_seconds()), breaker.suspend_after)
 
 
 def _spec(name: str, subscription: SubscriptionConfig, box: SecretBox) -> SubscriptionSpec:

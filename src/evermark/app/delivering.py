@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Protocol
@@ -18,7 +18,8 @@ from evermark.cluster.fence import DELIVER_LEASE
 from evermark.delivery import roster
 from evermark.delivery.accounts import accounts, least_cursors
 from evermark.delivery.base import CursorVector, MadeBy, Place, Subscription
-from evermark.delivery.follower import Follower
+from evermark.delivery.expiry import sweep
+from evermark.delivery.follower import SHARED_MAX, Company, Follower
 from evermark.delivery.live import LiveGroup
 from evermark.delivery.queue import ParkedQueue
 from evermark.delivery.replay import ReplayDeliverer
@@ -35,7 +36,8 @@ from evermark.observe.metrics import Metrics
 _FOLLOW_EVERY_S = 0.2
 _QUEUE_EVERY_S = 1.0
 _REPORT_EVERY_S = 2.0
-_BEHIND_AT_ONCE = 8
+_SWEEP_EVERY_S = 60.0
+_ALONE_AT_ONCE = 6
 
 
 def _now() -> datetime:
@@ -90,7 +92,7 @@ class DeliveryRunner:
         self._stopping = threading.Event()
         self._wake = threading.Event()
         self._live: LiveGroup | None = None
-        self._busy: set[str] = set()
+        self._busy: dict[str, Company] = {}
         self._served_at: dict[str, float] = {}
         self._busy_lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="deliver", daemon=True)
@@ -150,7 +152,7 @@ class DeliveryRunner:
         self._register(epoch)
         live = LiveGroup(store, self._deliverer, epoch, _now, self._told.by_group)
         follower = Follower(store, self._view, live, self._deliverer, epoch, _now, self._told.by_follower)
-        queue = ParkedQueue(store, self._sink, self._d.box.open, epoch, _now, random.random)
+        queue = ParkedQueue(store, self._sink, self._d.box.open, epoch, _now, random.random, self._told.by_queue)
         self._live = live
         self._board.delivering = True
         self._log.info("delivering", epoch=epoch, subscriptions=len(store.subscriptions()))
@@ -159,17 +161,27 @@ class DeliveryRunner:
         def over() -> bool:
             return ended.is_set() or self._stopping.is_set() or held.lost.is_set()
 
-        with ThreadPoolExecutor(_BEHIND_AT_ONCE, thread_name_prefix="behind") as pool:
+        def sweep_parked() -> None:
+            sweep(store, _now(), epoch, over)
+
+        with ThreadPoolExecutor(_ALONE_AT_ONCE + len(Company), thread_name_prefix="behind") as pool:
             queue_thread = threading.Thread(
                 target=self._repeat, args=(queue.run, over, _QUEUE_EVERY_S), name="queue", daemon=True
             )
             report_thread = threading.Thread(
                 target=self._repeat, args=(self._report, over, _REPORT_EVERY_S), name="report", daemon=True
             )
+            sweep_thread = threading.Thread(
+                target=self._repeat,
+                args=(sweep_parked, over, _SWEEP_EVERY_S),
+                name="sweep",
+                daemon=True,
+            )
             replayer = Replayer(self._d.replays, store, self._view, self._deliverer, epoch, _now, self._d.sources)
             replays = ReplayRunner(self._d, replayer, self._board, self._metrics, over)
             queue_thread.start()
             report_thread.start()
+            sweep_thread.start()
             replays.start()
             try:
                 self._follow(follower, pool, over)
@@ -178,6 +190,7 @@ class DeliveryRunner:
                 replays.join(timeout_s=5)
                 queue_thread.join(timeout=5)
                 report_thread.join(timeout=5)
+                sweep_thread.join(timeout=5)
 
     def _register(self, epoch: int) -> None:
         mine, taken = roster.free_names(self._d.specs, self._d.delivery.subscriptions())
@@ -194,9 +207,7 @@ class DeliveryRunner:
             moved = False
             try:
                 moved = follower.catch_up_group()
-                # Whoever waited longest comes first: there may be more of them than can be served at once.
-                for subscription in sorted(follower.due(), key=lambda one: self._served_at.get(one.name, 0.0)):
-                    self._catch_up_in(pool, follower, subscription, over)
+                self._serve(follower, pool, over)
             except (ConflictError, NotFoundError) as error:
                 self._log.info("follower looks again", error=error)
             except EvermarkError as error:
@@ -208,27 +219,52 @@ class DeliveryRunner:
                 self._wake.wait(_FOLLOW_EVERY_S)
                 self._wake.clear()
 
-    def _catch_up_in(
-        self, pool: ThreadPoolExecutor, follower: Follower, subscription: Subscription, over: Callable[[], bool]
-    ) -> None:
-        """One thread per subscription that is behind, at most: a bad receiver holds up nobody but itself."""
+    def _serve(self, follower: Follower, pool: ThreadPoolExecutor, over: Callable[[], bool]) -> None:
+        """A bad receiver holds up nobody but its like: those share a turn, everybody else has one of its own."""
         with self._busy_lock:
-            if subscription.name in self._busy or len(self._busy) >= _BEHIND_AT_ONCE:
-                return
-            self._busy.add(subscription.name)
-            self._served_at[subscription.name] = time.monotonic()
+            waiting = [one for one in follower.due() if one.name not in self._busy]
+        # Whoever waited longest comes first: there may be more of them than can be served at once.
+        waiting.sort(key=lambda one: self._served_at.get(one.name, 0.0))
+        by_company: dict[Company, list[Subscription]] = {}
+        for one in waiting:
+            by_company.setdefault(follower.company(one), []).append(one)
+        for company in (Company.FAILING, Company.LATE, Company.SLOW):
+            if company in by_company and company not in self._busy.values():
+                self._catch_up_in(pool, follower, by_company[company][:SHARED_MAX], company, over)
+        for one in by_company.get(Company.NONE, []):
+            if sum(company is Company.NONE for company in self._busy.values()) < _ALONE_AT_ONCE:
+                self._catch_up_in(pool, follower, [one], Company.NONE, over)
 
-        def work() -> None:
-            current: Subscription | None = subscription
-            while current is not None and not over() and follower.catch_up(current):
-                current = next((s for s in follower.due() if s.name == subscription.name), None)
+    def _catch_up_in(
+        self,
+        pool: ThreadPoolExecutor,
+        follower: Follower,
+        subscriptions: Sequence[Subscription],
+        company: Company,
+        over: Callable[[], bool],
+    ) -> None:
+        names = [one.name for one in subscriptions]
+        with self._busy_lock:
+            self._busy.update(dict.fromkeys(names, company))
+        self._served_at.update(dict.fromkeys(names, time.monotonic()))
 
-        def done(future: Future[None]) -> None:
+        def work() -> bool:
+            on = follower.catch_up(*subscriptions)
+            moved = bool(on)
+            while company is Company.NONE and on and not over():
+                current = [one for one in follower.due() if one.name in on]
+                on = follower.catch_up(*current) if current else frozenset()
+            return moved
+
+        def done(future: Future[bool]) -> None:
             with self._busy_lock:
-                self._busy.discard(subscription.name)
+                for name in names:
+                    del self._busy[name]
             error = future.exception()
             if error is not None:
-                self._log.warning("subscription not moved", subscription=subscription.name, error=error)
+                self._log.warning("subscriptions not moved", subscriptions=names, error=error)
+            elif future.result():
+                self._wake.set()  # the next turn begins at once
 
         pool.submit(work).add_done_callback(done)
 
@@ -244,6 +280,7 @@ class DeliveryRunner:
         heads = {place: head for place, (head, _) in self._view.heads().items()}
         known = accounts(self._d.delivery, heads, lambda source: self._view.reader(source).files_if_any())
         self._told.accounts(known, _now())
+        self._told.counted(self._d.delivery.counted("expired"), self._d.delivery.counted("dropped"))
 
     def _starts(self) -> dict[str, CursorVector]:
         """Where new subscriptions begin that do not begin now."""

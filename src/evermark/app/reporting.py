@@ -8,10 +8,20 @@ from typing import Any
 
 from evermark.delivery.accounts import Account
 from evermark.delivery.base import Fate, Place, SubscriptionState
+from evermark.delivery.queue import Tried
+from evermark.delivery.retry import Verdict
 from evermark.delivery.work import Delivered
 from evermark.observe.metrics import Metrics
 
 _PARKED_STATES = ("waiting", "dead")
+_ATTEMPT = {
+    Verdict.ACCEPTED: "accepted",
+    Verdict.EVENT: "refused",
+    Verdict.ENDPOINT: "endpoint",
+    Verdict.GONE: "gone",
+    Verdict.BUSY: "busy",
+}
+_STOPPED = {Fate.ENDPOINT_FAILED: "endpoint", Fate.GONE: "gone"}
 
 
 class DeliveryReport:
@@ -19,6 +29,7 @@ class DeliveryReport:
         self._metrics = metrics
         self._log = log
         self._shown: set[str] = set()
+        self._counted: dict[tuple[str, str], int] = {}
 
     def accounts(self, known: Mapping[str, Account], now: datetime) -> None:
         """Gauges for everybody there is, and for nobody else."""
@@ -41,6 +52,25 @@ class DeliveryReport:
                 metrics.queue_rows.remove(name, kind)
         self._shown = set(known)
 
+    def counted(self, expired: Mapping[str, int], dropped: Mapping[str, int]) -> None:
+        """What State has counted since ever, so that a restart neither forgets any of it nor counts it twice."""
+        for what, counter, by_name in (
+            ("expired", self._metrics.expired, expired),
+            ("dropped", self._metrics.dropped, dropped),
+        ):
+            for name, number in by_name.items():
+                counter.labels(name).inc(max(0, number - self._counted.get((what, name), 0)))
+                self._counted[what, name] = number
+
+    def by_queue(self, tried: Sequence[Tried]) -> None:
+        """Retries of parked deliveries, one by one. What a replay delivers is counted by itself."""
+        for parked, answer in tried:
+            if answer.sent:
+                self._metrics.attempts.labels(parked.subscription, _ATTEMPT[answer.verdict]).inc()
+            if answer.verdict is Verdict.ACCEPTED:
+                metric = self._metrics.replay_delivered if parked.event.replay_id else self._metrics.delivered
+                metric.labels(parked.subscription).inc()
+
     def by_group(self, place: Place, results: Sequence[Delivered]) -> None:
         """Whatever the group could not finish leaves it: once, and worth a line."""
         for result in results:
@@ -56,9 +86,17 @@ class DeliveryReport:
                 self._fail(place, result, "subscription stays behind")
 
     def _count(self, result: Delivered) -> None:
-        self._metrics.delivered.labels(result.subscription).inc(result.outcome.accepted)
-        if result.outcome.parked:
-            self._metrics.parked.labels(result.subscription).inc(len(result.outcome.parked))
+        name, outcome = result.subscription, result.outcome
+        self._metrics.delivered.labels(name).inc(outcome.accepted)
+        if outcome.parked:
+            self._metrics.parked.labels(name).inc(len(outcome.parked))
+        refused = sum(event.status is not None for event in outcome.parked)
+        tried = {"accepted": outcome.accepted, "refused": refused}
+        if outcome.fate in _STOPPED:  # once: whatever else was under way was not waited for
+            tried[_STOPPED[outcome.fate]] = 1
+        for what, number in tried.items():
+            if number:
+                self._metrics.attempts.labels(name, what).inc(number)
 
     def _fail(self, place: Place, result: Delivered, what: str) -> None:
         fate, reason = result.outcome.fate, result.outcome.reason

@@ -71,12 +71,13 @@ subscriptions:
     #allow_networks: [10.0.0.0/8]   # private networks this subscription may reach
     #body_limit: 1MiB
     #parked_limit: 10000
+    #ttl: 7d                        # what could not be delivered for so long is given up, and counted; 0: never
 
 #reliability:
 #  checkpoint: {backend: postgres, interval: 5s, event_count: 1000}
 #  dedup: {enabled: true, cache_size: 10000, ttl: 3m}
 #  gap_detection: {enabled: true, max_gap: 5m, small_gap: 1h}
-#  circuit_breaker: {threshold: 5, timeout: 30s}
+#  circuit_breaker: {threshold: 5, timeout: 30s, suspend_after: 10}
 #  shutdown: {flush_timeout: 10s, checkpoint_timeout: 5s}
 """
 

@@ -45,6 +45,7 @@ Body = Annotated[str | None, typer.Option(help="The form of the body.")]
 Header = Annotated[list[str] | None, typer.Option("--header", help="NAME=VALUE, sent with each; may be repeated.")]
 BodyLimit = Annotated[str | None, typer.Option(help="A larger event is parked: 1MiB.")]
 ParkedLimit = Annotated[int | None, typer.Option(help="At so many parked deliveries it stops.")]
+Ttl = Annotated[str | None, typer.Option(help="What could not be delivered for so long is given up: 7d; 0: never.")]
 
 
 @app.command("list")
@@ -88,6 +89,7 @@ def add(
     header: Header = None,
     body_limit: BodyLimit = None,
     parked_limit: ParkedLimit = None,
+    ttl: Ttl = None,
     config: ConfigOption = DEFAULT_CONFIG,
     as_json: JsonOption = False,
 ) -> None:
@@ -110,6 +112,7 @@ def add(
         headers=header,
         body_limit=body_limit,
         parked_limit=parked_limit,
+        ttl=ttl,
     )
     with _desk(config) as (_, desk):
         made = desk.add(name, {key: value for key, value in given.items() if value is not None})
@@ -132,6 +135,7 @@ def set_subscription(
     header: Header = None,
     body_limit: BodyLimit = None,
     parked_limit: ParkedLimit = None,
+    ttl: Ttl = None,
     config: ConfigOption = DEFAULT_CONFIG,
     as_json: JsonOption = False,
 ) -> None:
@@ -150,6 +154,7 @@ def set_subscription(
         headers=header,
         body_limit=body_limit,
         parked_limit=parked_limit,
+        ttl=ttl,
     )
     if not changes:
         raise ConfigError("nothing to change was given", hint="for example --url or --where; see --help")

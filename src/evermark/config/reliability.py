@@ -38,8 +38,11 @@ class GapDetectionConfig(Model):
 
 
 class CircuitBreakerConfig(Model):
+    """`threshold` failures in a row, then at least `timeout` until the next try; `suspend_after` of them suspend."""
+
     threshold: Annotated[Whole, Field(ge=1, le=1000)] = 5
     timeout: _Short = timedelta(seconds=30)
+    suspend_after: Annotated[Whole, Field(ge=1, le=1000)] = 10
 
 
 class ShutdownConfig(Model):

@@ -91,6 +91,17 @@ def _body_bytes(size: int) -> int:
     return size
 
 
+def _zero(value: Any) -> Any:
+    """Nought needs no unit."""
+    return "0s" if value in (0, "0") and not isinstance(value, bool) else value
+
+
+def _off_or_long(ttl: timedelta) -> timedelta:
+    if ttl and not timedelta(minutes=1) <= ttl <= timedelta(days=3650):
+        raise refusal("must be 0 (never) or between 1m and 3650d")
+    return ttl
+
+
 _Stream = Annotated[str, Field(min_length=1, max_length=200)]
 _SigningSecret = Annotated[Secret, AfterValidator(signing_secret)]
 
@@ -112,6 +123,7 @@ class SubscriptionConfig(Model):
     allow_networks: Annotated[tuple[Annotated[str, AfterValidator(network)], ...], Field(max_length=64)] = ()
     body_limit: Annotated[Size, AfterValidator(_body_bytes)] = 1024 * 1024
     parked_limit: Annotated[Whole, Field(ge=1, le=10_000_000)] = 10_000
+    ttl: Annotated[Duration, BeforeValidator(_zero), AfterValidator(_off_or_long)] = timedelta(days=7)
 
     @model_validator(mode="after")
     def _whole(self) -> SubscriptionConfig:
@@ -148,5 +160,6 @@ class SubscriptionConfig(Model):
             allow_networks=self.allow_networks,
             body_bytes_max=self.body_limit,
             parked_max=self.parked_limit,
+            ttl_s=self.ttl.total_seconds(),
             made_by=MadeBy.FILE,
         )

@@ -39,6 +39,9 @@ class Place:
 
 CursorVector = Mapping[Place, int]
 
+# With `ordered`, what has to keep its order: (place, stream, key). Two streams of a source may use the same keys.
+HeldKey = tuple[Place, str, str]
+
 CLAIM_MAX = 10_000  # rows that one call may return
 
 
@@ -76,6 +79,7 @@ class SubscriptionSpec:
     allow_networks: tuple[str, ...] = ()
     body_bytes_max: int = 1024 * 1024
     parked_max: int = 10_000
+    ttl_s: float = 7 * 86_400.0  # what could not be delivered for this long is passed over; 0: never
     made_by: MadeBy = MadeBy.FILE
 
 
@@ -87,6 +91,7 @@ class Subscription:
     failures: int = 0  # consecutive failures of the endpoint
     next_attempt_at: datetime | None = None  # not before this, after a failure of the endpoint
     generation: int = 0  # tells it from a later subscription of the same name
+    since: datetime | None = None  # when it was made; None: not known
 
     @property
     def name(self) -> str:
@@ -110,6 +115,7 @@ class ParkedEvent:
     place: Place
     batch: int
     position: str
+    stream: str
     key: str | None
     event: str  # the log row as JSON: what the body is rendered from at every attempt
     reason: str
@@ -124,6 +130,7 @@ class Fate(StrEnum):
     DONE = "done"  # every matched event was accepted or is in `parked`
     ENDPOINT_FAILED = "endpoint_failed"  # connect, timeout, 5xx, 429: nothing is wrong with the events
     GONE = "gone"  # 410, or webhook-delivery: disable
+    FULL = "full"  # no more may be parked; nothing is wrong with the endpoint
     UNFINISHED = "unfinished"  # the time budget ran out; nothing failed
 
 
@@ -147,6 +154,7 @@ class Parked:
     event: ParkedEvent
     attempt: int  # how many attempts were made before this one
     claimed_until: datetime
+    generation: int = 0  # of the subscription it was parked for: another may have its name by now
 
 
 @dataclass(frozen=True)
@@ -175,6 +183,9 @@ class DeliveryStore(Protocol):
 
     def subscriptions(self) -> dict[str, Subscription]:
         """All there are, by name, in one query."""
+
+    def outside(self) -> dict[str, Subscription]:
+        """Those that are behind or suspended. Asked for many times a second: there may be thousands that are live."""
 
     def subscription(self, name: str) -> Subscription:
         """One of them; raises `NotFoundError`."""
@@ -270,12 +281,12 @@ class DeliveryStore(Protocol):
 
     # parked deliveries
     def claim(self, now: datetime, limit: int, lease_s: float, epoch: int) -> list[Parked]:
-        """Due rows of subscriptions that are not suspended, disabled or backing off; at most `CLAIM_MAX`.
+        """Due rows of subscriptions that are not paused, disabled or backing off; at most `CLAIM_MAX`.
 
         Invisible to others until the lease ends, or until the epoch that claimed them is old. A subscription that
-        is suspended because it has too much parked is served here: only this gets it out. With `ordered`, a row
-        waits until no earlier one of its key and its replay is parked, dead ones included. Rows of replays come
-        after all others.
+        is suspended because it has too much parked is served here all the time: only this gets it out. With
+        `ordered`, a row waits until no earlier one of its stream, key and replay is parked, dead ones included.
+        Rows of replays come after all others.
         """
 
     def delivered(self, ids: Sequence[int], epoch: int) -> None:
@@ -296,6 +307,15 @@ class DeliveryStore(Protocol):
         Does nothing when the claim ran out and somebody else has the row now.
         """
 
+    def retried(
+        self, subscription: str, outcome: Outcome, now: datetime, epoch: int, *, generation: int | None = None
+    ) -> None:
+        """What some retries say about an endpoint: one outcome for all of them, and none of its parked rows is touched.
+
+        It counts as that of a delivery does, but no cursor moves: whoever leaves the group leaves where the group
+        stands. Harmless for one that was removed or made anew since.
+        """
+
     def parked_counts(self) -> dict[str, dict[str, int]]:
         """Per subscription: waiting, dead."""
 
@@ -307,8 +327,8 @@ class DeliveryStore(Protocol):
     ) -> list[ParkedRow]:
         """Parked rows by id, waiting and dead or one of both, page by page; at most `CLAIM_MAX`."""
 
-    def held_keys(self, replay_id: str = "") -> dict[str, frozenset[tuple[Place, str]]]:
-        """Per ordered subscription: keys with something parked. Their next events are parked behind it.
+    def held_keys(self, replay_id: str = "") -> dict[str, dict[HeldKey, int]]:
+        """Per ordered subscription: keys with something parked, and how much. Their next events are parked behind it.
 
         A replay holds back only its own: neither does it wait for the live deliveries of a key, nor they for it.
         """
@@ -319,8 +339,8 @@ class DeliveryStore(Protocol):
     def drop(self, ids: Sequence[int], epoch: int) -> int:
         """A person gives these up; counted as `dropped`. Returns how many there were."""
 
-    def expire(self, subscription: str, before: datetime, now: datetime, epoch: int) -> int:
-        """Remove rows parked before then; counted as `expired`. Rows being delivered just now are left alone."""
+    def expire(self, subscription: str, before: datetime, now: datetime, epoch: int, limit: int = 1000) -> int:
+        """Remove rows parked before then, at most `limit`; counted as `expired`. Rows under way are left alone."""
 
     def counted(self, name: str) -> dict[str, int]:
         """A durable count per subscription: `expired` or `dropped`."""

@@ -55,6 +55,10 @@ class Rendering:
     replay_id: str | None = None
 
 
+# What rendering may raise for the values of an event, whatever nobody thought of included.
+UNRENDERABLE = (FormatError, pa.ArrowException, ValueError, TypeError, OverflowError)
+
+
 def render(events: pa.Table | pa.RecordBatch, how: Rendering) -> list[bytes]:
     """The body of each event, column by column: about a microsecond each, where a loop takes five."""
     if events.num_rows == 0:
@@ -65,8 +69,7 @@ def render(events: pa.Table | pa.RecordBatch, how: Rendering) -> list[bytes]:
 
 def render_column(events: pa.Table | pa.RecordBatch, how: Rendering, after: str = "") -> pa.Array:
     """The same, as a column of binary values, with `after` behind each; at least one event."""
-    if absent := [name for name in _REQUIRED if name not in events.schema.names]:
-        raise FormatError(f"events to deliver lack the columns {', '.join(absent)}", hint="select all log columns")
+    _require_columns(events)
     columns = _Columns(events)
     if how.style is Style.STANDARD:
         parts = _standard(columns, how)
@@ -75,6 +78,31 @@ def render_column(events: pa.Table | pa.RecordBatch, how: Rendering, after: str 
     else:
         parts = columns.json("payload")
     return _joined([*parts, after] if after else parts, events.num_rows)
+
+
+def render_sound(events: pa.Table | pa.RecordBatch, how: Rendering, after: str = "") -> tuple[pa.Array, dict[int, str]]:
+    """The same where some events cannot be rendered: which, and why. They are few, and are found by halving.
+
+    Bodies are kept as they were rendered: what works beside one neighbour may fail beside another.
+    """
+    _require_columns(events)
+    bad: dict[int, str] = {}
+
+    def rendered(start: int, rows: int) -> list[pa.Array]:
+        try:
+            return [render_column(events.slice(start, rows), how, after)]
+        except UNRENDERABLE as problem:
+            if rows > 1:
+                return rendered(start, rows // 2) + rendered(start + rows // 2, rows - rows // 2)
+            bad[start] = problem.message if isinstance(problem, FormatError) else type(problem).__name__
+            return [pa.array([after.encode()], pa.binary())]
+
+    return pa.concat_arrays(rendered(0, events.num_rows)), bad
+
+
+def _require_columns(events: pa.Table | pa.RecordBatch) -> None:
+    if absent := [name for name in _REQUIRED if name not in events.schema.names]:
+        raise FormatError(f"events to deliver lack the columns {', '.join(absent)}", hint="select all log columns")
 
 
 # A piece of a body: the same text in every row, or a text per row.
@@ -237,9 +265,30 @@ def _joined(parts: Sequence[Part], rows: int) -> pa.Array:
 
 def row_json(events: pa.Table | pa.RecordBatch, row: int) -> str:
     """One log row, as it is kept with a parked delivery: what the body is rendered from at every attempt."""
-    values: dict[str, Any] = events.slice(row, 1).to_pylist()[0]
-    kept = {name: _kept(values.get(name)) for name in _KEPT.names}
-    return json.dumps(kept, ensure_ascii=False, separators=(",", ":"))
+    try:
+        values: dict[str, Any] = events.slice(row, 1).to_pylist()[0]
+        kept = {name: _kept(values.get(name)) for name in _KEPT.names}
+        return json.dumps(kept, ensure_ascii=False, separators=(",", ":"))
+    except UNRENDERABLE:
+        # Rather nothing than something else than was logged: `row_from_json` refuses it, and the log has it all.
+        return json.dumps({"event_id": text_of(events.column("event_id")[row]), "unreadable": True})
+
+
+def text_of(value: pa.Scalar) -> str | None:
+    """A text, for whoever only compares it: what is not UTF-8 in it is replaced."""
+    try:
+        text: str | None = value.as_py()
+    except UnicodeDecodeError:
+        text = value.cast(pa.binary()).as_py().decode("utf-8", "replace")
+    return text
+
+
+def texts_of(column: pa.Array | pa.ChunkedArray) -> list[str | None]:
+    try:
+        texts: list[str | None] = column.to_pylist()
+    except UnicodeDecodeError:
+        texts = [text_of(value) for value in column]
+    return texts
 
 
 def _kept(value: object) -> object:
@@ -252,6 +301,8 @@ def row_from_json(text: str) -> pa.RecordBatch:
     """The inverse of `row_json`; times stay texts."""
     try:
         values = json.loads(text)
+        if absent := [name for name in _REQUIRED if values.get(name) is None]:
+            raise FormatError(f"a parked event cannot be read: it was kept without {', '.join(absent)}")
         return pa.RecordBatch.from_pylist([{name: values.get(name) for name in _KEPT.names}], schema=_KEPT)
     except (ValueError, TypeError, AttributeError, pa.ArrowException) as problem:
         raise FormatError(f"a parked event cannot be read: {type(problem).__name__}") from None

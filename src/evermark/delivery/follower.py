@@ -4,17 +4,20 @@ behind, parked deliveries that are due. It moves even when no new event comes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from enum import Enum
 from typing import Protocol
 
 from evermark import failpoint
 from evermark.delivery.backlog import SPAN_ROWS_MAX, distance, level_with, next_span
 from evermark.delivery.base import CursorVector, DeliveryStore, Fate, Outcome, Place, Subscription
+from evermark.delivery.expiry import expires_before
 from evermark.delivery.group import is_due
 from evermark.delivery.live import GRACE_S, LiveGroup
-from evermark.delivery.work import Delivered, Deliverer, Manner, Span
+from evermark.delivery.work import Delivered, Deliverer, Errand, Manner, Span
+from evermark.errors import ConflictError
 from evermark.log.read import FileRange
 
 # A fresh batch is left to its hand-over for this long before the follower takes it for the group.
@@ -31,6 +34,19 @@ PACE_AGE = timedelta(seconds=30)
 # the next one gets twice as long.
 FOLLOW_BUDGET_S = 10.0
 FOLLOW_BUDGET_S_MAX = 3600.0
+LATE_BUDGET_S = 1.0
+# Those who are served together get no more than this at a time: it ends soon, and nobody waits for another's backlog.
+SHARED_ROWS_MAX = 1_000
+SHARED_MAX = 16
+
+
+class Company(Enum):
+    """Who is served together when many are behind."""
+
+    NONE = "none"
+    FAILING = "failing"
+    LATE = "late"  # just left the group because the others would have had to wait: slow, or caught by a stall of ours
+    SLOW = "slow"
 
 
 class LogView(Protocol):
@@ -79,48 +95,87 @@ class Follower:
     def due(self) -> list[Subscription]:
         """Subscriptions outside the group whose time has come. A suspended one is still probed, seldom."""
         now = self.clock()
-        return [s for s in self.store.subscriptions().values() if is_due(s, now)]
+        return [s for s in self.store.outside().values() if is_due(s, now)]
 
-    def catch_up(self, subscription: Subscription) -> bool:
-        """One span for a subscription that is behind, or its return into the group; True when it may go on at once."""
-        mine = self.store.cursors(subscription.name)
-        theirs = self.store.group().cursors
-        if not _comparable(mine, theirs):
-            return False
+    def company(self, subscription: Subscription) -> Company:
+        """With whom one may be served: whoever makes others wait shares with those who do so too."""
+        if subscription.generation in self._budget_s:
+            return Company.NONE  # needs more time than anybody else would wait
+        if subscription.failures > 0:
+            return Company.FAILING
         pace_s = self._pace_s(subscription)
-        quick = subscription.failures == 0 and (pace_s is None or pace_s <= JOIN_PACE_S)
-        if level_with(mine, theirs) and subscription.failures == 0:
-            return quick and self._join(subscription)
-        # The group waits only for a receiver whose last delivery went well, and quickly: no other may hold it up.
-        if quick and pace_s is not None and distance(mine, theirs) <= JOIN_DISTANCE_MAX:
-            return self._rejoin(subscription)
-        for place in sorted(theirs):
-            span = self._span(place, mine.get(place, 0), theirs[place])
-            if span is not None:
-                budget_s = self._budget_s.get(subscription.generation, FOLLOW_BUDGET_S)
-                return self._work(subscription, span, budget_s=budget_s)
-        return self._rejoin(subscription)
+        if pace_s is None:
+            return Company.LATE if self.live.was_slow(subscription.name, self.clock() - PACE_AGE) else Company.NONE
+        return Company.SLOW if pace_s > JOIN_PACE_S else Company.NONE
 
-    def _rejoin(self, subscription: Subscription) -> bool:
-        """The group stands still while the last few batches are delivered: then both are level, and it joins."""
-        before: CursorVector | None = None
+    def catch_up(self, *subscriptions: Subscription) -> frozenset[str]:
+        """One span for each of some that are behind, or its return into the group: who may go on at once."""
+        theirs = self.store.group().cursors
+        rows_max = SPAN_ROWS_MAX if len(subscriptions) == 1 else SHARED_ROWS_MAX
+        on: set[str] = set()
+        near: list[Subscription] = []
+        away: list[tuple[Subscription, Span]] = []
+        for subscription, mine in self._current(subscriptions):
+            if not _comparable(mine, theirs):
+                continue
+            pace_s = self._pace_s(subscription)
+            late = self.company(subscription) is Company.LATE
+            quick = subscription.failures == 0 and not late and (pace_s is None or pace_s <= JOIN_PACE_S)
+            if level_with(mine, theirs):
+                # A suspended one waits here for an event to be tried with.
+                if (quick or subscription.failures > 0) and self._join(subscription):
+                    on.add(subscription.name)
+                continue
+            # The group waits only for a receiver whose last delivery went well, and quickly: no other may hold it up.
+            span = next((s for p in sorted(theirs) if (s := self._span(p, mine.get(p, 0), theirs[p], rows_max))), None)
+            is_near = quick and pace_s is not None and distance(mine, theirs) <= JOIN_DISTANCE_MAX
+            if is_near or span is None:
+                near.append(subscription)
+            else:
+                away.append((subscription, span))
+        if away and all(self.company(subscription) is Company.LATE for subscription, _ in away):
+            # Most of them are well, and wait here for those that are not.
+            on |= self._work(away, budget_s=LATE_BUDGET_S, grace_s=GRACE_S)
+        elif away:
+            budget_s = max(self._budget_s.get(subscription.generation, FOLLOW_BUDGET_S) for subscription, _ in away)
+            on |= self._work(away, budget_s=budget_s)
+        return frozenset(on | self._rejoin(near) if near else on)
+
+    def _current(self, subscriptions: Sequence[Subscription]) -> list[tuple[Subscription, CursorVector]]:
+        """Those that are still there, as they are now, and where they stand.
+
+        To be asked after the group's cursors: a batch that was taken after a wish was changed is not delivered by the
+        former wish. And the wish after the cursors, so that nobody is served by another's who had its name.
+        """
+        cursors = {one.name: self.store.cursors(one.name) for one in subscriptions}
+        known = self.store.outside()
+        now = [(known[one.name], one) for one in subscriptions if one.name in known]
+        return [(found, cursors[one.name]) for found, one in now if found.generation == one.generation]
+
+    def _rejoin(self, subscriptions: Sequence[Subscription]) -> set[str]:
+        """The group stands still while the last few batches are delivered: then all are level, and they join."""
+        before: dict[str, CursorVector] = {}
+        on: set[str] = set()
+        waiting = list(subscriptions)
         with self.live.lock:
-            while True:
-                mine = self.store.cursors(subscription.name)
-                if mine == before:
-                    return False  # delivered, but not passed: there is no room to park what was refused
+            while waiting:
                 theirs = self.store.group().cursors
-                if not _comparable(mine, theirs):
-                    return False
-                if level_with(mine, theirs):
-                    return self._join(subscription)
-                place = next((p for p in sorted(theirs) if mine.get(p, 0) < theirs[p]), None)
-                if place is None:
-                    return False  # ahead of the group, which its own leftovers will bring level
-                before = mine
-                span = self._span(place, mine.get(place, 0), theirs[place], rows_max=JOIN_ROWS_MAX)
-                if span is None or not self._work(subscription, span, budget_s=JOIN_BUDGET_S, grace_s=GRACE_S):
-                    return False
+                away: list[tuple[Subscription, Span]] = []
+                for subscription, mine in self._current(waiting):
+                    # Delivered, but not passed: there is no room to park what was refused.
+                    if mine == before.get(subscription.name) or not _comparable(mine, theirs):
+                        continue
+                    if level_with(mine, theirs):
+                        if self._join(subscription):
+                            on.add(subscription.name)
+                        continue
+                    before[subscription.name] = mine
+                    spans = (self._span(p, mine.get(p, 0), theirs[p], JOIN_ROWS_MAX) for p in sorted(theirs))
+                    # Without one it is ahead of the group, which its own leftovers will bring level.
+                    away += [(subscription, span) for span in list(filter(None, spans))[:1]]
+                done = self._work(away, budget_s=JOIN_BUDGET_S, grace_s=GRACE_S) if away else set()
+                waiting = [subscription for subscription, _ in away if subscription.name in done]
+        return on
 
     def _join(self, subscription: Subscription) -> bool:
         joined = self.store.join(subscription.name, self.epoch)
@@ -129,15 +184,39 @@ class Follower:
             self._pace.pop(subscription.generation, None)
         return joined
 
-    def _work(self, subscription: Subscription, span: Span, *, budget_s: float, grace_s: float | None = None) -> bool:
+    def _work(
+        self, away: Sequence[tuple[Subscription, Span]], *, budget_s: float, grace_s: float | None = None
+    ) -> set[str]:
+        """Deliver these spans, all at once, and settle each; who is done with all of it."""
         # Being late is what `historical` says; the delivery keeps the event's own id, so a repeat is still a repeat.
-        held = self.store.held_keys() if subscription.spec.ordered else {}
-        probe = subscription.failures > 0
-        manner = Manner(historical=True, budget_s=budget_s, grace_s=grace_s, probe=probe, held=held)
+        errands = [
+            Errand(span, one.spec, probe=one.failures > 0, expires_before=expires_before(one, self.clock()))
+            for one, span in away
+        ]
+        held = self.store.held_keys() if any(errand.spec.ordered for errand in errands) else {}
+        manner = Manner(historical=True, budget_s=budget_s, grace_s=grace_s, held=held)
         began = self.clock()
-        (result,) = self.deliverer.deliver(span, [subscription.spec], manner)
-        self._learn(subscription, span, result, (self.clock() - began).total_seconds(), budget_s)
+        results = self.deliverer.deliver(errands, manner)
+        took_s = (self.clock() - began).total_seconds()
         failpoint.hit("settle.begun")
+        done: set[str] = set()
+        void: list[ConflictError] = []
+        for (subscription, span), result in zip(away, results, strict=True):
+            self._learn(subscription, span, result, took_s if result.took_s is None else result.took_s, budget_s)
+            try:
+                self._settle(subscription, span, result)
+            except ConflictError as error:
+                void.append(error)  # removed or made anew meanwhile: no reason to leave the others unsettled
+                continue
+            self.on_delivered(span.place, [result])
+            if result.outcome.fate is Fate.DONE:
+                done.add(subscription.name)
+        failpoint.hit("settle.done")
+        if void:
+            raise void[0]
+        return done
+
+    def _settle(self, subscription: Subscription, span: Span, result: Delivered) -> None:
         at = span.after
         for done_to, outcome in stages(span, result):
             self.store.settle_subscription(
@@ -151,19 +230,19 @@ class Follower:
                 generation=subscription.generation,
             )
             at = done_to
-        failpoint.hit("settle.done")
-        self.on_delivered(span.place, [result])
-        return result.outcome.fate is Fate.DONE
 
     def _pace_s(self, subscription: Subscription) -> float | None:
-        took_s, at = self._pace.get(subscription.generation, (None, self.clock()))
-        return None if self.clock() - at > PACE_AGE else took_s
+        """How long its last span took; None: it is not known, or was long ago."""
+        ago = self.clock() - PACE_AGE
+        took_s, at = self._pace.get(subscription.generation, (None, ago))
+        return took_s if at > ago else None
 
     def _learn(self, subscription: Subscription, span: Span, result: Delivered, took_s: float, budget_s: float) -> None:
         """How quick it is, and how much time it needs to get anywhere."""
         number, done = subscription.generation, result.outcome.fate is Fate.DONE
         self._pace[number] = (took_s if done else max(took_s, 2 * JOIN_PACE_S), self.clock())
-        if result.outcome.fate is Fate.UNFINISHED and result.done_to <= span.after:
+        got_nowhere = result.outcome.fate is Fate.UNFINISHED and result.done_to <= span.after
+        if got_nowhere and budget_s >= FOLLOW_BUDGET_S:
             self._budget_s[number] = min(FOLLOW_BUDGET_S_MAX, 2 * max(budget_s, FOLLOW_BUDGET_S))
         elif result.done_to > span.after:
             self._budget_s.pop(number, None)

@@ -5,10 +5,12 @@ counted. Whoever cannot show that leaves the group and keeps the cursor the work
 
 | state     | set by                                                              | left by                          |
 |-----------|---------------------------------------------------------------------|----------------------------------|
-| live      | `join`; `register` or `add` of one that starts now                  | any fate but DONE; a person      |
+| live      | `join`; `register` or `add` of one that starts now                  | any fate but DONE; a failed      |
+|           |                                                                     | retry; a person                  |
 | behind    | leaving the group; `register` or `add` of one that starts earlier;  | `join`; failures; a person       |
 |           | `resume`; a suspended one that succeeds                             |                                  |
-| suspended | 10 endpoint failures in a row; too much parked; a person            | a success; a person              |
+| suspended | 10 endpoint failures in a row, of retries too; a person;            | a success; a person              |
+|           | too much parked, or too much of one key (FULL), without a failure   | work that is done: there is room |
 | disabled  | 410                                                                 | a new url; a person              |
 """
 
@@ -22,23 +24,27 @@ from evermark.delivery.base import (
     CursorVector,
     Fate,
     Group,
-    MadeBy,
     Outcome,
     ParkedEvent,
     Place,
     Subscription,
-    SubscriptionSpec,
     SubscriptionState,
 )
-from evermark.delivery.retry import ENDPOINT_BACKOFF_S_MAX, endpoint_backoff_s, next_attempt, should_suspend
-from evermark.errors import ConfigError, ConflictError
+from evermark.delivery.retry import (
+    ENDPOINT_BACKOFF_S_MAX,
+    LIMITS,
+    EndpointLimits,
+    endpoint_backoff_s,
+    next_attempt,
+    should_suspend,
+)
+from evermark.errors import ConflictError
 
 Jitter = Callable[[], float]
 
 REASON_CHARS_MAX = 500
-NAME_CHARS_MAX = 200
 
-_WORST_FIRST = (Fate.GONE, Fate.ENDPOINT_FAILED, Fate.UNFINISHED, Fate.DONE)
+_WORST_FIRST = (Fate.GONE, Fate.ENDPOINT_FAILED, Fate.FULL, Fate.UNFINISHED, Fate.DONE)
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,11 @@ class Standing:
     @property
     def is_paused(self) -> bool:
         return self.state is SubscriptionState.SUSPENDED and self.next_attempt_at is None
+
+    @property
+    def is_full(self) -> bool:
+        """Suspended without a failure: its endpoint works, but no more may be parked."""
+        return self.state is SubscriptionState.SUSPENDED and self.failures == 0 and not self.is_paused
 
 
 @dataclass(frozen=True)
@@ -101,15 +112,6 @@ class Settlement:
     expired: Mapping[str, int]
 
 
-@dataclass(frozen=True)
-class Registration:
-    group: Group
-    kept: Mapping[str, tuple[SubscriptionSpec, Standing]]
-    added: Mapping[str, tuple[SubscriptionSpec, Standing]]
-    begun: Mapping[str, CursorVector]  # of those added that do not join the group
-    removed: frozenset[str]
-
-
 def is_due(subscription: Subscription, now: datetime) -> bool:
     """Whether the follower may work for a subscription now."""
     if subscription.state is SubscriptionState.BEHIND:
@@ -122,27 +124,31 @@ def is_due(subscription: Subscription, now: datetime) -> bool:
 def drains(standing: Standing, now: datetime) -> bool:
     """Whether the parked rows of a subscription may be tried now.
 
-    One suspended without a failure has too much parked: its endpoint works, and only draining gets it out.
+    One that is full may at any time: only draining gets it out. One suspended for its failures may when it is due:
+    there may be nothing else to find out with that it works again.
     """
-    if standing.state is SubscriptionState.SUSPENDED:
-        return standing.failures == 0 and standing.next_attempt_at is not None
-    if standing.state is SubscriptionState.DISABLED:
+    if standing.is_paused or standing.state is SubscriptionState.DISABLED:
         return False
-    return standing.next_attempt_at is None or standing.next_attempt_at <= now
+    return standing.is_full or standing.next_attempt_at is None or standing.next_attempt_at <= now
 
 
 def subscription_after_failure(
-    standing: Standing, retry_after_s: float | None, reason: str, now: datetime, jitter: float
+    standing: Standing,
+    retry_after_s: float | None,
+    reason: str,
+    now: datetime,
+    jitter: float,
+    limits: EndpointLimits = LIMITS,
 ) -> Standing:
     """After a failure of the endpoint: out of the group, one more failure, and not before its backoff is over."""
     failures = standing.failures + 1
-    suspended = standing.state is SubscriptionState.SUSPENDED or should_suspend(failures)
+    suspended = standing.state is SubscriptionState.SUSPENDED or should_suspend(failures, limits)
     return replace(
         standing,
         state=SubscriptionState.SUSPENDED if suspended else SubscriptionState.BEHIND,
         reason=reason,
         failures=failures,
-        next_attempt_at=now + timedelta(seconds=endpoint_backoff_s(failures, jitter, retry_after_s)),
+        next_attempt_at=now + timedelta(seconds=endpoint_backoff_s(failures, jitter, retry_after_s, limits)),
     )
 
 
@@ -155,7 +161,14 @@ def merged(outcomes: Iterable[Outcome]) -> dict[str, Outcome]:
     return found
 
 
-def after_outcome(standing: Standing, outcome: Outcome, parked_now: int, now: datetime, jitter: Jitter) -> Step:
+def after_outcome(
+    standing: Standing,
+    outcome: Outcome,
+    parked_now: int,
+    now: datetime,
+    jitter: Jitter,
+    limits: EndpointLimits = LIMITS,
+) -> Step:
     """What one outcome makes of one subscription, whether in the group or behind."""
     untouchable = standing.is_paused or standing.state is SubscriptionState.DISABLED
     reason = shortened(outcome.reason)
@@ -167,10 +180,24 @@ def after_outcome(standing: Standing, outcome: Outcome, parked_now: int, now: da
         return Step(standing, passes=False)
     if outcome.fate is Fate.ENDPOINT_FAILED:
         failed = subscription_after_failure(
-            standing, outcome.retry_after_s, reason or "the receiver did not answer", now, jitter()
+            standing, outcome.retry_after_s, reason or "the receiver did not answer", now, jitter(), limits
         )
         return Step(failed, passes=False)
+    if outcome.fate is Fate.FULL:
+        return Step(_full(standing, reason or "no more may be parked", now, jitter), passes=False)
     return Step(_outside(standing, reason or "slower than the live group"), passes=False)
+
+
+def after_retries(
+    standing: Standing, outcome: Outcome, now: datetime, jitter: Jitter, limits: EndpointLimits = LIMITS
+) -> Standing:
+    """What retries of parked deliveries say about an endpoint. Somebody else may be asking it at the same time."""
+    backs_off = standing.next_attempt_at is not None and standing.next_attempt_at > now
+    if outcome.fate is Fate.ENDPOINT_FAILED and standing.failures and backs_off:
+        return standing  # found out by somebody else while these were under way: one failure counts once
+    if outcome.fate is Fate.DONE and standing.is_full:
+        return standing  # its batch would be sent again for every row that goes; it comes back at its time
+    return after_outcome(standing, outcome, 0, now, jitter, limits).standing
 
 
 def settle(
@@ -181,6 +208,7 @@ def settle(
     parked_now: Mapping[str, int],
     now: datetime,
     jitter: Jitter,
+    limits: EndpointLimits = LIMITS,
 ) -> Settlement:
     """Close one piece of group work. `standings` holds every member of `group`."""
     require_cursor("the live group", work.place, group.cursors.get(work.place), work.begun_at, work.done_to)
@@ -195,7 +223,7 @@ def settle(
             departures.append(Departure(_outside(standing, "joined while a batch was under way"), group.cursors))
             continue
         outcome = by_name.get(name, Outcome(name, Fate.UNFINISHED))
-        step = after_outcome(standing, outcome, parked_now.get(name, 0), now, jitter)
+        step = after_outcome(standing, outcome, parked_now.get(name, 0), now, jitter, limits)
         if not step.passes:
             departures.append(Departure(step.standing, group.cursors))
             continue
@@ -245,37 +273,7 @@ def disabled(standing: Standing, reason: str) -> Standing:
 def resumed(standing: Standing) -> Standing:
     if standing.state not in (SubscriptionState.SUSPENDED, SubscriptionState.DISABLED):
         return standing
-    return _clean(replace(standing, state=SubscriptionState.BEHIND))
-
-
-def registered(
-    specs: Sequence[SubscriptionSpec],
-    made_by: MadeBy,
-    starts: Mapping[str, CursorVector],
-    known: Mapping[str, tuple[SubscriptionSpec, Standing]],
-    group: Group,
-) -> Registration:
-    """Make the subscriptions of one origin be exactly `specs`."""
-    require_names(specs, made_by, known)
-    named = {spec.name: replace(spec, made_by=made_by) for spec in specs}
-    kept: dict[str, tuple[SubscriptionSpec, Standing]] = {}
-    added: dict[str, tuple[SubscriptionSpec, Standing]] = {}
-    begun: dict[str, CursorVector] = {}
-    removed = frozenset(n for n, (spec, _) in known.items() if spec.made_by is made_by and n not in named)
-    joining = frozenset(name for name in named if name not in known and name not in starts)
-    members = (group.members - removed) | joining
-    version = group.version + 1 if members != group.members else group.version
-    for name, spec in named.items():
-        if name in known:
-            kept[name] = (spec, with_spec(known[name][1], known[name][0], spec))
-        elif name in joining:
-            member = Standing(name, SubscriptionState.LIVE, parked_max=spec.parked_max, joined_version=version)
-            added[name] = (spec, member)
-        else:
-            added[name] = (spec, Standing(name, SubscriptionState.BEHIND, parked_max=spec.parked_max))
-            # A place that nobody gave a start for is backlog from its beginning: rather twice than never.
-            begun[name] = {**dict.fromkeys(group.cursors, 0), **starts[name]}
-    return Registration(Group(version, members, group.cursors), kept, added, begun, removed)
+    return clean(replace(standing, state=SubscriptionState.BEHIND))
 
 
 def first_attempt_at(event: ParkedEvent, now: datetime, jitter: float) -> datetime:
@@ -329,28 +327,33 @@ def _after_done(standing: Standing, outcome: Outcome, parked_now: int, now: date
     if outcome.parked and parked_now + len(outcome.parked) > standing.parked_max:
         if standing.is_paused or standing.state is SubscriptionState.DISABLED:
             return Step(standing, passes=False)
-        full = replace(
-            standing,
-            state=SubscriptionState.SUSPENDED,
-            reason=f"{parked_now} deliveries are parked, and {len(outcome.parked)} more would exceed "
-            f"parked_max = {standing.parked_max}",
-            failures=0,
-            next_attempt_at=now + timedelta(seconds=ENDPOINT_BACKOFF_S_MAX * (1 + jitter())),
-        )
+        more = f"{len(outcome.parked)} more would exceed parked_max = {standing.parked_max}"
+        full = _full(standing, f"{parked_now} deliveries are parked, and {more}", now, jitter)
         return Step(full, passes=False)
     after = standing
     answered = outcome.accepted > 0 or any(event.status is not None for event in outcome.parked)
     if standing.state is SubscriptionState.SUSPENDED and not standing.is_paused:
         # Work without a single answer says nothing about an endpoint that failed.
         if answered or standing.failures == 0:
-            after = _clean(replace(standing, state=SubscriptionState.BEHIND))
+            after = clean(replace(standing, state=SubscriptionState.BEHIND))
     elif answered and standing.state in (SubscriptionState.LIVE, SubscriptionState.BEHIND):
-        after = _clean(standing)
+        after = clean(standing)
     ordered = tuple(sorted(outcome.parked, key=lambda e: (e.place, e.batch, e.position)))
     return Step(after, passes=True, parked=ordered, expired=outcome.expired)
 
 
-def _clean(standing: Standing) -> Standing:
+def _full(standing: Standing, reason: str, now: datetime, jitter: Jitter) -> Standing:
+    """Out of the group, but with a clean record: what is parked goes on being tried, and makes room."""
+    return replace(
+        standing,
+        state=SubscriptionState.SUSPENDED,
+        reason=reason,
+        failures=0,
+        next_attempt_at=now + timedelta(seconds=ENDPOINT_BACKOFF_S_MAX * (1 + jitter())),
+    )
+
+
+def clean(standing: Standing) -> Standing:
     if not (standing.reason or standing.failures or standing.next_attempt_at):
         return standing  # nearly everybody, nearly always
     return replace(standing, reason="", failures=0, next_attempt_at=None)
@@ -360,36 +363,3 @@ def _outside(standing: Standing, reason: str) -> Standing:
     if not standing.is_member:
         return standing
     return replace(standing, state=SubscriptionState.BEHIND, reason=reason)
-
-
-def with_spec(standing: Standing, old: SubscriptionSpec, new: SubscriptionSpec) -> Standing:
-    standing = replace(standing, parked_max=new.parked_max)
-    if new.url == old.url or standing.is_paused:
-        return standing
-    # What we know of the old address says nothing about the new one.
-    state = SubscriptionState.LIVE if standing.is_member else SubscriptionState.BEHIND
-    return _clean(replace(standing, state=state))
-
-
-def require_names(
-    specs: Sequence[SubscriptionSpec],
-    made_by: MadeBy,
-    known: Mapping[str, tuple[SubscriptionSpec, Standing]],
-) -> None:
-    seen: set[str] = set()
-    for spec in specs:
-        if not spec.name or len(spec.name) > NAME_CHARS_MAX:
-            raise ConfigError(
-                f"subscription {spec.name[:80]!r}: not a usable name", hint=f"use 1 to {NAME_CHARS_MAX} characters"
-            )
-        if any("\x00" in text for text in (spec.name, spec.url, spec.where or "", *spec.streams)):
-            raise ConfigError(f"subscription {spec.name[:80]!r} holds the character NUL", hint="remove it")
-        if spec.name in seen:
-            raise ConfigError(f"subscription {spec.name!r} is named twice", hint="give each its own name")
-        seen.add(spec.name)
-        owner = known[spec.name][0].made_by if spec.name in known else made_by
-        if owner is not made_by:
-            raise ConfigError(
-                f"subscription {spec.name!r} was already made by {owner}",
-                hint=f"choose another name, or remove the one made by {owner}",
-            )

@@ -14,7 +14,8 @@ from itertools import pairwise
 
 from evermark import failpoint
 from evermark.delivery.base import DeliveryStore, Fate, Outcome, Place
-from evermark.delivery.work import Delivered, Deliverer, Manner, Span
+from evermark.delivery.expiry import expires_before
+from evermark.delivery.work import Delivered, Deliverer, Errand, Manner, Span
 
 # More than this in one batch would hold ingest up: the follower takes it.
 HANDOVER_ROWS_MAX = 2_000
@@ -22,7 +23,7 @@ HANDOVER_BUDGET_S = 2.0
 # What is under way when the budget ends may still finish in this time; then a slow receiver leaves the group.
 GRACE_S = 1.0
 # Nobody in the group waits longer for the slowest: it leaves, and is served by itself.
-SLACK_S = 0.5
+SLACK_S = 1.0
 HANDOVER_WAIT_S = 1.0
 HANDOVER_BATCHES_MAX = 32
 
@@ -45,6 +46,7 @@ class LiveGroup:
         self._on_delivered = on_delivered
         self.lock = threading.Lock()
         self._fresh: dict[Place, deque[Span]] = {}
+        self._slow_at: dict[str, datetime] = {}
 
     def hand_over(self, span: Span) -> bool:
         """Deliver a fresh batch, with the few before it that were left; False leaves it to the follower.
@@ -74,10 +76,14 @@ class LiveGroup:
             return False
         known = self._store.subscriptions()
         members = frozenset(name for name in group.members if name in known)
-        specs = [known[name].spec for name in sorted(members)]
-        held = self._store.held_keys() if any(spec.ordered for spec in specs) else {}
+        errands = [
+            Errand(span, known[name].spec, expires_before=expires_before(known[name], self._clock()))
+            for name in sorted(members)
+        ]
+        held = self._store.held_keys() if any(errand.spec.ordered for errand in errands) else {}
         manner = Manner(budget_s=budget_s, grace_s=GRACE_S, slack_s=SLACK_S, held=held)
-        results = self._deliverer.deliver(span, specs, manner) if specs else []
+        results = self._deliverer.deliver(errands, manner) if errands else []
+        self._remember_slow(results)
         failpoint.hit("settle.begun")
         self._store.settle_group(
             span.place,
@@ -92,6 +98,17 @@ class LiveGroup:
         failpoint.hit("settle.done")
         self._on_delivered(span.place, results)
         return True
+
+    def was_slow(self, name: str, since: datetime) -> bool:
+        """Whether somebody left because the others would have had to wait."""
+        return self._slow_at.get(name, since) > since
+
+    def _remember_slow(self, results: Sequence[Delivered]) -> None:
+        for result in results:
+            if result.outcome.fate is Fate.UNFINISHED:
+                self._slow_at[result.subscription] = self._clock()
+            else:
+                self._slow_at.pop(result.subscription, None)
 
 
 def together(fresh: Sequence[Span], after: int | None) -> Span | None:

@@ -20,9 +20,11 @@ from evermark.delivery.base import (
     Place,
     Subscription,
     SubscriptionSpec,
+    SubscriptionState,
 )
 from evermark.delivery.group import Jitter, Standing, Work
 from evermark.delivery.memory_rows import MemoryParkedRows
+from evermark.delivery.retry import LIMITS, EndpointLimits
 
 
 class MemoryDelivery(MemoryParkedRows):
@@ -34,42 +36,53 @@ class MemoryDelivery(MemoryParkedRows):
         lease: str = DELIVER_LEASE,
         jitter: Jitter = random.random,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        limits: EndpointLimits = LIMITS,
     ) -> None:
         super().__init__(leases, lease, jitter)
         self._clock = clock
+        self._limits = limits
         self._group = Group(0, frozenset(), {})
         self._cursors: dict[str, dict[Place, int]] = {}
         self._generation = 0
+        self._since: dict[int, datetime] = {}
 
     def register(
         self, specs: Sequence[SubscriptionSpec], made_by: MadeBy, starts: Mapping[str, CursorVector], epoch: int
     ) -> None:
         with self._fenced(epoch):
-            plan = decide.registered(specs, made_by, starts, self._known, self._group)
+            plan = roster.registered(specs, made_by, starts, self._known, self._group)
             self._forget(plan.removed)
             self._known.update(plan.kept)
             for name, (spec, standing) in plan.added.items():
-                self._generation += 1
-                self._known[name] = (spec, replace(standing, generation=self._generation))
+                self._known[name] = (spec, replace(standing, generation=self._next_generation()))
             self._cursors.update({name: dict(vector) for name, vector in plan.begun.items()})
             self._group = plan.group
+
+    def _next_generation(self) -> int:
+        self._generation += 1
+        self._since[self._generation] = self._clock()
+        return self._generation
 
     def subscriptions(self) -> dict[str, Subscription]:
         with self._lock:
             return {name: self.subscription(name) for name in sorted(self._known)}
 
+    def outside(self) -> dict[str, Subscription]:
+        states = (SubscriptionState.BEHIND, SubscriptionState.SUSPENDED)
+        return {name: found for name, found in self.subscriptions().items() if found.state in states}
+
     def subscription(self, name: str) -> Subscription:
         with self._lock:
             s = self._standing(name)
             spec = roster.current(self._known[name][0], self._clock())
-            return Subscription(spec, s.state, s.reason, s.failures, s.next_attempt_at, s.generation)
+            since = self._since.get(s.generation)
+            return Subscription(spec, s.state, s.reason, s.failures, s.next_attempt_at, s.generation, since)
 
     def add(self, spec: SubscriptionSpec, start: CursorVector | None, epoch: int) -> None:
         with self._fenced(epoch):
             owner = self._known[spec.name][0].made_by if spec.name in self._known else None
             plan = roster.added(spec, start, owner, self._group.version, self._group.cursors)
-            self._generation += 1
-            self._known[spec.name] = (plan.spec, replace(plan.standing, generation=self._generation))
+            self._known[spec.name] = (plan.spec, replace(plan.standing, generation=self._next_generation()))
             if plan.begun is not None:
                 self._cursors[spec.name] = dict(plan.begun)
             else:
@@ -112,6 +125,18 @@ class MemoryDelivery(MemoryParkedRows):
             if known is not None and generation in (None, known[1].generation):
                 self._take_out(known[1], decide.disabled(known[1], reason))
 
+    def retried(
+        self, subscription: str, outcome: Outcome, now: datetime, epoch: int, *, generation: int | None = None
+    ) -> None:
+        with self._fenced(epoch):
+            known = self._known.get(subscription)
+            if known is not None and generation in (None, known[1].generation):
+                after = decide.after_retries(known[1], outcome, now, self._jitter, self._limits)
+                if after.is_member:
+                    self._set_standing(after)
+                else:
+                    self._take_out(known[1], after)
+
     def resume(self, subscription: str, epoch: int) -> None:
         with self._fenced(epoch):
             self._set_standing(decide.resumed(self._standing(subscription)))
@@ -150,7 +175,7 @@ class MemoryDelivery(MemoryParkedRows):
         with self._fenced(epoch):
             standings = {name: self._standing(name) for name in self._group.members}
             counts = Counter(row.subscription for row in self._rows.values() if not row.event.replay_id)
-            settled = decide.settle(self._group, work, outcomes, standings, counts, now, self._jitter)
+            settled = decide.settle(self._group, work, outcomes, standings, counts, now, self._jitter, self._limits)
             for standing in settled.stayed:
                 self._set_standing(standing)
             for departure in settled.departures:
@@ -182,7 +207,7 @@ class MemoryDelivery(MemoryParkedRows):
             parked_now = sum(
                 row.subscription == subscription and not row.event.replay_id for row in self._rows.values()
             )
-            step = decide.after_outcome(standing, outcome, parked_now, now, self._jitter)
+            step = decide.after_outcome(standing, outcome, parked_now, now, self._jitter, self._limits)
             self._set_standing(step.standing)
             if step.passes:
                 cursors[place] = done_to

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from evermark.cluster.memory import MemoryLeases
 from evermark.delivery import group as decide
 from evermark.delivery import roster
-from evermark.delivery.base import CLAIM_MAX, Parked, ParkedEvent, ParkedRow, Place, SubscriptionSpec
+from evermark.delivery.base import CLAIM_MAX, HeldKey, Parked, ParkedEvent, ParkedRow, SubscriptionSpec
 from evermark.delivery.group import Jitter, Standing
 
 
@@ -26,6 +26,11 @@ class _Row:
     created_at: datetime
     claimed_until: datetime | None = None
     claim_epoch: int = 0
+
+    @property
+    def lane(self) -> tuple[object, ...]:
+        event = self.event
+        return self.subscription, event.replay_id, event.place, event.stream, event.key
 
     def is_free(self, now: datetime, epoch: int) -> bool:
         return self.claimed_until is None or self.claimed_until <= now or self.claim_epoch < epoch
@@ -61,7 +66,8 @@ class MemoryParkedRows:
                 row = replace(self._rows[row_id], claimed_until=until, claim_epoch=epoch)
                 self._rows[row_id] = row
                 event = replace(row.event, retry_after_s=None)
-                claimed.append(Parked(row.id, row.subscription, event, row.attempts, until))
+                generation = self._known[row.subscription][1].generation
+                claimed.append(Parked(row.id, row.subscription, event, row.attempts, until, generation))
             return claimed
 
     def delivered(self, ids: Sequence[int], epoch: int) -> None:
@@ -120,15 +126,15 @@ class MemoryParkedRows:
             for r in rows[: max(0, min(limit, CLAIM_MAX))]
         ]
 
-    def held_keys(self, replay_id: str = "") -> dict[str, frozenset[tuple[Place, str]]]:
-        held: dict[str, set[tuple[Place, str]]] = defaultdict(set)
+    def held_keys(self, replay_id: str = "") -> dict[str, dict[HeldKey, int]]:
+        held: dict[str, Counter[HeldKey]] = defaultdict(Counter)
         with self._lock:
             for row in self._rows.values():
                 event = row.event
                 ordered = self._known[row.subscription][0].ordered
                 if ordered and event.key is not None and event.replay_id == replay_id:
-                    held[row.subscription].add((event.place, event.key))
-        return {name: frozenset(keys) for name, keys in held.items()}
+                    held[row.subscription][event.place, event.stream, event.key] += 1
+        return {name: dict(keys) for name, keys in held.items()}
 
     def release(self, ids: Sequence[int], now: datetime, epoch: int) -> int:
         with self._fenced(epoch):
@@ -143,13 +149,13 @@ class MemoryParkedRows:
             self._counted["dropped"].update(row.subscription for row in dropped)
             return len(dropped)
 
-    def expire(self, subscription: str, before: datetime, now: datetime, epoch: int) -> int:
+    def expire(self, subscription: str, before: datetime, now: datetime, epoch: int, limit: int = 1000) -> int:
         with self._fenced(epoch):
             old = [
                 row.id
                 for row in self._rows.values()
                 if row.subscription == subscription and row.created_at < before and row.is_free(now, epoch)
-            ]
+            ][:limit]
             for row_id in old:
                 del self._rows[row_id]
             self._counted["expired"][subscription] += len(old)
@@ -191,9 +197,4 @@ class MemoryParkedRows:
     def _is_held(self, row: _Row) -> bool:
         if row.event.key is None or not self._known[row.subscription][0].ordered:
             return False
-        mine = (row.subscription, row.event.replay_id, row.event.place, row.event.key)
-        return any(
-            other.id < row.id
-            and (other.subscription, other.event.replay_id, other.event.place, other.event.key) == mine
-            for other in self._rows.values()
-        )
+        return any(other.id < row.id and other.lane == row.lane for other in self._rows.values())

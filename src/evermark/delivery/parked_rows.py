@@ -9,7 +9,7 @@ from typing import Any
 
 from evermark.cluster.fence import DELIVER_LEASE, fence
 from evermark.delivery import queries
-from evermark.delivery.base import CLAIM_MAX, Parked, ParkedEvent, ParkedRow, Place
+from evermark.delivery.base import CLAIM_MAX, HeldKey, Parked, ParkedEvent, ParkedRow, Place
 from evermark.delivery.group import Jitter, attempts_made, first_attempt_at, shortened
 from evermark.state import counters
 from evermark.state.connection import Connection, State
@@ -41,9 +41,9 @@ class PostgresParkedRows:
                 if left > 0:
                     rows += conn.execute(queries.CLAIM, given | {"of_replays": True, "limit": left}).fetchall()
         claimed = []
-        for row_id, claimed_until, *rest in sorted(rows):
+        for row_id, claimed_until, generation, *rest in sorted(rows):
             subscription, event, attempts = _parked(rest)
-            claimed.append(Parked(row_id, subscription, event, attempts, claimed_until))
+            claimed.append(Parked(row_id, subscription, event, attempts, claimed_until, generation))
         return claimed
 
     def delivered(self, ids: Sequence[int], epoch: int) -> None:
@@ -90,12 +90,12 @@ class PostgresParkedRows:
             found.append(ParkedRow(row_id, name, event, attempts, next_attempt_at, created_at))
         return found
 
-    def held_keys(self, replay_id: str = "") -> dict[str, frozenset[tuple[Place, str]]]:
-        held: dict[str, set[tuple[Place, str]]] = defaultdict(set)
+    def held_keys(self, replay_id: str = "") -> dict[str, dict[HeldKey, int]]:
+        held: dict[str, dict[HeldKey, int]] = defaultdict(dict)
         with self._state.connection() as conn:
-            for subscription, source, partition, key in conn.execute(queries.HELD_KEYS, (replay_id,)):
-                held[subscription].add((Place(source, partition), key))
-        return {subscription: frozenset(keys) for subscription, keys in held.items()}
+            for subscription, source, partition, stream, key, rows in conn.execute(queries.HELD_KEYS, (replay_id,)):
+                held[subscription][Place(source, partition), stream, key] = rows
+        return dict(held)
 
     def release(self, ids: Sequence[int], now: datetime, epoch: int) -> int:
         with self._state.transaction() as conn:
@@ -109,8 +109,8 @@ class PostgresParkedRows:
             counters.count(conn, "dropped", dropped)
         return sum(dropped.values())
 
-    def expire(self, subscription: str, before: datetime, now: datetime, epoch: int) -> int:
-        given = {"subscription": subscription, "before": before, "now": now, "epoch": epoch}
+    def expire(self, subscription: str, before: datetime, now: datetime, epoch: int, limit: int = 1000) -> int:
+        given = {"subscription": subscription, "before": before, "now": now, "epoch": epoch, "limit": limit}
         with self._state.transaction() as conn:
             fence(conn, self._lease, epoch)
             expired = conn.execute(queries.EXPIRE, given).rowcount
@@ -132,6 +132,7 @@ def park(conn: Connection, parked: Mapping[str, Sequence[ParkedEvent]], now: dat
             event.place.partition,
             event.batch,
             event.position,
+            storable(event.stream),
             None if event.key is None else storable(event.key),
             storable(event.event),
             storable(shortened(event.reason)),
@@ -152,12 +153,14 @@ def storable(text: str) -> str:
 
 
 def _parked(row: Sequence[Any]) -> tuple[str, ParkedEvent, int]:
-    subscription, event_id, replay_id, source, partition, batch, position, key, event, reason, status, attempts = row
+    subscription, event_id, replay_id, source, partition, batch, position, stream, key, *rest = row
+    event, reason, status, attempts = rest
     parked = ParkedEvent(
         event_id=event_id,
         place=Place(source, partition),
         batch=batch,
         position=position,
+        stream=stream,
         key=key,
         event=event,
         reason=reason,

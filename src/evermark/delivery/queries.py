@@ -16,8 +16,10 @@ _STANDING = (
 
 MEMBERS = f"select {_STANDING} from subscriptions where state = 'live'"
 STANDING_LOCKED = f"select {_STANDING} from subscriptions where name = %s for update"
-SUBSCRIPTIONS = f"select spec::text, {_STANDING} from subscriptions order by name"
-SUBSCRIPTION = f"select spec::text, {_STANDING} from subscriptions where name = %s"
+_WHOLE = f"select spec::text, created_at, {_STANDING} from subscriptions"
+SUBSCRIPTIONS = f"{_WHOLE} order by name"
+OUTSIDE = f"{_WHOLE} where state in ('behind', 'suspended') order by name"
+SUBSCRIPTION = f"{_WHOLE} where name = %s"
 SUBSCRIPTION_LOCKED = f"{SUBSCRIPTION} for update"
 MADE_BY = "select made_by from subscriptions where name = %s"
 SUBSCRIPTIONS_LOCKED = f"{SUBSCRIPTIONS} for update"
@@ -84,20 +86,20 @@ select subscription, count(*) from enqueued_messages
 where subscription = any(%s) and replay_id = '' group by subscription
 """
 PARK = """
-insert into enqueued_messages (subscription, event_id, replay_id, source, partition, batch, position, key, event,
-                               reason, last_status, attempts, next_attempt_at, created_at)
-select g.subscription, g.event_id, g.replay_id, g.source, g.partition, g.batch, g.position, g.key, g.event, g.reason,
-       g.last_status, g.attempts, g.next_attempt_at, %s
+insert into enqueued_messages (subscription, event_id, replay_id, source, partition, batch, position, stream, key,
+                               event, reason, last_status, attempts, next_attempt_at, created_at)
+select g.subscription, g.event_id, g.replay_id, g.source, g.partition, g.batch, g.position, g.stream, g.key, g.event,
+       g.reason, g.last_status, g.attempts, g.next_attempt_at, %s
 from unnest(%s::text[], %s::text[], %s::text[], %s::text[], %s::integer[], %s::bigint[], %s::text[], %s::text[],
-            %s::text[], %s::text[], %s::integer[], %s::integer[], %s::timestamptz[]) with ordinality
-    as g (subscription, event_id, replay_id, source, partition, batch, position, key, event, reason,
+            %s::text[], %s::text[], %s::text[], %s::integer[], %s::integer[], %s::timestamptz[]) with ordinality
+    as g (subscription, event_id, replay_id, source, partition, batch, position, stream, key, event, reason,
           last_status, attempts, next_attempt_at, nth)
 order by g.nth
 on conflict (subscription, event_id, replay_id) do nothing
 """
 
-_PARKED = """m.subscription, m.event_id, m.replay_id, m.source, m.partition, m.batch, m.position, m.key, m.event,
-          m.reason, m.last_status, m.attempts"""
+_PARKED = """m.subscription, m.event_id, m.replay_id, m.source, m.partition, m.batch, m.position, m.stream, m.key,
+          m.event, m.reason, m.last_status, m.attempts"""
 
 # Looks without a lock, because taking one costs a flush of the WAL even when nothing is due.
 IS_ANY_DUE = """
@@ -113,13 +115,13 @@ select exists (select from leases where name = %(lease)s and epoch = %(epoch)s a
 # claimed_until does so afterwards.
 CLAIM = f"""
 with due as (
-    select m.id
+    select m.id, s.generation
     from enqueued_messages m join subscriptions s on s.name = m.subscription
     where m.next_attempt_at <= %(now)s
       and (m.replay_id <> '') = %(of_replays)s
       and (m.claimed_until is null or m.claimed_until <= %(now)s or m.claim_epoch < %(epoch)s)
       and case s.state
-            when 'suspended' then s.failures = 0 and s.next_attempt_at is not null
+            when 'suspended' then s.next_attempt_at <= %(now)s or (s.failures = 0 and s.next_attempt_at is not null)
             when 'disabled' then false
             else s.next_attempt_at is null or s.next_attempt_at <= %(now)s
           end
@@ -128,7 +130,7 @@ with due as (
             and exists (
                 select from enqueued_messages e
                 where e.subscription = m.subscription and e.source = m.source and e.partition = m.partition
-                  and e.key = m.key and e.replay_id = m.replay_id and e.id < m.id
+                  and e.stream = m.stream and e.key = m.key and e.replay_id = m.replay_id and e.id < m.id
             )
           )
     order by m.next_attempt_at, m.id
@@ -139,7 +141,7 @@ update enqueued_messages m
 set claimed_until = %(claimed_until)s, claim_epoch = %(epoch)s
 from due
 where m.id = due.id
-returning m.id, m.claimed_until, {_PARKED}
+returning m.id, m.claimed_until, due.generation, {_PARKED}
 """
 DELIVERED = "delete from enqueued_messages where id = any(%s)"
 RESCHEDULE = """
@@ -163,9 +165,10 @@ order by m.id
 limit %(limit)s
 """
 HELD_KEYS = """
-select distinct m.subscription, m.source, m.partition, m.key
+select m.subscription, m.source, m.partition, m.stream, m.key, count(*)
 from enqueued_messages m join subscriptions s on s.name = m.subscription
 where m.key is not null and m.replay_id = %s and coalesce((s.spec ->> 'ordered')::boolean, false)
+group by m.subscription, m.source, m.partition, m.stream, m.key
 """
 RELEASE = """
 update enqueued_messages set next_attempt_at = %(now)s
@@ -177,6 +180,12 @@ select subscription, count(*) from gone group by subscription
 """
 EXPIRE = """
 delete from enqueued_messages
-where subscription = %(subscription)s and created_at < %(before)s
-  and (claimed_until is null or claimed_until <= %(now)s or claim_epoch < %(epoch)s)
+where id in (
+    select id from enqueued_messages
+    where subscription = %(subscription)s and created_at < %(before)s
+      and (claimed_until is null or claimed_until <= %(now)s or claim_epoch < %(epoch)s)
+    order by id
+    limit %(limit)s
+    for update skip locked
+)
 """

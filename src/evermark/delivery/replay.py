@@ -21,7 +21,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Protocol
 
-from evermark.delivery.base import Fate, Outcome, Place, Subscription, SubscriptionSpec, SubscriptionState
+from evermark.delivery.base import Fate, HeldKey, Outcome, Place, Subscription, SubscriptionSpec, SubscriptionState
 from evermark.delivery.group import REASON_CHARS_MAX, Jitter
 from evermark.delivery.retry import endpoint_backoff_s
 from evermark.delivery.timeslice import Mark, TimeSlice, exceeds
@@ -146,7 +146,7 @@ class ReplayWork:
     budget_s: float
     probe: bool
     parked_room: int
-    held: frozenset[tuple[Place, str]] = frozenset()
+    held: Mapping[HeldKey, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -231,7 +231,7 @@ def work_of(
     piece: TimeSlice,
     files: Sequence[FileRange],
     parked_now: int,
-    held: frozenset[tuple[Place, str]],
+    held: Mapping[HeldKey, int],
     *,
     flowing: bool,
 ) -> ReplayWork:

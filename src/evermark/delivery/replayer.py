@@ -79,7 +79,7 @@ class Replayer:
             self.replays.pass_by(target, self.epoch)
             return time.monotonic() - began
         name, spec = target.subscription, one.subscription.spec
-        held = self.store.held_keys(one.replay.id).get(name, frozenset()) if spec.ordered else frozenset()
+        held = self.store.held_keys(one.replay.id).get(name, {}) if spec.ordered else {}
         work = decide.work_of(one, piece, files, self.replays.parked_now(name), held, flowing=flowing)
         result = self.deliverer.replay(work, None if flowing else self._ahead_of(one, work, files))
         failpoint.hit("replay.sent")
@@ -107,7 +107,7 @@ class Replayer:
         if piece is None:
             return None
         self._prepared[one.replay.id, one.target.subscription] = piece
-        return decide.work_of(one, piece, files, 0, frozenset(), flowing=False)
+        return decide.work_of(one, piece, files, 0, {}, flowing=False)
 
     def _start(self, replay: Replay) -> None:
         request = replay.request

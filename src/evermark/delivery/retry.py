@@ -19,9 +19,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
+
+from evermark.breaker import DEFAULT, Limits
 
 
 class Verdict(StrEnum):
@@ -50,7 +53,6 @@ class Failure(StrEnum):
 SCHEDULE_S: tuple[float, ...] = (5, 300, 1_800, 7_200, 18_000, 36_000, 36_000)
 RETRY_AFTER_S_MAX = 24 * 3600.0
 ENDPOINT_BACKOFF_S_MAX = 300.0
-SUSPEND_AFTER = 10
 # Waits are stretched by up to this share, never shortened: whoever said "not before" is heard.
 _JITTER_SHARE = 0.25
 
@@ -127,11 +129,30 @@ def next_attempt(
     return _stretched(schedule[max(0, attempts_made - 1)], retry_after, jitter)
 
 
-def endpoint_backoff_s(failures: int, jitter: float, retry_after: float | None = None) -> float:
-    """Seconds until a failing endpoint is tried again after `failures` (1 or more) in a row: 1 s doubling to 5 min."""
-    doubled = math.ldexp(1.0, min(max(0, failures - 1), 16))
-    return _stretched(min(ENDPOINT_BACKOFF_S_MAX, doubled), retry_after, jitter)
+@dataclass(frozen=True)
+class EndpointLimits:
+    """How an endpoint that fails is met: `reliability.circuit_breaker` of the file."""
+
+    breaker: Limits = DEFAULT
+    suspend_after: int = 10  # in a row
 
 
-def should_suspend(failures: int, suspend_after: int = SUSPEND_AFTER) -> bool:
-    return failures >= suspend_after
+LIMITS = EndpointLimits()
+
+
+def endpoint_backoff_s(
+    failures: int, jitter: float, retry_after: float | None = None, limits: EndpointLimits = LIMITS
+) -> float:
+    """Seconds until a failing endpoint is tried again after `failures` (1 or more) in a row.
+
+    1 s, doubling; with the breaker open (enough of them in a row) at least its timeout, doubling from there; at most
+    five minutes, or the timeout if that is longer.
+    """
+    opened = failures - limits.breaker.threshold
+    first, doublings = (limits.breaker.timeout_s, opened) if opened >= 0 else (1.0, failures - 1)
+    doubled = math.ldexp(first, min(max(0, doublings), 16))
+    return _stretched(min(max(ENDPOINT_BACKOFF_S_MAX, limits.breaker.timeout_s), doubled), retry_after, jitter)
+
+
+def should_suspend(failures: int, limits: EndpointLimits = LIMITS) -> bool:
+    return failures >= limits.suspend_after

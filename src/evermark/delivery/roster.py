@@ -1,7 +1,7 @@
-"""Subscriptions one by one, at run time. Pure: every store carries out what is decided here.
+"""Who is subscribed: all of a file at once, or one by one at run time. Pure: every store carries out what is decided.
 
-Whoever asks (a person at a terminal, a program over HTTP) may touch only what was made this way. What the file made is
-the file's: its next start would undo any change without a word.
+At run time whoever asks (a person at a terminal, a program over HTTP) may touch only what was made this way. What the
+file made is the file's: its next start would undo any change without a word.
 
 A secret that is being replaced goes on signing beside the new one, so that a receiver may change over when it likes:
 until a time that was given with the rotation, or until somebody ends the overlap.
@@ -14,10 +14,12 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from evermark.delivery.base import CursorVector, MadeBy, Place, Subscription, SubscriptionSpec, SubscriptionState
-from evermark.delivery.group import Standing, require_names, with_spec
+from evermark.delivery.base import CursorVector, Group, MadeBy, Place, Subscription, SubscriptionSpec, SubscriptionState
+from evermark.delivery.group import Standing, clean
 from evermark.delivery.signing import SECRETS_MAX
 from evermark.errors import ConfigError, ConflictError, NotFoundError
+
+NAME_CHARS_MAX = 200
 
 # Everything else hangs on the name, a start is over once it began, secrets are rotated, networks are the file's.
 CHANGEABLE = frozenset(
@@ -35,8 +37,18 @@ CHANGEABLE = frozenset(
         "headers",
         "body_bytes_max",
         "parked_max",
+        "ttl_s",
     }
 )
+
+
+@dataclass(frozen=True)
+class Registration:
+    group: Group
+    kept: Mapping[str, tuple[SubscriptionSpec, Standing]]
+    added: Mapping[str, tuple[SubscriptionSpec, Standing]]
+    begun: Mapping[str, CursorVector]  # of those added that do not join the group
+    removed: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -47,6 +59,36 @@ class Addition:
     standing: Standing
     begun: CursorVector | None
     version: int  # of the group afterwards
+
+
+def registered(
+    specs: Sequence[SubscriptionSpec],
+    made_by: MadeBy,
+    starts: Mapping[str, CursorVector],
+    known: Mapping[str, tuple[SubscriptionSpec, Standing]],
+    group: Group,
+) -> Registration:
+    """Make the subscriptions of one origin be exactly `specs`."""
+    require_names(specs, made_by, known)
+    named = {spec.name: replace(spec, made_by=made_by) for spec in specs}
+    kept: dict[str, tuple[SubscriptionSpec, Standing]] = {}
+    added: dict[str, tuple[SubscriptionSpec, Standing]] = {}
+    begun: dict[str, CursorVector] = {}
+    removed = frozenset(n for n, (spec, _) in known.items() if spec.made_by is made_by and n not in named)
+    joining = frozenset(name for name in named if name not in known and name not in starts)
+    members = (group.members - removed) | joining
+    version = group.version + 1 if members != group.members else group.version
+    for name, spec in named.items():
+        if name in known:
+            kept[name] = (spec, with_spec(known[name][1], known[name][0], spec))
+        elif name in joining:
+            member = Standing(name, SubscriptionState.LIVE, parked_max=spec.parked_max, joined_version=version)
+            added[name] = (spec, member)
+        else:
+            added[name] = (spec, Standing(name, SubscriptionState.BEHIND, parked_max=spec.parked_max))
+            # A place that nobody gave a start for is backlog from its beginning: rather twice than never.
+            begun[name] = {**dict.fromkeys(group.cursors, 0), **starts[name]}
+    return Registration(Group(version, members, group.cursors), kept, added, begun, removed)
 
 
 def added(
@@ -71,7 +113,7 @@ def added(
         member = Standing(spec.name, SubscriptionState.LIVE, parked_max=spec.parked_max, joined_version=joined)
         return Addition(ours, member, None, joined)
     behind = Standing(spec.name, SubscriptionState.BEHIND, parked_max=spec.parked_max)
-    # As in `group.registered`: a place that nobody gave a start for is backlog from its beginning.
+    # As in `registered`: a place that nobody gave a start for is backlog from its beginning.
     return Addition(ours, behind, {**dict.fromkeys(cursors, 0), **start}, version)
 
 
@@ -90,6 +132,15 @@ def changed(
     wanted = replace(spec, **given)
     require_names([wanted], MadeBy.API, {})
     return wanted, with_spec(standing, spec, wanted)
+
+
+def with_spec(standing: Standing, old: SubscriptionSpec, new: SubscriptionSpec) -> Standing:
+    standing = replace(standing, parked_max=new.parked_max)
+    if new.url == old.url or standing.is_paused:
+        return standing
+    # What we know of the old address says nothing about the new one.
+    state = SubscriptionState.LIVE if standing.is_member else SubscriptionState.BEHIND
+    return clean(replace(standing, state=state))
 
 
 def rotated(spec: SubscriptionSpec, secret: str, until: datetime | None, now: datetime) -> SubscriptionSpec:
@@ -130,6 +181,30 @@ def start_vector(start: str, places: Iterable[Place], batch_at: Callable[[Place,
     if start == "beginning":
         return dict.fromkeys(places, 0)
     return {place: batch_at(place, start) for place in places}
+
+
+def require_names(
+    specs: Sequence[SubscriptionSpec],
+    made_by: MadeBy,
+    known: Mapping[str, tuple[SubscriptionSpec, Standing]],
+) -> None:
+    seen: set[str] = set()
+    for spec in specs:
+        if not spec.name or len(spec.name) > NAME_CHARS_MAX:
+            raise ConfigError(
+                f"subscription {spec.name[:80]!r}: not a usable name", hint=f"use 1 to {NAME_CHARS_MAX} characters"
+            )
+        if any("\x00" in text for text in (spec.name, spec.url, spec.where or "", *spec.streams)):
+            raise ConfigError(f"subscription {spec.name[:80]!r} holds the character NUL", hint="remove it")
+        if spec.name in seen:
+            raise ConfigError(f"subscription {spec.name!r} is named twice", hint="give each its own name")
+        seen.add(spec.name)
+        owner = known[spec.name][0].made_by if spec.name in known else made_by
+        if owner is not made_by:
+            raise ConfigError(
+                f"subscription {spec.name!r} was already made by {owner}",
+                hint=f"choose another name, or remove the one made by {owner}",
+            )
 
 
 def require_ours(spec: SubscriptionSpec, done: str) -> None:

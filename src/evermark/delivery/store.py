@@ -25,6 +25,7 @@ from evermark.delivery.base import (
 )
 from evermark.delivery.group import Departure, Jitter, Standing, Work
 from evermark.delivery.parked_rows import PostgresParkedRows, park, storable
+from evermark.delivery.retry import LIMITS, EndpointLimits
 from evermark.errors import FormatError
 from evermark.state import counters
 from evermark.state.connection import Connection, State
@@ -42,9 +43,11 @@ class PostgresDelivery(PostgresParkedRows):
         lease: str = DELIVER_LEASE,
         jitter: Jitter = random.random,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        limits: EndpointLimits = LIMITS,
     ) -> None:
         super().__init__(state, jitter, lease)
         self._clock = clock
+        self._limits = limits
         # What was parsed at the last look: subscriptions are read many times a second, and may be thousands.
         self._parsed: dict[str, SubscriptionSpec] = {}
 
@@ -54,8 +57,8 @@ class PostgresDelivery(PostgresParkedRows):
         with self._state.transaction() as conn:
             group = self._lock_group(conn, epoch)
             rows = conn.execute(queries.SUBSCRIPTIONS_LOCKED).fetchall()
-            known = {row[1]: (spec_from_json(row[0]), _standing(row[1:])) for row in rows}
-            plan = decide.registered(specs, made_by, starts, known, group)
+            known = {row[2]: (spec_from_json(row[0]), _standing(row[2:])) for row in rows}
+            plan = roster.registered(specs, made_by, starts, known, group)
             removed = sorted(plan.removed)
             if removed:
                 conn.execute(queries.REMOVE_CURSORS, (removed,))
@@ -69,19 +72,26 @@ class PostgresDelivery(PostgresParkedRows):
             self._set_version(conn, group, plan.group)
 
     def subscriptions(self) -> dict[str, Subscription]:
+        found, self._parsed = self._subscriptions(queries.SUBSCRIPTIONS)
+        return found
+
+    def outside(self) -> dict[str, Subscription]:
+        return self._subscriptions(queries.OUTSIDE)[0]
+
+    def _subscriptions(self, query: str) -> tuple[dict[str, Subscription], dict[str, SubscriptionSpec]]:
+        """What a query finds, and each spec by its text: parsing them takes longer than the query."""
         with self._state.connection() as conn:
-            rows = conn.execute(queries.SUBSCRIPTIONS).fetchall()
+            rows = conn.execute(query).fetchall()
         known, now = self._parsed, self._clock()
         specs = {row[0]: known.get(row[0]) or spec_from_json(row[0]) for row in rows}
-        self._parsed = specs
-        return {row[1]: _subscription(specs[row[0]], _standing(row[1:]), now) for row in rows}
+        return {row[2]: _subscription(specs[row[0]], row, now) for row in rows}, specs
 
     def subscription(self, name: str) -> Subscription:
         with self._state.connection() as conn:
             row = conn.execute(queries.SUBSCRIPTION, (storable(name),)).fetchone()
         if row is None:
             raise roster.unknown(name)
-        return _subscription(spec_from_json(row[0]), _standing(row[1:]), self._clock())
+        return _subscription(spec_from_json(row[0]), row, self._clock())
 
     def add(self, spec: SubscriptionSpec, start: CursorVector | None, epoch: int) -> None:
         with self._state.transaction() as conn:
@@ -144,6 +154,20 @@ class PostgresDelivery(PostgresParkedRows):
             if standing is not None and generation in (None, standing.generation):
                 _take_out(conn, group, standing, decide.disabled(standing, reason))
 
+    def retried(
+        self, subscription: str, outcome: Outcome, now: datetime, epoch: int, *, generation: int | None = None
+    ) -> None:
+        with self._state.transaction() as conn:
+            group = self._lock_group(conn, epoch)
+            row = conn.execute(queries.STANDING_LOCKED, (subscription,)).fetchone()
+            standing = _standing(row) if row else None
+            if standing is not None and generation in (None, standing.generation):
+                after = decide.after_retries(standing, outcome, now, self._jitter, self._limits)
+                if after.is_member:
+                    _set_standings(conn, [after])
+                else:
+                    _take_out(conn, group, standing, after)
+
     def resume(self, subscription: str, epoch: int) -> None:
         with self._state.transaction() as conn:
             fence(conn, self._lease, epoch)
@@ -189,7 +213,7 @@ class PostgresDelivery(PostgresParkedRows):
             group = self._lock_group(conn, epoch)
             standings = {row[0]: _standing(row) for row in conn.execute(queries.MEMBERS)}
             counts = _parked_by(conn, outcomes)
-            settled = decide.settle(group, work, outcomes, standings, counts, now, self._jitter)
+            settled = decide.settle(group, work, outcomes, standings, counts, now, self._jitter, self._limits)
             departed: list[Departure] = list(settled.departures)
             _set_standings(conn, [*settled.stayed, *(d.standing for d in departed)])
             _set_cursors(conn, {d.standing.name: d.cursors for d in departed})
@@ -219,7 +243,7 @@ class PostgresDelivery(PostgresParkedRows):
             cursor = conn.execute(queries.CURSOR_LOCKED, where).fetchone()
             decide.require_cursor(repr(subscription), place, cursor[0] if cursor else None, begun_at, done_to)
             counts = _parked_by(conn, [outcome])
-            step = decide.after_outcome(standing, outcome, counts.get(subscription, 0), now, self._jitter)
+            step = decide.after_outcome(standing, outcome, counts.get(subscription, 0), now, self._jitter, self._limits)
             if step.standing != standing:
                 _set_standings(conn, [step.standing])
             if step.passes:
@@ -288,10 +312,11 @@ def _lock_subscription(conn: Connection, subscription: str) -> tuple[Subscriptio
     row = conn.execute(queries.SUBSCRIPTION_LOCKED, (storable(subscription),)).fetchone()
     if row is None:
         raise roster.unknown(subscription)
-    return spec_from_json(row[0]), _standing(row[1:])
+    return spec_from_json(row[0]), _standing(row[2:])
 
 
-def _subscription(spec: SubscriptionSpec, standing: Standing, now: datetime) -> Subscription:
+def _subscription(spec: SubscriptionSpec, row: Sequence[Any], now: datetime) -> Subscription:
+    standing = _standing(row[2:])
     return Subscription(
         spec=roster.current(spec, now),
         state=standing.state,
@@ -299,6 +324,7 @@ def _subscription(spec: SubscriptionSpec, standing: Standing, now: datetime) -> 
         failures=standing.failures,
         next_attempt_at=standing.next_attempt_at,
         generation=standing.generation,
+        since=row[1],
     )
 
 

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Protocol
 
-from evermark.delivery.base import Fate, Outcome, ParkedEvent, Place, SubscriptionSpec
+from evermark.delivery.base import Fate, HeldKey, Outcome, ParkedEvent, Place, SubscriptionSpec
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,16 @@ class Span:
     paths: tuple[str, ...]
     rows: int
     exact: bool = False  # the files hold these batches and nothing else
+
+
+@dataclass(frozen=True)
+class Errand:
+    """A span on its way to one subscription."""
+
+    span: Span
+    spec: SubscriptionSpec
+    probe: bool = False  # the endpoint failed last time: one request at a time until one is accepted
+    expires_before: datetime | None = None  # what was taken earlier is passed over, and counted
 
 
 @dataclass(frozen=True)
@@ -46,33 +57,33 @@ class Delivered:
     subscription: str
     done_to: int
     outcome: Outcome
+    took_s: float | None = None  # until this one was finished, whoever else was served beside it; None: not measured
 
 
 @dataclass(frozen=True)
 class Manner:
-    """How a span is delivered."""
+    """How errands are done. Times begin when the first request could be sent: starting the work is nobody's fault."""
 
     historical: bool = False  # these events come late: their receiver was behind
     budget_s: float | None = None  # no new request begins after this; None: as long as it takes
     grace_s: float | None = None  # what is under way by then may take this much longer; None: its own timeout
     # Whoever is not done this long after half of the others were is cut off; None: nobody waits for anybody.
     slack_s: float | None = None
-    probe: bool = False  # the endpoint failed last time: one request at a time until one is accepted
-    # With `ordered`: per subscription, the keys that have a parked event waiting. Theirs are parked behind it.
-    held: Mapping[str, frozenset[tuple[Place, str]]] = field(default_factory=dict)
+    # With `ordered`: per subscription, the keys that have parked events, and how many. Theirs are parked behind them.
+    held: Mapping[str, Mapping[HeldKey, int]] = field(default_factory=dict)
 
 
 class Deliverer(Protocol):
-    def deliver(self, span: Span, specs: Sequence[SubscriptionSpec], manner: Manner) -> list[Delivered]:
-        """One `Delivered` for each of `specs`."""
+    def deliver(self, errands: Sequence[Errand], manner: Manner) -> list[Delivered]:
+        """One `Delivered` for each, in their order. At most one errand of a subscription in a call."""
 
 
-def fold(span: Span, specs: Sequence[SubscriptionSpec], results: Iterable[BatchResult]) -> list[Delivered]:
+def fold(errands: Sequence[Errand], results: Iterable[BatchResult]) -> list[Delivered]:
     """Per subscription: how far it got, and what is to be parked on the way. Batches without a match are done."""
-    by_name: dict[str, dict[int, Outcome]] = {spec.name: {} for spec in specs}
+    by_name: dict[str, dict[int, Outcome]] = {errand.spec.name: {} for errand in errands}
     for result in results:
         by_name[result.subscription][result.batch] = result.outcome
-    return [_folded(name, span, by_name[name]) for name in by_name]
+    return [_folded(errand.spec.name, errand.span, by_name[errand.spec.name]) for errand in errands]
 
 
 def _folded(name: str, span: Span, outcomes: Mapping[int, Outcome]) -> Delivered:

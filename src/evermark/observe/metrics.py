@@ -44,7 +44,15 @@ class Metrics:
 
     def _of_delivery(self) -> None:
         self.delivered = self._counter("events_delivered", "Events accepted by a receiver", "subscription")
+        self.attempts = self._counter(
+            "delivery_attempts",
+            "Deliveries tried, retries too, by what came of it",
+            "subscription",
+            "outcome",
+        )
         self.parked = self._counter("events_parked", "Deliveries set aside", "subscription")
+        self.expired = self._counter("events_expired", "Events given up because of their age, ever", "subscription")
+        self.dropped = self._counter("events_dropped", "Parked deliveries given up by a person, ever", "subscription")
         self.failures = self._counter(
             "delivery_failures", "Pieces of work that did not finish, by fate", "subscription", "fate"
         )

@@ -57,6 +57,7 @@ class SubscriptionAnswer(Answer):
     allow_networks: list[str]
     body_limit: int
     parked_limit: int
+    ttl: str
     made_by: MadeBy
     secrets: list[SecretAnswer]
     state: SubscriptionState
@@ -90,6 +91,7 @@ class SubscriptionAnswer(Answer):
             "allow_networks": list(spec.allow_networks),
             "body_limit": spec.body_bytes_max,
             "parked_limit": spec.parked_max,
+            "ttl": durations.show(timedelta(seconds=spec.ttl_s)),
             "made_by": spec.made_by,
             "secrets": [SecretAnswer(expires_at=end) for end in secret_ends(spec)],
             "state": found.state,

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TypeVar
 
 T = TypeVar("T")
 
 _DEPTH = 2
+_HUMBLE = 10
+
+
+def step_back() -> None:
+    """This thread, and no other of its process, comes last wherever there are not enough processors."""
+    with suppress(OSError, AttributeError):  # not on every system: then it competes like everybody
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _HUMBLE)
 
 
 class _End:
@@ -17,10 +26,11 @@ class _End:
         self.error = error
 
 
-def ahead(items: Iterator[T], depth: int = _DEPTH) -> Iterator[T]:
+def ahead(items: Iterator[T], depth: int = _DEPTH, *, humble: bool = False) -> Iterator[T]:
     """The same items in the same order, taken in a thread of their own, at most `depth` ahead.
 
-    Closing the result early closes `items` too, in the thread that used it.
+    Closing the result early closes `items` too, in the thread that used it. `humble`: the thread leaves the processor
+    to whoever else wants it. A thread of its own, because who has stepped back may not step forward again.
     """
     found: queue.Queue[T | _End] = queue.Queue(depth)
     stopped = threading.Event()
@@ -36,13 +46,13 @@ def ahead(items: Iterator[T], depth: int = _DEPTH) -> Iterator[T]:
 
     def take() -> None:
         error: BaseException | None = None
+        if humble:
+            step_back()
         try:
             for item in items:
                 if not put(item):
                     break
-            close = getattr(items, "close", None)
-            if close is not None:
-                close()
+            getattr(items, "close", lambda: None)()
         except BaseException as raised:  # noqa: BLE001 - it is raised where the items are used
             error = raised
         finally:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +20,13 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from evermark.delivery.base import Fate, Outcome, Place, SubscriptionSpec
-from evermark.delivery.sinks.base import Job, Result
+from evermark.delivery.base import Fate, HeldKey, Outcome, SubscriptionSpec
+from evermark.delivery.expiry import without_expired
+from evermark.delivery.sinks.base import Job
+from evermark.delivery.sinks.ready import prepared
 from evermark.delivery.sinks.webhook import WebhookSink
 from evermark.delivery.wanted import expanded
-from evermark.delivery.work import BatchResult, Delivered, Manner, Span, fold
+from evermark.delivery.work import BatchResult, Delivered, Errand, Manner, Span, fold
 from evermark.log.frames import files_frame
 from evermark.log.pick import I64, PLACE, PLACE_SQL, RowPicker
 from evermark.log.span import places_of
@@ -43,6 +47,8 @@ _CHUNK_MATCHES = 1_000_000
 _CUT_BYTES = 64 * 1024 * 1024
 
 
+# File code, row number and number of the errand, for each row that an errand wants.
+Places = tuple[I64, I64, I64]
 # A piece of work of a task: rows of the log, and per (row, subscription that wants it) the row's index and the
 # subscription's number, by row.
 Wanted = tuple[pa.RecordBatch, I64, I64]
@@ -52,82 +58,111 @@ Wanted = tuple[pa.RecordBatch, I64, I64]
 class _Post:
     """What a task needs to post; pickled into the job, secrets sealed."""
 
-    span: Span
-    specs: tuple[SubscriptionSpec, ...]
+    errands: tuple[Errand, ...]
     box: SecretBox
     manner: Manner
-    deadline: float | None
     matches_here: bool  # else places come with the rows of the job
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        stopped: set[int] = set()
-        held = {name: set(keys) for name, keys in self.manner.held.items()}
-        places = self._found_here(batches) if self.matches_here else given(batches)
-        for wanted in ahead(read(self.span.paths, places), depth=1):
-            rows = list(self._chunk(wanted, stopped, held))
+        budget_s = _NO_BUDGET_S if self.manner.budget_s is None else self.manner.budget_s
+        deadline = time.monotonic() + budget_s
+        stopped: set[str] = set()
+        held = {name: Counter(keys) for name, keys in self.manner.held.items()}
+        places = gathered(self._found_here(batches) if self.matches_here else map(arrays, batches))
+        pieces = map(self._jobs, read(paths_of(self.errands), places))
+        for jobs, expired in ahead(pieces, depth=1, humble=self.manner.historical):
+            rows = [*expired, *self._send(jobs, stopped, held, max(0.0, deadline - time.monotonic()))]
             if rows:
                 yield rows_batch(rows)
-            if len(stopped) == len(self.specs):
+            if len(stopped) == len(self.errands):
                 return
 
-    def _found_here(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[I64, I64, I64]]:
+    def _found_here(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Places]:
         for _ in batches:
             pass  # a worker that leaves something unread is not used again, and its successor imports everything anew
-        span = self.span
-        require_codes(span.paths)
-        found = places_of(span.paths, span.place.partition, span.after, span.to, exact=span.exact)
-        # Piece by piece: a batch may have millions of rows, and there may be thousands that want each of them.
-        size = max(1, min(_CHUNK_ROWS, _CHUNK_MATCHES // len(self.specs)))
-        for start in range(0, len(found.codes), size):
-            rows, of = expanded(found.streams.slice(start, size), found.ops.slice(start, size), self.specs)
-            yield found.codes[start + rows], found.numbers[start + rows], of
+        require_codes(paths_of(self.errands))
+        for span, numbers in by_span(self.errands):
+            found = places_of(span.paths, span.place.partition, span.after, span.to, exact=span.exact)
+            specs = [self.errands[number].spec for number in numbers]
+            # Piece by piece: a batch may have millions of rows, and there may be thousands that want each of them.
+            size = max(1, min(_CHUNK_ROWS, _CHUNK_MATCHES // len(specs)))
+            for start in range(0, len(found.codes), size):
+                rows, of = expanded(found.streams.slice(start, size), found.ops.slice(start, size), specs)
+                yield found.codes[start + rows], found.numbers[start + rows], np.asarray(numbers)[of]
 
-    def _chunk(
-        self, wanted: Wanted, stopped: set[int], held: dict[str, set[tuple[Place, str]]]
+    def _jobs(self, wanted: Wanted) -> tuple[list[Job], list[dict[str, Any]]]:
+        """What is to be sent, rendered while what came before is sent; and results of what is too old to be."""
+        jobs: list[Job] = []
+        expired: list[dict[str, Any]] = []
+        for index, rows in by_subscription(*wanted):
+            errand = self.errands[index]
+            mine, late = without_expired(rows, errand.expires_before)
+            for batch, count in late.items():
+                outcome = Outcome(errand.spec.name, Fate.DONE, expired=count)
+                expired.append({**outcome_fields(outcome), "batch": batch, "took_s": 0.0})
+            if mine.num_rows:
+                historical = self.manner.historical
+                jobs.append(Job(errand.spec, mine, self.box.open, historical=historical, probe=errand.probe))
+        return prepared(jobs), expired
+
+    def _send(
+        self, jobs: Sequence[Job], stopped: set[str], held: dict[str, Counter[HeldKey]], left_s: float
     ) -> Iterator[dict[str, Any]]:
         """Rows arrive in log order; each chunk is finished before the next, so a subscription's order holds."""
-        jobs: list[Job] = []
-        for index, mine in by_subscription(*wanted):
-            if index in stopped:
-                continue
-            spec = self.specs[index]
-            jobs.append(self._job(spec, mine, held.setdefault(spec.name, set())))
-        if not jobs:
-            return
-        left = _NO_BUDGET_S if self.deadline is None else max(0.0, self.deadline - time.time())
-        numbers = {spec.name: index for index, spec in enumerate(self.specs)}
-        for result in WebhookSink().deliver(jobs, left, self.manner.grace_s, self.manner.slack_s):
-            index = numbers[result.subscription]
-            if result.outcome.fate is not Fate.DONE:
-                stopped.add(index)
-            held[result.subscription] |= now_held(self.specs[index], result.outcome.parked)
-            yield _fields(result)
-
-    def _job(self, spec: SubscriptionSpec, rows: pa.RecordBatch, waiting: set[tuple[Place, str]]) -> Job:
-        held = held_lanes(rows, waiting)
-        return Job(spec, rows, self.box.open, historical=self.manner.historical, probe=self.manner.probe, held=held)
+        going = [
+            replace(job, held=held_lanes(job.events, held.setdefault(job.spec.name, Counter())))
+            for job in jobs
+            if job.spec.name not in stopped
+        ]
+        specs = {job.spec.name: job.spec for job in going}
+        began = time.monotonic()
+        for results in WebhookSink().deliver_each(going, left_s, self.manner.grace_s, self.manner.slack_s):
+            took_s = time.monotonic() - began
+            for result in results:
+                if result.outcome.fate is not Fate.DONE:
+                    stopped.add(result.subscription)
+                held[result.subscription] += now_held(specs[result.subscription], result.outcome.parked)
+                yield {**outcome_fields(result.outcome), "batch": result.batch, "took_s": took_s}
+                took_s = 0.0  # told once: those of several chunks are added up
 
 
-def given(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[I64, I64, I64]]:
-    """Places as Spark sends them, more of them at a time."""
-    waiting: list[pa.RecordBatch] = []
+def paths_of(errands: Sequence[Errand]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(path for errand in errands for path in errand.span.paths))
+
+
+def by_span(errands: Sequence[Errand]) -> list[tuple[Span, list[int]]]:
+    """Each span once, with the numbers of the errands that have it."""
+    numbers: dict[Span, list[int]] = {}
+    for number, errand in enumerate(errands):
+        numbers.setdefault(errand.span, []).append(number)
+    return list(numbers.items())
+
+
+def gathered(pieces: Iterable[Places]) -> Iterator[Places]:
+    """The same places, more of them at a time: what is sent together is served side by side."""
+    waiting: list[Places] = []
     rows = 0
-    for batch in batches:
-        waiting.append(batch)
-        rows += batch.num_rows
+    for piece in pieces:
+        waiting.append(piece)
+        rows += len(piece[0])
         if rows >= _CHUNK_ROWS:
-            yield _arrays(waiting)
+            yield _together(waiting)
             waiting, rows = [], 0
     if rows:
-        yield _arrays(waiting)
+        yield _together(waiting)
 
 
-def _arrays(batches: list[pa.RecordBatch]) -> tuple[I64, I64, I64]:
-    codes, numbers, of = (column.to_numpy() for column in pa.Table.from_batches(batches).columns)
+def _together(pieces: Sequence[Places]) -> Places:
+    codes, numbers, of = (np.concatenate(column) for column in zip(*pieces, strict=True))
     return codes, numbers, of
 
 
-def read(paths: Sequence[str], places: Iterable[tuple[I64, I64, I64]]) -> Iterator[Wanted]:
+def arrays(batch: pa.RecordBatch) -> Places:
+    codes, numbers, of = (column.to_numpy() for column in batch.columns)
+    return codes, numbers, of
+
+
+def read(paths: Sequence[str], places: Iterable[Places]) -> Iterator[Wanted]:
     """The rows at some places, each read once however many want it; fewer at a time if they are large."""
     picker = RowPicker(paths)
     size = min(_CHUNK_ROWS, picker.rows_within(_CHUNK_BYTES))
@@ -158,31 +193,46 @@ class SparkDeliverer(SparkReplays):
     def __init__(self, spark: SparkSession, box: SecretBox) -> None:
         super().__init__(spark, box)
 
-    def deliver(self, span: Span, specs: Sequence[SubscriptionSpec], manner: Manner) -> list[Delivered]:
-        if not specs or not span.paths:
-            return fold(span, specs, [])
-        deadline = None if manner.budget_s is None else time.time() + manner.budget_s
-        here = not any(spec.where for spec in specs)
-        post = _Post(span, tuple(specs), self._box, manner, deadline, matches_here=here)
+    def deliver(self, errands: Sequence[Errand], manner: Manner) -> list[Delivered]:
+        mine = [errand for errand in errands if errand.span.paths]
+        if not mine:
+            return fold(errands, [])
+        here = not any(errand.spec.where for errand in mine)
+        post = _Post(tuple(mine), self._box, manner, matches_here=here)
         try:
-            places = self._spark.range(0, 1, 1, 1) if here else self.places(span, specs)
-            rows = places.mapInArrow(post, ROW_DDL).collect()
+            places = self._spark.range(0, 1, 1, 1) if here else self._wanted(mine)
+            rows = [json.loads(row[0]) for row in places.mapInArrow(post, ROW_DDL).collect()]
         except Exception as error:
-            raise engine_error(f"delivery of batches {span.after + 1} to {span.to} failed", error) from error
-        return fold(span, specs, _joined([_from_row(json.loads(row[0])) for row in rows]))
+            spans = ", ".join(f"{span.after + 1} to {span.to}" for span, _ in by_span(mine)[:3])
+            raise engine_error(f"delivery of batches {spans} failed", error) from error
+        took = _took_s(rows)
+        return [replace(one, took_s=took.get(one.subscription, 0.0)) for one in fold(errands, _joined(rows))]
 
-    def places(self, span: Span, specs: Sequence[SubscriptionSpec]) -> DataFrame:
-        """Where the events are that somebody wants, in log order, and who wants them."""
+    def _wanted(self, errands: Sequence[Errand]) -> DataFrame:
+        """The places of all errands, one span after another, and the number of the errand."""
+        found = [self.places(span, [errands[n].spec for n in numbers], numbers) for span, numbers in by_span(errands)]
+        return reduce(DataFrame.union, found).coalesce(1) if len(found) > 1 else found[0]
+
+    def places(self, span: Span, specs: Sequence[SubscriptionSpec], numbers: Sequence[int] | None = None) -> DataFrame:
+        """Where the events are that somebody wants, in log order, and who wants them: by number, if not by index."""
         require_codes(span.paths)
         frame = files_frame(self._spark, span.paths).selectExpr("*", *PLACE_SQL)
         if not span.exact:
             # Only where it is needed: each new number in a condition is new code for the JVM to compile.
             frame = frame.where(f"partition = {span.place.partition} and batch > {span.after} and batch <= {span.to}")
         if span.exact and _in_one_piece(span.paths):
-            return matched(frame.coalesce(1), specs, PLACE)
+            return _numbered(matched(frame.coalesce(1), specs, PLACE), numbers)
         # After the match: Spark drops a sort that comes before a join.
         found = matched(frame.coalesce(1), specs, ("batch", "position", *PLACE))
-        return found.sortWithinPartitions("batch", "position").select(*PLACE, SUBSCRIPTION)
+        return _numbered(found.sortWithinPartitions("batch", "position").select(*PLACE, SUBSCRIPTION), numbers)
+
+
+def _numbered(found: DataFrame, numbers: Sequence[int] | None) -> DataFrame:
+    """With the numbers given instead of the indexes 0, 1, 2 …; most often they are the same."""
+    if numbers is None or list(numbers) == list(range(len(numbers))):
+        return found
+    given = ", ".join(f"{number}L" for number in numbers)
+    return found.selectExpr(*PLACE, f"element_at(array({given}), cast({SUBSCRIPTION} as int) + 1) as {SUBSCRIPTION}")
 
 
 def _in_one_piece(paths: Sequence[str]) -> bool:
@@ -190,18 +240,17 @@ def _in_one_piece(paths: Sequence[str]) -> bool:
     return len(paths) == 1 and Path(paths[0]).stat().st_size < _CUT_BYTES
 
 
-def _joined(results: Sequence[BatchResult]) -> list[BatchResult]:
+def _joined(rows: Sequence[Mapping[str, Any]]) -> list[BatchResult]:
     """A batch that came in several chunks is done when all of them are."""
     by_key: dict[tuple[str, int], Outcome] = {}
-    for result in results:
-        key = (result.subscription, result.batch)
-        by_key[key] = both(by_key[key], result.outcome) if key in by_key else result.outcome
+    for row in rows:
+        key, outcome = (row["subscription"], row["batch"]), outcome_of(row)
+        by_key[key] = both(by_key[key], outcome) if key in by_key else outcome
     return [BatchResult(name, batch, outcome) for (name, batch), outcome in by_key.items()]
 
 
-def _fields(result: Result) -> dict[str, Any]:
-    return {**outcome_fields(result.outcome), "batch": result.batch}
-
-
-def _from_row(row: Mapping[str, Any]) -> BatchResult:
-    return BatchResult(row["subscription"], row["batch"], outcome_of(row))
+def _took_s(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    took: dict[str, float] = {}
+    for row in rows:
+        took[row["subscription"]] = took.get(row["subscription"], 0.0) + row["took_s"]
+    return took

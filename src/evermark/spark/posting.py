@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
 import pyarrow as pa
 
-from evermark.delivery.base import Fate, Outcome, ParkedEvent, Place, SubscriptionSpec
+from evermark.delivery.base import Fate, HeldKey, Outcome, ParkedEvent, Place, SubscriptionSpec
+from evermark.delivery.body import texts_of
 from evermark.delivery.sinks.base import Lane
 
 ROW = pa.schema([pa.field("row", pa.string())])
@@ -25,6 +27,7 @@ def outcome_fields(outcome: Outcome) -> dict[str, Any]:
         "subscription": outcome.subscription,
         "fate": outcome.fate,
         "accepted": outcome.accepted,
+        "expired": outcome.expired,
         "reason": outcome.reason,
         "retry_after_s": outcome.retry_after_s,
         "parked": [asdict(p) for p in outcome.parked],
@@ -33,7 +36,15 @@ def outcome_fields(outcome: Outcome) -> dict[str, Any]:
 
 def outcome_of(row: Mapping[str, Any]) -> Outcome:
     parked = tuple(ParkedEvent(**{**p, "place": Place(**p["place"])}) for p in row["parked"])
-    return Outcome(row["subscription"], Fate(row["fate"]), row["accepted"], parked, row["reason"], row["retry_after_s"])
+    return Outcome(
+        row["subscription"],
+        Fate(row["fate"]),
+        row["accepted"],
+        parked,
+        row["reason"],
+        row["retry_after_s"],
+        row["expired"],
+    )
 
 
 def both(one: Outcome, other: Outcome) -> Outcome:
@@ -46,20 +57,22 @@ def both(one: Outcome, other: Outcome) -> Outcome:
         one.parked + other.parked,
         worse.reason,
         worse.retry_after_s,
+        one.expired + other.expired,
     )
 
 
-def now_held(spec: SubscriptionSpec, parked: Iterable[ParkedEvent]) -> set[tuple[Place, str]]:
+def now_held(spec: SubscriptionSpec, parked: Iterable[ParkedEvent]) -> Counter[HeldKey]:
     """Keys whose next events must wait: what one chunk of a job parks holds back the chunks after it."""
-    return {(event.place, event.key) for event in parked if event.key is not None} if spec.ordered else set()
+    keyed = parked if spec.ordered else ()
+    return Counter((event.place, event.stream, event.key) for event in keyed if event.key is not None)
 
 
-def held_lanes(rows: pa.RecordBatch, waiting: set[tuple[Place, str]]) -> dict[Lane, str]:
-    """The lanes among these rows whose key has something parked."""
-    held: dict[Lane, str] = {}
+def held_lanes(rows: pa.RecordBatch, waiting: Mapping[HeldKey, int]) -> dict[Lane, int]:
+    """The lanes among these rows whose key has something parked, and how much."""
+    held: dict[Lane, int] = {}
     if waiting:
-        names = ("source", "partition", "stream", "key")
-        for source, partition, stream, key in zip(*(rows.column(n).to_pylist() for n in names), strict=True):
-            if key is not None and (Place(source, partition), key) in waiting:
-                held[source, stream, key] = "an earlier one of its key"
+        places = map(Place, rows.column("source").to_pylist(), rows.column("partition").to_pylist())
+        found = set(zip(places, texts_of(rows.column("stream")), texts_of(rows.column("key")), strict=True))
+        for place, stream, key in waiting.keys() & found:
+            held[place.source, stream, key] = held.get((place.source, stream, key), 0) + waiting[place, stream, key]
     return held

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from evermark.delivery.base import Fate, Outcome, ParkedEvent, SubscriptionSpec
 from evermark.delivery.replay import Replayed, ReplayWork
 from evermark.delivery.sinks.base import Job
-from evermark.delivery.sinks.lanes import prepared
+from evermark.delivery.sinks.ready import prepared
 from evermark.delivery.sinks.webhook import WebhookSink
 from evermark.delivery.timeslice import Mark, TimeSlice, micros, moment_at
 from evermark.errors import EngineError
@@ -137,11 +137,11 @@ class _Send:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in batches:
             pass  # a worker that leaves something unread is not used again, and its successor imports everything anew
-        room, held = self.work.parked_room, set(self.work.held)
-        for job in ahead(self._jobs(), depth=1):
+        room, held = self.work.parked_room, Counter(self.work.held)
+        for job in ahead(self._jobs(), depth=1, humble=True):
             row, parked = self._send(replace(job, held=held_lanes(job.events, held), parked_room=room))
             room -= len(parked)
-            held |= now_held(self.work.spec, parked)
+            held += now_held(self.work.spec, parked)
             yield rows_batch([row])
             if row["fate"] != Fate.DONE:
                 return
@@ -152,7 +152,7 @@ class _Send:
         found = self.found or places_here(work.slice, work.heads, work.spec, work.streams, work.rows_max)
         for rows in rows_at(*found, work.slice.paths):
             job = Job(work.spec, rows, self.box.open, historical=True, replay_id=work.replay, probe=work.probe)
-            yield prepared(job)
+            yield from prepared([job])
 
     def _send(self, job: Job) -> tuple[dict[str, Any], Sequence[ParkedEvent]]:
         left = max(0.0, self.deadline - time.time())

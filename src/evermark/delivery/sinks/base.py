@@ -47,8 +47,8 @@ class Job:
     attempt: int = 1
     replay_id: str | None = None
     probe: bool = False  # the endpoint failed last time: send one at a time until one is accepted
-    # With `ordered`: lanes that have a parked event waiting, and the id it is. Their events are parked behind it.
-    held: Mapping[Lane, str] = field(default_factory=dict)
+    # With `ordered`: lanes that have parked events waiting, and how many. Their events are parked behind these.
+    held: Mapping[Lane, int] = field(default_factory=dict)
     parked_room: int | None = None  # how many more may be parked; None: the subscription's `parked_max`
     packer: Packer | None = field(default=None, repr=False)  # with bundles made before, by whoever had the time
 
@@ -90,6 +90,7 @@ class Answer:
     status: int | None = None
     reason: str = ""
     retry_after_s: float | None = None
+    sent: bool = True  # False: nothing was asked, and this is what was known before
     ours: bool = False  # this machine lacked something (descriptors, memory): nobody else is to blame
 
 
@@ -103,6 +104,7 @@ class Try:
     open_secret: OpenSecret = field(default=as_it_is, repr=False)
     historical: bool = False
     replay_id: str | None = None
+    probe: bool = False  # as in `Job`; the same for all tries of a subscription
 
 
 class Sink(Protocol):
@@ -116,7 +118,7 @@ class Sink(Protocol):
         """
 
     def deliver_each(
-        self, jobs: Sequence[Job], deadline_s: float, grace_s: float | None = None
+        self, jobs: Sequence[Job], deadline_s: float, grace_s: float | None = None, slack_s: float | None = None
     ) -> Iterator[list[Result]]:
         """The same, one subscription after another as each is finished: none waits for a slow one's results."""
 
@@ -127,7 +129,8 @@ class Sink(Protocol):
         """Send parked deliveries again; the answers come in the order of `tries`.
 
         Tries of one lane are sent in the given order; when one fails, those behind it answer BUSY unsent. After a
-        failure of the endpoint the subscription's other tries answer ENDPOINT unsent. Neither spends an attempt.
+        failure of the endpoint the subscription's other tries of the same replay, or of none, answer ENDPOINT unsent.
+        What its rate leaves no time for answers BUSY unsent. None of these spends an attempt.
         """
 
     def close(self) -> None: ...

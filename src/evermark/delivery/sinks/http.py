@@ -82,6 +82,19 @@ class HttpLoop:
             pool = self._pools[key] = Pool(guard.socket, self._tls if secure else None)
         return pool
 
+    async def turn(self, who: tuple[str, str | None], rate_per_s: float, deadline: float) -> bool:
+        """Wait until this subscription, or replay for it, may send; False when that is not before the deadline.
+
+        First deliveries and retries share this within a process. Where they run in two, each keeps the rate by itself.
+        """
+        now = self.loop.time()
+        turn = max(now, self.next_send_at.get(who, 0.0))
+        if turn >= deadline:
+            return False
+        self.next_send_at[who] = turn + 1 / rate_per_s
+        await asyncio.sleep(turn - now)
+        return True
+
     def close(self) -> None:
         if self.pid != os.getpid() or self.loop.is_closed():
             return

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from dataclasses import replace
 from itertools import count
 
 import numpy as np
@@ -22,63 +21,29 @@ from evermark import failpoint
 from evermark.delivery.base import Fate, ParkedEvent, Place
 from evermark.delivery.body import (
     BUNDLE_BYTES_AROUND,
+    UNRENDERABLE,
     Rendering,
-    Style,
     bundle,
     bundle_id,
     delivery_ids,
     render,
+    render_sound,
     row_json,
+    text_of,
+    texts_of,
 )
 from evermark.delivery.retry import Verdict, in_place_wait_s
 from evermark.delivery.signing import Body
 from evermark.delivery.sinks.base import Answer, Job
 from evermark.delivery.sinks.http import Courier, HttpLoop
 from evermark.delivery.sinks.packs import PIECE_BYTES_MAX, Pack, Packer, Parcel
+from evermark.delivery.sinks.ready import BUNDLE_LANES_MAX, BUNDLE_MAX, key_numbers, packs_of
 from evermark.delivery.sinks.tally import Tally
 
 PIECE_ROWS = 512
-BUNDLE_LANES_MAX = 8
 FAILURE_GRACE_S = 1.0
 HELD_PER_LANE_MAX = 1_000
 CONCURRENCY_MAX = 1_000
-BUNDLE_MAX = 10_000
-
-
-def key_numbers(events: pa.Table | pa.RecordBatch) -> np.ndarray:
-    """A number per row, equal for rows of one (source, stream, key); rows without a key have numbers of their own."""
-    numbers = np.zeros(events.num_rows, np.int64)
-    for name in ("source", "stream", "key"):
-        codes = _codes(events, name)
-        numbers = numbers * (int(codes.max(initial=0)) + 1) + codes
-    keyless = _codes(events, "key") < 0
-    numbers[keyless] = -1 - np.flatnonzero(keyless)
-    return numbers
-
-
-def _codes(events: pa.Table | pa.RecordBatch, name: str) -> np.ndarray:
-    column = events.column(name)
-    whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    encoded = whole if pa.types.is_dictionary(whole.type) else whole.dictionary_encode()
-    codes: np.ndarray = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
-    return codes
-
-
-def packer_of(job: Job, style: Style) -> Packer:
-    spec = job.spec
-    bundle = min(max(1, spec.bundle), BUNDLE_MAX)
-    shares = min(max(1, spec.concurrency), BUNDLE_LANES_MAX, -(-job.events.num_rows // bundle)) or 1
-    how = Rendering(style, job.historical, job.attempt, job.replay_id)
-    return Packer(job.events, key_numbers(job.events), how, bundle, shares, spec.body_bytes_max)
-
-
-def prepared(job: Job) -> Job:
-    """The job with its bundles made already, if it has some and they are not too large to be held all at once."""
-    if job.spec.bundle <= 1 or job.spec.body not in set(Style) or job.events.nbytes > PIECE_BYTES_MAX:
-        return job
-    packer = packer_of(job, Style(job.spec.body))
-    packer.pack_all()
-    return replace(job, packer=packer)
 
 
 class Dispatch:
@@ -97,10 +62,12 @@ class Dispatch:
         self._parked_max = spec.parked_max if job.parked_room is None else job.parked_room
         self._packer: Packer | None = None
         if self._bundle > 1:
-            self._packer = job.packer or packer_of(job, courier.style)
+            self._packer = job.packer or packs_of(job, courier.style).taker()
         self._keys = self._packer.keys if self._packer is not None else key_numbers(job.events)
-        self._held: dict[int, str] = self._held_before() if spec.ordered and job.held else {}
-        self._held_counts: dict[int, int] = {}
+        self._held: dict[int, str] = {}  # per key what it is held behind, and how many of it are parked
+        self._held_counts: dict[int, int] = self._held_before() if spec.ordered and job.held else {}
+        self._held.update(dict.fromkeys(self._held_counts, "an earlier one of its key"))
+        self._bad: dict[int, str] = {}  # rows that cannot be rendered, and why: parked when it is their turn
 
         self._next_row = 0
         self._waiting = 0
@@ -115,10 +82,10 @@ class Dispatch:
         self.reason = ""
         self.retry_after_s: float | None = None
 
-    def _held_before(self) -> dict[int, str]:
+    def _held_before(self) -> dict[int, int]:
         _, first_rows = np.unique(self._keys, return_index=True)
         firsts = self._job.events.select(["source", "stream", "key"]).take(pa.array(first_rows))
-        lanes = zip(*(firsts.column(name).to_pylist() for name in ("source", "stream", "key")), strict=True)
+        lanes = zip(*(texts_of(firsts.column(name)) for name in ("source", "stream", "key")), strict=True)
         held, numbers = self._job.held, self._keys[first_rows].tolist()
         return {number: held[lane] for number, lane in zip(numbers, lanes, strict=True) if lane in held}
 
@@ -206,7 +173,12 @@ class Dispatch:
         self._next_row = end = start + piece.num_rows
         self._waiting += piece.num_rows
         idents = delivery_ids(piece.column("event_id").to_pylist(), self._job.replay_id)
-        bodies = render(piece, self._how)
+        try:
+            bodies = render(piece, self._how)
+        except UNRENDERABLE:
+            column, bad = render_sound(piece, self._how)
+            bodies = column.to_pylist()
+            self._bad.update({start + row: reason for row, reason in bad.items()})
         self._body_bytes_max = max(self._body_bytes_max, *map(len, bodies))
         parcels = list(zip(range(start, end), idents, bodies, strict=True))
         for lane, parcel in zip(self._keys[start:end].tolist(), parcels, strict=True):
@@ -236,7 +208,7 @@ class Dispatch:
     # one request and what follows from its answer
 
     async def _send(self, parcels: list[Parcel]) -> None:
-        if self._held or self._body_bytes_max + BUNDLE_BYTES_AROUND > self._job.spec.body_bytes_max:
+        if self._is_anything_set_aside():
             parcels = [parcel for parcel in parcels if not self._set_aside(parcel)]
         if not parcels or self.fate is not None:
             return
@@ -248,7 +220,9 @@ class Dispatch:
             await self._refused(parcels, answer)
 
     async def _send_pack(self, pack: Pack) -> None:
-        if self._held or self._body_bytes_max + BUNDLE_BYTES_AROUND > self._job.spec.body_bytes_max:
+        if pack.problem:
+            self._bad[int(pack.rows[0])] = pack.problem
+        if self._is_anything_set_aside():
             await self._send(pack.parcels())  # some of it may have to be set aside
             return
         answer = await self._post(pack.ident, pack.body)
@@ -299,22 +273,25 @@ class Dispatch:
     async def _turn(self) -> bool:
         """Wait for this subscription's next request; False when that is after the deadline."""
         # A replay's rate is its own: it must not slow the first deliveries down.
-        name, now = (self._job.spec.name, self._job.replay_id), asyncio.get_running_loop().time()
-        turn = max(now, self._http.next_send_at.get(name, 0.0))
-        if turn >= self._deadline:
+        who = (self._job.spec.name, self._job.replay_id)
+        if not await self._http.turn(who, self._job.spec.rate_per_s, self._deadline):
             self._stop(Fate.UNFINISHED, "its rate allows no more requests in the time given")
-            return False
-        self._http.next_send_at[name] = turn + 1 / self._job.spec.rate_per_s
-        await asyncio.sleep(turn - now)
         return self.fate is None
 
     # setting aside
 
+    def _is_anything_set_aside(self) -> bool:
+        too_large = self._body_bytes_max + BUNDLE_BYTES_AROUND > self._job.spec.body_bytes_max
+        return too_large or bool(self._held or self._bad)
+
     def _set_aside(self, parcel: Parcel) -> bool:
-        """Park what need not be tried: too large, or behind a parked event of its key."""
+        """Park what need not be tried: too large, without a body, or behind a parked event of its key."""
         row, _, body = parcel
         if self._held and (first := self._held.get(int(self._keys[row]))) is not None:
             self._hold(parcel, first)
+            return True
+        if (problem := self._bad.get(row)) is not None:
+            self._park(parcel, f"unserialisable: {problem}")
             return True
         limit = self._job.spec.body_bytes_max
         if len(body) + (BUNDLE_BYTES_AROUND if self._bundle > 1 else 0) > limit:
@@ -323,28 +300,28 @@ class Dispatch:
         return False
 
     def _hold(self, parcel: Parcel, first: str) -> None:
-        key = int(self._keys[parcel[0]])
-        self._held_counts[key] = self._held_counts.get(key, 0) + 1
-        if self._held_counts[key] > HELD_PER_LANE_MAX:
-            reason = f"more than {HELD_PER_LANE_MAX} events of one key are held behind {first}"
-            self._stop(Fate.ENDPOINT_FAILED, reason)
+        # The first one of those that are parked is not held behind any other.
+        if self._held_counts[int(self._keys[parcel[0]])] > HELD_PER_LANE_MAX:
+            self._stop(Fate.FULL, f"more than {HELD_PER_LANE_MAX} events of one key are held behind {first}")
         else:
             self._park(parcel, f"held behind {first}")
 
     def _park(self, parcel: Parcel, reason: str, answer: Answer | None = None) -> None:
         if len(self.tally.parked) >= self._parked_max:
-            self._stop(Fate.ENDPOINT_FAILED, f"no room to park more; the last one: {reason}")
+            self._stop(Fate.FULL, f"no room to park more; the last one: {reason}")
             return
         row, events = parcel[0], self._job.events
-        ident, source, partition, batch, position, key = (
-            events.column(name)[row].as_py() for name in ("event_id", "source", "partition", "batch", "position", "key")
+        ident, source, partition, batch, position = (
+            events.column(name)[row].as_py() for name in ("event_id", "source", "partition", "batch", "position")
         )
+        stream, key = (text_of(events.column(name)[row]) for name in ("stream", "key"))
         status, wait = (answer.status, answer.retry_after_s) if answer else (None, None)
         event = ParkedEvent(
             ident,
             Place(source, partition),
             batch,
             position,
+            stream or "",
             key,
             row_json(events, row),
             reason,
@@ -353,5 +330,8 @@ class Dispatch:
             self._job.replay_id or "",
         )
         self.tally.park(row, event)
+        self._bad.pop(row, None)
         if self._job.spec.ordered and key is not None:
-            self._held.setdefault(int(self._keys[row]), ident)
+            number = int(self._keys[row])
+            self._held.setdefault(number, ident)
+            self._held_counts[number] = self._held_counts.get(number, 0) + 1

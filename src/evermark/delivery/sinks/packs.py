@@ -8,9 +8,10 @@ piece of the rendered column as it lies in memory.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +19,13 @@ import pyarrow as pa
 
 from evermark.delivery.body import (
     BUNDLE_BYTES_AROUND,
+    UNRENDERABLE,
     Rendering,
     around,
     bundle_id_of,
     delivery_id_column,
     render_column,
+    render_sound,
 )
 from evermark.delivery.signing import Body
 
@@ -44,6 +47,7 @@ class Pack:
     body: Body
     _idents: pa.Array  # each with its line end
     _bodies: pa.Array  # each with its comma
+    problem: str = ""  # why its only event has no body
 
     def parcels(self) -> list[Parcel]:
         idents, bodies = self._idents.to_pylist(), self._bodies.to_pylist()
@@ -52,8 +56,8 @@ class Pack:
         ]
 
 
-class Packer:
-    """`next` gives the bundles of a job; they are made a few at a time."""
+class Packs:
+    """The bundles of some rows, made a few at a time, and kept for all who take them from here."""
 
     def __init__(
         self,
@@ -74,22 +78,32 @@ class Packer:
         # Large events: rather a bundle that is not full than one that must not be sent or cannot be held.
         bundle = max(1, min(bundle, self._room // row_bytes, self._piece_rows))
         self._plan = deque(_planned(keys, shares, bundle))
-        self._made: list[Pack] = []
+        self._made: deque[list[Pack]] = deque()
+        self._gone = 0  # how many pieces nobody wants any more
+        self._takers: list[Packer] = []
         self.body_bytes_max = 0  # of the bodies rendered so far
 
-    @property
-    def more(self) -> bool:
-        return bool(self._plan or self._made)
+    def taker(self) -> Packer:
+        """For one more job that wants all of them. All jobs send from one thread."""
+        self._takers.append(Packer(self))
+        return self._takers[-1]
 
-    def pack_all(self) -> None:
+    def make_all(self) -> None:
         """Make all bundles now: in a thread that would only wait, and for rows that are not too large."""
         while self._plan:
-            self._made += self._pack()
+            self._made.append(self._pack())
 
-    def pack(self) -> list[Pack]:
-        """The next few bundles, the one with the first row first."""
-        made, self._made = self._made or self._pack(), []
-        return made
+    def has(self, piece: int) -> bool:
+        return bool(self._plan) or piece < self._gone + len(self._made)
+
+    def piece(self, piece: int) -> list[Pack]:
+        if piece >= self._gone + len(self._made):
+            self._made.append(self._pack())
+        found = self._made[piece - self._gone]
+        while self._made and all(taker.at > self._gone for taker in self._takers):
+            self._made.popleft()
+            self._gone += 1
+        return found
 
     def _pack(self) -> list[Pack]:
         planned = [self._plan.popleft()]
@@ -98,7 +112,11 @@ class Packer:
             planned.append(self._plan.popleft())
             left -= len(planned[-1][1])
         events = self._rows(np.concatenate([rows for _, rows in planned]))
-        bodies = render_column(events, self._how, after=",")
+        problems: dict[int, str] = {}
+        try:
+            bodies = render_column(events, self._how, after=",")
+        except UNRENDERABLE:
+            bodies, problems = render_sound(events, self._how, after=",")
         column = events.column("event_id")
         ids = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
         idents = delivery_id_column(ids, self._how.replay_id, after="\n")
@@ -107,9 +125,11 @@ class Packer:
         packs: list[Pack] = []
         start = 0
         for share, rows in planned:
-            for at, stop in self._cuts(sizes[start : start + len(rows)]):
+            alone = [row - start for row in problems if start <= row < start + len(rows)]
+            for at, stop in self._cuts(sizes[start : start + len(rows)], alone):
                 some = slice(start + at, start + stop)
-                packs.append(self._one(share, rows[at:stop], idents[some], bodies[some]))
+                problem = problems.get(start + at, "")
+                packs.append(self._one(share, rows[at:stop], idents[some], bodies[some], problem))
             start += len(rows)
         return packs
 
@@ -119,14 +139,20 @@ class Packer:
             return self._events.slice(first, len(rows))
         return self._events.take(pa.array(rows))
 
-    def _one(self, share: int, rows: I64, idents: pa.Array, bodies: pa.Array) -> Pack:
+    def _one(self, share: int, rows: I64, idents: pa.Array, bodies: pa.Array, problem: str) -> Pack:
         before, after = self._around
         # Without the last line end and the last comma.
         ident = bundle_id_of(sha256(_text(idents)[:-1]))
-        return Pack(share, rows, ident, (before, _text(bodies)[:-1], after), idents, bodies)
+        return Pack(share, rows, ident, (before, _text(bodies)[:-1], after), idents, bodies, problem)
 
-    def _cuts(self, sizes: I64) -> Iterator[tuple[int, int]]:
-        """A planned bundle, cut so that each part fits into one request; one event always stays whole."""
+    def _cuts(self, sizes: I64, alone: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """A planned bundle, cut so that each part can be sent in one request; those without a body stand alone."""
+        bounds = sorted({0, len(sizes), *alone, *(row + 1 for row in alone)})
+        for first, last in pairwise(bounds):
+            yield from ((first + at, first + stop) for at, stop in self._fitting(sizes[first:last]))
+
+    def _fitting(self, sizes: I64) -> Iterator[tuple[int, int]]:
+        """Cut so that each part fits; one event always stays whole."""
         start, room = 0, self._room
         if int(sizes.sum()) > room:
             for n, size in enumerate(sizes.tolist()):
@@ -135,6 +161,28 @@ class Packer:
                     start, room = n, self._room
                 room -= size
         yield start, len(sizes)
+
+
+class Packer:
+    """What one job has taken of its bundles."""
+
+    def __init__(self, packs: Packs) -> None:
+        self._packs = packs
+        self.keys = packs.keys
+        self.at = 0
+
+    @property
+    def more(self) -> bool:
+        return self._packs.has(self.at)
+
+    @property
+    def body_bytes_max(self) -> int:
+        return self._packs.body_bytes_max
+
+    def pack(self) -> list[Pack]:
+        """The next few bundles, the one with the first row first."""
+        self.at += 1
+        return self._packs.piece(self.at - 1)
 
 
 def _planned(keys: I64, shares: int, bundle: int) -> list[tuple[int, I64]]:

@@ -30,7 +30,7 @@ class StdoutSink:
         return [result for some in self.deliver_each(jobs, deadline_s, grace_s) for result in some]
 
     def deliver_each(
-        self, jobs: Sequence[Job], deadline_s: float, grace_s: float | None = None
+        self, jobs: Sequence[Job], deadline_s: float, grace_s: float | None = None, slack_s: float | None = None
     ) -> Iterator[list[Result]]:
         until = monotonic() + deadline_s
         for job in jobs:

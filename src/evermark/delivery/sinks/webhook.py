@@ -10,17 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from time import monotonic
 
-import pyarrow as pa
-
 from evermark.delivery.base import Fate
-from evermark.delivery.body import Rendering, bundle, bundle_id, delivery_ids, render, row_from_json
-from evermark.delivery.retry import Verdict
-from evermark.delivery.sinks.base import Answer, Job, Lane, Prefix, Result, Try
+from evermark.delivery.sinks.base import Answer, Job, Prefix, Result, Try
 from evermark.delivery.sinks.http import Courier, HttpLoop, close_http_loop, http_loop
-from evermark.delivery.sinks.lanes import CONCURRENCY_MAX, Dispatch
+from evermark.delivery.sinks.lanes import Dispatch
 from evermark.delivery.sinks.patience import Patience
+from evermark.delivery.sinks.retries import UNSENT, attempt
 from evermark.delivery.sinks.tally import Tally
-from evermark.errors import BusyError, ConfigError, EvermarkError, FormatError
+from evermark.errors import BusyError, ConfigError, EvermarkError
 
 # A guard against a loop that stopped answering, far beyond what deadlines and timeouts add up to.
 _LATE_S = 60.0
@@ -40,9 +37,9 @@ class WebhookSink:
         return sorted(results, key=lambda result: (result.subscription, result.place, result.batch))
 
     def deliver_each(
-        self, jobs: Sequence[Job], deadline_s: float, grace_s: float | None = None
+        self, jobs: Sequence[Job], deadline_s: float, grace_s: float | None = None, slack_s: float | None = None
     ) -> Iterator[list[Result]]:
-        for tally, fate, reason, wait in self._closed(jobs, deadline_s, grace_s):
+        for tally, fate, reason, wait in self._closed(jobs, deadline_s, grace_s, slack_s):
             yield tally.results(fate, reason, wait)
 
     def deliver_prefix(self, job: Job, deadline_s: float, grace_s: float | None = None) -> Prefix:
@@ -85,12 +82,13 @@ class WebhookSink:
 
     def attempt(self, tries: Sequence[Try], deadline_s: float) -> list[Answer]:
         http = http_loop()
-        by_subscription: dict[str, list[int]] = {}
+        # A replay never disturbs live: what its tries find out about the endpoint stops none but its own.
+        by_subscription: dict[tuple[str, str | None], list[int]] = {}
         for n, one in enumerate(tries):
-            by_subscription.setdefault(one.spec.name, []).append(n)
+            by_subscription.setdefault((one.spec.name, one.replay_id), []).append(n)
         groups = list(by_subscription.values())
-        answers: list[Answer] = [_UNSENT] * len(tries)
-        futures = [http.submit(_attempt([tries[n] for n in group], http, deadline_s)) for group in groups]
+        answers: list[Answer] = [UNSENT] * len(tries)
+        futures = [http.submit(attempt([tries[n] for n in group], http, deadline_s)) for group in groups]
         for group, future in zip(groups, futures, strict=True):
             # Closing the sink cancels what is under way; those tries count as unsent.
             with contextlib.suppress(concurrent.futures.CancelledError):
@@ -100,9 +98,6 @@ class WebhookSink:
 
     def close(self) -> None:
         close_http_loop()
-
-
-_UNSENT = Answer(Verdict.BUSY, reason="not sent: the time given to this work ran out")
 
 
 def _one_job_each(jobs: Sequence[Job]) -> None:
@@ -139,56 +134,3 @@ async def _deliver(
         hand_in((work.tally, Fate.UNFINISHED, f"sending failed: {type(problem).__name__}", None))
     else:
         hand_in((work.tally, work.fate or Fate.DONE, work.reason, work.retry_after_s))
-
-
-async def _attempt(tries: Sequence[Try], http: HttpLoop, deadline_s: float) -> list[Answer]:
-    """The answers to the tries of one subscription, in their order."""
-    spec = tries[0].spec
-    deadline = asyncio.get_running_loop().time() + deadline_s
-    answers: list[Answer] = [_UNSENT] * len(tries)
-    try:
-        courier = Courier(spec, tries[0].open_secret)
-    except EvermarkError as problem:
-        return [Answer(Verdict.ENDPOINT, reason=str(problem))] * len(tries)
-    lanes: dict[tuple[str | None, Lane | int], list[tuple[int, pa.RecordBatch]]] = {}
-    for n, one in enumerate(tries):
-        try:
-            row = row_from_json(one.event)
-        except FormatError as problem:
-            answers[n] = Answer(Verdict.EVENT, reason=str(problem))
-            continue
-        source, stream, key = (row.column(name)[0].as_py() for name in ("source", "stream", "key"))
-        lane: Lane | int = n if key is None else (source, stream, key)
-        lanes.setdefault((one.replay_id, lane), []).append((n, row))
-    gate = asyncio.Semaphore(min(max(1, spec.concurrency), CONCURRENCY_MAX))
-    stopped: list[Answer] = []
-
-    async def one_lane(waiting: list[tuple[int, pa.RecordBatch]]) -> None:
-        held = ""
-        for n, row in waiting:
-            if held and spec.ordered:
-                answers[n] = Answer(Verdict.BUSY, reason=f"held behind {held}")
-                continue
-            async with gate:
-                if stopped:
-                    answers[n] = stopped[0]
-                elif asyncio.get_running_loop().time() < deadline:
-                    answers[n] = await _try(tries[n], row, courier, http)
-                    if answers[n].verdict in (Verdict.ENDPOINT, Verdict.GONE):
-                        stopped.append(answers[n])
-            if answers[n].verdict is not Verdict.ACCEPTED:
-                held = row.column("event_id")[0].as_py()
-
-    await asyncio.gather(*(one_lane(waiting) for waiting in lanes.values()))
-    return answers
-
-
-async def _try(one: Try, row: pa.RecordBatch, courier: Courier, http: HttpLoop) -> Answer:
-    how = Rendering(courier.style, one.historical, one.attempt, one.replay_id)
-    (body,) = render(row, how)
-    (ident,) = delivery_ids(row.column("event_id").to_pylist(), one.replay_id)
-    if one.spec.bundle > 1:
-        body, ident = bundle([body], how.style), bundle_id([ident])
-    if len(body) > one.spec.body_bytes_max:
-        return Answer(Verdict.EVENT, reason=f"too large: {len(body)} bytes, the limit is {one.spec.body_bytes_max}")
-    return await courier.post(http, ident, body)

@@ -23,7 +23,7 @@ from evermark.testing.contracts.scene import P0, P1, T0, TakeOver, begin, done, 
 
 # Everything else in the port must take an epoch and be listed in `_writes`.
 READERS = {
-    *("subscriptions", "subscription", "group", "cursors", "cursors_outside"),
+    *("outside", "subscriptions", "subscription", "group", "cursors", "cursors_outside"),
     *("parked_counts", "parked_since", "parked", "held_keys", "counted"),
 }
 
@@ -282,7 +282,7 @@ class DeliveryContract:
             store.settle_subscription("a", P0, 0, 2, done("a", event(9)), T0, epoch)
         assert store.parked_counts() == {"a": {"waiting": 1, "dead": 0}}
 
-    @pytest.mark.parametrize("fate", [Fate.ENDPOINT_FAILED, Fate.GONE, Fate.UNFINISHED])
+    @pytest.mark.parametrize("fate", [Fate.ENDPOINT_FAILED, Fate.GONE, Fate.FULL, Fate.UNFINISHED])
     def test_no_other_fate_moves_or_parks(self, store: DeliveryStore, epoch: int, fate: Fate) -> None:
         """Nothing but done passes an event."""
         begin(store, epoch, "a")
@@ -377,6 +377,7 @@ def _writes(store: DeliveryStore, row: Parked) -> Mapping[str, Callable[[int], o
         "remove": lambda epoch: store.remove("a", epoch),
         "suspend": lambda epoch: store.suspend("a", "", epoch),
         "disable": lambda epoch: store.disable("a", "gone", epoch),
+        "retried": lambda epoch: store.retried("a", failed("a"), T0, epoch),
         "resume": lambda epoch: store.resume("b", epoch),
         "open_place": lambda epoch: store.open_place(Place("new", 0), 0, epoch),
         "settle_group": lambda epoch: store.settle_group(P0, 1, 2, frozenset("a"), [done("a")], T0, epoch),

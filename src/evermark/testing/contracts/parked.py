@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from evermark.delivery.base import DeliveryStore, Fate, MadeBy, Outcome, Place, SubscriptionState
-from evermark.testing.contracts.scene import P0, P1, T0, TakeOver, begin, done, event, failed, spec
+from evermark.testing.contracts.scene import P0, P1, T0, TakeOver, begin, done, event, failed, snapshot, spec
 
 SOON = T0 + timedelta(minutes=1)  # the first retry is due
 LEASE_S = 30.0
@@ -121,7 +121,7 @@ class ParkedContract:
         assert store.claim(AFTER_LEASE, 10, LEASE_S, epoch)[0].attempt == 2
 
     def test_nothing_is_claimed_for_who_cannot_take_it(self, store: DeliveryStore, epoch: int) -> None:
-        """Backing off, suspended, paused and disabled subscriptions keep their rows untouched."""
+        """Backing off, paused and disabled subscriptions keep their rows untouched; a suspended one until it is due."""
         names = ("backing", "suspended", "paused", "gone", "well")
         begin(store, epoch, *names)
         store.settle_group(P0, 0, 1, frozenset(names), [done(name, event(1)) for name in names], T0, epoch)
@@ -133,7 +133,11 @@ class ParkedContract:
         assert store.subscriptions()["suspended"].state is SubscriptionState.SUSPENDED
         assert {row.subscription for row in store.claim(SOON, 10, LEASE_S, epoch)} == {"well"}
         much_later = SOON + timedelta(days=1)
-        assert {row.subscription for row in store.claim(much_later, 10, LEASE_S, epoch)} == {"well", "backing"}
+        assert {row.subscription for row in store.claim(much_later, 10, LEASE_S, epoch)} == {
+            "well",
+            "backing",
+            "suspended",
+        }
 
     def test_order_holds_per_key_through_retries(self, store: DeliveryStore, epoch: int) -> None:
         """With `ordered`, a row waits for every earlier one of its key and place, dead ones too, and no other."""
@@ -143,7 +147,7 @@ class ParkedContract:
         events = (event(3, key="k"), event(1, key="k"), event(2, key="l"), event(4), event(5))
         elsewhere = event(6, P1, key="k")
         store.settle_group(P0, 0, 9, frozenset("ab"), [done("a", *events, elsewhere), done("b", *events)], T0, epoch)
-        held = {"a": {(P0, "k"), (P0, "l"), (P1, "k")}}
+        held = {"a": {(P0, "orders", "k"): 2, (P0, "orders", "l"): 1, (P1, "orders", "k"): 1}}
         assert store.held_keys() == held
         rows = store.claim(SOON, 20, LEASE_S, epoch)
         assert [r.event.event_id for r in rows if r.subscription == "a"] == ["e1", "e2", "e4", "e5", "e6"]
@@ -153,6 +157,16 @@ class ParkedContract:
         assert store.claim(SOON, 20, LEASE_S, epoch) == []
         store.drop([first.id], epoch)
         assert [r.event.event_id for r in store.claim(SOON, 20, LEASE_S, epoch)] == ["e3"]
+
+    def test_the_same_key_of_another_stream_is_another_key(self, store: DeliveryStore, epoch: int) -> None:
+        """Two tables of a source may use the same keys: order 1 has nothing to do with user 1."""
+        store.open_place(P0, 0, epoch)
+        store.register([spec("a", ordered=True)], MadeBy.FILE, {}, epoch)
+        parked = [event(1, key="1"), event(2, key="1", stream="users"), event(3, key="1")]
+        store.settle_group(P0, 0, 9, frozenset("a"), [done("a", *parked)], T0, epoch)
+        assert store.held_keys() == {"a": {(P0, "orders", "1"): 2, (P0, "users", "1"): 1}}
+        rows = store.claim(SOON, 10, LEASE_S, epoch)
+        assert [(row.event.event_id, row.event.stream) for row in rows] == [("e1", "orders"), ("e2", "users")]
 
     def test_dropped_and_expired_are_counted(self, store: DeliveryStore, epoch: int) -> None:
         """What is given up is counted with it; what is being delivered just now does not expire."""
@@ -180,3 +194,118 @@ class ParkedContract:
         assert [row.subscription for row in store.parked(after_id=page[-1].id)] == ["b"]
         assert [row.event.event_id for row in store.parked("b")] == ["e1"]
         assert page[0].created_at == T0
+
+    def test_d7_rows_parked_too_long_ago_go_a_few_at_a_time(self, store: DeliveryStore, epoch: int) -> None:
+        """GIVEN old and new rows WHEN the old expire THEN no more than the limit go at once; all are counted."""
+        begin(store, epoch, "a", "b")
+        outcomes = [done("a", *(event(n) for n in (1, 2, 3))), done("b")]
+        store.settle_group(P0, 0, 1, frozenset("ab"), outcomes, T0, epoch)
+        later = T0 + timedelta(days=9)
+        assert [store.expire("a", T0, later, epoch), store.expire("b", later, later, epoch)] == [0, 0]
+        assert [store.expire("a", later, later, epoch, 2) for _ in range(3)] == [2, 1, 0]
+        assert store.counted("expired") == {"a": 3}
+        assert store.parked("a") == []
+
+    # what retries say about an endpoint
+
+    def test_a_failed_retry_takes_it_out_of_the_group_where_the_group_stands(
+        self, store: DeliveryStore, epoch: int
+    ) -> None:
+        """As any failure of the endpoint: behind, backing off as long as was asked, and its rows untouched."""
+        begin(store, epoch, "a", "b")
+        store.settle_group(P0, 0, 3, frozenset("ab"), [done("a", event(1)), done("b")], T0, epoch)
+        before, rows = store.group(), store.parked()
+        store.retried("a", replace(failed("a", "HTTP 503"), retry_after_s=120.0), SOON, epoch)
+        found = store.subscription("a")
+        assert (found.state, found.failures, found.reason) == (SubscriptionState.BEHIND, 1, "HTTP 503")
+        assert found.next_attempt_at is not None
+        assert timedelta(seconds=120) <= found.next_attempt_at - SOON <= timedelta(seconds=150)
+        assert store.cursors("a") == {P0: 3, P1: 0}
+        after = store.group()
+        assert after.members == {"b"}
+        assert (after.version, after.cursors) == (before.version + 1, before.cursors)
+        assert store.parked() == rows
+        assert store.claim(SOON + timedelta(seconds=119), 10, LEASE_S, epoch) == []
+        assert len(store.claim(found.next_attempt_at, 10, LEASE_S, epoch)) == 1
+
+    def test_a_failure_found_twice_at_once_counts_once(self, store: DeliveryStore, epoch: int) -> None:
+        """Retries and deliveries may be under way together: what the one found out the other need not add."""
+        begin(store, epoch, "a")
+        store.settle_group(P0, 0, 1, frozenset("a"), [failed("a")], T0, epoch)
+        before = store.subscription("a")
+        store.retried("a", failed("a", "503"), T0, epoch)
+        assert store.subscription("a") == before
+
+    def test_ten_failed_retries_suspend_and_the_next_ones_find_out_that_it_works(
+        self, store: DeliveryStore, epoch: int
+    ) -> None:
+        """There may be nothing but parked rows to ask it with."""
+        begin(store, epoch, "a")
+        store.settle_group(P0, 0, 1, frozenset("a"), [done("a", event(1))], T0, epoch)
+        now = SOON
+        for failures in range(1, 11):
+            store.retried("a", failed("a"), now, epoch)
+            found = store.subscription("a")
+            assert found.failures == failures
+            assert found.next_attempt_at is not None
+            assert (found.state is SubscriptionState.SUSPENDED) == (failures == 10)
+            now = found.next_attempt_at
+        assert store.claim(now - timedelta(seconds=1), 10, LEASE_S, epoch) == []
+        (row,) = store.claim(now, 10, LEASE_S, epoch)
+        assert row.attempt == 1, "its attempts are its own"
+        store.retried("a", done("a"), now, epoch)
+        found = store.subscription("a")
+        assert (found.state, found.failures, found.next_attempt_at) == (SubscriptionState.BEHIND, 0, None)
+
+    def test_an_accepted_retry_leaves_a_member_where_it_is(self, store: DeliveryStore, epoch: int) -> None:
+        """A success is no reason to leave."""
+        begin(store, epoch, "a")
+        before = snapshot(store)
+        store.retried("a", done("a"), T0, epoch)
+        assert snapshot(store) == before
+
+    def test_gone_said_to_a_retry_disables_and_keeps_the_rows(self, store: DeliveryStore, epoch: int) -> None:
+        """410 is 410, whatever it was the answer to."""
+        begin(store, epoch, "a")
+        store.settle_group(P0, 0, 1, frozenset("a"), [done("a", event(1))], T0, epoch)
+        store.retried("a", Outcome("a", Fate.GONE, reason="HTTP 410"), SOON, epoch)
+        found = store.subscription("a")
+        assert (found.state, found.reason) == (SubscriptionState.DISABLED, "HTTP 410")
+        assert store.group().members == frozenset()
+        assert store.cursors("a") == {P0: 1, P1: 0}
+        assert len(store.parked()) == 1
+        assert store.claim(SOON + timedelta(days=30), 10, LEASE_S, epoch) == []
+
+    def test_retries_say_nothing_of_one_that_was_paused_removed_or_made_anew(
+        self, store: DeliveryStore, epoch: int
+    ) -> None:
+        """Whoever it was that failed, it is not the one that is there now."""
+        begin(store, epoch, "a", "paused")
+        old = store.subscription("a").generation
+        store.suspend("paused", "", epoch)
+        store.register([spec("paused")], MadeBy.FILE, {}, epoch)
+        store.retried("a", failed("a"), T0, epoch)
+        store.register([spec("a"), spec("paused")], MadeBy.FILE, {}, epoch)
+        before = snapshot(store)
+        for outcome in (failed("a"), done("a"), Outcome("a", Fate.GONE)):
+            store.retried("a", outcome, T0, epoch, generation=old)
+        for outcome in (failed("paused"), done("paused")):
+            store.retried("paused", outcome, T0, epoch)
+        assert snapshot(store) == before
+
+    def test_one_that_is_full_is_suspended_at_once_and_drains(self, store: DeliveryStore, epoch: int) -> None:
+        """Without a failure on record: its rows go on being tried, and the first work that is done brings it back."""
+        begin(store, epoch, "a")
+        store.settle_group(P0, 0, 1, frozenset("a"), [done("a", event(1), event(2))], T0, epoch)
+        store.settle_group(P0, 1, 2, frozenset("a"), [Outcome("a", Fate.FULL, reason="no room")], T0, epoch)
+        full = store.subscription("a")
+        assert (full.state, full.failures, full.reason) == (SubscriptionState.SUSPENDED, 0, "no room")
+        assert full.next_attempt_at is not None and full.next_attempt_at > SOON
+        assert store.cursors("a") == {P0: 1, P1: 0}
+        rows = store.claim(SOON, 10, LEASE_S, epoch)
+        assert len(rows) == 2
+        store.delivered([row.id for row in rows], epoch)
+        store.retried("a", done("a"), SOON, epoch)
+        assert store.subscription("a") == full, "its batch would be sent again for every row that goes"
+        store.settle_subscription("a", P0, 1, 2, done("a"), full.next_attempt_at, epoch)
+        assert store.subscription("a").state is SubscriptionState.BEHIND

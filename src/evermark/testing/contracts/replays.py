@@ -211,7 +211,7 @@ class ReplayContract:
         of_replay = replace(event(1, key="k"), replay_id=made)
         self.settle(replays, targets["a"], epoch, done("a", of_replay))
         assert delivery.held_keys() == {}
-        assert delivery.held_keys(made) == {"a": frozenset({(of_replay.place, "k")})}
+        assert delivery.held_keys(made) == {"a": {(of_replay.place, "orders", "k"): 1}}
         delivery.settle_group(of_replay.place, 0, 1, frozenset({"a"}), [done("a", event(2, key="k"))], T0, epoch)
         assert len(delivery.claim(T0 + timedelta(hours=1), 5, 60, epoch)) == 2
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,12 +19,15 @@ def spec(name: str, **settings: Any) -> SubscriptionSpec:
     return SubscriptionSpec(name=name, url=settings.pop("url", f"https://{name}.example/hook"), **settings)
 
 
-def event(number: int, place: Place = P0, key: str | None = None, status: int | None = 400) -> ParkedEvent:
+def event(
+    number: int, place: Place = P0, key: str | None = None, status: int | None = 400, stream: str = "orders"
+) -> ParkedEvent:
     return ParkedEvent(
         event_id=f"e{number}",
         place=place,
         batch=number,
         position=f"{number:06}",
+        stream=stream,
         key=key,
         event=f'{{"n": {number}}}',
         reason="refused",
@@ -40,7 +44,9 @@ def failed(name: str, reason: str = "503") -> Outcome:
 
 
 def snapshot(store: DeliveryStore) -> tuple[object, ...]:
-    return (store.subscriptions(), store.group(), store.cursors_outside(), store.parked(limit=1000))
+    # Each store has a clock of its own.
+    known = {name: replace(found, since=None) for name, found in store.subscriptions().items()}
+    return (known, store.group(), store.cursors_outside(), store.parked(limit=1000))
 
 
 def begin(store: DeliveryStore, epoch: int, *names: str, **settings: Any) -> None:

@@ -51,26 +51,26 @@ class Account:
         self.met: Counter[str] = Counter()  # writes, states and fates: what this seed was about
         self._passed: dict[str, dict[Place, int]] = {}
         self._offered: dict[str, set[str]] = defaultdict(set)
-        self._offered_to: dict[tuple[str, Place, str], str] = {}
-        self._handled_to: dict[tuple[str, Place, str], str] = {}
+        self._offered_to: dict[tuple[str, Place, str, str], str] = {}
+        self._handled_to: dict[tuple[str, Place, str, str], str] = {}
 
     # requests
 
     def before_offer(self, spec: SubscriptionSpec, row: Row, *, stale: bool) -> None:
         """A request is about to reach a receiver. A stale owner may take a new subscription for its former self."""
-        one, bound_to_start = who(spec), self._is_there(spec) and not stale
+        one, bound_to_start = who(spec), not stale
         head = self._heads.load(row.place.source).get(row.place.partition)
         durable = self._logs[row.place.source].durable_batch(row.place.partition)
         bound = min(durable, head.batch if head else 0)
         require(row.batch <= bound, f"{row.event_id} of batch {row.batch} delivered; the durable head is {bound}")
         require(
-            self._is_formers(spec, row) or self.promises.may_send(one, row, early=not bound_to_start),
+            self.promises.may_send(one, row, early=not bound_to_start),
             f"{one} was sent {row.event_id} of batch {row.batch}, which it never asked for",
         )
         if row.event_id in self._offered[one] or not self._has_order(spec, row):
             return
         self._offered[one].add(row.event_id)
-        lane = (one, row.place, row.key)
+        lane = (one, row.place, row.stream, row.key)
         last = self._offered_to.get(lane, "")
         require(row.position > last, f"{one}: {row.event_id} first offered after {last} of its key")
         self._offered_to[lane] = row.position
@@ -82,7 +82,7 @@ class Account:
             return
         self.handled[one].add(row.event_id)
         if self.promises.is_ordered(one, row) and self._has_order(spec, row):
-            lane = (one, row.place, row.key)
+            lane = (one, row.place, row.stream, row.key)
             last = self._handled_to.get(lane, "")
             require(row.position > last, f"{one} (ordered): {row.event_id} handled after {last} of its key")
             self._handled_to[lane] = row.position
@@ -90,17 +90,13 @@ class Account:
     def _has_order(self, spec: SubscriptionSpec, row: Row) -> bool:
         """A request cannot be fenced: a stale owner may still send what was passed over as expired by the next one."""
         one = who(spec)
-        if row.event_id in self.expired[one] or not self._is_there(spec) or self._is_formers(spec, row):
+        if row.event_id in self.expired[one] or not self._is_there(spec):
             return False
         return self.promises.has_begun(one, row) and self.promises.has_order(one, row)
 
     def _is_there(self, spec: SubscriptionSpec) -> bool:
         """Not after it was removed. A turn may then go by the cursors of whoever has its name now."""
         return self.current.get(spec.name) == who(spec)
-
-    def _is_formers(self, spec: SubscriptionSpec, row: Row) -> bool:
-        """Between its claim and its request a row's subscription may be made anew: then the new one is sent it."""
-        return self.queued.was_for_another(spec.name, who(spec), row.event_id)
 
     # writes
 
@@ -114,7 +110,7 @@ class Account:
         self.met[method] += 1
         self.met.update(found.state for found in known.values())
         self._look_at_specs(known)
-        self.standings.after(method, args, known)
+        self.standings.after(method, args, known, kwargs.get("generation"))
         for one, event_ids in self.queued.after(method, args, self.current, self.handled).items():
             self.expired[one] |= event_ids
         self._look_at_cursors()

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.delivery.base import CursorVector, MadeBy, Subscription, SubscriptionSpec
-from evermark.delivery.follower import Follower
+from evermark.delivery.follower import SHARED_MAX, Company, Follower
 from evermark.delivery.live import LiveGroup
 from evermark.delivery.queue import ParkedQueue
 from evermark.delivery.retry import Verdict
@@ -44,6 +44,7 @@ class DeliveryRunner:
         self._baton = instance.world.baton
         self._view = SimLogView(instance)
         self._epoch = 0
+        self._serving: set[Company] = set()
         scenario, rng = self._world.scenario, self._baton.rng
         self._deliverer = SimDeliverer(
             self._world.account,
@@ -126,8 +127,7 @@ class DeliveryRunner:
             moved = False
             try:
                 moved = follower.catch_up_group()
-                for subscription in follower.due():
-                    self._catch_up(follower, subscription, over)
+                self._serve(follower, over)
             except (ConflictError, NotFoundError):
                 self._world.count("follower looks again")
             except EvermarkError as error:
@@ -136,29 +136,43 @@ class DeliveryRunner:
                 self._baton.sleep(1.0)
             idle.wait(moved=moved or bool(self._instance.busy))
 
-    def _catch_up(self, follower: Follower, subscription: Subscription, over: Callable[[], bool]) -> None:
-        if subscription.name in self._instance.busy:
-            return
+    def _serve(self, follower: Follower, over: Callable[[], bool]) -> None:
+        by_company: dict[Company, list[Subscription]] = {}
+        for one in follower.due():
+            if one.name not in self._instance.busy:
+                by_company.setdefault(follower.company(one), []).append(one)
+        for company, some in by_company.items():
+            if company is Company.NONE:
+                for one in some:
+                    self._catch_up(follower, [one], over)
+            elif company not in self._serving:
+                self._catch_up(follower, some[:SHARED_MAX], over, company)
 
-        promises, process = self._world.account.promises, self._instance.name
-
-        def looked(found: Subscription) -> Subscription:
-            promises.begin_turn(process, found.spec)
-            return found
+    def _catch_up(
+        self,
+        follower: Follower,
+        subscriptions: Sequence[Subscription],
+        over: Callable[[], bool],
+        company: Company = Company.NONE,
+    ) -> None:
+        busy, names = self._instance.busy, [one.name for one in subscriptions]
 
         def work() -> None:
             try:
-                current: Subscription | None = first
-                while current is not None and not over() and follower.catch_up(current):
-                    current = next((looked(s) for s in follower.due() if s.name == first.name), None)
+                on = follower.catch_up(*subscriptions)
+                while company is Company.NONE and on and not over():
+                    current = [one for one in follower.due() if one.name in on]
+                    on = follower.catch_up(*current) if current else frozenset()
             except EvermarkError:
                 self._world.count("subscriptions not moved")
             finally:
-                del self._instance.busy[first.name]
-                promises.end_turns(process, first.name)
+                self._serving.discard(company)
+                for name in names:
+                    del busy[name]
 
-        first = looked(subscription)
-        self._instance.busy[subscription.name] = self._instance.spawn(f"behind {subscription.name}", work)
+        self._serving.add(company)
+        task = self._instance.spawn(f"behind {', '.join(names)}", work)
+        busy.update(dict.fromkeys(names, task))
 
     def _repeat(self, step: Callable[[], object], over: Callable[[], bool], every_s: float) -> None:
         idle = Idle(self._world, every_s)

@@ -88,6 +88,7 @@ def checkpoints_landed(truth: Truth) -> Landed:
 
 _READS = frozenset(
     {
+        "outside",
         "subscriptions",
         "subscription",
         "group",

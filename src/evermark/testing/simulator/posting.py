@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from evermark.delivery.base import Fate, Outcome, ParkedEvent, Place, SubscriptionSpec
+from evermark.delivery.base import Fate, HeldKey, Outcome, ParkedEvent, Place, SubscriptionSpec
 from evermark.delivery.retry import Verdict
 from evermark.delivery.sinks.base import Answer, Try
-from evermark.delivery.work import BatchResult, Delivered, Manner, Span, fold
+from evermark.delivery.work import BatchResult, Delivered, Errand, Manner, Span, fold
 from evermark.testing.simulator.account import Account
 from evermark.testing.simulator.promises import wants, who
 from evermark.testing.simulator.source import Row, SimLog
@@ -40,13 +40,8 @@ class SimDeliverer:
     takes_s: Callable[[SubscriptionSpec], float]  # how long a receiver needs for a request
     ttl_s: Mapping[str, float]
 
-    def deliver(self, span: Span, specs: Sequence[SubscriptionSpec], manner: Manner) -> list[Delivered]:
-        contents = self.logs[span.place.source].contents
-        rows = [row for path in span.paths for row in contents[path]]
-        if not span.exact:
-            rows = [r for r in rows if r.place == span.place and span.after < r.batch <= span.to]
-        rows.sort(key=lambda row: (row.batch, row.position))
-        jobs = [self._job(spec, [row for row in rows if wants(spec, row)], manner) for spec in specs]
+    def deliver(self, errands: Sequence[Errand], manner: Manner) -> list[Delivered]:
+        jobs = [self._job(errand, manner) for errand in errands]
         cut_s = _cut_s([job.needs_s for job in jobs], manner.slack_s)
         for job in self.rng.sample(jobs, len(jobs)):
             self._deliver(job, manner, cut_s)
@@ -54,10 +49,21 @@ class SimDeliverer:
         took_s = max((job.took_s for job in jobs), default=0.0)
         if took_s > 0:
             self.sleep(took_s)
-        return fold(span, specs, [result for job in jobs for result in job.results()])
+        took = {job.spec.name: job.took_s for job in jobs}
+        found = fold(errands, [result for job in jobs for result in job.results()])
+        return [replace(one, took_s=took[one.subscription]) for one in found]
 
-    def _job(self, spec: SubscriptionSpec, rows: list[Row], manner: Manner) -> _Job:
-        job = _Job(spec, rows, set(manner.held.get(spec.name, frozenset())), self.takes_s(spec))
+    def _rows(self, span: Span) -> list[Row]:
+        contents = self.logs[span.place.source].contents
+        rows = [row for path in span.paths for row in contents[path]]
+        if not span.exact:
+            rows = [r for r in rows if r.place == span.place and span.after < r.batch <= span.to]
+        return sorted(rows, key=lambda row: (row.batch, row.position))
+
+    def _job(self, errand: Errand, manner: Manner) -> _Job:
+        spec = errand.spec
+        rows = [row for row in self._rows(errand.span) if wants(spec, row)]
+        job = _Job(spec, rows, set(manner.held.get(spec.name, ())), self.takes_s(spec))
         if spec.name in self.ttl_s:
             oldest = self.now() - self.ttl_s[spec.name]
             job.expired = {row.event_id for row in job.rows if row.made_at < oldest}
@@ -112,7 +118,7 @@ class _Job:
 
     spec: SubscriptionSpec
     rows: list[Row]
-    held: set[tuple[Place, str]]
+    held: set[HeldKey]
     pace_s: float
     took_s: float = 0.0
     accepted: set[str] = field(default_factory=set)
@@ -139,7 +145,7 @@ class _Job:
         return taken
 
     def is_held(self, row: Row) -> bool:
-        if not self.spec.ordered or (row.place, row.key) not in self.held:
+        if not self.spec.ordered or (row.place, row.stream, row.key) not in self.held:
             return False
         self.park(row, "held behind its key", None)
         return True
@@ -156,10 +162,10 @@ class _Job:
 
     def park(self, row: Row, reason: str, status: int | None) -> None:
         if len(self.parked) >= self.spec.parked_max:
-            self.stop(Fate.ENDPOINT_FAILED, "no room to park more")
+            self.stop(Fate.FULL, "no room to park more")
             return
         self.parked[row.event_id] = as_parked(row, reason, status)
-        self.held.add((row.place, row.key))
+        self.held.add((row.place, row.stream, row.key))
 
     def stop(self, fate: Fate, reason: str) -> None:
         self.fate, self.reason = fate, reason
@@ -182,7 +188,8 @@ class _Job:
 
 
 def as_parked(row: Row, reason: str, status: int | None) -> ParkedEvent:
-    return ParkedEvent(row.event_id, row.place, row.batch, row.position, row.key, _json(row), reason, status)
+    where = (row.place, row.batch, row.position, row.stream, row.key)
+    return ParkedEvent(row.event_id, *where, _json(row), reason, status)
 
 
 def _json(row: Row) -> str:
@@ -203,11 +210,11 @@ class SimSink:
 
     def attempt(self, tries: Sequence[Try], deadline_s: float) -> list[Answer]:
         answers: list[Answer] = []
-        failed: set[tuple[str, Place, str]] = set()
+        failed: set[tuple[str, HeldKey]] = set()
         down: set[str] = set()
         for each in tries:
             row, name = from_json(each.event), each.spec.name
-            lane = (name, row.place, row.key)
+            lane = (name, (row.place, row.stream, row.key))
             if name in down:
                 answer = Answer(Verdict.ENDPOINT, reason="its endpoint failed just now")
             elif lane in failed or self.busy():

@@ -48,7 +48,6 @@ class Promises:
         self._logs = logs
         self.starts: dict[str, CursorVector] = {}
         self._wishes: dict[str, list[Wish]] = {}
-        self._turns: dict[tuple[str, str], int] = {}  # (by which process, for whom): which wish it goes by
 
     def begin(self, spec: SubscriptionSpec, start: CursorVector) -> None:
         self.starts[who(spec)] = dict(start)
@@ -56,17 +55,6 @@ class Promises:
 
     def change(self, spec: SubscriptionSpec) -> None:
         self._wishes[who(spec)].append(Wish(spec, self._tails()))
-
-    def begin_turn(self, process: str, spec: SubscriptionSpec) -> None:
-        self._turns[process, who(spec)] = len(self._wishes[who(spec)]) - 1
-
-    def end_turns(self, process: str, name: str | None = None) -> None:
-        """All of a process that died, or those for whoever has this name."""
-        self._turns = {
-            (by, one): wish
-            for (by, one), wish in self._turns.items()
-            if by != process or name not in (None, self.asked(one).name)
-        }
 
     def asked(self, one: str) -> SubscriptionSpec:
         """What it asks for now."""
@@ -90,13 +78,12 @@ class Promises:
         return self.has_order(one, row) and self._in_force(one, row)[-1].spec.ordered
 
     def _in_force(self, one: str, row: Row) -> list[Wish]:
-        """The wishes at any time since the row was taken, or since whoever works for it looked."""
+        """The wishes at any time since the row was taken."""
         wishes = self._wishes[one]
-        looked = min((wish for (_, of), wish in self._turns.items() if of == one), default=len(wishes))
         return [
             wish
             for number, wish in enumerate(wishes)
-            if number >= looked or wish is wishes[-1] or row.batch <= wishes[number + 1].since.get(row.place, 0)
+            if wish is wishes[-1] or row.batch <= wishes[number + 1].since.get(row.place, 0)
         ]
 
     def _tails(self) -> dict[Place, int]:

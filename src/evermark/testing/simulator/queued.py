@@ -29,17 +29,12 @@ class Queued:
         self._store = store
         self._seen: dict[int, _Row] = {}
         self._counts: dict[str, dict[str, int]] = {"dropped": {}, "expired": {}}
-        self._parked_for: dict[tuple[str, str], set[str]] = defaultdict(set)  # by name: who had it then
         self.refused_forever: dict[str, set[str]] = defaultdict(set)
         self.dropped: dict[str, set[str]] = defaultdict(set)
         self.parked: dict[str, set[str]] = defaultdict(set)  # ever
 
     def has(self, name: str, event_id: str) -> bool:
         return any(row.name == name and row.event_id == event_id for row in self._seen.values())
-
-    def was_for_another(self, name: str, one: str, event_id: str) -> bool:
-        """Whether it was parked for one that had this name before."""
-        return bool(self._parked_for.get((name, event_id), set()) - {one})
 
     def dead(self, name: str) -> set[str]:
         return {row.event_id for row in self._seen.values() if row.name == name and row.dead}
@@ -74,7 +69,6 @@ class Queued:
         counts = Counter(row.name for row in self._seen.values())
         for row in new.values():
             self.parked[row.one].add(row.event_id)
-            self._parked_for[row.name, row.event_id].add(row.one)
             most = self._store.subscription(row.name).spec.parked_max
             require(counts[row.name] <= most, f"{row.name} has {counts[row.name]} parked; the limit is {most}")
 

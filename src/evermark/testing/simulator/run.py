@@ -17,7 +17,6 @@ from evermark.testing.simulator.mutants import Mutant
 from evermark.testing.simulator.people import Desk
 from evermark.testing.simulator.scenario import OPS, ROWS_PER_TRANSACTION_MAX, STREAMS, scenario
 from evermark.testing.simulator.source import Made, position
-from evermark.testing.simulator.standings import SUSPEND_AFTER
 from evermark.testing.simulator.world import Ledger, World
 
 _CALM_STEPS_MAX = 20_000
@@ -54,8 +53,9 @@ def _small_limits() -> Iterator[None]:
         mock.patch.object(live, "HANDOVER_ROWS_MAX", 8),
         mock.patch.object(follower, "JOIN_DISTANCE_MAX", 3),
         mock.patch.object(follower, "JOIN_ROWS_MAX", 8),
+        mock.patch.object(follower, "SPAN_ROWS_MAX", 10),
+        mock.patch.object(follower, "SHARED_ROWS_MAX", 5),
         mock.patch.object(follower.Follower._span, "__defaults__", (10,)),
-        mock.patch.object(retry.should_suspend, "__defaults__", (SUSPEND_AFTER,)),
         mock.patch.object(retry.next_attempt, "__defaults__", (_SCHEDULE_S,)),
     ):
         yield

@@ -12,9 +12,9 @@ from evermark.delivery.retry import ENDPOINT_BACKOFF_S_MAX
 from evermark.testing.simulator.broken import require
 from evermark.testing.simulator.promises import who
 
-SUSPEND_AFTER = 4  # as `run` scales it down
+SUSPEND_AFTER = 4  # instead of 10: seeds are short
 
-_ABOUT_ONE = frozenset({"settle_subscription", "join", "suspend", "resume", "disable"})
+_ABOUT_ONE = frozenset({"settle_subscription", "retried", "join", "suspend", "resume", "disable"})
 
 _STOPPED = (SubscriptionState.SUSPENDED, SubscriptionState.DISABLED)
 
@@ -28,14 +28,20 @@ class Standings:
         self._failures: Counter[str] = Counter()
         self._not_before: dict[str, datetime] = {}
 
-    def after(self, method: str, args: tuple[Any, ...], known: Mapping[str, Subscription]) -> None:
+    def after(
+        self, method: str, args: tuple[Any, ...], known: Mapping[str, Subscription], generation: int | None
+    ) -> None:
         before = {name: was for name, was in self._seen.items() if name in known and _is_same(was, known[name])}
         self._seen = known
+        if method == "retried" and args[0] in before and generation != before[args[0]].generation:
+            method = "retried for a former one"
         for name in before.keys() - self._touched(method, args, before):
             was, now = _record(before[name]), _record(known[name])
             require(was == now, f"{method} made {now} of {name}, which was {was}: it has nothing to do with that")
         if method == "settle_subscription":
             self._settled(before[args[0]], known[args[0]], args[4], args[5])
+        elif method == "retried" and args[0] in before:
+            self._retried(before[args[0]], known[args[0]], args[1], args[2])
         elif method == "settle_group":
             for outcome in args[4]:
                 if outcome.subscription in before:
@@ -71,9 +77,21 @@ class Standings:
             require(now.state is SubscriptionState.DISABLED, f"{one} is gone, and {now.state}")
         elif outcome.fate is Fate.ENDPOINT_FAILED and not untouchable:
             self._fail(one, was, now, at)
+        elif outcome.fate is Fate.FULL and not untouchable:
+            require((now.state, now.failures) == (SubscriptionState.SUSPENDED, 0), f"{one} is full, and {now.state}")
+            self._forgive(one)
         elif outcome.fate is Fate.DONE and not untouchable and _is_answered(outcome):
             require(now.failures == 0, f"{one} took an event, and {now.failures} failures are still on record")
             self._forgive(one)
+
+    def _retried(self, was: Subscription, now: Subscription, outcome: Outcome, at: datetime) -> None:
+        """A failure that somebody else found meanwhile counts once; one that is full is not brought back by this."""
+        backs_off = was.failures > 0 and was.next_attempt_at is not None and was.next_attempt_at > at
+        full = was.state is SubscriptionState.SUSPENDED and was.failures == 0
+        if (outcome.fate is Fate.ENDPOINT_FAILED and backs_off) or (outcome.fate is Fate.DONE and full):
+            require(_record(was) == _record(now), f"{was.name}: retries made {_record(now)} of {_record(was)}")
+        else:
+            self._settled(was, now, outcome, at)
 
     def _settled_in_group(self, was: Subscription, now: Subscription, outcome: Outcome, at: datetime) -> None:
         """Whoever joined meanwhile just leaves: what is said of its former self changes nothing."""

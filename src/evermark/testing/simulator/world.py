@@ -10,10 +10,12 @@ from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from evermark.breaker import Limits
 from evermark.checkpoints.memory import MemoryCheckpoints
 from evermark.cluster.base import Holder
 from evermark.cluster.memory import MemoryLeases
 from evermark.delivery.base import SubscriptionSpec
+from evermark.delivery.retry import EndpointLimits
 from evermark.errors import EvermarkError, UnreachableError
 from evermark.log.head import MemoryHeads
 from evermark.testing.simulator.account import Account
@@ -24,6 +26,7 @@ from evermark.testing.simulator.promises import identified, who
 from evermark.testing.simulator.receiver import Receiver
 from evermark.testing.simulator.scenario import Scenario
 from evermark.testing.simulator.source import SimLog, SimSource
+from evermark.testing.simulator.standings import SUSPEND_AFTER
 from evermark.testing.simulator.truth import Truth
 
 _TRACE_LINES = 80
@@ -71,7 +74,8 @@ class World:
         self.leases = MemoryLeases(clock=self.clock, is_gone=self._is_gone)
         self.heads = MemoryHeads(self.leases)
         self.checkpoints = MemoryCheckpoints(self.leases)
-        self.store = SimStore(self.leases, jitter=self.rng.random, clock=self.clock)
+        limits = EndpointLimits(Limits(threshold=3, timeout_s=6.0), SUSPEND_AFTER)
+        self.store = SimStore(self.leases, jitter=self.rng.random, clock=self.clock, limits=limits)
         reach = scenario.repeat_reach if scenario.repeat_chance else 0
         self.sources = {
             name: SimSource(name, {p: [] for p in partitions}, reach) for name, partitions in scenario.sources.items()
@@ -153,7 +157,6 @@ class World:
     def crash(self, process: Process) -> None:
         """kill -9: nothing of it goes on, what it wrote stays."""
         process.dead = True
-        self.account.promises.end_turns(process.name)
         self.restart_at[process.name.partition(".")[0]] = self.baton.now + self.rng.random() * _RESTART_S_MAX
         self.ledger.crashes += 1
 

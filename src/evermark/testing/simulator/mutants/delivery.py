@@ -118,14 +118,14 @@ DELIVERY: tuple[Mutant, ...] = (
         "a member that left and came back meanwhile is taken for one that stayed",
         ((MemoryDelivery, "settle_group", _settle_any_version),),
         300,
-        15,
+        45,
     ),
     Mutant(
         "former-self-settled",
         "work done for a subscription moves the cursor of a later one of its name",
         ((group, "require_outside", _any_generation),),
         300,
-        18,
+        37,
     ),
     Mutant(
         "failed-endpoint-passed",
@@ -143,7 +143,9 @@ DELIVERY: tuple[Mutant, ...] = (
         "joining does not compare the cursors",
         ((group, "may_join", _join_anyway), (follower, "level_with", lambda mine, theirs: True)),
     ),
-    Mutant("beyond-the-head", "the follower reads to the log's tail", ((follower, "next_span", _span_to_tail),), 120),
+    Mutant(
+        "beyond-the-head", "the follower reads to the log's tail", ((follower, "next_span", _span_to_tail),), 120, 10
+    ),
     Mutant(
         "whole-span-settled",
         "the follower settles a span it did not finish",
@@ -170,7 +172,7 @@ DELIVERY: tuple[Mutant, ...] = (
         "a member, which has no cursors, is sent the whole log",
         ((follower, "_comparable", lambda mine, theirs: True),),
         600,
-        2150,
+        2365,
     ),
     Mutant(
         "dead-at-once", "a parked event is given up at its first retry", ((queue, "next_attempt", lambda *_: None),)

@@ -37,7 +37,7 @@ def _paused_too(subscription: Subscription, now: datetime) -> bool:
 def _register_afresh(self: MemoryDelivery, *given: Any) -> None:
     _register(self, *given)
     for name, (spec, standing) in self._known.items():
-        self._known[name] = (spec, group._clean(standing))
+        self._known[name] = (spec, group.clean(standing))
 
 
 def _gone_is_behind(standing: Standing, reason: str) -> Standing:
@@ -81,11 +81,11 @@ def _learn_no_budget(self: Follower, *given: Any) -> None:
 
 ENDURANCE: tuple[Mutant, ...] = (
     Mutant("suspended-for-good", "a suspended one is never probed", ((follower, "is_due", _behind_only),)),
-    Mutant("never-suspended", "no number of failures suspends", ((group, "should_suspend", lambda failures: False),)),
+    Mutant("never-suspended", "no number of failures suspends", ((group, "should_suspend", lambda *_: False),)),
     Mutant("backoff-ignored", "one that failed is tried again at once", ((follower, "is_due", _behind_always),)),
     Mutant("paused-worked-for", "one that a person paused is worked for", ((follower, "is_due", _paused_too),)),
     Mutant(
-        "success-forgotten", "a success leaves the failures on record", ((group, "_clean", lambda standing: standing),)
+        "success-forgotten", "a success leaves the failures on record", ((group, "clean", lambda standing: standing),)
     ),
     Mutant("failures-forgotten", "a new owner forgets the failures", ((MemoryDelivery, "register", _register_afresh),)),
     Mutant("gone-tried-again", "410 does not disable", ((group, "disabled", _gone_is_behind),), 120),
@@ -94,7 +94,7 @@ ENDURANCE: tuple[Mutant, ...] = (
         "one that is too slow for its turn gets no longer one",
         ((Follower, "_learn", _learn_no_budget),),
         120,
-        51,
+        77,
     ),
     Mutant(
         "parked-beyond-dropped",
@@ -116,6 +116,6 @@ ENDURANCE: tuple[Mutant, ...] = (
         "what expires in the queue is not counted",
         ((MemoryDelivery, "expire", _expire_uncounted),),
         300,
-        203,
+        234,
     ),
 )

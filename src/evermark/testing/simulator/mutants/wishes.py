@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, cast
 
 from evermark.delivery import roster
-from evermark.delivery.base import DeliveryStore, Subscription, SubscriptionSpec
+from evermark.delivery.base import CursorVector, DeliveryStore, Subscription, SubscriptionSpec
+from evermark.delivery.follower import Follower
 from evermark.delivery.live import LiveGroup
 from evermark.delivery.memory import MemoryDelivery
 from evermark.delivery.roster import Addition
@@ -71,7 +73,18 @@ def _goes_by_first_look(self: LiveGroup, store: DeliveryStore, *rest: Any) -> No
     _made(self, cast(Any, _FirstLook(store)), *rest)
 
 
+def _as_first_seen(self: Follower, subscriptions: Sequence[Subscription]) -> list[tuple[Subscription, CursorVector]]:
+    return [(one, self.store.cursors(one.name)) for one in subscriptions]
+
+
 WISHES: tuple[Mutant, ...] = (
+    Mutant(
+        "turn-by-former-wish",
+        "a turn of the follower goes by what was asked for before it looked at the log",
+        ((Follower, "_current", _as_first_seen),),
+        100,
+        110,
+    ),
     Mutant(
         "added-one-batch-late",
         "a subscription that is added begins a batch after its start",
@@ -94,7 +107,7 @@ WISHES: tuple[Mutant, ...] = (
         "the group goes by what was asked for when delivery began",
         ((LiveGroup, "__init__", _goes_by_first_look),),
         200,
-        22,
+        65,
     ),
     Mutant(
         "rotated-from-now",
@@ -112,5 +125,6 @@ WISHES: tuple[Mutant, ...] = (
         "what the file made may be changed and removed by anybody",
         ((roster, "require_ours", lambda spec, done: None),),
         120,
+        18,
     ),
 )

@@ -1,0 +1,121 @@
+"""Sends parked deliveries again: one by one within a lane, and not faster than their subscription wants them.
+
+All tries are of one subscription, and of one replay or of none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import count
+
+import pyarrow as pa
+
+from evermark.delivery.body import UNRENDERABLE, Rendering, bundle, bundle_id, delivery_ids, render, row_from_json
+from evermark.delivery.retry import Verdict, in_place_wait_s
+from evermark.delivery.sinks.base import Answer, Lane, Try
+from evermark.delivery.sinks.http import Courier, HttpLoop
+from evermark.delivery.sinks.lanes import CONCURRENCY_MAX
+from evermark.errors import EvermarkError, FormatError
+
+UNSENT = Answer(Verdict.BUSY, reason="not sent: the time given to this work ran out", sent=False)
+
+# One try: its number among those given, and its event.
+Waiting = tuple[int, pa.RecordBatch]
+
+
+async def attempt(tries: Sequence[Try], http: HttpLoop, deadline_s: float) -> list[Answer]:
+    """The answers, in the order of the tries."""
+    deadline = asyncio.get_running_loop().time() + deadline_s
+    try:
+        courier = Courier(tries[0].spec, tries[0].open_secret)
+    except EvermarkError as problem:
+        return [Answer(Verdict.ENDPOINT, reason=str(problem), sent=False)] * len(tries)
+    return await _Retries(tries, courier, http, deadline).run()
+
+
+class _Retries:
+    def __init__(self, tries: Sequence[Try], courier: Courier, http: HttpLoop, deadline: float) -> None:
+        self._tries, self._courier, self._http, self._deadline = tries, courier, http, deadline
+        self._spec, self._replay_id = tries[0].spec, tries[0].replay_id
+        self._answers: list[Answer] = [UNSENT] * len(tries)
+        self._probe = tries[0].probe
+        self._concurrency = min(max(1, self._spec.concurrency), CONCURRENCY_MAX)
+        self._gate = asyncio.Semaphore(1 if self._probe else self._concurrency)
+        self._stopped: Answer | None = None
+
+    async def run(self) -> list[Answer]:
+        await asyncio.gather(*map(self._one_lane, self._lanes()))
+        return self._answers
+
+    def _lanes(self) -> list[list[Waiting]]:
+        lanes: dict[Lane | int, list[Waiting]] = {}
+        for n, one in enumerate(self._tries):
+            try:
+                row = row_from_json(one.event)
+            except FormatError as problem:
+                self._answers[n] = Answer(Verdict.EVENT, reason=str(problem), sent=False)
+                continue
+            source, stream, key = (row.column(name)[0].as_py() for name in ("source", "stream", "key"))
+            lanes.setdefault(n if key is None else (source, stream, key), []).append((n, row))
+        return list(lanes.values())
+
+    async def _one_lane(self, waiting: list[Waiting]) -> None:
+        held = ""
+        for n, row in waiting:
+            if held and self._spec.ordered:
+                self._answers[n] = Answer(Verdict.BUSY, reason=f"held behind {held}", sent=False)
+                continue
+            async with self._gate:
+                answer = self._answers[n] = await self._try(self._tries[n], row)
+            if self._stopped is None and answer.verdict in (Verdict.ENDPOINT, Verdict.GONE):
+                self._stopped = replace(answer, sent=False)
+            if answer.verdict is Verdict.ACCEPTED:
+                self._trust()
+            else:
+                held = row.column("event_id")[0].as_py()
+
+    def _trust(self) -> None:
+        """It works: no longer one at a time."""
+        if self._probe:
+            self._probe = False
+            for _ in range(self._concurrency - 1):
+                self._gate.release()
+
+    async def _try(self, one: Try, row: pa.RecordBatch) -> Answer:
+        how = Rendering(self._courier.style, one.historical, one.attempt, one.replay_id)
+        try:
+            (body,) = render(row, how)
+        except UNRENDERABLE as problem:
+            return Answer(Verdict.EVENT, reason=f"unserialisable: {type(problem).__name__}", sent=False)
+        (ident,) = delivery_ids(row.column("event_id").to_pylist(), one.replay_id)
+        if one.spec.bundle > 1:
+            body, ident = bundle([body], how.style), bundle_id([ident])
+        if len(body) > one.spec.body_bytes_max:
+            reason = f"too large: {len(body)} bytes, the limit is {one.spec.body_bytes_max}"
+            return Answer(Verdict.EVENT, reason=reason, sent=False)
+        return await self._post(ident, body)
+
+    async def _post(self, ident: str, body: bytes) -> Answer:
+        """The receiver's answer; asked again shortly when it was a hiccup, as a first delivery is."""
+        for tries in count(1):
+            if not await self._may_send():
+                return self._stopped or UNSENT
+            answer = await self._courier.post(self._http, ident, body)
+            wait = in_place_wait_s(answer.verdict, answer.status, answer.retry_after_s, tries)
+            final = self._probe or answer.verdict is Verdict.BUSY  # which comes back later, and holds nobody up here
+            if wait is None or final or asyncio.get_running_loop().time() + wait >= self._deadline:
+                return answer
+            await asyncio.sleep(wait)
+            if self._stopped is not None:
+                return answer
+        raise AssertionError("unreachable: the tries end by themselves")
+
+    async def _may_send(self) -> bool:
+        if self._stopped is not None or asyncio.get_running_loop().time() >= self._deadline:
+            return False
+        rate = self._spec.rate_per_s
+        if rate > 0 and not await self._http.turn((self._spec.name, self._replay_id), rate, self._deadline):
+            return False
+        return self._stopped is None
