@@ -21,7 +21,7 @@ from evermark.delivery.follower import Follower
 from evermark.delivery.live import LiveGroup
 from evermark.delivery.memory import MemoryDelivery
 from evermark.delivery.queue import ParkedQueue
-from evermark.delivery.retry import ENDPOINT_BACKOFF_S_MAX, SUSPEND_AFTER
+from evermark.delivery.retry import ENDPOINT_BACKOFF_S_MAX, LIMITS
 from evermark.delivery.sinks import lanes
 from evermark.delivery.sinks.base import Job, as_it_is
 from evermark.delivery.sinks.webhook import WebhookSink
@@ -118,7 +118,7 @@ def test_one_that_is_full_stops_without_a_failure_and_comes_back_once_its_rows_a
     assert world.store.parked_counts() == {"billing": {"waiting": 4, "dead": 0}}
 
     # WHEN it is tried again more often than an endpoint may fail
-    for _ in range(2 * SUSPEND_AFTER):
+    for _ in range(2 * LIMITS.suspend_after):
         world.turn(2 * ENDPOINT_BACKOFF_S_MAX)
         assert world.standing == (SubscriptionState.SUSPENDED, 0)
     assert world.store.cursors("billing")[P0] == 1
@@ -166,7 +166,7 @@ def test_a_batch_with_more_refusals_than_may_be_parked_passes_once_they_are_take
     """GIVEN room for three WHEN four of a batch are refused THEN it is full, and parks nothing; then back by itself."""
     world = World(receiver, sink, parked_max=BATCH_ROWS - 1)
     receiver.answer = lambda got: 422
-    for _ in range(SUSPEND_AFTER + 2):
+    for _ in range(LIMITS.suspend_after + 2):
         world.turn(2 * ENDPOINT_BACKOFF_S_MAX, batches=1)
         assert world.standing == (SubscriptionState.SUSPENDED, 0)
         assert world.store.parked_counts() == {}
