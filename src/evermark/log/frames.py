@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from evermark.predicate import Alias, Path, Predicate, variant_sql, vet
-
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from evermark.predicate import Alias, Path, Predicate
 
 # Read with this and never inferred: Spark would open a file to find out what we know.
 SCHEMA = (
@@ -33,6 +33,8 @@ def files_frame(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
 
 def with_paths(frame: DataFrame, predicates: Sequence[Predicate]) -> tuple[DataFrame, Alias]:
     """The frame with every JSON path of the predicates extracted once, and the name of each path's column."""
+    from evermark.predicate import variant_sql  # here: Spark loads this module at every start, for its schema
+
     paths = list(dict.fromkeys(path for predicate in predicates for path in predicate.paths))
     names = {path: f"_path_{i}" for i, path in enumerate(paths)}
     variants = {path.column: f"_variant_{path.column}" for path in paths}
@@ -50,6 +52,8 @@ def with_paths(frame: DataFrame, predicates: Sequence[Predicate]) -> tuple[DataF
 
 def where_matches(frame: DataFrame, where: str) -> DataFrame:
     """Keep the events a predicate matches, with the meaning it has in a subscription."""
+    from evermark.predicate import vet
+
     columns = frame.columns
     predicate = vet(where)
     wide, alias = with_paths(frame, [predicate])

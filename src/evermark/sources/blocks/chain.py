@@ -81,6 +81,15 @@ class BlockEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class Undecoded(BlockEvent):
+    """An event that this program cannot read, kept as it came. Its block vouches for its hash and its place, and that
+    is all that is known of it: the other fields say nothing."""
+
+    raw: bytes = b""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """Who is in the stream, and how it is set, after the block that carries this. `incarnation` is drawn anew each
     time a stream is created: a recreated stream has another chain from its first block on."""
@@ -193,7 +202,9 @@ def make_block(
 
 
 def verify_event(stream: str, event: BlockEvent) -> None:
-    """Raise FormatError unless the event is what its hash says."""
+    """Raise FormatError unless the event is what its hash says; what cannot be read is not vouched for."""
+    if isinstance(event, Undecoded):
+        return
     if event_hash(stream, event) != event.hash:
         raise FormatError(
             f"stream {stream}: event {event.hash[:16]}… does not have the content its hash says", hint=_HINT_LIE
@@ -284,8 +295,19 @@ def snapshot_from(wire: Any) -> Snapshot:
         )
 
 
-def block_from(wire: Any, stream: str) -> Block:
-    """A block as it came over the wire, not yet verified."""
+def event_or_raw(wire: Any) -> BlockEvent:
+    """An event as it came over the wire, or the raw form of one that cannot be read but has a hash."""
+    try:
+        return event_from(wire)
+    except FormatError as error:
+        with _Reading("an event"):
+            found = _hex(wire["hash"])
+        raw = json.dumps(wire, ensure_ascii=True, separators=(",", ":")).encode()
+        return Undecoded(found, EventKind.MESSAGE, "", 0, "", raw=raw, reason=error.message)
+
+
+def block_from(wire: Any, stream: str, event: Callable[[Any], BlockEvent] = event_from) -> Block:
+    """A block as it came over the wire, not yet verified; `event` reads each of its events."""
     with _Reading(f"a block of stream {stream}"):
         header = wire["header"]
         return Block(
@@ -296,7 +318,7 @@ def block_from(wire: Any, stream: str) -> Block:
             _whole(header["at_us"]),
             tuple(_hex(value) for value in _list(header["event_hashes"])),
             None if header["snapshot"] is None else snapshot_from(header["snapshot"]),
-            tuple(event_from(event) for event in _list(wire["events"])),
+            tuple(event(each) for each in _list(wire["events"])),
         )
 
 

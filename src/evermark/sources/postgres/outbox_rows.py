@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +32,6 @@ from evermark.sources.postgres.pgoutput import (
 
 EVENTS = "events"
 _NEEDED = ("id", "created_at", "op")
-_OPS = pa.array([str(op) for op in Op if op != Op.POISON])
 _PG_EPOCH_US = 946_684_800_000_000
 # The years 1 to 9999, counted from 2000.
 _US_MIN = -63_082_281_600_000_000
@@ -39,6 +39,12 @@ _US_MAX = 252_455_615_999_999_999
 _UUID_GROUPS = ((0, 8), (9, 13), (14, 18), (19, 23), (24, 36))
 _KNOWN_KINDS = np.zeros(256, dtype=np.bool_)
 _KNOWN_KINDS[list(b"IUDT")] = True
+
+
+@cache
+def _ops() -> pa.Array:
+    """Made when it is needed: the first array loads pandas, and processes that only plan need none."""
+    return pa.array([str(op) for op in Op if op != Op.POISON])
 
 
 class OutboxDecoder:
@@ -163,7 +169,7 @@ class _Columns:
             "schema_version": self._numbers("schema_version", ">i4", pa.int32()),
             "stream": self._streams(),
         }
-        known = pc.fill_null(pc.is_in(built["op"], value_set=_OPS), False).to_numpy(zero_copy_only=False)
+        known = pc.fill_null(pc.is_in(built["op"], value_set=_ops()), False).to_numpy(zero_copy_only=False)
         self._refuse(~known, "op is none of those an event may have")
         return built, self._reasons
 

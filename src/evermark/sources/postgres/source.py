@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
-import structlog
 
 from evermark.errors import EvermarkError
 from evermark.sources.base import Limit, Mend, Seen, Slice, Source
@@ -23,8 +22,6 @@ from evermark.sources.postgres.mending import OutboxMend
 from evermark.sources.postgres.place import PostgresPlace
 from evermark.sources.postgres.replayed import clear_request
 from evermark.sources.postgres.slot import PostgresStatus, SlotReader
-
-log = structlog.get_logger(__name__)
 
 
 class PostgresOutbox(Source):
@@ -125,7 +122,9 @@ class PostgresOutbox(Source):
                 slot.close()
             except EvermarkError as error:
                 # The next start reads a little again, and drops what the log holds.
-                log.warning("postgres_last_confirm_failed", error=str(error))
+                import structlog  # here: four processes that only plan load this module at every start
+
+                structlog.get_logger(__name__).warning("postgres_last_confirm_failed", error=str(error))
         close_idle()
 
 

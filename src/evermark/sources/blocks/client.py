@@ -1,0 +1,305 @@
+"""Asks block nodes, over HTTP. Several nodes may serve the same streams; what one cannot answer, or lies about, is
+asked of the next. Nothing a node says is believed: pages are verified to lie between hashes that the caller knows.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from functools import partial
+from typing import Any, TypeVar
+from urllib.parse import quote, urlencode, urlsplit
+
+from evermark.error_policy import backoff_s
+from evermark.errors import (
+    BusyError,
+    DeniedError,
+    EvermarkError,
+    FormatError,
+    GapError,
+    IdentityError,
+    NotFoundError,
+    UnreachableError,
+)
+from evermark.sources.blocks.chain import Block, Cookie, block_from, event_or_raw, verify_block, verify_chain
+from evermark.sources.blocks.place import Hidden, Pace
+from evermark.sources.blocks.plan import Pin
+from evermark.sources.blocks.resume import Answer, answer_from
+
+_T = TypeVar("_T")
+_ANSWER_BYTES_MAX = 64 * 1024 * 1024
+_CHUNK_BYTES = 1024 * 1024
+_LISTED_MAX = 1000
+_STREAM_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}", re.ASCII)
+_PREFER_FIRST_AFTER_S = 30.0
+_FOLLOWS_FOR_S = 10.0
+TRANSIENT = (UnreachableError, BusyError)
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A stream that changed."""
+
+    stream: str
+    kind: str
+    touched: int
+    deleted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    node: str
+    rows: tuple[Listed, ...]
+    touched: int
+    now_us: int  # by the node's clock, to the second
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Which node this is, and which one it copies."""
+
+    node: str
+    leader: str | None
+
+    @property
+    def names(self) -> set[str]:
+        return {self.node} if self.leader is None else {self.node, self.leader}
+
+
+class Node:
+    """One node. Not safe for several threads."""
+
+    def __init__(self, url: str, token: Hidden | None, pace: Pace) -> None:
+        self.url = url.rstrip("/")
+        self._token, self._pace = token, pace
+        self._connection: http.client.HTTPConnection | None = None
+        self._headers: dict[str, str] = {}
+        self._follows: tuple[float, bool] | None = None
+
+    def family(self) -> Family:
+        about = self.get("/v1/node")
+        leader = about.get("followed", {}).get("node") if about.get("follows") else None
+        if not isinstance(about.get("node"), str) or not (leader is None or isinstance(leader, str)):
+            raise FormatError(f"{self.url} does not say which node it is", hint="is it a block node?")
+        return Family(about["node"], leader)
+
+    def follows(self) -> bool:
+        """Whether it copies another node, and may therefore be behind."""
+        if self._follows is None or time.monotonic() - self._follows[0] > _FOLLOWS_FOR_S:
+            self._follows = (time.monotonic(), self.family().leader is not None)
+        return self._follows[1]
+
+    def listing(self, touched_after: int, wait_s: float) -> Listing:
+        """Streams that changed since; waits for one if asked to."""
+        asked = {"touched_after": touched_after, "limit": _LISTED_MAX, "wait_s": int(wait_s)}
+        answer, now_us = self._ask("/v1/streams", asked, wait_s)
+        try:
+            rows = tuple(
+                Listed(str(row["stream"]), str(row["kind"]), int(row["touched"]), bool(row["deleted"]))
+                for row in answer["streams"]
+            )
+            listing = Listing(str(answer["node"]), rows, int(answer["touched"]), now_us)
+        except (KeyError, TypeError, ValueError) as error:
+            raise FormatError(f"the listing of {self.url} is not in the format", hint="is it a block node?") from error
+        if any(not _STREAM_ID.fullmatch(row.stream) for row in rows) or listing.touched < touched_after:
+            raise FormatError(f"the listing of {self.url} is not in the format", hint="is it a block node?")
+        return listing
+
+    def view(self, stream: str, cookie: Cookie | None) -> Answer:
+        """What follows the cookie, or everything since the latest snapshot; verified in itself."""
+        asked = cookie.wire() if cookie is not None else {}
+        return answer_from(self.get(f"/v1/streams/{quote(stream)}", asked), stream, cookie)
+
+    def page(self, stream: str, start: int, end: int) -> list[Block]:
+        """The first blocks of [start, end), as many as the node gives at once; not verified."""
+        answer = self.get(f"/v1/streams/{quote(stream)}/miniblocks", {"from": start, "to": end})
+        found = answer.get("blocks")
+        blocks = [block_from(block, stream, event_or_raw) for block in found] if isinstance(found, list) else []
+        if not blocks:
+            raise GapError(f"stream {stream}: no block of [{start}, {end}) came", hint="ask another node")
+        return blocks
+
+    def get(self, path: str, query: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        return self._ask(path, query or {}, 0.0)[0]
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _ask(self, path: str, query: Mapping[str, Any], wait_s: float) -> tuple[dict[str, Any], int]:
+        target = f"{urlsplit(self.url).path}{path}" + (f"?{urlencode(query)}" if query else "")
+        reused = self._connection is not None
+        try:
+            status, body, date = self._exchange(target, wait_s)
+        except (ConnectionError, http.client.BadStatusLine) as error:
+            self.close()
+            if not reused:
+                raise self._unreachable(error) from error
+            # A connection that was kept may have been closed by the node meanwhile; a new one tells.
+            try:
+                status, body, date = self._exchange(target, wait_s)
+            except (OSError, http.client.HTTPException) as again:
+                self.close()
+                raise self._unreachable(again) from again
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            raise self._unreachable(error) from error
+        return self._read(path, status, body), _us_of(date)
+
+    def _exchange(self, target: str, wait_s: float) -> tuple[int, bytes, str | None]:
+        parts = urlsplit(self.url)
+        if self._connection is None:
+            kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+            self._connection = kind(parts.hostname or "", parts.port, timeout=self._pace.connect_s)
+            self._connection.connect()
+            self._headers = {"Authorization": f"Bearer {self._token.open()}"} if self._token is not None else {}
+        connection = self._connection
+        patience_s = self._pace.read_s + wait_s
+        connection.sock.settimeout(patience_s)
+        connection.request("GET", target, headers=self._headers)
+        response = connection.getresponse()
+        deadline = time.monotonic() + patience_s
+        body = bytearray()
+        while piece := response.read(_CHUNK_BYTES):
+            body += piece
+            if len(body) > _ANSWER_BYTES_MAX:
+                self.close()
+                raise FormatError(f"an answer of {self.url} is too large", hint="is it a block node?")
+            if time.monotonic() > deadline:
+                raise TimeoutError("the answer does not end")
+        return response.status, bytes(body), response.headers.get("Date")
+
+    def _read(self, path: str, status: int, body: bytes) -> dict[str, Any]:
+        try:
+            answer = json.loads(body)
+        except (ValueError, RecursionError) as error:
+            said = f"{self.url} answered {status}, and no JSON"
+            raise UnreachableError(said, hint="is it a block node, or what stands before it?") from error
+        if not isinstance(answer, dict):
+            raise FormatError(f"{self.url}{path} answered something else", hint="is it a block node?")
+        if status != 200:
+            raise _refusal(f"{self.url}{path} answered {status} {str(answer.get('code'))[:40]}", answer.get("code"))
+        return answer
+
+    def _unreachable(self, error: Exception) -> UnreachableError:
+        said = f"the block node at {self.url} does not answer: {type(error).__name__}"
+        return UnreachableError(said, hint="start it, or name more nodes in the source's `nodes`")
+
+
+class NodeClient:
+    """All nodes of a source. Not safe for several threads."""
+
+    def __init__(self, nodes: Sequence[Node], pace: Pace) -> None:
+        self.nodes = tuple(nodes)
+        self._pace = pace
+        self._preferred = 0
+        self._preferred_at = 0.0
+        self._next_at = 0.0
+
+    def in_order(self) -> Iterator[Node]:
+        """The one that answered last comes first; now and then the first one is tried again."""
+        if time.monotonic() - self._preferred_at > _PREFER_FIRST_AFTER_S:
+            self._preferred = 0
+        first = self._preferred
+        yield from self.nodes[first:]
+        yield from self.nodes[:first]
+
+    def answered(self, node: Node) -> None:
+        at = self.nodes.index(node)
+        if at != self._preferred:
+            self._preferred, self._preferred_at = at, time.monotonic()
+
+    def anyone(self, call: Callable[[Node], _T], *, patience_s: float = 0.0) -> _T:
+        """The answer of the first node that has a good one; asked again, with pauses, for as long as there is patience.
+
+        What no node can answer well is the first one's error: `NotFoundError` only if nobody has anything else to say.
+        """
+        deadline = time.monotonic() + patience_s
+        attempt = 0
+        while True:
+            errors: list[EvermarkError] = []
+            for node in self.in_order():
+                try:
+                    found = call(node)
+                except (*TRANSIENT, FormatError, GapError, DeniedError, NotFoundError) as error:
+                    errors.append(error)
+                else:
+                    self.answered(node)
+                    return found
+            if not any(isinstance(error, TRANSIENT) for error in errors):
+                raise min(errors, key=lambda error: isinstance(error, NotFoundError))
+            pause_s = backoff_s(attempt, base_s=0.2, max_s=2.0) * random.uniform(0.8, 1.2)
+            if time.monotonic() + pause_s > deadline:
+                raise min(errors, key=lambda error: isinstance(error, TRANSIENT))
+            attempt += 1
+            time.sleep(pause_s)
+
+    def between(self, stream: str, first: Pin, last: Pin) -> Iterator[list[Block]]:
+        """The blocks between two pins, page by page; each follows the one before it, and the last leads to `last`."""
+        at = Cookie(*first)
+        while at.minipool_gen < last[0]:
+            page = self.anyone(
+                partial(self._verified, stream=stream, at=at, last=last), patience_s=self._pace.patience_s
+            )
+            yield page
+            at = page[-1].cookie
+
+    def hash_before(self, stream: str, number: int) -> str:
+        """The hash of the block before `number`. Each node is asked once: who plans has no time to wait."""
+        (block,) = self.anyone(lambda node: self._single(node, stream, number - 1))
+        return block.hash
+
+    def _verified(self, node: Node, stream: str, at: Cookie, last: Pin) -> list[Block]:
+        self._throttle()
+        page = node.page(stream, at.minipool_gen, last[0])
+        end = verify_chain(page, at)
+        if end is not None and (end.minipool_gen > last[0] or (end.minipool_gen == last[0] and end != Cookie(*last))):
+            raise IdentityError(
+                f"stream {stream}: the blocks up to {last[0]} do not lead where they should: this is another chain",
+                hint="the node's history was rewritten: compare it with another node's",
+            )
+        return page
+
+    def _single(self, node: Node, stream: str, number: int) -> list[Block]:
+        self._throttle()
+        page = node.page(stream, number, number + 1)
+        if len(page) != 1 or page[0].number != number:
+            raise GapError(f"stream {stream}: block {number} is not what came", hint="ask another node")
+        verify_block(page[0], None)
+        return page
+
+    def _throttle(self) -> None:
+        now = time.monotonic()
+        if self._next_at > now:
+            time.sleep(self._next_at - now)
+        self._next_at = max(now, self._next_at) + 1.0 / self._pace.requests_per_s
+
+    def close(self) -> None:
+        for node in self.nodes:
+            node.close()
+
+
+def _refusal(said: str, code: object) -> EvermarkError:
+    if code == "stream_not_found":
+        return NotFoundError(said, hint="the stream was deleted")
+    if code == "unauthorized":
+        return DeniedError(said, hint="give the node's token as the source's `token`")
+    if code in {"range_impossible", "range_empty"}:
+        return GapError(said, hint="the stream was recreated, or the node was restored from a backup")
+    if code in {"bad_request", "not_found", "too_large"}:
+        return FormatError(said, hint="the node and this program are of different versions")
+    return BusyError(said, hint="it is tried again, and another node is asked")
+
+
+def _us_of(date: str | None) -> int:
+    try:
+        return int(parsedate_to_datetime(date or "").timestamp()) * 1_000_000
+    except ValueError:
+        return time.time_ns() // 1000

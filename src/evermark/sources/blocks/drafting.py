@@ -1,0 +1,101 @@
+"""A tick in the making: decisions about streams become items, as long as there is room."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from evermark.errors import EvermarkError
+from evermark.sources.base import Limit
+from evermark.sources.blocks.chain import BlockEvent, Cookie, Undecoded
+from evermark.sources.blocks.client import TRANSIENT, NodeClient
+from evermark.sources.blocks.place import Pace
+from evermark.sources.blocks.plan import SLICE_WEIGHT, Carried, Item, Move, Pin, pin_numbers
+from evermark.sources.blocks.position import ITEMS_MAX
+from evermark.sources.blocks.resume import Case, Decision, Known, Room
+
+_ITEMS_OF_A_STREAM_MAX = 3
+_EVENT_BYTES = 300  # of an event besides its payload, about
+
+
+class Unpinned(EvermarkError):
+    """No node gives the blocks at which a range is to be cut; nothing was put into the draft."""
+
+
+class Draft:
+    def __init__(self, touched: int, limit: Limit, pace: Pace, client: NodeClient) -> None:
+        self.touched = touched
+        self.items: list[Item] = []
+        self.moves: dict[str, Move] = {}
+        self.room = Room(limit.rows_max, pace.blocks_max)
+        self._pace, self._client = pace, client
+        self._carried_left = min(pace.carried_bytes_max, limit.bytes_max)
+        self._items_max = min(pace.streams_max * _ITEMS_OF_A_STREAM_MAX, ITEMS_MAX) - _ITEMS_OF_A_STREAM_MAX
+
+    def is_full(self) -> bool:
+        no_room = self.room.rows <= 0 or self.room.blocks <= 0 or self._carried_left <= 0
+        return bool(self.items) and (no_room or len(self.items) > self._items_max)
+
+    def put_gone(self, stream: str, kind: str, move: Move) -> None:
+        was = move.known.incarnation if move.known is not None else ""
+        note: Carried = (0, 0, {"note": {"change": "deleted", "was": was}})
+        self._put([Item(stream, carried=(note,))], Move(kind or move.kind, None), 1, 0, 0)
+
+    def put(self, stream: str, kind: str, before: Known | None, part: Decision, *, more: bool) -> None:
+        carried, size = _carried(part)
+        if part.blocks and (size > self._carried_left or size > self._pace.carried_bytes_max // 4):
+            # Blocks that are too large to be carried are fetched again by the tasks; the minipool comes along.
+            part = replace(part, fetch_to=part.blocks[-1].cookie, blocks=())
+            carried, size = _carried(part)
+        try:
+            part, pins = self._pinned(stream, part)
+        except TRANSIENT as error:
+            raise Unpinned(error.message, hint=error.hint) from error
+        items = []
+        if part.case is Case.RECREATED and before is not None:
+            note = {"change": "recreated", "incarnation": part.known.incarnation, "was": before.incarnation}
+            items.append(Item(stream, carried=((0, 0, {"note": note}),), repeats=part.repeats))
+        if pins:
+            items.append(Item(stream, pins, part.leave_out, repeats=part.repeats))
+        if carried or not pins:
+            items.append(Item(stream, carried=carried, repeats=part.repeats))
+        self._put(items, Move(kind, part.known, more), part.span + len(carried), part.span, size)
+
+    def _put(self, items: list[Item], move: Move, rows: int, blocks: int, size: int) -> None:
+        items[-1] = replace(items[-1], move=move)
+        self.items += items
+        self.moves[items[-1].stream] = move
+        self.room = Room(self.room.rows - rows, self.room.blocks - blocks)
+        self._carried_left -= size
+
+    def _pinned(self, stream: str, part: Decision) -> tuple[Decision, tuple[Pin, ...]]:
+        """The range to fetch, cut where tasks are to share it; each cut with the hash that must stand there."""
+        if not part.span:
+            return part, ()
+        start, end = part.start.minipool_gen, part.fetch_to.minipool_gen
+        if not part.fetch_to.prev_miniblock_hash:
+            to = Cookie(end, self._client.hash_before(stream, end))
+            part = replace(part, fetch_to=to, known=replace(part.known, cookie=to))
+        edges = {start: part.start.prev_miniblock_hash, end: part.fetch_to.prev_miniblock_hash}
+        spacing = max(SLICE_WEIGHT, -(-part.span // self._pace.slices_max))
+        numbers = pin_numbers(start, end, spacing)
+        return part, tuple((at, edges.get(at) or self._client.hash_before(stream, at)) for at in numbers)
+
+
+def _carried(part: Decision) -> tuple[tuple[Carried, ...], int]:
+    """Blocks and minipool as they go along with the plan, without what was taken before; and how large that is."""
+    gen = part.known.cookie.minipool_gen
+    sealed = [(block.number, nth, event) for block in part.blocks for nth, event in enumerate(block.events)]
+    pooled = [(gen, nth, event) for nth, event in enumerate(part.pool)]
+    kept = [(number, nth, event) for number, nth, event in [*sealed, *pooled] if event.hash not in part.leave_out]
+    size = sum(_EVENT_BYTES + len(_raw(event)) + len(event.payload) for _, _, event in kept)
+    return tuple((number, nth, _wire(event)) for number, nth, event in kept), size
+
+
+def _wire(event: BlockEvent) -> dict[str, object]:
+    if isinstance(event, Undecoded):
+        return {"raw": event.raw.decode(), "hash": event.hash, "reason": event.reason}
+    return event.wire()
+
+
+def _raw(event: BlockEvent) -> bytes:
+    return event.raw if isinstance(event, Undecoded) else b""

@@ -1,0 +1,286 @@
+"""Makes the plan: looks which streams have news, and writes down what the next batch holds before it is begun.
+
+One node is asked for the listing and for the streams in it: a node that follows another one may not have yet what the
+listing of the other promised, and the listing is not read twice. Only a stream that this node lies about is asked of
+the others, and then stays marked to be looked at again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import structlog
+
+from evermark.errors import DeniedError, EvermarkError, FormatError, GapError, NotFoundError, UnreachableError
+from evermark.sources.base import Limit
+from evermark.sources.blocks.chain import StreamKind
+from evermark.sources.blocks.client import TRANSIENT, Listed, Listing, Node, NodeClient
+from evermark.sources.blocks.drafting import Draft, Unpinned
+from evermark.sources.blocks.family import Kin
+from evermark.sources.blocks.place import BlocksPlace
+from evermark.sources.blocks.plan import Move, Tick, partition_of, path
+from evermark.sources.blocks.plans import Plans, Standing
+from evermark.sources.blocks.resume import Case, Decision, Known, decide, fitted
+
+log = structlog.get_logger(__name__)
+
+_TRACKED_MAX = 10_000
+_POLL_S = 0.2
+_PROBED_MAX = 20
+_STALE_POLL_S = 1.0
+_LIES = (FormatError, GapError, DeniedError)
+_WARNED = {
+    Case.OLDER: "the node answers from an older snapshot than we know; nothing is taken twice",
+    Case.REWOUND: "the node has less than was taken from it: was it restored? what it has is compared with the log",
+    Case.RECREATED: "the stream was deleted and created again: it is taken anew",
+}
+
+
+@dataclass(frozen=True)
+class _Remembered:
+    """How far the listing was looked through at a boundary without finding anything."""
+
+    after: int
+    wanted: str
+    touched: int
+
+
+@dataclass
+class _Round:
+    """What one look at the nodes knows."""
+
+    node: Node
+    partition: int
+    standing: Standing
+    draft: Draft
+    moves: dict[str, Move]  # of ticks that are not confirmed
+    passed_before: int  # streams with state and no change since need no look
+    not_now: set[str]  # stale
+    tried: set[str]  # stale, and worth a try
+
+
+class Planner:
+    def __init__(
+        self, place: BlocksPlace, plans: Plans, client: NodeClient, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._place, self._plans, self._client, self._clock = place, plans, client, clock
+        self.kin = Kin(client.nodes, plans, place.partitions)
+        self._tracked: OrderedDict[str, float] = OrderedDict()
+        self._remembered: dict[int, _Remembered] = {}
+        self._any_stale = False
+
+    @property
+    def tracked(self) -> int:
+        """Streams that are remembered because they were active of late; the others are asked from their snapshot."""
+        return len(self._tracked)
+
+    def next_tick(self, partition: int, after: int, limit: Limit) -> int | None:
+        """Where the batch that begins at `after` ends; None when there is nothing to take."""
+        standing = self._plans.standing(partition)
+        ticks = self._plans.ticks(partition)
+        try:
+            way = path(ticks, standing.confirmed, after)
+        except GapError as error:
+            error.partition = partition  # the others may go on
+            raise
+        begun = [tick.ends for tick in ticks if tick.starts == after and not tick.void]
+        if begun:
+            return max(begun)
+        self._tear_down()
+        errors: list[EvermarkError] = []
+        for node in self._client.in_order():
+            try:
+                found = self._round(node, partition, standing, way, after, limit)
+            except TRANSIENT as error:
+                errors.append(error)
+            else:
+                self._client.answered(node)
+                return found
+        raise min(errors, key=lambda error: isinstance(error, UnreachableError))
+
+    def wait(self, partitions: list[int], wait_s: float) -> None:
+        """Until a stream changes, or for that long at the most."""
+        touched = min(self._remembered[partition].touched for partition in partitions)
+        whole_s = int(min(wait_s, _STALE_POLL_S) if self._any_stale else wait_s)
+        for node in self._client.in_order():
+            try:
+                changed = bool(node.listing(touched, whole_s).rows)
+            except TRANSIENT:
+                continue
+            if not whole_s and not changed:
+                time.sleep(min(wait_s, _POLL_S))
+            return
+
+    def _round(
+        self, node: Node, partition: int, standing: Standing, way: list[Tick], after: int, limit: Limit
+    ) -> int | None:
+        wanted = self._place.wanted.version()
+        touched, passed = self._listed_to(partition, standing, way, after, wanted)
+        stale = self._plans.stale(partition)
+        self._any_stale = bool(stale)
+        draft = Draft(touched, limit, self._place.pace, self._client)
+        moves = self._plans.moves(partition, [tick.ends for tick in way])
+        not_now = {stream for stream, gap in stale.items() if not gap.due}
+        now = _Round(node, partition, standing, draft, moves, passed, not_now, set())
+        try:
+            due = [stream for stream, gap in stale.items() if gap.due]
+            not_now |= {s for s in due[:_PROBED_MAX] if not self._probed(partition, s, stale[s].block)}
+            self._look_at_owed(now, set(due[:_PROBED_MAX]) - not_now)
+            self._look_through_listing(now)
+        except TRANSIENT:
+            if not draft.items:
+                raise  # otherwise what was found is taken first
+        if draft.items:
+            return self._plans.add(partition, Tick(after, 0, draft.touched, wanted), draft.items)
+        self._remembered[partition] = _Remembered(after, wanted, draft.touched)
+        if not way and draft.touched > standing.touched:
+            self._plans.looked(partition, standing.confirmed, draft.touched, wanted)
+        return None
+
+    def _listed_to(
+        self, partition: int, standing: Standing, way: list[Tick], after: int, wanted: str
+    ) -> tuple[int, int]:
+        """How far the listing was looked through, and up to where streams with state need no second look."""
+        touched, by = (way[-1].touched, way[-1].wanted) if way else (standing.touched, standing.wanted)
+        remembered = self._remembered.get(partition)
+        if remembered is not None and remembered.after == after and remembered.touched > touched:
+            touched, by = remembered.touched, remembered.wanted
+        return (touched, touched) if by == wanted else (0, touched)
+
+    def _look_at_owed(self, now: _Round, due: set[str]) -> None:
+        """Streams that had more than a batch was to hold, and those whose gap may be filled now."""
+        now.tried = due
+        owed = {stream for stream, move in now.moves.items() if move.more}
+        owed |= {stream for stream in self._plans.unfinished(now.partition) if stream not in now.moves}
+        for stream in sorted((owed - now.not_now) | due):
+            if now.draft.is_full():
+                return
+            move = self._known(now, [stream]).get(stream)
+            if not self._look(now, stream, move.kind if move is not None else "", move):
+                return
+
+    def _look_through_listing(self, now: _Round) -> None:
+        draft = now.draft
+        while not draft.is_full():
+            listing = now.node.listing(draft.touched, 0)
+            self.kin.require(listing.node)
+            if not now.standing.last_tick and not now.standing.touched:
+                self._begin(now, listing)
+            mine = [row for row in listing.rows if partition_of(row.stream, self._place.partitions) == now.partition]
+            known = self._known(now, [row.stream for row in mine])
+            for row in mine:
+                # A stream may be listed twice, and may have been looked at before the listing came.
+                move = draft.moves.get(row.stream) or known.get(row.stream)
+                move = move if move is not None and move.known is not None else None
+                if not self._is_wanted(now, row, move):
+                    continue
+                if draft.is_full() or not self._look_at_listed(now, row, move):
+                    # Streams that changed together share a number: it is passed when the last of them was looked at.
+                    draft.touched = max(draft.touched, row.touched - 1)
+                    return
+            draft.touched = listing.touched
+            if not listing.rows:
+                return
+
+    def _begin(self, now: _Round, listing: Listing) -> None:
+        self._plans.begin(now.partition, listing.now_us if self._place.cold else 0)
+        now.standing = self._plans.standing(now.partition)
+
+    def _is_wanted(self, now: _Round, row: Listed, move: Move | None) -> bool:
+        if row.stream in now.not_now:
+            return False
+        if move is not None and row.deleted:
+            return True
+        if row.deleted or not self._place.wanted.wants(row.stream, row.kind):
+            return False
+        if move is not None:
+            return row.touched > now.passed_before
+        return row.kind == StreamKind.INBOX or row.touched > now.standing.cold_before
+
+    def _look_at_listed(self, now: _Round, row: Listed, move: Move | None) -> bool:
+        if row.deleted and move is not None:
+            now.draft.put_gone(row.stream, row.kind, move)
+            return True
+        return self._look(now, row.stream, row.kind, move)
+
+    def _look(self, now: _Round, stream: str, kind: str, move: Move | None) -> bool:
+        """Put what is new of one stream into the draft; False when there is no room for any of it.
+
+        A stream that cannot be read is stale, and in nobody's way.
+        """
+        draft, before = now.draft, move.known if move is not None else None
+        try:
+            decision, elsewhere = self._decided(now, stream, before)
+            part = fitted(decision, draft.room, before, at_least_one=not draft.items)
+            if move is not None and move.more and now.node.follows():
+                elsewhere = True  # what was left over then may not have come to this node yet
+            if decision.case in _WARNED:
+                said = _WARNED[decision.case]
+                log.warning("blocks_case", source=self._place.source, stream=stream, case=str(decision.case), said=said)
+            if decision.news and not part.news:
+                return False
+            finished = move is not None and move.more and not part.more and not elsewhere
+            if part.news or finished:
+                draft.put(stream, kind, before, part, more=part.more or elsewhere)
+            elif stream in now.tried and not elsewhere and not now.node.follows():
+                self._plans.unmark_stale(stream)
+        except NotFoundError:
+            if move is not None:
+                draft.put_gone(stream, kind, move)
+            elif stream in now.tried:
+                self._plans.unmark_stale(stream)
+        except (*_LIES, Unpinned) as error:
+            log.warning("blocks_stale", source=self._place.source, stream=stream, error=str(error))
+            block = before.cookie.minipool_gen if before is not None else 0
+            self._plans.mark_stale(now.partition, stream, block, error.message)
+            now.not_now.add(stream)
+        return True
+
+    def _decided(self, now: _Round, stream: str, known: Known | None) -> tuple[Decision, bool]:
+        """The decision, and whether another node had to be asked than the one whose listing is read."""
+        cookie = known.cookie if known is not None and stream in self._tracked else None
+
+        def ask(node: Node) -> Decision:
+            answer = node.view(stream, cookie)
+            first = decide(known, answer, whole=self._place.whole, forgot_us=now.standing.forgot_us)
+            if first.case in {Case.REWOUND, Case.RECREATED} and node.follows():
+                return decide(known, answer, follows=True)
+            return first
+
+        try:
+            decision, elsewhere = ask(now.node), False
+        except _LIES as error:
+            if len(self._client.nodes) == 1:
+                raise
+            log.warning("blocks_node_lies", stream=stream, node=now.node.url, error=str(error))
+            decision, elsewhere = self._client.anyone(ask), True
+        self._tracked[stream] = self._clock()
+        self._tracked.move_to_end(stream)
+        if len(self._tracked) > _TRACKED_MAX:
+            self._tracked.popitem(last=False)
+        return decision, elsewhere
+
+    def _probed(self, partition: int, stream: str, block: int) -> bool:
+        """Whether the block that could not be had can be had now."""
+        try:
+            self._client.hash_before(stream, block + 1)
+        except NotFoundError:
+            return True  # deleted meanwhile: looking at it will tell
+        except (*TRANSIENT, *_LIES) as error:
+            self._plans.mark_stale(partition, stream, block, error.message)
+            return False
+        return True
+
+    def _known(self, now: _Round, streams: list[str]) -> Mapping[str, Move]:
+        asked = [stream for stream in streams if stream not in now.moves]
+        found = self._plans.known(asked) if asked else {}
+        return found | {stream: now.moves[stream] for stream in streams if stream in now.moves}
+
+    def _tear_down(self) -> None:
+        """Streams that were idle for long are not remembered."""
+        idle = self._clock() - self._place.idle_after_s
+        while self._tracked and next(iter(self._tracked.values())) < idle:
+            self._tracked.popitem(last=False)

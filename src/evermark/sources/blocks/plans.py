@@ -1,0 +1,85 @@
+"""Where plans and the state of block streams are kept: State (store.py), or a test's memory.
+
+What two owners may do at the same time: both may add ticks (no number is given out twice), and only one of them will
+have its batches in the log, so only one confirms. A tick that was confirmed is gone; confirming it once more changes
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from evermark.sources.blocks.plan import Item, Move, Tick
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What is known of a partition as a whole."""
+
+    confirmed: int = 0
+    last_tick: int = 0
+    touched: int = 0
+    wanted: str = ""
+    cold_before: int = 0
+    forgot_us: int = 0
+
+
+@dataclass(frozen=True)
+class Stale:
+    """A gap that could not be filled when it was last tried."""
+
+    block: int
+    reason: str
+    due: bool
+
+
+class Plans(Protocol):
+    def standing(self, partition: int) -> Standing: ...
+    def begin(self, partition: int, cold_before: int) -> None: ...
+    def ticks(self, partition: int) -> list[Tick]: ...
+    def items(self, partition: int, ends: int) -> list[Item]: ...
+    def moves(self, partition: int, ends: Sequence[int]) -> dict[str, Move]:
+        """Where streams stand after these ticks, in order; streams they say nothing of are left out."""
+        ...
+
+    def known(self, streams: Sequence[str]) -> dict[str, Move]:
+        """What was confirmed of these streams."""
+        ...
+
+    def unfinished(self, partition: int) -> list[str]:
+        """Streams of which more was there than was confirmed."""
+        ...
+
+    def repeats(self, starts: int) -> bool:
+        """Whether a tick that starts there, of any partition, may give events that the log has."""
+        ...
+
+    def add(self, partition: int, tick: Tick, items: Sequence[Item]) -> int:
+        """Write a tick down and return its number; `tick.ends` is not looked at."""
+        ...
+
+    def looked(self, partition: int, confirmed: int, touched: int, wanted: str) -> None:
+        """The listing was looked through up to there, and nothing of it was to be taken."""
+        ...
+
+    def void(self, partition: int, starts: int) -> None:
+        """Ticks that start there or later are not begun any more; those under way stay readable."""
+        ...
+
+    def confirm(self, partition: int, to: int) -> None: ...
+    def adopt(self, partition: int, tick: int, now_us: int) -> None:
+        """Begin anew at a tick that the log has and nobody here knows."""
+        ...
+
+    def stale(self, partition: int) -> dict[str, Stale]: ...
+    def mark_stale(self, partition: int, stream: str, block: int, reason: str) -> None: ...
+    def unmark_stale(self, stream: str) -> None: ...
+    def family(self, partitions: int) -> frozenset[str]: ...
+    def learn(self, partitions: int, nodes: Sequence[str]) -> None: ...
+    def forget(self, partition: int, older_s: float, wanted: Callable[[str, str], bool], now_us: int) -> int:
+        """Forget streams that nobody wants and that did not change for so long; how many."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,48 @@
+"""Positions of a block source.
+
+A position is `{tick:012d}:{item:05d}:{block:012d}:{ordinal:06d}`: 38 characters whose string order is the order of
+events. A tick is one batch of the plan; within it come the plan's items, the blocks of one stream, the events of one
+block. A boundary between batches has zeros after its tick. Since a block's number stands in it, a long gap can be cut
+anywhere without knowing how many events its blocks hold.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from evermark.errors import FormatError
+
+ITEMS_MAX = 100_000
+_WIDTHS = (12, 5, 12, 6)
+_POSITION = re.compile(":".join(rf"(\d{{{width}}})" for width in _WIDTHS), re.ASCII)
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Position:
+    tick: int
+    item: int = 0
+    block: int = 0
+    ordinal: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Position:
+        match = _POSITION.fullmatch(text)
+        if match is None:
+            raise FormatError(
+                f"{text[:80]!r} is not a position of a block source",
+                hint="the checkpoint belongs to another source, or is damaged: see `evermark checkpoint list`",
+            )
+        return cls(*(int(part) for part in match.groups()))
+
+    def __str__(self) -> str:
+        parts = (self.tick, self.item, self.block, self.ordinal)
+        if any(part >= 10**width for part, width in zip(parts, _WIDTHS, strict=True)):
+            raise FormatError(
+                f"block {self.block} with event {self.ordinal} has no position: its numbers are too large",
+                hint="a node that makes such blocks is not supported",
+            )
+        return f"{self.tick:012d}:{self.item:05d}:{self.block:012d}:{self.ordinal:06d}"
+
+
+EARLIEST = str(Position(0))

@@ -1,0 +1,79 @@
+"""Reads a slice of the plan: what it carries, and what has to be fetched between its pins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import structlog
+
+from evermark.errors import EvermarkError, FormatError, NotFoundError, UnreachableError
+from evermark.sources.base import Slice
+from evermark.sources.blocks.chain import BlockEvent, EventKind, Undecoded, event_from
+from evermark.sources.blocks.client import NodeClient
+from evermark.sources.blocks.plan import Item, Part, parts
+from evermark.sources.blocks.plans import Plans
+from evermark.sources.blocks.position import Position
+from evermark.sources.blocks.rows import Rows
+
+log = structlog.get_logger(__name__)
+
+
+class SliceReader:
+    def __init__(self, source: str, plans: Plans, client: NodeClient) -> None:
+        self._source, self._plans, self._client = source, plans, client
+
+    def read(self, piece: Slice) -> Iterator[pa.RecordBatch]:
+        try:
+            ends, first, last = (int(piece.detail[name]) for name in ("tick", "from", "to"))
+        except (KeyError, ValueError):
+            raise FormatError("this is no slice of a block source", hint="slices come from `slices`") from None
+        items = self._plans.items(piece.partition, ends)
+        rows = Rows()
+        for part in parts(items)[first:last]:
+            yield from self._part(piece.partition, ends - 1, items, part, rows)
+        yield from rows.rest()
+
+    def _part(
+        self, partition: int, tick: int, items: Sequence[Item], part: Part, rows: Rows
+    ) -> Iterator[pa.RecordBatch]:
+        item = items[part.item]
+        if not item.pins:
+            for block, ordinal, wire in item.carried:
+                position = str(Position(tick, part.item, block, ordinal))
+                if "note" in wire:
+                    yield from rows.add_note(item.stream, wire["note"], position)
+                else:
+                    yield from rows.add(item.stream, _event(wire), position)
+            return
+        yield from self._fetched(partition, tick, item, part, rows)
+
+    def _fetched(self, partition: int, tick: int, item: Item, part: Part, rows: Rows) -> Iterator[pa.RecordBatch]:
+        at = part.first[0]
+        try:
+            for page in self._client.between(item.stream, part.first, part.last):
+                for block in page:
+                    for ordinal, event in enumerate(block.events):
+                        if event.hash not in item.leave_out:
+                            position = str(Position(tick, part.item, block.number, ordinal))
+                            yield from rows.add(item.stream, event, position)
+                at = page[-1].number + 1
+        except NotFoundError:
+            # Nobody can fetch what was deleted; what could not be taken is named in the log.
+            note = {"change": "lost", "from": at, "to": part.last[0]}
+            log.warning("blocks_lost", source=self._source, stream=item.stream, **note)
+            yield from rows.add_note(item.stream, note, str(Position(tick, part.item, at)))
+        except EvermarkError as error:
+            self._plans.mark_stale(partition, item.stream, at, error.message)
+            raise UnreachableError(
+                f"stream {item.stream}: blocks [{at}, {part.last[0]}) cannot be had now: {error.message}",
+                hint="the stream is stale until one of the nodes has them; the other streams go on",
+            ) from error
+
+
+def _event(wire: dict[str, Any]) -> BlockEvent:
+    if "raw" in wire:
+        raw = str(wire["raw"]).encode()
+        return Undecoded(str(wire["hash"]), EventKind.MESSAGE, "", 0, "", raw=raw, reason=str(wire["reason"]))
+    return event_from(wire)

@@ -1,0 +1,102 @@
+"""Events of block streams as rows of the log.
+
+- `event_id` is the event's hash; `stream` and `key` are the stream's id, as the node writes it.
+- Everything a stream carries is `op = message`, joins, leaves and settings too: receivers want them, and `control`
+  means something else. Which it is says `kind` in the payload, beside `creator` and `tags`.
+- What happened to a stream as a whole (deleted, recreated, lost) is `op = truncate`: what was known of it is void.
+- What cannot be read is `op = poison`, with its bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import pyarrow as pa
+
+from evermark.event import Op, taken_batch
+from evermark.sources.blocks.chain import BlockEvent, Undecoded
+
+BATCH_ROWS = 4096
+BATCH_BYTES = 8 * 1024 * 1024
+_TIME_US_MAX = 253_402_300_799_999_999  # the end of the year 9999: later ones are no times anybody can print
+_SAFE = 2**53
+
+
+class Rows:
+    """Collects events into batches of bounded size."""
+
+    def __init__(self) -> None:
+        self._columns: dict[str, list[Any]] = {}
+        self._bytes = 0
+        self._clear()
+
+    def _clear(self) -> None:
+        names = ("event_id", "position", "stream", "key", "op", "event_time", "payload", "flags", "bytes")
+        self._columns = {name: [] for name in names}
+        self._bytes = 0
+
+    def add(self, stream: str, event: BlockEvent, position: str) -> Iterator[pa.RecordBatch]:
+        raw = event.raw if isinstance(event, Undecoded) else None
+        op = Op.POISON if isinstance(event, Undecoded) else Op.MESSAGE
+        payload = json.dumps({"reason": event.reason}) if isinstance(event, Undecoded) else envelope(event)
+        at_us = event.at_us if raw is None and event.at_us <= _TIME_US_MAX else None
+        yield from self._add(event.hash, position, stream, op, at_us, payload, raw)
+
+    def add_note(self, stream: str, note: dict[str, Any], position: str) -> Iterator[pa.RecordBatch]:
+        """Something that happened to the stream, which no event of it tells."""
+        payload = json.dumps(note, ensure_ascii=False, sort_keys=True)
+        made = hashlib.sha256(f"evermark.note.1\n{stream}\n{payload}".encode()).hexdigest()
+        yield from self._add(made, position, stream, Op.TRUNCATE, None, payload, None)
+
+    def rest(self) -> Iterator[pa.RecordBatch]:
+        rows = len(self._columns["event_id"])
+        if rows:
+            batch = taken_batch(dict(self._columns), rows)
+            self._clear()
+            yield batch
+
+    def _add(
+        self, event_id: str, position: str, stream: str, op: Op, at_us: int | None, payload: str, raw: bytes | None
+    ) -> Iterator[pa.RecordBatch]:
+        values = (event_id, position, stream, stream, str(op), at_us, payload, None, raw)
+        for column, value in zip(self._columns.values(), values, strict=True):
+            column.append(value)
+        self._bytes += len(payload) + len(raw or b"")
+        if len(self._columns["event_id"]) >= BATCH_ROWS or self._bytes >= BATCH_BYTES:
+            yield from self.rest()
+
+
+def envelope(event: BlockEvent) -> str:
+    """What a receiver is sent: the event without what the row says anyway; its payload as JSON if it is some."""
+    about: dict[str, Any] = {"kind": str(event.kind), "creator": event.creator}
+    optional = {"member": event.member, "settings": dict(event.settings), "tags": dict(event.tags)}
+    about.update((name, value) for name, value in optional.items() if value)
+    text = json.dumps(about, ensure_ascii=False, separators=(",", ":"))
+    return f'{text[:-1]},"payload":{_payload(event.payload)}}}'
+
+
+def _payload(text: str) -> str:
+    """An object or array as it was written; anything else as a text. Numbers beyond 2⁵³ become texts."""
+    large: list[int] = []
+
+    def whole(digits: str) -> Any:
+        value = int(digits) if len(digits) < 20 else _SAFE
+        if abs(value) < _SAFE:
+            return value
+        large.append(1)
+        return digits
+
+    if text[:1] in {"{", "["}:
+        try:
+            value = json.loads(text, parse_int=whole, parse_constant=_refuse)
+        except (ValueError, RecursionError):
+            return json.dumps(text, ensure_ascii=False)
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":")) if large else text
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON")

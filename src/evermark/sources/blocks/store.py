@@ -1,0 +1,321 @@
+"""The plan and the state of block streams, kept in State. Decisions are taken elsewhere: here they are written down."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from evermark.error_policy import backoff_s
+from evermark.errors import ConfigError
+from evermark.sources.blocks.chain import Cookie
+from evermark.sources.blocks.plan import Item, Move, Tick, path
+from evermark.sources.blocks.plans import Stale, Standing
+from evermark.sources.blocks.resume import Known
+from evermark.state.connection import Connection, State
+
+STALE_PAUSE_S_MAX = 300.0
+_REASON_MAX = 500
+_CLEANED_AT_ONCE = 1000
+
+
+class StatePlans:
+    """`Plans` in State."""
+
+    def __init__(self, state: State, source: str) -> None:
+        self._state, self._source = state, source
+
+    def close(self) -> None:
+        self._state.close()
+
+    def standing(self, partition: int) -> Standing:
+        asked = """select confirmed, last_tick, touched, wanted, cold_before, forgot_us from block_partitions
+            where source = %s and partition = %s"""
+        with self._state.connection() as conn:
+            row = conn.execute(asked, (self._source, partition)).fetchone()
+        return Standing(*row) if row else Standing()
+
+    def begin(self, partition: int, cold_before: int) -> None:
+        asked = """insert into block_partitions (source, partition, cold_before) values (%s, %s, %s)
+            on conflict do nothing"""
+        with self._state.connection() as conn:
+            conn.execute(asked, (self._source, partition, cold_before))
+
+    def ticks(self, partition: int) -> list[Tick]:
+        with self._state.connection() as conn:
+            return self._ticks(conn, partition)
+
+    def _ticks(self, conn: Connection, partition: int) -> list[Tick]:
+        asked = """select starts, ends, touched, wanted, void from block_ticks
+            where source = %s and partition = %s order by ends"""
+        return [Tick(*row) for row in conn.execute(asked, (self._source, partition)).fetchall()]
+
+    def items(self, partition: int, ends: int) -> list[Item]:
+        asked = f"""select stream, pins, leave_out, carried, repeats, {_MOVE} from block_plan
+            where source = %s and partition = %s and ends = %s order by item"""
+        with self._state.connection() as conn:
+            rows = conn.execute(asked, (self._source, partition, ends)).fetchall()
+        return [
+            Item(
+                stream,
+                tuple((int(number), str(before)) for number, before in json.loads(pins)),
+                _split(leave_out),
+                tuple((int(block), int(ordinal), event) for block, ordinal, event in json.loads(carried)),
+                repeats,
+                _move(move) if move[0] else None,
+            )
+            for stream, pins, leave_out, carried, repeats, *move in rows
+        ]
+
+    def moves(self, partition: int, ends: Sequence[int]) -> dict[str, Move]:
+        if not ends:
+            return {}
+        with self._state.connection() as conn:
+            return self._moves(conn, partition, ends)
+
+    def _moves(self, conn: Connection, partition: int, ends: Sequence[int]) -> dict[str, Move]:
+        asked = f"""select stream, {_MOVE} from block_plan
+            where source = %s and partition = %s and ends = any(%s) and moves order by ends, item"""
+        rows = conn.execute(asked, (self._source, partition, list(ends))).fetchall()
+        return {stream: _move(move) for stream, *move in rows}
+
+    def known(self, streams: Sequence[str]) -> dict[str, Move]:
+        asked = """select s.stream, s.kind, y.snapshot_miniblock, y.minipool_gen, y.prev_miniblock_hash, s.incarnation,
+            s.pool, s.more, s.repeats_below
+            from block_streams s
+            join stream_sync_state y on y.stream_id = convert_to(s.source || '/' || s.stream, 'UTF8')
+            where s.source = %s and s.stream = any(%s)"""
+        with self._state.connection() as conn:
+            rows = conn.execute(asked, (self._source, list(streams))).fetchall()
+        found = {}
+        for stream, kind, snapshot, gen, before, incarnation, pool, more, below in rows:
+            cookie = Cookie(gen, bytes(before).hex())
+            found[stream] = Move(kind, Known(snapshot, cookie, incarnation, _split(pool), below), more)
+        return found
+
+    def unfinished(self, partition: int) -> list[str]:
+        asked = (
+            "select stream from block_streams where source = %s and partition = %s and more order by stream limit 1000"
+        )
+        with self._state.connection() as conn:
+            return [stream for (stream,) in conn.execute(asked, (self._source, partition)).fetchall()]
+
+    def repeats(self, starts: int) -> bool:
+        asked = """select exists (select from block_ticks join block_plan using (source, partition, ends)
+            where source = %s and starts = %s and repeats)"""
+        with self._state.connection() as conn:
+            return conn.execute(asked, (self._source, starts)).fetchone() == (True,)
+
+    def add(self, partition: int, tick: Tick, items: Sequence[Item]) -> int:
+        number = """update block_partitions set last_tick = greatest(last_tick, %s) + 1
+            where source = %s and partition = %s returning last_tick"""
+        insert = """insert into block_ticks (source, partition, ends, starts, touched, wanted)
+            values (%s, %s, %s, %s, %s, %s)"""
+        with self._state.transaction() as conn:
+            row = conn.execute(number, (tick.starts, self._source, partition)).fetchone()
+            if row is None:
+                raise ConfigError(f"partition {partition} of {self._source} was never begun", hint="begin it first")
+            ends = int(row[0])
+            head = (self._source, partition, ends)
+            conn.execute(insert, (*head, tick.starts, tick.touched, tick.wanted))
+            with conn.cursor() as cursor:
+                cursor.executemany(_INSERT_ITEM, [(*head, at, *_row(item)) for at, item in enumerate(items)])
+        return ends
+
+    def looked(self, partition: int, confirmed: int, touched: int, wanted: str) -> None:
+        asked = """update block_partitions set touched = %s, wanted = %s
+            where source = %s and partition = %s and confirmed = %s and (touched < %s or wanted <> %s)"""
+        with self._state.connection() as conn:
+            conn.execute(asked, (touched, wanted, self._source, partition, confirmed, touched, wanted))
+
+    def void(self, partition: int, starts: int) -> None:
+        asked = "update block_ticks set void = true where source = %s and partition = %s and starts >= %s and not void"
+        with self._state.connection() as conn:
+            conn.execute(asked, (self._source, partition, starts))
+
+    def confirm(self, partition: int, to: int) -> None:
+        with self._locked(partition) as conn:
+            row = conn.execute(
+                "select confirmed from block_partitions where source = %s and partition = %s",
+                (self._source, partition),
+            ).fetchone()
+            confirmed = int(row[0]) if row else 0
+            if to <= confirmed:
+                return
+            way = path(self._ticks(conn, partition), confirmed, to)
+            moves = self._moves(conn, partition, [tick.ends for tick in way])
+            self._apply(conn, partition, moves)
+            conn.execute(
+                """update block_partitions set confirmed = %s, touched = %s, wanted = %s
+                where source = %s and partition = %s""",
+                (to, way[-1].touched, way[-1].wanted, self._source, partition),
+            )
+            # Ticks that start before this belong to the past, whether they were taken or not.
+            conn.execute(
+                "delete from block_ticks where source = %s and partition = %s and starts < %s",
+                (self._source, partition, to),
+            )
+
+    def _apply(self, conn: Connection, partition: int, moves: Mapping[str, Move]) -> None:
+        gone = [stream for stream, move in moves.items() if move.known is None]
+        if gone:
+            self._remove(conn, gone)
+        synced, about = [], []
+        for stream, move in moves.items():
+            if move.known is not None:
+                known, cookie = move.known, move.known.cookie
+                before = bytes.fromhex(cookie.prev_miniblock_hash)
+                synced.append((self._id(stream), known.snapshot, cookie.minipool_gen, before))
+                pool = (_joined(known.pool), move.more, known.repeats_below)
+                about.append((self._source, stream, partition, move.kind, known.incarnation, *pool))
+        with conn.cursor() as cursor:
+            cursor.executemany(_SYNCED, synced)
+            cursor.executemany(_ABOUT, about)
+        conn.execute("delete from block_stale where source = %s and stream = any(%s)", (self._source, list(moves)))
+
+    def adopt(self, partition: int, tick: int, now_us: int) -> None:
+        with self._locked(partition) as conn:
+            here = (self._source, partition)
+            streams = "select stream from block_streams where source = %s and partition = %s"
+            self._remove(conn, [stream for (stream,) in conn.execute(streams, here).fetchall()])
+            conn.execute("delete from block_ticks where source = %s and partition = %s", here)
+            conn.execute(
+                """insert into block_partitions (source, partition, confirmed, last_tick, forgot_us)
+                values (%s, %s, %s, %s, %s) on conflict (source, partition) do update
+                set confirmed = excluded.confirmed, touched = 0, forgot_us = excluded.forgot_us,
+                    last_tick = greatest(block_partitions.last_tick, excluded.last_tick)""",
+                (*here, tick, tick, now_us),
+            )
+
+    def stale(self, partition: int) -> dict[str, Stale]:
+        asked = """select stream, block, reason, next_at <= clock_timestamp() from block_stale
+            where source = %s and partition = %s order by next_at limit 10000"""
+        with self._state.connection() as conn:
+            rows = conn.execute(asked, (self._source, partition)).fetchall()
+        return {stream: Stale(block, reason, due) for stream, block, reason, due in rows}
+
+    def mark_stale(self, partition: int, stream: str, block: int, reason: str) -> None:
+        asked = """insert into block_stale (source, stream, partition, block, reason, next_at)
+            values (%(source)s, %(stream)s, %(partition)s, %(block)s, %(reason)s,
+                    clock_timestamp() + make_interval(secs => %(first)s))
+            on conflict (source, stream) do update set block = excluded.block, reason = excluded.reason,
+                attempts = least(block_stale.attempts + 1, 30), next_at = clock_timestamp()
+                    + make_interval(secs => least(%(max)s, %(first)s * 2 ^ least(block_stale.attempts, 30)))"""
+        said = {"source": self._source, "stream": stream, "partition": partition, "block": block}
+        pauses = {"reason": reason.replace("\0", "")[:_REASON_MAX], "first": backoff_s(1), "max": STALE_PAUSE_S_MAX}
+        with self._state.connection() as conn:
+            conn.execute(asked, {**said, **pauses})
+
+    def unmark_stale(self, stream: str) -> None:
+        with self._state.connection() as conn:
+            conn.execute("delete from block_stale where source = %s and stream = %s", (self._source, stream))
+
+    def family(self, partitions: int) -> frozenset[str]:
+        with self._state.connection() as conn:
+            row = conn.execute(
+                "select partitions, nodes from block_sources where source = %s", (self._source,)
+            ).fetchone()
+        if row is None:
+            return frozenset()
+        if row[0] != partitions:
+            raise ConfigError(
+                f"sources.{self._source}.partitions is {partitions}; its streams were shared among {row[0]}",
+                hint=f"put it back to {row[0]}: events would change their order, or take another name for the source",
+            )
+        return frozenset(row[1])
+
+    def learn(self, partitions: int, nodes: Sequence[str]) -> None:
+        asked = """insert into block_sources (source, partitions, nodes) values (%(source)s, %(partitions)s, %(nodes)s)
+            on conflict (source) do update set nodes = array(
+                select distinct unnest(block_sources.nodes || excluded.nodes) order by 1 limit 100)"""
+        with self._state.connection() as conn:
+            conn.execute(asked, {"source": self._source, "partitions": partitions, "nodes": sorted(nodes)})
+
+    def forget(self, partition: int, older_s: float, wanted: Callable[[str, str], bool], now_us: int) -> int:
+        asked = """select s.stream, s.kind from stream_sync_state y
+            join block_streams s on y.stream_id = convert_to(s.source || '/' || s.stream, 'UTF8')
+            where s.source = %s and s.partition = %s and y.updated_at < clock_timestamp() - make_interval(secs => %s)
+              and s.stream > %s order by s.stream limit %s"""
+        after, count = "", 0
+        while True:
+            with self._state.connection() as conn:
+                some = (self._source, partition, older_s, after, _CLEANED_AT_ONCE)
+                rows = conn.execute(asked, some).fetchall()
+            if not rows:
+                return count
+            after = rows[-1][0]
+            gone = [stream for stream, kind in rows if not wanted(stream, kind)]
+            if not gone:
+                continue
+            with self._locked(partition) as conn:
+                conn.execute(
+                    "update block_partitions set forgot_us = %s where source = %s and partition = %s",
+                    (now_us, self._source, partition),
+                )
+                self._remove(conn, gone)
+            count += len(gone)
+
+    @contextmanager
+    def _locked(self, partition: int) -> Iterator[Connection]:
+        """A transaction that nobody else changes the partition in."""
+        asked = "select 1 from block_partitions where source = %s and partition = %s for update"
+        with self._state.transaction() as conn:
+            conn.execute(asked, (self._source, partition))
+            yield conn
+
+    def _remove(self, conn: Connection, streams: Sequence[str]) -> None:
+        ids = [self._id(stream) for stream in streams]
+        conn.execute("delete from stream_sync_state where stream_id = any(%s)", (ids,))
+        conn.execute("delete from block_streams where source = %s and stream = any(%s)", (self._source, list(streams)))
+
+    def _id(self, stream: str) -> bytes:
+        return f"{self._source}/{stream}".encode()
+
+
+_MOVE = "moves, kind, snapshot, gen, hash, incarnation, pool, more, repeats_below"
+_INSERT_ITEM = f"""insert into block_plan
+(source, partition, ends, item, stream, pins, leave_out, carried, repeats, {_MOVE})
+values ({", ".join(["%s"] * 18)})"""
+_SYNCED = """insert into stream_sync_state (stream_id, snapshot_miniblock, minipool_gen, prev_miniblock_hash)
+values (%s, %s, %s, %s)
+on conflict (stream_id) do update set snapshot_miniblock = excluded.snapshot_miniblock,
+    minipool_gen = excluded.minipool_gen, prev_miniblock_hash = excluded.prev_miniblock_hash, updated_at = now()
+where (stream_sync_state.minipool_gen, stream_sync_state.prev_miniblock_hash)
+    is distinct from (excluded.minipool_gen, excluded.prev_miniblock_hash)"""
+_ABOUT = """insert into block_streams (source, stream, partition, kind, incarnation, pool, more, repeats_below)
+values (%s, %s, %s, %s, %s, %s, %s, %s)
+on conflict (source, stream) do update set partition = excluded.partition, kind = excluded.kind,
+    incarnation = excluded.incarnation, pool = excluded.pool, more = excluded.more,
+    repeats_below = excluded.repeats_below
+where block_streams is distinct from excluded"""
+
+
+def _row(item: Item) -> tuple[Any, ...]:
+    pins = json.dumps(item.pins)
+    carried = json.dumps(item.carried, separators=(",", ":"))
+    about = (item.stream, pins, _joined(item.leave_out), carried, item.repeats)
+    if item.move is None:
+        return (*about, False, *[None] * 8)
+    known = item.move.known
+    if known is None:
+        return (*about, True, item.move.kind, *[None] * 7)
+    cookie = (known.cookie.minipool_gen, known.cookie.prev_miniblock_hash)
+    rest = (known.incarnation, _joined(known.pool), item.move.more, known.repeats_below)
+    return (*about, True, item.move.kind, known.snapshot, *cookie, *rest)
+
+
+def _move(columns: Sequence[Any]) -> Move:
+    _, kind, snapshot, gen, before, incarnation, pool, more, below = columns
+    if gen is None:
+        return Move(kind, None)
+    return Move(kind, Known(snapshot, Cookie(gen, before), incarnation, _split(pool), below), more)
+
+
+def _joined(hashes: frozenset[str]) -> bytes:
+    return b"".join(bytes.fromhex(each) for each in sorted(hashes))
+
+
+def _split(joined: Any) -> frozenset[str]:
+    raw = bytes(joined or b"")
+    return frozenset(raw[at : at + 32].hex() for at in range(0, len(raw), 32))

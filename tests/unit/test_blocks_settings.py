@@ -1,0 +1,60 @@
+"""What the file may say of a block source, and that its token is sealed before it goes anywhere."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from pydantic import ValidationError
+
+from evermark.errors import ConfigError
+from evermark.secrets import KeyRef, Sealed, SecretBox
+from evermark.sources.blocks.place import Plain, place_of
+from evermark.sources.blocks.settings import BlocksSettings
+from evermark.sources.blocks.source import BlockStreams
+
+TOKEN = "a token of some length, for tests"
+GIVEN = {"type": "blocks", "nodes": ["http://127.0.0.1:8330/", "https://two.example"], "token": TOKEN}
+
+
+def test_settings_become_a_place_once_they_are_sealed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the settings nor the pickled source show the token."""
+    monkeypatch.setenv("BLOCKS_TEST_KEY", "a key for sealing, of some length")
+    chosen = {"streams": ["room"], "kinds": ["inbox"], "partitions": 2, "start": "snapshot", "idle_after": "2h"}
+    settings = BlocksSettings.model_validate(GIVEN | chosen)
+    assert TOKEN not in repr(settings)
+    assert TOKEN not in settings.model_dump_json()
+    with pytest.raises(ConfigError, match="not complete"):
+        place_of("chat", settings, Plain("x"), "s")
+    sealed = settings.sealed(SecretBox(KeyRef("env", "BLOCKS_TEST_KEY")))
+    place = place_of("chat", sealed, Plain("x"), "s")
+    assert place.nodes == ("http://127.0.0.1:8330", "https://two.example")
+    assert (place.partitions, place.whole, place.idle_after_s) == (2, False, 7200.0)
+    assert place.wanted.wants("room", "channel")
+    assert place.wanted.wants("any", "inbox")
+    assert not place.wanted.wants("any", "channel")
+    assert isinstance(place.token, Sealed)
+    assert TOKEN.encode() not in pickle.dumps(BlockStreams(place))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"nodes": []},
+        {"nodes": ["ftp://x.example"]},
+        {"nodes": ["http://user:word@x.example"]},
+        {"partitions": 0},
+        {"streams": ["no/slash"]},
+        {"kinds": ["opera"]},
+        {"start": "now"},
+        {"token": ""},
+        {"requests_per_s": 0},
+        {"unknown": 1},
+    ],
+)
+def test_what_makes_no_sense_is_refused(wrong: dict[str, object]) -> None:
+    """Before anything is asked of anybody, and without repeating a secret."""
+    with pytest.raises(ValidationError) as refused:
+        BlocksSettings.model_validate(GIVEN | wrong)
+    assert TOKEN not in str(refused.value)
+    assert "word" not in str(refused.value)
