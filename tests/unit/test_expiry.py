@@ -90,3 +90,14 @@ def test_d7_what_is_parked_for_too_long_is_removed_a_few_at_a_time_and_counted(
     # WHEN told to stop THEN the rest waits for the next time
     delivery.settle_group(P0, 1, 2, members, [done("a", event(9)), done("b")], T0, epoch)
     assert sweep(delivery, T0 + 2 * WEEK, epoch, stopped=lambda: True) == 0
+
+
+def test_d7_what_is_dead_for_too_long_goes_too(store: tuple[MemoryDelivery, int]) -> None:
+    """GIVEN a subscription with nothing but a dead delivery WHEN its time is over THEN it is removed, and counted."""
+    delivery, epoch = store
+    begin(delivery, epoch, "a")
+    delivery.settle_group(P0, 0, 1, frozenset("a"), [done("a", event(1))], T0, epoch)
+    (row,) = delivery.claim(T0 + timedelta(minutes=1), 1, 30, epoch)
+    delivery.reschedule(row, next_attempt_at=None, attempts=8, reason="no", status=400, epoch=epoch)
+    assert sweep(delivery, T0 + WEEK + DAY, epoch) == 1
+    assert delivery.counted("expired") == {"a": 1}

@@ -242,3 +242,11 @@ def test_one_that_needs_very_long_is_served_alone() -> None:
         turn_by_company(world)
     assert world.follower.company(world.one("glacier")) is Company.NONE
     assert {"glacier"} in world.together
+
+
+def test_leftovers_of_the_group_are_not_worked_on_without_end() -> None:
+    """GIVEN a group whose only member takes for ever WHEN leftovers are due THEN it leaves, and the group goes on."""
+    world = World({"slow": 1e6})
+    world.turn()
+    assert world.budgets[0] == following.FOLLOW_BUDGET_S
+    assert world.state("slow") is SubscriptionState.BEHIND

@@ -19,7 +19,7 @@ from evermark.delivery import roster
 from evermark.delivery.accounts import accounts, least_cursors
 from evermark.delivery.base import CursorVector, MadeBy, Place, Subscription
 from evermark.delivery.expiry import sweep
-from evermark.delivery.follower import SHARED_MAX, Company, Follower
+from evermark.delivery.follower import FOLLOW_BUDGET_S, SHARED_MAX, Company, Follower
 from evermark.delivery.live import LiveGroup
 from evermark.delivery.queue import ParkedQueue
 from evermark.delivery.replay import ReplayDeliverer
@@ -94,6 +94,7 @@ class DeliveryRunner:
         self._live: LiveGroup | None = None
         self._busy: dict[str, Company] = {}
         self._served_at: dict[str, float] = {}
+        self._queued = False  # whether somebody waits for a turn of its own
         self._busy_lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="deliver", daemon=True)
 
@@ -166,14 +167,14 @@ class DeliveryRunner:
 
         with ThreadPoolExecutor(_ALONE_AT_ONCE + len(Company), thread_name_prefix="behind") as pool:
             queue_thread = threading.Thread(
-                target=self._repeat, args=(queue.run, over, _QUEUE_EVERY_S), name="queue", daemon=True
+                target=self._repeat, args=(queue.run, ended, over, _QUEUE_EVERY_S), name="queue", daemon=True
             )
             report_thread = threading.Thread(
-                target=self._repeat, args=(self._report, over, _REPORT_EVERY_S), name="report", daemon=True
+                target=self._repeat, args=(self._report, ended, over, _REPORT_EVERY_S), name="report", daemon=True
             )
             sweep_thread = threading.Thread(
                 target=self._repeat,
-                args=(sweep_parked, over, _SWEEP_EVERY_S),
+                args=(sweep_parked, ended, over, _SWEEP_EVERY_S),
                 name="sweep",
                 daemon=True,
             )
@@ -186,6 +187,7 @@ class DeliveryRunner:
             try:
                 self._follow(follower, pool, over)
             finally:
+                self._live = None  # before anybody is waited for: what is handed over from here on is another's work
                 ended.set()
                 replays.join(timeout_s=5)
                 queue_thread.join(timeout=5)
@@ -228,12 +230,16 @@ class DeliveryRunner:
         by_company: dict[Company, list[Subscription]] = {}
         for one in waiting:
             by_company.setdefault(follower.company(one), []).append(one)
+        with self._busy_lock:
+            serving = list(self._busy.values())
         for company in (Company.FAILING, Company.LATE, Company.SLOW):
-            if company in by_company and company not in self._busy.values():
+            if company in by_company and company not in serving:
                 self._catch_up_in(pool, follower, by_company[company][:SHARED_MAX], company, over)
-        for one in by_company.get(Company.NONE, []):
-            if sum(company is Company.NONE for company in self._busy.values()) < _ALONE_AT_ONCE:
-                self._catch_up_in(pool, follower, [one], Company.NONE, over)
+        alone = by_company.get(Company.NONE, [])
+        free = max(0, _ALONE_AT_ONCE - serving.count(Company.NONE))
+        self._queued = len(alone) > free
+        for one in alone[:free]:
+            self._catch_up_in(pool, follower, [one], Company.NONE, over)
 
     def _catch_up_in(
         self,
@@ -249,9 +255,13 @@ class DeliveryRunner:
         self._served_at.update(dict.fromkeys(names, time.monotonic()))
 
         def work() -> bool:
+            began = time.monotonic()
             on = follower.catch_up(*subscriptions)
             moved = bool(on)
+            # It may go on for as long as nobody waits for its place.
             while company is Company.NONE and on and not over():
+                if self._queued and time.monotonic() - began > FOLLOW_BUDGET_S:
+                    break
                 current = [one for one in follower.due() if one.name in on]
                 on = follower.catch_up(*current) if current else frozenset()
             return moved
@@ -268,13 +278,15 @@ class DeliveryRunner:
 
         pool.submit(work).add_done_callback(done)
 
-    def _repeat(self, step: Callable[[], object], over: Callable[[], bool], every_s: float) -> None:
+    def _repeat(
+        self, step: Callable[[], object], ended: threading.Event, over: Callable[[], bool], every_s: float
+    ) -> None:
         while not over():
             try:
                 step()
             except Exception as error:  # noqa: BLE001 - tried again at the next turn
                 self._log.warning("delivery step failed", step=step.__qualname__, error=error)
-            self._stopping.wait(every_s)
+            ended.wait(every_s)
 
     def _report(self) -> None:
         heads = {place: head for place, (head, _) in self._view.heads().items()}

@@ -43,11 +43,11 @@ def without_expired(rows: pa.RecordBatch, before: datetime | None) -> tuple[pa.R
 def sweep(store: DeliveryStore, now: datetime, epoch: int, stopped: Callable[[], bool] = lambda: False) -> int:
     """Remove what has been parked for too long, a few rows at a time: nobody waits for a long transaction."""
     removed = 0
-    parked = store.parked_since()
+    parked = store.parked_counts()
     for name, subscription in store.subscriptions().items():
         ttl_s = subscription.spec.ttl_s
         before = now - timedelta(seconds=ttl_s)
-        if ttl_s <= 0 or parked.get(name, now) >= before:
+        if ttl_s <= 0 or name not in parked:
             continue
         while not stopped():
             some = store.expire(name, before, now, epoch, SWEEP_ROWS)

@@ -33,7 +33,8 @@ PACE_AGE = timedelta(seconds=30)
 # A span of one that is behind is left after this, so that its turn does not last for ever; if nothing was done by then,
 # the next one gets twice as long.
 FOLLOW_BUDGET_S = 10.0
-FOLLOW_BUDGET_S_MAX = 3600.0
+FOLLOW_BUDGET_S_MAX = 7 * 86_400.0
+GROUP_ROWS_PER_S_MIN = 200
 LATE_BUDGET_S = 1.0
 # Those who are served together get no more than this at a time: it ends soon, and nobody waits for another's backlog.
 SHARED_ROWS_MAX = 1_000
@@ -87,7 +88,8 @@ class Follower:
                     continue
                 span = self._span(place, after, head)
                 if span is not None:
-                    return self.live.work(span, budget_s=None)
+                    # As long as a receiver needs that is not quick; whoever needs longer is served beside the group.
+                    return self.live.work(span, budget_s=max(FOLLOW_BUDGET_S, span.rows / GROUP_ROWS_PER_S_MIN))
             return False
         finally:
             self.live.lock.release()
@@ -99,10 +101,10 @@ class Follower:
 
     def company(self, subscription: Subscription) -> Company:
         """With whom one may be served: whoever makes others wait shares with those who do so too."""
-        if subscription.generation in self._budget_s:
-            return Company.NONE  # needs more time than anybody else would wait
         if subscription.failures > 0:
             return Company.FAILING
+        if subscription.generation in self._budget_s:
+            return Company.NONE  # needs more time than anybody else would wait
         pace_s = self._pace_s(subscription)
         if pace_s is None:
             return Company.LATE if self.live.was_slow(subscription.name, self.clock() - PACE_AGE) else Company.NONE

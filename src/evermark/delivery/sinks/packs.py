@@ -80,13 +80,14 @@ class Packs:
         self._plan = deque(_planned(keys, shares, bundle))
         self._made: deque[list[Pack]] = deque()
         self._gone = 0  # how many pieces nobody wants any more
-        self._takers: list[Packer] = []
+        self._takers = 0
+        self._taken: dict[int, int] = {}  # by piece: how many have it
         self.body_bytes_max = 0  # of the bodies rendered so far
 
     def taker(self) -> Packer:
         """For one more job that wants all of them. All jobs send from one thread."""
-        self._takers.append(Packer(self))
-        return self._takers[-1]
+        self._takers += 1
+        return Packer(self)
 
     def make_all(self) -> None:
         """Make all bundles now: in a thread that would only wait, and for rows that are not too large."""
@@ -100,8 +101,10 @@ class Packs:
         if piece >= self._gone + len(self._made):
             self._made.append(self._pack())
         found = self._made[piece - self._gone]
-        while self._made and all(taker.at > self._gone for taker in self._takers):
+        self._taken[piece] = self._taken.get(piece, 0) + 1
+        while self._made and self._taken.get(self._gone) == self._takers:
             self._made.popleft()
+            del self._taken[self._gone]
             self._gone += 1
         return found
 
