@@ -71,8 +71,10 @@ def down_and_back(folder: Path, dsn: str, events: int) -> dict[str, float]:
             quiet = _p99(scene, clockwork, _QUIET_S)
             scene.receivers["down"].failing = Failing.parse("503:100%")
             until(lambda: running.said("subscription fell behind"), "it fell behind", timeout_s=60)
+            turning = _p99(scene, clockwork, _WARM_S)
             meanwhile = _p99(scene, clockwork, _QUIET_S)
-            sys.stderr.write(f"p99 of the other one: {quiet:.2f} s, and {meanwhile:.2f} s while one is down\n")
+            told = f"p99 of the other one: {quiet:.2f} s, {meanwhile:.2f} s while one is down"
+            sys.stderr.write(f"{told}, {turning:.2f} s in the first {_WARM_S:.0f} seconds of it\n")
             _update(dsn, events)
             until(lambda: _has(scene, "steady", dsn), "the other one has everything", timeout_s=_PATIENCE_S)
             waiting, dead = scene.parked("down")
@@ -91,6 +93,7 @@ def down_and_back(folder: Path, dsn: str, events: int) -> dict[str, float]:
             "queue_rows": float(waiting),
             "p99_s": quiet,
             "p99_down_s": meanwhile,
+            "p99_turning_s": turning,
             "drained_s": drained_s,
             "events": float(len(scene.committed())),
         }
