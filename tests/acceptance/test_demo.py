@@ -12,7 +12,7 @@ def test_the_demo_ends_with_nothing_lost(tmp_path: Path) -> None:
     """GIVEN only embedded parts WHEN the demo runs, killing the pipeline twice THEN the ledger says lost=0."""
     tmp_path.chmod(0o711)
     ran = subprocess.run(
-        [sys.executable, "-m", "evermark.cli.main", "demo", "--seconds", "8", "--keep", str(tmp_path / "demo")],
+        [sys.executable, "-m", "evermark.cli.main", "demo", "--seconds", "12", "--keep", str(tmp_path / "demo")],
         capture_output=True,
         text=True,
         timeout=400,

@@ -52,8 +52,7 @@ def clock() -> Clock:
 
 
 def test_a_row_is_rewritten_once_a_level(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """400 one-row files, fewer to a merge: every row was merged at most twice, and few files are left."""
-    monkeypatch.setattr(compact, "FAN_IN", fan_in := (16, 4, 16, 16))
+    """2 000 one-row files: every row was merged at most twice, and few files are left."""
     rewritten = {"rows": 0, "bytes": 0}
     written = 0
     real = compact.merge
@@ -65,18 +64,18 @@ def test_a_row_is_rewritten_once_a_level(folder: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(care_module, "merge", counting)
     log, care = DeltaLog(folder), Care(folder)
-    for batch in range(1, 26):
+    for batch in range(1, 126):
         slices = [BatchWriter(folder, "shop", 0, batch).write_all([row]) for row in _one_by_one(events(0, batch, 16))]
         files = [file for file in slices if file]
         written += sum(file.size for file in files)
         log.commit(append(files, batch))
         if batch % 4 == 0:
             care.run()
-    assert ids(folder) == expected(25, rows=16)
+    assert ids(folder) == expected(125, rows=16)
     assert max(level_of(f.path) for f in LogReader(folder).files()) == 2
-    assert rewritten["rows"] < 2 * 400
+    assert rewritten["rows"] < 2 * 2_000
     assert rewritten["bytes"] < 1.5 * written
-    assert len(LogReader(folder).files()) < sum(fan_in)
+    assert len(LogReader(folder).files()) < sum(FAN_IN)
 
 
 def _one_by_one(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
@@ -127,7 +126,7 @@ def test_appends_and_care_side_by_side_lose_and_double_nothing(folder: Path) -> 
     def writer() -> None:
         log = DeltaLog(folder)
         try:
-            for batch in range(1, 61):
+            for batch in range(1, 101):
                 fill(log, batch, first=batch, partition=0)
                 fill(log, batch, first=batch, partition=1)
         finally:
@@ -153,7 +152,7 @@ def test_appends_and_care_side_by_side_lose_and_double_nothing(folder: Path) -> 
     for thread in threads:
         thread.join()
     assert failures == []
-    assert ids(folder) == expected(60) + expected(60, partition=1)
+    assert ids(folder) == expected(100) + expected(100, partition=1)
     assert len(LogReader(folder).files()) < 2 * (FAN_IN[0] + FAN_IN[1])
 
 
@@ -387,7 +386,7 @@ def test_may_be_collected(age_days: int, cursors: dict[int, int], collected: boo
 def test_the_number_of_commits_costs_nothing(folder: Path) -> None:
     """What a batch has to read of the table's history is bounded: few commits after the checkpoint, few files."""
     log, care = DeltaLog(folder), Care(folder)
-    for batch in range(1, 193):
+    for batch in range(1, 321):
         fill(log, batch, first=batch)
         if batch % CHECKPOINT_EVERY == 0:
             care.run()

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from evermark.testing.chaos import killed_at_each
 
-# One where events are taken and one where they are delivered; `make chaos` walks over all of them.
-SAMPLE = ("log.committed", "queue.posted")
+# A sample of one per kind of effect; `make chaos` walks over all of them.
+SAMPLE = ("log.committed", "settle.begun", "queue.posted")
 
 
 def test_killed_at_effect_boundaries_nothing_is_lost_or_doubled(tmp_path: Path, pg_dsn: str) -> None:

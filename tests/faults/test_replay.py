@@ -18,8 +18,8 @@ def _now(dsn: str) -> str:
         return str(row[0])
 
 
-def test_a_replay_asked_by_sql_survives_a_kill_and_reaches_the_handlers(tmp_path: Path, pg_dsn: str) -> None:
-    """GIVEN live traffic WHEN a window is replayed and the process dies THEN handlers see it whole, live too."""
+def test_a_replay_asked_by_sql_survives_kills_and_reaches_the_handlers(tmp_path: Path, pg_dsn: str) -> None:
+    """GIVEN live traffic WHEN a window is replayed and the process dies twice THEN handlers see it whole, live too."""
     with ReplayScene(tmp_path, pg_dsn, {"one": None, "bundled": None}, bundled="bundle: 20") as scene:
         since = _now(pg_dsn)
         with psycopg.connect(pg_dsn) as conn:
@@ -34,9 +34,10 @@ def test_a_replay_asked_by_sql_survives_a_kill_and_reaches_the_handlers(tmp_path
             first = scene.up("replay.sent@1")
             until(lambda: not scene.missing(set(wanted)), "the window was delivered live", timeout_s=90)
 
-            # WHEN a replay is asked for and the process dies after a slice was sent, before it is settled
+            # WHEN a replay is asked for and the process dies after a slice was sent, then after one was settled
             scene.ask_by_sql(since, to)
             died_by_itself(first)
+            died_by_itself(scene.up("replay.settled@1"))
             last = scene.up()
 
             # THEN the request is done and cleared, and each handler saw each event under the replay's id
