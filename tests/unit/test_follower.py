@@ -14,9 +14,10 @@ from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
 from evermark.delivery import follower as following
 from evermark.delivery.base import Fate, MadeBy, Outcome, Place, Subscription, SubscriptionState
-from evermark.delivery.follower import Company, Follower
+from evermark.delivery.follower import Follower
 from evermark.delivery.live import LiveGroup
 from evermark.delivery.memory import MemoryDelivery
+from evermark.delivery.turns import Company, next_turns
 from evermark.delivery.work import Delivered, Errand, Manner
 from evermark.errors import ConflictError
 from evermark.log.read import FileRange
@@ -42,7 +43,7 @@ class World:
         lease = leases.acquire(DELIVER_LEASE, Holder("here", "host", "boot", 1, "now"), 1e9)
         assert lease is not None
         self.epoch = lease.epoch
-        self.store = MemoryDelivery(leases, clock=lambda: self.now)
+        self.store = MemoryDelivery(leases, clock=lambda: self.now, jitter=lambda: 0.5)
         self.store.open_place(P0, 0, self.epoch)
         self.store.register([spec(name) for name in self.pace_s], MadeBy.FILE, {}, self.epoch)
         self.live = LiveGroup(self.store, self, self.epoch, lambda: self.now)
@@ -147,14 +148,9 @@ def turn_by_company(world: World) -> None:
     """One more batch, the group, and whoever is due: those of one company together."""
     world.head += 1
     world.follower.catch_up_group()
-    due = world.follower.due()
-    for company in (Company.FAILING, Company.LATE, Company.SLOW):
-        mine = [one for one in due if world.follower.company(one) is company]
-        if mine:
-            world.follower.catch_up(*mine)
-    for one in due:
-        if world.follower.company(one) is Company.NONE:
-            world.follower.catch_up(one)
+    turns, _ = next_turns(world.follower.due(), world.follower.company, serving=[])
+    for turn in turns:
+        world.follower.catch_up(*turn.subscriptions)
 
 
 def test_d13_the_slow_share_a_turn_and_so_do_the_failing_but_nobody_else() -> None:
@@ -210,7 +206,7 @@ def test_whoever_was_caught_by_a_stall_does_not_wait_for_the_slow() -> None:
     assert {one.name for one in late} == {"slow", *names}
     world.follower.catch_up(*late)
     assert (world.now - began).total_seconds() <= 2.0
-    assert {world.follower.company(world.one(name)) for name in names} == {Company.NONE}
+    assert {world.follower.company(world.one(name)) for name in names} == {Company.NEAR}
     assert world.follower.company(world.one("slow")) is Company.SLOW
 
 
@@ -235,10 +231,27 @@ def test_one_that_was_removed_meanwhile_leaves_the_others_settled() -> None:
     assert world.store.cursors("b")[P0] > before
 
 
+@pytest.mark.parametrize("seen", [{}, {P0: 0, Place("other", 0): 0}], ids=["member", "place not open yet"])
+def test_whoever_cannot_be_compared_with_the_group_is_left_for_later(
+    monkeypatch: pytest.MonkeyPatch, seen: dict[Place, int]
+) -> None:
+    """GIVEN cursors read while it was a member, or a place was opened WHEN it is its turn THEN nothing is sent yet."""
+    world = World({"good": 0.05, "slow": 5.0})
+    world.turn()
+    world.together.clear()
+    slow = world.one("slow")
+    with monkeypatch.context() as patched:
+        patched.setattr(world.store, "cursors", lambda _name: seen)
+        assert world.follower.catch_up(slow) == frozenset()
+    assert world.together == []
+    world.follower.catch_up(slow)
+    assert world.together == [{"slow"}]
+
+
 def test_one_that_needs_very_long_is_served_alone() -> None:
     """GIVEN one that gets nowhere in a common turn WHEN its turns grow THEN nobody else waits for it."""
     world = World({"good": 0.05, "late": 5.0, "glacier": 60.0})
-    for _ in range(2):
+    for _ in range(3):
         turn_by_company(world)
     assert world.follower.company(world.one("glacier")) is Company.NONE
     assert {"glacier"} in world.together

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Protocol
@@ -17,14 +17,15 @@ from evermark.app.reporting import DeliveryReport
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.delivery import roster
 from evermark.delivery.accounts import accounts, least_cursors
-from evermark.delivery.base import CursorVector, MadeBy, Place, Subscription
+from evermark.delivery.base import CursorVector, MadeBy, Place
 from evermark.delivery.expiry import sweep
-from evermark.delivery.follower import FOLLOW_BUDGET_S, SHARED_MAX, Company, Follower
+from evermark.delivery.follower import Follower
 from evermark.delivery.live import LiveGroup
 from evermark.delivery.queue import ParkedQueue
 from evermark.delivery.replay import ReplayDeliverer
 from evermark.delivery.replayer import Replayer
 from evermark.delivery.sinks.base import Sink
+from evermark.delivery.turns import ALONE_AT_ONCE, Company, Turn, goes_on, next_turns
 from evermark.delivery.work import Deliverer, Span
 from evermark.error_policy import Action, action_for
 from evermark.errors import ConflictError, EvermarkError, NotFoundError
@@ -37,7 +38,6 @@ _FOLLOW_EVERY_S = 0.2
 _QUEUE_EVERY_S = 1.0
 _REPORT_EVERY_S = 2.0
 _SWEEP_EVERY_S = 60.0
-_ALONE_AT_ONCE = 6
 
 
 def _now() -> datetime:
@@ -165,7 +165,7 @@ class DeliveryRunner:
         def sweep_parked() -> None:
             sweep(store, _now(), epoch, over)
 
-        with ThreadPoolExecutor(_ALONE_AT_ONCE + len(Company), thread_name_prefix="behind") as pool:
+        with ThreadPoolExecutor(ALONE_AT_ONCE + len(Company), thread_name_prefix="behind") as pool:
             queue_thread = threading.Thread(
                 target=self._repeat, args=(queue.run, ended, over, _QUEUE_EVERY_S), name="queue", daemon=True
             )
@@ -222,57 +222,35 @@ class DeliveryRunner:
                 self._wake.clear()
 
     def _serve(self, follower: Follower, pool: ThreadPoolExecutor, over: Callable[[], bool]) -> None:
-        """A bad receiver holds up nobody but its like: those share a turn, everybody else has one of its own."""
         with self._busy_lock:
             waiting = [one for one in follower.due() if one.name not in self._busy]
-        # Whoever waited longest comes first: there may be more of them than can be served at once.
-        waiting.sort(key=lambda one: self._served_at.get(one.name, 0.0))
-        by_company: dict[Company, list[Subscription]] = {}
-        for one in waiting:
-            by_company.setdefault(follower.company(one), []).append(one)
-        with self._busy_lock:
             serving = list(self._busy.values())
-        for company in (Company.FAILING, Company.LATE, Company.SLOW):
-            if company in by_company and company not in serving:
-                self._catch_up_in(pool, follower, by_company[company][:SHARED_MAX], company, over)
-        alone = by_company.get(Company.NONE, [])
-        free = max(0, _ALONE_AT_ONCE - serving.count(Company.NONE))
-        self._queued = len(alone) > free
-        for one in alone[:free]:
-            self._catch_up_in(pool, follower, [one], Company.NONE, over)
+        waiting.sort(key=lambda one: self._served_at.get(one.name, 0.0))
+        turns, self._queued = next_turns(waiting, follower.company, serving)
+        for turn in turns:
+            self._begin(turn, follower, pool, over)
 
-    def _catch_up_in(
-        self,
-        pool: ThreadPoolExecutor,
-        follower: Follower,
-        subscriptions: Sequence[Subscription],
-        company: Company,
-        over: Callable[[], bool],
-    ) -> None:
-        names = [one.name for one in subscriptions]
+    def _begin(self, turn: Turn, follower: Follower, pool: ThreadPoolExecutor, over: Callable[[], bool]) -> None:
+        began = time.monotonic()
         with self._busy_lock:
-            self._busy.update(dict.fromkeys(names, company))
-        self._served_at.update(dict.fromkeys(names, time.monotonic()))
+            self._busy.update(dict.fromkeys(turn.names, turn.company))
+        self._served_at.update(dict.fromkeys(turn.names, began))
 
         def work() -> bool:
-            began = time.monotonic()
-            on = follower.catch_up(*subscriptions)
+            on = follower.catch_up(*turn.subscriptions)
             moved = bool(on)
-            # It may go on for as long as nobody waits for its place.
-            while company is Company.NONE and on and not over():
-                if self._queued and time.monotonic() - began > FOLLOW_BUDGET_S:
-                    break
+            while on and not over() and goes_on(turn, time.monotonic() - began, queued=self._queued):
                 current = [one for one in follower.due() if one.name in on]
                 on = follower.catch_up(*current) if current else frozenset()
             return moved
 
         def done(future: Future[bool]) -> None:
             with self._busy_lock:
-                for name in names:
+                for name in turn.names:
                     del self._busy[name]
             error = future.exception()
             if error is not None:
-                self._log.warning("subscriptions not moved", subscriptions=names, error=error)
+                self._log.warning("subscriptions not moved", subscriptions=turn.names, error=error)
             elif future.result():
                 self._wake.set()  # the next turn begins at once
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from enum import Enum
 from typing import Protocol
 
 from evermark import failpoint
@@ -16,6 +15,7 @@ from evermark.delivery.base import CursorVector, DeliveryStore, Fate, Outcome, P
 from evermark.delivery.expiry import expires_before
 from evermark.delivery.group import is_due
 from evermark.delivery.live import GRACE_S, LiveGroup
+from evermark.delivery.turns import TURN_S, Company
 from evermark.delivery.work import Delivered, Deliverer, Errand, Manner, Span
 from evermark.errors import ConflictError
 from evermark.log.read import FileRange
@@ -32,22 +32,12 @@ JOIN_PACE_S = 1.0
 PACE_AGE = timedelta(seconds=30)
 # A span of one that is behind is left after this, so that its turn does not last for ever; if nothing was done by then,
 # the next one gets twice as long.
-FOLLOW_BUDGET_S = 10.0
+FOLLOW_BUDGET_S = TURN_S
 FOLLOW_BUDGET_S_MAX = 7 * 86_400.0
 GROUP_ROWS_PER_S_MIN = 200
 LATE_BUDGET_S = 1.0
 # Those who are served together get no more than this at a time: it ends soon, and nobody waits for another's backlog.
 SHARED_ROWS_MAX = 1_000
-SHARED_MAX = 16
-
-
-class Company(Enum):
-    """Who is served together when many are behind."""
-
-    NONE = "none"
-    FAILING = "failing"
-    LATE = "late"  # just left the group because the others would have had to wait: slow, or caught by a stall of ours
-    SLOW = "slow"
 
 
 class LogView(Protocol):
@@ -71,6 +61,8 @@ class Follower:
     # By generation: how long the last span took and when, and how long the next one may take.
     _pace: dict[int, tuple[float, datetime]] = field(default_factory=dict, init=False)
     _budget_s: dict[int, float] = field(default_factory=dict, init=False)
+    # Generations that were quick, and close enough to the group to join it at their next turn.
+    _near: set[int] = field(default_factory=set, init=False)
 
     def catch_up_group(self) -> bool:
         """Deliver what hand-overs left, one span; True when there was any."""
@@ -108,7 +100,9 @@ class Follower:
         pace_s = self._pace_s(subscription)
         if pace_s is None:
             return Company.LATE if self.live.was_slow(subscription.name, self.clock() - PACE_AGE) else Company.NONE
-        return Company.SLOW if pace_s > JOIN_PACE_S else Company.NONE
+        if pace_s > JOIN_PACE_S:
+            return Company.SLOW
+        return Company.NEAR if subscription.generation in self._near else Company.NONE
 
     def catch_up(self, *subscriptions: Subscription) -> frozenset[str]:
         """One span for each of some that are behind, or its return into the group: who may go on at once."""
@@ -135,6 +129,8 @@ class Follower:
                 near.append(subscription)
             else:
                 away.append((subscription, span))
+                left = distance(mine, theirs) - (span.to - span.after)
+                (self._near.add if left <= JOIN_DISTANCE_MAX else self._near.discard)(subscription.generation)
         if away and all(self.company(subscription) is Company.LATE for subscription, _ in away):
             # Most of them are well, and wait here for those that are not.
             on |= self._work(away, budget_s=LATE_BUDGET_S, grace_s=GRACE_S)
@@ -184,6 +180,7 @@ class Follower:
         if joined:
             # When it leaves again, how quick it was before says nothing.
             self._pace.pop(subscription.generation, None)
+            self._near.discard(subscription.generation)
         return joined
 
     def _work(

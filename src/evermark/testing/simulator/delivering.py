@@ -7,12 +7,13 @@ from typing import Any, cast
 
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.delivery.base import CursorVector, MadeBy, Subscription, SubscriptionSpec
-from evermark.delivery.follower import SHARED_MAX, Company, Follower
+from evermark.delivery.follower import Follower
 from evermark.delivery.live import LiveGroup
 from evermark.delivery.queue import ParkedQueue
 from evermark.delivery.retry import Verdict
 from evermark.delivery.roster import free_names
 from evermark.delivery.sinks.base import Answer, as_it_is
+from evermark.delivery.turns import Company, Turn, goes_on, next_turns
 from evermark.delivery.work import Span
 from evermark.error_policy import Action, action_for
 from evermark.errors import ConflictError, EvermarkError, NotFoundError, UnreachableError
@@ -44,7 +45,7 @@ class DeliveryRunner:
         self._baton = instance.world.baton
         self._view = SimLogView(instance)
         self._epoch = 0
-        self._serving: set[Company] = set()
+        self._serving: dict[str, Company] = {}
         scenario, rng = self._world.scenario, self._baton.rng
         self._deliverer = SimDeliverer(
             self._world.account,
@@ -137,42 +138,29 @@ class DeliveryRunner:
             idle.wait(moved=moved or bool(self._instance.busy))
 
     def _serve(self, follower: Follower, over: Callable[[], bool]) -> None:
-        by_company: dict[Company, list[Subscription]] = {}
-        for one in follower.due():
-            if one.name not in self._instance.busy:
-                by_company.setdefault(follower.company(one), []).append(one)
-        for company, some in by_company.items():
-            if company is Company.NONE:
-                for one in some:
-                    self._catch_up(follower, [one], over)
-            elif company not in self._serving:
-                self._catch_up(follower, some[:SHARED_MAX], over, company)
+        waiting = [one for one in follower.due() if one.name not in self._instance.busy]
+        turns, queued = next_turns(waiting, follower.company, list(self._serving.values()))
+        for turn in turns:
+            self._begin(turn, follower, over, queued=queued)
 
-    def _catch_up(
-        self,
-        follower: Follower,
-        subscriptions: Sequence[Subscription],
-        over: Callable[[], bool],
-        company: Company = Company.NONE,
-    ) -> None:
-        busy, names = self._instance.busy, [one.name for one in subscriptions]
+    def _begin(self, turn: Turn, follower: Follower, over: Callable[[], bool], *, queued: bool) -> None:
+        busy, began = self._instance.busy, self._baton.now
 
         def work() -> None:
             try:
-                on = follower.catch_up(*subscriptions)
-                while company is Company.NONE and on and not over():
+                on = follower.catch_up(*turn.subscriptions)
+                while on and not over() and goes_on(turn, self._baton.now - began, queued=queued):
                     current = [one for one in follower.due() if one.name in on]
                     on = follower.catch_up(*current) if current else frozenset()
             except EvermarkError:
                 self._world.count("subscriptions not moved")
             finally:
-                self._serving.discard(company)
-                for name in names:
-                    del busy[name]
+                for name in turn.names:
+                    del busy[name], self._serving[name]
 
-        self._serving.add(company)
-        task = self._instance.spawn(f"behind {', '.join(names)}", work)
-        busy.update(dict.fromkeys(names, task))
+        self._serving.update(dict.fromkeys(turn.names, turn.company))
+        task = self._instance.spawn(f"behind {', '.join(turn.names)}", work)
+        busy.update(dict.fromkeys(turn.names, task))
 
     def _repeat(self, step: Callable[[], object], over: Callable[[], bool], every_s: float) -> None:
         idle = Idle(self._world, every_s)

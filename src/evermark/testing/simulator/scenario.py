@@ -91,7 +91,7 @@ def scenario(seed: int) -> Scenario:
         receiver_chance={
             "down": rng.choice((0, 0.3, 0.7)),
             "gone": rng.choice((0, 0, 0.1)),
-            "refuse": rng.choice((0, 0.1, 0.3)),
+            "refuse": rng.choice((0, 0.1, 0.3, 0.8)),
             "lost_answer": rng.choice((0, 0.02, 0.1)),
             "slow": rng.choice((0, 0.02, 0.1)),
             "busy": rng.choice((0, 0.05)),

@@ -94,7 +94,7 @@ ENDURANCE: tuple[Mutant, ...] = (
         "one that is too slow for its turn gets no longer one",
         ((Follower, "_learn", _learn_no_budget),),
         120,
-        77,
+        84,
     ),
     Mutant(
         "parked-beyond-dropped",

@@ -83,7 +83,7 @@ WISHES: tuple[Mutant, ...] = (
         "a turn of the follower goes by what was asked for before it looked at the log",
         ((Follower, "_current", _as_first_seen),),
         100,
-        110,
+        113,
     ),
     Mutant(
         "added-one-batch-late",
@@ -107,7 +107,7 @@ WISHES: tuple[Mutant, ...] = (
         "the group goes by what was asked for when delivery began",
         ((LiveGroup, "__init__", _goes_by_first_look),),
         200,
-        65,
+        74,
     ),
     Mutant(
         "rotated-from-now",

@@ -1,0 +1,57 @@
+"""Who is served next of those who are behind, and with whom. Pure.
+
+A bad receiver holds up nobody but its like: those share a turn, one for each company at a time. Everybody else has a
+turn of its own, a few at once, which lasts for as long as nobody waits for its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from evermark.delivery.base import Subscription
+
+# A turn that others wait for, and a piece of work in it, end after this.
+TURN_S = 10.0
+ALONE_AT_ONCE = 6
+SHARED_MAX = 16
+
+
+class Company(Enum):
+    NONE = "none"
+    FAILING = "failing"
+    LATE = "late"  # just left the group because the others would have had to wait: slow, or caught by a stall of ours
+    SLOW = "slow"
+    NEAR = "near"  # quick, and about to join: the group, which waits for them meanwhile, waits once
+
+
+@dataclass(frozen=True)
+class Turn:
+    company: Company
+    subscriptions: tuple[Subscription, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(one.name for one in self.subscriptions)
+
+
+def next_turns(
+    waiting: Iterable[Subscription], company_of: Callable[[Subscription], Company], serving: Sequence[Company]
+) -> tuple[list[Turn], bool]:
+    """The turns that begin now, and whether somebody has to wait for a place of its own.
+
+    `waiting`: who is due and not being served, whoever waited longest first. `serving`: the company of each that is.
+    """
+    by_company: dict[Company, list[Subscription]] = {}
+    for one in waiting:
+        by_company.setdefault(company_of(one), []).append(one)
+    alone = by_company.pop(Company.NONE, [])
+    turns = [Turn(company, tuple(some[:SHARED_MAX])) for company, some in by_company.items() if company not in serving]
+    free = max(0, ALONE_AT_ONCE - serving.count(Company.NONE))
+    return turns + [Turn(Company.NONE, (one,)) for one in alone[:free]], len(alone) > free
+
+
+def goes_on(turn: Turn, took_s: float, *, queued: bool) -> bool:
+    """Whether a turn whose work went well takes up the next piece, or ends."""
+    return turn.company is Company.NONE and not (queued and took_s >= TURN_S)
