@@ -6,7 +6,7 @@ the clock are the test's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
 import pyarrow as pa
@@ -86,20 +86,6 @@ class World:
     @property
     def standing(self) -> tuple[SubscriptionState, int]:
         return self.found.state, self.found.failures
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    receiver = Receiver()
-    yield receiver
-    receiver.close()
-
-
-@pytest.fixture
-def sink() -> Iterator[WebhookSink]:
-    sink = WebhookSink()
-    yield sink
-    sink.close()
 
 
 @pytest.mark.parametrize("settings", [{}, {"parked_max": 6}], ids=["of one key", "of all"])

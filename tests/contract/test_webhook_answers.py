@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
 
 import pytest
 from aiohttp import web
@@ -17,20 +16,6 @@ from evermark.delivery.sinks.webhook import WebhookSink
 PIECE = b"x" * 64 * 1024
 # What two sockets may hold on their way, beyond what is read.
 BUFFERS_BYTES = 24 * 1024 * 1024
-
-
-@pytest.fixture
-def sink() -> Iterator[WebhookSink]:
-    sink = WebhookSink()
-    yield sink
-    sink.close()
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    receiver = Receiver()
-    yield receiver
-    receiver.close()
 
 
 @pytest.mark.parametrize("chunked", [False, True])

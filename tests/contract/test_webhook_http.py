@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -24,20 +23,6 @@ from evermark.testing.until import until
 
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\nconnection: keep-alive\r\n\r\n"
 UNWELL = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n"
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    made = Receiver()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def sink() -> Iterator[WebhookSink]:
-    made = WebhookSink()
-    yield made
-    made.close()
 
 
 def test_a_huge_answer_is_not_read_to_its_end(receiver: Receiver, sink: WebhookSink) -> None:

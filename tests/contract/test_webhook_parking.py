@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pyarrow as pa
@@ -24,20 +23,6 @@ from evermark.errors import FormatError
 from evermark.event import EVENT
 
 LANE = ("shop", "public.orders", "0")
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    receiver = Receiver()
-    yield receiver
-    receiver.close()
-
-
-@pytest.fixture
-def sink() -> Iterator[WebhookSink]:
-    sink = WebhookSink()
-    yield sink
-    sink.close()
 
 
 @pytest.mark.parametrize("bundle", [1, 4])

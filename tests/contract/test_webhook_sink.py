@@ -8,7 +8,6 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
@@ -25,20 +24,6 @@ from evermark.delivery.sinks.base import Job, Sink, Try
 from evermark.delivery.sinks.stdout import StdoutSink
 from evermark.delivery.sinks.webhook import WebhookSink
 from evermark.event import EVENT
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    made = Receiver()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def sink() -> Iterator[WebhookSink]:
-    made = WebhookSink()
-    yield made
-    made.close()
 
 
 def test_accepted_events_are_done_signed_and_carry_the_promised_headers(receiver: Receiver, sink: WebhookSink) -> None:

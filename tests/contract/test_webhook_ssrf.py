@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -22,20 +22,6 @@ from evermark.delivery.sinks.webhook import WebhookSink
 
 PUBLIC = "93.184.216.34"
 Names = Callable[..., None]
-
-
-@pytest.fixture
-def sink() -> Iterator[WebhookSink]:
-    sink = WebhookSink()
-    yield sink
-    sink.close()
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    receiver = Receiver()
-    yield receiver
-    receiver.close()
 
 
 @pytest.fixture

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
 from evermark.delivery.base import Fate, Place, SubscriptionSpec
 from evermark.delivery.signing import new_secret
 from evermark.delivery.sinks import lanes
+from evermark.delivery.sinks.base import Job, Result
+from evermark.delivery.sinks.webhook import WebhookSink
 from evermark.delivery.work import Errand, Manner, Span
 from evermark.event import taken_batch
 from evermark.log.append import DeltaLog
@@ -88,6 +93,36 @@ def test_d10_the_bound_of_held_events_counts_all_chunks_and_what_was_parked_befo
     assert [one["fate"] for one in found] == ["done", "done", "done", "full"]
     assert [parked["event_id"] for one in found for parked in one["parked"]] == ["e1", "e2", "e3"]
     assert not receiver.records
+
+
+@pytest.mark.parametrize(("waited_s", "worked_s", "left_s"), [(300, 0, 30), (0, 20, 10), (0, 31, 0)])
+def test_d13_the_time_for_a_piece_of_work_begins_when_its_task_does(
+    tmp_path: Path, receiver: Listener, monkeypatch: pytest.MonkeyPatch, waited_s: float, worked_s: float, left_s: float
+) -> None:
+    """GIVEN 30 s WHEN the task begins minutes after it was planned THEN it has them all; once begun, they run out."""
+    monkeypatch.setenv("POSTING_KEY", "a key for this test only")
+    box = SecretBox(KeyRef("env", "POSTING_KEY"))
+    spec = SubscriptionSpec("one", receiver.url, (box.seal(SECRET),), allow_networks=("127.0.0.0/8",))
+    now = [1_000.0]
+    monkeypatch.setattr(deliver, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    post = deliver._Post((Errand(span_of(tmp_path, "ab"), spec),), box, Manner(budget_s=30), matches_here=True)
+    now[0] += waited_s
+    given: list[float] = []
+    real = WebhookSink.deliver_each
+
+    def deliver_each(self: WebhookSink, jobs: Sequence[Job], budget_s: float, *rest: Any) -> Iterator[list[Result]]:
+        given.append(budget_s)
+        return real(self, jobs, budget_s, *rest)
+
+    monkeypatch.setattr(WebhookSink, "deliver_each", deliver_each)
+    assert list(post(slow_batches(now, worked_s)))
+    assert given == [left_s]
+
+
+def slow_batches(now: list[float], worked_s: float) -> Iterator[pa.RecordBatch]:
+    """Nothing, which takes its time."""
+    now[0] += worked_s
+    yield from ()
 
 
 def test_p13_large_rows_are_read_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
