@@ -18,7 +18,7 @@ from evermark.delivery.follower import Follower
 from evermark.delivery.live import LiveGroup
 from evermark.delivery.memory import MemoryDelivery
 from evermark.delivery.turns import Company, next_turns
-from evermark.delivery.work import Delivered, Errand, Manner
+from evermark.delivery.work import Delivered, Errand, Manner, Span
 from evermark.errors import ConflictError
 from evermark.log.read import FileRange
 from evermark.testing.contracts.scene import P0, T0, failed, spec
@@ -37,6 +37,7 @@ class World:
     budgets: list[float | None] = field(default_factory=list)
     together: list[set[str]] = field(default_factory=list)
     down: set[str] = field(default_factory=set)
+    spans: list[Span] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         leases = MemoryLeases(is_gone=lambda _: True)
@@ -61,6 +62,7 @@ class World:
 
     def deliver(self, errands: Sequence[Errand], manner: Manner) -> list[Delivered]:
         names = [errand.spec.name for errand in errands]
+        self.spans += [errand.span for errand in errands]
         self.together.append(set(names))
         self.lock_held += [(name if manner.historical else "group", self.live.lock.locked()) for name in names]
         self.budgets.append(manner.budget_s)
@@ -255,6 +257,27 @@ def test_one_that_needs_very_long_is_served_alone() -> None:
         turn_by_company(world)
     assert world.follower.company(world.one("glacier")) is Company.NONE
     assert {"glacier"} in world.together
+
+
+def test_one_that_is_down_is_asked_with_a_few_events_and_gets_all_of_them_when_it_is_back() -> None:
+    """GIVEN 100 batches of 5 events WHEN a receiver is down THEN it is asked with 100 at most; back, with thousands."""
+    world = World({"good": 0.05, "down": 0.01})
+    world.down = {"down"}
+    for _ in range(100):
+        world.turn()
+    world.now = world.one("down").next_attempt_at or world.now
+    world.spans.clear()
+    world.follower.catch_up(world.one("down"))
+    assert [span.rows for span in world.spans] == [following.PROBE_ROWS_MAX]
+    world.down.clear()
+    world.now = world.one("down").next_attempt_at or world.now
+    companies: list[Company] = []
+    for _ in range(2):
+        world.follower.catch_up(world.one("down"))
+        companies.append(world.follower.company(world.one("down")))
+    # THEN while much is left it has turns of its own, and then one with all who are about to join
+    assert companies == [Company.NONE, Company.NEAR]
+    assert [span.rows for span in world.spans[1:]] == [following.PROBE_ROWS_MAX, 500 - following.PROBE_ROWS_MAX]
 
 
 def test_leftovers_of_the_group_are_not_worked_on_without_end() -> None:

@@ -38,6 +38,8 @@ GROUP_ROWS_PER_S_MIN = 200
 LATE_BUDGET_S = 1.0
 # Those who are served together get no more than this at a time: it ends soon, and nobody waits for another's backlog.
 SHARED_ROWS_MAX = 1_000
+# Whoever failed last time is asked with a few events, however many wait: most often the answer is no once more.
+PROBE_ROWS_MAX = 100
 
 
 class LogView(Protocol):
@@ -107,7 +109,7 @@ class Follower:
     def catch_up(self, *subscriptions: Subscription) -> frozenset[str]:
         """One span for each of some that are behind, or its return into the group: who may go on at once."""
         theirs = self.store.group().cursors
-        rows_max = SPAN_ROWS_MAX if len(subscriptions) == 1 else SHARED_ROWS_MAX
+        most = SPAN_ROWS_MAX if len(subscriptions) == 1 else SHARED_ROWS_MAX
         on: set[str] = set()
         near: list[Subscription] = []
         away: list[tuple[Subscription, Span]] = []
@@ -122,6 +124,7 @@ class Follower:
                 if (quick or subscription.failures > 0) and self._join(subscription):
                     on.add(subscription.name)
                 continue
+            rows_max = PROBE_ROWS_MAX if subscription.failures else most
             # The group waits only for a receiver whose last delivery went well, and quickly: no other may hold it up.
             span = next((s for p in sorted(theirs) if (s := self._span(p, mine.get(p, 0), theirs[p], rows_max))), None)
             is_near = quick and pace_s is not None and distance(mine, theirs) <= JOIN_DISTANCE_MAX
