@@ -6,15 +6,19 @@ import faulthandler
 import signal
 import sys
 
+import pandas  # noqa: F401 - pyarrow loads it with the first array of a process, so every worker would
 import psycopg  # noqa: F401
 import pyarrow.compute
+import pyarrow.pandas_compat
 import pyarrow.parquet  # noqa: F401
+import pyspark.worker  # noqa: F401
 from pyspark import daemon
 
 # What the tasks run: reading a source into the log, and delivering from it.
 import evermark.sources.postgres.source
 import evermark.spark.datasource
-import evermark.spark.posting  # noqa: F401
+import evermark.spark.deliver
+import evermark.spark.replay  # noqa: F401
 
 if __name__ == "__main__":
     # Tasks read and render in one thread and send in another: neither should wait long for Python's lock.
