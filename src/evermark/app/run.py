@@ -109,6 +109,7 @@ class Pipeline:
             scratch,
             self.config.spark.conf,
             noise=self.config.data / "spark.log",
+            finds_formats=False,
         )
         warm_up(spark)
         keeper = ScratchKeeper(scratch)

@@ -6,11 +6,9 @@ import faulthandler
 import signal
 import sys
 
-import pandas  # noqa: F401 - pyarrow loads it with the first array of a process, so every worker would
 import psycopg  # noqa: F401
 import pyarrow.compute
-import pyarrow.pandas_compat
-import pyarrow.parquet  # noqa: F401
+import pyarrow.parquet
 import pyspark.worker  # noqa: F401
 from pyspark import daemon
 
@@ -21,6 +19,7 @@ import evermark.spark.deliver
 import evermark.spark.replay  # noqa: F401
 
 if __name__ == "__main__":
+    pyarrow.array([0])  # the first one of a process loads pandas
     # Tasks read and render in one thread and send in another: neither should wait long for Python's lock.
     sys.setswitchinterval(0.0005)
     # kill -USR1: where every thread stands, into spark.log. Workers inherit it.

@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -46,19 +46,26 @@ _DEFAULTS = {
 
 # Spark matches error texts with recursive regular expressions: the default stack is too small for a long one.
 # Code made for many predicates is one long method, which the JVM would otherwise never compile.
+_LOOK_UP_BY = "PYSPARK_DRIVER_PYTHON"
 _JAVA_OPTIONS = "-Xss16m -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-DontCompileHugeMethods"
 
 
 def make_session(
-    app_name: str, master: str, scratch: Path, conf: Mapping[str, str], noise: Path | None = None
+    app_name: str,
+    master: str,
+    scratch: Path,
+    conf: Mapping[str, str],
+    noise: Path | None = None,
+    *,
+    finds_formats: bool = True,
 ) -> SparkSession:
     """The session of this process. `scratch` may vanish at any time; `conf` is the operator's and wins.
 
     `noise` takes what the JVM and the Python workers write to stderr: stack traces of sockets closed by a restart and
-    the like. What matters of it reaches us as errors.
+    the like. What matters of it reaches us as errors. `finds_formats`: Spark looks which formats written in Python are
+    installed, as it does by itself.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     home = spark_home(master)
     os.environ["SPARK_HOME"] = str(home)
     builder = SparkSession.builder.appName(app_name).master(master)
@@ -73,8 +80,23 @@ def make_session(
     }
     for name, value in settings.items():
         builder = builder.config(name, value)
-    with _stderr_of_children(noise):
+    with _stderr_of_children(noise), nullcontext() if finds_formats else _without_look_up():
         return builder.getOrCreate()
+
+
+@contextmanager
+def _without_look_up() -> Iterator[None]:
+    """To look for formats Spark starts two Python processes before its first query: half a second of each start. It
+    does not where it finds no Python by this name; the one for our tasks it is told by another.
+    """
+    kept = os.environ.get(_LOOK_UP_BY)
+    os.environ[_LOOK_UP_BY] = "no-formats-are-looked-for"
+    try:
+        yield
+    finally:
+        os.environ.pop(_LOOK_UP_BY)
+        if kept is not None:
+            os.environ[_LOOK_UP_BY] = kept
 
 
 def warm_up(spark: SparkSession) -> threading.Thread:
