@@ -10,7 +10,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -65,10 +65,14 @@ def _version(name: str) -> str:
 
 
 class PeakMemory:
-    """The largest resident set of this process and its children, seen every 0.2 s while the block runs."""
+    """The largest resident set of this process and its children, seen every 0.2 s while the block runs.
 
-    def __init__(self) -> None:
+    `without`: processes that play somebody else.
+    """
+
+    def __init__(self, without: Collection[int] = ()) -> None:
         self.mb = 0.0
+        self._without = frozenset(without)
         self._done = False
 
     def __enter__(self) -> Self:
@@ -86,7 +90,7 @@ class PeakMemory:
             total = 0
             for process in (me, *me.children(recursive=True)):
                 try:
-                    if process.name() != "postgres":
+                    if process.name() != "postgres" and process.pid not in self._without:
                         total += process.memory_info().rss
                 except psutil.Error:
                     continue

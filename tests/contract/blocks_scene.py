@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.contract.blocknode_scene import Client, Node
-from tests.unit.blocks_world import Pipeline
 
 from evermark.sources.base import Limit
 from evermark.sources.blocks.place import BlocksPlace, Pace, Plain
@@ -18,6 +17,7 @@ from evermark.sources.blocks.source import BlockStreams
 from evermark.sources.blocks.wanted import WantedStreams
 from evermark.state.connection import State
 from evermark.testing.servers import PostgresServer
+from evermark.testing.simulator.blocks.pipeline import Pipeline
 from evermark.testing.states import fresh_state
 from evermark.testing.until import until
 
@@ -58,9 +58,10 @@ class Scene:
         pipe.start()
         return pipe
 
-    def rows(self, query: str, *args: object) -> list[tuple[Any, ...]]:
+    def rows(self, query: str, *args: object, returns: bool = True) -> list[tuple[Any, ...]]:
         with self.state.connection() as conn:
-            return conn.execute(query, args).fetchall()
+            done = conn.execute(query, args)
+            return done.fetchall() if returns else []
 
     def synced(self, stream: str) -> tuple[Any, ...] | None:
         """(snapshot_miniblock, minipool_gen, prev_miniblock_hash, xmin) of a stream."""

@@ -78,7 +78,8 @@ def test_a_block_that_is_not_true_is_never_passed(
         assert state is not None
         assert state[1] <= 9
         assert list(here.stale()) == [stream]
-        assert dict(pipe.source.gauges()) == {"streams_stale": 1.0}
+        assert pipe.source.condition().gauges == {"streams_stale": 1.0}
+        assert [each.stream for each in pipe.source.condition().stale[0].first] == [stream]
     both = here.pipeline([liar.url, leader.url], [stream, other])
     both.ends, both.log = pipe.ends, pipe.log
     both.start()

@@ -7,15 +7,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.contract.blocknode_scene import Client, Node, message
+from tests.contract.blocknode_scene import Client, Node, control, message
 from tests.contract.blocks_scene import ALL, EACH, NEVER, Scene, new_stream, scene
-from tests.unit.blocks_world import Crash, Cut
 
 from evermark.errors import ConfigError, DeniedError, IdentityError
 from evermark.secrets import KeyRef, Sealed, SecretBox
-from evermark.sources.blocks.chain import StreamKind
-from evermark.sources.blocks.wanted import WantedStreams
+from evermark.sources.blocks.bots import BotsInState
+from evermark.sources.blocks.chain import EventKind, StreamKind
+from evermark.sources.blocks.place import Plain
+from evermark.sources.blocks.wanted import BotStreams, WantedStreams
+from evermark.state.connection import State
 from evermark.testing.servers import PostgresServer
+from evermark.testing.simulator.blocks.pipeline import Crash, Cut
 
 TOKEN = "a token of some length, for tests"
 
@@ -346,3 +349,43 @@ def test_a_token_travels_sealed(here: Scene, tmp_path: Path, monkeypatch: pytest
             here.pipeline([node.url])
         assert TOKEN not in str(denied.value)
         client.close()
+
+
+def _users(state: State, source: str) -> frozenset[str]:
+    with state.connection() as conn:
+        rows = conn.execute("select name from bots_of_the_test where source = %s", (source,)).fetchall()
+    return frozenset(name for (name,) in rows)
+
+
+def _users_version(state: State, source: str) -> str:
+    return str(len(_users(state, source)))
+
+
+def test_streams_follow_the_bots_in_them_and_cookies_exist_for_nothing_else(
+    here: Scene, node: Node, client: Client
+) -> None:
+    """B13, D15: a bot joins, leaves and joins again; state is there while it is in, and nothing is logged twice."""
+    room, without = new_stream(client, 7, members=["ann"]), new_stream(client, 3, members=["ann"])
+    here.rows("create table bots_of_the_test (source text, name text)", returns=False)
+    here.rows("insert into bots_of_the_test values ('chat', 'bot') returning 1")
+    bots = BotsInState(Plain(here.dsn), here.state.schema, "chat", _users, _users_version)
+    pipe = here.pipeline([node.url], wanted=BotStreams(bots))
+    pipe.drain(ALL)
+    assert (pipe.ids(room), here.synced(room)) == ([], None)
+    client.add(room, control(room, EventKind.JOIN, member="bot"))
+    client.say(room, 3)
+    pipe.drain(ALL)
+    assert pipe.ids(room) == client.hashes(room)
+    client.add(room, control(room, EventKind.LEAVE, member="bot"))
+    pipe.drain(ALL)
+    taken = client.hashes(room)
+    assert (pipe.ids(room), here.synced(room)) == (taken, None)
+    client.say(room, 2)
+    pipe.start()
+    pipe.drain(ALL)
+    assert pipe.ids(room) == taken
+    client.add(room, control(room, EventKind.JOIN, member="bot"))
+    pipe.drain(ALL)
+    assert pipe.ids(room) == client.hashes(room)
+    assert pipe.dropped == len(taken)
+    assert (pipe.ids(without), here.synced(without)) == ([], None)

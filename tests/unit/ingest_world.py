@@ -65,7 +65,7 @@ class ListSource(Source):
             rows.insert(0, (f"event-{first - 1}", position(first)))
         return rows
 
-    def may_repeat_from(self, at: str) -> str:
+    def may_repeat_from(self, partition: int, at: str) -> str:
         return position(max(0, int(at) - 1)) if self.repeats else at
 
     def confirm(self, partition: int, end: str) -> None:
@@ -157,7 +157,7 @@ class World:
             at, batch = end, batch + bool(taken.append.files)
 
     def _read(self, start: str, end: str, batch: int, epoch: int, repeats_to: str | None) -> Taken:
-        exclude = excluded_from(start, self.source.may_repeat_from(start), repeats_to)
+        exclude = excluded_from(start, self.source.may_repeat_from(0, start), repeats_to)
         seen = {
             name
             for a in self.log.commits

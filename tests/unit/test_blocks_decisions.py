@@ -9,7 +9,6 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.blocks_world import MemoryPlans, ModelNode, pipeline
 
 from evermark.errors import ConfigError, FormatError, GapError, IdentityError
 from evermark.sources.base import Limit
@@ -20,6 +19,9 @@ from evermark.sources.blocks.position import EARLIEST, Position
 from evermark.sources.blocks.resume import Case, Known, Room, answer_from, decide, fitted
 from evermark.sources.blocks.rows import envelope
 from evermark.sources.blocks.wanted import WantedStreams
+from evermark.testing.simulator.blocks.node import ModelNode
+from evermark.testing.simulator.blocks.pipeline import Crash, pipeline
+from evermark.testing.simulator.blocks.plans import MemoryPlans
 
 ALL = Limit(wait_s=0.0)
 
@@ -306,7 +308,7 @@ def test_what_was_looked_through_is_remembered_for_its_boundary_alone() -> None:
     pipe = pipeline([node])
     found = pipe.source.latest(pipe.ends, ALL)
     assert pipe.source.latest(found, ALL) == found
-    pipe.source.check(pipe.ends)
+    pipe.source.begin(0, pipe.ends[0])
     pipe.drain(ALL)
     assert pipe.ids("a") == node.hashes("a")
 
@@ -484,3 +486,94 @@ def test_a_place_is_checked_before_anything_is_asked() -> None:
 def test_all_streams_of_a_name_are_in_one_partition_for_ever() -> None:
     """The share is part of the format: another hash would change the order of a stream's events."""
     assert [partition_of(stream, 4) for stream in ("a", "b", "room", "alice@x")] == [3, 1, 3, 3]
+
+
+def test_a_log_that_was_set_back_is_filled_again_from_the_nodes() -> None:
+    """GIVEN a log put back from a backup, and one that is gone WHEN begun there THEN what it lacks is taken, once."""
+    node = _grown(5)
+    pipe = pipeline([node])
+    pipe.step(Limit(rows_max=2, wait_s=0.0))
+    ends, rows = dict(pipe.ends), list(pipe.log[0])
+    pipe.drain(ALL)
+    assert pipe.ids("a") == node.hashes("a")
+    pipe.ends, pipe.log = ends, {0: rows}
+    pipe.start()
+    pipe.drain(ALL)
+    assert pipe.ids("a") == node.hashes("a")
+    pipe.ends, pipe.log = {0: pipe.source.earliest(0)}, {}
+    pipe.start()
+    pipe.drain(ALL)
+    assert pipe.ids("a") == node.hashes("a")
+
+
+def test_looking_at_a_source_changes_nothing_of_its_plan() -> None:
+    """GIVEN a batch that is planned WHEN somebody checks and asks how it is THEN it is read as it was planned."""
+    node = _grown(3)
+    plans = MemoryPlans()
+    pipe = pipeline([node], plans)
+    end = pipe.source.latest(pipe.ends, ALL)
+    other = pipeline([node], MemoryPlans()).source
+    other._open_plans = lambda _: plans
+    other._opened = None
+    other.check(pipe.ends)
+    other.condition()
+    assert pipe.source.latest(pipe.ends, ALL) == end
+    assert not any(tick.void for tick in plans.ticks(0))
+
+
+def test_a_slice_whose_plan_is_gone_is_no_empty_slice() -> None:
+    """GIVEN a slice under way WHEN its plan was thrown away by whoever began anew THEN reading it says so."""
+    node = _grown(3)
+    plans = MemoryPlans()
+    pipe = pipeline([node], plans)
+    end = pipe.source.latest(pipe.ends, ALL)[0]
+    (piece,) = pipe.source.slices(0, pipe.ends[0], end)
+    tick = next(iter(plans.all_ticks[0]))
+    plans.all_ticks[0][tick] = (plans.all_ticks[0][tick][0], [])
+    with pytest.raises(GapError, match="gone"):
+        list(pipe.source.read(piece))
+
+
+def _rewrite(node: ModelNode, blocks: int) -> None:
+    """The node's history of `a` from that block on is another one, as long as before and longer."""
+    it = node.streams["a"]
+    kept, again = it.blocks[:blocks], [event for block in it.blocks[blocks:] for event in block.events]
+    it.blocks, it.snapshot = kept, max(block.number for block in kept if block.snapshot is not None)
+    for _ in range(3):
+        node.say("a")
+        node.seal("a")
+    for event in again:  # what was taken once stands in other blocks now
+        node.add("a", event)
+        node.seal("a")
+
+
+@pytest.mark.parametrize("snapshot_every", [4, 100])
+def test_a_fork_is_passed_when_a_person_accepts_it_and_not_before(snapshot_every: int) -> None:
+    """GIVEN a rewritten history WHEN it is accepted THEN what is new of it is taken once, and an event says so."""
+    node = _grown(8)
+    node.snapshot_every = snapshot_every
+    plans = MemoryPlans()
+    pipe = pipeline([node], plans)
+    pipe.drain(ALL)
+    old = pipe.ids("a")
+    _rewrite(node, 5)
+    for _ in range(3):
+        pipe.start()
+        pipe.drain(ALL)
+    assert pipe.ids("a") == old
+    assert plans.stale(0)["a"].fork
+    pipe.source.accept_fork("a")
+    for cut in ("planned", "read"):
+        with pytest.raises(Crash):
+            pipe.step(ALL, cut)
+        pipe.start()
+    pipe.drain(Limit(rows_max=2, wait_s=0.0))
+    assert sorted(pipe.ids("a")) == sorted({*old, *node.hashes("a")})
+    assert json.loads(pipe.notes("a")[0])["change"] == "fork accepted"
+    assert plans.stale(0) == {}
+    known = plans.known(["a"])["a"].known
+    assert known is not None
+    assert (known.cookie, known.fork_accepted) == (node.streams["a"].cookie, False)
+    node.say("a", 2)
+    pipe.drain(ALL)
+    assert sorted(pipe.ids("a")) == sorted({*old, *node.hashes("a")})

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.blocks_world import Crash, Cut, MemoryPlans, ModelNode, Pipeline, pipeline
 
 from evermark.errors import EvermarkError
 from evermark.sources.base import Limit
+from evermark.testing.simulator.blocks.node import ModelNode
+from evermark.testing.simulator.blocks.pipeline import Crash, Cut, Pipeline, pipeline
+from evermark.testing.simulator.blocks.plans import MemoryPlans
 
 STREAMS = ("a", "b", "c")
 ALL = Limit(wait_s=0.0)

@@ -9,9 +9,11 @@ from pydantic import ValidationError
 
 from evermark.errors import ConfigError
 from evermark.secrets import KeyRef, Sealed, SecretBox
+from evermark.sources.blocks.bots import BotsInState
 from evermark.sources.blocks.place import Plain, place_of
 from evermark.sources.blocks.settings import BlocksSettings
 from evermark.sources.blocks.source import BlockStreams
+from evermark.state.connection import State
 
 TOKEN = "a token of some length, for tests"
 GIVEN = {"type": "blocks", "nodes": ["http://127.0.0.1:8330/", "https://two.example"], "token": TOKEN}
@@ -30,11 +32,33 @@ def test_settings_become_a_place_once_they_are_sealed(monkeypatch: pytest.Monkey
     place = place_of("chat", sealed, Plain("x"), "s")
     assert place.nodes == ("http://127.0.0.1:8330", "https://two.example")
     assert (place.partitions, place.whole, place.idle_after_s) == (2, False, 7200.0)
-    assert place.wanted.wants("room", "channel")
-    assert place.wanted.wants("any", "inbox")
-    assert not place.wanted.wants("any", "channel")
+    assert place.wanted.wants("room", "channel", frozenset)
+    assert place.wanted.wants("any", "inbox", frozenset)
+    assert not place.wanted.wants("any", "channel", frozenset)
     assert isinstance(place.token, Sealed)
     assert TOKEN.encode() not in pickle.dumps(BlockStreams(place))
+
+
+def _users(_: State, source: str) -> frozenset[str]:
+    return frozenset({f"{source}-bot"})
+
+
+def _version(_: State, source: str) -> str:
+    return source
+
+
+def test_streams_of_bots_are_chosen_by_who_is_in_them() -> None:
+    """GIVEN streams_of: bots WHEN members are asked for THEN a bot among them decides, in a pickled source too."""
+    settings = BlocksSettings.model_validate({"nodes": GIVEN["nodes"], "streams_of": "bots", "streams": ["room"]})
+    with pytest.raises(ConfigError, match="streams_of"):
+        place_of("chat", settings, Plain("x"), "s")
+    bots = BotsInState(Plain("x"), "s", "chat", _users, _version)
+    place = place_of("chat", settings, Plain("x"), "s", bots=bots)
+    wanted = pickle.loads(pickle.dumps(BlockStreams(place))).place.wanted
+    assert wanted.wants("any", "channel", lambda: frozenset({"ann", "chat-bot"}))
+    assert not wanted.wants("any", "channel", lambda: frozenset({"ann"}))
+    assert wanted.wants("room", "channel", frozenset)
+    assert wanted.version().endswith(" chat")
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,10 @@ from evermark.sources.postgres.pace import (
     Verdict,
 )
 from evermark.sources.postgres.place import PlainDsn, PostgresPlace
+from evermark.sources.postgres.pressure import warned
 from evermark.sources.postgres.survey import Slot, Survey, trouble
 
+GIB = 1024**3
 HERE = Incarnation(77, 1)
 PLACE = PostgresPlace(PlainDsn(""), "slot", "pub")
 SLOT = Slot("pgoutput", "db", False, 900, 1000, "reserved", None, None)
@@ -138,3 +140,20 @@ def test_trouble_is_named_and_has_a_hint(
     assert type(found) is kind
     assert word in str(found)
     assert found.hint
+
+
+@pytest.mark.parametrize(
+    ("gauges", "names"),
+    [
+        ({}, set()),
+        ({"wal_retained_bytes": 5 * GIB}, set()),
+        ({"wal_retained_bytes": 4 * GIB, "wal_retained_limit_bytes": 4 * GIB}, set()),
+        ({"wal_retained_bytes": 4 * GIB + 1, "wal_retained_limit_bytes": 4 * GIB}, {"wal_retained_bytes"}),
+        ({"wal_retained_bytes": 80, "wal_safe_bytes": 20}, set()),
+        ({"wal_retained_bytes": 81, "wal_safe_bytes": 19}, {"wal_safe_bytes"}),
+        ({"wal_retained_bytes": 100, "wal_safe_bytes": -1}, {"wal_safe_bytes"}),
+    ],
+)
+def test_a_limit_that_is_passed_is_warned_of(gauges: dict[str, float], names: set[str]) -> None:
+    """Much WAL kept, or little left before the server throws the slot away."""
+    assert set(warned(gauges)) == names

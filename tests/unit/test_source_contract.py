@@ -115,7 +115,7 @@ class Unsorted(Tickets):
 
 
 class RepeatsFromLater(Tickets):
-    def may_repeat_from(self, position: str) -> str:
+    def may_repeat_from(self, partition: int, position: str) -> str:
         return at(int(position) + 1)
 
 
@@ -134,6 +134,22 @@ class ConfirmsOnce(Tickets):
         self.confirmed.append(end)
 
 
+class DropsWhatItOffered(Tickets):
+    def __init__(self) -> None:
+        self.offered = self.begun = 0
+
+    def latest(self, after: Mapping[int, str], limit: em.Limit) -> dict[int, str]:
+        found = super().latest(after, limit)
+        self.offered = max(self.offered, *map(int, found.values()), 0)
+        return found
+
+    def begin(self, partition: int, position: str) -> None:
+        self.begun = self.offered
+
+    def numbers(self, piece: em.Slice) -> list[int]:
+        return [number for number in super().numbers(piece) if number >= self.begun]
+
+
 class NothingInIt(Tickets):
     def latest(self, after: Mapping[int, str], limit: em.Limit) -> dict[int, str]:
         return dict(after)
@@ -143,7 +159,8 @@ class NothingInIt(Tickets):
     "broken",
     [
         ReadsItsEnd, LosesTheLast, NewIdAtEachReading, OneIdForAll, LeavesAGap, GoesBack, AnswersTooMuch,
-        GrowingPositions, Unsorted, RepeatsFromLater, StaysAtHome, ConfirmsOnce, NothingInIt,
+        GrowingPositions, Unsorted, RepeatsFromLater, StaysAtHome, ConfirmsOnce,
+        DropsWhatItOffered, NothingInIt,
     ],
 )  # fmt: skip
 def test_a_source_that_breaks_its_word_is_caught(broken: type[Tickets]) -> None:

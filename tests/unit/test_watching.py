@@ -3,59 +3,41 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
-from evermark.app.watching import UPKEEP_AGAIN_S, UPKEEP_EVERY_S, WARN_AGAIN_S, Bell, Watching, warnings
+from evermark.app.watching import UPKEEP_AGAIN_S, UPKEEP_EVERY_S, WARN_AGAIN_S, Bell, Watching
 from evermark.errors import UnreachableError
+from evermark.observe.health import Board, PartitionHealth, overall
 from evermark.observe.metrics import Metrics
-from evermark.sources.base import Source
+from evermark.sources.base import Condition, Source, StaleStream, StaleStreams, Warned
 from evermark.testing.until import until
-
-GIB = 1024**3
-
-
-@pytest.mark.parametrize(
-    ("gauges", "names"),
-    [
-        ({}, set()),
-        ({"wal_retained_bytes": 5 * GIB}, set()),
-        ({"wal_retained_bytes": 4 * GIB, "wal_retained_limit_bytes": 4 * GIB}, set()),
-        ({"wal_retained_bytes": 4 * GIB + 1, "wal_retained_limit_bytes": 4 * GIB}, {"wal_retained_bytes"}),
-        ({"wal_retained_bytes": 80, "wal_safe_bytes": 20}, set()),
-        ({"wal_retained_bytes": 81, "wal_safe_bytes": 19}, {"wal_safe_bytes"}),
-        ({"wal_retained_bytes": 100, "wal_safe_bytes": -1}, {"wal_safe_bytes"}),
-    ],
-)
-def test_a_limit_that_is_passed_is_warned_of(gauges: dict[str, float], names: set[str]) -> None:
-    """Much WAL kept, or little left before the server throws the slot away."""
-    assert set(warnings(gauges)) == names
 
 
 def test_the_bell_rings_when_it_begins_and_now_and_then_while_it_lasts() -> None:
     """GIVEN something that lasts WHEN heard again and again THEN it is said once per crossing and every ten minutes."""
     bell = Bell()
-    assert bell.heard({"wal": "much"}, 0.0) == (["much"], [])
-    assert bell.heard({"wal": "more"}, WARN_AGAIN_S - 1) == ([], [])
-    assert bell.heard({"wal": "more"}, WARN_AGAIN_S) == (["more"], [])
+    much, more, again = (Warned(said, "") for said in ("much", "more", "again"))
+    assert bell.heard({"wal": much}, 0.0) == ([much], [])
+    assert bell.heard({"wal": more}, WARN_AGAIN_S - 1) == ([], [])
+    assert bell.heard({"wal": more}, WARN_AGAIN_S) == ([more], [])
     assert bell.heard({}, WARN_AGAIN_S + 1) == ([], ["wal"])
     assert bell.heard({}, WARN_AGAIN_S + 2) == ([], [])
-    assert bell.heard({"wal": "again"}, WARN_AGAIN_S + 3) == (["again"], [])
+    assert bell.heard({"wal": again}, WARN_AGAIN_S + 3) == ([again], [])
 
 
 class Told(Source):
     """A source of which only the gauges and the upkeep matter."""
 
-    def __init__(self, *answers: Mapping[str, float] | Exception) -> None:
+    def __init__(self, *answers: Condition | Exception) -> None:
         self.answers = list(answers)
         self.asked = 0
         self.kept_up = 0
         self.upkeep_fails = False
 
-    def gauges(self) -> Mapping[str, float]:
+    def condition(self) -> Condition:
         answer = self.answers[min(self.asked, len(self.answers) - 1)]
         self.asked += 1
         if isinstance(answer, Exception):
@@ -81,8 +63,8 @@ def value(metrics: Metrics, name: str) -> float | None:
 def test_gauges_are_metrics_until_they_cannot_be_asked_for() -> None:
     """GIVEN gauges, then a failure WHEN watched THEN they are shown, then gone: an old value is no good one."""
     metrics = Metrics()
-    source = Told({"wal_retained_bytes": 7.0}, RuntimeError("no answer"))
-    watching = Watching(source, "shop", metrics)
+    source = Told(Condition({"wal_retained_bytes": 7.0}), RuntimeError("no answer"))
+    watching = Watching(source, "shop", Board(), metrics)
     watching._look()
     assert value(metrics, "wal_retained_bytes") == 7.0
     watching._look()
@@ -90,9 +72,9 @@ def test_gauges_are_metrics_until_they_cannot_be_asked_for() -> None:
 
 
 def test_a_warning_names_what_it_is_about_and_stays_rare() -> None:
-    """GIVEN too much WAL at every look WHEN watched THEN one warning is logged."""
-    much = {"wal_retained_bytes": 5.0 * GIB, "wal_retained_limit_bytes": 4.0 * GIB}
-    watching = Watching(Told(much, much, much, {}), "shop", Metrics())
+    """GIVEN too much WAL at every look WHEN watched THEN one warning is logged, with the source's own hint."""
+    much = Condition({"wal_retained_bytes": 5.0}, {"wal_retained_bytes": Warned("5.0 GiB", "see the playbook")})
+    watching = Watching(Told(much, much, much, Condition()), "shop", Board(), Metrics())
     with capture_logs() as lines:
         for _ in range(4):
             watching._look()
@@ -100,11 +82,26 @@ def test_a_warning_names_what_it_is_about_and_stays_rare() -> None:
     assert "5.0 GiB" in said["event"] and "playbook" in said["hint"]
 
 
+def test_stale_streams_stand_on_the_board_by_name_until_they_are_read_again() -> None:
+    """GIVEN a healthy partition with stale streams WHEN watched THEN health counts them and names some; later none."""
+    board = Board()
+    board.put("chat", 1, PartitionHealth.HEALTHY)
+    stale = Condition(stale={1: StaleStreams(2, [StaleStream("room", "block 9 is forged")])})
+    watching = Watching(Told(stale, Condition()), "chat", board, Metrics())
+    watching._look()
+    found = board.partitions()["chat/1"]
+    assert (found.state, found.stale_streams) == (PartitionHealth.HEALTHY, 2)
+    assert found.stale_first == {"room": "block 9 is forged"}
+    assert overall(board.partitions()) == "degraded"
+    watching._look()
+    assert overall(board.partitions()) == "healthy"
+
+
 def test_upkeep_runs_at_start_and_every_hour_though_nothing_happens() -> None:
     """GIVEN an idle source WHEN time goes by THEN upkeep is called at once, hourly, and sooner after a failure."""
     now = [0.0]
-    source = Told({})
-    watching = Watching(source, "shop", Metrics(), clock=lambda: now[0])
+    source = Told(Condition())
+    watching = Watching(source, "shop", Board(), Metrics(), clock=lambda: now[0])
     for now[0] in (0.0, UPKEEP_EVERY_S - 1, UPKEEP_EVERY_S):
         watching._keep_up()
     assert source.kept_up == 2
@@ -117,7 +114,7 @@ def test_upkeep_runs_at_start_and_every_hour_though_nothing_happens() -> None:
 def test_stopping_clears_the_gauges_and_does_not_wait_for_a_silent_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """GIVEN a source that answers, and one that hangs WHEN stopped THEN gauges are gone, and nobody waits."""
     metrics = Metrics()
-    watching = Watching(Told({"wal_retained_bytes": 7.0}), "shop", metrics, every_s=60.0)
+    watching = Watching(Told(Condition({"wal_retained_bytes": 7.0})), "shop", Board(), metrics, every_s=60.0)
     watching.start()
     until(lambda: value(metrics, "wal_retained_bytes") == 7.0, "the gauge is shown", timeout_s=5)
     watching.stop()
@@ -127,11 +124,11 @@ def test_stopping_clears_the_gauges_and_does_not_wait_for_a_silent_server(monkey
     release = threading.Event()
 
     class Silent(Told):
-        def gauges(self) -> Mapping[str, float]:
+        def condition(self) -> Condition:
             release.wait(30)
-            return {}
+            return Condition()
 
-    hanging = Watching(Silent({}), "shop", Metrics())
+    hanging = Watching(Silent(Condition()), "shop", Board(), Metrics())
     hanging.start()
     hanging.stop()
     release.set()

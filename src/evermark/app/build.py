@@ -14,11 +14,12 @@ from evermark.checkpoints.postgres import PostgresCheckpoints
 from evermark.cluster.base import Holder
 from evermark.cluster.liveness import this_process
 from evermark.cluster.postgres import PostgresLeases
-from evermark.config import Config, CustomSource, SourceConfig, SubscriptionConfig
+from evermark.config import Config, CustomSource, SubscriptionConfig
 from evermark.delivery.base import Place, SubscriptionSpec
 from evermark.delivery.replay_store import PostgresReplays
 from evermark.delivery.retry import EndpointLimits
 from evermark.delivery.store import PostgresDelivery
+from evermark.embedded.address import EmbeddedDsn
 from evermark.embedded.postgres import EmbeddedPostgres
 from evermark.errors import ConfigError
 from evermark.ingest.recoveries import Recoveries
@@ -26,9 +27,15 @@ from evermark.log.disk import full_disk_is_said
 from evermark.log.head import PostgresHeads
 from evermark.log.read import LogReader
 from evermark.predicate import match_sql, vet
-from evermark.secrets import SecretBox, key_for
+from evermark.secrets import Sealed, SecretBox, key_for
 from evermark.sources.base import Source
-from evermark.sources.postgres.place import place_of
+from evermark.sources.blocks.place import BlocksPlace, Hidden, Plain
+from evermark.sources.blocks.place import place_of as blocks_place
+from evermark.sources.blocks.settings import BlocksSettings
+from evermark.sources.blocks.source import BlockStreams
+from evermark.sources.blocks.wanted import Bots
+from evermark.sources.postgres.place import PlainDsn
+from evermark.sources.postgres.place import place_of as postgres_place
 from evermark.sources.postgres.settings import PostgresSettings
 from evermark.sources.postgres.source import PostgresOutbox
 from evermark.state.connection import State, schema_for
@@ -75,10 +82,7 @@ def open_deployment(config: Config, sources: Mapping[str, Source] | None = None)
     key_ref, warning = key_for(config)
     box = SecretBox(key_ref)
     given = dict(sources or {})
-    built = {
-        name: given.pop(name) if name in given else make_source(settings.named(config.name, name).sealed(box), name)
-        for name, settings in config.sources.items()
-    }
+    built = {name: given.pop(name) if name in given else make_source(config, name, box) for name in config.sources}
     built.update(given)
     specs = [_spec(name, subscription, box) for name, subscription in config.subscriptions.items()]
     embedded, state = open_state(config)
@@ -134,12 +138,40 @@ def local_log(config: Config) -> Path:
     return Path(path).absolute()
 
 
-def make_source(settings: SourceConfig, name: str) -> Source:
+def make_source(config: Config, name: str, box: SecretBox | None) -> Source:
+    """A source as the file describes it. Without a `box` its secrets are not sealed, and it stays in this process."""
+    settings = config.sources[name]
     if isinstance(settings, PostgresSettings):
-        return PostgresOutbox(place_of(settings))
+        if box is None:
+            return PostgresOutbox(postgres_place(settings, PlainDsn(settings.open_dsn())))
+        return PostgresOutbox(postgres_place(settings.sealed(box)))
+    if isinstance(settings, BlocksSettings):
+        return BlockStreams(blocks_at(config, name, settings, box))
     if isinstance(settings, CustomSource):
         return _custom_source(settings, name)
     raise ConfigError(f"sources.{name}: {type(settings).__name__} is not a source this program can build")
+
+
+def blocks_at(
+    config: Config, name: str, settings: BlocksSettings, box: SecretBox | None, bots: Bots | None = None
+) -> BlocksPlace:
+    here = (state_dsn(config, box), schema_for(config.name))
+    if box is not None:
+        return blocks_place(name, settings.sealed(box), *here, bots=bots)
+    token = settings.open_token()
+    return blocks_place(name, settings, *here, Plain(token) if token is not None else None, bots)
+
+
+def state_dsn(config: Config, box: SecretBox | None) -> Hidden:
+    """Where State is, as something that may travel to the processes of Spark: sealed, or without a secret in it."""
+    dsn = config.state.dsn
+    if dsn is None:
+        return EmbeddedDsn(embedded_folder(config))
+    return Plain(dsn.reveal()) if box is None else Sealed.seal(dsn.reveal(), box)
+
+
+def embedded_folder(config: Config) -> Path:
+    return (config.data / "state").absolute()
 
 
 def _custom_source(settings: CustomSource, name: str) -> Source:
@@ -162,7 +194,7 @@ def open_state(config: Config) -> tuple[EmbeddedPostgres | None, State]:
     dsn = config.state.dsn
     if dsn is not None:
         return None, State(dsn.reveal, schema)
-    server = EmbeddedPostgres(config.data / "state")
+    server = EmbeddedPostgres(embedded_folder(config))
     with full_disk_is_said(server.folder):
         server.start()
     return server, State(server.dsn, schema)  # asked for each time: a server that was started again may have moved

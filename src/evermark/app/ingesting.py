@@ -171,7 +171,7 @@ class SourceRunner:
             held.lease.epoch,
         )
         self._checked, self._mending = False, mending
-        watching = Watching(self._source, self.name, self._metrics)
+        watching = Watching(self._source, self.name, self._board, self._metrics)
         mending.start()
         watching.start()
         try:
@@ -247,6 +247,8 @@ class SourceRunner:
             self._left_at = starts
             self._source.check(starts, newest(self._folder, active, self._d.recoveries.past(self.name)))
             self._checked = True
+            for partition, position in starts.items():
+                self._source.begin(partition, position)
         except EvermarkError as error:
             return {error.partition if error.partition is not None else WHOLE_SOURCE: error}
         repeats = {p: r.repeats_to for p, r in resumes.items()}

@@ -7,36 +7,16 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from evermark.observe.health import Board
 from evermark.observe.logging import get_logger
 from evermark.observe.metrics import Metrics
-from evermark.sources.base import Source
+from evermark.sources.base import Condition, Source, Warned
 
 EVERY_S = 15.0
 UPKEEP_EVERY_S = 3600.0
 UPKEEP_AGAIN_S = 300.0
 WARN_AGAIN_S = 600.0
-SAFE_SHARE_MIN = 0.2
 _JOIN_S = 1.0
-_GIB = 1024**3
-
-
-def warnings(gauges: Mapping[str, float]) -> dict[str, str]:
-    """What is to be warned of, by the gauge that says so. Pure."""
-    found: dict[str, str] = {}
-    retained, limit = gauges.get("wal_retained_bytes"), gauges.get("wal_retained_limit_bytes")
-    if retained is not None and limit is not None and retained > limit:
-        found["wal_retained_bytes"] = (
-            f"the server keeps {retained / _GIB:.1f} GiB of WAL for us, more than the {limit / _GIB:.1f} GiB of"
-            " `wal_retained_warn`"
-        )
-    safe = gauges.get("wal_safe_bytes")
-    allowed = None if safe is None else safe + (retained or 0.0)
-    if safe is not None and allowed is not None and safe < SAFE_SHARE_MIN * allowed:
-        found["wal_safe_bytes"] = (
-            f"{max(0.0, safe) / _GIB:.2f} GiB of WAL more, and the server may throw our slot away"
-            f" (max_slot_wal_keep_size allows {allowed / _GIB:.2f} GiB)"
-        )
-    return found
 
 
 @dataclass
@@ -45,7 +25,7 @@ class Bell:
 
     rung_at: dict[str, float] = field(default_factory=dict)
 
-    def heard(self, what: Mapping[str, str], now: float) -> tuple[list[str], list[str]]:
+    def heard(self, what: Mapping[str, Warned], now: float) -> tuple[list[Warned], list[str]]:
         """What is to be said now, and what is over."""
         over = [name for name in self.rung_at if name not in what]
         for name in over:
@@ -62,6 +42,7 @@ class Watching:
         self,
         source: Source,
         name: str,
+        board: Board,
         metrics: Metrics,
         *,
         every_s: float = EVERY_S,
@@ -69,6 +50,7 @@ class Watching:
     ) -> None:
         self._source = source
         self._name = name
+        self._board = board
         self._metrics = metrics
         self._every_s = every_s
         self._clock = clock
@@ -93,28 +75,32 @@ class Watching:
             self._look()
             if self._stopping.wait(self._every_s):
                 break
-        self._show({})  # a source that is somebody else's now says nothing here
+        self._show(Condition())  # a source that is somebody else's now says nothing here
 
     def _look(self) -> None:
         try:
-            found = self._source.gauges()
+            found = self._source.condition()
         except Exception as error:  # noqa: BLE001 - a look that fails must not end the thread
             self._log.debug("the source could not be asked", error=error)
-            self._show({})  # an old value would look like a good one
+            self._show(Condition())  # an old value would look like a good one
             return
         self._show(found)
-        said, over = self._bell.heard(warnings(found), self._clock())
-        for text in said:
-            self._log.warning(text, hint="docs/playbook.md, `The disk fills with WAL`; see `evermark doctor`")
+        said, over = self._bell.heard(found.warnings, self._clock())
+        for each in said:
+            self._log.warning(each.said, hint=each.hint)
         for name in over:
             self._log.info("back below its limit", gauge=name)
 
-    def _show(self, gauges: Mapping[str, float]) -> None:
-        for name in self._shown - gauges.keys():
+    def _show(self, found: Condition) -> None:
+        for name in self._shown - found.gauges.keys():
             self._metrics.source_gauge.remove(self._name, name)
-        for name, value in gauges.items():
+        for name, value in found.gauges.items():
             self._metrics.source_gauge.labels(self._name, name).set(value)
-        self._shown = set(gauges)
+        self._shown = set(found.gauges)
+        self._board.stale(
+            self._name,
+            {p: (stale.count, {each.stream: each.reason for each in stale.first}) for p, stale in found.stale.items()},
+        )
 
     def _keep_up(self) -> None:
         now = self._clock()

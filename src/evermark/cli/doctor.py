@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from evermark.config import Config
     from evermark.observe.finding import Finding
     from evermark.sources.base import Source
+    from evermark.sources.blocks.settings import BlocksSettings
     from evermark.sources.postgres.place import PostgresPlace
     from evermark.state.connection import State
 
@@ -29,7 +30,7 @@ def doctor(
     config: ConfigOption = DEFAULT_CONFIG,
     as_json: JsonOption = False,
 ) -> None:
-    """Examine sources: server, role, outbox, slot, WAL, tables, partitions, checkpoint. Ends with 3 if one is ill."""
+    """Examine sources: server, outbox, slot, WAL, tables, nodes, streams, checkpoint. Ends with 3 if one is ill."""
     found = config_at(config)
     quiet_logging()
     names = sorted(found.sources) if name is None else [known_source(found.sources, name)]
@@ -77,10 +78,15 @@ def _examined(config: Config, name: str, state: State | None) -> Iterator[Findin
 
         yield from _examined_outbox(config, name, place_of(settings, PlainDsn(settings.open_dsn())), state)
         return
+    from evermark.sources.blocks.settings import BlocksSettings
+
+    if isinstance(settings, BlocksSettings):
+        yield from _examined_blocks(config, name, settings, state)
+        return
     from evermark.app.build import make_source
 
     try:
-        source = make_source(settings, name)
+        source = make_source(config, name, None)
     except EvermarkError as error:
         yield wrong("source", error.message, error.hint)
         return
@@ -113,6 +119,23 @@ def _examined_outbox(config: Config, name: str, place: PostgresPlace, state: Sta
     )
     yield from judged(facts, place, kept)
     yield from _judged_by_state(standings, owner)
+
+
+def _examined_blocks(config: Config, name: str, settings: BlocksSettings, state: State | None) -> Iterator[Finding]:
+    from evermark.app.build import blocks_at
+    from evermark.sources.blocks.doctor import asked, judged, judged_streams
+    from evermark.sources.blocks.source import BlockStreams
+
+    place = blocks_at(config, name, settings, None)
+    yield from judged(asked(place))
+    if state is None:
+        return
+    source = BlockStreams(place)
+    try:
+        yield from judged_streams(source.plans, place)
+        yield from _judged_by_state(_standings(config, name, source, state), _owner(state, name))
+    finally:
+        source.close()
 
 
 def _judged_by_state(standings: list[Standing], owner: str | None) -> Iterator[Finding]:

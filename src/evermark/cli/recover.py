@@ -19,7 +19,7 @@ from evermark.cli.deployment import (
     lease_rows,
     opened,
 )
-from evermark.errors import EvermarkError, GapError, NotFoundError
+from evermark.errors import ConfigError, EvermarkError, GapError, NotFoundError
 
 if TYPE_CHECKING:
     from evermark.app.build import Deployment
@@ -45,6 +45,12 @@ def recover(
         Way | None,
         typer.Option(help="repair: take what the log lacks, then go on. skip: go on from now, accept the gap."),
     ] = None,
+    accept_fork: Annotated[
+        str | None,
+        typer.Option(
+            metavar="STREAM", help="A stale block stream: what its nodes have of it now is right. It is taken anew."
+        ),
+    ] = None,
     partition: Annotated[int | None, typer.Option(min=0, help="Only this partition.")] = None,
     yes: YesOption = False,
     as_json: JsonOption = False,
@@ -52,11 +58,21 @@ def recover(
     """What is wrong with a source, and what was done about it; with --choice, what is to be done.
 
     A running instance begins within a second or two; without one, the next `evermark up` does. A lost slot needs
-    nobody: it is repaired by itself. A database that was restored, cloned or promoted needs your word.
+    nobody: it is repaired by itself. A database that was restored, cloned or promoted needs your word, and so does a
+    block stream whose history was rewritten.
     """
+    if accept_fork is not None and choice is not None:
+        raise typer.BadParameter("one at a time: --choice is for a whole source", param_hint="--accept-fork")
     _require_state(config_at(config), name)
     with opened(config) as deployment:
         chosen = known_source(deployment.sources, name)
+        if accept_fork is not None:
+            document = _accept(deployment, chosen, accept_fork, yes=yes)
+            if as_json:
+                show_json(document)
+            who = "the running instance" if document["owner"] else "the next `evermark up`"
+            say(f"{chosen}: {who} takes {accept_fork} anew, and compares it with the log")
+            return
         found = _standings(deployment, chosen, partition)
         document = _document(deployment, chosen, found)
         if choice is not None:
@@ -96,20 +112,47 @@ def _standings(deployment: Deployment, name: str, partition: int | None) -> list
 
 
 def _document(deployment: Deployment, name: str, found: Sequence[Standing]) -> dict[str, Any]:
-    from evermark.cluster.fence import source_lease
-
     now = datetime.now(UTC)
-    lease = lease_rows(deployment).get(source_lease(name))
-    holder = lease.holder if lease is not None and lease.held else None
     unwell = any(each.trouble is not None for each in found)
     return {
         "source": name,
-        "owner": f"{holder.host}:{holder.pid}" if holder else None,
+        "owner": _owner(deployment, name),
         "needs_person": any(each.needs_person(now) for each in found),
         "partitions": [_standing(each, now) for each in found],
         "events": _numbers(deployment, name) if unwell else None,
+        "stale": _stale(deployment, name),
         "past": [_row(recovery) for each in found for recovery in each.past],
     }
+
+
+def _owner(deployment: Deployment, name: str) -> str | None:
+    from evermark.cluster.fence import source_lease
+
+    lease = lease_rows(deployment).get(source_lease(name))
+    holder = lease.holder if lease is not None and lease.held else None
+    return f"{holder.host}:{holder.pid}" if holder else None
+
+
+def _stale(deployment: Deployment, name: str) -> dict[str, str]:
+    """Streams that cannot be read on, and why; the first ones, of a source that has such."""
+    try:
+        found = deployment.sources[name].condition()
+    except EvermarkError:
+        return {}  # a place that does not answer has said so already
+    return {each.stream: each.reason for stale in found.stale.values() for each in stale.first}
+
+
+def _accept(deployment: Deployment, name: str, stream: str, *, yes: bool) -> dict[str, Any]:
+    from evermark.sources.blocks.source import BlockStreams
+
+    source = deployment.sources[name]
+    if not isinstance(source, BlockStreams):
+        raise ConfigError(f"sources.{name} has no block streams", hint="--accept-fork is for sources of type blocks")
+    reason = source.stale_reason(stream)
+    say(f"{name}: {stream} is stale: {reason}")
+    confirm(f"Take what the nodes have of {stream} now for the right one, from its first block on?", yes=yes)
+    source.accept_fork(stream)
+    return {"source": name, "owner": _owner(deployment, name), "accepted": stream, "reason": reason}
 
 
 def _standing(standing: Standing, now: datetime) -> dict[str, Any]:
@@ -211,6 +254,8 @@ def _show(document: dict[str, Any]) -> None:
             say(f"{name}: nothing happens by itself. Choose: evermark source recover {name} --choice repair|skip")
         else:
             say(f"{name}: {'the running instance' if document['owner'] else 'the next `evermark up`'} repairs it")
+    for stream, reason in document["stale"].items():
+        say(f"{name}: stream {stream} is stale: {reason}")
     show(document["past"], _COLUMNS, empty=f"{name}: there was no recovery yet")
 
 

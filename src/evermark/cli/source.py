@@ -38,9 +38,9 @@ def list_sources(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = Fa
     rows: list[dict[str, Any]] = []
     for name, settings in sorted(found.sources.items()):
         tables = [table.name for table in getattr(settings, "tables", ())]
-        told = {key: getattr(settings, key, None) for key in ("mode", "start", "slot", "publication")}
+        told = {key: getattr(settings, key, None) for key in ("mode", "start", "slot", "publication", "nodes")}
         rows.append({"source": name, "type": settings.type, **told, "tables": tables})
-    columns = ("source", "type", "mode", "start", "slot", "publication", "tables")
+    columns = ("source", "type", "mode", "start", "slot", "publication", "tables", "nodes")
     show(rows, columns, as_json=as_json, empty="there is none; add one under `sources:` in the file")
 
 

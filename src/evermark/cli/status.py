@@ -38,6 +38,14 @@ def status(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -
         _show(document)
 
 
+def _stale(said: dict[str, Any]) -> str | None:
+    """Which streams of a partition cannot be read on, in a few words."""
+    count, named = said.get("stale_streams", 0), sorted(said.get("stale", {}))
+    if not count:
+        return None
+    return f"{count} stale: {', '.join(named[:3])}{' …' if count > 3 else ''}; see `evermark doctor`"
+
+
 def _show(document: dict[str, Any]) -> None:
     told = document["health"]
     if told is None:
@@ -46,7 +54,7 @@ def _show(document: dict[str, Any]) -> None:
         say(f"{document['deployment']}: {told['status']}, up for {told.get('uptime_s', 0):g} s ({document['listen']})")
         for row in document["sources"]:
             said = told["partitions"].get(f"{row['source']}/{row['partition']}", {})
-            row["health"], row["note"] = said.get("status"), said.get("reason") or None
+            row["health"], row["note"] = said.get("status"), said.get("reason") or _stale(said)
     columns = ["source", "partition", "owner", "epoch", "log_head", "checkpoint", "position"]
     show(document["sources"], [*columns, "health", "note"] if told else columns, empty="there is no source")
     say("")

@@ -14,7 +14,10 @@ from evermark.config.problems import Problem, nearest
 from evermark.secrets import SecretBox
 
 # By name, so that reading a file imports only the sources it uses, and sources may build on this package.
-BUILT_IN = {"postgres": "evermark.sources.postgres.settings:PostgresSettings"}
+BUILT_IN = {
+    "postgres": "evermark.sources.postgres.settings:PostgresSettings",
+    "blocks": "evermark.sources.blocks.settings:BlocksSettings",
+}
 
 _CLASS_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 

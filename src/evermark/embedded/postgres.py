@@ -27,11 +27,11 @@ from urllib.parse import quote
 import psycopg
 
 from evermark.embedded import datafolder, demote, postmaster
+from evermark.embedded.address import DATA, DATABASE, PASSFILE, by_file, socket_dsn
 from evermark.embedded.binaries import Binaries, find_binaries
 from evermark.embedded.lock import FileLock
 from evermark.errors import BusyError, DeniedError, DiskFullError, SetupError, UnreachableError
 
-DATABASE = "evermark"
 _PORT = 5432
 _SOCKET_PATH_BYTES_MAX = 103  # 107 on Linux, 103 on macOS
 _PORT_TRIES = 3
@@ -53,8 +53,8 @@ class EmbeddedPostgres:
         binaries: Binaries | None = None,
     ) -> None:
         self.folder = folder.absolute()
-        self.data = self.folder / "data"
-        self.passfile = self.folder / "pgpass"
+        self.data = self.folder / DATA
+        self.passfile = self.folder / PASSFILE
         self.binaries = binaries or find_binaries()
         self._config = self.folder / "postgresql.conf"
         self._settings = dict(settings or {})
@@ -108,17 +108,15 @@ class EmbeddedPostgres:
 
     def dsn(self, database: str = DATABASE) -> str:
         """By the socket. Holds no secret: it names the file that does."""
-        return self._socket_dsn(self._server(), database)
-
-    def _socket_dsn(self, server: postmaster.Postmaster, database: str) -> str:
-        host = quote(str(server.socket_folder), safe="")
-        return f"postgresql://{datafolder.USER}@/{quote(database)}?host={host}&port={server.port}&{self._by_file()}"
+        return socket_dsn(self.folder, self._server(), database)
 
     def tcp_dsn(self, database: str = DATABASE) -> str:
         """By 127.0.0.1, for what cannot use a socket. Only with `tcp=True`."""
         if not self._tcp:
             raise SetupError(f"the server in {self.folder} does not listen on a port", hint="start it with tcp=True")
-        return f"postgresql://{datafolder.USER}@127.0.0.1:{self._server().port}/{quote(database)}?{self._by_file()}"
+        return (
+            f"postgresql://{datafolder.USER}@127.0.0.1:{self._server().port}/{quote(database)}?{by_file(self.folder)}"
+        )
 
     def password(self) -> str:
         """For a program that cannot read a libpq password file."""
@@ -131,9 +129,6 @@ class EmbeddedPostgres:
     @property
     def port(self) -> int:
         return self._server().port
-
-    def _by_file(self) -> str:
-        return f"passfile={quote(str(self.passfile), safe='')}"
 
     def _server(self) -> postmaster.Postmaster:
         if self._running is None:
@@ -300,7 +295,7 @@ class EmbeddedPostgres:
         left_s = max(2, int(deadline - time.monotonic()))
         try:
             with psycopg.connect(
-                self._socket_dsn(server, "postgres"), autocommit=True, connect_timeout=left_s
+                socket_dsn(self.folder, server, "postgres"), autocommit=True, connect_timeout=left_s
             ) as connection:
                 found = connection.execute("select 1 from pg_database where datname = %s", [DATABASE]).fetchone()
                 if found is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -29,6 +29,8 @@ class PartitionReport:
     events: int = 0
     reason: str = ""
     hint: str = ""
+    stale_streams: int = 0  # parts of it that cannot be read on, while the rest is
+    stale_first: Mapping[str, str] = field(default_factory=dict)  # some of them, and why
 
 
 class Board:
@@ -63,6 +65,15 @@ class Board:
                 hint="",
             )
 
+    def stale(self, source: str, streams: Mapping[int, tuple[int, Mapping[str, str]]]) -> None:
+        """Which streams of a source cannot be read on just now: by partition how many, and why some of them cannot."""
+        with self._lock:
+            for name, old in self._partitions.items():
+                of, _, partition = name.rpartition("/")
+                if of == source:
+                    count, first = streams.get(int(partition), (0, {}))
+                    self._partitions[name] = replace(old, stale_streams=count, stale_first=first)
+
     def replaying(self, windows: Mapping[str, tuple[datetime, datetime]]) -> None:
         """Which windows are being replayed just now, by source."""
         with self._lock:
@@ -78,10 +89,10 @@ class Board:
 
 
 def overall(reports: Mapping[str, PartitionReport]) -> str:
-    """unhealthy when at least half of the partitions are unwell, degraded when any is."""
+    """unhealthy when at least half of the partitions are unwell, degraded when any is, or a stream of one."""
     unwell = sum(r.state not in (PartitionHealth.HEALTHY, PartitionHealth.STANDBY) for r in reports.values())
     if not unwell:
-        return "healthy"
+        return "degraded" if any(r.stale_streams for r in reports.values()) else "healthy"
     return "unhealthy" if 2 * unwell >= len(reports) else "degraded"
 
 
@@ -108,6 +119,8 @@ def as_json(
                 "last_event": r.last_event_at.isoformat() if r.last_event_at else None,
                 "reason": r.reason,
                 "hint": r.hint,
+                "stale_streams": r.stale_streams,
+                "stale": dict(r.stale_first),
             }
             for name, r in sorted(reports.items())
         },

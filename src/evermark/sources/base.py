@@ -9,6 +9,8 @@ The contract, which `evermark.testing.SourceContract` checks:
   until `confirm` passes it. Spark retries tasks; a crash re-reads everything after the checkpoint.
 - **Stateless**: `latest`, `read` and `confirm` run in three different processes. They share nothing but what was
   pickled with the source. Open connections lazily, drop them from the pickled state.
+- **Looking is not owning**: `check`, `condition` and `partitions` may be called by anybody at any time, and change
+  nothing. `begin`, `confirm`, `mend` and `upkeep` are the owner's.
 - **Identity**: `event_id` is the same at every reading of the same event.
 - **Repeats**: a source that may give an event again at a later position says from where with `may_repeat_from`;
   ids logged from there on are excluded.
@@ -44,6 +46,37 @@ class Seen:
     event_id: str
     event_time: datetime | None
     at: datetime  # when it was taken
+
+
+@dataclass(frozen=True)
+class Warned:
+    """Something that becomes an error if nobody does anything about it."""
+
+    said: str
+    hint: str
+
+
+@dataclass(frozen=True)
+class StaleStream:
+    """A part of a partition that cannot be read on just now, while the rest of it can."""
+
+    stream: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class StaleStreams:
+    count: int
+    first: Sequence[StaleStream]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """How a source is. What the names mean and where a limit lies is the source's own matter."""
+
+    gauges: Mapping[str, float] = field(default_factory=dict)  # for a metric, by name
+    warnings: Mapping[str, Warned] = field(default_factory=dict)  # by the gauge that says so; absent: all is well
+    stale: Mapping[int, StaleStreams] = field(default_factory=dict)  # by partition; absent: none is
 
 
 @dataclass(frozen=True)
@@ -112,7 +145,7 @@ class Source(ABC):
 
     @abstractmethod
     def earliest(self, partition: int) -> str:
-        """Where a pipeline without a checkpoint begins."""
+        """Where a pipeline begins that has neither a checkpoint nor a log: with the oldest there is to take."""
 
     @abstractmethod
     def latest(self, after: Mapping[int, str], limit: Limit) -> dict[int, str]:
@@ -130,8 +163,8 @@ class Source(ABC):
     def read(self, piece: Slice) -> Iterator[pa.RecordBatch]:
         """The events of one slice in position order, as `evermark.event.TAKEN` batches of bounded size."""
 
-    def may_repeat_from(self, position: str) -> str:
-        """From where events may be given again to a reader that resumes at `position`.
+    def may_repeat_from(self, partition: int, position: str) -> str:
+        """From where events may be given again to a reader of `partition` that resumes at `position`.
 
         The default is for sources that never repeat: only what stands at `position` or after it.
         """
@@ -140,8 +173,16 @@ class Source(ABC):
     def confirm(self, partition: int, end: str) -> None:  # noqa: B027 - confirming is optional
         """Everything before `end` is logged, durable and checkpointed: the source may forget it."""
 
+    def begin(self, partition: int, position: str) -> None:  # noqa: B027 - not every source has something to take up
+        """Reading goes on at `position`: all before it is logged, and nothing at or after it is.
+
+        Called by the owner, after `check` and before `latest` is asked, at every start. What was offered from there on
+        and not taken will not be taken any more: a source that plans may plan anew. It may be called again.
+        """
+
     def check(self, resume: Mapping[int, str], newest: Mapping[int, Seen] | None = None) -> None:  # noqa: B027
-        """Raise if this is not the place we left, or cannot give what follows `resume`. Called at every start.
+        """Raise if this is not the place we left, or cannot give what follows `resume`. Called at every start, and by
+        people who only look: it changes nothing.
 
         `newest` is the last event the log holds of a partition: a copy of the place that has taken another way since
         may look the same in everything but not having it.
@@ -157,12 +198,9 @@ class Source(ABC):
         """How a `GapError` of this partition can be repaired; None when only a person can."""
         return None
 
-    def gauges(self) -> Mapping[str, float]:
-        """How much of what, by name, for a metric; asked every few seconds by whoever owns the source.
-
-        `wal_retained_bytes` above `wal_retained_limit_bytes`, or `wal_safe_bytes` running out, is warned of.
-        """
-        return {}
+    def condition(self) -> Condition:
+        """How it is; asked every few seconds by whoever owns the source."""
+        return Condition()
 
     def upkeep(self) -> None:  # noqa: B027 - not every place has something to be kept tidy
         """Housekeeping at the place: called at every start and once an hour, whether events come or not."""

@@ -115,7 +115,7 @@ class _Reader(DataSourceStreamReader):
         if self._tails is None:
             self._tails = LogTails(Path(plan.log_folder))
         batch = self._tails.batch(partition) + 1
-        exclude = excluded_from(start, plan.source.may_repeat_from(start), plan.repeats_to.get(partition))
+        exclude = excluded_from(start, plan.source.may_repeat_from(partition, start), plan.repeats_to.get(partition))
         return [_Piece(piece, batch, start, end, exclude) for piece in plan.source.slices(partition, start, end)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

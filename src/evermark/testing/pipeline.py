@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -32,7 +33,7 @@ name: scene
 data: {data}
 server: {{listen: "127.0.0.1:0"}}
 sources:
-  shop: {{type: postgres, dsn: "${{SHOP_DSN}}", tables: [public.orders], slots: {slots}}}
+  {source}: {settings}
 subscriptions:
 """
 _SUBSCRIPTION = """\
@@ -92,14 +93,13 @@ class Writer(threading.Thread):
         self.join()
 
 
-class Scene:
-    """A shop's database, a deployment, and receivers in this process. `with` starts the receivers and ends all."""
+class Stage(ABC):
+    """A deployment with one source, and receivers in this process. `with` starts the receivers and ends all."""
 
-    def __init__(
-        self, folder: Path, dsn: str, receivers: Mapping[str, Failing | None], slots: int = 1, **options: str
-    ) -> None:
+    source: str  # its name
+
+    def __init__(self, folder: Path, receivers: Mapping[str, Failing | None], **options: str) -> None:
         self.folder = folder
-        self.dsn = dsn
         self._secret = new_secret()
         self.handled: dict[str, Counter[str]] = {name: Counter() for name in receivers}
         self.order: dict[str, list[str]] = {name: [] for name in receivers}
@@ -107,22 +107,30 @@ class Scene:
             name: Listener(secrets=[self._secret], failing=failing, on_record=self._recorder(name), records_max=1)
             for name, failing in receivers.items()
         }
-        self._slots = slots
         self._options = options
         self.config = folder / "evermark.yaml"
-        self.env = {**os.environ, "SHOP_DSN": dsn, "SCENE_SECRET": self._secret}
+        self.env = {**os.environ, "SCENE_SECRET": self._secret}
         self._instances: list[Instance] = []
 
+    @abstractmethod
+    def settings(self) -> str:
+        """Of the source, as YAML on one line."""
+
+    def prepare(self) -> None:  # noqa: B027 - not every source needs something
+        """Before the first start, when the file is written."""
+
+    @abstractmethod
+    def committed(self) -> list[str]:
+        """Ids of all events at the source."""
+
     def __enter__(self) -> Self:
-        text = _CONFIG.format(data=self.folder / "data", slots=self._slots)
+        text = _CONFIG.format(data=self.folder / "data", source=self.source, settings=self.settings())
         for name, listener in self.receivers.items():
             listener.start()
             more = f", {self._options[name]}" if name in self._options else ""
             text += _SUBSCRIPTION.format(name=name, url=listener.url, more=more)
         self.config.write_text(text)
-        with psycopg.connect(self.dsn, autocommit=True) as conn:
-            conn.execute("create table public.orders (id bigint generated always as identity primary key, total int)")
-        self.run("source", "install")
+        self.prepare()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -149,13 +157,8 @@ class Scene:
         self._instances.append(instance)
         return instance
 
-    def committed(self) -> list[str]:
-        """Ids of all events in the shop's outbox."""
-        with psycopg.connect(self.dsn) as conn:
-            return [str(row[0]) for row in conn.execute("select id from pgstream.events where op <> 'control'")]
-
     def logged(self) -> list[str]:
-        files = LogReader(self.folder / "data" / "log" / "shop").files()
+        files = LogReader(self.folder / "data" / "log" / self.source).files()
         return [i for f in files for i in pq.read_table(f.path, columns=["event_id"])["event_id"].to_pylist()]
 
     def said(self, text: str) -> int:
@@ -196,6 +199,33 @@ class Scene:
                 self.order[name].append(record.event.position)
 
         return record
+
+
+class Scene(Stage):
+    """A shop's database with an outbox."""
+
+    source = "shop"
+
+    def __init__(
+        self, folder: Path, dsn: str, receivers: Mapping[str, Failing | None], slots: int = 1, **options: str
+    ) -> None:
+        super().__init__(folder, receivers, **options)
+        self.dsn = dsn
+        self._slots = slots
+        self.env["SHOP_DSN"] = dsn
+
+    def settings(self) -> str:
+        return f'{{type: postgres, dsn: "${{SHOP_DSN}}", tables: [public.orders], slots: {self._slots}}}'
+
+    def prepare(self) -> None:
+        with psycopg.connect(self.dsn, autocommit=True) as conn:
+            conn.execute("create table public.orders (id bigint generated always as identity primary key, total int)")
+        self.run("source", "install")
+
+    def committed(self) -> list[str]:
+        """Ids of all events in the shop's outbox."""
+        with psycopg.connect(self.dsn) as conn:
+            return [str(row[0]) for row in conn.execute("select id from pgstream.events where op <> 'control'")]
 
 
 def died_by_itself(instance: Instance, timeout_s: float = 90.0) -> None:

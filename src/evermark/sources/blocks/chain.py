@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -21,7 +22,7 @@ from evermark.errors import FormatError, GapError, IdentityError
 GENESIS_PREVIOUS: Final = "0" * 64  # the previous hash of block 0
 _EVENT, _SNAPSHOT, _BLOCK = "evermark.event.1", "evermark.snapshot.1", "evermark.block.1"
 _CANONICAL = json.JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(",", ":"))
-_HEX = frozenset("0123456789abcdef")
+_HEX = re.compile(r"[0-9a-f]{64}")
 _HINT_LIE = "the node sent something else than was made: ask another node, and have this one's disk looked at"
 
 
@@ -358,7 +359,7 @@ def _whole(value: Any) -> int:
 
 
 def _hex(value: Any) -> str:
-    if not isinstance(value, str) or len(value) != 64 or not _HEX.issuperset(value):
+    if not isinstance(value, str) or _HEX.fullmatch(value) is None:
         raise TypeError("64 hexadecimal digits are expected")
     return value
 

@@ -30,7 +30,7 @@ from evermark.errors import (
 from evermark.sources.blocks.chain import Block, Cookie, block_from, event_or_raw, verify_block, verify_chain
 from evermark.sources.blocks.place import Hidden, Pace
 from evermark.sources.blocks.plan import Pin
-from evermark.sources.blocks.resume import Answer, answer_from
+from evermark.sources.blocks.resume import Answer, answer_from, fork
 
 _T = TypeVar("_T")
 _ANSWER_BYTES_MAX = 64 * 1024 * 1024
@@ -255,6 +255,12 @@ class NodeClient:
         """The hash of the block before `number`. Each node is asked once: who plans has no time to wait."""
         (block,) = self.anyone(lambda node: self._single(node, stream, number - 1))
         return block.hash
+
+    def require_chain(self, node: Node, stream: str, at: Cookie) -> None:
+        """Raise unless the node has the block that the cookie names."""
+        (block,) = self._single(node, stream, at.minipool_gen - 1)
+        if block.hash != at.prev_miniblock_hash:
+            raise fork(stream, block.number)
 
     def _verified(self, node: Node, stream: str, at: Cookie, last: Pin) -> list[Block]:
         self._throttle()

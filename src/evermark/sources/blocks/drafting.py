@@ -40,7 +40,9 @@ class Draft:
         note: Carried = (0, 0, {"note": {"change": "deleted", "was": was}})
         self._put([Item(stream, carried=(note,))], Move(kind or move.kind, None), 1, 0, 0)
 
-    def put(self, stream: str, kind: str, before: Known | None, part: Decision, *, more: bool) -> None:
+    def put(
+        self, stream: str, kind: str, before: Known | None, part: Decision, *, more: bool, forgotten: bool = False
+    ) -> None:
         carried, size = _carried(part)
         if part.blocks and (size > self._carried_left or size > self._pace.carried_bytes_max // 4):
             # Blocks that are too large to be carried are fetched again by the tasks; the minipool comes along.
@@ -51,14 +53,19 @@ class Draft:
         except TRANSIENT as error:
             raise Unpinned(error.message, hint=error.hint) from error
         items = []
-        if part.case is Case.RECREATED and before is not None:
-            note = {"change": "recreated", "incarnation": part.known.incarnation, "was": before.incarnation}
+        if part.case in {Case.RECREATED, Case.FORK_ACCEPTED} and before is not None:
+            note: dict[str, object] = {"change": "recreated", "incarnation": part.known.incarnation}
+            note["was"] = before.incarnation
+            if part.case is Case.FORK_ACCEPTED:
+                gen, last = before.cookie.minipool_gen, before.cookie.prev_miniblock_hash
+                note = {"change": "fork accepted", "block": gen - 1, "was": last}
             items.append(Item(stream, carried=((0, 0, {"note": note}),), repeats=part.repeats))
         if pins:
             items.append(Item(stream, pins, part.leave_out, repeats=part.repeats))
         if carried or not pins:
             items.append(Item(stream, carried=carried, repeats=part.repeats))
-        self._put(items, Move(kind, part.known, more), part.span + len(carried), part.span, size)
+        move = Move(kind, None, forgotten=True) if forgotten else Move(kind, part.known, more)
+        self._put(items, move, part.span + len(carried), part.span, size)
 
     def _put(self, items: list[Item], move: Move, rows: int, blocks: int, size: int) -> None:
         items[-1] = replace(items[-1], move=move)

@@ -14,8 +14,11 @@ class Kin:
         self._nodes, self._plans, self._partitions = nodes, plans, partitions
         self._ours: frozenset[str] = frozenset()
 
-    def check(self) -> None:
-        """Ask every node that answers who it is. At a first start the first one's word is taken."""
+    def check(self) -> frozenset[str]:
+        """Ask every node that answers who it is; those that are ours. At a first start the first one's word is taken.
+
+        Nothing is written down: that is `learn`.
+        """
         known = self._plans.family(self._partitions)
         seen: dict[str, Family] = {}
         errors: list[EvermarkError] = []
@@ -34,15 +37,20 @@ class Kin:
                     hint="put the right address into the source's `nodes`, or take another source for other nodes",
                 )
             ours |= family.names
-        if ours != known:
+        return frozenset(ours)
+
+    def learn(self) -> None:
+        """Check, and remember whom we found."""
+        ours = self.check()
+        if ours != self._plans.family(self._partitions):
             self._plans.learn(self._partitions, sorted(ours))
-        self._ours = frozenset(ours)
+        self._ours = ours
 
     def require(self, node: str) -> None:
         """Raise unless this is one of ours; asked with every listing, since a node may be replaced while we read."""
         if node in self._ours:
             return
-        self.check()
+        self.learn()
         if node not in self._ours:
             raise IdentityError(
                 "a block node that was never seen answers at one of our addresses",

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from evermark.errors import ConfigError
 from evermark.secrets import Sealed
-from evermark.sources.blocks.wanted import Wanted, WantedStreams
+from evermark.sources.blocks.wanted import Bots, BotStreams, Wanted, WantedStreams
 
 if TYPE_CHECKING:
     from evermark.sources.blocks.settings import BlocksSettings
@@ -93,18 +93,34 @@ def check_node_url(source: str, url: str) -> None:
         )
 
 
-def place_of(source: str, settings: BlocksSettings, state_dsn: Hidden, state_schema: str) -> BlocksPlace:
-    """The place that sealed settings describe."""
-    if settings.token is not None and not isinstance(settings.token, Sealed):
+def place_of(
+    source: str,
+    settings: BlocksSettings,
+    state_dsn: Hidden,
+    state_schema: str,
+    token: Hidden | None = None,
+    bots: Bots | None = None,
+) -> BlocksPlace:
+    """The place that sealed settings describe; or any, if a `token` is given for this process alone."""
+    found = token or (settings.token if isinstance(settings.token, Sealed) else None)
+    if found is None and settings.token is not None:
         raise ConfigError("the settings of a block source are not complete", hint="seal them first")
+    named = WantedStreams(frozenset(settings.streams), frozenset(settings.kinds))
+    wanted: Wanted = named
+    if settings.streams_of == "bots":
+        if bots is None:
+            raise ConfigError(
+                f"sources.{source}.streams_of is bots, and nobody says who is one", hint="leave it at: all"
+            )
+        wanted = BotStreams(bots, named)
     return BlocksPlace(
         source,
         settings.nodes,
         state_dsn,
         state_schema,
-        settings.token,
+        found,
         partitions=settings.partitions,
-        wanted=WantedStreams(frozenset(settings.streams), frozenset(settings.kinds)),
+        wanted=wanted,
         whole=settings.start == "beginning",
         cold=settings.cold_streams_enabled,
         idle_after_s=settings.idle_after.total_seconds(),

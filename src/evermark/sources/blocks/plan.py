@@ -25,11 +25,12 @@ SLICE_WEIGHT = 250  # blocks, or tens of carried events, that are worth a task o
 
 @dataclass(frozen=True)
 class Move:
-    """Where a stream stands after a tick; without `known` it is gone."""
+    """Where a stream stands after a tick; without `known` it is gone, or forgotten because nobody wants it any more."""
 
     kind: str
     known: Known | None
     more: bool = False
+    forgotten: bool = False
 
 
 @dataclass(frozen=True)

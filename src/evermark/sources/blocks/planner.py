@@ -14,16 +14,25 @@ from dataclasses import dataclass
 
 import structlog
 
-from evermark.errors import DeniedError, EvermarkError, FormatError, GapError, NotFoundError, UnreachableError
+from evermark.errors import (
+    DeniedError,
+    EvermarkError,
+    FormatError,
+    GapError,
+    IdentityError,
+    NotFoundError,
+    UnreachableError,
+)
 from evermark.sources.base import Limit
 from evermark.sources.blocks.chain import StreamKind
 from evermark.sources.blocks.client import TRANSIENT, Listed, Listing, Node, NodeClient
 from evermark.sources.blocks.drafting import Draft, Unpinned
 from evermark.sources.blocks.family import Kin
+from evermark.sources.blocks.membership import Membership
 from evermark.sources.blocks.place import BlocksPlace
 from evermark.sources.blocks.plan import Move, Tick, partition_of, path
-from evermark.sources.blocks.plans import Plans, Standing
-from evermark.sources.blocks.resume import Case, Decision, Known, decide, fitted
+from evermark.sources.blocks.plans import Plans, Standing, stale_reason
+from evermark.sources.blocks.resume import ANEW, Case, Decision, Known, decide, fitted
 
 log = structlog.get_logger(__name__)
 
@@ -31,11 +40,13 @@ _TRACKED_MAX = 10_000
 _POLL_S = 0.2
 _PROBED_MAX = 20
 _STALE_POLL_S = 1.0
+_JUST_NOW_US = 2**62  # it was forgotten by a tick that is not confirmed yet: after anything a node has
 _LIES = (FormatError, GapError, DeniedError)
 _WARNED = {
     Case.OLDER: "the node answers from an older snapshot than we know; nothing is taken twice",
     Case.REWOUND: "the node has less than was taken from it: was it restored? what it has is compared with the log",
     Case.RECREATED: "the stream was deleted and created again: it is taken anew",
+    Case.FORK_ACCEPTED: "a person has accepted the node's history: the stream is taken anew",
 }
 
 
@@ -69,6 +80,7 @@ class Planner:
         self._place, self._plans, self._client, self._clock = place, plans, client, clock
         self.kin = Kin(client.nodes, plans, place.partitions)
         self._tracked: OrderedDict[str, float] = OrderedDict()
+        self._membership = Membership()
         self._remembered: dict[int, _Remembered] = {}
         self._any_stale = False
 
@@ -192,13 +204,35 @@ class Planner:
     def _is_wanted(self, now: _Round, row: Listed, move: Move | None) -> bool:
         if row.stream in now.not_now:
             return False
-        if move is not None and row.deleted:
-            return True
-        if row.deleted or not self._place.wanted.wants(row.stream, row.kind):
-            return False
+        if row.deleted:
+            return move is not None
         if move is not None:
-            return row.touched > now.passed_before
-        return row.kind == StreamKind.INBOX or row.touched > now.standing.cold_before
+            news = row.touched > now.passed_before
+            return news and (self._place.wanted.by_members or self._wants(now, row.stream, row.kind))
+        active = row.kind == StreamKind.INBOX or row.touched > now.standing.cold_before
+        return active and self._asked_whether_wanted(now, row)
+
+    def _asked_whether_wanted(self, now: _Round, row: Listed) -> bool:
+        """Whether somebody wants a stream of which nothing is known. A node that lies about who is in it makes it
+        stale, as one that lies about its events does."""
+        try:
+            return self._wants(now, row.stream, row.kind)
+        except NotFoundError:
+            return False  # deleted meanwhile
+        except _LIES as error:
+            self._mark_stale(now, row.stream, 0, error)
+            return False
+
+    def _wants(self, now: _Round, stream: str, kind: str) -> bool:
+        def members() -> frozenset[str]:
+            try:
+                return self._membership.of(now.node, stream)
+            except _LIES:
+                if len(self._client.nodes) == 1:
+                    raise
+                return self._client.anyone(lambda node: Membership().of(node, stream))
+
+        return self._place.wanted.wants(stream, kind, members)
 
     def _look_at_listed(self, now: _Round, row: Listed, move: Move | None) -> bool:
         if row.deleted and move is not None:
@@ -211,9 +245,13 @@ class Planner:
 
         A stream that cannot be read is stale, and in nobody's way.
         """
-        draft, before = now.draft, move.known if move is not None else None
+        draft, before, by_members = now.draft, move.known if move is not None else None, self._place.wanted.by_members
         try:
             decision, elsewhere = self._decided(now, stream, before)
+            kind = decision.kind or kind
+            if move is None and by_members and stream in now.tried and not self._wants(now, stream, kind):
+                self._plans.unmark_stale(stream)
+                return True
             part = fitted(decision, draft.room, before, at_least_one=not draft.items)
             if move is not None and move.more and now.node.follows():
                 elsewhere = True  # what was left over then may not have come to this node yet
@@ -224,7 +262,10 @@ class Planner:
                 return False
             finished = move is not None and move.more and not part.more and not elsewhere
             if part.news or finished:
-                draft.put(stream, kind, before, part, more=part.more or elsewhere)
+                more = part.more or elsewhere
+                # The last that is taken of a stream nobody wants any more: what made it so is among it.
+                forgotten = by_members and move is not None and not more and not self._wants(now, stream, kind)
+                draft.put(stream, kind, before, part, more=more, forgotten=forgotten)
             elif stream in now.tried and not elsewhere and not now.node.follows():
                 self._plans.unmark_stale(stream)
         except NotFoundError:
@@ -233,21 +274,28 @@ class Planner:
             elif stream in now.tried:
                 self._plans.unmark_stale(stream)
         except (*_LIES, Unpinned) as error:
-            log.warning("blocks_stale", source=self._place.source, stream=stream, error=str(error))
-            block = before.cookie.minipool_gen if before is not None else 0
-            self._plans.mark_stale(now.partition, stream, block, error.message)
-            now.not_now.add(stream)
+            self._mark_stale(now, stream, before.cookie.minipool_gen if before is not None else 0, error)
         return True
+
+    def _mark_stale(self, now: _Round, stream: str, block: int, error: EvermarkError) -> None:
+        log.warning("blocks_stale", source=self._place.source, stream=stream, error=str(error))
+        self._plans.mark_stale(now.partition, stream, block, stale_reason(error))
+        now.not_now.add(stream)
 
     def _decided(self, now: _Round, stream: str, known: Known | None) -> tuple[Decision, bool]:
         """The decision, and whether another node had to be asked than the one whose listing is read."""
         cookie = known.cookie if known is not None and stream in self._tracked else None
+        last = now.draft.moves.get(stream) or now.moves.get(stream)
+        forgot_us = _JUST_NOW_US if last is not None and last.forgotten else now.standing.forgot_us
 
         def ask(node: Node) -> Decision:
             answer = node.view(stream, cookie)
-            first = decide(known, answer, whole=self._place.whole, forgot_us=now.standing.forgot_us)
-            if first.case in {Case.REWOUND, Case.RECREATED} and node.follows():
+            first = decide(known, answer, whole=self._place.whole, forgot_us=forgot_us)
+            if first.case in ANEW and node.follows():
                 return decide(known, answer, follows=True)
+            if first.case is Case.GAP:
+                # A fork is found out here, and not by a task that would fail, and the whole batch with it.
+                self._client.require_chain(node, stream, first.start)
             return first
 
         try:
@@ -257,6 +305,8 @@ class Planner:
                 raise
             log.warning("blocks_node_lies", stream=stream, node=now.node.url, error=str(error))
             decision, elsewhere = self._client.anyone(ask), True
+            if isinstance(error, IdentityError) and not decision.news:
+                raise  # that another node still has the old chain is no reason to be silent about the new one
         self._tracked[stream] = self._clock()
         self._tracked.move_to_end(stream)
         if len(self._tracked) > _TRACKED_MAX:
@@ -270,7 +320,7 @@ class Planner:
         except NotFoundError:
             return True  # deleted meanwhile: looking at it will tell
         except (*TRANSIENT, *_LIES) as error:
-            self._plans.mark_stale(partition, stream, block, error.message)
+            self._plans.mark_stale(partition, stream, block, stale_reason(error))
             return False
         return True
 

@@ -11,7 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from evermark.errors import EvermarkError, IdentityError
 from evermark.sources.blocks.plan import Item, Move, Tick
+
+_FORK = "fork: "
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,15 @@ class Stale:
     reason: str
     due: bool
 
+    @property
+    def fork(self) -> bool:
+        """Whether a person has to look: no node will ever have what follows."""
+        return self.reason.startswith(_FORK)
+
+
+def stale_reason(error: EvermarkError) -> str:
+    return f"{_FORK}{error.message}" if isinstance(error, IdentityError) else error.message
+
 
 class Plans(Protocol):
     def standing(self, partition: int) -> Standing: ...
@@ -52,8 +64,8 @@ class Plans(Protocol):
         """Streams of which more was there than was confirmed."""
         ...
 
-    def repeats(self, starts: int) -> bool:
-        """Whether a tick that starts there, of any partition, may give events that the log has."""
+    def repeats(self, partition: int, starts: int) -> bool:
+        """Whether a tick that starts there may give events that the log has."""
         ...
 
     def add(self, partition: int, tick: Tick, items: Sequence[Item]) -> int:
@@ -76,6 +88,10 @@ class Plans(Protocol):
     def stale(self, partition: int) -> dict[str, Stale]: ...
     def mark_stale(self, partition: int, stream: str, block: int, reason: str) -> None: ...
     def unmark_stale(self, stream: str) -> None: ...
+    def accept_fork(self, partition: int, stream: str) -> None:
+        """A person's word: what the nodes have of a stale stream now is right, whatever was taken of it before."""
+        ...
+
     def family(self, partitions: int) -> frozenset[str]: ...
     def learn(self, partitions: int, nodes: Sequence[str]) -> None: ...
     def forget(self, partition: int, older_s: float, wanted: Callable[[str, str], bool], now_us: int) -> int:

@@ -15,6 +15,7 @@ from evermark.errors import FormatError
 
 ITEMS_MAX = 100_000
 _WIDTHS = (12, 5, 12, 6)
+_CHARS = sum(_WIDTHS) + len(_WIDTHS) - 1
 _POSITION = re.compile(":".join(rf"(\d{{{width}}})" for width in _WIDTHS), re.ASCII)
 
 
@@ -36,13 +37,13 @@ class Position:
         return cls(*(int(part) for part in match.groups()))
 
     def __str__(self) -> str:
-        parts = (self.tick, self.item, self.block, self.ordinal)
-        if any(part >= 10**width for part, width in zip(parts, _WIDTHS, strict=True)):
+        text = f"{self.tick:012d}:{self.item:05d}:{self.block:012d}:{self.ordinal:06d}"
+        if len(text) != _CHARS:
             raise FormatError(
                 f"block {self.block} with event {self.ordinal} has no position: its numbers are too large",
                 hint="a node that makes such blocks is not supported",
             )
-        return f"{self.tick:012d}:{self.item:05d}:{self.block:012d}:{self.ordinal:06d}"
+        return text
 
 
 EARLIEST = str(Position(0))

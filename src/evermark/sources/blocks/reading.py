@@ -8,12 +8,12 @@ from typing import Any
 import pyarrow as pa
 import structlog
 
-from evermark.errors import EvermarkError, FormatError, NotFoundError, UnreachableError
+from evermark.errors import EvermarkError, FormatError, GapError, NotFoundError, UnreachableError
 from evermark.sources.base import Slice
 from evermark.sources.blocks.chain import BlockEvent, EventKind, Undecoded, event_from
 from evermark.sources.blocks.client import NodeClient
 from evermark.sources.blocks.plan import Item, Part, parts
-from evermark.sources.blocks.plans import Plans
+from evermark.sources.blocks.plans import Plans, stale_reason
 from evermark.sources.blocks.position import Position
 from evermark.sources.blocks.rows import Rows
 
@@ -30,8 +30,14 @@ class SliceReader:
         except (KeyError, ValueError):
             raise FormatError("this is no slice of a block source", hint="slices come from `slices`") from None
         items = self._plans.items(piece.partition, ends)
+        all_parts = parts(items)
+        if last > len(all_parts):
+            raise GapError(
+                f"the plan of tick {ends} is gone: reading has begun anew elsewhere",
+                hint="another instance has taken over: start again from the checkpoint",
+            )
         rows = Rows()
-        for part in parts(items)[first:last]:
+        for part in all_parts[first:last]:
             yield from self._part(piece.partition, ends - 1, items, part, rows)
         yield from rows.rest()
 
@@ -65,7 +71,7 @@ class SliceReader:
             log.warning("blocks_lost", source=self._source, stream=item.stream, **note)
             yield from rows.add_note(item.stream, note, str(Position(tick, part.item, at)))
         except EvermarkError as error:
-            self._plans.mark_stale(partition, item.stream, at, error.message)
+            self._plans.mark_stale(partition, item.stream, at, stale_reason(error))
             raise UnreachableError(
                 f"stream {item.stream}: blocks [{at}, {part.last[0]}) cannot be had now: {error.message}",
                 hint="the stream is stale until one of the nodes has them; the other streams go on",

@@ -38,6 +38,7 @@ class Known:
     incarnation: str
     pool: frozenset[str] = frozenset()
     repeats_below: int = 0  # in blocks below this one, events that were taken may come again
+    fork_accepted: bool = False  # a person said that another chain is the right one
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,10 @@ class Case(StrEnum):
     REWOUND = "rewound"  # C: it has less than we took; it was restored from a backup
     BEHIND = "behind"  # a follower that has less than we took: it will have it
     RECREATED = "recreated"
+    FORK_ACCEPTED = "fork accepted"  # like recreated, though it is the same stream
+
+
+ANEW = frozenset({Case.RECREATED, Case.REWOUND, Case.FORK_ACCEPTED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +88,7 @@ class Decision:
     known: Known
     repeats: bool = False
     more: bool = False
+    kind: str = ""  # of the stream, as the node says
 
     @property
     def span(self) -> int:
@@ -91,7 +97,7 @@ class Decision:
 
     @property
     def news(self) -> bool:
-        return bool(self.span or self.blocks or self.pool) or self.case in {Case.RECREATED, Case.REWOUND}
+        return bool(self.span or self.blocks or self.pool) or self.case in ANEW
 
 
 def answer_from(wire: Any, stream: str, asked: Cookie | None) -> Answer:
@@ -131,19 +137,22 @@ def decide(
     taken from its first block on, otherwise from its latest snapshot. `forgot_us`: streams older than this may have
     been taken once, though nothing is known of it any more.
 
-    Raises `IdentityError` when the same stream has another block where ours stands: a fork is never passed.
+    Raises `IdentityError` when the same stream has another block where ours stands: a fork is never passed, unless a
+    person has accepted it.
     """
+    return replace(_decided(known, answer, follows, whole, forgot_us), kind=answer.kind)
+
+
+def _decided(known: Known | None, answer: Answer, follows: bool, whole: bool, forgot_us: int) -> Decision:
     if known is None:
         return _first(answer, whole, forgot_us)
     if not answer.reset:
-        return _onward(Case.CONTINUES, known, answer, answer.blocks)
+        return _onward(Case.CONTINUES, replace(known, fork_accepted=False), answer, answer.blocks)
     snapshot = answer.blocks[0].snapshot
     if snapshot is not None and snapshot.incarnation != known.incarnation:
-        if follows:
-            return _nothing(Case.BEHIND, known)
-        again = replace(_first(answer, whole, 0), case=Case.RECREATED, repeats=True)
-        below = max(known.cookie.minipool_gen + 1, known.repeats_below)
-        return replace(again, known=replace(again.known, repeats_below=below))
+        return _nothing(Case.BEHIND, known) if follows else _anew(Case.RECREATED, known, answer, whole)
+    if known.fork_accepted:
+        return _nothing(Case.BEHIND, known) if follows else _anew(Case.FORK_ACCEPTED, known, answer, whole=True)
     return _resumed(known, answer, follows)
 
 
@@ -157,12 +166,16 @@ def _resumed(known: Known, answer: Answer, follows: bool) -> Decision:
     mine = [block for block in answer.blocks if block.number == gen - 1]
     found = mine[0].hash if mine else answer.blocks[0].previous
     if found != known.cookie.prev_miniblock_hash:
-        raise IdentityError(
-            f"stream {answer.stream}: block {gen - 1} is another one than was taken: this is a fork",
-            hint="the node's history was rewritten: compare it with another node's, and keep both",
-        )
+        raise fork(answer.stream, gen - 1)
     case = Case.OLDER if first < known.snapshot else Case.SAME
     return _onward(case, known, answer, tuple(block for block in answer.blocks if block.number >= gen))
+
+
+def fork(stream: str, block: int) -> IdentityError:
+    return IdentityError(
+        f"stream {stream}: block {block} is another one than was taken: this is a fork",
+        hint="the node's history was rewritten: compare it with another node's, and keep both",
+    )
 
 
 def _first(answer: Answer, whole: bool, forgot_us: int) -> Decision:
@@ -180,6 +193,14 @@ def _first(answer: Answer, whole: bool, forgot_us: int) -> Decision:
     return Decision(
         Case.FIRST, start, here, answer.blocks, answer.pool, frozenset(), known, repeats=repeats, more=answer.more
     )
+
+
+def _anew(case: Case, known: Known, answer: Answer, whole: bool) -> Decision:
+    """As if nothing were known, and compared with the log for as long as something of it may be there."""
+    again = replace(_first(answer, whole, 0), case=case, repeats=True)
+    ends = answer.cookie.minipool_gen if case is Case.FORK_ACCEPTED else 0
+    below = max(known.cookie.minipool_gen + 1, known.repeats_below, ends + 1)
+    return replace(again, known=replace(again.known, repeats_below=below))
 
 
 def _onward(case: Case, known: Known, answer: Answer, blocks: tuple[Block, ...]) -> Decision:
@@ -237,7 +258,7 @@ def fitted(decision: Decision, room: Room, old: Known | None, *, at_least_one: b
     least = 1 if at_least_one else 0
     each = max(1, sum(len(block.events) for block in decision.blocks) // max(1, len(decision.blocks)))
     blocks_max = max(least, min(room.blocks, room.rows // each))
-    before = 0 if old is None or decision.case in {Case.RECREATED, Case.REWOUND} else old.snapshot
+    before = 0 if old is None or decision.case in ANEW else old.snapshot
     if decision.span > blocks_max:
         to = Cookie(decision.start.minipool_gen + blocks_max, "")
         return _part(replace(decision, fetch_to=to, blocks=()), to, before)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
@@ -34,7 +35,7 @@ class Rows:
         self._clear()
 
     def _clear(self) -> None:
-        names = ("event_id", "position", "stream", "key", "op", "event_time", "payload", "flags", "bytes")
+        names = ("event_id", "position", "stream", "op", "event_time", "payload", "bytes")
         self._columns = {name: [] for name in names}
         self._bytes = 0
 
@@ -54,32 +55,55 @@ class Rows:
     def rest(self) -> Iterator[pa.RecordBatch]:
         rows = len(self._columns["event_id"])
         if rows:
-            batch = taken_batch(dict(self._columns), rows)
+            batch = taken_batch(self._columns | {"key": self._columns["stream"]}, rows)
             self._clear()
             yield batch
 
     def _add(
         self, event_id: str, position: str, stream: str, op: Op, at_us: int | None, payload: str, raw: bytes | None
     ) -> Iterator[pa.RecordBatch]:
-        values = (event_id, position, stream, stream, str(op), at_us, payload, None, raw)
-        for column, value in zip(self._columns.values(), values, strict=True):
-            column.append(value)
+        columns = self._columns
+        ids = columns["event_id"]
+        ids.append(event_id)
+        columns["position"].append(position)
+        columns["stream"].append(stream)
+        columns["op"].append(op.value)
+        columns["event_time"].append(at_us)
+        columns["payload"].append(payload)
+        columns["bytes"].append(raw)
         self._bytes += len(payload) + len(raw or b"")
-        if len(self._columns["event_id"]) >= BATCH_ROWS or self._bytes >= BATCH_BYTES:
+        if len(ids) >= BATCH_ROWS or self._bytes >= BATCH_BYTES:
             yield from self.rest()
 
 
 def envelope(event: BlockEvent) -> str:
     """What a receiver is sent: the event without what the row says anyway; its payload as JSON if it is some."""
-    about: dict[str, Any] = {"kind": str(event.kind), "creator": event.creator}
-    optional = {"member": event.member, "settings": dict(event.settings), "tags": dict(event.tags)}
-    about.update((name, value) for name, value in optional.items() if value)
-    text = json.dumps(about, ensure_ascii=False, separators=(",", ":"))
+    about: dict[str, Any] = {"kind": event.kind.value, "creator": event.creator}
+    if event.member:
+        about["member"] = event.member
+    if event.settings:
+        about["settings"] = dict(event.settings)
+    if event.tags:
+        about["tags"] = dict(event.tags)
+    text = _COMPACT.encode(about)
     return f'{text[:-1]},"payload":{_payload(event.payload)}}}'
 
 
 def _payload(text: str) -> str:
     """An object or array as it was written; anything else as a text. Numbers beyond 2⁵³ become texts."""
+    if text[:1] not in {"{", "["}:
+        return _COMPACT.encode(text)
+    if _LONG_NUMBER.search(text) is None:
+        # Most texts: nothing in them may have to be written anew, it only has to be JSON.
+        try:
+            _STRICT.decode(text)
+        except (ValueError, RecursionError):
+            return _COMPACT.encode(text)
+        return text
+    return _with_long_numbers(text)
+
+
+def _with_long_numbers(text: str) -> str:
     large: list[int] = []
 
     def whole(digits: str) -> Any:
@@ -89,14 +113,18 @@ def _payload(text: str) -> str:
         large.append(1)
         return digits
 
-    if text[:1] in {"{", "["}:
-        try:
-            value = json.loads(text, parse_int=whole, parse_constant=_refuse)
-        except (ValueError, RecursionError):
-            return json.dumps(text, ensure_ascii=False)
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":")) if large else text
-    return json.dumps(text, ensure_ascii=False)
+    try:
+        value = json.loads(text, parse_int=whole, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return _COMPACT.encode(text)
+    return _COMPACT.encode(value) if large else text
 
 
 def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is no JSON")
+
+
+# Made once: `json.dumps` and `json.loads` with options make theirs anew for every event.
+_COMPACT = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+_STRICT = json.JSONDecoder(parse_constant=_refuse)
+_LONG_NUMBER = re.compile(r"\d{16}")  # 2**53 has sixteen digits

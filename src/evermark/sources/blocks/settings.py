@@ -57,6 +57,7 @@ class BlocksSettings(SourceConfig):
     partitions: Annotated[int, Field(ge=1, le=PARTITIONS_MAX)] = 1
     streams: Annotated[tuple[_Stream, ...], Field(max_length=_STREAMS_MAX)] = ()
     kinds: Annotated[tuple[StreamKind, ...], Field(max_length=len(StreamKind))] = ()
+    streams_of: Literal["all", "bots"] = "all"
     start: Literal["beginning", "snapshot"] = "beginning"
     cold_streams_enabled: bool = False
     idle_after: Annotated[Duration, between(timedelta(minutes=1), timedelta(days=365))] = timedelta(hours=6)
@@ -67,3 +68,9 @@ class BlocksSettings(SourceConfig):
         if self.token is None or isinstance(self.token, Sealed):
             return self
         return self.model_copy(update={"token": Sealed.seal(self.token.reveal(), box)})
+
+    def open_token(self) -> str | None:
+        """The token in the open, for this process alone; None when there is none."""
+        if self.token is None:
+            return None
+        return self.token.open() if isinstance(self.token, Sealed) else self.token.reveal()

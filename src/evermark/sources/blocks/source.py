@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -12,10 +13,12 @@ from typing import Any
 import pyarrow as pa
 import structlog
 
-from evermark.sources.base import Limit, Seen, Slice, Source
+from evermark.errors import GapError, NotFoundError
+from evermark.sources.base import Condition, Limit, Seen, Slice, Source, StaleStream, StaleStreams
 from evermark.sources.blocks.client import Node, NodeClient
+from evermark.sources.blocks.membership import Membership
 from evermark.sources.blocks.place import BlocksPlace
-from evermark.sources.blocks.plan import path, slices
+from evermark.sources.blocks.plan import partition_of, path, slices
 from evermark.sources.blocks.planner import Planner
 from evermark.sources.blocks.plans import Plans
 from evermark.sources.blocks.position import EARLIEST, Position
@@ -25,6 +28,7 @@ from evermark.state.connection import State
 
 log = structlog.get_logger(__name__)
 _CONNECTIONS_MAX = 2
+_NAMED_MAX = 20  # stale streams that are named on the board
 
 
 def open_plans(place: BlocksPlace) -> Plans:
@@ -48,6 +52,8 @@ class BlockStreams(Source):
         self.place = place
         self._open_plans, self._open_client = plans, client
         self._opened: tuple[Plans, NodeClient, Planner] | None = None
+        self._opening = threading.Lock()
+        self._upkept = ""
 
     def __getstate__(self) -> dict[str, Any]:
         return {"place": self.place, "plans": self._open_plans, "client": self._open_client}
@@ -55,13 +61,16 @@ class BlockStreams(Source):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.place, self._open_plans, self._open_client = state["place"], state["plans"], state["client"]
         self._opened = None
+        self._opening = threading.Lock()
+        self._upkept = ""
 
     @property
     def _open(self) -> tuple[Plans, NodeClient, Planner]:
-        if self._opened is None:
-            plans, client = self._open_plans(self.place), self._open_client(self.place)
-            self._opened = (plans, client, Planner(self.place, plans, client))
-        return self._opened
+        with self._opening:  # the owner reads, and looks after it, in two threads
+            if self._opened is None:
+                plans, client = self._open_plans(self.place), self._open_client(self.place)
+                self._opened = (plans, client, Planner(self.place, plans, client))
+            return self._opened
 
     @property
     def plans(self) -> Plans:
@@ -75,20 +84,29 @@ class BlockStreams(Source):
         return list(range(self.place.partitions))
 
     def earliest(self, partition: int) -> str:
-        return str(Position(self.plans.standing(partition).confirmed))
+        return EARLIEST
 
     def check(self, resume: Mapping[int, str], newest: Mapping[int, Seen] | None = None) -> None:
-        """Also takes up what a crash left: confirms what the log has, and voids plans that were not carried out."""
+        for text in resume.values():
+            Position.parse(text)
         self.planner.kin.check()
-        for partition, text in resume.items():
-            tick = Position.parse(text).tick
-            standing = self.plans.standing(partition)
-            there = {tick.ends for tick in self.plans.ticks(partition)}
-            if tick > standing.confirmed and tick not in there:
-                log.warning("blocks_state_lost", source=self.place.source, partition=partition, tick=tick)
-                self.plans.adopt(partition, tick, time.time_ns() // 1000)
-            self.plans.confirm(partition, tick)
-            self.plans.void(partition, tick)
+
+    def begin(self, partition: int, position: str) -> None:
+        """Take up what a crash left: confirm what the log has, and void plans that were not carried out.
+
+        Where no plan leads to what the log has, State was lost or the log set back: everything is looked at anew, and
+        compared with the log.
+        """
+        self.planner.kin.learn()
+        tick = Position.parse(position).tick
+        try:
+            path(self.plans.ticks(partition), self.plans.standing(partition).confirmed, tick)
+        except GapError as error:
+            said = {"source": self.place.source, "partition": partition, "tick": tick, "why": error.message}
+            log.warning("blocks_begun_anew", **said)
+            self.plans.adopt(partition, tick, time.time_ns() // 1000)
+        self.plans.confirm(partition, tick)
+        self.plans.void(partition, tick)
 
     def latest(self, after: Mapping[int, str], limit: Limit) -> dict[int, str]:
         ends = dict(after)
@@ -116,25 +134,59 @@ class BlockStreams(Source):
         plans, client, _ = self._open
         return SliceReader(self.place.source, plans, client).read(piece)
 
-    def may_repeat_from(self, position: str) -> str:
+    def may_repeat_from(self, partition: int, position: str) -> str:
         """Events of a stream that was recreated, or whose node was restored, are compared with all there is."""
-        return EARLIEST if self.plans.repeats(Position.parse(position).tick) else position
+        return EARLIEST if self.plans.repeats(partition, Position.parse(position).tick) else position
 
     def confirm(self, partition: int, end: str) -> None:
         self.plans.confirm(partition, Position.parse(end).tick)
 
     def upkeep(self) -> None:
         """Forget streams that nobody wants any more."""
-        for partition in self.partitions():
-            count = self.plans.forget(
-                partition, self.place.keep_unwanted_s, self.place.wanted.wants, time.time_ns() // 1000
-            )
-            if count:
-                log.info("blocks_forgotten", source=self.place.source, partition=partition, streams=count)
+        wanted = self.place.wanted
+        if wanted.by_members:
+            version = wanted.version()
+            if version == self._upkept:
+                return  # who is in which stream is seen with its news; only the choice itself has to be looked at
+        client = self._open_client(self.place)  # its own: reading goes on in another thread
 
-    def gauges(self) -> Mapping[str, float]:
-        stale = sum(len(self.plans.stale(partition)) for partition in self.partitions())
-        return {"streams_stale": float(stale)}
+        def wants(stream: str, kind: str) -> bool:
+            return wanted.wants(stream, kind, lambda: client.anyone(lambda node: Membership().of(node, stream)))
+
+        try:
+            for partition in self.partitions():
+                count = self.plans.forget(partition, self.place.keep_unwanted_s, wants, time.time_ns() // 1000)
+                if count:
+                    log.info("blocks_forgotten", source=self.place.source, partition=partition, streams=count)
+        finally:
+            client.close()
+        if wanted.by_members:
+            self._upkept = version
+
+    def condition(self) -> Condition:
+        """A stale stream is no warning of its own: it was said when it was found, and stands on the board."""
+        found = {partition: self.plans.stale(partition) for partition in self.partitions()}
+        stale = {
+            partition: StaleStreams(
+                len(streams), [StaleStream(stream, streams[stream].reason) for stream in sorted(streams)[:_NAMED_MAX]]
+            )
+            for partition, streams in found.items()
+            if streams
+        }
+        return Condition({"streams_stale": float(sum(map(len, found.values())))}, stale=stale)
+
+    def stale_reason(self, stream: str) -> str:
+        found = self.plans.stale(partition_of(stream, self.place.partitions)).get(stream)
+        if found is None:
+            raise NotFoundError(
+                f"stream {stream[:128]} of {self.place.source} is not stale: there is nothing to accept",
+                hint="`evermark doctor` names the streams that are",
+            )
+        return found.reason
+
+    def accept_fork(self, stream: str) -> None:
+        """Take what the nodes have of a stale stream for the right one, from its first block on."""
+        self.plans.accept_fork(partition_of(stream, self.place.partitions), stream)
 
     def close(self) -> None:
         opened, self._opened = self._opened, None

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from evermark.error_policy import backoff_s
-from evermark.errors import ConfigError
+from evermark.errors import ConfigError, NotFoundError
 from evermark.sources.blocks.chain import Cookie
 from evermark.sources.blocks.plan import Item, Move, Tick, path
 from evermark.sources.blocks.plans import Stale, Standing
@@ -18,6 +18,7 @@ from evermark.state.connection import Connection, State
 STALE_PAUSE_S_MAX = 300.0
 _REASON_MAX = 500
 _CLEANED_AT_ONCE = 1000
+_FORK_ACCEPTED = "fork accepted/"  # before the incarnation that was known when a person said so; no name has a slash
 
 
 class StatePlans:
@@ -91,7 +92,9 @@ class StatePlans:
         found = {}
         for stream, kind, snapshot, gen, before, incarnation, pool, more, below in rows:
             cookie = Cookie(gen, bytes(before).hex())
-            found[stream] = Move(kind, Known(snapshot, cookie, incarnation, _split(pool), below), more)
+            accepted = incarnation.startswith(_FORK_ACCEPTED)
+            known = Known(snapshot, cookie, incarnation.removeprefix(_FORK_ACCEPTED), _split(pool), below, accepted)
+            found[stream] = Move(kind, known, more)
         return found
 
     def unfinished(self, partition: int) -> list[str]:
@@ -101,11 +104,11 @@ class StatePlans:
         with self._state.connection() as conn:
             return [stream for (stream,) in conn.execute(asked, (self._source, partition)).fetchall()]
 
-    def repeats(self, starts: int) -> bool:
+    def repeats(self, partition: int, starts: int) -> bool:
         asked = """select exists (select from block_ticks join block_plan using (source, partition, ends)
-            where source = %s and starts = %s and repeats)"""
+            where source = %s and partition = %s and starts = %s and repeats)"""
         with self._state.connection() as conn:
-            return conn.execute(asked, (self._source, starts)).fetchone() == (True,)
+            return conn.execute(asked, (self._source, partition, starts)).fetchone() == (True,)
 
     def add(self, partition: int, tick: Tick, items: Sequence[Item]) -> int:
         number = """update block_partitions set last_tick = greatest(last_tick, %s) + 1
@@ -161,6 +164,8 @@ class StatePlans:
         gone = [stream for stream, move in moves.items() if move.known is None]
         if gone:
             self._remove(conn, gone)
+        if any(move.forgotten for move in moves.values()):
+            conn.execute(_FORGOT, (self._source, partition))
         synced, about = [], []
         for stream, move in moves.items():
             if move.known is not None:
@@ -210,6 +215,22 @@ class StatePlans:
     def unmark_stale(self, stream: str) -> None:
         with self._state.connection() as conn:
             conn.execute("delete from block_stale where source = %s and stream = %s", (self._source, stream))
+
+    def accept_fork(self, partition: int, stream: str) -> None:
+        with self._locked(partition) as conn:
+            here = (self._source, stream)
+            now = "update block_stale set block = 0, next_at = clock_timestamp() where source = %s and stream = %s"
+            if conn.execute(now, here).rowcount == 0:
+                raise NotFoundError(
+                    f"stream {stream} of {self._source} is not stale: there is nothing to accept",
+                    hint="`evermark doctor` names the streams that are",
+                )
+            # What was taken stays known until the stream was taken anew: a crash in between asks for the same again.
+            conn.execute(
+                """update block_streams set incarnation = %s || incarnation
+                where source = %s and stream = %s and not starts_with(incarnation, %s)""",
+                (_FORK_ACCEPTED, *here, _FORK_ACCEPTED),
+            )
 
     def family(self, partitions: int) -> frozenset[str]:
         with self._state.connection() as conn:
@@ -273,6 +294,9 @@ class StatePlans:
         return f"{self._source}/{stream}".encode()
 
 
+_FORGOT = """update block_partitions set forgot_us = (extract(epoch from clock_timestamp()) * 1e6)::bigint
+where source = %s and partition = %s"""
+# `more` of a stream without `gen`: it is not gone, only forgotten.
 _MOVE = "moves, kind, snapshot, gen, hash, incarnation, pool, more, repeats_below"
 _INSERT_ITEM = f"""insert into block_plan
 (source, partition, ends, item, stream, pins, leave_out, carried, repeats, {_MOVE})
@@ -299,7 +323,7 @@ def _row(item: Item) -> tuple[Any, ...]:
         return (*about, False, *[None] * 8)
     known = item.move.known
     if known is None:
-        return (*about, True, item.move.kind, *[None] * 7)
+        return (*about, True, item.move.kind, *[None] * 5, item.move.forgotten, None)
     cookie = (known.cookie.minipool_gen, known.cookie.prev_miniblock_hash)
     rest = (known.incarnation, _joined(known.pool), item.move.more, known.repeats_below)
     return (*about, True, item.move.kind, known.snapshot, *cookie, *rest)
@@ -308,7 +332,7 @@ def _row(item: Item) -> tuple[Any, ...]:
 def _move(columns: Sequence[Any]) -> Move:
     _, kind, snapshot, gen, before, incarnation, pool, more, below = columns
     if gen is None:
-        return Move(kind, None)
+        return Move(kind, None, forgotten=bool(more))
     return Move(kind, Known(snapshot, Cookie(gen, before), incarnation, _split(pool), below), more)
 
 

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from evermark.sources.blocks.chain import StreamKind
 
+Members = Callable[[], frozenset[str]]
+
 
 class Wanted(Protocol):
     """Picklable. Asked in the process that plans, for every stream that has news."""
+
+    @property
+    def by_members(self) -> bool:
+        """Whether the choice follows who is in a stream. One that was taken is then looked at once more when it is not
+        wanted any longer, since the leave that made it so has to be taken too; after that its state goes."""
+        ...
 
     def version(self) -> str:
         """Another text whenever the choice may have changed: all streams are then looked at once more."""
         ...
 
-    def wants(self, stream: str, kind: str) -> bool: ...
+    def wants(self, stream: str, kind: str, members: Members) -> bool:
+        """`members` asks a node: call it only if nothing else decides."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -26,11 +37,49 @@ class WantedStreams:
     streams: frozenset[str] = frozenset()
     kinds: frozenset[StreamKind] = frozenset()
 
+    @property
+    def by_members(self) -> bool:
+        return False
+
     def version(self) -> str:
         text = "\n".join([*sorted(self.streams), "", *sorted(self.kinds)])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    def wants(self, stream: str, kind: str) -> bool:
+    def wants(self, stream: str, kind: str, members: Members) -> bool:
         if not self.streams and not self.kinds:
             return True
+        return self.names(stream, kind)
+
+    def names(self, stream: str, kind: str) -> bool:
         return stream in self.streams or kind in self.kinds
+
+
+class Bots(Protocol):
+    """The users that are bots. Picklable."""
+
+    def users(self) -> frozenset[str]: ...
+
+    def version(self) -> str:
+        """Another text whenever `users` may answer something else. Cheap: it is asked at every look."""
+        ...
+
+
+@dataclass(frozen=True)
+class BotStreams:
+    """Streams with a bot among their members: channels, direct ones, and the inboxes of bots. Beside what is named."""
+
+    bots: Bots
+    named: WantedStreams = WantedStreams()
+
+    @property
+    def by_members(self) -> bool:
+        return True
+
+    def version(self) -> str:
+        return f"bots {self.named.version()} {self.bots.version()}"
+
+    def wants(self, stream: str, kind: str, members: Members) -> bool:
+        if self.named.names(stream, kind):
+            return True
+        users = self.bots.users()
+        return bool(users) and not users.isdisjoint(members())

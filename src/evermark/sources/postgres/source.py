@@ -13,13 +13,14 @@ from typing import Any
 import pyarrow as pa
 
 from evermark.errors import EvermarkError
-from evermark.sources.base import Limit, Mend, Seen, Slice, Source
+from evermark.sources.base import Condition, Limit, Mend, Seen, Slice, Source
 from evermark.sources.postgres.chunks import BIG_BYTES
 from evermark.sources.postgres.connect import close_idle
 from evermark.sources.postgres.install import maintain
 from evermark.sources.postgres.lsn import Position
 from evermark.sources.postgres.mending import OutboxMend
 from evermark.sources.postgres.place import PostgresPlace
+from evermark.sources.postgres.pressure import warned
 from evermark.sources.postgres.replayed import clear_request
 from evermark.sources.postgres.slot import PostgresStatus, SlotReader
 
@@ -88,15 +89,16 @@ class PostgresOutbox(Source):
     def upkeep(self) -> None:
         self.maintain()
 
-    def gauges(self) -> dict[str, float]:
+    def condition(self) -> Condition:
         found = [slot.status() for slot in self._slots]
         safe = [status.safe_wal_bytes for status in found if status.safe_wal_bytes is not None]
-        return {
+        gauges = {
             "wal_retained_bytes": max(status.retained_bytes or 0 for status in found),
             "unconfirmed_bytes": max(status.unconfirmed_bytes or 0 for status in found),
             "wal_retained_limit_bytes": self._place.wal_retained_warn_bytes,
             **({"wal_safe_bytes": min(safe)} if safe else {}),
         }
+        return Condition(gauges, warned(gauges))
 
     def replayed(self, stream: str, since: str, until: str | None) -> None:
         clear_request(self._place, stream, since, until)

@@ -113,13 +113,30 @@ class SourceContract:
 
     def test_repeats_begin_no_later_than_where_reading_begins(self) -> None:
         """What may come again stands at or before the position that reading goes on from."""
-        for ends in self._batches(_LITTLE).values():
-            assert all(self.source.may_repeat_from(end) <= end for end in ends), "repeats begin after their reader"
+        for partition, ends in self._batches(_LITTLE).items():
+            later = [end for end in ends if self.source.may_repeat_from(partition, end) > end]
+            assert not later, "repeats begin after their reader"
 
     def test_a_source_that_is_where_we_left_it_is_accepted(self) -> None:
         """`check` has nothing to say at a first start, nor at one that goes on from the beginning."""
         self.source.check({})
         self.source.check({p: self.source.earliest(p) for p in self.source.partitions()})
+
+    def test_beginning_anew_gives_the_same_events_and_loses_none(self) -> None:
+        """A start at the beginning or in the middle, twice, also in another process: what follows is still to come."""
+        for partition, ends in self._batches(_LITTLE).items():
+            again = self._begun(partition, ends[0], ends[-1])
+            self._begun(partition, again[min(1, len(again) - 1)], again[-1])
+
+    def _begun(self, partition: int, start: str, end: str) -> list[str]:
+        """Begin at `start`, and require what was between it and `end`; the ends of the batches that follow now."""
+        expected = [row["event_id"] for row in self._rows(partition, start, end)]
+        for source in (self.source, self.source, _elsewhere(self.source)):
+            source.begin(partition, start)
+        ends = self._ends(partition, start, _LITTLE)
+        found = [row["event_id"] for row in self._rows(partition, start, ends[-1])]
+        assert found == expected, f"partition {partition} begun at {start} gave other events than before"
+        return ends
 
     def test_confirming_may_be_repeated_and_hides_nothing_that_follows(self) -> None:
         """Late, twice, or with an older position: what comes after the confirmed end is still there, as it was."""
@@ -136,18 +153,19 @@ class SourceContract:
         """Per partition its beginning and the ends of the batches that follow, up to where nothing is new."""
         found: dict[int, list[str]] = {}
         for partition in self.source.partitions():
-            ends = [self.source.earliest(partition)]
-            for _ in range(_BATCHES_MAX):
-                end = self.source.latest({partition: ends[-1]}, limit).get(partition, ends[-1])
-                if end == ends[-1]:
-                    break
-                ends.append(end)
-            else:
-                raise AssertionError(f"partition {partition} has no end after {_BATCHES_MAX} batches")
-            found[partition] = ends
+            found[partition] = self._ends(partition, self.source.earliest(partition), limit)
         rows = {partition: len(self._rows(partition, ends[0], ends[-1])) for partition, ends in found.items()}
         assert max(rows.values(), default=0) > 1, f"put at least two events into a partition first; there are {rows}"
         return found
+
+    def _ends(self, partition: int, start: str, limit: Limit) -> list[str]:
+        ends = [start]
+        for _ in range(_BATCHES_MAX):
+            end = self.source.latest({partition: ends[-1]}, limit).get(partition, ends[-1])
+            if end == ends[-1]:
+                return ends
+            ends.append(end)
+        raise AssertionError(f"partition {partition} has no end after {_BATCHES_MAX} batches")
 
     def _whole(self) -> list[tuple[int, str, str]]:
         """(partition, start, end) of all there is."""

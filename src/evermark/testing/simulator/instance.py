@@ -229,7 +229,7 @@ class SourceRunner:
         where = {"partition": partition, "start": start, "end": end}
         try:
             batch = next_batch(self._log.tail(partition).batch)
-            exclude = excluded_from(start, self._source.may_repeat_from(start), repeats_to)
+            exclude = excluded_from(start, self._source.may_repeat_from(partition, start), repeats_to)
             slices: list[Slice] = self._source.slices(partition, start, end)
         except EvermarkError as error:
             return [{**where, "batch": 0, "error": _as_row(error)}]

@@ -101,7 +101,7 @@ class SimSource(Source):
         }
         yield taken_batch(columns, len(rows))
 
-    def may_repeat_from(self, at: str) -> str:
+    def may_repeat_from(self, partition: int, at: str) -> str:
         return position(max(0, int(at) - self.repeat_reach)) if self.repeat_reach else at
 
     def confirm(self, partition: int, end: str) -> None:

@@ -1,0 +1,131 @@
+"""What the benches of block streams share: a node that is filled, and a pipeline that reads it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from evermark.checkpoints.postgres import PostgresCheckpoints
+from evermark.cluster.fence import source_lease
+from evermark.cluster.liveness import this_process
+from evermark.cluster.postgres import PostgresLeases
+from evermark.embedded.address import EmbeddedDsn
+from evermark.embedded.java import ensure_java
+from evermark.embedded.postgres import EmbeddedPostgres
+from evermark.ingest.take import Taken, Taker
+from evermark.log.append import DeltaLog
+from evermark.log.head import PostgresHeads
+from evermark.log.read import LogReader
+from evermark.sources.base import Limit
+from evermark.sources.blocks.place import BlocksPlace, Pace
+from evermark.sources.blocks.source import BlockStreams
+from evermark.sources.blocks.wanted import WantedStreams
+from evermark.state.connection import State, schema_for
+from evermark.state.migrate import migrate
+from evermark.testing.blocknodes import Client, Node
+
+_ADDED_AT_ONCE = 1000
+_CONNECTIONS = 32
+_WATCHDOG_S = 600.0
+
+
+def fill(client: Client, stream: str, events: int) -> list[str]:
+    """So many events more; their ids."""
+    ids: list[str] = []
+    while len(ids) < events:
+        ids += client.say(stream, min(_ADDED_AT_ONCE, events - len(ids)))
+    return ids
+
+
+def create(node: Node, streams: Sequence[str]) -> None:
+    """Over many connections: a node writes what comes together at once."""
+
+    def some(share: Sequence[str]) -> None:
+        client = node.client()
+        for stream in share:
+            client.create(stream)
+        client.close()
+
+    with ThreadPoolExecutor(_CONNECTIONS) as pool:
+        list(pool.map(some, [streams[at::_CONNECTIONS] for at in range(_CONNECTIONS)]))
+
+
+class Kept:
+    """A state of the bench's own, embedded."""
+
+    def __init__(self, folder: Path) -> None:
+        self.server = EmbeddedPostgres(folder / "state")
+        self.server.start()
+        self.dsn = EmbeddedDsn(folder / "state")
+        self.state = State(self.dsn.open, schema_for("bench"))
+        migrate(self.state)
+
+    def place(self, source: str, node: Node, streams: Sequence[str] = ()) -> BlocksPlace:
+        wanted = WantedStreams(frozenset(streams))
+        return BlocksPlace(source, (node.url,), self.dsn, self.state.schema, wanted=wanted, pace=Pace())
+
+    def close(self) -> None:
+        self.state.close()
+        self.server.stop()
+
+
+class Reading:
+    """One warm Spark session, as a running instance has."""
+
+    def __init__(self, folder: Path, kept: Kept) -> None:
+        os.environ["JAVA_HOME"] = str(ensure_java(folder / "java"))
+        from evermark.spark.session import make_session
+
+        self._folder, self._kept = folder, kept
+        self._spark = make_session("bench", "local[16,4]", folder / "scratch", {}, noise=folder / "spark.log")
+
+    def close(self) -> None:
+        self._spark.stop()
+
+    def drain(self, place: BlocksPlace, start: str, events: int) -> tuple[float, list[str]]:
+        """Seconds from the start of the query to the last event durable in the log; and the ids in the log."""
+        from evermark.spark.datasource import IngestPlan
+        from evermark.spark.ingest import IngestQuery
+
+        name, state = place.source, self._kept.state
+        source = BlockStreams(place)
+        lease = PostgresLeases(state).acquire(source_lease(name), this_process("bench"), _WATCHDOG_S)
+        assert lease is not None
+        folder = self._folder / "log" / name
+        reader = LogReader(folder)
+        heads, checkpoints = PostgresHeads(state), PostgresCheckpoints(state)
+        taker = Taker(name, lease.epoch, source, DeltaLog(folder), reader, heads, checkpoints)
+        began = time.perf_counter()
+        taker.begin(0)
+        source.check({0: start})
+        source.begin(0, start)
+        plan = IngestPlan(name, source, str(folder), {0: start}, {0: None}, Limit())
+        taken, ended = 0, 0.0
+
+        def on_taken(batch: Taken) -> None:
+            nonlocal taken, ended
+            taken += batch.append.rows
+            if taken >= events:
+                ended = time.perf_counter()
+                query.stop()
+
+        query = IngestQuery(self._spark, plan, taker, self._folder / "queries", on_taken)
+        watchdog = threading.Timer(_WATCHDOG_S, query.stop)
+        watchdog.start()
+        failed = query.run()
+        watchdog.cancel()
+        source.close()
+        if failed:
+            raise next(iter(failed.values()))
+        return ended - began, logged(folder)
+
+
+def logged(folder: Path) -> list[str]:
+    files = LogReader(folder).files()
+    return [i for f in files for i in pq.read_table(f.path, columns=["event_id"])["event_id"].to_pylist()]

@@ -1,0 +1,130 @@
+"""Bugs of resuming block streams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+
+from evermark.errors import EvermarkError
+from evermark.sources.blocks import client, planner, resume, source
+from evermark.sources.blocks.chain import Block, Cookie
+from evermark.sources.blocks.plan import Item, Part
+from evermark.sources.blocks.reading import SliceReader
+from evermark.sources.blocks.resume import Answer, Case, Decision, Known
+from evermark.sources.blocks.rows import Rows
+from evermark.sources.blocks.source import BlockStreams
+from evermark.testing.simulator.blocks.plans import MemoryPlans
+from evermark.testing.simulator.mutants.mutant import Mutant
+
+_decide = resume.decide
+_onward = resume._onward
+_rewound = resume._rewound
+_fetched = SliceReader._fetched
+
+
+def _skips_one_more(case: Case, known: Known, answer: Answer, blocks: tuple[Block, ...]) -> Decision:
+    return _onward(case, known, answer, tuple(b for b in blocks if not b.number <= known.cookie.minipool_gen))
+
+
+def _equal_is_a_gap(known: Known, answer: Answer, follows: bool) -> Decision:
+    gen, first, end = known.cookie.minipool_gen, answer.snapshot, answer.cookie.minipool_gen
+    if end < gen:
+        return resume._nothing(Case.BEHIND, known) if follows else _rewound(known, answer)
+    if gen <= first:
+        return replace(_onward(Case.SAME, known, answer, answer.blocks), fetch_to=known.cookie)
+    return _resumed(known, answer, follows)
+
+
+_resumed = resume._resumed
+
+
+def _first_reset_only(known: Known | None, answer: Answer, **more: Any) -> Decision:
+    """Looked at once per stream and incarnation of the node's answer; later resets are taken as they come."""
+    found = _decide(known, answer, **more)
+    if found.case is Case.GAP and known is not None and known.snapshot > 0:
+        return replace(found, fetch_to=found.start)
+    return found
+
+
+def _passes_what_failed(
+    self: SliceReader, partition: int, tick: int, item: Item, part: Part, rows: Rows
+) -> Iterator[pa.RecordBatch]:
+    try:
+        yield from _fetched(self, partition, tick, item, part, rows)
+    except EvermarkError:
+        return
+
+
+def _tail_only(case: Case, known: Known, answer: Answer, blocks: tuple[Block, ...]) -> Decision:
+    """Only what came from the minipool with the last answer is left out."""
+    found = _onward(case, known, answer, blocks)
+    return replace(found, known=replace(found.known, pool=frozenset(event.hash for event in found.pool)))
+
+
+def _unverified(blocks: Sequence[Block], after: Cookie | None) -> Cookie | None:
+    return blocks[-1].cookie if blocks else after
+
+
+def _begins_without_confirming(self: BlockStreams, partition: int, position: str) -> None:
+    self.planner.kin.learn()
+
+
+def _adopts_without_comparing(self: MemoryPlans, partition: int, tick: int, now_us: int) -> None:
+    _adopt(self, partition, tick, 0)
+
+
+_adopt = MemoryPlans.adopt
+
+
+def _never_repeats(self: BlockStreams, partition: int, position: str) -> str:
+    return position
+
+
+MUTANTS: tuple[Mutant, ...] = (
+    Mutant(
+        "skips-one-more",
+        "`<=` for `<`: the block at the generation is skipped, too",
+        ((resume, "_onward", _skips_one_more),),
+    ),
+    Mutant(
+        "equal-is-not-looked-at",
+        "`<=` for `<`: where the answer begins exactly at the generation, what stands before it is not compared",
+        ((resume, "_resumed", _equal_is_a_gap),),
+        seeds_max=200,
+    ),
+    Mutant(
+        "first-reset-only",
+        "a gap is looked for at the first reset only",
+        ((planner, "decide", _first_reset_only),),
+    ),
+    Mutant(
+        "failed-fetch-passed",
+        "blocks that could not be fetched are passed",
+        ((SliceReader, "_fetched", _passes_what_failed),),
+    ),
+    Mutant(
+        "tail-only-dedup",
+        "of what was taken from the minipool only the last is left out of its block",
+        ((resume, "_onward", _tail_only),),
+    ),
+    Mutant(
+        "chain-not-verified",
+        "blocks are taken as they come",
+        ((client, "verify_chain", _unverified), (resume, "verify_chain", _unverified)),
+    ),
+    Mutant(
+        "begun-without-looking",
+        "a new owner goes on with plans of the former one, and confirms nothing",
+        ((source.BlockStreams, "begin", _begins_without_confirming),),
+        seeds_max=200,
+    ),
+    Mutant(
+        "never-compared",
+        "what may be in the log already is not compared with it",
+        ((source.BlockStreams, "may_repeat_from", _never_repeats),),
+        seeds_max=200,
+    ),
+)
