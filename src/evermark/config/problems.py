@@ -50,9 +50,22 @@ def refused(name: str, problems: Iterable[Problem]) -> ConfigError:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that `word` was most likely meant to be."""
-    found = difflib.get_close_matches(word[:200].lower(), list(known), n=1, cutoff=_NEAR)
+    """The known word that `word` was most likely meant to be: one that a single slip makes of it, if there is any."""
+    typed, words = word[:200].lower(), list(known)
+    slipped = [each for each in words if _one_slip(each, typed)]
+    found = difflib.get_close_matches(typed, slipped, n=1, cutoff=0.0)
+    found = found or difflib.get_close_matches(typed, words, n=1, cutoff=_NEAR)
     return found[0] if found else None
+
+
+def _one_slip(word: str, typed: str) -> bool:
+    """One letter more, less or other, or two neighbours in the wrong order."""
+    start = 0
+    while start < min(len(word), len(typed)) and word[start] == typed[start]:
+        start += 1
+    meant, is_there = word[start:], typed[start:]
+    other_or_swapped = meant[1:] == is_there[1:] or (meant[:2] == is_there[1::-1] and meant[2:] == is_there[2:])
+    return other_or_swapped or meant[1:] == is_there or meant == is_there[1:]
 
 
 def unknown_key(path: KeyPath, known: Iterable[str]) -> Problem:
