@@ -9,9 +9,9 @@ from evermark.sources.base import Limit
 from evermark.sources.blocks.chain import BlockEvent, Cookie, Undecoded
 from evermark.sources.blocks.client import TRANSIENT, NodeClient
 from evermark.sources.blocks.place import Pace
-from evermark.sources.blocks.plan import SLICE_WEIGHT, Carried, Item, Move, Pin, pin_numbers
+from evermark.sources.blocks.plan import SLICE_WEIGHT, Carried, Item, Move, Pin, first_ordinal, pin_numbers
 from evermark.sources.blocks.position import ITEMS_MAX
-from evermark.sources.blocks.resume import Case, Decision, Known, Room
+from evermark.sources.blocks.resume import ANEW, Case, Decision, Known, Room
 
 _ITEMS_OF_A_STREAM_MAX = 3
 _EVENT_BYTES = 300  # of an event besides its payload, about
@@ -43,6 +43,7 @@ class Draft:
     def put(
         self, stream: str, kind: str, before: Known | None, part: Decision, *, more: bool, forgotten: bool = False
     ) -> None:
+        opening = _opening(part)
         carried, size = _carried(part)
         if part.blocks and (size > self._carried_left or size > self._pace.carried_bytes_max // 4):
             # Blocks that are too large to be carried are fetched again by the tasks; the minipool comes along.
@@ -60,6 +61,8 @@ class Draft:
                 gen, last = before.cookie.minipool_gen, before.cookie.prev_miniblock_hash
                 note = {"change": "fork accepted", "block": gen - 1, "was": last}
             items.append(Item(stream, carried=((0, 0, {"note": note}),), repeats=part.repeats))
+        if opening is not None:
+            items.append(Item(stream, carried=(opening,), repeats=part.repeats))
         if pins:
             items.append(Item(stream, pins, part.leave_out, repeats=part.repeats))
         if carried or not pins:
@@ -88,14 +91,32 @@ class Draft:
         return part, tuple((at, edges.get(at) or self._client.hash_before(stream, at)) for at in numbers)
 
 
+def _opening(part: Decision) -> Carried | None:
+    """How a stream is where it is taken from its latest snapshot on; a first block tells by itself."""
+    first = part.blocks[0] if part.blocks else None
+    begins = first is not None and first.number == part.start.minipool_gen > 0
+    if first is None or first.snapshot is None or not begins or part.case not in {Case.FIRST, *ANEW}:
+        return None
+    return 0, 0, {"opening": first.snapshot.wire()}
+
+
 def _carried(part: Decision) -> tuple[tuple[Carried, ...], int]:
     """Blocks and minipool as they go along with the plan, without what was taken before; and how large that is."""
     gen = part.known.cookie.minipool_gen
-    sealed = [(block.number, nth, event) for block in part.blocks for nth, event in enumerate(block.events)]
+    sealed = [
+        (block.number, nth, event)
+        for block in part.blocks
+        for nth, event in enumerate(block.events, first_ordinal(block.number))
+    ]
     pooled = [(gen, nth, event) for nth, event in enumerate(part.pool)]
     kept = [(number, nth, event) for number, nth, event in [*sealed, *pooled] if event.hash not in part.leave_out]
     size = sum(_EVENT_BYTES + len(_raw(event)) + len(event.payload) for _, _, event in kept)
-    return tuple((number, nth, _wire(event)) for number, nth, event in kept), size
+    opening: list[Carried] = [
+        (0, 0, {"opening": block.snapshot.wire()})
+        for block in part.blocks
+        if block.number == 0 and block.snapshot is not None
+    ]
+    return (*opening, *((number, nth, _wire(event)) for number, nth, event in kept)), size
 
 
 def _wire(event: BlockEvent) -> dict[str, object]:

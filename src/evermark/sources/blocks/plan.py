@@ -18,7 +18,7 @@ from evermark.sources.blocks.position import Position
 from evermark.sources.blocks.resume import Known
 
 Pin = tuple[int, str]  # a block's number, and the hash of the one before it
-Carried = tuple[int, int, dict[str, Any]]  # block, ordinal, event or note as it goes over the wire
+Carried = tuple[int, int, dict[str, Any]]  # block, ordinal, event, note or opening as it goes over the wire
 
 SLICE_WEIGHT = 250  # blocks, or tens of carried events, that are worth a task of their own
 
@@ -57,6 +57,11 @@ class Tick:
     def label(self) -> int:
         """The tick in the positions of its events: not before where it starts, and before where it ends."""
         return self.ends - 1
+
+
+def first_ordinal(block: int) -> int:
+    """Where a block's events begin: in front of the first block's stands how the stream was made."""
+    return 1 if block == 0 else 0
 
 
 def partition_of(stream: str, partitions: int) -> int:

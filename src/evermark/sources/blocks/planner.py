@@ -32,7 +32,7 @@ from evermark.sources.blocks.membership import Membership
 from evermark.sources.blocks.place import BlocksPlace
 from evermark.sources.blocks.plan import Move, Tick, partition_of, path
 from evermark.sources.blocks.plans import Plans, Standing, stale_reason
-from evermark.sources.blocks.resume import ANEW, Case, Decision, Known, decide, fitted
+from evermark.sources.blocks.resume import ANEW, UNTOLD, Case, Decision, Known, decide, fitted
 
 log = structlog.get_logger(__name__)
 
@@ -290,7 +290,14 @@ class Planner:
 
         def ask(node: Node) -> Decision:
             answer = node.view(stream, cookie)
-            first = decide(known, answer, whole=self._place.whole, forgot_us=forgot_us)
+            untold = forgot_us > 0 if known is None else known.repeats_below == UNTOLD
+            first = decide(
+                known,
+                answer,
+                whole=self._place.whole,
+                forgot_us=forgot_us,
+                may_lack=untold and node.follows(),
+            )
             if first.case in ANEW and node.follows():
                 return decide(known, answer, follows=True)
             if first.case is Case.GAP:

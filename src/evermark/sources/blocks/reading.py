@@ -12,7 +12,7 @@ from evermark.errors import EvermarkError, FormatError, GapError, NotFoundError,
 from evermark.sources.base import Slice
 from evermark.sources.blocks.chain import BlockEvent, EventKind, Undecoded, event_from
 from evermark.sources.blocks.client import NodeClient
-from evermark.sources.blocks.plan import Item, Part, parts
+from evermark.sources.blocks.plan import Item, Part, first_ordinal, parts
 from evermark.sources.blocks.plans import Plans, stale_reason
 from evermark.sources.blocks.position import Position
 from evermark.sources.blocks.rows import Rows
@@ -48,7 +48,9 @@ class SliceReader:
         if not item.pins:
             for block, ordinal, wire in item.carried:
                 position = str(Position(tick, part.item, block, ordinal))
-                if "note" in wire:
+                if "opening" in wire:
+                    yield from rows.add_opening(item.stream, wire["opening"], position)
+                elif "note" in wire:
                     yield from rows.add_note(item.stream, wire["note"], position)
                 else:
                     yield from rows.add(item.stream, _event(wire), position)
@@ -60,7 +62,10 @@ class SliceReader:
         try:
             for page in self._client.between(item.stream, part.first, part.last):
                 for block in page:
-                    for ordinal, event in enumerate(block.events):
+                    if block.number == 0 and block.snapshot is not None:
+                        where = str(Position(tick, part.item))
+                        yield from rows.add_opening(item.stream, block.snapshot.wire(), where)
+                    for ordinal, event in enumerate(block.events, first_ordinal(block.number)):
                         if event.hash not in item.leave_out:
                             position = str(Position(tick, part.item, block.number, ordinal))
                             yield from rows.add(item.stream, event, position)

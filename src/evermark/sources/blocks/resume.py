@@ -28,6 +28,8 @@ from evermark.sources.blocks.chain import (
     verify_event,
 )
 
+UNTOLD = 2**62  # how far a stream was once taken is not known yet: nobody was asked who has all of it
+
 
 @dataclass(frozen=True, slots=True)
 class Known:
@@ -131,16 +133,25 @@ def answer_from(wire: Any, stream: str, asked: Cookie | None) -> Answer:
 
 
 def decide(
-    known: Known | None, answer: Answer, *, follows: bool = False, whole: bool = True, forgot_us: int = 0
+    known: Known | None,
+    answer: Answer,
+    *,
+    follows: bool = False,
+    whole: bool = True,
+    forgot_us: int = 0,
+    may_lack: bool = False,
 ) -> Decision:
     """What to take. `follows`: the node copies another one and may be behind it. `whole`: a stream that is new to us is
     taken from its first block on, otherwise from its latest snapshot. `forgot_us`: streams older than this may have
-    been taken once, though nothing is known of it any more.
+    been taken once, though nothing is known of it any more. `may_lack`: the node may have less of it than was taken.
 
     Raises `IdentityError` when the same stream has another block where ours stands: a fork is never passed, unless a
     person has accepted it.
     """
-    return replace(_decided(known, answer, follows, whole, forgot_us), kind=answer.kind)
+    made = _decided(known, answer, follows, whole, forgot_us)
+    if made.known.repeats_below == UNTOLD and not may_lack and not answer.more:
+        made = replace(made, known=replace(made.known, repeats_below=answer.cookie.minipool_gen + 1))
+    return replace(made, kind=answer.kind)
 
 
 def _decided(known: Known | None, answer: Answer, follows: bool, whole: bool, forgot_us: int) -> Decision:
@@ -186,7 +197,7 @@ def _first(answer: Answer, whole: bool, forgot_us: int) -> Decision:
     if snapshot is None:
         raise FormatError(f"stream {answer.stream}: it does not begin with a snapshot", hint="ask another node")
     repeats = forgot_us > 0 and (first.number > 0 or first.at_us <= forgot_us)
-    below = answer.cookie.minipool_gen + 1 if repeats else 0
+    below = UNTOLD if repeats else 0
     known = Known(
         _snapshot(first.number, answer.blocks), answer.cookie, snapshot.incarnation, _hashes(answer.pool), below
     )

@@ -3,6 +3,8 @@
 - `event_id` is the event's hash; `stream` and `key` are the stream's id, as the node writes it.
 - Everything a stream carries is `op = message`, joins, leaves and settings too: receivers want them, and `control`
   means something else. Which it is says `kind` in the payload, beside `creator` and `tags`.
+- How a stream was when it was first taken (its kind, its first members, its settings) is `op = schema`: no event tells
+  it. It is logged, and delivered to nobody.
 - What happened to a stream as a whole (deleted, recreated, lost) is `op = truncate`: what was known of it is void.
 - What cannot be read is `op = poison`, with its bytes.
 """
@@ -12,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 import pyarrow as pa
@@ -51,6 +53,12 @@ class Rows:
         payload = json.dumps(note, ensure_ascii=False, sort_keys=True)
         made = hashlib.sha256(f"evermark.note.1\n{stream}\n{payload}".encode()).hexdigest()
         yield from self._add(made, position, stream, Op.TRUNCATE, None, payload, None)
+
+    def add_opening(self, stream: str, snapshot: Mapping[str, Any], position: str) -> Iterator[pa.RecordBatch]:
+        """How the stream was before the first of its events that is taken."""
+        payload = json.dumps(snapshot, ensure_ascii=False, sort_keys=True)
+        made = hashlib.sha256(f"evermark.opening.1\n{stream}\n{payload}".encode()).hexdigest()
+        yield from self._add(made, position, stream, Op.SCHEMA, None, payload, None)
 
     def rest(self) -> Iterator[pa.RecordBatch]:
         rows = len(self._columns["event_id"])

@@ -93,7 +93,7 @@ class Pipeline:
         return [row for rows in self.log.values() for row in rows if row["stream"] == stream]
 
     def ids(self, stream: str) -> list[str]:
-        return [row["event_id"] for row in self.rows(stream) if row["op"] != "truncate"]
+        return [row["event_id"] for row in self.rows(stream) if row["op"] not in ("truncate", "schema")]
 
     def notes(self, stream: str) -> list[str]:
         return [row["payload"] for row in self.rows(stream) if row["op"] == "truncate"]

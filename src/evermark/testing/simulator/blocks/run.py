@@ -79,7 +79,7 @@ class World:
 
     def ids(self, stream: str) -> list[object]:
         rows = itertools.chain.from_iterable(self.log.values())
-        return [row["event_id"] for row in rows if row["stream"] == stream and row["op"] != "truncate"]
+        return [row["event_id"] for row in rows if row["stream"] == stream and row["op"] not in ("truncate", "schema")]
 
 
 def owner(world: World) -> Iterator[str]:
