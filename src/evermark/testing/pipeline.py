@@ -159,7 +159,8 @@ class Stage(ABC):
 
     def logged(self) -> list[str]:
         files = LogReader(self.folder / "data" / "log" / self.source).files()
-        return [i for f in files for i in pq.read_table(f.path, columns=["event_id"])["event_id"].to_pylist()]
+        rows = [row for f in files for row in pq.read_table(f.path, columns=["event_id", "op"]).to_pylist()]
+        return [row["event_id"] for row in rows if row["op"] != "schema"]
 
     def said(self, text: str) -> int:
         """How often the instances of this scene logged `text`."""
