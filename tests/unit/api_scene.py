@@ -6,7 +6,7 @@ import http.client
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from evermark.log.read import FileRange
 from evermark.observe.health import Board
 from evermark.observe.metrics import Metrics
 from evermark.secrets import KeyRef, Secret, SecretBox
+from evermark.server.bot_desk import BotDesk
 from evermark.server.desk import Desk
 from evermark.server.http import Server
 from evermark.server.tokens import Tokens
@@ -35,6 +36,13 @@ TOKENS = {
     "dashboard": TokenConfig(token=Secret(READER), may="read"),
 }
 SECRET = "whsec_" + "A" * 43 + "="
+BOT: dict[str, Any] = {
+    "name": "helper",
+    "url": "https://helper.example/hooks",
+    "source": "shop",
+    "user": "helper-bot",
+    "device": "phone",
+}
 WANTED: dict[str, Any] = {"name": "billing", "url": "https://billing.example/hooks", "streams": ["public.orders"]}
 
 
@@ -85,9 +93,8 @@ class Scene:
             self.store.open_place(place, 0, self.epoch)
         self.store.register([spec("file", secrets=("sealed",))], MadeBy.FILE, {}, self.epoch)
         sink: Any = self.sink
-        self.desk = Desk(
-            self.store, self.box, self._as_deliverer, lambda: self.heads, self._files, lambda place, _: 2, sink
-        )
+        desk = Desk(self.store, self.box, self._as_deliverer, lambda: self.heads, self._files, lambda place, _: 2, sink)
+        self.desk = replace(desk, bots=BotDesk(desk, self.store, {P0.source}))
         self.server = Server("127.0.0.1", 0, Board(), Metrics(), Tokens(tokens))
 
     def _files(self, source: str) -> list[FileRange]:

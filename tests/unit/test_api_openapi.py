@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.api_scene import SECRET, WANTED, Scene, served
+from tests.unit.api_scene import BOT, SECRET, WANTED, Scene, served
 
+from evermark.config import BotConfig
 from evermark.config.asked import asked, asked_changes
 from evermark.server.api import STATUSES
+from evermark.server.bot_shapes import BotAsked, KeysAsked
 from evermark.server.openapi import document
 from evermark.server.routes import ROUTES
 from evermark.server.shapes import (
@@ -28,8 +30,8 @@ from evermark.testing.contracts.scene import P0, T0, done, event
 # What JSON Schema 2020-12 and OpenAPI 3.1 know, of what we use: a misspelt keyword means nothing to any reader.
 KEYWORDS = {
     "$ref", "additionalProperties", "anyOf", "const", "default", "description", "enum", "exclusiveMinimum", "format",
-    "items", "maxItems", "maxLength", "maxProperties", "maximum", "minLength", "minimum", "pattern", "properties",
-    "required", "title", "type", "writeOnly",
+    "items", "maxItems", "maxLength", "maxProperties", "maximum", "minLength", "minProperties", "minimum", "pattern",
+    "properties", "required", "title", "type", "writeOnly",
 }  # fmt: skip
 TYPES = {"string", "integer", "number", "boolean", "null", "array", "object"}
 
@@ -132,6 +134,8 @@ def test_the_examples_are_taken(doc: dict[str, Any]) -> None:
         SubscriptionChange: lambda body: asked_changes("billing", body),
         PauseAsked: PauseAsked.model_validate,
         RotateAsked: RotateAsked.model_validate,
+        BotAsked: lambda body: asked(body.pop("name"), {**body, "secret": SECRET}, BotConfig),
+        KeysAsked: KeysAsked.model_validate,
     }
     seen = 0
     for route in ROUTES:
@@ -142,7 +146,7 @@ def test_the_examples_are_taken(doc: dict[str, Any]) -> None:
         assert fits(example, content["schema"], doc), route
         readers[route.body](example)
         seen += 1
-    assert seen == 4
+    assert seen == 6
 
 
 def test_the_document_takes_what_the_server_takes(doc: dict[str, Any]) -> None:
@@ -162,7 +166,10 @@ def test_answers_are_as_the_document_says(doc: dict[str, Any], tmp_path: Path) -
         for route in (*ROUTES[:2], *ROUTES[1:]):
             ident = _prepared(scene, route.path)
             body = {**WANTED, "name": "other"} if route.path == "/v1/subscriptions" and route.writes else route.example
-            told = scene.ask(route.method, route.path.format(name="billing", id=ident), body)
+            if route.path == "/v1/bots" and route.writes:
+                body = {**BOT, "name": "another"}
+            name = "helper" if route.path.startswith("/v1/bots") else "billing"
+            told = scene.ask(route.method, route.path.format(name=name, id=ident, session="session-17"), body)
             answers = doc["paths"][route.path][route.method.lower()]["responses"]
             assert str(told.status) in answers, (route.method, route.path, told.text)
             if told.text:
@@ -174,6 +181,8 @@ def _prepared(scene: Scene, path: str) -> int:
     """A subscription and a parked delivery to ask about, whatever was removed before."""
     if "billing" not in scene.store.subscriptions():
         assert scene.post("/v1/subscriptions", WANTED).status == 201
+    if "helper" not in scene.store.subscriptions():
+        assert scene.post("/v1/bots", BOT).status == 201
     if "{id}" in path and not scene.store.parked():
         members = scene.store.group().members
         at = scene.store.group().cursors[P0]

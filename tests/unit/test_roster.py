@@ -108,7 +108,7 @@ def test_a_change_moves_nobody_in_or_out_of_the_group(standing: Standing, given:
 @pytest.mark.parametrize("field", sorted({f.name for f in fields(SubscriptionSpec)} - CHANGEABLE))
 def test_what_cannot_be_changed_is_refused(field: str) -> None:
     """Every field of a spec is either changeable or refused; a new one must be thought about."""
-    assert field in {"name", "secrets", "secrets_until", "start", "allow_networks", "made_by"}
+    assert field in {"name", "secrets", "secrets_until", "start", "allow_networks", "made_by", "bot"}
     with pytest.raises(ConfigError):
         changed(replace(spec("a"), made_by=MadeBy.API), Standing("a", SubscriptionState.LIVE), {field: "x"})
 

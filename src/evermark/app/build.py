@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from evermark.bots.store import bot_users, bot_users_version
 from evermark.breaker import Limits
 from evermark.checkpoints.base import CheckpointStore
 from evermark.checkpoints.memory import MemoryCheckpoints
@@ -14,7 +15,7 @@ from evermark.checkpoints.postgres import PostgresCheckpoints
 from evermark.cluster.base import Holder
 from evermark.cluster.liveness import this_process
 from evermark.cluster.postgres import PostgresLeases
-from evermark.config import Config, CustomSource, SubscriptionConfig
+from evermark.config import BotConfig, Config, CustomSource, SubscriptionConfig
 from evermark.delivery.base import Place, SubscriptionSpec
 from evermark.delivery.replay_store import PostgresReplays
 from evermark.delivery.retry import EndpointLimits
@@ -29,11 +30,11 @@ from evermark.log.read import LogReader
 from evermark.predicate import match_sql, vet
 from evermark.secrets import Sealed, SecretBox, key_for
 from evermark.sources.base import Source
+from evermark.sources.blocks.bots import BotsInState
 from evermark.sources.blocks.place import BlocksPlace, Hidden, Plain
 from evermark.sources.blocks.place import place_of as blocks_place
 from evermark.sources.blocks.settings import BlocksSettings
 from evermark.sources.blocks.source import BlockStreams
-from evermark.sources.blocks.wanted import Bots
 from evermark.sources.postgres.place import PlainDsn
 from evermark.sources.postgres.place import place_of as postgres_place
 from evermark.sources.postgres.settings import PostgresSettings
@@ -85,6 +86,7 @@ def open_deployment(config: Config, sources: Mapping[str, Source] | None = None)
     built = {name: given.pop(name) if name in given else make_source(config, name, box) for name in config.sources}
     built.update(given)
     specs = [_spec(name, subscription, box) for name, subscription in config.subscriptions.items()]
+    specs += [_bot_spec(name, bot, box, built) for name, bot in config.bots.items()]
     embedded, state = open_state(config)
     try:
         migrate(state)
@@ -118,14 +120,24 @@ def endpoint_limits(config: Config) -> EndpointLimits:
     return EndpointLimits(Limits(breaker.threshold, breaker.timeout.total_seconds()), breaker.suspend_after)
 
 
-def _spec(name: str, subscription: SubscriptionConfig, box: SecretBox) -> SubscriptionSpec:
+def _spec(
+    name: str, subscription: SubscriptionConfig, box: SecretBox, section: str = "subscriptions"
+) -> SubscriptionSpec:
     """Vetted here, before anything runs: a predicate that is not allowed must not be found by a delivery job."""
     spec = subscription.to_spec(name, box)
     try:
         match_sql(spec.streams, spec.ops, vet(spec.where), lambda _: "null")
     except ConfigError as error:
-        raise ConfigError(f"subscriptions.{name}: {error.message}", hint=error.hint) from error
+        raise ConfigError(f"{section}.{name}: {error.message}", hint=error.hint) from error
     return spec
+
+
+def _bot_spec(name: str, bot: BotConfig, box: SecretBox, sources: Collection[str]) -> SubscriptionSpec:
+    if bot.source not in sources:
+        raise ConfigError(
+            f"bots.{name}.source: no source is called {bot.source}", hint=f"there are {', '.join(sorted(sources))}"
+        )
+    return _spec(name, bot, box, "bots")
 
 
 def local_log(config: Config) -> Path:
@@ -152,10 +164,9 @@ def make_source(config: Config, name: str, box: SecretBox | None) -> Source:
     raise ConfigError(f"sources.{name}: {type(settings).__name__} is not a source this program can build")
 
 
-def blocks_at(
-    config: Config, name: str, settings: BlocksSettings, box: SecretBox | None, bots: Bots | None = None
-) -> BlocksPlace:
+def blocks_at(config: Config, name: str, settings: BlocksSettings, box: SecretBox | None) -> BlocksPlace:
     here = (state_dsn(config, box), schema_for(config.name))
+    bots = BotsInState(*here, name, bot_users, bot_users_version)
     if box is not None:
         return blocks_place(name, settings.sealed(box), *here, bots=bots)
     token = settings.open_token()

@@ -14,6 +14,8 @@ from evermark.app.build import Deployment
 from evermark.app.leasing import HeldLease, acquire
 from evermark.app.replaying import ReplayRunner
 from evermark.app.reporting import DeliveryReport
+from evermark.bots.asking import KeyAsker
+from evermark.bots.sight import Sight
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.delivery import roster
 from evermark.delivery.accounts import accounts, least_cursors
@@ -21,7 +23,7 @@ from evermark.delivery.base import CursorVector, MadeBy, Place
 from evermark.delivery.expiry import sweep
 from evermark.delivery.follower import Follower
 from evermark.delivery.live import LiveGroup
-from evermark.delivery.queue import ParkedQueue
+from evermark.delivery.queue import CLAIM_LIMIT, ParkedQueue
 from evermark.delivery.replay import ReplayDeliverer
 from evermark.delivery.replayer import Replayer
 from evermark.delivery.sinks.base import Sink
@@ -38,6 +40,7 @@ _FOLLOW_EVERY_S = 0.2
 _QUEUE_EVERY_S = 1.0
 _REPORT_EVERY_S = 2.0
 _SWEEP_EVERY_S = 60.0
+_ASK_EVERY_S = 1.0
 
 
 def _now() -> datetime:
@@ -151,9 +154,12 @@ class DeliveryRunner:
         epoch = held.lease.epoch
         store = self._d.delivery
         self._register(epoch)
-        live = LiveGroup(store, self._deliverer, epoch, _now, self._told.by_group)
-        follower = Follower(store, self._view, live, self._deliverer, epoch, _now, self._told.by_follower)
+        store.forget_users(epoch)
+        sight = Sight(store, self._view.files, epoch)
+        live = LiveGroup(store, self._deliverer, epoch, _now, self._told.by_group, sight)
+        follower = Follower(store, self._view, live, self._deliverer, epoch, _now, self._told.by_follower, sight)
         queue = ParkedQueue(store, self._sink, self._d.box.open, epoch, _now, random.random, self._told.by_queue)
+        asker = KeyAsker(store, store.subscriptions, self._sink, self._d.box.open, epoch, _now, self._told.by_asker)
         self._live = live
         self._board.delivering = True
         self._log.info("delivering", epoch=epoch, subscriptions=len(store.subscriptions()))
@@ -162,27 +168,31 @@ class DeliveryRunner:
         def over() -> bool:
             return ended.is_set() or self._stopping.is_set() or held.lost.is_set()
 
+        def run_queue() -> None:
+            while not over() and queue.run() >= CLAIM_LIMIT:
+                pass  # more is due than one turn takes
+
         def sweep_parked() -> None:
             sweep(store, _now(), epoch, over)
+            store.release_keyed(_now(), epoch)
 
         with ThreadPoolExecutor(ALONE_AT_ONCE + len(Company), thread_name_prefix="behind") as pool:
-            queue_thread = threading.Thread(
-                target=self._repeat, args=(queue.run, ended, over, _QUEUE_EVERY_S), name="queue", daemon=True
+            repeated: list[tuple[str, Callable[[], object], float]] = [
+                ("queue", run_queue, _QUEUE_EVERY_S),
+                ("report", self._report, _REPORT_EVERY_S),
+                ("sweep", sweep_parked, _SWEEP_EVERY_S),
+                ("ask", asker.run, _ASK_EVERY_S),
+            ]
+            threads = [
+                threading.Thread(target=self._repeat, args=(step, ended, over, every_s), name=name, daemon=True)
+                for name, step, every_s in repeated
+            ]
+            replayer = Replayer(
+                self._d.replays, store, self._view, self._deliverer, epoch, _now, self._d.sources, sight=sight
             )
-            report_thread = threading.Thread(
-                target=self._repeat, args=(self._report, ended, over, _REPORT_EVERY_S), name="report", daemon=True
-            )
-            sweep_thread = threading.Thread(
-                target=self._repeat,
-                args=(sweep_parked, ended, over, _SWEEP_EVERY_S),
-                name="sweep",
-                daemon=True,
-            )
-            replayer = Replayer(self._d.replays, store, self._view, self._deliverer, epoch, _now, self._d.sources)
             replays = ReplayRunner(self._d, replayer, self._board, self._metrics, over)
-            queue_thread.start()
-            report_thread.start()
-            sweep_thread.start()
+            for thread in threads:
+                thread.start()
             replays.start()
             try:
                 self._follow(follower, pool, over)
@@ -190,9 +200,8 @@ class DeliveryRunner:
                 self._live = None  # before anybody is waited for: what is handed over from here on is another's work
                 ended.set()
                 replays.join(timeout_s=5)
-                queue_thread.join(timeout=5)
-                report_thread.join(timeout=5)
-                sweep_thread.join(timeout=5)
+                for thread in threads:
+                    thread.join(timeout=5)
 
     def _register(self, epoch: int) -> None:
         mine, taken = roster.free_names(self._d.specs, self._d.delivery.subscriptions())

@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from evermark.bots.base import KeyWanted
 from evermark.delivery.accounts import Account
 from evermark.delivery.base import Fate, Place, SubscriptionState
 from evermark.delivery.queue import Tried
 from evermark.delivery.retry import Verdict
+from evermark.delivery.sinks.base import Answer
 from evermark.delivery.work import Delivered
 from evermark.observe.metrics import Metrics
 
@@ -70,6 +72,10 @@ class DeliveryReport:
             if answer.verdict is Verdict.ACCEPTED:
                 metric = self._metrics.replay_delivered if parked.event.replay_id else self._metrics.delivered
                 metric.labels(parked.subscription).inc()
+
+    def by_asker(self, asked: Sequence[tuple[KeyWanted, Answer]]) -> None:
+        for wanted, answer in asked:
+            self._metrics.keys_asked.labels(wanted.subscription, _ATTEMPT[answer.verdict]).inc()
 
     def by_group(self, place: Place, results: Sequence[Delivered]) -> None:
         """Whatever the group could not finish leaves it: once, and worth a line."""

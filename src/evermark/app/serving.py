@@ -19,6 +19,7 @@ from evermark.delivery.store import PostgresDelivery
 from evermark.errors import BusyError
 from evermark.log.head import PostgresHeads
 from evermark.log.read import LogReader
+from evermark.server.bot_desk import BotDesk
 from evermark.server.desk import Desk
 from evermark.server.http import Server
 from evermark.state.connection import State
@@ -48,8 +49,9 @@ def desk_of(deployment: Deployment, state: State | None = None, holder: Holder |
         finally:
             one_at_a_time.release()
 
-    return Desk(
-        PostgresDelivery(on),
+    store = PostgresDelivery(on)
+    desk = Desk(
+        store,
         deployment.box,
         as_deliverer,
         heads=lambda: durable_heads(heads, deployment.sources),
@@ -57,6 +59,7 @@ def desk_of(deployment: Deployment, state: State | None = None, holder: Holder |
         batch_at=deployment.batch_at,
         sink=WebhookSink(),
     )
+    return replace(desk, bots=BotDesk(desk, store, frozenset(deployment.sources)))
 
 
 @contextmanager

@@ -169,4 +169,4 @@ def _held_up(deployment: Deployment, rows: list[ParkedRow]) -> dict[str, str]:
 
 
 def _state(row: ParkedRow) -> ParkedState:
-    return ParkedState.DEAD if row.next_attempt_at is None else ParkedState.WAITING
+    return ParkedState.DEAD if row.is_dead else ParkedState.WAITING

@@ -73,6 +73,17 @@ subscriptions:
     #parked_limit: 10000
     #ttl: 7d                        # what could not be delivered for so long is given up, and counted; 0: never
 
+# Subscriptions that speak for a user of block streams; the keys above, and these.
+#bots:
+#  helper:
+#    url: https://helper.example/hooks
+#    secret: "${BILLING_SECRET}"
+#    source: shop
+#    user: helper-bot
+#    mode: all                      # all | mentions_replies_reactions | none
+#    device: helper-device-1        # only for encrypted messages: whose session keys it uses
+#    inbox: helper-inbox            # only if the log does not say which stream that is
+
 #reliability:
 #  checkpoint: {backend: postgres, interval: 5s, event_count: 1000}
 #  dedup: {enabled: true, cache_size: 10000, ttl: 3m}

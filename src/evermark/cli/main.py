@@ -28,6 +28,7 @@ COMMANDS = {
     "listen": _Entry("listen:listen", "Receive webhooks here: print, verify, misbehave on request."),
     "source": _Entry("source:app", "Where events come from."),
     "subscription": _Entry("subscription:app", "Who wants which events."),
+    "bot": _Entry("bot:app", "Subscriptions that speak for a user of some streams."),
     "delivery": _Entry("delivery:app", "Parked deliveries: waiting for a retry, or dead."),
     "replay": _Entry("replay:app", "The past, delivered once more."),
     "checkpoint": _Entry("checkpoint:app", "Where each source partition stopped."),

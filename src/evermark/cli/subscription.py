@@ -96,7 +96,7 @@ def add(
     """Make one, beside those of the file. A running instance takes it up by itself."""
     if bool(secret) is new_secret:
         raise ConfigError("which secret?", hint="give one with --secret, or have one made with --new-secret")
-    given = _given(
+    given = given_keys(
         url=url,
         secret=secret,
         streams=streams,
@@ -114,9 +114,9 @@ def add(
         parked_limit=parked_limit,
         ttl=ttl,
     )
-    with _desk(config) as (_, desk):
+    with desk_at(config) as (_, desk):
         made = desk.add(name, {key: value for key, value in given.items() if value is not None})
-    _report(made, f"{name} is there, {made.state.value}; try it with: evermark subscription test {name}", as_json)
+    report(made, f"{name} is there, {made.state.value}; try it with: evermark subscription test {name}", as_json)
 
 
 @app.command("set")
@@ -140,7 +140,7 @@ def set_subscription(
     as_json: JsonOption = False,
 ) -> None:
     """Change what is given and nothing else; an empty text means the default. It stays where it is in the log."""
-    changes = _given(
+    changes = given_keys(
         url=url,
         streams=streams,
         ops=ops,
@@ -158,9 +158,9 @@ def set_subscription(
     )
     if not changes:
         raise ConfigError("nothing to change was given", hint="for example --url or --where; see --help")
-    with _desk(config) as (_, desk):
+    with desk_at(config) as (_, desk):
         changed = desk.change(name, changes)
-    _report(changed, f"{name} is changed", as_json)
+    report(changed, f"{name} is changed", as_json)
 
 
 @app.command()
@@ -176,20 +176,20 @@ def rotate(
 ) -> None:
     """Sign with a new secret, made and printed this once unless given; the former ones sign too for a while."""
     asked = {"secret": secret or None, "overlap": overlap, "end": end or None}
-    with _desk(config) as (_, desk):
+    with desk_at(config) as (_, desk):
         from evermark.server import routes
 
         made = routes.rotate(desk, name, {k: v for k, v in asked.items() if v is not None}, f"rotating {name}")
     count = len(made.secrets)
     ends = next((s.expires_at for s in made.secrets[1:] if s.expires_at is not None), None)
     until = f"until {ends:%Y-%m-%d %H:%M:%S} UTC" if ends else f"until: evermark subscription rotate {name} --end"
-    _report(made, f"{name} is signed with {count} secrets, {until}" if count > 1 else f"{name} has one secret", as_json)
+    report(made, f"{name} is signed with {count} secrets, {until}" if count > 1 else f"{name} has one secret", as_json)
 
 
 @app.command("test")
 def fire(name: Name, config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
     """Send it one signed event of type evermark.test, and say what came back. Exit code 1 unless it was accepted."""
-    with _desk(config) as (deployment, desk):
+    with desk_at(config) as (deployment, desk):
         fired = desk.test_fire(_spec(deployment, name))
     if as_json:
         show_json(fired.model_dump(mode="json"))
@@ -202,7 +202,7 @@ def fire(name: Name, config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption 
 @app.command()
 def remove(name: Name, config: ConfigOption = DEFAULT_CONFIG, yes: YesOption = False) -> None:
     """Remove it, with what is parked for it. Its events stay in the log."""
-    with _desk(config) as (deployment, desk):
+    with desk_at(config) as (deployment, desk):
         from evermark.delivery.roster import require_ours
 
         require_ours(deployment.delivery.subscription(name).spec, "removed")
@@ -244,7 +244,7 @@ def resume(name: Name, config: ConfigOption = DEFAULT_CONFIG) -> None:
 
 
 @contextmanager
-def _desk(config: Path) -> Iterator[tuple[Deployment, Desk]]:
+def desk_at(config: Path) -> Iterator[tuple[Deployment, Desk]]:
     with opened(config) as deployment:
         from evermark.app.serving import desk_of
 
@@ -255,7 +255,7 @@ def _desk(config: Path) -> Iterator[tuple[Deployment, Desk]]:
             desk.sink.close()
 
 
-def _given(**options: Any) -> dict[str, Any]:
+def given_keys(**options: Any) -> dict[str, Any]:
     """The options that were given, as the keys of the file; None for one that is to be its default."""
     given: dict[str, Any] = {}
     for option, value in options.items():
@@ -293,7 +293,7 @@ def _spec(deployment: Deployment, name: str) -> Any:
         return found
 
 
-def _report(answer: SubscriptionAnswer | SubscriptionMade, said: str, as_json: bool) -> None:
+def report(answer: SubscriptionAnswer | SubscriptionMade, said: str, as_json: bool) -> None:
     made = getattr(answer, "secret", None)
     if as_json:
         show_json(answer.model_dump(mode="json", by_alias=True, exclude=set() if made else {"secret"}))

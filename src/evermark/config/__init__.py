@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from evermark.config.bots import BotConfig
 from evermark.config.loading import load
 from evermark.config.models import (
     Config,
@@ -17,6 +18,7 @@ from evermark.config.sources import CustomSource, SourceConfig
 from evermark.config.subscriptions import SubscriptionConfig
 
 __all__ = [
+    "BotConfig",
     "Config",
     "CustomSource",
     "LogConfig",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -44,11 +44,14 @@ _FIXED = {
 }
 
 
-def asked(name: str, values: Mapping[str, Any]) -> SubscriptionConfig:
+Wanted = TypeVar("Wanted", bound=SubscriptionConfig)
+
+
+def asked(name: str, values: Mapping[str, Any], model: type[Wanted] = SubscriptionConfig) -> Wanted:  # type: ignore[assignment]
     """The subscription that these keys ask for. Raises `ConfigError`, with everything that is wrong with them."""
     problems = _names(name) + [problem for key, problem in _REFUSED.items() if key in values]
     given = {key: value for key, value in values.items() if key not in _REFUSED}
-    found, more = _validated(given)
+    found, more = _validated(given, model)
     return _whole(name, found, problems + more)
 
 
@@ -62,7 +65,7 @@ def asked_changes(name: str, values: Mapping[str, Any]) -> tuple[SubscriptionCon
     found, more = _validated({**_UNCHANGED, **{key: value for key, value in given.items() if value is not None}})
     known = set(SubscriptionConfig.keys())
     more += [_unknown(key) for key, value in given.items() if value is None and key not in known]
-    config = _whole(name, found, problems + more)
+    config: SubscriptionConfig = _whole(name, found, problems + more)
     return config, {key: _FIELDS.get(key, key) for key in given}
 
 
@@ -75,10 +78,13 @@ def _names(name: str) -> list[Problem]:
     return [] if re.fullmatch(NAME.strip("^$"), name) else [Problem(("name",), f"must have the form {NAME}")]
 
 
-def _validated(values: dict[str, Any]) -> tuple[SubscriptionConfig | None, list[Problem]]:
+def _validated(
+    values: dict[str, Any],
+    model: type[Wanted] = SubscriptionConfig,  # type: ignore[assignment]
+) -> tuple[Wanted | None, list[Problem]]:
     notes = KeyNotes()
     try:
-        found = SubscriptionConfig.model_validate(values, context=notes)
+        found = model.model_validate(values, context=notes)
     except ValidationError as error:
         told = [
             {**one, "loc": written(values, one["loc"])} for one in error.errors(include_url=False, include_input=False)
@@ -87,7 +93,7 @@ def _validated(values: dict[str, Any]) -> tuple[SubscriptionConfig | None, list[
     return found, []
 
 
-def _whole(name: str, found: SubscriptionConfig | None, problems: Iterable[Problem]) -> SubscriptionConfig:
+def _whole(name: str, found: Wanted | None, problems: Iterable[Problem]) -> Wanted:
     told = [Problem(p.path, p.text, p.hint.replace(_OPERATORS_LINE, _IN_THE_FILE)) for p in problems]
     if found is None or told:
         raise _refused(name, told)

@@ -7,8 +7,18 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PlainSerializer, PlainValidator, SerializeAsAny
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    SerializeAsAny,
+    model_validator,
+)
 
+from evermark.config.bots import BotConfig
 from evermark.config.fields import NAME, Duration, Model, between, refusal
 from evermark.config.reliability import ReliabilityConfig
 from evermark.config.sources import SourceConfig, source_config
@@ -172,7 +182,15 @@ class Config(Model):
     subscriptions: Annotated[dict[SubscriptionName, SubscriptionConfig], Field(max_length=10_000)] = Field(
         default_factory=dict
     )
+    bots: Annotated[dict[SubscriptionName, BotConfig], Field(max_length=10_000)] = Field(default_factory=dict)
     reliability: ReliabilityConfig = ReliabilityConfig()
+
+    @model_validator(mode="after")
+    def _one_of_each_name(self) -> Config:
+        for name in self.bots.keys() & self.subscriptions.keys():
+            text = "a subscription has this name already, and a bot is one too"
+            raise refusal(text, hint="rename one of them", at=("bots", name))
+        return self
 
     @property
     def log_path(self) -> str:

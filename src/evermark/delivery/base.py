@@ -28,6 +28,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Protocol
 
+from evermark.bots.base import BotWish
+
 
 @dataclass(frozen=True, order=True)
 class Place:
@@ -81,6 +83,7 @@ class SubscriptionSpec:
     parked_max: int = 10_000
     ttl_s: float = 7 * 86_400.0  # what could not be delivered for this long is passed over; 0: never
     made_by: MadeBy = MadeBy.FILE
+    bot: BotWish | None = None  # what makes it a bot
 
 
 @dataclass(frozen=True)
@@ -122,6 +125,7 @@ class ParkedEvent:
     status: int | None = None
     retry_after_s: float | None = None
     replay_id: str = ""  # of the replay it was sent by; empty: the event's own delivery
+    session: str = ""  # not tried yet: it waits for the key of this session, or behind what does
 
 
 class Fate(StrEnum):
@@ -159,7 +163,7 @@ class Parked:
 
 @dataclass(frozen=True)
 class ParkedRow:
-    """A row of `enqueued_messages`, as a person sees it. `next_attempt_at = None`: dead."""
+    """A row of `enqueued_messages`, as a person sees it. `next_attempt_at = None`: dead, unless it waits for a key."""
 
     id: int
     subscription: str
@@ -167,6 +171,11 @@ class ParkedRow:
     attempts: int
     next_attempt_at: datetime | None
     created_at: datetime
+    waits: bool = False  # for the key of its event's session
+
+    @property
+    def is_dead(self) -> bool:
+        return self.next_attempt_at is None and not self.waits
 
 
 class DeliveryStore(Protocol):
@@ -334,7 +343,10 @@ class DeliveryStore(Protocol):
         """
 
     def release(self, ids: Sequence[int], now: datetime, epoch: int) -> int:
-        """A person wants these tried again now, dead or not. Returns how many there were."""
+        """A person wants these tried again now, dead or not. Returns how many there were.
+
+        What waits for a session key goes on waiting.
+        """
 
     def drop(self, ids: Sequence[int], epoch: int) -> int:
         """A person gives these up; counted as `dropped`. Returns how many there were."""

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from typing import Protocol
 
 from evermark import failpoint
+from evermark.bots.sight import Sight
 from evermark.delivery.backlog import SPAN_ROWS_MAX, distance, level_with, next_span
 from evermark.delivery.base import CursorVector, DeliveryStore, Fate, Outcome, Place, Subscription
 from evermark.delivery.expiry import expires_before
@@ -60,6 +61,7 @@ class Follower:
     epoch: int
     clock: Callable[[], datetime]
     on_delivered: Callable[[Place, list[Delivered]], None] = lambda _place, _results: None
+    sight: Sight | None = None  # needed where there are bots
     # By generation: how long the last span took and when, and how long the next one may take.
     _pace: dict[int, tuple[float, datetime]] = field(default_factory=dict, init=False)
     _budget_s: dict[int, float] = field(default_factory=dict, init=False)
@@ -192,7 +194,13 @@ class Follower:
         """Deliver these spans, all at once, and settle each; who is done with all of it."""
         # Being late is what `historical` says; the delivery keeps the event's own id, so a repeat is still a repeat.
         errands = [
-            Errand(span, one.spec, probe=one.failures > 0, expires_before=expires_before(one, self.clock()))
+            Errand(
+                span,
+                one.spec,
+                probe=one.failures > 0,
+                expires_before=expires_before(one, self.clock()),
+                bot=self.sight.views([one.spec], span)[one.name] if self.sight and one.spec.bot else None,
+            )
             for one, span in away
         ]
         held = self.store.held_keys() if any(errand.spec.ordered for errand in errands) else {}

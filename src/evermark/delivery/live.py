@@ -9,10 +9,12 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from itertools import pairwise
 
 from evermark import failpoint
+from evermark.bots.sight import Sight
 from evermark.delivery.base import DeliveryStore, Fate, Outcome, Place
 from evermark.delivery.expiry import expires_before
 from evermark.delivery.work import Delivered, Deliverer, Errand, Manner, Span
@@ -26,6 +28,7 @@ GRACE_S = 1.0
 SLACK_S = 1.0
 HANDOVER_WAIT_S = 1.0
 HANDOVER_BATCHES_MAX = 32
+LOOKED_UP = "its streams are being looked up in the log"
 
 
 class LiveGroup:
@@ -38,12 +41,14 @@ class LiveGroup:
         epoch: int,
         clock: Callable[[], datetime],
         on_delivered: Callable[[Place, list[Delivered]], None] = lambda _place, _results: None,
+        sight: Sight | None = None,  # needed where there are bots
     ) -> None:
         self._store = store
         self._deliverer = deliverer
         self._epoch = epoch
         self._clock = clock
         self._on_delivered = on_delivered
+        self._sight = sight
         self.lock = threading.Lock()
         self._fresh: dict[Place, deque[Span]] = {}
         self._slow_at: dict[str, datetime] = {}
@@ -76,10 +81,13 @@ class LiveGroup:
             return False
         known = self._store.subscriptions()
         members = frozenset(name for name in group.members if name in known)
-        errands = [
-            Errand(span, known[name].spec, expires_before=expires_before(known[name], self._clock()))
-            for name in sorted(members)
-        ]
+        errands, unready = with_bots(
+            [
+                Errand(span, known[name].spec, expires_before=expires_before(known[name], self._clock()))
+                for name in sorted(members)
+            ],
+            self._sight,
+        )
         held = self._store.held_keys() if any(errand.spec.ordered for errand in errands) else {}
         manner = Manner(budget_s=budget_s, grace_s=GRACE_S, slack_s=SLACK_S, held=held)
         results = self._deliverer.deliver(errands, manner) if errands else []
@@ -90,7 +98,7 @@ class LiveGroup:
             span.after,
             span.to,
             members,
-            [group_outcome(result) for result in results],
+            [*(group_outcome(result) for result in results), *unready],
             self._clock(),
             self._epoch,
             version=group.version,
@@ -120,6 +128,19 @@ def together(fresh: Sequence[Span], after: int | None) -> Span | None:
         return None
     paths = tuple(path for span in wanted for path in span.paths)
     return Span(wanted[0].place, wanted[0].after, wanted[-1].to, paths, sum(s.rows for s in wanted), exact=True)
+
+
+def with_bots(errands: Sequence[Errand], sight: Sight | None) -> tuple[list[Errand], list[Outcome]]:
+    """The errands of one span, those of bots with what has to be known of them; and how it ends for bots of whom that
+    would take too long to find out here: they are served by themselves.
+    """
+    bots = [errand.spec for errand in errands if errand.spec.bot is not None]
+    if not bots or sight is None:
+        return list(errands), []
+    views = sight.views(bots, errands[0].span, quick=True)
+    missing = {spec.name for spec in bots} - views.keys()
+    ready = [replace(errand, bot=views.get(errand.spec.name)) for errand in errands if errand.spec.name not in missing]
+    return ready, [Outcome(name, Fate.UNFINISHED, reason=LOOKED_UP) for name in sorted(missing)]
 
 
 def group_outcome(result: Delivered) -> Outcome:

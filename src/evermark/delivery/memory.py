@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
+from evermark.bots.memory import MemoryBots
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
 from evermark.delivery import group as decide
@@ -23,12 +24,11 @@ from evermark.delivery.base import (
     SubscriptionState,
 )
 from evermark.delivery.group import Jitter, Standing, Work
-from evermark.delivery.memory_rows import MemoryParkedRows
 from evermark.delivery.retry import LIMITS, EndpointLimits
 
 
-class MemoryDelivery(MemoryParkedRows):
-    """A `DeliveryStore`, fenced by `leases`."""
+class MemoryDelivery(MemoryBots):
+    """A `DeliveryStore` and a `BotStore`, fenced by `leases`."""
 
     def __init__(
         self,
@@ -233,6 +233,7 @@ class MemoryDelivery(MemoryParkedRows):
             del self._known[name]
             self._cursors.pop(name, None)
         self._rows = {i: row for i, row in self._rows.items() if row.subscription not in names}
+        self._forget_asks(names)
 
     def _take_out(self, before: Standing, after: Standing) -> None:
         self._set_standing(after)

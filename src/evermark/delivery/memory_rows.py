@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from evermark.bots.base import SessionKey
 from evermark.cluster.memory import MemoryLeases
 from evermark.delivery import group as decide
 from evermark.delivery import roster
@@ -17,7 +18,7 @@ from evermark.delivery.group import Jitter, Standing
 
 
 @dataclass(frozen=True)
-class _Row:
+class Row:
     id: int
     subscription: str
     event: ParkedEvent
@@ -26,6 +27,11 @@ class _Row:
     created_at: datetime
     claimed_until: datetime | None = None
     claim_epoch: int = 0
+    waits: bool = False  # for the key of its session
+
+    @property
+    def line(self) -> tuple[object, ...]:
+        return self.subscription, self.event.replay_id, self.event.session
 
     @property
     def lane(self) -> tuple[object, ...]:
@@ -45,9 +51,10 @@ class MemoryParkedRows:
         self._jitter = jitter
         self._lock = threading.RLock()
         self._known: dict[str, tuple[SubscriptionSpec, Standing]] = {}
-        self._rows: dict[int, _Row] = {}
+        self._rows: dict[int, Row] = {}
         self._id = 0
         self._counted: dict[str, Counter[str]] = defaultdict(Counter)
+        self._keys: dict[tuple[str, str], SessionKey] = {}
 
     def claim(self, now: datetime, limit: int, lease_s: float, epoch: int) -> list[Parked]:
         with self._fenced(epoch):
@@ -59,7 +66,10 @@ class MemoryParkedRows:
                 and row.is_free(now, epoch)
                 and decide.drains(self._standing(row.subscription), now)
                 and not self._is_held(row)
+                and not self._is_behind(row, now)
             )[: max(0, min(limit, CLAIM_MAX))]
+            got = {row_id for _, _, row_id in due}
+            due = [one for one in due if self._follows_none_but(self._rows[one[2]], got)]
             until = now + timedelta(seconds=lease_s)
             claimed = []
             for row_id in sorted(row_id for _, _, row_id in due):
@@ -89,22 +99,23 @@ class MemoryParkedRows:
             row = self._rows.get(parked.id)
             if row is None or (row.claimed_until, row.claim_epoch) != (parked.claimed_until, epoch):
                 return
-            event = replace(row.event, reason=decide.shortened(reason), status=status)
-            self._rows[row.id] = _Row(row.id, row.subscription, event, attempts, next_attempt_at, row.created_at)
+            session = row.event.session if attempts <= parked.attempt else ""  # it was tried: it holds nobody back
+            event = replace(row.event, reason=decide.shortened(reason), status=status, session=session)
+            self._rows[row.id] = Row(row.id, row.subscription, event, attempts, next_attempt_at, row.created_at)
 
     def parked_counts(self) -> dict[str, dict[str, int]]:
         with self._lock:
             counts: dict[str, dict[str, int]] = {}
             for row in self._rows.values():
                 of = counts.setdefault(row.subscription, {"waiting": 0, "dead": 0})
-                of["dead" if row.next_attempt_at is None else "waiting"] += 1
+                of["dead" if row.next_attempt_at is None and not row.waits else "waiting"] += 1
             return counts
 
     def parked_since(self) -> dict[str, datetime]:
         with self._lock:
             since: dict[str, datetime] = {}
             for row in self._rows.values():
-                if row.next_attempt_at is not None:
+                if row.next_attempt_at is not None or row.waits:
                     since[row.subscription] = min(since.get(row.subscription, row.created_at), row.created_at)
             return since
 
@@ -117,11 +128,17 @@ class MemoryParkedRows:
                 for row_id, row in sorted(self._rows.items())
                 if row_id > after_id
                 and subscription in (None, row.subscription)
-                and dead in (None, row.next_attempt_at is None)
+                and dead in (None, row.next_attempt_at is None and not row.waits)
             ]
         return [
             ParkedRow(
-                r.id, r.subscription, replace(r.event, retry_after_s=None), r.attempts, r.next_attempt_at, r.created_at
+                r.id,
+                r.subscription,
+                replace(r.event, retry_after_s=None),
+                r.attempts,
+                r.next_attempt_at,
+                r.created_at,
+                r.waits,
             )
             for r in rows[: max(0, min(limit, CLAIM_MAX))]
         ]
@@ -140,7 +157,8 @@ class MemoryParkedRows:
         with self._fenced(epoch):
             there = [row_id for row_id in set(ids) if row_id in self._rows]
             for row_id in there:
-                self._rows[row_id] = replace(self._rows[row_id], next_attempt_at=now)
+                if not self._rows[row_id].waits:
+                    self._rows[row_id] = replace(self._rows[row_id], next_attempt_at=now)
             return len(there)
 
     def drop(self, ids: Sequence[int], epoch: int) -> int:
@@ -184,17 +202,49 @@ class MemoryParkedRows:
             if (event.event_id, event.replay_id) in known:
                 continue
             self._id += 1
-            self._rows[self._id] = _Row(
+            waits = bool(event.session) and self._lacks_key(subscription, event.session)
+            due = now if event.session else decide.first_attempt_at(event, now, self._jitter())
+            self._rows[self._id] = Row(
                 id=self._id,
                 subscription=subscription,
                 event=replace(event, reason=decide.shortened(event.reason)),
                 attempts=decide.attempts_made(event),
-                next_attempt_at=decide.first_attempt_at(event, now, self._jitter()),
+                next_attempt_at=None if waits else due,
                 created_at=now,
+                waits=waits,
             )
             known.add((event.event_id, event.replay_id))
 
-    def _is_held(self, row: _Row) -> bool:
+    def _is_held(self, row: Row) -> bool:
         if row.event.key is None or not self._known[row.subscription][0].ordered:
             return False
         return any(other.id < row.id and other.lane == row.lane for other in self._rows.values())
+
+    # sessions
+
+    def _device(self, subscription: str) -> str:
+        bot = self._known[subscription][0].bot
+        return bot.device if bot is not None else ""
+
+    def _lacks_key(self, subscription: str, session: str) -> bool:
+        device = self._device(subscription)
+        return bool(device) and (device, session) not in self._keys
+
+    def _make_due(self, now: datetime, which: Callable[[str, str], bool]) -> int:
+        """Those that wait, of some subscriptions and sessions, may be tried now."""
+        some = [row for row in self._rows.values() if row.waits and which(row.subscription, row.event.session)]
+        for row in some:
+            self._rows[row.id] = replace(row, waits=False, next_attempt_at=now)
+        return len(some)
+
+    def _before_in_line(self, row: Row) -> list[Row]:
+        if not row.event.session:
+            return []
+        return [other for other in self._rows.values() if other.id < row.id and other.line == row.line]
+
+    def _is_behind(self, row: Row, now: datetime) -> bool:
+        """Whether something of its session that was parked earlier is not due."""
+        return any(o.next_attempt_at is None or o.next_attempt_at > now for o in self._before_in_line(row))
+
+    def _follows_none_but(self, row: Row, ids: set[int]) -> bool:
+        return all(other.id in ids for other in self._before_in_line(row))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import zlib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -13,6 +14,8 @@ from evermark.delivery.base import CLAIM_MAX, HeldKey, Parked, ParkedEvent, Park
 from evermark.delivery.group import Jitter, attempts_made, first_attempt_at, shortened
 from evermark.state import counters
 from evermark.state.connection import Connection, State
+
+SESSION_LOCKS = 256
 
 
 class PostgresParkedRows:
@@ -64,9 +67,9 @@ class PostgresParkedRows:
         said = storable(shortened(reason))
         with self._state.transaction() as conn:
             fence(conn, self._lease, epoch)
-            conn.execute(
-                queries.RESCHEDULE, (next_attempt_at, attempts, said, status, parked.id, parked.claimed_until, epoch)
-            )
+            tried = attempts > parked.attempt
+            given = (next_attempt_at, attempts, said, status, tried, parked.id, parked.claimed_until, epoch)
+            conn.execute(queries.RESCHEDULE, given)
 
     def parked_counts(self) -> dict[str, dict[str, int]]:
         with self._state.connection() as conn:
@@ -85,9 +88,9 @@ class PostgresParkedRows:
         with self._state.connection() as conn:
             rows = conn.execute(queries.PARKED_ROWS, given).fetchall()
         found = []
-        for row_id, next_attempt_at, created_at, *rest in rows:
+        for row_id, next_attempt_at, created_at, waits, *rest in rows:
             name, event, attempts = _parked(rest)
-            found.append(ParkedRow(row_id, name, event, attempts, next_attempt_at, created_at))
+            found.append(ParkedRow(row_id, name, event, attempts, next_attempt_at, created_at, waits))
         return found
 
     def held_keys(self, replay_id: str = "") -> dict[str, dict[HeldKey, int]]:
@@ -123,6 +126,7 @@ class PostgresParkedRows:
 
 def park(conn: Connection, parked: Mapping[str, Sequence[ParkedEvent]], now: datetime, jitter: Jitter) -> None:
     """Set deliveries aside, per subscription, inside the caller's transaction."""
+    waits = _waits(conn, parked)
     rows = [
         (
             name,
@@ -138,13 +142,48 @@ def park(conn: Connection, parked: Mapping[str, Sequence[ParkedEvent]], now: dat
             storable(shortened(event.reason)),
             event.status,
             attempts_made(event),
-            first_attempt_at(event, now, jitter()),
+            *_queued(event, storable(event.session) in waits.get(name, ()), now, jitter),
         )
         for name in sorted(parked)
         for event in parked[name]
     ]
     if rows:
         conn.execute(queries.PARK, (now, *map(list, zip(*rows, strict=True))))
+
+
+def _queued(event: ParkedEvent, waits: bool, now: datetime, jitter: Jitter) -> tuple[datetime | None, str | None, bool]:
+    """When it is tried, for which session it queues, and whether it waits for its key."""
+    if not event.session:
+        return first_attempt_at(event, now, jitter()), None, False
+    return None if waits else now, storable(event.session), waits
+
+
+def lock_sessions(conn: Connection, wanted: Iterable[tuple[str, str]]) -> None:
+    """Be alone with these (device, session) until the transaction ends. Publishing a key and parking what needs it
+    come one after the other: whichever is second sees what the first did.
+    """
+    # A bounded number of locks, however many sessions there are; two that share one wait for each other, no more.
+    buckets = {zlib.crc32(f"{device}\x00{session}".encode()) % SESSION_LOCKS for device, session in wanted}
+    if buckets:
+        row = conn.execute("select hashtext(current_schema())").fetchone()
+        conn.execute(queries.LOCK_SESSIONS, (row[0] if row else 0, sorted(buckets)))
+
+
+def _waits(conn: Connection, parked: Mapping[str, Sequence[ParkedEvent]]) -> dict[str, set[str]]:
+    """Per subscription: sessions without a key, decided under the locks of all sessions that are parked for."""
+    sessions = {name: {storable(e.session) for e in events if e.session} for name, events in parked.items()}
+    named = sorted(name for name, some in sessions.items() if some)
+    if not named:
+        return {}
+    devices: dict[str, str | None] = dict(conn.execute(queries.DEVICES, (named,)).fetchall())
+    wanted = sorted({(device, s) for name in named if (device := devices.get(name)) for s in sessions[name]})
+    lock_sessions(conn, wanted)
+    given = [list(column) for column in zip(*wanted, strict=True)] or [[], []]
+    published = set(conn.execute(queries.PUBLISHED_AMONG, given).fetchall())
+    return {
+        name: {session for session in sessions[name] if devices.get(name) and (devices[name], session) not in published}
+        for name in named
+    }
 
 
 def storable(text: str) -> str:
@@ -154,7 +193,7 @@ def storable(text: str) -> str:
 
 def _parked(row: Sequence[Any]) -> tuple[str, ParkedEvent, int]:
     subscription, event_id, replay_id, source, partition, batch, position, stream, key, *rest = row
-    event, reason, status, attempts = rest
+    event, reason, status, session, attempts = rest
     parked = ParkedEvent(
         event_id=event_id,
         place=Place(source, partition),
@@ -166,5 +205,6 @@ def _parked(row: Sequence[Any]) -> tuple[str, ParkedEvent, int]:
         reason=reason,
         status=status,
         replay_id=replay_id,
+        session=session,
     )
     return subscription, parked, attempts

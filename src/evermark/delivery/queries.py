@@ -1,7 +1,7 @@
 """The SQL of the delivery store.
 
 Locks are always taken in this order, so that no two calls wait for each other: the lease, the group's row,
-subscriptions by name, cursors, parked rows by id, counters.
+subscriptions by name, cursors, sessions, parked rows by id, counters.
 """
 
 from __future__ import annotations
@@ -87,19 +87,30 @@ where subscription = any(%s) and replay_id = '' group by subscription
 """
 PARK = """
 insert into enqueued_messages (subscription, event_id, replay_id, source, partition, batch, position, stream, key,
-                               event, reason, last_status, attempts, next_attempt_at, created_at)
+                               event, reason, last_status, attempts, next_attempt_at, session, waits, created_at)
 select g.subscription, g.event_id, g.replay_id, g.source, g.partition, g.batch, g.position, g.stream, g.key, g.event,
-       g.reason, g.last_status, g.attempts, g.next_attempt_at, %s
+       g.reason, g.last_status, g.attempts, g.next_attempt_at, g.session, g.waits, %s
 from unnest(%s::text[], %s::text[], %s::text[], %s::text[], %s::integer[], %s::bigint[], %s::text[], %s::text[],
-            %s::text[], %s::text[], %s::text[], %s::integer[], %s::integer[], %s::timestamptz[]) with ordinality
+            %s::text[], %s::text[], %s::text[], %s::integer[], %s::integer[], %s::timestamptz[], %s::text[],
+            %s::boolean[]) with ordinality
     as g (subscription, event_id, replay_id, source, partition, batch, position, stream, key, event, reason,
-          last_status, attempts, next_attempt_at, nth)
+          last_status, attempts, next_attempt_at, session, waits, nth)
 order by g.nth
 on conflict (subscription, event_id, replay_id) do nothing
 """
 
 _PARKED = """m.subscription, m.event_id, m.replay_id, m.source, m.partition, m.batch, m.position, m.stream, m.key,
-          m.event, m.reason, m.last_status, m.attempts"""
+          m.event, m.reason, m.last_status, coalesce(m.session, ''), m.attempts"""
+
+# Which keys the parked events of some subscriptions need, and whether they are published; asked under their locks.
+DEVICES = (
+    "select name, spec -> 'bot' ->> 'device' from subscriptions where name = any(%s) and spec -> 'bot' is not null"
+)
+LOCK_SESSIONS = "select pg_advisory_xact_lock(%s, given.n) from (select unnest(%s::integer[]) as n order by 1) given"
+PUBLISHED_AMONG = """
+select k.device, k.session
+from unnest(%s::text[], %s::text[]) as given (device, session) join session_keys k using (device, session)
+"""
 
 # Looks without a lock, because taking one costs a flush of the WAL even when nothing is due.
 IS_ANY_DUE = """
@@ -112,10 +123,12 @@ select exists (select from leases where name = %(lease)s and epoch = %(epoch)s a
 """
 
 # The rows of a subscription may be tried as `group.drains` says. `skip locked` keeps two claims apart while they run;
-# claimed_until does so afterwards.
+# claimed_until does so afterwards. Those of a session are claimed from its first one on, without a hole: whoever is
+# behind one that is not due is not looked at, and whoever is behind one that was not got (locked, or beyond the limit)
+# is left.
 CLAIM = f"""
 with due as (
-    select m.id, s.generation
+    select m.id, s.generation, m.subscription, m.replay_id, m.session
     from enqueued_messages m join subscriptions s on s.name = m.subscription
     where m.next_attempt_at <= %(now)s
       and (m.replay_id <> '') = %(of_replays)s
@@ -133,34 +146,52 @@ with due as (
                   and e.stream = m.stream and e.key = m.key and e.replay_id = m.replay_id and e.id < m.id
             )
           )
+      and not (
+            m.session is not null
+            and exists (
+                select from enqueued_messages e
+                where e.subscription = m.subscription and e.replay_id = m.replay_id and e.session = m.session
+                  and e.id < m.id and (e.next_attempt_at is null or e.next_attempt_at > %(now)s)
+            )
+          )
     order by m.next_attempt_at, m.id
     limit %(limit)s
     for update of m skip locked
+), got as (
+    select d.id, d.generation from due d
+    where d.session is null or not exists (
+        select from enqueued_messages e
+        where e.subscription = d.subscription and e.replay_id = d.replay_id and e.session = d.session
+          and e.id < d.id and e.id not in (select id from due)
+    )
 )
 update enqueued_messages m
 set claimed_until = %(claimed_until)s, claim_epoch = %(epoch)s
-from due
-where m.id = due.id
-returning m.id, m.claimed_until, due.generation, {_PARKED}
+from got
+where m.id = got.id
+returning m.id, m.claimed_until, got.generation, {_PARKED}
 """
 DELIVERED = "delete from enqueued_messages where id = any(%s)"
 RESCHEDULE = """
 update enqueued_messages
-set next_attempt_at = %s, attempts = %s, reason = %s, last_status = %s, claimed_until = null, claim_epoch = null
+set next_attempt_at = %s, attempts = %s, reason = %s, last_status = %s, claimed_until = null, claim_epoch = null,
+    session = case when %s then null else session end
 where id = %s and claimed_until = %s and claim_epoch = %s
 """
 PARKED_COUNTS = """
-select subscription, count(next_attempt_at), count(*) - count(next_attempt_at)
+select subscription, count(*) filter (where waits or next_attempt_at is not null),
+       count(*) filter (where not waits and next_attempt_at is null)
 from enqueued_messages group by subscription
 """
 PARKED_SINCE = """
-select subscription, min(created_at) from enqueued_messages where next_attempt_at is not null group by subscription
+select subscription, min(created_at) from enqueued_messages
+where waits or next_attempt_at is not null group by subscription
 """
 PARKED_ROWS = f"""
-select m.id, m.next_attempt_at, m.created_at, {_PARKED}
+select m.id, m.next_attempt_at, m.created_at, m.waits, {_PARKED}
 from enqueued_messages m
 where (%(subscription)s::text is null or m.subscription = %(subscription)s) and m.id > %(after_id)s
-  and (%(dead)s::boolean is null or (m.next_attempt_at is null) = %(dead)s)
+  and (%(dead)s::boolean is null or (m.next_attempt_at is null and not m.waits) = %(dead)s)
 order by m.id
 limit %(limit)s
 """
@@ -171,7 +202,7 @@ where m.key is not null and m.replay_id = %s and coalesce((s.spec ->> 'ordered')
 group by m.subscription, m.source, m.partition, m.stream, m.key
 """
 RELEASE = """
-update enqueued_messages set next_attempt_at = %(now)s
+update enqueued_messages set next_attempt_at = case when waits then null else %(now)s::timestamptz end
 where id = any(%(ids)s)
 """
 DROP = """

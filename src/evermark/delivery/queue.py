@@ -50,6 +50,7 @@ class ParkedQueue:
                 historical=True,
                 replay_id=p.event.replay_id or None,
                 probe=known[p.subscription].failures > 0,
+                session=p.event.session,
             )
             for p in mine
         ]

@@ -21,6 +21,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Protocol
 
+from evermark.bots.base import BotView
 from evermark.delivery.base import Fate, HeldKey, Outcome, Place, Subscription, SubscriptionSpec, SubscriptionState
 from evermark.delivery.group import REASON_CHARS_MAX, Jitter
 from evermark.delivery.retry import endpoint_backoff_s
@@ -147,6 +148,7 @@ class ReplayWork:
     probe: bool
     parked_room: int
     held: Mapping[HeldKey, int] = field(default_factory=dict)
+    bot: BotView | None = None  # as in `Errand`
 
 
 @dataclass(frozen=True)
@@ -234,6 +236,7 @@ def work_of(
     held: Mapping[HeldKey, int],
     *,
     flowing: bool,
+    bot: BotView | None = None,
 ) -> ReplayWork:
     """One step of a target. `files` are those the slice was cut from."""
     request, spec = one.replay.request, one.subscription.spec
@@ -250,6 +253,7 @@ def work_of(
         probe=one.target.failures > 0,
         parked_room=max(0, spec.parked_max - parked_now),
         held=held,
+        bot=bot,
     )
 
 

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from evermark import failpoint
+from evermark.bots.base import BotView
+from evermark.bots.sight import Sight
 from evermark.delivery import replay as decide
-from evermark.delivery.base import DeliveryStore, Fate
+from evermark.delivery.base import DeliveryStore, Fate, Place
 from evermark.delivery.follower import LogView
 from evermark.delivery.replay import (
     Due,
@@ -44,6 +46,7 @@ class Replayer:
     clock: Callable[[], datetime]
     sources: Collection[str]  # those there are: a replay of any other can never run
     on_step: Callable[[Due, Replayed], None] = lambda _due, _result: None
+    sight: Sight | None = None  # needed where there are bots
     _prepared: dict[tuple[str, str], TimeSlice] = field(default_factory=dict)
 
     def look(self) -> tuple[list[Replay], list[Due]]:
@@ -80,7 +83,8 @@ class Replayer:
             return time.monotonic() - began
         name, spec = target.subscription, one.subscription.spec
         held = self.store.held_keys(one.replay.id).get(name, {}) if spec.ordered else {}
-        work = decide.work_of(one, piece, files, self.replays.parked_now(name), held, flowing=flowing)
+        bot = self._bot(one)
+        work = decide.work_of(one, piece, files, self.replays.parked_now(name), held, flowing=flowing, bot=bot)
         result = self.deliverer.replay(work, None if flowing else self._ahead_of(one, work, files))
         failpoint.hit("replay.sent")
         took_s = time.monotonic() - began
@@ -107,7 +111,13 @@ class Replayer:
         if piece is None:
             return None
         self._prepared[one.replay.id, one.target.subscription] = piece
-        return decide.work_of(one, piece, files, 0, {}, flowing=False)
+        return decide.work_of(one, piece, files, 0, {}, flowing=False, bot=work.bot)
+
+    def _bot(self, one: Due) -> BotView | None:
+        if self.sight is None:
+            return None
+        heads = {Place(one.replay.request.source, partition): batch for partition, batch in one.replay.heads.items()}
+        return self.sight.view_of_all(one.subscription.spec, heads, one.replay.id)
 
     def _start(self, replay: Replay) -> None:
         request = replay.request

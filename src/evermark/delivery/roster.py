@@ -196,6 +196,11 @@ def require_names(
             )
         if any("\x00" in text for text in (spec.name, spec.url, spec.where or "", *spec.streams)):
             raise ConfigError(f"subscription {spec.name[:80]!r} holds the character NUL", hint="remove it")
+        if spec.ordered and spec.bot is not None and spec.bot.device:
+            raise ConfigError(
+                f"bot {spec.name!r} has a device, and cannot be ordered: one event that waits would stop its stream",
+                hint="its sessions keep their order anyway",
+            )
         if spec.name in seen:
             raise ConfigError(f"subscription {spec.name!r} is named twice", hint="give each its own name")
         seen.add(spec.name)
@@ -209,9 +214,10 @@ def require_names(
 
 def require_ours(spec: SubscriptionSpec, done: str) -> None:
     if spec.made_by is not MadeBy.API:
+        section = "subscriptions" if spec.bot is None else "bots"
         raise ConflictError(
             f"subscription {spec.name!r} was made by the file, and is {done} there",
-            hint=f"edit subscriptions.{spec.name} in evermark.yaml, then start `evermark up` again",
+            hint=f"edit {section}.{spec.name} in evermark.yaml, then start `evermark up` again",
         )
 
 
@@ -219,6 +225,10 @@ def unknown(name: str) -> NotFoundError:
     return NotFoundError(
         f"no subscription is called {name[:80]!r}", hint="`evermark subscription list` shows those there are"
     )
+
+
+def unknown_bot(name: str) -> NotFoundError:
+    return NotFoundError(f"no bot is called {name[:80]!r}", hint="`evermark bot list` shows those there are")
 
 
 def _maker(owner: MadeBy) -> str:

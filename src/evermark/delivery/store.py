@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from typing import Any
 
+from evermark.bots.store import PostgresBots
 from evermark.cluster.fence import DELIVER_LEASE, fence
 from evermark.delivery import group as decide
 from evermark.delivery import queries, roster
@@ -24,18 +23,18 @@ from evermark.delivery.base import (
     SubscriptionState,
 )
 from evermark.delivery.group import Departure, Jitter, Standing, Work
-from evermark.delivery.parked_rows import PostgresParkedRows, park, storable
+from evermark.delivery.parked_rows import park, storable
 from evermark.delivery.retry import LIMITS, EndpointLimits
+from evermark.delivery.spec_text import spec_from_json, spec_to_json
 from evermark.errors import FormatError
 from evermark.state import counters
 from evermark.state.connection import Connection, State
 
 _GROUP = ""  # the reader of the live group's cursors; no subscription may have this name
-_SPEC_FIELDS = {field.name for field in fields(SubscriptionSpec)}
 
 
-class PostgresDelivery(PostgresParkedRows):
-    """A `DeliveryStore`."""
+class PostgresDelivery(PostgresBots):
+    """A `DeliveryStore` and a `BotStore`."""
 
     def __init__(
         self,
@@ -278,22 +277,6 @@ class PostgresDelivery(PostgresParkedRows):
     def _set_version(self, conn: Connection, before: Group, after: Group) -> None:
         if after.version != before.version:
             conn.execute(queries.SET_GROUP_VERSION, (after.version,))
-
-
-def spec_to_json(spec: SubscriptionSpec) -> str:
-    return storable(json.dumps(asdict(spec), ensure_ascii=False))
-
-
-def spec_from_json(text: str) -> SubscriptionSpec:
-    given: dict[str, Any] = json.loads(text)
-    unknown = sorted(set(given) - _SPEC_FIELDS)
-    if unknown:
-        raise FormatError(
-            f"subscription {given.get('name')!r} has settings this program does not know: {', '.join(unknown)}",
-            hint="a newer Evermark wrote it: upgrade this installation",
-        )
-    lists = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
-    return SubscriptionSpec(**{**given, **lists, "made_by": MadeBy(given["made_by"])})
 
 
 def _standing(row: Sequence[Any]) -> Standing:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -14,16 +14,25 @@ from evermark.predicate import wanted_ops
 I64 = npt.NDArray[np.int64]
 
 
-def expanded(streams: pa.ChunkedArray, ops: pa.ChunkedArray, specs: Sequence[SubscriptionSpec]) -> tuple[I64, I64]:
+def expanded(
+    streams: pa.ChunkedArray,
+    ops: pa.ChunkedArray,
+    specs: Sequence[SubscriptionSpec],
+    among: Mapping[int, frozenset[str]] | None = None,
+) -> tuple[I64, I64]:
     """For each pair of an event and a subscription that wants it, in the order of the events: the event's row, and the
     number of the subscription. There are few pairs of stream and operation, however many events there are.
+    `among` names, by number, those that get only events of some streams: bots, which are members of no other.
     """
     rows = len(streams)
     if not rows:
         return np.empty(0, np.int64), np.empty(0, np.int64)
     (stream_codes, stream_names), (op_codes, op_names) = _codes(streams), _codes(ops)
     pairs, which = np.unique(stream_codes * len(op_names) + op_codes, return_inverse=True)
-    takers = [_takers(stream_names[pair // len(op_names)], op_names[pair % len(op_names)], specs) for pair in pairs]
+    takers = [
+        _takers(stream_names[pair // len(op_names)], op_names[pair % len(op_names)], specs, among or {})
+        for pair in pairs
+    ]
     counts = np.array([len(some) for some in takers])[which]
     starts = np.concatenate([[0], np.cumsum([len(some) for some in takers])[:-1]])[which]
     of = np.repeat(np.arange(rows), counts)
@@ -37,9 +46,10 @@ def _codes(column: pa.ChunkedArray) -> tuple[I64, list[str]]:
     return encoded.indices.to_numpy().astype(np.int64), encoded.dictionary.to_pylist()
 
 
-def _takers(stream: str, op: str, specs: Sequence[SubscriptionSpec]) -> list[int]:
+def _takers(stream: str, op: str, specs: Sequence[SubscriptionSpec], among: Mapping[int, frozenset[str]]) -> list[int]:
     return [
         number
         for number, spec in enumerate(specs)
         if (not spec.streams or stream in spec.streams) and op in wanted_ops(spec.ops)
+        if number not in among or stream in among[number]
     ]

@@ -4,6 +4,7 @@
 in the simulator). Its contract:
 
 - Every event of the span that the subscription matches is offered to the receiver, in log order per key.
+- A bot is offered what `evermark.bots.forward` says, and of that nothing whose session is not clear: it is parked.
 - `Delivered.done_to` is the last batch of the span all of whose matched events were accepted or are in
   `outcome.parked`; everything after it counts as not done, though some of it may have been accepted.
 - A crash in the middle leaves nothing behind but receivers that have seen some events.
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
 
+from evermark.bots.base import BotView
 from evermark.delivery.base import Fate, HeldKey, Outcome, ParkedEvent, Place, SubscriptionSpec
 
 
@@ -39,6 +41,7 @@ class Errand:
     spec: SubscriptionSpec
     probe: bool = False  # the endpoint failed last time: one request at a time until one is accepted
     expires_before: datetime | None = None  # what was taken earlier is passed over, and counted
+    bot: BotView | None = None  # for a bot: what it is a member of, and which session keys it has
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,9 @@ class Metrics:
         self.replay_delivered = self._counter(
             "replay_delivered", "Events of replays accepted by a receiver", "subscription"
         )
+        self.keys_asked = self._counter(
+            "session_keys_asked", "Session keys asked for, by what was answered", "subscription", "outcome"
+        )
 
     def _of_upkeep(self) -> None:
         self.lease_held = self._gauge("lease_held", "1 while this instance holds it", "name")

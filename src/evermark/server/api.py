@@ -19,7 +19,8 @@ from evermark.errors import BusyError, ConfigError, DeniedError, EvermarkError, 
 from evermark.observe.logging import get_logger
 from evermark.server.desk import Desk
 from evermark.server.openapi import document
-from evermark.server.routes import ROUTES, Request, Route, check_query
+from evermark.server.routes import ROUTES
+from evermark.server.routing import Request, Route, check_query
 from evermark.server.shapes import ErrorAnswer
 from evermark.server.tokens import Bearer, Tokens
 
@@ -143,7 +144,7 @@ class Api:
 
         async def handle(request: web.Request) -> web.StreamResponse:
             bearer = self._bearer(request)
-            if route.writes and not bearer.may_write:
+            if route.needs_all and not bearer.may_write:
                 raise _AnswerError(
                     DeniedError(f"the token {bearer.name} may only read", hint="use one without `may: read`"), 403
                 )

@@ -12,16 +12,16 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from evermark.config.asked import asked, asked_changes
-from evermark.delivery.accounts import account, accounts
+from evermark.delivery.accounts import Account, account, accounts
 from evermark.delivery.base import DeliveryStore, MadeBy, ParkedRow, Place, SubscriptionSpec
 from evermark.delivery.retry import Verdict
 from evermark.delivery.roster import start_vector
 from evermark.delivery.signing import new_secret
 from evermark.delivery.sinks.base import Sink, Try
-from evermark.errors import ConfigError, NotFoundError
+from evermark.errors import ConfigError, ConflictError, NotFoundError
 from evermark.log.read import FileRange
 from evermark.predicate import match_sql, vet
 from evermark.secrets import SecretBox
@@ -34,6 +34,9 @@ from evermark.server.shapes import (
     SubscriptionMade,
     SubscriptionPage,
 )
+
+if TYPE_CHECKING:
+    from evermark.server.bot_desk import BotDesk
 
 T = TypeVar("T")
 
@@ -57,6 +60,7 @@ class Desk:
     batch_at: Callable[[Place, str], int]  # the last batch before a time
     sink: Sink
     clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+    bots: BotDesk | None = None
 
     # subscriptions
 
@@ -75,13 +79,21 @@ class Desk:
 
     def add(self, name: str, values: Mapping[str, Any]) -> SubscriptionMade:
         """Make one. Without a secret in `values` one is made, and told in the answer."""
+
+        def spec_of(given: Mapping[str, Any]) -> SubscriptionSpec:
+            return replace(asked(name, given).to_spec(name, self.box), made_by=MadeBy.API)
+
+        made = self.make(values, spec_of)
+        return SubscriptionMade(**self._told(name), secret=made)
+
+    def make(self, values: Mapping[str, Any], spec_of: Callable[[Mapping[str, Any]], SubscriptionSpec]) -> str | None:
+        """Make the subscription that these values ask for; the secret, if it was made here."""
         made = None if values.get("secret") is not None else new_secret()
-        config = asked(name, values if made is None else {**values, "secret": made})
-        spec = replace(config.to_spec(name, self.box), made_by=MadeBy.API)
+        spec = spec_of(values if made is None else {**values, "secret": made})
         _vet(spec)
         start = start_vector(spec.start, self.heads(), self.batch_at)
         self.as_deliverer(lambda epoch: self.store.add(spec, start, epoch))
-        return SubscriptionMade(**self._told(name), secret=made)
+        return made
 
     def change(self, name: str, values: Mapping[str, Any]) -> SubscriptionAnswer:
         """Change what is named in `values`, and nothing else."""
@@ -137,7 +149,10 @@ class Desk:
         )
 
     def _told(self, name: str) -> dict[str, Any]:
-        return SubscriptionAnswer.of(account(self.store, name, self.heads(), self.files))
+        return SubscriptionAnswer.of(self.account(name))
+
+    def account(self, name: str) -> Account:
+        return account(self.store, name, self.heads(), self.files)
 
     # parked deliveries
 
@@ -155,6 +170,11 @@ class Desk:
     def retry(self, ident: int) -> DeliveryAnswer:
         """To be tried again now, dead or not."""
         row, now = self._row(ident), self.clock()
+        if row.waits:
+            raise ConflictError(
+                f"delivery {ident} waits for the key of session {row.event.session[:80]!r}",
+                hint="publish it: evermark bot keys, or PUT /v1/bots/{name}/keys",
+            )
         if self.as_deliverer(lambda epoch: self.store.release([ident], now, epoch)) == 0:
             raise _no_delivery(ident)
         return DeliveryAnswer(**DeliveryAnswer.of(replace(row, next_attempt_at=now)))

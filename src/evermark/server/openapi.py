@@ -13,7 +13,9 @@ from pydantic.json_schema import models_json_schema
 from evermark import durations
 from evermark.config.fields import NAME
 from evermark.config.subscriptions import DELIVERED_OPS
-from evermark.server.routes import ROUTES, Route
+from evermark.server.bot_shapes import BotAsked
+from evermark.server.routes import ROUTES
+from evermark.server.routing import Route
 from evermark.server.shapes import ErrorAnswer, SubscriptionAsked, SubscriptionChange
 
 OPENAPI = "3.1.0"
@@ -65,10 +67,11 @@ def schemas() -> dict[str, Any]:
     _, made = models_json_schema(wanted, ref_template=_REF)
     found: dict[str, Any] = _standard(made["$defs"])
     found.pop("Op")  # told where it is used, with those that are delivered
-    for model in (SubscriptionAsked, SubscriptionChange):
+    for model in (SubscriptionAsked, SubscriptionChange, BotAsked):
         _as_taken(found[model.__name__])
-    asked, change = found[SubscriptionAsked.__name__], found[SubscriptionChange.__name__]
-    asked["properties"]["name"]["pattern"] = NAME
+    change = found[SubscriptionChange.__name__]
+    for asked in (SubscriptionAsked, BotAsked):
+        found[asked.__name__]["properties"]["name"]["pattern"] = NAME
     for key in _NOT_CHANGED:
         change["properties"].pop(key, None)
     change.pop("required", None)
@@ -112,7 +115,7 @@ def _operation(route: Route) -> dict[str, Any]:
     if route.answer is not None:
         good["content"] = {"application/json": {"schema": {"$ref": _REF.format(model=route.answer.__name__)}}}
     statuses = [401, 500, 503]
-    statuses += [403] if route.writes else []
+    statuses += [403] if route.needs_all else []
     statuses += [404] if "{" in route.path else []
     statuses += [400, 413, 422] if route.body is not None else [422] if route.query else []
     statuses += [409] if route.body is not None or route.method == "DELETE" else []

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
-from evermark.config.problems import Problem, from_validation, nearest, refused
+from evermark.config.problems import Problem, refused
 from evermark.errors import ConfigError
+from evermark.server.bot_routes import BOT_ROUTES
 from evermark.server.desk import PAGE_MAX, Desk
+from evermark.server.routing import Query, Request, Route, asked_of, whole
 from evermark.server.shapes import (
     DeliveryAnswer,
     DeliveryPage,
@@ -28,41 +29,6 @@ from evermark.server.shapes import (
 _ID_MAX = 2**63 - 1
 
 
-@dataclass(frozen=True)
-class Query:
-    """One parameter of a query string."""
-
-    name: str
-    type: str  # in the words of JSON Schema: string, integer, boolean
-    text: str
-
-
-@dataclass(frozen=True)
-class Request:
-    path: Mapping[str, str]
-    query: Mapping[str, str]
-    body: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Route:
-    method: str
-    path: str
-    text: str
-    call: Callable[[Desk, Request], BaseModel | None]
-    answer: type[BaseModel] | None = None
-    status: int = 200
-    body: type[BaseModel] | None = None
-    body_required: bool = False
-    query: tuple[Query, ...] = ()
-    example: Mapping[str, Any] | None = None
-    slow: bool = False  # waits for somebody else's server, so it must not keep the others waiting
-
-    @property
-    def writes(self) -> bool:
-        return self.method != "GET"
-
-
 def add_subscription(desk: Desk, request: Request) -> BaseModel:
     values = dict(request.body)
     name = values.pop("name", None)
@@ -77,7 +43,7 @@ def rotate_secret(desk: Desk, request: Request) -> BaseModel:
 
 def rotate(desk: Desk, name: str, values: Mapping[str, Any], what: str = "the body") -> SubscriptionMade:
     """Rotate as these values ask for; `what` is where they stand."""
-    asked: RotateAsked = _asked(RotateAsked, values, what)
+    asked: RotateAsked = asked_of(RotateAsked, values, what)
     if asked.end:
         if len(values) > 1:
             raise refused(what, [Problem(("end",), "stands alone: it ends the overlap of the last rotation")])
@@ -86,37 +52,20 @@ def rotate(desk: Desk, name: str, values: Mapping[str, Any], what: str = "the bo
 
 
 def pause_subscription(desk: Desk, request: Request) -> BaseModel:
-    return desk.pause(request.path["name"], _asked(PauseAsked, request.body).reason)
+    return desk.pause(request.path["name"], asked_of(PauseAsked, request.body).reason)
 
 
 def list_subscriptions(desk: Desk, request: Request) -> BaseModel:
-    return desk.page(request.query.get("after", ""), _whole(request, "limit", 100, 1, PAGE_MAX))
+    return desk.page(request.query.get("after", ""), whole(request, "limit", 100, 1, PAGE_MAX))
 
 
 def list_deliveries(desk: Desk, request: Request) -> BaseModel:
     return desk.deliveries(
         request.query.get("subscription"),
         dead=_truth(request, "dead"),
-        after=_whole(request, "after", 0, 0, _ID_MAX - 1),
-        limit=_whole(request, "limit", 100, 1, PAGE_MAX),
+        after=whole(request, "after", 0, 0, _ID_MAX - 1),
+        limit=whole(request, "limit", 100, 1, PAGE_MAX),
     )
-
-
-def _asked(model: type[Any], body: Mapping[str, Any], what: str = "the body") -> Any:
-    try:
-        return model.model_validate(dict(body))
-    except ValidationError as error:
-        told = error.errors(include_url=False, include_input=False)
-        raise refused(what, from_validation(told, lambda _: list(model.model_fields), ())) from None
-
-
-def _whole(request: Request, name: str, default: int, least: int, most: int) -> int:
-    text = request.query.get(name)
-    if text is None:
-        return default
-    if not (text.isascii() and text.isdigit() and len(text) <= 19 and least <= int(text) <= most):
-        raise ConfigError(f"{name}: expected a whole number between {least} and {most}")
-    return int(text)
 
 
 def _truth(request: Request, name: str) -> bool | None:
@@ -128,18 +77,6 @@ def _truth(request: Request, name: str) -> bool | None:
 
 def _ident(request: Request) -> int:
     return int(request.path["id"])
-
-
-def check_query(route: Route, query: Mapping[str, str]) -> None:
-    """A parameter that is misspelt would otherwise list something else than what was asked for."""
-    known = [one.name for one in route.query]
-    for name in query:
-        if name not in known:
-            near = nearest(name, known)
-            raise ConfigError(
-                f"{name[:80]}: unknown parameter" + (f"; did you mean {near}?" if near else ""),
-                hint=f"known here: {', '.join(known)}" if known else "this call takes none",
-            )
 
 
 def _retried(desk: Desk, request: Request) -> BaseModel:
@@ -248,4 +185,5 @@ ROUTES = (
         "POST", f"{_ID}/retry", "Try it again now, even if dead", lambda desk, r: desk.retry(_ident(r)), DeliveryAnswer
     ),
     Route("DELETE", _ID, "Give it up: never delivered, and counted as dropped", _dropped, status=204),
+    *BOT_ROUTES,
 )

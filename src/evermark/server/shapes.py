@@ -153,7 +153,7 @@ class FiredAnswer(Answer):
 
 
 class DeliveryAnswer(Answer):
-    """A parked delivery. Without `next_attempt_at` it is dead: it waits for a person."""
+    """A parked delivery. A dead one waits for a person; one with a `session` for that key, or behind one that does."""
 
     id: int
     subscription: str
@@ -170,6 +170,7 @@ class DeliveryAnswer(Answer):
     next_attempt_at: datetime | None
     created_at: datetime
     reason: str
+    session: str | None
 
     @classmethod
     def of(cls, row: ParkedRow) -> dict[str, Any]:
@@ -177,7 +178,7 @@ class DeliveryAnswer(Answer):
         return {
             "id": row.id,
             "subscription": row.subscription,
-            "state": "dead" if row.next_attempt_at is None else "waiting",
+            "state": "dead" if row.is_dead else "waiting",
             "event_id": event.event_id,
             "replay": event.replay_id or None,
             "source": event.place.source,
@@ -190,6 +191,7 @@ class DeliveryAnswer(Answer):
             "next_attempt_at": row.next_attempt_at,
             "created_at": row.created_at,
             "reason": event.reason,
+            "session": event.session or None,
         }
 
 

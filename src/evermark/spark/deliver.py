@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
+from evermark.bots.forward import forwarded, waiting
 from evermark.delivery.base import Fate, HeldKey, Outcome, SubscriptionSpec
 from evermark.delivery.expiry import without_expired
 from evermark.delivery.sinks.base import Job
@@ -83,11 +84,13 @@ class _Post:
         require_codes(paths_of(self.errands))
         for span, numbers in by_span(self.errands):
             found = places_of(span.paths, span.place.partition, span.after, span.to, exact=span.exact)
-            specs = [self.errands[number].spec for number in numbers]
+            mine = [self.errands[number] for number in numbers]
+            specs = [errand.spec for errand in mine]
+            among = {n: errand.bot.streams for n, errand in enumerate(mine) if errand.bot is not None}
             # Piece by piece: a batch may have millions of rows, and there may be thousands that want each of them.
             size = max(1, min(_CHUNK_ROWS, _CHUNK_MATCHES // len(specs)))
             for start in range(0, len(found.codes), size):
-                rows, of = expanded(found.streams.slice(start, size), found.ops.slice(start, size), specs)
+                rows, of = expanded(found.streams.slice(start, size), found.ops.slice(start, size), specs, among)
                 yield found.codes[start + rows], found.numbers[start + rows], np.asarray(numbers)[of]
 
     def _jobs(self, wanted: Wanted) -> tuple[list[Job], list[dict[str, Any]]]:
@@ -96,13 +99,16 @@ class _Post:
         expired: list[dict[str, Any]] = []
         for index, rows in by_subscription(*wanted):
             errand = self.errands[index]
-            mine, late = without_expired(rows, errand.expires_before)
+            wanted_rows = rows if errand.bot is None else forwarded(rows, errand.bot)
+            mine, late = without_expired(wanted_rows, errand.expires_before)
             for batch, count in late.items():
                 outcome = Outcome(errand.spec.name, Fate.DONE, expired=count)
                 expired.append({**outcome_fields(outcome), "batch": batch, "took_s": 0.0})
             if mine.num_rows:
                 historical = self.manner.historical
-                jobs.append(Job(errand.spec, mine, self.box.open, historical=historical, probe=errand.probe))
+                waits = {} if errand.bot is None else waiting(mine, errand.bot)
+                job = Job(errand.spec, mine, self.box.open, historical=historical, probe=errand.probe, waits=waits)
+                jobs.append(job)
         return prepared(jobs), expired
 
     def _send(
@@ -194,7 +200,7 @@ class SparkDeliverer(SparkReplays):
         super().__init__(spark, box)
 
     def deliver(self, errands: Sequence[Errand], manner: Manner) -> list[Delivered]:
-        mine = [errand for errand in errands if errand.span.paths]
+        mine = [errand for errand in errands if errand.span.paths and (errand.bot is None or errand.bot.streams)]
         if not mine:
             return fold(errands, [])
         here = not any(errand.spec.where for errand in mine)

@@ -19,9 +19,10 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
+from evermark.bots.forward import forwarded, waiting
 from evermark.delivery.base import Fate, Outcome, ParkedEvent, SubscriptionSpec
 from evermark.delivery.replay import Replayed, ReplayWork
-from evermark.delivery.sinks.base import Job
+from evermark.delivery.sinks.base import Job, Prefix
 from evermark.delivery.sinks.ready import prepared
 from evermark.delivery.sinks.webhook import WebhookSink
 from evermark.delivery.timeslice import Mark, TimeSlice, micros, moment_at
@@ -100,10 +101,12 @@ def places_here(
     spec: SubscriptionSpec | None = None,
     streams: Sequence[str] = (),
     rows_max: int | None = None,
+    among: frozenset[str] | None = None,
 ) -> tuple[I64, I64]:
-    """The same without Spark, where no predicate has to hold."""
+    """The same without Spark, where no predicate has to hold; `among`: only these streams."""
     require_codes(piece.paths)
     within = [frozenset(names) for names in (streams, spec.streams if spec is not None else ()) if names]
+    within += [] if among is None else [among]
     stretch = Stretch(
         micros(piece.mark.time),
         piece.mark.event_id,
@@ -138,29 +141,39 @@ class _Send:
         for _ in batches:
             pass  # a worker that leaves something unread is not used again, and its successor imports everything anew
         room, held = self.work.parked_room, Counter(self.work.held)
-        for job in ahead(self._jobs(), depth=1, humble=True):
-            row, parked = self._send(replace(job, held=held_lanes(job.events, held), parked_room=room))
+        for job, looked_at in ahead(self._jobs(), depth=1, humble=True):
+            row, parked = self._send(replace(job, held=held_lanes(job.events, held), parked_room=room), looked_at)
             room -= len(parked)
             held += now_held(self.work.spec, parked)
             yield rows_batch([row])
             if row["fate"] != Fate.DONE:
                 return
 
-    def _jobs(self) -> Iterator[Job]:
-        """Read and rendered while what came before is sent."""
+    def _jobs(self) -> Iterator[tuple[Job, pa.RecordBatch]]:
+        """Read and rendered while what came before is sent; with the rows that were looked at: a bot is sent fewer."""
         work = self.work
-        found = self.found or places_here(work.slice, work.heads, work.spec, work.streams, work.rows_max)
+        among = None if work.bot is None else work.bot.streams
+        found = self.found or places_here(work.slice, work.heads, work.spec, work.streams, work.rows_max, among)
         for rows in rows_at(*found, work.slice.paths):
-            job = Job(work.spec, rows, self.box.open, historical=True, replay_id=work.replay, probe=work.probe)
-            yield from prepared([job])
+            mine = rows if work.bot is None else forwarded(rows, work.bot)
+            waits = {} if work.bot is None else waiting(mine, work.bot)
+            job = Job(
+                work.spec, mine, self.box.open, historical=True, replay_id=work.replay, probe=work.probe, waits=waits
+            )
+            yield prepared([job])[0], rows
 
-    def _send(self, job: Job) -> tuple[dict[str, Any], Sequence[ParkedEvent]]:
+    def _send(self, job: Job, looked_at: pa.RecordBatch) -> tuple[dict[str, Any], Sequence[ParkedEvent]]:
         left = max(0.0, self.deadline - time.time())
-        done = WebhookSink().deliver_prefix(job, left, _GRACE_S)
-        row: dict[str, Any] = {**outcome_fields(done.outcome), "rows": done.rows, "time": None, "id": None}
-        if done.rows:
-            row["time"] = job.events.column("event_time")[done.rows - 1].cast(pa.int64()).as_py()
-            row["id"] = job.events.column("event_id")[done.rows - 1].as_py()
+        done = Prefix(0, Outcome(job.spec.name, Fate.DONE))
+        if job.events.num_rows:
+            done = WebhookSink().deliver_prefix(job, left, _GRACE_S)
+        # All that was looked at is done with the last of it that had to be sent.
+        whole = done.outcome.fate is Fate.DONE
+        passed, rows = (looked_at, looked_at.num_rows) if whole else (job.events, done.rows)
+        row: dict[str, Any] = {**outcome_fields(done.outcome), "rows": rows, "time": None, "id": None}
+        if rows:
+            row["time"] = passed.column("event_time")[rows - 1].cast(pa.int64()).as_py()
+            row["id"] = passed.column("event_id")[rows - 1].as_py()
         return row, done.outcome.parked
 
 

@@ -49,6 +49,7 @@ class Job:
     probe: bool = False  # the endpoint failed last time: send one at a time until one is accepted
     # With `ordered`: lanes that have parked events waiting, and how many. Their events are parked behind these.
     held: Mapping[Lane, int] = field(default_factory=dict)
+    waits: Mapping[int, str] = field(default_factory=dict)  # rows to be parked until the key of a session is published
     parked_room: int | None = None  # how many more may be parked; None: the subscription's `parked_max`
     packer: Packer | None = field(default=None, repr=False)  # with bundles made before, by whoever had the time
 
@@ -105,6 +106,7 @@ class Try:
     historical: bool = False
     replay_id: str | None = None
     probe: bool = False  # as in `Job`; the same for all tries of a subscription
+    session: str = ""  # tries of one session are one lane, and one that is not answered holds the others back
 
 
 class Sink(Protocol):

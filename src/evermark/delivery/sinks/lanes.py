@@ -282,11 +282,14 @@ class Dispatch:
 
     def _is_anything_set_aside(self) -> bool:
         too_large = self._body_bytes_max + BUNDLE_BYTES_AROUND > self._job.spec.body_bytes_max
-        return too_large or bool(self._held or self._bad)
+        return too_large or bool(self._held or self._bad or self._job.waits)
 
     def _set_aside(self, parcel: Parcel) -> bool:
-        """Park what need not be tried: too large, without a body, or behind a parked event of its key."""
+        """Park what need not be tried: without a session key, too large, without a body, or behind one of its key."""
         row, _, body = parcel
+        if (session := self._job.waits.get(row)) is not None:
+            self._park(parcel, f"for the key of session {session}", session=session)
+            return True
         if self._held and (first := self._held.get(int(self._keys[row]))) is not None:
             self._hold(parcel, first)
             return True
@@ -306,7 +309,7 @@ class Dispatch:
         else:
             self._park(parcel, f"held behind {first}")
 
-    def _park(self, parcel: Parcel, reason: str, answer: Answer | None = None) -> None:
+    def _park(self, parcel: Parcel, reason: str, answer: Answer | None = None, session: str = "") -> None:
         if len(self.tally.parked) >= self._parked_max:
             self._stop(Fate.FULL, f"no room to park more; the last one: {reason}")
             return
@@ -328,6 +331,7 @@ class Dispatch:
             status,
             wait,
             self._job.replay_id or "",
+            session,
         )
         self.tally.park(row, event)
         self._bad.pop(row, None)

@@ -50,7 +50,7 @@ class _Retries:
         return self._answers
 
     def _lanes(self) -> list[list[Waiting]]:
-        lanes: dict[Lane | int, list[Waiting]] = {}
+        lanes: dict[Lane | int | str, list[Waiting]] = {}
         for n, one in enumerate(self._tries):
             try:
                 row = row_from_json(one.event)
@@ -58,13 +58,14 @@ class _Retries:
                 self._answers[n] = Answer(Verdict.EVENT, reason=str(problem), sent=False)
                 continue
             source, stream, key = (row.column(name)[0].as_py() for name in ("source", "stream", "key"))
-            lanes.setdefault(n if key is None else (source, stream, key), []).append((n, row))
+            lane = one.session or (n if key is None else (source, stream, key))
+            lanes.setdefault(lane, []).append((n, row))
         return list(lanes.values())
 
     async def _one_lane(self, waiting: list[Waiting]) -> None:
         held = ""
         for n, row in waiting:
-            if held and self._spec.ordered:
+            if held and (self._spec.ordered or self._tries[n].session):
                 self._answers[n] = Answer(Verdict.BUSY, reason=f"held behind {held}", sent=False)
                 continue
             async with self._gate:
@@ -73,7 +74,7 @@ class _Retries:
                 self._stopped = replace(answer, sent=False)
             if answer.verdict is Verdict.ACCEPTED:
                 self._trust()
-            else:
+            elif self._spec.ordered or answer.verdict is not Verdict.EVENT:
                 held = row.column("event_id")[0].as_py()
 
     def _trust(self) -> None:

@@ -7,6 +7,7 @@ class TestMyCheckpoints(CheckpointContract):
 
 from __future__ import annotations
 
+from evermark.testing.contracts.bots import BotContract
 from evermark.testing.contracts.checkpoints import CheckpointContract
 from evermark.testing.contracts.delivery import DeliveryContract
 from evermark.testing.contracts.heads import HeadContract
@@ -17,6 +18,7 @@ from evermark.testing.contracts.roster import RosterContract
 from evermark.testing.contracts.source import SourceContract
 
 __all__ = [
+    "BotContract",
     "CheckpointContract",
     "DeliveryContract",
     "HeadContract",

@@ -67,10 +67,14 @@ class Account:
             self.promises.may_send(one, row, early=not bound_to_start),
             f"{one} was sent {row.event_id} of batch {row.batch}, which it never asked for",
         )
+        needs = row.about.session if spec.bot is not None else ""
+        published = spec.bot is not None and (spec.bot.device, needs) in self._store._keys
+        require(not needs or published, f"{one} was sent {row.event_id}, and the key of {needs} is not published")
         if row.event_id in self._offered[one] or not self._has_order(spec, row):
             return
         self._offered[one].add(row.event_id)
-        lane = (one, row.place, row.stream, row.key)
+        # What waits for a key holds its session back, whatever its keys are, and nothing else.
+        lane = (one, row.place, "", needs) if needs else (one, row.place, row.stream, row.key)
         last = self._offered_to.get(lane, "")
         require(row.position > last, f"{one}: {row.event_id} first offered after {last} of its key")
         self._offered_to[lane] = row.position

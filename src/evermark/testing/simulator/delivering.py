@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+from evermark.bots.sight import Sight
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.delivery.base import CursorVector, MadeBy, Subscription, SubscriptionSpec
 from evermark.delivery.follower import Follower
@@ -19,7 +21,7 @@ from evermark.error_policy import Action, action_for
 from evermark.errors import ConflictError, EvermarkError, NotFoundError, UnreachableError
 from evermark.testing.simulator.baton import SimLock, Task
 from evermark.testing.simulator.instance import HeldLease, Idle, Instance, SimLogView
-from evermark.testing.simulator.posting import SimDeliverer, SimSink
+from evermark.testing.simulator.posting import SimDeliverer, SimSink, said, stream_of
 from evermark.testing.simulator.source import Row
 
 _QUEUE_JOIN_S = 5.0
@@ -90,9 +92,12 @@ class DeliveryRunner:
         epoch = self._epoch = held.lease.epoch
         mine, _ = free_names(self._world.file_specs(), store.subscriptions())
         store.register(mine, MadeBy.FILE, self._starts(), epoch)
-        live = LiveGroup(store, self._deliverer, epoch, instance.clock)
+        store.forget_users(epoch)
+        sight = Sight(store, self._view.files, epoch, self._telling)
+        sight._lock = cast(Any, SimLock(self._baton))
+        live = LiveGroup(store, self._deliverer, epoch, instance.clock, sight=sight)
         live.lock = cast(Any, SimLock(self._baton))
-        follower = WatchedFollower(store, self._view, live, self._deliverer, epoch, instance.clock)
+        follower = WatchedFollower(store, self._view, live, self._deliverer, epoch, instance.clock, sight=sight)
         follower.watch = self._world.account.standings.look_at_due
         queue = ParkedQueue(store, cast(Any, self._sink), as_it_is, epoch, instance.clock, self._baton.rng.random)
         instance.on_span = lambda span: self._hand_over(live, span)
@@ -107,6 +112,17 @@ class DeliveryRunner:
         finally:
             ended[0] = True
             self._wait_for(task)
+
+    def _telling(self, paths: Sequence[str], partition: int, after: int, to: int) -> list[dict[str, Any]]:
+        """What `evermark.bots.scan` finds in files."""
+        held = [log.contents[path] for log in self._world.logs.values() for path in paths if path in log.contents]
+        rows = [r for some in held for r in some if r.place.partition == partition and after < r.batch <= to]
+        found = sorted((row for row in rows if row.about.kind != "message"), key=lambda r: (r.batch, r.position))
+        return [
+            {"stream": stream_of(r), "op": "message", "batch": r.batch, "position": r.position}
+            | {"payload": json.dumps(said(r))}
+            for r in found
+        ]
 
     def _wait_for(self, task: Task) -> None:
         """Whoever works for a subscription is waited for; the queue may be in the middle of something for longer."""

@@ -5,6 +5,7 @@ The loops here are those of `evermark.app` without Spark, clocks and threads; ev
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -25,12 +26,14 @@ from evermark.testing.simulator import ports
 from evermark.testing.simulator.baton import Baton, Process, Task
 from evermark.testing.simulator.broken import Broken
 from evermark.testing.simulator.ports import Port
-from evermark.testing.simulator.source import Row
+from evermark.testing.simulator.source import About, Row
 from evermark.testing.simulator.world import World
 
 TTL_S = 10.0
 CALM_TTL_S = 10_000_000.0
 CALM_IDLE_S_MAX = 3_600.0
+
+_COLUMNS = ("event_id", "position", "stream", "key", "op", "event_time", "payload")
 
 
 class Idle:
@@ -241,11 +244,9 @@ class SourceRunner:
             columns = [b.to_pydict() for b in self._source.read(piece)]
             seen = set() if exclude is None else self._log.ids_from(piece.partition, exclude)
             rows = [
-                Row(event_id, place, batch, at, stream, key, op, when.timestamp())
+                Row(event_id, place, batch, at, stream, key, op, when.timestamp(), About(**json.loads(about)))
                 for c in columns
-                for event_id, at, stream, key, op, when in zip(
-                    c["event_id"], c["position"], c["stream"], c["key"], c["op"], c["event_time"], strict=True
-                )
+                for event_id, at, stream, key, op, when, about in zip(*(c[name] for name in _COLUMNS), strict=True)
             ]
             fresh = [row for row in rows if row.event_id not in seen]
             file = self._log.write(piece.partition, batch, fresh)

@@ -18,7 +18,7 @@ from evermark.delivery.roster import start_vector
 from evermark.errors import BusyError, ConflictError, EvermarkError, NotFoundError, StaleError
 from evermark.testing.simulator.instance import TTL_S, Idle, Instance, SimLogView
 from evermark.testing.simulator.promises import who
-from evermark.testing.simulator.scenario import asked_spec, wanted
+from evermark.testing.simulator.scenario import STREAMS, asked_spec, session_of, wanted
 
 _NAMES = ("api", "tool")
 _LOOK_EVERY_S = 2.0
@@ -54,7 +54,7 @@ class Desk:
 
     def _look(self) -> bool:
         known: dict[str, Subscription] = self._store.subscriptions()
-        if self._see_to_parked(known) or self._see_to_stopped(known):
+        if self._see_to_keys() or self._see_to_parked(known) or self._see_to_stopped(known):
             return True
         return not self._world.calm and (self._wish(known) or self._pause(known))
 
@@ -80,6 +80,22 @@ class Desk:
 
     # what needs somebody
 
+    def _see_to_keys(self) -> bool:
+        """Keys are published late, mostly, and now and then before anybody needs them."""
+        rng, calm = self._rng, self._world.calm
+        if not self._world.scenario.has_bot:
+            return False
+        missing = sorted({row.event.session for row in self._store.parked(limit=100) if row.waits})
+        if missing and (calm or rng.random() < 0.4):
+            some = missing if calm else rng.sample(missing, rng.randint(1, len(missing)))
+        elif not calm and rng.random() < 0.05:
+            some = [session_of(0, rng.choice(STREAMS), "k0")]
+        else:
+            return False
+        keys, now = dict.fromkeys(some, "sealed"), self._instance.clock()
+        self._as_deliverer(lambda epoch: self._store.publish("phone", keys, now, epoch))
+        return True
+
     def _see_to_parked(self, known: Mapping[str, Subscription]) -> bool:
         """Dead ones are tried again or given up; once in a while one is that is not dead."""
         rng, calm = self._rng, self._world.calm
@@ -99,8 +115,8 @@ class Desk:
     def _is_hopeless(self, row: ParkedRow, known: Mapping[str, Subscription]) -> bool:
         """Dead; or, in the calm, in the way of a subscription that has too much parked and will never be taken."""
         found = known.get(row.subscription)
-        if row.next_attempt_at is None or found is None or not self._world.calm:
-            return row.next_attempt_at is None
+        if row.is_dead or found is None or not self._world.calm:
+            return row.is_dead
         refused = self._world.account.queued.refused_forever[who(found.spec)]
         return row.event.event_id in refused and found.state is SubscriptionState.SUSPENDED
 

@@ -99,6 +99,11 @@ _READS = frozenset(
         "parked",
         "held_keys",
         "counted",
+        "learned",
+        "published",
+        "sessions_queued",
+        "session_key",
+        "session_keys",
     }
 )
 

@@ -8,13 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from evermark.bots.base import BotView
+from evermark.bots.forward import forwards, is_member
 from evermark.delivery.base import Fate, HeldKey, Outcome, ParkedEvent, Place, SubscriptionSpec
 from evermark.delivery.retry import Verdict
 from evermark.delivery.sinks.base import Answer, Try
 from evermark.delivery.work import BatchResult, Delivered, Errand, Manner, Span, fold
 from evermark.testing.simulator.account import Account
 from evermark.testing.simulator.promises import wants, who
-from evermark.testing.simulator.source import Row, SimLog
+from evermark.testing.simulator.source import About, Row, SimLog
 
 _NEVER = float("inf")
 # Whoever is not done after this many times what the quicker half needed is cut off.
@@ -62,8 +64,9 @@ class SimDeliverer:
 
     def _job(self, errand: Errand, manner: Manner) -> _Job:
         spec = errand.spec
-        rows = [row for row in self._rows(errand.span) if wants(spec, row)]
-        job = _Job(spec, rows, set(manner.held.get(spec.name, ())), self.takes_s(spec))
+        rows = [row for row in self._rows(errand.span) if wants(spec, row) and _concerns(errand.bot, row)]
+        clear = errand.bot.clear if errand.bot is not None else None
+        job = _Job(spec, rows, set(manner.held.get(spec.name, ())), self.takes_s(spec), clear)
         if spec.name in self.ttl_s:
             oldest = self.now() - self.ttl_s[spec.name]
             job.expired = {row.event_id for row in job.rows if row.made_at < oldest}
@@ -120,6 +123,7 @@ class _Job:
     rows: list[Row]
     held: set[HeldKey]
     pace_s: float
+    clear: frozenset[str] | None = None  # of a bot: sessions whose events may be sent
     took_s: float = 0.0
     accepted: set[str] = field(default_factory=set)
     parked: dict[str, ParkedEvent] = field(default_factory=dict)
@@ -145,6 +149,9 @@ class _Job:
         return taken
 
     def is_held(self, row: Row) -> bool:
+        if self.clear is not None and row.about.session and row.about.session not in self.clear:
+            self.park(row, "for its key", None, row.about.session)
+            return True
         if not self.spec.ordered or (row.place, row.stream, row.key) not in self.held:
             return False
         self.park(row, "held behind its key", None)
@@ -160,11 +167,11 @@ class _Job:
         else:
             self.stop(Fate.ENDPOINT_FAILED, answer.reason)
 
-    def park(self, row: Row, reason: str, status: int | None) -> None:
+    def park(self, row: Row, reason: str, status: int | None, session: str = "") -> None:
         if len(self.parked) >= self.spec.parked_max:
             self.stop(Fate.FULL, "no room to park more")
             return
-        self.parked[row.event_id] = as_parked(row, reason, status)
+        self.parked[row.event_id] = replace(as_parked(row, reason, status), session=session)
         self.held.add((row.place, row.stream, row.key))
 
     def stop(self, fate: Fate, reason: str) -> None:
@@ -187,6 +194,24 @@ class _Job:
         return found
 
 
+def _concerns(bot: BotView | None, row: Row) -> bool:
+    """Whether a bot is sent an event, by what the product learned of it."""
+    if bot is None:
+        return True
+    member = is_member(bot, stream_of(row), (row.batch, row.position))
+    return stream_of(row) in bot.streams and forwards(bot.wish, "message", said(row), member=member, inbox=False)
+
+
+def stream_of(row: Row) -> str:
+    """A stream of blocks is in one partition; those made up here are in all of them."""
+    return f"{row.stream}@{row.place.partition}"
+
+
+def said(row: Row) -> dict[str, Any]:
+    about = row.about
+    return {"kind": about.kind, "creator": "somebody", "member": "bot", "tags": {"session": about.session}}
+
+
 def as_parked(row: Row, reason: str, status: int | None) -> ParkedEvent:
     where = (row.place, row.batch, row.position, row.stream, row.key)
     return ParkedEvent(row.event_id, *where, _json(row), reason, status)
@@ -198,7 +223,7 @@ def _json(row: Row) -> str:
 
 def from_json(text: str) -> Row:
     body: dict[str, Any] = json.loads(text)
-    return Row(**{**body, "place": Place(**body["place"])})
+    return Row(**{**body, "place": Place(**body["place"]), "about": About(**body["about"])})
 
 
 @dataclass
@@ -210,11 +235,11 @@ class SimSink:
 
     def attempt(self, tries: Sequence[Try], deadline_s: float) -> list[Answer]:
         answers: list[Answer] = []
-        failed: set[tuple[str, HeldKey]] = set()
+        failed: set[tuple[str, HeldKey | str]] = set()
         down: set[str] = set()
         for each in tries:
             row, name = from_json(each.event), each.spec.name
-            lane = (name, (row.place, row.stream, row.key))
+            lane = (name, each.session or (row.place, row.stream, row.key))
             if name in down:
                 answer = Answer(Verdict.ENDPOINT, reason="its endpoint failed just now")
             elif lane in failed or self.busy():
@@ -223,7 +248,7 @@ class SimSink:
                 answer = self.post(each.spec, [row])
             if answer.verdict is Verdict.ENDPOINT:
                 down.add(name)
-            if answer.verdict is not Verdict.ACCEPTED:
+            if answer.verdict is not Verdict.ACCEPTED and not (each.session and answer.verdict is Verdict.EVENT):
                 failed.add(lane)
             answers.append(answer)
         return answers

@@ -29,6 +29,11 @@ def wants(spec: SubscriptionSpec, row: Row) -> bool:
     return (not spec.streams or row.stream in spec.streams) and (not spec.ops or row.op in spec.ops)
 
 
+def gets(spec: SubscriptionSpec, row: Row) -> bool:
+    """The same for bots, by what the source knows of them."""
+    return wants(spec, row) and (spec.bot is None or (row.about.member and row.place.source == spec.bot.source))
+
+
 @dataclass(frozen=True)
 class Wish:
     """What a subscription asked for, and how long the log was by then: later batches were taken under this wish."""
@@ -61,11 +66,11 @@ class Promises:
         return self._wishes[one][-1].spec
 
     def owes(self, one: str, row: Row) -> bool:
-        return all(wants(wish.spec, row) for wish in self._in_force(one, row))
+        return all(gets(wish.spec, row) for wish in self._in_force(one, row))
 
     def may_send(self, one: str, row: Row, *, early: bool = False) -> bool:
         """`early`: events from before its start are forgiven."""
-        return (early or self.has_begun(one, row)) and any(wants(wish.spec, row) for wish in self._in_force(one, row))
+        return (early or self.has_begun(one, row)) and any(gets(wish.spec, row) for wish in self._in_force(one, row))
 
     def has_begun(self, one: str, row: Row) -> bool:
         return row.batch > self.starts[one].get(row.place, 0)

@@ -58,7 +58,11 @@ class Queued:
     def _rows(self, current: Mapping[str, str]) -> dict[int, _Row]:
         found: dict[int, _Row] = {}
         for number, row in self._store._rows.items():
-            name, dead, was = row.subscription, row.next_attempt_at is None, self._seen.get(number)
+            name, was = row.subscription, self._seen.get(number)
+            dead = row.next_attempt_at is None and not row.waits
+            bot = self._store._known[name][0].bot if row.waits and name in current else None
+            published = bot is not None and (bot.device, row.event.session) in self._store._keys
+            require(not published, f"{row.event.event_id} waits for a key that is published")
             require(name in current, f"{row.event.event_id} is parked for {name}, which is not there")
             found[number] = _Row(name, was.one if was else current[name], row.event.event_id, dead)
             require(found[number].one == current[name], f"{name} has inherited what was parked for another")

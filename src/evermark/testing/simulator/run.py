@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from unittest import mock
 
+from evermark.bots import sight
 from evermark.delivery import follower, live, retry
 from evermark.delivery.base import Place, SubscriptionState
 from evermark.testing.simulator.baton import Process
@@ -15,8 +16,8 @@ from evermark.testing.simulator.delivering import DeliveryRunner
 from evermark.testing.simulator.instance import Instance, SourceRunner
 from evermark.testing.simulator.mutants import Mutant
 from evermark.testing.simulator.people import Desk
-from evermark.testing.simulator.scenario import OPS, ROWS_PER_TRANSACTION_MAX, STREAMS, scenario
-from evermark.testing.simulator.source import Made, position
+from evermark.testing.simulator.scenario import OPS, ROWS_PER_TRANSACTION_MAX, STREAMS, scenario, session_of
+from evermark.testing.simulator.source import About, Made, position
 from evermark.testing.simulator.world import Ledger, World
 
 _CALM_STEPS_MAX = 20_000
@@ -51,6 +52,9 @@ def _small_limits() -> Iterator[None]:
     """Spans of a few rows: limits made for millions would never be met."""
     with (
         mock.patch.object(live, "HANDOVER_ROWS_MAX", 8),
+        mock.patch.object(sight, "QUICK_ROWS_MAX", 6),
+        mock.patch.object(sight, "_LOOK_ROWS", 6),
+        mock.patch.object(sight, "_KEEP_EVERY", 3),
         mock.patch.object(follower, "JOIN_DISTANCE_MAX", 3),
         mock.patch.object(follower, "JOIN_ROWS_MAX", 8),
         mock.patch.object(follower, "SPAN_ROWS_MAX", 10),
@@ -140,7 +144,7 @@ def _make(world: World, place: Place, at: str) -> Made:
         within = [m for m in made if int(at) - int(m.position) <= world.scenario.repeat_reach]
         if within:
             again = rng.choice(within)
-            return Made(again.event_id, at, again.stream, again.key, again.op, again.made_at, again=True)
+            return replace(again, position=at, again=True)
     event = Made(
         f"{place.source}{place.partition}-{at}",
         at,
@@ -149,9 +153,21 @@ def _make(world: World, place: Place, at: str) -> Made:
         rng.choice(OPS),
         world.baton.now,
     )
+    if world.scenario.has_bot and place.source == "shop":
+        event = replace(event, about=_about(world, place, event.stream, event.key))
     made.append(event)
     world.ledger.produced += 1
     return event
+
+
+def _about(world: World, place: Place, stream: str, key: str) -> About:
+    """Some events are about where the bot is a member, and some are encrypted."""
+    rng, here = world.rng, (place, stream)
+    drawn, member = rng.random(), here in world.joined
+    if drawn < 0.15:
+        (world.joined.discard if member else world.joined.add)(here)
+        return About("leave" if member else "join", member=True)
+    return About(session=session_of(place.partition, stream, key) if drawn < 0.6 else "", member=member)
 
 
 def _is_over(world: World) -> bool:

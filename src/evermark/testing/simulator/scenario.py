@@ -6,9 +6,11 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from evermark.bots.base import BotWish
 from evermark.delivery.base import MadeBy, Place, SubscriptionSpec
 
 STREAMS = ("orders", "users")
+BOT = "bot"
 OPS = ("insert", "update", "delete")
 ROWS_PER_TRANSACTION_MAX = 3
 
@@ -47,6 +49,10 @@ class Scenario:
     receiver_chance: dict[str, float] = field(default_factory=dict)
 
     @property
+    def has_bot(self) -> bool:
+        return any(spec.bot is not None for spec in self.specs)
+
+    @property
     def sources(self) -> dict[str, list[int]]:
         found: dict[str, list[int]] = {}
         for place in self.places:
@@ -69,6 +75,7 @@ def scenario(seed: int) -> Scenario:
         _spec(rng, "mirror", rows_max, start="beginning"),
     ][: rng.randint(2, 4)]
     ttl_s = {specs[-1].name: rng.uniform(5, 30)} if rng.random() < 0.25 else {}
+    bots = [_bot(seed, rows_max)] if seed % 5 == 1 else []
     return Scenario(
         seed=seed,
         places=places,
@@ -78,7 +85,7 @@ def scenario(seed: int) -> Scenario:
         switch_chance=rng.choice((0.1, 0.3, 0.7)),
         tick_s=rng.choice((0.02, 0.1, 0.3)),
         rates=Rates(rate(0.004), rate(0.0012), rate(0.004), rate(0.01), rate(0.01)),
-        specs=tuple(specs),
+        specs=(*specs, *bots),
         late_spec=_spec(rng, "late", rows_max, start=rng.choice(("now", "beginning"))) if rng.random() < 0.4 else None,
         wish_chance=_wish_chance(rng) if rng.random() < 0.8 else {},
         calm_pace_s=rng.choice((0, 0, 1.5, 6)),
@@ -94,9 +101,21 @@ def scenario(seed: int) -> Scenario:
             "refuse": rng.choice((0, 0.1, 0.3, 0.8)),
             "lost_answer": rng.choice((0, 0.02, 0.1)),
             "slow": rng.choice((0, 0.02, 0.1)),
-            "busy": rng.choice((0, 0.05)),
+            "busy": max(rng.choice((0, 0.05)), 0.2 if bots else 0),
         },
     )
+
+
+def _bot(seed: int, rows_max: int) -> SubscriptionSpec:
+    """A bot with a device. It draws from numbers of its own: seeds without one stay what they were."""
+    rng = random.Random(f"bot {seed}")
+    spec = _spec(rng, BOT, rows_max, start=rng.choice(("now", "beginning")))
+    return replace(spec, ordered=False, bot=BotWish("shop", "bot", device="phone"))
+
+
+def session_of(partition: int, stream: str, key: str) -> str:
+    """Of one key, as a session of blocks is of one stream, which is its key: others may overtake it."""
+    return f"{partition}-{stream}-{key}"
 
 
 def _wish_chance(rng: random.Random) -> dict[str, float]:

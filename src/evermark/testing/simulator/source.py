@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import pyarrow as pa
 
@@ -17,6 +18,15 @@ from evermark.sources.base import Limit, Slice, Source
 
 
 @dataclass(frozen=True)
+class About:
+    """What an event has to do with a bot."""
+
+    kind: str = "message"  # or join, leave: of the bot's user
+    session: str = ""  # whose key it needs
+    member: bool = False  # whether the bot is to get it: made while its user was a member, or about that
+
+
+@dataclass(frozen=True)
 class Made:
     """One event at the source. `again`: its id stood at an earlier position already."""
 
@@ -27,6 +37,7 @@ class Made:
     op: str
     made_at: float
     again: bool = False
+    about: About = About()
 
 
 @dataclass(frozen=True)
@@ -41,6 +52,7 @@ class Row:
     key: str
     op: str
     made_at: float
+    about: About = About()
 
 
 def position(number: int) -> str:
@@ -98,6 +110,7 @@ class SimSource(Source):
             "key": [m.key for m in rows.values()],
             "op": [m.op for m in rows.values()],
             "event_time": [int(m.made_at * 1e6) for m in rows.values()],
+            "payload": [json.dumps(asdict(m.about)) for m in rows.values()],
         }
         yield taken_batch(columns, len(rows))
 

@@ -14,7 +14,7 @@ from evermark.breaker import Limits
 from evermark.checkpoints.memory import MemoryCheckpoints
 from evermark.cluster.base import Holder
 from evermark.cluster.memory import MemoryLeases
-from evermark.delivery.base import SubscriptionSpec
+from evermark.delivery.base import Place, SubscriptionSpec
 from evermark.delivery.retry import EndpointLimits
 from evermark.errors import EvermarkError, UnreachableError
 from evermark.log.head import MemoryHeads
@@ -84,6 +84,7 @@ class World:
         self.truth = Truth(self.logs, self.leases, self.checkpoints)
         self.account = Account(self.logs, self.leases, self.heads, self.store, self.rng, self.clock)
         self._receivers: dict[str, Receiver] = {}
+        self.joined: set[tuple[Place, str]] = set()  # where the bot is a member, as the source has it
 
     def effect(self, process: Process, label: str, act: Callable[[], Any]) -> Any:
         """Carry out `act`, unless a fault strikes before it; a fault may strike after it, too."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from evermark.testing.simulator.mutants.bots import BOTS
 from evermark.testing.simulator.mutants.delivery import DELIVERY
 from evermark.testing.simulator.mutants.endurance import ENDURANCE
 from evermark.testing.simulator.mutants.ingest import INGEST
 from evermark.testing.simulator.mutants.mutant import Mutant
 from evermark.testing.simulator.mutants.wishes import WISHES
 
-MUTANTS: tuple[Mutant, ...] = (*INGEST, *DELIVERY, *WISHES, *ENDURANCE)
+MUTANTS: tuple[Mutant, ...] = (*INGEST, *DELIVERY, *WISHES, *ENDURANCE, *BOTS)
 
 BY_NAME: dict[str, Mutant] = {mutant.name: mutant for mutant in MUTANTS}
 

@@ -69,8 +69,8 @@ class _FirstLook:
         return getattr(self._store, name)
 
 
-def _goes_by_first_look(self: LiveGroup, store: DeliveryStore, *rest: Any) -> None:
-    _made(self, cast(Any, _FirstLook(store)), *rest)
+def _goes_by_first_look(self: LiveGroup, store: DeliveryStore, *rest: Any, **named: Any) -> None:
+    _made(self, cast(Any, _FirstLook(store)), *rest, **named)
 
 
 def _as_first_seen(self: Follower, subscriptions: Sequence[Subscription]) -> list[tuple[Subscription, CursorVector]]:

@@ -1,0 +1,1 @@
+"""Bots: subscriptions that speak for a user of some streams. See docs/bots.md."""

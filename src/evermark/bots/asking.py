@@ -1,0 +1,45 @@
+"""Keys that events wait for, asked for by a signed webhook to their bot. What it answers changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from evermark.bots.base import BotStore, KeyWanted
+from evermark.bots.keys import ask_event
+from evermark.delivery.base import Subscription
+from evermark.delivery.sinks.base import Answer, OpenSecret, Sink, Try
+
+ASKS_MAX = 50  # at a time
+ASK_TIMEOUT_S = 5.0
+DEADLINE_S = 10.0
+
+
+@dataclass
+class KeyAsker:
+    """Notes first, then asks: a crash in between asks once less, and never twice within `ASK_EVERY`."""
+
+    store: BotStore
+    known: Callable[[], dict[str, Subscription]]
+    sink: Sink
+    open_secret: OpenSecret
+    epoch: int
+    clock: Callable[[], datetime]
+    on_asked: Callable[[Sequence[tuple[KeyWanted, Answer]]], None] = lambda _asked: None
+
+    def run(self) -> int:
+        """Ask for what is missing, up to a limit; returns for how many keys."""
+        now = self.clock()
+        wanted = self.store.keys_wanted(now, ASKS_MAX, self.epoch)
+        if not wanted:
+            return 0
+        known = self.known()
+        mine = [one for one in wanted if one.subscription in known]
+        tries = [
+            Try(replace(spec, timeout_s=min(spec.timeout_s, ASK_TIMEOUT_S)), ask_event(one, now), 1, self.open_secret)
+            for one in mine
+            for spec in [known[one.subscription].spec]
+        ]
+        self.on_asked(list(zip(mine, self.sink.attempt(tries, DEADLINE_S), strict=True)))
+        return len(mine)

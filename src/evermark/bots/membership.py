@@ -1,0 +1,77 @@
+"""Where a user was a member, and when: from joins and leaves in the log. Pure.
+
+Three kinds of rows tell of membership: a join or leave; a description of a stream (`schema` or `truncate`) that lists
+its `members`, for those who are there without joining: the owner of an inbox, the two of a direct stream, the first
+members of a channel; and a note that a stream was deleted or recreated, which ends all that was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+from evermark.bots.base import BotView, BotWish, Lesson, Move, Stay
+from evermark.bots.forward import parsed
+from evermark.event import Op
+
+Stays = Mapping[str, tuple[Stay, ...]]
+
+
+def moves_of(rows: Iterable[Mapping[str, Any]], users: Collection[str]) -> Iterator[Move]:
+    """What some rows of the log (stream, op, batch, position, payload), in its order, tell about some users."""
+    for row in rows:
+        said = parsed(row["payload"])
+        if not isinstance(said, Mapping):
+            continue
+        stream, at, kind = row["stream"], (row["batch"], row["position"]), said.get("kind")
+        if row["op"] == Op.MESSAGE:
+            if kind in ("join", "leave") and said.get("member") in users:
+                yield Move(stream, str(said["member"]), at, joins=kind == "join")
+            continue
+        members = said.get("members")
+        if isinstance(members, list):
+            for user in sorted(users):
+                yield Move(stream, user, at, joins=user in members, inbox=kind == "inbox")
+        elif said.get("change") in ("deleted", "recreated"):
+            for user in sorted(users):
+                yield Move(stream, user, at, joins=False)
+
+
+def after_move(stays: tuple[Stay, ...], move: Move) -> tuple[Stay, ...]:
+    """The stays of a user in a stream after one more move. What was learned before changes nothing."""
+    last = stays[-1] if stays else None
+    if last is not None and move.at <= (last.end or last.begin):
+        return stays
+    if last is not None and last.end is None:
+        return stays if move.joins else (*stays[:-1], Stay(last.begin, move.at, last.inbox))
+    return (*stays, Stay(move.at, None, move.inbox)) if move.joins else stays
+
+
+def lesson(user: str, begun_at: int, done_to: int, known: Stays, moves: Iterable[Move]) -> Lesson:
+    """What some moves change for a user: all stays of each stream where anything does."""
+    changed: dict[str, tuple[Stay, ...]] = {}
+    for move in moves:
+        if move.user == user:
+            before = changed.get(move.stream, known.get(move.stream, ()))
+            after = after_move(before, move)
+            if after != before:
+                changed[move.stream] = after
+    return Lesson(user, begun_at, done_to, changed)
+
+
+def view_of(wish: BotWish, stays: Stays, after: int, to: int) -> BotView:
+    """What a bot is a member of in the batches `after < batch <= to`."""
+    member: set[str] = set()
+    partly: dict[str, tuple[Stay, ...]] = {}
+    inboxes: set[str] = {wish.inbox} if wish.inbox else set()
+    for stream, times in stays.items():
+        within = tuple(s for s in times if s.begin[0] <= to and (s.end is None or s.end[0] > after))
+        if not within:
+            continue
+        if within[-1].inbox:
+            inboxes.add(stream)
+        if any(stay.begin[0] <= after and (stay.end is None or stay.end[0] > to) for stay in within):
+            member.add(stream)
+        else:
+            partly[stream] = within
+    return BotView(wish, frozenset(member), partly, frozenset(inboxes))

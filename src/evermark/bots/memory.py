@@ -1,0 +1,119 @@
+"""What is known of bots, in memory: the twin of `store.py`, and what the simulator runs on."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
+
+from evermark.bots.base import BotWish, KeyWanted, Learned, Lesson, SessionKey
+from evermark.bots.keys import next_ask_at, require_keys, require_learned, require_room, unknown_key
+from evermark.cluster.memory import MemoryLeases
+from evermark.delivery.base import SubscriptionState
+from evermark.delivery.group import Jitter
+from evermark.delivery.memory_rows import MemoryParkedRows, Row
+
+
+class MemoryBots(MemoryParkedRows):
+    """A `BotStore`, and the part of a `DeliveryStore` about parked deliveries."""
+
+    def __init__(self, leases: MemoryLeases, lease: str, jitter: Jitter) -> None:
+        super().__init__(leases, lease, jitter)
+        self._learned: dict[tuple[str, str], Learned] = {}
+        self._asks: dict[tuple[str, str], tuple[datetime, int]] = {}
+
+    # membership
+
+    def learned(self, source: str, user: str) -> Learned:
+        with self._lock:
+            return self._learned.get((source, user), Learned())
+
+    def learn(self, source: str, partition: int, lessons: Sequence[Lesson], epoch: int) -> None:
+        with self._fenced(epoch):
+            known = {one.user: self._learned.get((source, one.user), Learned()) for one in lessons}
+            require_learned(lessons, {user: found.to.get(partition, 0) for user, found in known.items()})
+            for one in lessons:
+                found = known[one.user]
+                self._learned[source, one.user] = Learned(
+                    {**found.to, partition: one.done_to}, {**found.stays, **one.stays}
+                )
+
+    def forget_users(self, epoch: int) -> int:
+        with self._fenced(epoch):
+            spoken_for = {(wish.source, wish.user) for wish in self._bots().values()}
+            gone = self._learned.keys() - spoken_for
+            for one in gone:
+                del self._learned[one]
+            return len(gone)
+
+    # session keys
+
+    def publish(self, device: str, keys: Mapping[str, str], now: datetime, epoch: int) -> int:
+        require_keys(device, keys)
+        with self._fenced(epoch):
+            mine = {session for of, session in self._keys if of == device}
+            require_room(device, len(mine | keys.keys()))
+            for session, sealed in keys.items():
+                self._keys[device, session] = SessionKey(session, sealed, now)
+            return self._make_due(now, lambda name, session: self._device(name) == device and session in keys)
+
+    def session_key(self, device: str, session: str) -> SessionKey:
+        with self._lock:
+            if (device, session) not in self._keys:
+                raise unknown_key(session)
+            return self._keys[device, session]
+
+    def session_keys(self, device: str, *, after: str = "", limit: int = 100) -> list[SessionKey]:
+        with self._lock:
+            mine = [key for (of, session), key in sorted(self._keys.items()) if of == device and session > after]
+        return mine[: max(0, limit)]
+
+    def published(self, devices: Collection[str]) -> dict[str, frozenset[str]]:
+        found: dict[str, set[str]] = defaultdict(set)
+        with self._lock:
+            for device, session in self._keys:
+                if device in devices:
+                    found[device].add(session)
+        return {device: frozenset(sessions) for device, sessions in found.items()}
+
+    def sessions_queued(self, subscriptions: Collection[str], replay_id: str = "") -> dict[str, frozenset[str]]:
+        found: dict[str, set[str]] = defaultdict(set)
+        with self._lock:
+            for row in self._rows.values():
+                event = row.event
+                if event.session and row.subscription in subscriptions and event.replay_id == replay_id:
+                    found[row.subscription].add(event.session)
+        return {name: frozenset(sessions) for name, sessions in found.items()}
+
+    def release_keyed(self, now: datetime, epoch: int) -> int:
+        with self._fenced(epoch):
+            return self._make_due(now, lambda name, session: not self._lacks_key(name, session))
+
+    def keys_wanted(self, now: datetime, limit: int, epoch: int) -> list[KeyWanted]:
+        with self._fenced(epoch):
+            firsts: dict[tuple[str, str], Row] = {}
+            for _, row in sorted(self._rows.items()):
+                if row.waits:
+                    firsts.setdefault((row.subscription, row.event.session), row)
+            due: list[tuple[datetime | None, int, KeyWanted]] = []
+            for (name, session), row in firsts.items():
+                asked_at, asks = self._asks.get((name, session), (None, 0))
+                if self._may_be_asked(name) and next_ask_at(asked_at, asks, now) <= now:
+                    told = KeyWanted(name, self._device(name), session, row.event.stream, row.created_at, asks + 1)
+                    due.append((asked_at, row.id, told))
+            due.sort(key=lambda one: (one[0] is not None, one[0] or now, one[1]))
+            found = [told for _, _, told in due[: max(0, limit)]]
+            for told in found:
+                self._asks[told.subscription, told.session] = (now, told.asks)
+            return found
+
+    def _may_be_asked(self, name: str) -> bool:
+        standing = self._standing(name)
+        good = standing.state in (SubscriptionState.LIVE, SubscriptionState.BEHIND) or standing.is_full
+        return good and standing.failures == 0 and bool(self._device(name))
+
+    def _bots(self) -> dict[str, BotWish]:
+        return {name: spec.bot for name, (spec, _) in self._known.items() if spec.bot is not None}
+
+    def _forget_asks(self, names: Collection[str]) -> None:
+        self._asks = {one: asked for one, asked in self._asks.items() if one[0] not in names}

@@ -1,0 +1,113 @@
+"""The SQL of what is known of bots. Locks are taken in the order that `delivery/queries.py` says."""
+
+from __future__ import annotations
+
+LEARNED = "select partition, batch from bot_learned where source = %s and usr = %s"
+STAYS = """
+select stream, begin_batch, begin_position, end_batch, end_position, inbox from bot_stays
+where source = %s and usr = %s order by stream, begin_batch, begin_position
+"""
+LEARNED_LOCKED = """
+select usr, batch from bot_learned where source = %s and partition = %s and usr = any(%s) order by usr for update
+"""
+SET_LEARNED = """
+insert into bot_learned (source, usr, partition, batch)
+select %s, given.usr, %s, given.batch from unnest(%s::text[], %s::bigint[]) as given (usr, batch) order by given.usr
+on conflict (source, usr, partition) do update set batch = excluded.batch
+"""
+SET_STAYS = """
+insert into bot_stays (source, usr, stream, begin_batch, begin_position, end_batch, end_position, inbox)
+select %s, given.*
+from unnest(%s::text[], %s::text[], %s::bigint[], %s::text[], %s::bigint[], %s::text[], %s::boolean[])
+    as given (usr, stream, begin_batch, begin_position, end_batch, end_position, inbox)
+order by 2, 3, 4, 5
+on conflict (source, usr, stream, begin_batch, begin_position)
+do update set end_batch = excluded.end_batch, end_position = excluded.end_position
+"""
+_NOBODY = """
+not exists (
+    select from subscriptions s
+    where s.spec -> 'bot' is not null and s.spec -> 'bot' ->> 'source' = t.source and s.spec -> 'bot' ->> 'user' = t.usr
+)
+"""
+FORGET_STAYS = f"delete from bot_stays t where {_NOBODY}"
+FORGET_LEARNED = f"""
+with gone as (delete from bot_learned t where {_NOBODY} returning source, usr)
+select count(distinct (source, usr)) from gone
+"""
+USERS = """
+select distinct spec -> 'bot' ->> 'user', spec -> 'bot' ->> 'inbox' from subscriptions
+where spec -> 'bot' is not null and spec -> 'bot' ->> 'source' = %s
+"""
+USERS_VERSION = (
+    f"select coalesce(md5(string_agg(u || chr(10) || i, chr(10) order by u, i)), '') from ({USERS}) as t (u, i)"
+)
+
+KEY_COUNTS = "select count(*), count(*) filter (where session = any(%s)) from session_keys where device = %s"
+PUT_KEYS = """
+insert into session_keys (device, session, key, published_at)
+select %s, given.session, given.key, %s from unnest(%s::text[], %s::text[]) as given (session, key)
+order by given.session
+on conflict (device, session) do update set key = excluded.key, published_at = excluded.published_at
+"""
+KEYS = "select session, key, published_at from session_keys where device = %s"
+KEY = f"{KEYS} and session = %s"
+KEY_PAGE = f"{KEYS} and session > %s order by session limit %s"
+# The newest ones, where there are more than a task should be told: what is left out waits a moment in the queue.
+PUBLISHED = """
+select k.device, k.session from unnest(%s::text[]) as d (device)
+cross join lateral (
+    select device, session from session_keys k where k.device = d.device order by published_at desc limit %s
+) k
+"""
+QUEUED = """
+select distinct subscription, session from enqueued_messages
+where session is not null and subscription = any(%s) and replay_id = %s
+"""
+# In order: all at one moment, and claimed by id.
+RELEASE_SESSIONS = """
+update enqueued_messages m set waits = false, next_attempt_at = %s
+from subscriptions s
+where m.waits and m.session = any(%s) and s.name = m.subscription and s.spec -> 'bot' ->> 'device' = %s
+"""
+RELEASE_KEYED = """
+update enqueued_messages m set waits = false, next_attempt_at = %s
+from subscriptions s
+where m.waits and s.name = m.subscription and (
+    coalesce(s.spec -> 'bot' ->> 'device', '') = ''
+    or exists (select from session_keys k where k.device = s.spec -> 'bot' ->> 'device' and k.session = m.session)
+)
+"""
+IS_ANY_WAITING = "select exists (select from enqueued_messages where waits)"
+
+# Only endpoints that work are asked; also of those that are full, for it is keys that will make room.
+WANTED = """
+with missing as (
+    select m.subscription, m.session, min(m.id) as first from enqueued_messages m
+    where m.waits group by m.subscription, m.session
+)
+select w.subscription, s.spec -> 'bot' ->> 'device', w.session, m.stream, m.created_at, coalesce(a.asks, 0)
+from missing w
+join enqueued_messages m on m.id = w.first
+join subscriptions s on s.name = w.subscription
+left join session_asks a on a.subscription = w.subscription and a.session = w.session
+where (s.state in ('live', 'behind') or (s.state = 'suspended' and s.next_attempt_at is not null)) and s.failures = 0
+  and coalesce(s.spec -> 'bot' ->> 'device', '') <> ''
+  and (a.asked_at is null
+       or a.asked_at + least(%(most)s::interval, %(every)s::interval * power(2, least(a.asks, 20) - 1)) <= %(now)s)
+order by a.asked_at nulls first, w.first
+limit %(limit)s
+"""
+ASKED = """
+insert into session_asks (subscription, session, asked_at, asks)
+select given.subscription, given.session, %s, 1 from unnest(%s::text[], %s::text[]) as given (subscription, session)
+order by 1, 2
+on conflict (subscription, session) do update set asked_at = excluded.asked_at, asks = session_asks.asks + 1
+"""
+# Kept for a while after the last event that waited is gone: the next one must not be asked for too soon.
+FORGET_ASKS = """
+delete from session_asks a
+where a.asked_at < %s and not exists (
+    select from enqueued_messages m where m.waits and m.subscription = a.subscription and m.session = a.session
+)
+"""

@@ -1,0 +1,139 @@
+"""What is known of bots, in State: memberships, session keys, and what was asked for. Fenced, as all of delivery."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
+
+from evermark.bots import queries
+from evermark.bots.base import ASK_EVERY, ASK_EVERY_MAX, KeyWanted, Learned, Lesson, SessionKey, Stay
+from evermark.bots.keys import require_keys, require_learned, require_room, unknown_key
+from evermark.cluster.fence import fence
+from evermark.delivery.parked_rows import PostgresParkedRows, lock_sessions, storable
+from evermark.state.connection import State
+
+PUBLISHED_MAX = 20_000  # sessions of one device that a task is told of
+PAGE_MAX = 1_000
+
+
+class PostgresBots(PostgresParkedRows):
+    """A `BotStore`, and the part of the delivery store about parked deliveries."""
+
+    # membership
+
+    def learned(self, source: str, user: str) -> Learned:
+        stays: dict[str, tuple[Stay, ...]] = defaultdict(tuple)
+        with self._state.transaction() as conn:
+            conn.execute("set transaction isolation level repeatable read")  # one moment for both
+            to = dict(conn.execute(queries.LEARNED, (source, user)).fetchall())
+            rows = conn.execute(queries.STAYS, (source, user)).fetchall()
+        for stream, begin_batch, begin_position, end_batch, end_position, inbox in rows:
+            end = None if end_batch is None else (end_batch, end_position)
+            stays[stream] += (Stay((begin_batch, begin_position), end, inbox),)
+        return Learned(to, dict(stays))
+
+    def learn(self, source: str, partition: int, lessons: Sequence[Lesson], epoch: int) -> None:
+        users = sorted(lesson.user for lesson in lessons)
+        stays = [
+            (one.user, stream, *stay.begin, *(stay.end or (None, None)), stay.inbox)
+            for one in lessons
+            for stream, times in one.stays.items()
+            for stay in times
+        ]
+        with self._state.transaction() as conn:
+            fence(conn, self._lease, epoch)
+            at = dict(conn.execute(queries.LEARNED_LOCKED, (source, partition, users)).fetchall())
+            require_learned(lessons, at)
+            batches = [[one.user for one in lessons], [one.done_to for one in lessons]]
+            conn.execute(queries.SET_LEARNED, (source, partition, *batches))
+            if stays:
+                conn.execute(queries.SET_STAYS, (source, *map(list, zip(*stays, strict=True))))
+
+    def forget_users(self, epoch: int) -> int:
+        with self._state.transaction() as conn:
+            fence(conn, self._lease, epoch)
+            conn.execute(queries.FORGET_STAYS)
+            row = conn.execute(queries.FORGET_LEARNED).fetchone()
+            return int(row[0]) if row else 0
+
+    # session keys
+
+    def publish(self, device: str, keys: Mapping[str, str], now: datetime, epoch: int) -> int:
+        require_keys(device, keys)
+        sessions = sorted(keys)
+        with self._state.transaction() as conn:
+            fence(conn, self._lease, epoch)
+            lock_sessions(conn, [(device, session) for session in sessions])
+            row = conn.execute(queries.KEY_COUNTS, (sessions, device)).fetchone()
+            require_room(device, row[0] + len(keys) - row[1] if row else len(keys))
+            conn.execute(queries.PUT_KEYS, (device, now, sessions, [keys[session] for session in sessions]))
+            return conn.execute(queries.RELEASE_SESSIONS, (now, sessions, device)).rowcount
+
+    def session_key(self, device: str, session: str) -> SessionKey:
+        with self._state.connection() as conn:
+            row = conn.execute(queries.KEY, (storable(device), storable(session))).fetchone()
+        if row is None:
+            raise unknown_key(session)
+        return SessionKey(*row)
+
+    def session_keys(self, device: str, *, after: str = "", limit: int = 100) -> list[SessionKey]:
+        given = (storable(device), storable(after), max(0, min(limit, PAGE_MAX)))
+        with self._state.connection() as conn:
+            return [SessionKey(*row) for row in conn.execute(queries.KEY_PAGE, given)]
+
+    def published(self, devices: Collection[str]) -> dict[str, frozenset[str]]:
+        return self._sets(queries.PUBLISHED, (sorted(devices), PUBLISHED_MAX))
+
+    def sessions_queued(self, subscriptions: Collection[str], replay_id: str = "") -> dict[str, frozenset[str]]:
+        return self._sets(queries.QUEUED, (sorted(subscriptions), replay_id))
+
+    def _sets(self, query: str, given: tuple[object, ...]) -> dict[str, frozenset[str]]:
+        found: dict[str, set[str]] = defaultdict(set)
+        with self._state.connection() as conn:
+            for name, session in conn.execute(query, given):
+                found[name].add(session)
+        return {name: frozenset(sessions) for name, sessions in found.items()}
+
+    def release_keyed(self, now: datetime, epoch: int) -> int:
+        with self._state.transaction() as conn:
+            if conn.execute(queries.IS_ANY_WAITING).fetchone() == (False,):
+                return 0
+            fence(conn, self._lease, epoch)
+            return conn.execute(queries.RELEASE_KEYED, (now,)).rowcount
+
+    def keys_wanted(self, now: datetime, limit: int, epoch: int) -> list[KeyWanted]:
+        given = {"now": now, "limit": limit, "every": ASK_EVERY, "most": ASK_EVERY_MAX}
+        with self._state.transaction() as conn:
+            if conn.execute(queries.IS_ANY_WAITING).fetchone() == (False,):
+                return []
+            fence(conn, self._lease, epoch)
+            rows = conn.execute(queries.WANTED, given).fetchall()
+            found = [
+                KeyWanted(name, device, session, stream, since, n + 1)
+                for name, device, session, stream, since, n in rows
+            ]
+            if found:
+                names, sessions = [one.subscription for one in found], [one.session for one in found]
+                conn.execute(queries.ASKED, (now, names, sessions))
+            conn.execute(queries.FORGET_ASKS, (now - 2 * ASK_EVERY_MAX,))
+            return found
+
+
+def bot_users(state: State, source: str) -> frozenset[str]:
+    """The users that bots speak for in a source: streams they are members of, and their inboxes, matter."""
+    with state.connection() as conn:
+        return frozenset(user for user, _ in conn.execute(queries.USERS, (source,)))
+
+
+def bot_inboxes(state: State, source: str) -> frozenset[str]:
+    """The streams that bots of a source named as their inboxes."""
+    with state.connection() as conn:
+        return frozenset(inbox for _, inbox in conn.execute(queries.USERS, (source,)) if inbox)
+
+
+def bot_users_version(state: State, source: str) -> str:
+    """Another text whenever `bot_users` or `bot_inboxes` would say something else; empty: there are none."""
+    with state.connection() as conn:
+        row = conn.execute(queries.USERS_VERSION, (source,)).fetchone()
+        return str(row[0]) if row else ""

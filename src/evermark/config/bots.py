@@ -1,0 +1,47 @@
+"""The `bots:` section: the keys of a subscription, and who the bot speaks for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, model_validator
+
+from evermark.bots.base import BotMode, BotWish
+from evermark.config.fields import NAME, refusal
+from evermark.config.subscriptions import SubscriptionConfig
+from evermark.delivery.base import SubscriptionSpec
+from evermark.secrets import SecretBox
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise refusal("expected printable characters")
+    return text
+
+
+_Named = Annotated[str, Field(min_length=1, max_length=128), AfterValidator(_printable)]
+
+
+class BotConfig(SubscriptionConfig):
+    source: Annotated[str, Field(pattern=NAME)]
+    user: _Named
+    mode: BotMode = BotMode.ALL
+    device: _Named | None = None
+    inbox: _Named | None = None
+
+    @model_validator(mode="after")
+    def _sessions_keep_their_own_order(self) -> BotConfig:
+        if self.ordered and self.device is not None:
+            raise refusal(
+                "a bot with a device keeps the order of each session; by key, one that waits would stop its stream",
+                hint="remove ordered, or device",
+                at=("ordered",),
+            )
+        return self
+
+    def wish(self) -> BotWish:
+        return BotWish(self.source, self.user, self.mode, self.device or "", self.inbox or "")
+
+    def to_spec(self, name: str, box: SecretBox) -> SubscriptionSpec:
+        return replace(super().to_spec(name, box), bot=self.wish())

@@ -1,0 +1,82 @@
+"""Bugs of bots: what they are members of, and what waits for a session key."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import Any
+
+from evermark.bots.base import Lesson, Stay
+from evermark.bots.sight import Sight
+from evermark.delivery.base import Place
+from evermark.delivery.memory import MemoryDelivery
+from evermark.testing.simulator.mutants.mutant import Mutant
+from evermark.testing.simulator.scenario import STREAMS, session_of
+
+_learn = MemoryDelivery.learn
+
+
+def _all_published(self: MemoryDelivery, devices: Collection[str]) -> dict[str, frozenset[str]]:
+    named = frozenset(session_of(p, stream, f"k{n}") for p in range(3) for stream in STREAMS for n in range(4))
+    return dict.fromkeys(devices, named)
+
+
+def _nobody_looks(self: Sight, place: Place, users: set[str], *_: Any) -> set[str]:
+    return users
+
+
+def _learn_how_far_only(
+    self: MemoryDelivery, source: str, partition: int, lessons: Sequence[Lesson], epoch: int
+) -> None:
+    _learn(self, source, partition, [replace(one, stays={}) for one in lessons], epoch)
+
+
+BOTS: tuple[Mutant, ...] = (
+    Mutant(
+        "members-unlearned",
+        "a span is delivered to a bot before its joins and leaves were learned",
+        ((Sight, "_learn", _nobody_looks),),
+    ),
+    Mutant(
+        "joined-for-the-batch",
+        "a join counts for all of its batch",
+        ((Stay, "covers", lambda _self, _at: True),),
+    ),
+    Mutant(
+        "learned-not-kept",
+        "how far was looked is kept, and what was found is not",
+        ((MemoryDelivery, "learn", _learn_how_far_only),),
+        120,
+    ),
+    Mutant(
+        "sent-without-key",
+        "sessions are taken for published that are not",
+        ((MemoryDelivery, "published", _all_published),),
+    ),
+    Mutant(
+        "key-releases-nothing",
+        "publishing a key leaves what waits for it where it is",
+        ((MemoryDelivery, "_make_due", lambda *_: 0),),
+    ),
+    Mutant(
+        "waits-by-an-old-look",
+        "whether an event waits is decided by what was published before it was parked",
+        ((MemoryDelivery, "_lacks_key", lambda *_: True),),
+        120,
+        31,
+    ),
+    Mutant(
+        "newer-not-held-behind",
+        "events of a session with a key are sent although earlier ones are in the queue",
+        ((MemoryDelivery, "sessions_queued", lambda *_: {}),),
+        120,
+        31,
+    ),
+    Mutant(
+        "session-overtaken",
+        "parked events of a session overtake each other",
+        ((MemoryDelivery, "_before_in_line", lambda *_: []),),
+        300,
+        31,
+    ),
+)

@@ -1,0 +1,173 @@
+"""The contract of bots over its backends, and the race of publishing and parking on a real server."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from evermark.bots.base import BotWish
+from evermark.bots.store import bot_inboxes, bot_users, bot_users_version
+from evermark.cluster.fence import DELIVER_LEASE
+from evermark.cluster.memory import MemoryLeases
+from evermark.cluster.postgres import PostgresLeases
+from evermark.delivery import parked_rows
+from evermark.delivery.base import MadeBy, ParkedEvent
+from evermark.delivery.memory import MemoryDelivery
+from evermark.delivery.store import PostgresDelivery
+from evermark.state.connection import State
+from evermark.testing.contracts import BotContract
+from evermark.testing.contracts.bots import WISH, Store, settle, waiting
+from evermark.testing.contracts.scene import T0, TakeOver, begin, spec
+from evermark.testing.servers import PostgresServer
+from evermark.testing.states import fresh_state, owners
+from evermark.testing.until import until
+
+
+@pytest.fixture
+def state(pg_server: PostgresServer) -> Iterator[State]:
+    with fresh_state(pg_server.socket_dsn()) as state:
+        yield state
+
+
+@pytest.fixture
+def take_over(state: State) -> TakeOver:
+    take = owners(PostgresLeases(state, is_gone=lambda holder: True))
+    return lambda: take(DELIVER_LEASE)
+
+
+class TestMemoryBots(BotContract):
+    @pytest.fixture
+    def leases(self) -> MemoryLeases:
+        return MemoryLeases(is_gone=lambda holder: True)
+
+    @pytest.fixture
+    def store(self, leases: MemoryLeases) -> Store:
+        return MemoryDelivery(leases)
+
+    @pytest.fixture
+    def take_over(self, leases: MemoryLeases) -> TakeOver:
+        take = owners(leases)
+        return lambda: take(DELIVER_LEASE)
+
+
+class TestPostgresBots(BotContract):
+    @pytest.fixture
+    def store(self, state: State) -> Store:
+        return PostgresDelivery(state)
+
+    @pytest.fixture
+    def take_over(self, state: State) -> TakeOver:
+        take = owners(PostgresLeases(state, is_gone=lambda holder: True))
+        return lambda: take(DELIVER_LEASE)
+
+
+def _paused_after_the_decision(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """Parking stops between its decision and its write until the second event is set; the first says it is there."""
+    there, go_on = threading.Event(), threading.Event()
+    decide: Callable[..., Any] = parked_rows._waits
+
+    def slowly(conn: Any, parked: dict[str, Sequence[ParkedEvent]]) -> Any:
+        found = decide(conn, parked)
+        there.set()
+        assert go_on.wait(30)
+        return found
+
+    monkeypatch.setattr(parked_rows, "_waits", slowly)
+    return there, go_on
+
+
+@pytest.mark.parametrize("locked", [True, False])
+def test_d3_a_key_published_while_an_event_is_being_parked_is_not_missed(
+    state: State, take_over: TakeOver, monkeypatch: pytest.MonkeyPatch, locked: bool
+) -> None:
+    """GIVEN an event about to be parked as waiting WHEN its key is published THEN it is released all the same; without
+    the lock it would be stuck, until a sweep."""
+    store, epoch = PostgresDelivery(state), take_over()
+    begin(store, epoch, "bot", bot=WISH)
+    if not locked:
+        monkeypatch.setattr(parked_rows, "lock_sessions", lambda *_: None)
+        monkeypatch.setattr("evermark.bots.store.lock_sessions", lambda *_: None)
+    there, go_on = _paused_after_the_decision(monkeypatch)
+    with ThreadPoolExecutor(2) as pool:
+        parking = pool.submit(settle, store, epoch, 0, waiting(1))
+        assert there.wait(30)
+        publishing = pool.submit(store.publish, "phone", {"s1": "sealed"}, T0, epoch)
+        until(lambda: publishing.done() or _is_blocked(state), "publishing is done, or waits")
+        assert publishing.done() is not locked
+        go_on.set()
+        parking.result(30)
+        assert publishing.result(30) == (1 if locked else 0)
+    assert [row.waits for row in store.parked()] == [not locked]
+    assert store.release_keyed(T0, epoch) == (0 if locked else 1)
+    assert len(store.claim(T0, 10, 60, epoch)) == 1
+
+
+def _is_blocked(state: State) -> bool:
+    with state.connection() as conn:
+        found = conn.execute(
+            "select count(*) from pg_locks where locktype = 'advisory' and not granted "
+            "and database = (select oid from pg_database where datname = current_database())"
+        ).fetchone()
+    return found != (0,)
+
+
+def test_d3_publishing_and_parking_at_once_leave_nothing_stuck(state: State, take_over: TakeOver) -> None:
+    """GIVEN many sessions WHEN each is published at the very moment an event of it is parked THEN none waits."""
+    store, epoch = PostgresDelivery(state), take_over()
+    begin(store, epoch, "bot", bot=WISH)
+    for n in range(25):
+        barrier = threading.Barrier(2)
+
+        def at_once(call: Callable[[], Any], barrier: threading.Barrier = barrier) -> Any:
+            barrier.wait(30)
+            return call()
+
+        with ThreadPoolExecutor(2) as pool:
+            parking = pool.submit(at_once, lambda n=n: settle(store, epoch, n, waiting(n, f"s{n}")))
+            publishing = pool.submit(at_once, lambda n=n: store.publish("phone", {f"s{n}": "k"}, T0, epoch))
+            parking.result(30)
+            publishing.result(30)
+    assert [row.event.event_id for row in store.parked(limit=100) if row.waits] == []
+    assert len(store.claim(T0, 100, 60, epoch)) == 25
+
+
+def test_d3_two_claims_at_once_never_split_a_session(state: State, take_over: TakeOver) -> None:
+    """GIVEN due events of one session WHEN two threads claim at once THEN nobody gets one without those before it."""
+    store, epoch = PostgresDelivery(state), take_over()
+    begin(store, epoch, "bot", bot=WISH)
+    store.publish("phone", {"s1": "sealed"}, T0, epoch)
+    settle(store, epoch, 0, *(waiting(n) for n in range(1, 41)))
+    left = 40
+    while left:
+        with ThreadPoolExecutor(2) as pool:
+            claims = list(pool.map(lambda _: store.claim(T0, 7, 60, epoch), range(2)))
+        got = sorted(row.id for rows in claims for row in rows)
+        first = [row.id for row in store.parked(limit=100)][: len(got)]
+        assert got == first
+        assert not (claims[0] and claims[1]), "those behind one that is under way wait for it"
+        store.delivered(got, epoch)
+        left -= len(got)
+
+
+def test_b13_users_of_bots_are_told_by_source_with_a_version(state: State, take_over: TakeOver) -> None:
+    """GIVEN bots of two sources THEN each source is told its own, and a text that changes with them."""
+    store, epoch = PostgresDelivery(state), take_over()
+    assert (bot_users(state, "chat"), bot_users_version(state, "chat")) == (frozenset(), "")
+    bots = [
+        spec("a", bot=BotWish("chat", "ann", inbox="mail")),
+        spec("b", bot=BotWish("chat", "ben")),
+        spec("c", bot=BotWish("other", "cid")),
+        spec("d"),
+    ]
+    store.register(bots, MadeBy.FILE, {}, epoch)
+    assert (bot_users(state, "chat"), bot_inboxes(state, "chat")) == ({"ann", "ben"}, {"mail"})
+    version = bot_users_version(state, "chat")
+    store.register(bots[1:], MadeBy.FILE, {}, epoch)
+    assert bot_users_version(state, "chat") not in ("", version)
+    store.register([*bots[1:], spec("e")], MadeBy.FILE, {}, epoch)
+    store.register(bots, MadeBy.FILE, {}, epoch)
+    assert bot_users_version(state, "chat") == version

@@ -1,0 +1,77 @@
+"""D3: events of a session at the sink: set aside without its key, and sent again one after another."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from aiohttp import web
+from tests.contract.webhook_receiver import Receiver, events, one_outcome, spec_for
+
+from evermark.delivery.base import Fate
+from evermark.delivery.body import row_json
+from evermark.delivery.retry import Verdict
+from evermark.delivery.sinks.base import Job, Try
+from evermark.delivery.sinks.ready import prepared
+from evermark.delivery.sinks.webhook import WebhookSink
+
+
+def _came(receiver: Receiver) -> list[int]:
+    """The numbers of what came, bundled or not."""
+    found: list[int] = []
+    for got in receiver.got:
+        said = json.loads(got.body)
+        found += [one["data"]["n"] for one in said.get("events", [said])]
+    return found
+
+
+@pytest.mark.parametrize("bundle", [1, 4])
+def test_d3_what_has_no_key_is_parked_for_its_session_and_stops_nothing(
+    receiver: Receiver, sink: WebhookSink, bundle: int
+) -> None:
+    """GIVEN some rows without their key WHEN all are sent THEN those are parked unsent, and the others come."""
+    job = Job(spec_for(receiver.url, bundle=bundle), events(6, keys=2), waits={1: "s1", 4: "s2"})
+    outcome = one_outcome(sink.deliver(prepared([job]), 5))
+    assert (outcome.fate, outcome.accepted) == (Fate.DONE, 4)
+    assert sorted((one.event_id, one.session, one.status) for one in outcome.parked) == [
+        ("e1", "s1", None),
+        ("e4", "s2", None),
+    ]
+    assert sorted(_came(receiver)) == [0, 2, 3, 5]
+
+
+def _is_one(body: bytes) -> bool:
+    return bool(json.loads(body)["data"]["n"] == 1)
+
+
+def _tries(receiver: Receiver) -> list[Try]:
+    """Five of a session, each with a key of its own: without the session they would be sent side by side."""
+    rows = events(5)
+    return [Try(spec_for(receiver.url), row_json(rows, n), 1, session="s1") for n in range(5)]
+
+
+def test_d3_a_session_is_flushed_in_order(receiver: Receiver, sink: WebhookSink) -> None:
+    """GIVEN events of one session WHEN they are tried together THEN one after another, in the order given."""
+    assert {answer.verdict for answer in sink.attempt(_tries(receiver), 5)} == {Verdict.ACCEPTED}
+    assert _came(receiver) == [0, 1, 2, 3, 4]
+
+
+def test_d3_one_that_is_busy_holds_the_rest_of_its_session_back(receiver: Receiver, sink: WebhookSink) -> None:
+    """GIVEN one that is answered 409 THEN those behind it are not sent; another session and plain ones are."""
+    busy = {"Retry-After": "60"}
+    receiver.answer = lambda got: web.Response(status=409, headers=busy) if _is_one(got.body) else 200
+    mine = _tries(receiver)
+    others = [replace(mine[4], session="s2"), replace(mine[3], session="")]
+    answers = sink.attempt([*mine[:3], *others], 5)
+    assert [answer.verdict for answer in answers[:3]] == [Verdict.ACCEPTED, Verdict.BUSY, Verdict.BUSY]
+    assert [answer.sent for answer in answers[:3]] == [True, True, False]
+    assert {answer.verdict for answer in answers[3:]} == {Verdict.ACCEPTED}
+
+
+def test_d6_one_that_is_refused_does_not_hold_its_session_back(receiver: Receiver, sink: WebhookSink) -> None:
+    """GIVEN one that is refused for its content THEN those behind it are sent: it was tried."""
+    receiver.answer = lambda got: 422 if _is_one(got.body) else 200
+    answers = sink.attempt(_tries(receiver), 5)
+    assert [answer.verdict for answer in answers] == [Verdict.ACCEPTED, Verdict.EVENT, *[Verdict.ACCEPTED] * 3]
+    assert _came(receiver) == [0, 1, 2, 3, 4]
