@@ -1,9 +1,11 @@
 """`evermark demo`: the main job on embedded parts, with the pipeline killed twice while orders flow.
 
 A shop writes orders into its own Postgres. Evermark takes them and delivers them to three receivers, one of which
-fails now and then. Then the replication slot is thrown away under it, and the first quarter of all orders is asked for
-once more by SQL. The demo passes only if what the receivers wrote down, after their own dedup, equals what was
-committed in the shop's database, and the replay reached their handlers.
+fails now and then. Beside it people talk in rooms on a block node, and two bots listen; while the pipeline is dead the
+first time, hundreds of messages are sealed into blocks behind new snapshots. Then the replication slot is thrown away
+under it, and the first quarter of all orders is asked for once more by SQL. The demo passes only if what the receivers
+wrote down, after their own dedup, equals what was committed in the shop's database and what the bots were to hear, and
+the replay reached their handlers.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from pathlib import Path
 import psycopg
 import pyarrow.parquet as pq
 
+from evermark.app import demo_chat
 from evermark.app.demo_shop import ORDERS, Shop, ask_for_replay, replay_is_done, throw_slot_away
 from evermark.embedded.postgres import EmbeddedPostgres
 from evermark.errors import EvermarkError
@@ -43,18 +46,27 @@ data: {data}
 server: {{listen: "127.0.0.1:0"}}
 sources:
   shop: {{type: postgres, dsn: "${{SHOP_DSN}}", tables: [public.orders]}}
+{chat}
 subscriptions:
-  billing:   {{url: "http://127.0.0.1:{billing}/", secret: "${{DEMO_SECRET}}", allow_networks: [127.0.0.0/8]}}
-  shipping:  {{url: "http://127.0.0.1:{shipping}/", secret: "${{DEMO_SECRET}}", allow_networks: [127.0.0.0/8]}}
+  billing:
+    {{url: "http://127.0.0.1:{billing}/", secret: "${{DEMO_SECRET}}", allow_networks: [127.0.0.0/8],
+     streams: [public.orders]}}
+  shipping:
+    {{url: "http://127.0.0.1:{shipping}/", secret: "${{DEMO_SECRET}}", allow_networks: [127.0.0.0/8],
+     streams: [public.orders]}}
   big_deals:
-    url: "http://127.0.0.1:{big_deals}/"
-    secret: "${{DEMO_SECRET}}"
-    allow_networks: [127.0.0.0/8]
-    where: "op = 'insert' and data.total > 50"
-    bundle: 20
+    {{url: "http://127.0.0.1:{big_deals}/", secret: "${{DEMO_SECRET}}", allow_networks: [127.0.0.0/8],
+     streams: [public.orders], where: "op = 'insert' and data.total > 50", bundle: 20}}
+{bots}
 """
 
-_RECEIVERS = {"billing": [], "shipping": ["--fail", "503:2%", "--seed", "7"], "big_deals": []}
+_RECEIVERS: dict[str, list[str]] = {
+    "billing": [],
+    "shipping": ["--fail", "503:2%", "--seed", "7"],
+    "big_deals": [],
+    **{bot: [] for bot in demo_chat.BOTS},
+}
+_TALK_WHILE_DEAD = 150
 _WANTED = {
     "billing": "true",
     "shipping": "true",
@@ -114,48 +126,60 @@ class Demo:
         self._replayed: tuple[datetime, datetime] | None = None
 
     def run(self) -> Ledger:
-        with EmbeddedPostgres(self.folder / "shop") as server, self._receivers() as ports:
+        with (
+            EmbeddedPostgres(self.folder / "shop") as server,
+            demo_chat.block_node(self.folder, self._env) as node,
+            self._receivers() as ports,
+        ):
             dsn = server.dsn()
             self._env |= {"SHOP_DSN": dsn, "DEMO_SECRET": _SECRET}
             with psycopg.connect(dsn, autocommit=True) as conn:
                 conn.execute(ORDERS)
             config = self.folder / "evermark.yaml"
-            config.write_text(_CONFIG.format(name=_DEPLOYMENT, data=self.folder / "data", **ports))
+            more = {"chat": demo_chat.SETTINGS.format(node=node), "bots": demo_chat.BOTS_SETTINGS.format(**ports)}
+            config.write_text(_CONFIG.format(name=_DEPLOYMENT, data=self.folder / "data", **ports, **more))
             self._evermark("source", "install", "shop", "-c", str(config))
             self._say("installed: schema pgstream, publication, slot and capture triggers in the shop's database")
-            shop = Shop(dsn, self._rate)
-            self._act(config, dsn, shop)
-            if shop.error is not None:
-                raise EvermarkError(f"the shop could not write: {shop.error}")
-            return self._ledger(dsn)
+            shop, chat = Shop(dsn, self._rate), demo_chat.Chat(node)
+            chat.open_rooms()
+            self._act(config, dsn, shop, chat)
+            if shop.error is not None or chat.error is not None:
+                raise EvermarkError(f"the shop could not write, or nobody could talk: {shop.error or chat.error}")
+            return self._ledger(dsn, chat)
 
-    def _act(self, config: Path, dsn: str, shop: Shop) -> None:
+    def _act(self, config: Path, dsn: str, shop: Shop, chat: demo_chat.Chat) -> None:
         """Produce all the while; kill the pipeline twice; let it drain; stop it properly."""
         pipeline = self._up(config)
         try:
             shop.start()
-            self._say(f"the shop writes about {self._rate:.0f} changes a second")
+            chat.start()
+            self._say(f"the shop writes about {self._rate:.0f} changes a second; two bots listen to a chat")
             for strike in (1, 2):
                 self._wait_for_growth()
                 time.sleep(self._seconds / 3)
                 pipeline.kill()
                 pipeline.wait()
                 self._say(f"kill -9 number {strike}: the pipeline is gone, the shop goes on")
+                if strike == 1:
+                    chat.talk(_TALK_WHILE_DEAD)
+                    self._say(f"{2 * _TALK_WHILE_DEAD} messages are sealed into blocks, behind snapshots, unheard")
                 time.sleep(self._seconds / 30)
                 pipeline = self._up(config)
             self._wait_for_growth()
             time.sleep(self._seconds / 3)
             self._lose_the_slot(dsn)
             self._replay(dsn)
+            chat.finish()
             shop.finish()
-            self._say("the shop is closed; draining")
-            self._drain(dsn)
+            self._say("the shop is closed, the chat is quiet; draining")
+            self._drain(dsn, chat)
             pipeline.send_signal(signal.SIGTERM)
             code = pipeline.wait(timeout=60)
             self._say(f"the pipeline was stopped with SIGTERM and ended with code {code}")
             if code != 0:
                 raise EvermarkError(f"the pipeline ended with code {code}", hint=f"see {self.folder / 'up.log'}")
         finally:
+            chat.finish()
             shop.finish() if shop.ident else None
             if pipeline.poll() is None:
                 pipeline.kill()
@@ -253,24 +277,27 @@ class Demo:
                 for name, wanted in _WANTED.items()
             }
 
-    def _drain(self, dsn: str) -> None:
-        expected = self._expected(dsn)
+    def _drain(self, dsn: str, chat: demo_chat.Chat) -> None:
+        expected = self._expected(dsn) | chat.owed
         deadline = time.monotonic() + _DRAIN_S
         while time.monotonic() < deadline:
             if all(expected[name] <= self._handled(name).ids for name in expected):
                 return
             time.sleep(0.5)
 
-    def _ledger(self, dsn: str) -> Ledger:
-        expected = self._expected(dsn)
+    def _ledger(self, dsn: str, chat: demo_chat.Chat) -> Ledger:
+        expected = self._expected(dsn) | chat.owed
         handled = {name: self._handled(name) for name in expected}
         strangers = {name: handled[name].ids - expected[name] for name in expected}
         if any(strangers.values()):
-            raise EvermarkError(f"receivers have events that were never committed: {strangers}")
-        logged = self._logged()
+            raise EvermarkError(f"receivers have events that were never committed, or not for them: {strangers}")
+        logged = self._logged("shop") + self._logged("chat")
         if len(logged) != len(set(logged)):
             raise EvermarkError("the log holds an event twice")
-        produced = expected["billing"]
+        produced = expected["billing"] | chat.taken
+        if set(self._logged("chat")) - chat.taken:
+            raise EvermarkError("the log holds messages of a room without a bot")
+        self._say(f"the bots heard {sum(len(expected[bot] & handled[bot].ids) for bot in demo_chat.BOTS)} messages")
         missing = sum(len(expected[name] - handled[name].ids) for name in expected) + len(produced - set(logged))
         if self._replayed is not None:
             window = self._expected(dsn, self._replayed)
@@ -285,9 +312,10 @@ class Demo:
             lost=missing,
         )
 
-    def _logged(self) -> list[str]:
-        files = LogReader(self.folder / "data" / "log" / "shop").files()
-        return [i for f in files for i in pq.read_table(f.path, columns=["event_id"])["event_id"].to_pylist()]
+    def _logged(self, source: str) -> list[str]:
+        files = LogReader(self.folder / "data" / "log" / source).files()
+        rows = [row for f in files for row in pq.read_table(f.path, columns=["event_id", "op"]).to_pylist()]
+        return [row["event_id"] for row in rows if row["op"] != "schema"]
 
     def _parked(self) -> int:
         with (
