@@ -63,20 +63,20 @@ BOTS: tuple[Mutant, ...] = (
         "whether an event waits is decided by what was published before it was parked",
         ((MemoryDelivery, "_lacks_key", lambda *_: True),),
         120,
-        31,
+        76,
     ),
     Mutant(
         "newer-not-held-behind",
         "events of a session with a key are sent although earlier ones are in the queue",
         ((MemoryDelivery, "sessions_queued", lambda *_: {}),),
         120,
-        31,
+        76,
     ),
     Mutant(
         "session-overtaken",
         "parked events of a session overtake each other",
         ((MemoryDelivery, "_before_in_line", lambda *_: []),),
         300,
-        31,
+        316,
     ),
 )

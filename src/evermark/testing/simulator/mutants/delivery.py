@@ -118,7 +118,7 @@ DELIVERY: tuple[Mutant, ...] = (
         "a member that left and came back meanwhile is taken for one that stayed",
         ((MemoryDelivery, "settle_group", _settle_any_version),),
         300,
-        45,
+        66,
     ),
     Mutant(
         "former-self-settled",
@@ -144,7 +144,7 @@ DELIVERY: tuple[Mutant, ...] = (
         ((group, "may_join", _join_anyway), (follower, "level_with", lambda mine, theirs: True)),
     ),
     Mutant(
-        "beyond-the-head", "the follower reads to the log's tail", ((follower, "next_span", _span_to_tail),), 120, 36
+        "beyond-the-head", "the follower reads to the log's tail", ((follower, "next_span", _span_to_tail),), 120, 55
     ),
     Mutant(
         "whole-span-settled",

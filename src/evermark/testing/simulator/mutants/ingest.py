@@ -98,7 +98,7 @@ INGEST: tuple[Mutant, ...] = (
         "a second begin forgets that the log is ahead of the checkpoint",
         ((take, "resume", _resume_forgets_repeats),),
         200,
-        20,
+        38,
     ),
     Mutant("fence-skipped", "a new owner does not raise the log's epoch", ((MemoryLog, "fence", _tail_unfenced),), 120),
     Mutant(

@@ -83,7 +83,7 @@ WISHES: tuple[Mutant, ...] = (
         "a turn of the follower goes by what was asked for before it looked at the log",
         ((Follower, "_current", _as_first_seen),),
         100,
-        113,
+        154,
     ),
     Mutant(
         "added-one-batch-late",
@@ -95,7 +95,7 @@ WISHES: tuple[Mutant, ...] = (
         "one that was made anew is taken for its former self by the batch under way",
         ((roster, "added", _add_as_old_member),),
         300,
-        42,
+        66,
     ),
     Mutant(
         "removed-rows-kept",
@@ -107,7 +107,7 @@ WISHES: tuple[Mutant, ...] = (
         "the group goes by what was asked for when delivery began",
         ((LiveGroup, "__init__", _goes_by_first_look),),
         200,
-        74,
+        97,
     ),
     Mutant(
         "rotated-from-now",
@@ -125,6 +125,6 @@ WISHES: tuple[Mutant, ...] = (
         "what the file made may be changed and removed by anybody",
         ((roster, "require_ours", lambda spec, done: None),),
         120,
-        18,
+        32,
     ),
 )
