@@ -13,7 +13,7 @@ from evermark.sources.blocks.plan import SLICE_WEIGHT, Carried, Item, Move, Pin,
 from evermark.sources.blocks.position import ITEMS_MAX
 from evermark.sources.blocks.resume import ANEW, Case, Decision, Known, Room
 
-_ITEMS_OF_A_STREAM_MAX = 3
+_ITEMS_OF_A_STREAM_MAX = 4
 _EVENT_BYTES = 300  # of an event besides its payload, about
 
 
