@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import TypeVar
+
+from evermark.priority import step_back
 
 T = TypeVar("T")
 
 _DEPTH = 2
-_HUMBLE = 10
-
-
-def step_back() -> None:
-    """This thread, and no other of its process, comes last wherever there are not enough processors."""
-    with suppress(OSError, AttributeError):  # not on every system: then it competes like everybody
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _HUMBLE)
 
 
 class _End:

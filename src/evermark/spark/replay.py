@@ -166,7 +166,7 @@ class _Send:
         left = max(0.0, self.deadline - time.time())
         done = Prefix(0, Outcome(job.spec.name, Fate.DONE))
         if job.events.num_rows:
-            done = WebhookSink().deliver_prefix(job, left, _GRACE_S)
+            done = WebhookSink(humble=True).deliver_prefix(job, left, _GRACE_S)
         # All that was looked at is done with the last of it that had to be sent.
         whole = done.outcome.fate is Fate.DONE
         passed, rows = (looked_at, looked_at.num_rows) if whole else (job.events, done.rows)

@@ -31,6 +31,7 @@ from evermark.delivery.signing import Body, Signer
 from evermark.delivery.sinks.base import Answer, OpenSecret
 from evermark.delivery.sinks.wire import NoConnectionError, NotHttpError, Pool, Reply
 from evermark.errors import ConfigError
+from evermark.priority import step_back
 
 T = TypeVar("T")
 
@@ -51,9 +52,10 @@ def _user_agent() -> str:
 
 
 class HttpLoop:
-    """An event loop in a thread of its own, with its connections."""
+    """An event loop in a thread of its own, with its connections. A humble one leaves the processor to others."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, humble: bool = False) -> None:
+        self._humble = humble
         self.pid = os.getpid()
         self.loop = asyncio.new_event_loop()
         self.loop.set_default_executor(ThreadPoolExecutor(_LOOKUP_THREADS, thread_name_prefix="evermark-lookup"))
@@ -65,6 +67,8 @@ class HttpLoop:
         self._thread.start()
 
     def _run(self) -> None:
+        if self._humble:
+            step_back()
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
 
@@ -117,7 +121,7 @@ class HttpLoop:
 
 
 class _Process:
-    """What this process has: its loop, once somebody needs it."""
+    """What this process has: its loops, once somebody needs them."""
 
     def __init__(self) -> None:
         self.forget()
@@ -125,26 +129,26 @@ class _Process:
     def forget(self) -> None:
         # After a fork the thread did not come along, and the lock may have been held by one that did not either.
         self.lock = threading.Lock()
-        self.loop: HttpLoop | None = None
+        self.loops: dict[bool, HttpLoop] = {}
 
 
 _PROCESS = _Process()
 os.register_at_fork(after_in_child=_PROCESS.forget)
 
 
-def http_loop() -> HttpLoop:
-    """This process's loop."""
+def http_loop(*, humble: bool = False) -> HttpLoop:
+    """This process's loop, or its humble one."""
     with _PROCESS.lock:
-        if _PROCESS.loop is None:
-            _PROCESS.loop = HttpLoop()
-        return _PROCESS.loop
+        if humble not in _PROCESS.loops:
+            _PROCESS.loops[humble] = HttpLoop(humble=humble)
+        return _PROCESS.loops[humble]
 
 
-def close_http_loop() -> None:
+def close_http_loops() -> None:
     with _PROCESS.lock:
-        closing, _PROCESS.loop = _PROCESS.loop, None
-    if closing is not None:
-        closing.close()
+        closing, _PROCESS.loops = _PROCESS.loops, {}
+    for loop in closing.values():
+        loop.close()
 
 
 class Courier:

@@ -12,7 +12,7 @@ from time import monotonic
 
 from evermark.delivery.base import Fate
 from evermark.delivery.sinks.base import Answer, Job, Prefix, Result, Try
-from evermark.delivery.sinks.http import Courier, HttpLoop, close_http_loop, http_loop
+from evermark.delivery.sinks.http import Courier, HttpLoop, close_http_loops, http_loop
 from evermark.delivery.sinks.lanes import Dispatch
 from evermark.delivery.sinks.patience import Patience
 from evermark.delivery.sinks.retries import UNSENT, attempt
@@ -27,7 +27,13 @@ Closed = tuple[Tally, Fate, str, float | None]
 
 
 class WebhookSink:
-    """See `Sink` for the contract. Holds nothing: instances of one process share its event loop and connections."""
+    """See `Sink` for the contract. Holds nothing: instances of one process share its event loop and connections.
+
+    A humble one sends when nobody else wants the processor.
+    """
+
+    def __init__(self, *, humble: bool = False) -> None:
+        self._humble = humble
 
     def deliver(
         self, jobs: Sequence[Job], deadline_s: float, grace_s: float | None = None, slack_s: float | None = None
@@ -50,7 +56,7 @@ class WebhookSink:
         self, jobs: Sequence[Job], deadline_s: float, grace_s: float | None, slack_s: float | None = None
     ) -> Iterator[Closed]:
         _one_job_each(jobs)
-        http = http_loop()
+        http = http_loop(humble=self._humble)
         finished: queue.SimpleQueue[tuple[int, Closed]] = queue.SimpleQueue()
         under_way = [
             http.submit(_deliver(_made(job, http), deadline_s, grace_s, partial(_hand_in, finished, n)))
@@ -81,7 +87,7 @@ class WebhookSink:
                 future.cancel()
 
     def attempt(self, tries: Sequence[Try], deadline_s: float) -> list[Answer]:
-        http = http_loop()
+        http = http_loop(humble=self._humble)
         # A replay never disturbs live: what its tries find out about the endpoint stops none but its own.
         by_subscription: dict[tuple[str, str | None], list[int]] = {}
         for n, one in enumerate(tries):
@@ -97,7 +103,7 @@ class WebhookSink:
         return answers
 
     def close(self) -> None:
-        close_http_loop()
+        close_http_loops()
 
 
 def _one_job_each(jobs: Sequence[Job]) -> None:
