@@ -37,7 +37,7 @@ class BotScene(ChatScene):
 
 
 def test_d3_d15_a_redeployed_bot_misses_nothing_and_gets_nothing_before_its_key(tmp_path: Path) -> None:
-    """GIVEN messages that need a key WHEN the process is killed, and the key comes later THEN the bot has all it should.
+    """GIVEN messages that need a key WHEN the process is killed, and the key comes later THEN the bot has all of it.
 
     Once, those of the session in order; it was asked for the key, and no other stream was read.
     """
