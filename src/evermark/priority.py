@@ -6,7 +6,7 @@ import os
 import threading
 from contextlib import suppress
 
-_HUMBLE = 5
+_HUMBLE = 10
 
 
 def step_back() -> None:
