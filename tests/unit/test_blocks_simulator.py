@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import structlog
 
 from evermark.testing.simulator.blocks.mutants import MUTANTS
 from evermark.testing.simulator.blocks.run import hunt, run
 from evermark.testing.simulator.mutants.mutant import Mutant
 
 SEEDS = 60
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """Every lie and every fork is a warning, and there are thousands of them."""
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    yield
-    structlog.reset_defaults()
 
 
 def test_no_seed_loses_an_event_or_takes_one_twice() -> None:

@@ -42,6 +42,10 @@ _FOLLOWS_FOR_S = 10.0
 TRANSIENT = (UnreachableError, BusyError)
 
 
+class Beyond(GapError):
+    """The node never made so many blocks of the stream."""
+
+
 @dataclass(frozen=True, slots=True)
 class Listed:
     """A stream that changed."""
@@ -297,7 +301,9 @@ def _refusal(said: str, code: object) -> EvermarkError:
         return NotFoundError(said, hint="the stream was deleted")
     if code == "unauthorized":
         return DeniedError(said, hint="give the node's token as the source's `token`")
-    if code in {"range_impossible", "range_empty"}:
+    if code == "range_impossible":
+        return Beyond(said, hint="the stream was recreated, or the node was restored from a backup")
+    if code == "range_empty":
         return GapError(said, hint="the stream was recreated, or the node was restored from a backup")
     if code in {"bad_request", "not_found", "too_large"}:
         return FormatError(said, hint="the node and this program are of different versions")

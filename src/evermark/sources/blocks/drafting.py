@@ -40,6 +40,10 @@ class Draft:
         note: Carried = (0, 0, {"note": {"change": "deleted", "was": was}})
         self._put([Item(stream, carried=(note,))], Move(kind or move.kind, None), 1, 0, 0)
 
+    def put_nothing(self, stream: str, kind: str) -> None:
+        """Nothing is known of the stream, nor to be known: it need not be looked at any more."""
+        self._put([Item(stream)], Move(kind, None), 0, 0, 0)
+
     def put(
         self, stream: str, kind: str, before: Known | None, part: Decision, *, more: bool, forgotten: bool = False
     ) -> None:

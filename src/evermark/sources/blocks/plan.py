@@ -3,6 +3,9 @@
 A tick leads from one boundary (`starts`) to the next (`ends`). Ticks form a tree: numbers are never used twice, and two
 owners may each make a tick that starts where the log ends. Whatever is known at a boundary is what was confirmed plus
 the ticks on the path to it, so that an owner who comes late can neither take away nor change what another one reads.
+
+A log that was set back, and an owner who comes late, look the same: both go on at a boundary that was left behind.
+There a root is put, at which nothing is known; whether what follows it counts is decided by what gets into the log.
 """
 
 from __future__ import annotations
@@ -58,6 +61,11 @@ class Tick:
         """The tick in the positions of its events: not before where it starts, and before where it ends."""
         return self.ends - 1
 
+    @property
+    def root(self) -> bool:
+        """It leads nowhere: reading begins at this boundary with nothing known."""
+        return self.starts == self.ends
+
 
 def first_ordinal(block: int) -> int:
     """Where a block's events begin: in front of the first block's stands how the stream was made."""
@@ -70,7 +78,7 @@ def partition_of(stream: str, partitions: int) -> int:
 
 def path(ticks: Iterable[Tick], confirmed: int, to: int) -> list[Tick]:
     """The ticks that lead from what was confirmed to the boundary `to`, in order."""
-    by_end = {tick.ends: tick for tick in ticks}
+    by_end = {tick.ends: tick for tick in ticks if not tick.root}
     found: list[Tick] = []
     at = to
     while at > confirmed:
@@ -88,6 +96,17 @@ def path(ticks: Iterable[Tick], confirmed: int, to: int) -> list[Tick]:
             hint="another instance has taken over, or the checkpoint was set back: start again from the checkpoint",
         )
     return found[::-1]
+
+
+def way_to(ticks: Sequence[Tick], confirmed: int, to: int) -> list[Tick]:
+    """How `to` is reached: the ticks from what was confirmed, or a root and the ticks that follow it."""
+    by_end = {tick.ends: tick for tick in ticks}
+    at = to
+    while at != confirmed and at in by_end:
+        if by_end[at].root:
+            return [by_end[at], *path(ticks, at, to)]
+        at = by_end[at].starts
+    return path(ticks, confirmed, to)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -19,20 +19,19 @@ from evermark.errors import (
     EvermarkError,
     FormatError,
     GapError,
-    IdentityError,
     NotFoundError,
     UnreachableError,
 )
 from evermark.sources.base import Limit
 from evermark.sources.blocks.chain import StreamKind
-from evermark.sources.blocks.client import TRANSIENT, Listed, Listing, Node, NodeClient
+from evermark.sources.blocks.client import TRANSIENT, Beyond, Listed, Listing, Node, NodeClient
 from evermark.sources.blocks.drafting import Draft, Unpinned
 from evermark.sources.blocks.family import Kin
 from evermark.sources.blocks.membership import Membership
 from evermark.sources.blocks.place import BlocksPlace
-from evermark.sources.blocks.plan import Move, Tick, partition_of, path
-from evermark.sources.blocks.plans import Plans, Standing, stale_reason
-from evermark.sources.blocks.resume import ANEW, UNTOLD, Case, Decision, Known, decide, fitted
+from evermark.sources.blocks.plan import Move, Tick, partition_of, way_to
+from evermark.sources.blocks.plans import Plans, Stale, Standing, stale_reason
+from evermark.sources.blocks.resume import ANEW, UNTOLD, Case, Decision, Known, decide, fitted, witnessed
 
 log = structlog.get_logger(__name__)
 
@@ -69,8 +68,10 @@ class _Round:
     draft: Draft
     moves: dict[str, Move]  # of ticks that are not confirmed
     passed_before: int  # streams with state and no change since need no look
+    stale: Mapping[str, Stale]
     not_now: set[str]  # stale
     tried: set[str]  # stale, and worth a try
+    anew: bool  # what was confirmed counts for nothing, but can be compared
 
 
 class Planner:
@@ -94,11 +95,11 @@ class Planner:
         standing = self._plans.standing(partition)
         ticks = self._plans.ticks(partition)
         try:
-            way = path(ticks, standing.confirmed, after)
+            way = way_to(ticks, standing.confirmed, after)
         except GapError as error:
             error.partition = partition  # the others may go on
             raise
-        begun = [tick.ends for tick in ticks if tick.starts == after and not tick.void]
+        begun = [tick.ends for tick in ticks if tick.starts == after and not tick.void and not tick.root]
         if begun:
             return max(begun)
         self._tear_down()
@@ -136,11 +137,14 @@ class Planner:
         draft = Draft(touched, limit, self._place.pace, self._client)
         moves = self._plans.moves(partition, [tick.ends for tick in way])
         not_now = {stream for stream, gap in stale.items() if not gap.due}
-        now = _Round(node, partition, standing, draft, moves, passed, not_now, set())
+        anew = bool(way) and way[0].root
+        now = _Round(node, partition, standing, draft, moves, passed, stale, not_now, set(), anew)
         try:
-            due = [stream for stream, gap in stale.items() if gap.due]
-            not_now |= {s for s in due[:_PROBED_MAX] if not self._probed(partition, s, stale[s].block)}
-            self._look_at_owed(now, set(due[:_PROBED_MAX]) - not_now)
+            due = [stream for stream, gap in stale.items() if gap.due][:_PROBED_MAX]
+            not_now |= {s for s in due if not self._probed(partition, s, stale[s].block)}
+            now.tried = set(due) - not_now
+            self._hear_acceptance(now, way)
+            self._look_at_owed(now)
             self._look_through_listing(now)
         except TRANSIENT:
             if not draft.items:
@@ -162,12 +166,24 @@ class Planner:
             touched, by = remembered.touched, remembered.wanted
         return (touched, touched) if by == wanted else (0, touched)
 
-    def _look_at_owed(self, now: _Round, due: set[str]) -> None:
+    def _hear_acceptance(self, now: _Round, way: list[Tick]) -> None:
+        """A person's word stands with what was confirmed, and is about what was planned before it, too."""
+        for stream in now.tried:
+            gap, move = now.stale[stream], now.moves.get(stream)
+            if not gap.fork or move is None or move.known is None:
+                continue
+            confirmed = self._plans.known([stream]).get(stream)
+            if confirmed is None or confirmed.known is None or not confirmed.known.fork_accepted:
+                continue
+            if stream not in self._plans.moves(now.partition, [tick.ends for tick in way if tick.ends > gap.tick]):
+                now.moves[stream] = replace(move, known=replace(move.known, fork_accepted=True))
+
+    def _look_at_owed(self, now: _Round) -> None:
         """Streams that had more than a batch was to hold, and those whose gap may be filled now."""
-        now.tried = due
         owed = {stream for stream, move in now.moves.items() if move.more}
-        owed |= {stream for stream in self._plans.unfinished(now.partition) if stream not in now.moves}
-        for stream in sorted((owed - now.not_now) | due):
+        if not now.anew:
+            owed |= {stream for stream in self._plans.unfinished(now.partition) if stream not in now.moves}
+        for stream in sorted((owed - now.not_now) | now.tried):
             if now.draft.is_full():
                 return
             move = self._known(now, [stream]).get(stream)
@@ -250,11 +266,11 @@ class Planner:
             decision, elsewhere = self._decided(now, stream, before)
             kind = decision.kind or kind
             if move is None and by_members and stream in now.tried and not self._wants(now, stream, kind):
-                self._plans.unmark_stale(stream)
+                draft.put_nothing(stream, kind)
                 return True
             part = fitted(decision, draft.room, before, at_least_one=not draft.items)
-            if move is not None and move.more and now.node.follows():
-                elsewhere = True  # what was left over then may not have come to this node yet
+            if ((move is not None and move.more) or stream in now.stale) and now.node.follows():
+                elsewhere = True  # what was left over, or could not be had, then may not have come to this node yet
             if decision.case in _WARNED:
                 said = _WARNED[decision.case]
                 log.warning("blocks_case", source=self._place.source, stream=stream, case=str(decision.case), said=said)
@@ -267,12 +283,12 @@ class Planner:
                 forgotten = by_members and move is not None and not more and not self._wants(now, stream, kind)
                 draft.put(stream, kind, before, part, more=more, forgotten=forgotten)
             elif stream in now.tried and not elsewhere and not now.node.follows():
-                self._plans.unmark_stale(stream)
+                self._plans.unmark_stale(stream, now.stale[stream])
         except NotFoundError:
             if move is not None:
                 draft.put_gone(stream, kind, move)
             elif stream in now.tried:
-                self._plans.unmark_stale(stream)
+                draft.put_nothing(stream, kind)
         except (*_LIES, Unpinned) as error:
             self._mark_stale(now, stream, before.cookie.minipool_gen if before is not None else 0, error)
         return True
@@ -286,10 +302,15 @@ class Planner:
         """The decision, and whether another node had to be asked than the one whose listing is read."""
         cookie = known.cookie if known is not None and stream in self._tracked else None
         last = now.draft.moves.get(stream) or now.moves.get(stream)
-        forgot_us = _JUST_NOW_US if last is not None and last.forgotten else now.standing.forgot_us
+        forgot_us = _JUST_NOW_US if now.anew or (last is not None and last.forgotten) else now.standing.forgot_us
+        before = self._plans.witness(stream) if known is None and forgot_us else None
 
         def ask(node: Node) -> Decision:
             answer = node.view(stream, cookie)
+            if before is not None:
+                ask_for = witnessed(before, answer, may_lack=node.follows())
+                if ask_for is not None:
+                    self._client.require_chain(node, stream, ask_for)
             untold = forgot_us > 0 if known is None else known.repeats_below == UNTOLD
             first = decide(
                 known,
@@ -312,8 +333,8 @@ class Planner:
                 raise
             log.warning("blocks_node_lies", stream=stream, node=now.node.url, error=str(error))
             decision, elsewhere = self._client.anyone(ask), True
-            if isinstance(error, IdentityError) and not decision.news:
-                raise  # that another node still has the old chain is no reason to be silent about the new one
+            if not decision.news:
+                raise  # this one has something, or another chain: that nobody else has news is no reason to pass it
         self._tracked[stream] = self._clock()
         self._tracked.move_to_end(stream)
         if len(self._tracked) > _TRACKED_MAX:
@@ -324,8 +345,8 @@ class Planner:
         """Whether the block that could not be had can be had now."""
         try:
             self._client.hash_before(stream, block + 1)
-        except NotFoundError:
-            return True  # deleted meanwhile: looking at it will tell
+        except (NotFoundError, Beyond):
+            return True  # deleted meanwhile, or there is no such block (yet): looking at it will tell
         except (*TRANSIENT, *_LIES) as error:
             self._plans.mark_stale(partition, stream, block, stale_reason(error))
             return False
@@ -334,6 +355,8 @@ class Planner:
     def _known(self, now: _Round, streams: list[str]) -> Mapping[str, Move]:
         asked = [stream for stream in streams if stream not in now.moves]
         found = self._plans.known(asked) if asked else {}
+        if now.anew:  # but what a person said still holds
+            found = {stream: move for stream, move in found.items() if move.known and move.known.fork_accepted}
         return found | {stream: now.moves[stream] for stream in streams if stream in now.moves}
 
     def _tear_down(self) -> None:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from evermark.errors import EvermarkError, IdentityError
 from evermark.sources.blocks.plan import Item, Move, Tick
+from evermark.sources.blocks.resume import Known
 
 _FORK = "fork: "
 
@@ -36,6 +37,8 @@ class Stale:
     block: int
     reason: str
     due: bool
+    tick: int = 0  # the last one that was given out when it was tried: later ones are made by somebody who knows of it
+    mark: int = 0  # another one each time it is tried
 
     @property
     def fork(self) -> bool:
@@ -57,7 +60,11 @@ class Plans(Protocol):
         ...
 
     def known(self, streams: Sequence[str]) -> dict[str, Move]:
-        """What was confirmed of these streams."""
+        """What was confirmed of these streams, and is in the log."""
+        ...
+
+    def witness(self, stream: str) -> Known | None:
+        """How far the stream was once taken, whether the log still has it or not: its chain can be compared."""
         ...
 
     def unfinished(self, partition: int) -> list[str]:
@@ -80,14 +87,24 @@ class Plans(Protocol):
         """Ticks that start there or later are not begun any more; those under way stay readable."""
         ...
 
-    def confirm(self, partition: int, to: int) -> None: ...
+    def confirm(self, partition: int, to: int) -> None:
+        """Streams that these ticks move are stale no longer, unless they were marked after their tick was made."""
+        ...
+
     def adopt(self, partition: int, tick: int, now_us: int) -> None:
-        """Begin anew at a tick that the log has and nobody here knows."""
+        """Begin anew at a tick that the log has and no plan leads to; what is known of streams can only be witnessed.
+
+        Where that is behind what was confirmed, a root is put there and nothing else changes before a tick that
+        follows it is confirmed: whoever asks may be an owner of old.
+        """
         ...
 
     def stale(self, partition: int) -> dict[str, Stale]: ...
     def mark_stale(self, partition: int, stream: str, block: int, reason: str) -> None: ...
-    def unmark_stale(self, stream: str) -> None: ...
+    def unmark_stale(self, stream: str, seen: Stale) -> None:
+        """Nothing unless the mark is the one that was seen."""
+        ...
+
     def accept_fork(self, partition: int, stream: str) -> None:
         """A person's word: what the nodes have of a stale stream now is right, whatever was taken of it before."""
         ...

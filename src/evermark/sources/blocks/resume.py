@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from evermark.errors import FormatError, IdentityError
+from evermark.errors import FormatError, GapError, IdentityError
 from evermark.sources.blocks.chain import (
     START,
     Block,
@@ -174,12 +174,37 @@ def _resumed(known: Known, answer: Answer, follows: bool) -> Decision:
     if gen < first:
         to = Cookie(first, answer.blocks[0].previous)
         return replace(_onward(Case.GAP, known, answer, answer.blocks), fetch_to=to)
-    mine = [block for block in answer.blocks if block.number == gen - 1]
-    found = mine[0].hash if mine else answer.blocks[0].previous
-    if found != known.cookie.prev_miniblock_hash:
-        raise fork(answer.stream, gen - 1)
+    _require_same_chain(known, answer)
     case = Case.OLDER if first < known.snapshot else Case.SAME
     return _onward(case, known, answer, tuple(block for block in answer.blocks if block.number >= gen))
+
+
+def _require_same_chain(known: Known, answer: Answer) -> None:
+    last = known.cookie.minipool_gen - 1
+    mine = [block for block in answer.blocks if block.number == last]
+    found = mine[0].hash if mine else answer.blocks[0].previous
+    if found != known.cookie.prev_miniblock_hash:
+        raise fork(answer.stream, last)
+
+
+def witnessed(before: Known, answer: Answer, *, may_lack: bool) -> Cookie | None:
+    """Compare a stream that is taken anew with how far it was once taken, as far as the answer shows that; what the
+    node must be asked for besides, if anything. `may_lack`: it copies another one, and must have all that was taken.
+    """
+    gen, snapshot = before.cookie.minipool_gen, answer.blocks[0].snapshot
+    if snapshot is None or snapshot.incarnation != before.incarnation or gen == 0:
+        return None
+    if answer.cookie.minipool_gen < gen:
+        if may_lack:
+            raise GapError(
+                f"stream {answer.stream}: the node has not yet the {gen} blocks that were taken of it once",
+                hint="it is taken when a node answers that has them",
+            )
+        return None  # it was restored: what it has is compared with the log
+    if gen < answer.snapshot:
+        return before.cookie
+    _require_same_chain(before, answer)
+    return None
 
 
 def fork(stream: str, block: int) -> IdentityError:

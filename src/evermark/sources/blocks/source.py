@@ -18,7 +18,7 @@ from evermark.sources.base import Condition, Limit, Seen, Slice, Source, StaleSt
 from evermark.sources.blocks.client import Node, NodeClient
 from evermark.sources.blocks.membership import Membership
 from evermark.sources.blocks.place import BlocksPlace
-from evermark.sources.blocks.plan import partition_of, path, slices
+from evermark.sources.blocks.plan import partition_of, path, slices, way_to
 from evermark.sources.blocks.planner import Planner
 from evermark.sources.blocks.plans import Plans
 from evermark.sources.blocks.position import EARLIEST, Position
@@ -95,12 +95,13 @@ class BlockStreams(Source):
         """Take up what a crash left: confirm what the log has, and void plans that were not carried out.
 
         Where no plan leads to what the log has, State was lost or the log set back: everything is looked at anew, and
-        compared with the log.
+        compared with the log. Or we are an owner of old, and our successor has gone on: then nothing we plan will be
+        logged, and nothing is taken from anybody.
         """
         self.planner.kin.learn()
         tick = Position.parse(position).tick
         try:
-            path(self.plans.ticks(partition), self.plans.standing(partition).confirmed, tick)
+            way_to(self.plans.ticks(partition), self.plans.standing(partition).confirmed, tick)
         except GapError as error:
             said = {"source": self.place.source, "partition": partition, "tick": tick, "why": error.message}
             log.warning("blocks_begun_anew", **said)
@@ -127,8 +128,8 @@ class BlockStreams(Source):
         first, last = Position.parse(start).tick, Position.parse(end).tick
         if first >= last:
             return []
-        way = path(self.plans.ticks(partition), first, last)
-        return [piece for tick in way for piece in slices(partition, tick, self.plans.items(partition, tick.ends))]
+        ticks = path(self.plans.ticks(partition), first, last)
+        return [piece for tick in ticks for piece in slices(partition, tick, self.plans.items(partition, tick.ends))]
 
     def read(self, piece: Slice) -> Iterator[pa.RecordBatch]:
         plans, client, _ = self._open

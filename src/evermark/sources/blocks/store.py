@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from evermark.error_policy import backoff_s
 from evermark.errors import ConfigError, NotFoundError
 from evermark.sources.blocks.chain import Cookie
-from evermark.sources.blocks.plan import Item, Move, Tick, path
+from evermark.sources.blocks.plan import Item, Move, Tick, way_to
 from evermark.sources.blocks.plans import Stale, Standing
 from evermark.sources.blocks.resume import Known
 from evermark.state.connection import Connection, State
@@ -82,19 +82,27 @@ class StatePlans:
         return {stream: _move(move) for stream, *move in rows}
 
     def known(self, streams: Sequence[str]) -> dict[str, Move]:
-        asked = """select s.stream, s.kind, y.snapshot_miniblock, y.minipool_gen, y.prev_miniblock_hash, s.incarnation,
-            s.pool, s.more, s.repeats_below
+        found = self._confirmed(streams).items()
+        return {stream: it for stream, (anew, it) in found if not anew or (it.known and it.known.fork_accepted)}
+
+    def witness(self, stream: str) -> Known | None:
+        found = self._confirmed([stream]).get(stream)
+        return found[1].known if found is not None else None
+
+    def _confirmed(self, streams: Sequence[str]) -> dict[str, tuple[bool, Move]]:
+        asked = """select s.stream, s.anew, s.kind, y.snapshot_miniblock, y.minipool_gen, y.prev_miniblock_hash,
+            s.incarnation, s.pool, s.more, s.repeats_below
             from block_streams s
             join stream_sync_state y on y.stream_id = convert_to(s.source || '/' || s.stream, 'UTF8')
             where s.source = %s and s.stream = any(%s)"""
         with self._state.connection() as conn:
             rows = conn.execute(asked, (self._source, list(streams))).fetchall()
         found = {}
-        for stream, kind, snapshot, gen, before, incarnation, pool, more, below in rows:
+        for stream, anew, kind, snapshot, gen, before, incarnation, pool, more, below in rows:
             cookie = Cookie(gen, bytes(before).hex())
             accepted = incarnation.startswith(_FORK_ACCEPTED)
             known = Known(snapshot, cookie, incarnation.removeprefix(_FORK_ACCEPTED), _split(pool), below, accepted)
-            found[stream] = Move(kind, known, more)
+            found[stream] = (anew, Move(kind, known, more))
         return found
 
     def unfinished(self, partition: int) -> list[str]:
@@ -146,9 +154,10 @@ class StatePlans:
             confirmed = int(row[0]) if row else 0
             if to <= confirmed:
                 return
-            way = path(self._ticks(conn, partition), confirmed, to)
-            moves = self._moves(conn, partition, [tick.ends for tick in way])
-            self._apply(conn, partition, moves)
+            way = way_to(self._ticks(conn, partition), confirmed, to)
+            if way[0].root:
+                self._keep_as_witnesses(conn, partition)
+            self._apply(conn, partition, [tick.ends for tick in way])
             conn.execute(
                 """update block_partitions set confirmed = %s, touched = %s, wanted = %s
                 where source = %s and partition = %s""",
@@ -160,7 +169,9 @@ class StatePlans:
                 (self._source, partition, to),
             )
 
-    def _apply(self, conn: Connection, partition: int, moves: Mapping[str, Move]) -> None:
+    def _apply(self, conn: Connection, partition: int, ends: Sequence[int]) -> None:
+        moves = self._moves(conn, partition, ends)
+        conn.execute(_NOT_STALE, (self._source, partition, list(ends)))
         gone = [stream for stream, move in moves.items() if move.known is None]
         if gone:
             self._remove(conn, gone)
@@ -177,13 +188,17 @@ class StatePlans:
         with conn.cursor() as cursor:
             cursor.executemany(_SYNCED, synced)
             cursor.executemany(_ABOUT, about)
-        conn.execute("delete from block_stale where source = %s and stream = any(%s)", (self._source, list(moves)))
 
     def adopt(self, partition: int, tick: int, now_us: int) -> None:
         with self._locked(partition) as conn:
             here = (self._source, partition)
-            streams = "select stream from block_streams where source = %s and partition = %s"
-            self._remove(conn, [stream for (stream,) in conn.execute(streams, here).fetchall()])
+            asked = "select confirmed > %s from block_partitions where source = %s and partition = %s"
+            if conn.execute(asked, (tick, *here)).fetchone() == (True,):
+                root = """insert into block_ticks (source, partition, ends, starts, touched, wanted)
+                    values (%s, %s, %s, %s, 0, '') on conflict do nothing"""
+                conn.execute(root, (*here, tick, tick))
+                return
+            self._keep_as_witnesses(conn, partition)
             conn.execute("delete from block_ticks where source = %s and partition = %s", here)
             conn.execute(
                 """insert into block_partitions (source, partition, confirmed, last_tick, forgot_us)
@@ -193,18 +208,25 @@ class StatePlans:
                 (*here, tick, tick, now_us),
             )
 
+    def _keep_as_witnesses(self, conn: Connection, partition: int) -> None:
+        here = (self._source, partition)
+        conn.execute("update block_streams set anew = true, more = false where source = %s and partition = %s", here)
+        conn.execute(_FORGOT, here)
+
     def stale(self, partition: int) -> dict[str, Stale]:
-        asked = """select stream, block, reason, next_at <= clock_timestamp() from block_stale
+        asked = """select stream, block, reason, next_at <= clock_timestamp(), tick,
+            (extract(epoch from next_at) * 1e6)::bigint from block_stale
             where source = %s and partition = %s order by next_at limit 10000"""
         with self._state.connection() as conn:
             rows = conn.execute(asked, (self._source, partition)).fetchall()
-        return {stream: Stale(block, reason, due) for stream, block, reason, due in rows}
+        return {stream: Stale(*gap) for stream, *gap in rows}
 
     def mark_stale(self, partition: int, stream: str, block: int, reason: str) -> None:
-        asked = """insert into block_stale (source, stream, partition, block, reason, next_at)
-            values (%(source)s, %(stream)s, %(partition)s, %(block)s, %(reason)s,
+        asked = f"""insert into block_stale (source, stream, partition, block, reason, tick, next_at)
+            values (%(source)s, %(stream)s, %(partition)s, %(block)s, %(reason)s, {_LAST_TICK},
                     clock_timestamp() + make_interval(secs => %(first)s))
-            on conflict (source, stream) do update set block = excluded.block, reason = excluded.reason,
+            on conflict (source, stream) do update
+            set block = excluded.block, reason = excluded.reason, tick = excluded.tick,
                 attempts = least(block_stale.attempts + 1, 30), next_at = clock_timestamp()
                     + make_interval(secs => least(%(max)s, %(first)s * 2 ^ least(block_stale.attempts, 30)))"""
         said = {"source": self._source, "stream": stream, "partition": partition, "block": block}
@@ -212,14 +234,17 @@ class StatePlans:
         with self._state.connection() as conn:
             conn.execute(asked, {**said, **pauses})
 
-    def unmark_stale(self, stream: str) -> None:
+    def unmark_stale(self, stream: str, seen: Stale) -> None:
+        asked = """delete from block_stale where source = %s and stream = %s
+            and (extract(epoch from next_at) * 1e6)::bigint = %s"""
         with self._state.connection() as conn:
-            conn.execute("delete from block_stale where source = %s and stream = %s", (self._source, stream))
+            conn.execute(asked, (self._source, stream, seen.mark))
 
     def accept_fork(self, partition: int, stream: str) -> None:
         with self._locked(partition) as conn:
-            here = (self._source, stream)
-            now = "update block_stale set block = 0, next_at = clock_timestamp() where source = %s and stream = %s"
+            here = {"source": self._source, "partition": partition, "stream": stream, "accepted": _FORK_ACCEPTED}
+            now = f"""update block_stale set block = 0, tick = {_LAST_TICK}, next_at = clock_timestamp()
+                where source = %(source)s and stream = %(stream)s"""
             if conn.execute(now, here).rowcount == 0:
                 raise NotFoundError(
                     f"stream {stream} of {self._source} is not stale: there is nothing to accept",
@@ -227,9 +252,9 @@ class StatePlans:
                 )
             # What was taken stays known until the stream was taken anew: a crash in between asks for the same again.
             conn.execute(
-                """update block_streams set incarnation = %s || incarnation
-                where source = %s and stream = %s and not starts_with(incarnation, %s)""",
-                (_FORK_ACCEPTED, *here, _FORK_ACCEPTED),
+                """update block_streams set incarnation = %(accepted)s || incarnation
+                where source = %(source)s and stream = %(stream)s and not starts_with(incarnation, %(accepted)s)""",
+                here,
             )
 
     def family(self, partitions: int) -> frozenset[str]:
@@ -254,7 +279,7 @@ class StatePlans:
             conn.execute(asked, {"source": self._source, "partitions": partitions, "nodes": sorted(nodes)})
 
     def forget(self, partition: int, older_s: float, wanted: Callable[[str, str], bool], now_us: int) -> int:
-        asked = """select s.stream, s.kind from stream_sync_state y
+        asked = """select s.stream, s.kind, s.anew from stream_sync_state y
             join block_streams s on y.stream_id = convert_to(s.source || '/' || s.stream, 'UTF8')
             where s.source = %s and s.partition = %s and y.updated_at < clock_timestamp() - make_interval(secs => %s)
               and s.stream > %s order by s.stream limit %s"""
@@ -266,7 +291,7 @@ class StatePlans:
             if not rows:
                 return count
             after = rows[-1][0]
-            gone = [stream for stream, kind in rows if not wanted(stream, kind)]
+            gone = [stream for stream, kind, anew in rows if anew or not wanted(stream, kind)]
             if not gone:
                 continue
             with self._locked(partition) as conn:
@@ -307,11 +332,22 @@ on conflict (stream_id) do update set snapshot_miniblock = excluded.snapshot_min
     minipool_gen = excluded.minipool_gen, prev_miniblock_hash = excluded.prev_miniblock_hash, updated_at = now()
 where (stream_sync_state.minipool_gen, stream_sync_state.prev_miniblock_hash)
     is distinct from (excluded.minipool_gen, excluded.prev_miniblock_hash)"""
-_ABOUT = """insert into block_streams (source, stream, partition, kind, incarnation, pool, more, repeats_below)
+# Those that were marked after a tick was made stay: whoever made it did not know yet.
+_NOT_STALE = """delete from block_stale using (
+    select source, stream, max(ends) as ends from block_plan
+    where source = %s and partition = %s and ends = any(%s) and moves group by source, stream
+) moved
+where block_stale.source = moved.source and block_stale.stream = moved.stream and block_stale.tick < moved.ends"""
+_LAST_TICK = """coalesce((select last_tick from block_partitions
+    where source = %(source)s and partition = %(partition)s), 0)"""
+# A person's word that came after the tick was made is not taken back by it; the mark it was about is still there then.
+_ABOUT = f"""insert into block_streams (source, stream, partition, kind, incarnation, pool, more, repeats_below)
 values (%s, %s, %s, %s, %s, %s, %s, %s)
 on conflict (source, stream) do update set partition = excluded.partition, kind = excluded.kind,
-    incarnation = excluded.incarnation, pool = excluded.pool, more = excluded.more,
-    repeats_below = excluded.repeats_below
+    incarnation = case when starts_with(block_streams.incarnation, '{_FORK_ACCEPTED}') and exists (
+            select from block_stale s where s.source = excluded.source and s.stream = excluded.stream)
+        then '{_FORK_ACCEPTED}' || excluded.incarnation else excluded.incarnation end,
+    pool = excluded.pool, more = excluded.more, repeats_below = excluded.repeats_below, anew = excluded.anew
 where block_streams is distinct from excluded"""
 
 

@@ -21,6 +21,7 @@ create table block_streams (
     pool          bytea not null default '',   -- hashes, 32 bytes each: taken from the minipool of `minipool_gen`
     more          boolean not null default false, -- the node had more of it than one batch was to hold
     repeats_below bigint not null default 0,   -- events of blocks below may come again: they are compared with the log
+    anew          boolean not null default false, -- the log may not have it: its hash is only something to compare with
     primary key (source, stream)
 );
 create index block_streams_more on block_streams (source, partition) where more;
@@ -44,7 +45,8 @@ create table block_partitions (
 );
 
 -- The plan. A tick leads from one position to the next; two owners may make two that start at the same position, and
--- whichever is committed to the log is the one that is confirmed.
+-- whichever is committed to the log is the one that is confirmed. One that ends where it starts is a root: what was
+-- confirmed counts for nothing on the ways that begin there.
 create table block_ticks (
     source    text collate "C" not null,
     partition integer not null,
@@ -86,6 +88,7 @@ create table block_stale (
     partition integer not null,
     block     bigint not null,
     reason    text not null,
+    tick      bigint not null default 0,       -- the last one given out by then: what later ones move is not stale
     attempts  integer not null default 1,
     since     timestamptz not null default clock_timestamp(),
     next_at   timestamptz not null,

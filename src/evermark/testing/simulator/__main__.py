@@ -5,27 +5,58 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections import Counter
+from collections.abc import Sequence
 
+from evermark.testing.simulator.blocks import mutants as block_mutants
+from evermark.testing.simulator.blocks import run as blocks
 from evermark.testing.simulator.broken import Broken
 from evermark.testing.simulator.mutants import BY_NAME, MUTANTS, Mutant
 from evermark.testing.simulator.run import Ran, run
 from evermark.testing.simulator.world import Ledger
+
+_BLOCKS = {mutant.name: mutant for mutant in block_mutants.MUTANTS}
+_COUNTED = ("crash", "takeover", "refused", "lie", "fork", "accepted")
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m evermark.testing.simulator", description=__doc__)
     parser.add_argument("--seeds", type=int, default=200, help="how many seeds to run")
     parser.add_argument("--first", type=int, help="the first of them")
-    parser.add_argument("--mutant", choices=sorted(BY_NAME), help="apply this deliberate bug: the run should fail")
+    parser.add_argument(
+        "--mutant", choices=sorted(BY_NAME | _BLOCKS), help="apply this deliberate bug: the run should fail"
+    )
     parser.add_argument("--mutants", action="store_true", help="see every deliberate bug caught")
+    parser.add_argument("--blocks", action="store_true", help="only block streams")
     asked = parser.parse_args(argv)
     if asked.mutants:
         return _hunt(asked.first)
-    return _simulate(asked.first or 0, asked.seeds, BY_NAME.get(asked.mutant or ""))
+    first, name = asked.first or 0, asked.mutant or ""
+    failed = 0 if name in BY_NAME else _simulate_blocks(first, asked.seeds, _BLOCKS.get(name))
+    if asked.blocks or name in _BLOCKS:
+        return 1 if failed else 0
+    return _simulate(first, asked.seeds, BY_NAME.get(name), failed)
 
 
-def _simulate(first: int, seeds: int, mutant: Mutant | None) -> int:
-    total, failed = Ledger(), 0
+def _simulate_blocks(first: int, seeds: int, mutant: Mutant | None) -> int:
+    """How many seeds failed."""
+    failed, taken = 0, 0
+    met: Counter[str] = Counter()
+    for seed in range(first, first + seeds):
+        ran = blocks.run(seed, mutant)
+        taken += ran.taken
+        met.update(ran.met)
+        if ran.failure:
+            failed += 1
+            print(_report(ran, mutant, " --blocks"))
+            if mutant is not None:
+                break
+    print(f"blocks seeds={seeds} taken={taken} {' '.join(f'{what}={met[what]}' for what in _COUNTED)} failed={failed}")
+    return failed
+
+
+def _simulate(first: int, seeds: int, mutant: Mutant | None, failed: int) -> int:
+    total = Ledger()
     for seed in range(first, first + seeds):
         ran = run(seed, mutant)
         total.add(ran.ledger)
@@ -40,8 +71,8 @@ def _simulate(first: int, seeds: int, mutant: Mutant | None) -> int:
     return 1 if failed or total.lost else 0
 
 
-def _report(ran: Ran, mutant: Mutant | None) -> str:
-    also = f" --mutant {mutant.name}" if mutant else ""
+def _report(ran: Ran | blocks.Ran, mutant: Mutant | None, part: str = "") -> str:
+    also = part + (f" --mutant {mutant.name}" if mutant else "")
     return (
         f"seed {ran.seed} failed: {ran.failure}\n{ran.trace}\n"
         f"again: python -m evermark.testing.simulator --first {ran.seed} --seeds 1{also}"
@@ -60,16 +91,17 @@ def hunt(mutant: Mutant, first: int | None = None) -> Ran | None:
 
 def _hunt(first: int | None) -> int:
     survivors = 0
-    for mutant in MUTANTS:
+    every: Sequence[Mutant] = (*MUTANTS, *block_mutants.MUTANTS)
+    for mutant in every:
         began = time.monotonic()
-        caught = hunt(mutant, first)
+        caught: Ran | blocks.Ran | None = blocks.hunt(mutant) if mutant.name in _BLOCKS else hunt(mutant, first)
         took = time.monotonic() - began
         if caught is None:
             survivors += 1
             print(f"SURVIVED  {mutant.name}: {mutant.what} ({mutant.seeds_max} seeds)")
         else:
             print(f"caught    {mutant.name} by seed {caught.seed} in {took:.1f} s: {caught.failure.splitlines()[0]}")
-    print(f"mutants={len(MUTANTS)} survived={survivors}")
+    print(f"mutants={len(every)} survived={survivors}")
     return 1 if survivors else 0
 
 

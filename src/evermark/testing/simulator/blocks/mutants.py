@@ -72,8 +72,10 @@ def _begins_without_confirming(self: BlockStreams, partition: int, position: str
     self.planner.kin.learn()
 
 
-def _adopts_without_comparing(self: MemoryPlans, partition: int, tick: int, now_us: int) -> None:
-    _adopt(self, partition, tick, 0)
+def _adopts_at_once(self: MemoryPlans, partition: int, tick: int, now_us: int) -> None:
+    """As if nobody could have gone on: a boundary behind what was confirmed is taken for the newest."""
+    self.partitions[partition] = replace(self.standing(partition), confirmed=0)
+    _adopt(self, partition, tick, now_us)
 
 
 _adopt = MemoryPlans.adopt
@@ -120,6 +122,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "a new owner goes on with plans of the former one, and confirms nothing",
         ((source.BlockStreams, "begin", _begins_without_confirming),),
         seeds_max=200,
+        first=73,
+    ),
+    Mutant(
+        "late-owner-begins-anew",
+        "an owner that begins behind its successor throws away what is known",
+        ((MemoryPlans, "adopt", _adopts_at_once),),
+        seeds_max=200,
+        first=126,
     ),
     Mutant(
         "never-compared",

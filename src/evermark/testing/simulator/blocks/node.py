@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from evermark.errors import BusyError, GapError, NotFoundError, UnreachableError
+from evermark.errors import BusyError, NotFoundError, UnreachableError
 from evermark.sources.blocks.chain import (
     START,
     Block,
@@ -19,7 +19,7 @@ from evermark.sources.blocks.chain import (
     make_block,
     make_event,
 )
-from evermark.sources.blocks.client import Family, Listed, Listing, Node
+from evermark.sources.blocks.client import Beyond, Family, Listed, Listing, Node
 from evermark.sources.blocks.resume import Answer, answer_from
 
 _NUMBERS = itertools.count()
@@ -175,7 +175,7 @@ class ModelNode(Node):
             self.refusing -= 1
             raise BusyError("this node refuses")
         if end > it.cookie.minipool_gen:
-            raise BusyError("behind") if self.leader else GapError("range_impossible")
+            raise BusyError("behind") if self.leader else Beyond("range_impossible")
         return [self._told(stream, block) for block in it.blocks[start : min(end, start + self.page_blocks)]]
 
     def close(self) -> None:

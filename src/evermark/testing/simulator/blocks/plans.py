@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from evermark.errors import NotFoundError
-from evermark.sources.blocks.plan import Item, Move, Tick, path
+from evermark.sources.blocks.plan import Item, Move, Tick, way_to
 from evermark.sources.blocks.plans import Stale, Standing
+from evermark.sources.blocks.resume import Known
 
 _numbers = itertools.count(2**40)
 
@@ -20,7 +21,8 @@ class MemoryPlans:
         self.partitions: dict[int, Standing] = {}
         self.all_ticks: dict[int, dict[int, tuple[Tick, list[Item]]]] = {}
         self.streams: dict[str, tuple[int, Move]] = {}
-        self.gaps: dict[str, tuple[int, int, str]] = {}
+        self.anew: set[str] = set()  # of `streams`: only to compare with
+        self.gaps: dict[str, tuple[int, Stale]] = {}  # by stream: its partition, and the mark
         self.nodes: set[str] = set()
         self.patient = False
         self.writes: list[tuple[str, int]] = []  # of sync state: stream, generation
@@ -45,7 +47,15 @@ class MemoryPlans:
         return {item.stream: item.move for item in items if item.move is not None}
 
     def known(self, streams: Sequence[str]) -> dict[str, Move]:
-        return {stream: self.streams[stream][1] for stream in streams if stream in self.streams}
+        found = {stream: self.streams[stream][1] for stream in streams if stream in self.streams}
+        return {
+            stream: move
+            for stream, move in found.items()
+            if stream not in self.anew or (move.known is not None and move.known.fork_accepted)
+        }
+
+    def witness(self, stream: str) -> Known | None:
+        return self.streams[stream][1].known if stream in self.streams else None
 
     def unfinished(self, partition: int) -> list[str]:
         return [stream for stream, (at, move) in self.streams.items() if move.more and at == partition]
@@ -63,7 +73,7 @@ class MemoryPlans:
 
     def looked(self, partition: int, confirmed: int, touched: int, wanted: str) -> None:
         standing = self.partitions[partition]
-        if standing.confirmed == confirmed:
+        if standing.confirmed == confirmed and (standing.touched < touched or standing.wanted != wanted):
             self.partitions[partition] = replace(standing, touched=touched, wanted=wanted)
 
     def void(self, partition: int, starts: int) -> None:
@@ -75,18 +85,25 @@ class MemoryPlans:
         standing = self.standing(partition)
         if to <= standing.confirmed:
             return
-        way = path(self.ticks(partition), standing.confirmed, to)
+        way = way_to(self.ticks(partition), standing.confirmed, to)
         moves = self.moves(partition, [tick.ends for tick in way])
+        if way[0].root:
+            self._keep_as_witnesses(partition)
         for stream, move in moves.items():
-            self.gaps.pop(stream, None)
+            ends = max(tick.ends for tick in way if stream in self.moves(partition, [tick.ends]))
+            if stream in self.gaps and self.gaps[stream][1].tick < ends:
+                del self.gaps[stream]
             before = self.streams.pop(stream, None)
+            self.anew.discard(stream)
             if move.known is not None:
-                self.streams[stream] = (partition, move)
+                accepted = stream in self.gaps and before and before[1].known and before[1].known.fork_accepted
+                kept = replace(move, known=replace(move.known, fork_accepted=True)) if accepted else move
+                self.streams[stream] = (partition, kept)
                 old = before[1].known.cookie if before and before[1].known else None
                 if old != move.known.cookie:
                     self.writes.append((stream, move.known.cookie.minipool_gen))
         last = way[-1]
-        forgot = any(move.forgotten for move in moves.values())
+        forgot = way[0].root or any(move.forgotten for move in moves.values())
         self.partitions[partition] = replace(
             standing,
             confirmed=to,
@@ -94,29 +111,42 @@ class MemoryPlans:
             wanted=last.wanted,
             forgot_us=next(_numbers) if forgot else standing.forgot_us,
         )
-        kept = self.all_ticks[partition].items()
-        self.all_ticks[partition] = {ends: made for ends, made in kept if made[0].starts >= to}
+        ticks = self.all_ticks[partition].items()
+        self.all_ticks[partition] = {ends: made for ends, made in ticks if made[0].starts >= to}
 
     def adopt(self, partition: int, tick: int, now_us: int) -> None:
-        self.streams = {stream: it for stream, it in self.streams.items() if it[0] != partition}
+        standing = self.standing(partition)
+        if standing.confirmed > tick:
+            self.all_ticks.setdefault(partition, {}).setdefault(tick, (Tick(tick, tick, 0), []))
+            return
+        self._keep_as_witnesses(partition)
         self.all_ticks.pop(partition, None)
-        self.partitions[partition] = Standing(confirmed=tick, last_tick=tick, forgot_us=now_us)
+        last = max(standing.last_tick, tick)  # a number is given out once
+        self.partitions[partition] = replace(standing, confirmed=tick, last_tick=last, touched=0, forgot_us=now_us)
+
+    def _keep_as_witnesses(self, partition: int) -> None:
+        for stream, (at, move) in self.streams.items():
+            if at == partition:
+                self.anew.add(stream)
+                self.streams[stream] = (at, replace(move, more=False))
 
     def stale(self, partition: int) -> dict[str, Stale]:
-        mine = [(stream, gap) for stream, gap in self.gaps.items() if gap[0] == partition]
-        return {stream: Stale(block, reason, not self.patient) for stream, (_, block, reason) in mine}
+        mine = [(stream, gap) for stream, (at, gap) in self.gaps.items() if at == partition]
+        return {stream: replace(gap, due=not self.patient) for stream, gap in mine}
 
     def mark_stale(self, partition: int, stream: str, block: int, reason: str) -> None:
-        self.gaps[stream] = (partition, block, reason)
+        tick = self.standing(partition).last_tick
+        self.gaps[stream] = (partition, Stale(block, reason, due=True, tick=tick, mark=next(_numbers)))
 
-    def unmark_stale(self, stream: str) -> None:
-        self.gaps.pop(stream, None)
+    def unmark_stale(self, stream: str, seen: Stale) -> None:
+        if stream in self.gaps and self.gaps[stream][1].mark == seen.mark:
+            del self.gaps[stream]
 
     def accept_fork(self, partition: int, stream: str) -> None:
         if stream not in self.gaps:
             raise NotFoundError(f"stream {stream} is not stale")
-        self.gaps[stream] = (partition, 0, self.gaps[stream][2])
-        at, move = self.streams[stream]
+        self.mark_stale(partition, stream, 0, self.gaps[stream][1].reason)
+        at, move = self.streams.get(stream, (partition, Move("", None)))
         if move.known is not None:
             self.streams[stream] = (at, replace(move, known=replace(move.known, fork_accepted=True)))
 

@@ -7,10 +7,14 @@ on as well, as a paused process does that wakes up too late: the log refuses wha
 from __future__ import annotations
 
 import itertools
+import logging
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+
+import structlog
 
 from evermark.errors import EvermarkError
 from evermark.sources.base import Limit
@@ -236,7 +240,7 @@ def run(seed: int, mutant: Mutant | None = None) -> Ran:
         leader.create(stream)
     world = World(rng, [leader, leader.copied("two")], MemoryPlans(), rng.randint(1, 2))
     failure = ""
-    with mutant.applied() if mutant is not None else _nothing():
+    with _quiet(), mutant.applied() if mutant is not None else nullcontext():
         try:
             _play(world)
         except Broken as error:
@@ -268,10 +272,17 @@ def _play(world: World) -> None:
     _account(world)
 
 
-class _nothing:  # noqa: N801 - a context in place of a mutant's
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None: ...
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Every lie and every fork is a warning, and there are thousands of them."""
+    was = structlog.get_config() if structlog.is_configured() else None
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    try:
+        yield
+    finally:
+        structlog.reset_defaults()
+        if was is not None:
+            structlog.configure(**was)
 
 
 def hunt(mutant: Mutant) -> Ran | None:
