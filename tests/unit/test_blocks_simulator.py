@@ -11,7 +11,7 @@ from evermark.testing.simulator.blocks.mutants import MUTANTS
 from evermark.testing.simulator.blocks.run import hunt, run
 from evermark.testing.simulator.mutants.mutant import Mutant
 
-SEEDS = 60
+SEEDS = 100
 
 
 def test_no_seed_loses_an_event_or_takes_one_twice() -> None:
