@@ -68,6 +68,22 @@ def test_one_that_is_taken_from_its_snapshot_on_says_who_was_there_then(pace: An
     assert pipe.rows("a")[0]["op"] == "schema"
 
 
+def test_whoever_left_and_came_back_unseen_is_told_by_another_opening() -> None:
+    """GIVEN a stream forgotten after a leave WHEN the member is back before the next snapshot THEN it is told anew."""
+    node, plans = ModelNode(snapshot_every=1), MemoryPlans()
+    node.create("a", members=["ann", "bob"])
+    grow(node, 1)
+    pipe = pipeline([node], plans, whole=False)
+    pipe.drain(ALL)
+    plans.forget(0, 0.0, lambda _stream, _kind: False, 10**18)
+    for leave in (True, False):
+        node.join("a", "bob", leave=leave)
+        node.seal("a")
+    pipe.start()
+    pipe.drain(ALL)
+    assert [one["members"] for one in opened(pipe, "a")] == [["ann", "bob"], ["ann", "bob"]]
+
+
 def test_a_recreated_stream_says_anew_who_is_there() -> None:
     """GIVEN a stream that was deleted and made again, with the same members THEN both are told, in this order."""
     node = room(3)

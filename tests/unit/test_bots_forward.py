@@ -101,7 +101,7 @@ def rows(*given: tuple[str, int, str, object]) -> pa.RecordBatch:
 def test_d3_within_a_batch_a_join_counts_from_its_own_position_on() -> None:
     """GIVEN a join and a leave inside one batch THEN what is between them is sent, and the two themselves."""
     stays = (Stay((7, "b"), (7, "e")),)
-    view = BotView(WISH, frozenset({"always"}), {"room": stays}, frozenset({"inbox"}))
+    view = BotView(WISH, frozenset({"always", "inbox"}), {"room": stays}, frozenset({"inbox"}))
     events = rows(
         ("room", 7, "a", PLAIN),
         ("room", 7, "b", JOINED),
@@ -116,6 +116,24 @@ def test_d3_within_a_batch_a_join_counts_from_its_own_position_on() -> None:
         ("room", 7, "d2", "{broken"),
     )
     assert forwarded(events, view).column("event_id").to_pylist() == ["e1", "e2", "e4", "e7", "e8"]
+
+
+def test_an_inbox_is_a_users_for_as_long_as_it_was_and_a_named_one_for_good() -> None:
+    """GIVEN an inbox that became another's WHEN it goes on THEN nothing of it is sent; one that is named stays one."""
+    stays = (Stay((1, "a"), (2, "a"), True),)
+    events = rows(("mail", 1, "b", PLAIN), ("mail", 2, "b", PLAIN), ("mail", 3, "a", PLAIN))
+    quiet = replace(WISH, mode=BotMode.NONE)
+    view = BotView(quiet, frozenset(), {"mail": stays}, frozenset({"mail"}))
+    assert forwarded(events, view).column("event_id").to_pylist() == ["e0"]
+    named = replace(view, wish=replace(quiet, inbox="mail"))
+    assert forwarded(events, named).column("event_id").to_pylist() == ["e0", "e1", "e2"]
+
+
+@pytest.mark.parametrize("session", ["", "a\nb", "\x00", "s" * 1000, 7])
+def test_d3_nothing_waits_for_a_key_that_cannot_be_published(session: object) -> None:
+    """GIVEN a session whose name is none WHEN an event has it THEN it waits for nothing."""
+    view = BotView(WISH, frozenset({"room"}))
+    assert waiting(rows(("room", 1, "a", said(session=session))), view) == {}
 
 
 def test_d3_events_of_sessions_that_are_not_clear_wait() -> None:

@@ -205,6 +205,22 @@ def test_an_inbox_may_be_named(store: MemoryDelivery) -> None:
     assert sight_of(store, Log()).views([named], span(0, 1))["helper"].inboxes == {"mail"}
 
 
+def test_an_inbox_that_one_bot_names_is_no_other_bots(store: MemoryDelivery) -> None:
+    """GIVEN two bots of one user WHEN one names an inbox THEN the other has nothing to do with it, whoever is first."""
+    named, plain = spec("a", bot=replace(WISH, inbox="mail")), spec("b", bot=WISH)
+    for order in ([named, plain], [plain, named]):
+        views = sight_of(store, Log()).views(order, span(0, 1))
+        assert (views["a"].inboxes, views["b"].inboxes) == ({"mail"}, frozenset())
+
+
+@pytest.mark.parametrize("member", [["x"], {"a": 1}, 7, None, True])
+def test_a_join_of_nobody_is_no_join(member: object) -> None:
+    """GIVEN a payload of any shape WHEN it is looked through THEN it tells nothing, and stops nothing."""
+    row = join("room", 1)
+    odd = {**row, "payload": json.dumps({"kind": "join", "member": member})}
+    assert list(moves_of([odd], {"bot"})) == []
+
+
 def test_a_replay_sees_every_stay(store: MemoryDelivery) -> None:
     """GIVEN a user that came and went WHEN the past is replayed THEN each event is judged by its own time."""
     log = Log(join("room", 1), join("room", 2, kind="leave"), join("room", 4))

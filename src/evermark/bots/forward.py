@@ -67,9 +67,11 @@ def forwarded(rows: pa.RecordBatch, view: BotView) -> pa.RecordBatch:
     streams, ops, batches, positions, payloads = (rows.column(name).to_pylist() for name in names)
     kept = np.zeros(rows.num_rows, np.bool_)
     for n, stream in enumerate(streams):
-        inbox = stream in view.inboxes
-        if inbox or stream in view.member or stream in view.partly:
+        known = stream in view.inboxes
+        if known or stream in view.member or stream in view.partly:
             member = is_member(view, stream, (batches[n], positions[n]))
+            # One that is named is an inbox for good; any other for as long as it was this user's.
+            inbox = known and (member or stream == view.wish.inbox)
             kept[n] = forwards(view.wish, ops[n], parsed(payloads[n]), member=member, inbox=inbox)
     return rows if kept.all() else rows.filter(pa.array(kept))
 
@@ -87,10 +89,15 @@ def waiting(rows: pa.RecordBatch, view: BotView) -> dict[int, str]:
     return found
 
 
+def is_session(name: str) -> bool:
+    """Whether a key can be published for a session of this name: nothing waits for what cannot come."""
+    return 0 < len(name) <= SESSION_CHARS_MAX and name.isprintable()
+
+
 def session_of(said: object) -> str:
     """The session whose key an event needs; empty: none."""
     session = _part(said, "tags").get("session") if isinstance(said, Mapping) else None
-    return session if isinstance(session, str) and len(session) <= SESSION_CHARS_MAX else ""
+    return session if isinstance(session, str) and is_session(session) else ""
 
 
 def parsed(payload: str | None) -> object:

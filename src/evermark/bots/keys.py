@@ -16,6 +16,7 @@ from evermark.bots.base import (
     KeyWanted,
     Lesson,
 )
+from evermark.bots.forward import is_session
 from evermark.errors import ConfigError, ConflictError, NotFoundError
 
 
@@ -25,7 +26,7 @@ def require_keys(device: str, keys: Mapping[str, str]) -> None:
     if not 0 < len(keys) <= KEYS_AT_ONCE_MAX:
         raise ConfigError(f"{len(keys)} keys were given", hint=f"publish 1 to {KEYS_AT_ONCE_MAX} at a time")
     for session in keys:
-        if not 0 < len(session) <= SESSION_CHARS_MAX or not session.isprintable():
+        if not is_session(session):
             raise ConfigError(
                 "a session has a name that cannot be one", hint=f"1 to {SESSION_CHARS_MAX} printable characters"
             )

@@ -25,8 +25,9 @@ def moves_of(rows: Iterable[Mapping[str, Any]], users: Collection[str]) -> Itera
             continue
         stream, at, kind = row["stream"], (row["batch"], row["position"]), said.get("kind")
         if row["op"] == Op.MESSAGE:
-            if kind in ("join", "leave") and said.get("member") in users:
-                yield Move(stream, str(said["member"]), at, joins=kind == "join")
+            member = said.get("member")
+            if kind in ("join", "leave") and isinstance(member, str) and member in users:
+                yield Move(stream, member, at, joins=kind == "join")
             continue
         members = said.get("members")
         if isinstance(members, list):

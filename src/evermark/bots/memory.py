@@ -98,7 +98,7 @@ class MemoryBots(MemoryParkedRows):
             due: list[tuple[datetime | None, int, KeyWanted]] = []
             for (name, session), row in firsts.items():
                 asked_at, asks = self._asks.get((name, session), (None, 0))
-                if self._may_be_asked(name) and next_ask_at(asked_at, asks, now) <= now:
+                if self._may_be_asked(name, now) and next_ask_at(asked_at, asks, now) <= now:
                     told = KeyWanted(name, self._device(name), session, row.event.stream, row.created_at, asks + 1)
                     due.append((asked_at, row.id, told))
             due.sort(key=lambda one: (one[0] is not None, one[0] or now, one[1]))
@@ -107,10 +107,13 @@ class MemoryBots(MemoryParkedRows):
                 self._asks[told.subscription, told.session] = (now, told.asks)
             return found
 
-    def _may_be_asked(self, name: str) -> bool:
+    def _may_be_asked(self, name: str, now: datetime) -> bool:
         standing = self._standing(name)
-        good = standing.state in (SubscriptionState.LIVE, SubscriptionState.BEHIND) or standing.is_full
-        return good and standing.failures == 0 and bool(self._device(name))
+        again_at = standing.next_attempt_at
+        tried_again = standing.state is SubscriptionState.SUSPENDED and again_at is not None
+        good = standing.state in (SubscriptionState.LIVE, SubscriptionState.BEHIND) or tried_again
+        # One that failed is asked when its time has come: what only waits for keys clears no failure.
+        return good and (standing.failures == 0 or again_at is None or again_at <= now) and bool(self._device(name))
 
     def _bots(self) -> dict[str, BotWish]:
         return {name: spec.bot for name, (spec, _) in self._known.items() if spec.bot is not None}

@@ -91,7 +91,8 @@ from missing w
 join enqueued_messages m on m.id = w.first
 join subscriptions s on s.name = w.subscription
 left join session_asks a on a.subscription = w.subscription and a.session = w.session
-where (s.state in ('live', 'behind') or (s.state = 'suspended' and s.next_attempt_at is not null)) and s.failures = 0
+where (s.state in ('live', 'behind') or (s.state = 'suspended' and s.next_attempt_at is not null))
+  and (s.failures = 0 or s.next_attempt_at is null or s.next_attempt_at <= %(now)s)
   and coalesce(s.spec -> 'bot' ->> 'device', '') <> ''
   and (a.asked_at is null
        or a.asked_at + least(%(most)s::interval, %(every)s::interval * power(2, least(a.asks, 20) - 1)) <= %(now)s)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
-from evermark.bots.base import BotStore, BotView, BotWish, Learned, Lesson, Stay
+from evermark.bots.base import BotStore, BotView, BotWish, Learned, Lesson, Move, Stay
 from evermark.bots.membership import lesson, moves_of, view_of
 from evermark.bots.scan import streams_in, telling
 from evermark.delivery.backlog import next_span
@@ -110,7 +110,8 @@ class Sight:
         if user.moved.get(span.place.partition, 0) > span.after:
             return view_of(wish, user.stays, span.after, span.to)
         if user.open is None:  # nothing changed in this span or after it: the same for every span from here on
-            now = view_of(wish, user.stays, _ALL_BATCHES - 1, _ALL_BATCHES)
+            # Without the inbox this bot names: another one may speak for the same user.
+            now = view_of(replace(wish, inbox=""), user.stays, _ALL_BATCHES - 1, _ALL_BATCHES)
             user.open, user.inboxes = now.member, now.inboxes
         return BotView(wish, user.open, {}, user.inboxes | ({wish.inbox} if wish.inbox else frozenset()))
 
@@ -152,11 +153,13 @@ class Sight:
         with _said(piece):
             rows = self.read(piece.paths, place.partition, piece.after, piece.to)
         with self._lock:
-            moves = list(moves_of(rows, users))
+            moves: dict[str, list[Move]] = defaultdict(list)
+            for move in moves_of(rows, users):
+                moves[move.user].append(move)
             known = {name: self._user(place.source, name) for name in users}
             # Somebody else may have looked meanwhile.
             mine = {n: u for n, u in known.items() if u.to.get(place.partition, 0) == piece.after}
-            lessons = [lesson(n, piece.after, piece.to, u.stays, moves) for n, u in mine.items()]
+            lessons = [lesson(n, piece.after, piece.to, u.stays, moves.get(n, ())) for n, u in mine.items()]
             try:
                 self._keep(place, lessons, known)
             except EvermarkError:

@@ -171,7 +171,7 @@ class Node:
         response = connection.getresponse()
         deadline = time.monotonic() + patience_s
         body = bytearray()
-        while piece := response.read(_CHUNK_BYTES):
+        while piece := response.read1(_CHUNK_BYTES):
             body += piece
             if len(body) > _ANSWER_BYTES_MAX:
                 self.close()
@@ -241,7 +241,8 @@ class NodeClient:
                 raise min(errors, key=lambda error: isinstance(error, NotFoundError))
             pause_s = backoff_s(attempt, base_s=0.2, max_s=2.0) * random.uniform(0.8, 1.2)
             if time.monotonic() + pause_s > deadline:
-                raise min(errors, key=lambda error: isinstance(error, TRANSIENT))
+                # What only some of them do not have may be at those that cannot be asked.
+                raise min(errors, key=lambda error: (isinstance(error, NotFoundError), isinstance(error, TRANSIENT)))
             attempt += 1
             time.sleep(pause_s)
 

@@ -101,7 +101,7 @@ def _opening(part: Decision) -> Carried | None:
     begins = first is not None and first.number == part.start.minipool_gen > 0
     if first is None or first.snapshot is None or not begins or part.case not in {Case.FIRST, *ANEW}:
         return None
-    return 0, 0, {"opening": first.snapshot.wire()}
+    return 0, 0, {"opening": first.snapshot.wire(), "block": first.number}
 
 
 def _carried(part: Decision) -> tuple[tuple[Carried, ...], int]:

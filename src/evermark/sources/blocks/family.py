@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from evermark.errors import EvermarkError, IdentityError
+from evermark.errors import DeniedError, EvermarkError, FormatError, IdentityError
 from evermark.sources.blocks.client import TRANSIENT, Family, Node
 from evermark.sources.blocks.plans import Plans
 
@@ -25,10 +25,10 @@ class Kin:
         for node in self._nodes:
             try:
                 seen[node.url] = node.family()
-            except TRANSIENT as error:
-                errors.append(error)
+            except (*TRANSIENT, FormatError, DeniedError) as error:
+                errors.append(error)  # another one may be well
         if not seen:
-            raise errors[0]
+            raise min(errors, key=lambda error: not isinstance(error, TRANSIENT))
         ours = set(known) or next(iter(seen.values())).names
         for url, family in seen.items():
             if not family.names & ours:

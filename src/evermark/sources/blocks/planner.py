@@ -107,12 +107,12 @@ class Planner:
         for node in self._client.in_order():
             try:
                 found = self._round(node, partition, standing, way, after, limit)
-            except TRANSIENT as error:
-                errors.append(error)
+            except (*TRANSIENT, FormatError, DeniedError) as error:
+                errors.append(error)  # another one may be well
             else:
                 self._client.answered(node)
                 return found
-        raise min(errors, key=lambda error: isinstance(error, UnreachableError))
+        raise min(errors, key=lambda error: (not isinstance(error, TRANSIENT), isinstance(error, UnreachableError)))
 
     def wait(self, partitions: list[int], wait_s: float) -> None:
         """Until a stream changes, or for that long at the most."""
@@ -121,7 +121,7 @@ class Planner:
         for node in self._client.in_order():
             try:
                 changed = bool(node.listing(touched, whole_s).rows)
-            except TRANSIENT:
+            except (*TRANSIENT, FormatError, DeniedError):
                 continue
             if not whole_s and not changed:
                 time.sleep(min(wait_s, _POLL_S))
@@ -152,7 +152,8 @@ class Planner:
         if draft.items:
             return self._plans.add(partition, Tick(after, 0, draft.touched, wanted), draft.items)
         self._remembered[partition] = _Remembered(after, wanted, draft.touched)
-        if not way and draft.touched > standing.touched:
+        news = draft.touched > standing.touched or (draft.touched == standing.touched and wanted != standing.wanted)
+        if not way and news:
             self._plans.looked(partition, standing.confirmed, draft.touched, wanted)
         return None
 
@@ -162,7 +163,7 @@ class Planner:
         """How far the listing was looked through, and up to where streams with state need no second look."""
         touched, by = (way[-1].touched, way[-1].wanted) if way else (standing.touched, standing.wanted)
         remembered = self._remembered.get(partition)
-        if remembered is not None and remembered.after == after and remembered.touched > touched:
+        if remembered is not None and remembered.after == after and remembered.touched >= touched:
             touched, by = remembered.touched, remembered.wanted
         return (touched, touched) if by == wanted else (0, touched)
 
@@ -284,8 +285,11 @@ class Planner:
                 draft.put(stream, kind, before, part, more=more, forgotten=forgotten)
             elif stream in now.tried and not elsewhere and not now.node.follows():
                 self._plans.unmark_stale(stream, now.stale[stream])
-        except NotFoundError:
-            if move is not None:
+        except NotFoundError as error:
+            if now.node.follows():
+                # It may be there at the node this one copies; what is gone there is listed as gone.
+                self._mark_stale(now, stream, before.cookie.minipool_gen if before is not None else 0, error)
+            elif move is not None:
                 draft.put_gone(stream, kind, move)
             elif stream in now.tried:
                 draft.put_nothing(stream, kind)

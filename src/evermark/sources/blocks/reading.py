@@ -49,7 +49,7 @@ class SliceReader:
             for block, ordinal, wire in item.carried:
                 position = str(Position(tick, part.item, block, ordinal))
                 if "opening" in wire:
-                    yield from rows.add_opening(item.stream, wire["opening"], position)
+                    yield from rows.add_opening(item.stream, wire["opening"], position, int(wire.get("block", 0)))
                 elif "note" in wire:
                     yield from rows.add_note(item.stream, wire["note"], position)
                 else:

@@ -54,10 +54,13 @@ class Rows:
         made = hashlib.sha256(f"evermark.note.1\n{stream}\n{payload}".encode()).hexdigest()
         yield from self._add(made, position, stream, Op.TRUNCATE, None, payload, None)
 
-    def add_opening(self, stream: str, snapshot: Mapping[str, Any], position: str) -> Iterator[pa.RecordBatch]:
-        """How the stream was before the first of its events that is taken."""
+    def add_opening(
+        self, stream: str, snapshot: Mapping[str, Any], position: str, block: int = 0
+    ) -> Iterator[pa.RecordBatch]:
+        """How the stream was at the first block that is taken. Two that are alike are not the same: somebody may have
+        left and come back in between."""
         payload = json.dumps(snapshot, ensure_ascii=False, sort_keys=True)
-        made = hashlib.sha256(f"evermark.opening.1\n{stream}\n{payload}".encode()).hexdigest()
+        made = hashlib.sha256(f"evermark.opening.1\n{stream}\n{block}\n{payload}".encode()).hexdigest()
         yield from self._add(made, position, stream, Op.SCHEMA, None, payload, None)
 
     def rest(self) -> Iterator[pa.RecordBatch]:

@@ -261,6 +261,16 @@ class BotContract:
         store.resume("bot", epoch)
         assert [one.session for one in store.keys_wanted(T0, 10, epoch)] == ["s1"]
 
+    def test_d3_a_receiver_that_failed_once_is_asked_when_its_time_has_come(self, store: Store, epoch: int) -> None:
+        """What only waits for keys clears no failure: without being asked it would wait until it expires."""
+        begin(store, epoch, "bot", bot=WISH)
+        settle(store, epoch, 0, waiting(1))
+        store.settle_group(P0, 1, 2, store.group().members, [failed("bot")], T0, epoch)
+        again_at = store.subscriptions()["bot"].next_attempt_at
+        assert again_at is not None and again_at > T0
+        assert store.keys_wanted(again_at - SECOND / 1000, 10, epoch) == []
+        assert [one.session for one in store.keys_wanted(again_at, 10, epoch)] == ["s1"]
+
     def test_a_removed_bot_takes_its_events_and_asks_with_it(self, store: Store, epoch: int) -> None:
         """Its device's keys stay: they are the device's."""
         begin(store, epoch, "bot", bot=WISH)
