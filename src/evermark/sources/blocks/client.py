@@ -178,6 +178,9 @@ class Node:
                 raise FormatError(f"an answer of {self.url} is too large", hint="is it a block node?")
             if time.monotonic() > deadline:
                 raise TimeoutError("the answer does not end")
+        if response.length:
+            raise ConnectionError("the answer ended before its end")
+        response.close()  # by pieces it does not see its own end, and the connection could not be used again
         return response.status, bytes(body), response.headers.get("Date")
 
     def _read(self, path: str, status: int, body: bytes) -> dict[str, Any]:
