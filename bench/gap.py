@@ -11,8 +11,9 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from bench.nodes import Kept, Reading, fill, logged
+from bench.nodes import Kept, Reading, fill
 from bench.report import PeakMemory, Report, say
+from bench.taking import logged
 from evermark.log.append import DeltaLog
 from evermark.log.base import Append
 from evermark.log.write import BatchWriter

@@ -8,26 +8,15 @@ from __future__ import annotations
 import os
 import statistics
 import subprocess
-import threading
 import time
 from pathlib import Path
-
-import pyarrow.parquet as pq
 
 from bench.debezium import Debezium, debezium
 from bench.report import PeakMemory, Report, say
 from bench.shop import event_ids, flush_lsn, prepare, shop, write
-from evermark.checkpoints.postgres import PostgresCheckpoints
-from evermark.cluster.fence import source_lease
-from evermark.cluster.liveness import this_process
-from evermark.cluster.postgres import PostgresLeases
+from bench.taking import drain
 from evermark.embedded.java import ensure_java
 from evermark.embedded.postgres import EmbeddedPostgres
-from evermark.ingest.take import Taken, Taker
-from evermark.log.append import DeltaLog
-from evermark.log.head import PostgresHeads
-from evermark.log.read import LogReader
-from evermark.sources.base import Limit
 from evermark.sources.postgres.place import PostgresPlace
 from evermark.sources.postgres.source import PostgresOutbox
 from evermark.state.connection import State, schema_for
@@ -60,48 +49,7 @@ class Ours:
         self._server.stop()
 
     def drain(self, place: PostgresPlace, events: int) -> tuple[float, list[str]]:
-        """Seconds from the start of the query to the last event durable in the log; and the ids in the log."""
-        from evermark.spark.datasource import IngestPlan
-        from evermark.spark.ingest import IngestQuery
-
-        source = PostgresOutbox(place)
-        lease = PostgresLeases(self._state).acquire(source_lease(place.slot), this_process("bench"), 600.0)
-        assert lease is not None
-        folder = self._folder / "log" / place.slot
-        reader = LogReader(folder)
-        taker = Taker(
-            place.slot,
-            lease.epoch,
-            source,
-            DeltaLog(folder),
-            reader,
-            PostgresHeads(self._state),
-            PostgresCheckpoints(self._state),
-        )
-        began = time.perf_counter()
-        start = taker.begin(0).position
-        assert start is not None
-        source.check({0: start})
-        plan = IngestPlan(place.slot, source, str(folder), {0: start}, {0: None}, Limit())
-        taken = 0
-        ended = 0.0
-
-        def on_taken(batch: Taken) -> None:
-            nonlocal taken, ended
-            taken += batch.append.rows
-            if taken >= events:
-                ended = time.perf_counter()
-                query.stop()
-
-        query = IngestQuery(self._spark, plan, taker, self._folder / "queries", on_taken)
-        watchdog = threading.Timer(600, query.stop)
-        watchdog.start()
-        failed = query.run()
-        watchdog.cancel()
-        if failed:
-            raise next(iter(failed.values()))
-        ids = [i for f in reader.files() for i in pq.read_table(f.path, columns=["event_id"])["event_id"].to_pylist()]
-        return ended - began, ids
+        return drain(self._spark, self._state, PostgresOutbox(place), place.slot, self._folder, events)
 
 
 def _theirs(server: EmbeddedPostgres, dsn: str, name: str, end: str) -> float:

@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 import os
-import threading
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import pyarrow.parquet as pq
-
-from evermark.checkpoints.postgres import PostgresCheckpoints
-from evermark.cluster.fence import source_lease
-from evermark.cluster.liveness import this_process
-from evermark.cluster.postgres import PostgresLeases
+from bench.taking import drain
 from evermark.embedded.address import EmbeddedDsn
 from evermark.embedded.java import ensure_java
 from evermark.embedded.postgres import EmbeddedPostgres
-from evermark.ingest.take import Taken, Taker
-from evermark.log.append import DeltaLog
-from evermark.log.head import PostgresHeads
-from evermark.log.read import LogReader
-from evermark.sources.base import Limit
 from evermark.sources.blocks.place import BlocksPlace, Pace
 from evermark.sources.blocks.source import BlockStreams
 from evermark.sources.blocks.wanted import WantedStreams
@@ -89,43 +77,8 @@ class Reading:
         self._spark.stop()
 
     def drain(self, place: BlocksPlace, start: str, events: int) -> tuple[float, list[str]]:
-        """Seconds from the start of the query to the last event durable in the log; and the ids in the log."""
-        from evermark.spark.datasource import IngestPlan
-        from evermark.spark.ingest import IngestQuery
-
-        name, state = place.source, self._kept.state
         source = BlockStreams(place)
-        lease = PostgresLeases(state).acquire(source_lease(name), this_process("bench"), _WATCHDOG_S)
-        assert lease is not None
-        folder = self._folder / "log" / name
-        reader = LogReader(folder)
-        heads, checkpoints = PostgresHeads(state), PostgresCheckpoints(state)
-        taker = Taker(name, lease.epoch, source, DeltaLog(folder), reader, heads, checkpoints)
-        began = time.perf_counter()
-        taker.begin(0)
-        source.check({0: start})
-        source.begin(0, start)
-        plan = IngestPlan(name, source, str(folder), {0: start}, {0: None}, Limit())
-        taken, ended = 0, 0.0
-
-        def on_taken(batch: Taken) -> None:
-            nonlocal taken, ended
-            taken += batch.append.rows
-            if taken >= events:
-                ended = time.perf_counter()
-                query.stop()
-
-        query = IngestQuery(self._spark, plan, taker, self._folder / "queries", on_taken)
-        watchdog = threading.Timer(_WATCHDOG_S, query.stop)
-        watchdog.start()
-        failed = query.run()
-        watchdog.cancel()
-        source.close()
-        if failed:
-            raise next(iter(failed.values()))
-        return ended - began, logged(folder)
-
-
-def logged(folder: Path) -> list[str]:
-    files = LogReader(folder).files()
-    return [i for f in files for i in pq.read_table(f.path, columns=["event_id"])["event_id"].to_pylist()]
+        try:
+            return drain(self._spark, self._kept.state, source, place.source, self._folder, events, start)
+        finally:
+            source.close()

@@ -16,7 +16,7 @@ from evermark.sources.blocks.chain import START, Cookie, EventKind, make_event
 from evermark.sources.blocks.place import BlocksPlace, Plain
 from evermark.sources.blocks.plan import Item, Move, Tick, partition_of, path, slices
 from evermark.sources.blocks.position import EARLIEST, Position
-from evermark.sources.blocks.resume import Case, Known, Room, answer_from, decide, fitted
+from evermark.sources.blocks.resume import Answer, Case, Known, Room, answer_from, decide, fitted
 from evermark.sources.blocks.rows import envelope
 from evermark.sources.blocks.wanted import WantedStreams
 from evermark.testing.simulator.blocks.node import ModelNode
@@ -399,19 +399,49 @@ def test_idle_streams_are_not_remembered() -> None:
 
 
 def test_an_event_that_cannot_be_read_is_poison_with_its_bytes() -> None:
-    """Invariant 9: it is logged raw, under its own hash, and the stream goes on."""
+    """Invariant 9: once its block vouches for it, it is logged raw, under its own hash, and the stream goes on."""
     node = _grown(1, resume_blocks=10)
     odd = make_event("a", EventKind.MESSAGE, "alice", at_us=1, nonce="x")
+    node.add("a", odd)
+    node.seal("a")
     wire = odd.wire() | {"kind": "hologram"}
-    view = {"reset": True, "kind": "channel", "cookie": node.streams["a"].cookie.wire(), "minipool": [wire]}
-    answer = answer_from(view | {"blocks": [block.wire() for block in node.streams["a"].blocks]}, "a", None)
-    node.view = lambda stream, cookie: answer  # type: ignore[method-assign]
     pipe = pipeline([node])
+    node.view = lambda stream, cookie: _told(node, wire)  # type: ignore[method-assign]
     pipe.step(ALL)
     poison = pipe.rows("a")[-1]
     assert (poison["op"], poison["event_id"]) == ("poison", odd.hash)
     assert json.loads(poison["bytes"]) == wire
     assert "hologram" in json.loads(poison["payload"])["reason"]
+
+
+@pytest.mark.parametrize("lie", [{}, {"kind": "hologram"}], ids=["a hash alone", "another kind"])
+def test_b12_what_a_node_shows_unreadable_in_its_minipool_is_taken_as_itself_later(lie: dict[str, str]) -> None:
+    """GIVEN an event whose hash alone is shown WHEN it comes as itself THEN it is logged."""
+    node = _grown(1, resume_blocks=10)
+    real = make_event("a", EventKind.MESSAGE, "alice", at_us=1, nonce="x", payload="hello")
+    node.add("a", real)
+    pipe = pipeline([node])
+    told = node.view
+    node.view = lambda stream, cookie: _told(node, {"hash": real.hash} | lie)  # type: ignore[method-assign]
+    pipe.drain(ALL)
+    assert real.hash not in [row["event_id"] for row in pipe.rows("a")]
+    node.view = told  # type: ignore[method-assign]
+    node.seal("a")
+    pipe.drain(ALL)
+    assert pipe.ids("a") == node.hashes("a")
+    assert {row["op"] for row in pipe.rows("a")} == {"schema", "message"}
+
+
+def _told(node: ModelNode, event: dict[str, object]) -> Answer:
+    """The whole of a stream, but for this event as it is given."""
+    it = node.streams["a"]
+    swapped = {event["hash"]: event}
+    blocks = [block.wire() for block in it.blocks]
+    for block in blocks:
+        block["events"] = [swapped.get(each["hash"], each) for each in block["events"]]
+    pool = [swapped.get(each.hash, each.wire()) for each in it.pool]
+    view = {"reset": True, "kind": "channel", "cookie": it.cookie.wire(), "blocks": blocks, "minipool": pool}
+    return answer_from(view, "a", None)
 
 
 def test_a_payload_that_is_json_stays_json() -> None:

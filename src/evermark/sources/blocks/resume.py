@@ -21,6 +21,7 @@ from evermark.sources.blocks.chain import (
     Block,
     BlockEvent,
     Cookie,
+    Undecoded,
     block_from,
     cookie_from,
     event_or_raw,
@@ -111,7 +112,9 @@ def answer_from(wire: Any, stream: str, asked: Cookie | None) -> Answer:
     ):
         raise FormatError(f"stream {stream}: this is no answer to get stream", hint="is it a block node?")
     blocks = tuple(block_from(block, stream, event_or_raw) for block in wire["blocks"])
-    pool = tuple(event_or_raw(event) for event in wire["minipool"])
+    # What cannot be read waits for its block, which vouches for its hash: nobody does so for what is in a minipool, and
+    # one that was taken by its hash alone would be left out when it comes as itself.
+    pool = tuple(e for e in map(event_or_raw, wire["minipool"]) if not isinstance(e, Undecoded))
     reset = wire.get("reset") is not False
     answer = Answer(
         stream, str(wire.get("kind", "")), reset, blocks, pool, cookie_from(wire.get("cookie")), bool(wire.get("more"))

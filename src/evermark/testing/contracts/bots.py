@@ -11,6 +11,7 @@ import pytest
 from evermark.bots.base import ASK_EVERY, ASK_EVERY_MAX, BotMode, BotStore, BotWish, Learned, Lesson, Stay
 from evermark.delivery.base import DeliveryStore, MadeBy, ParkedEvent, SubscriptionState
 from evermark.errors import ConfigError, ConflictError, NotFoundError, StaleError
+from evermark.testing.contracts.owned import OwnedStore
 from evermark.testing.contracts.scene import P0, T0, TakeOver, begin, done, event, failed, spec
 
 LEASE_S = 30.0
@@ -34,19 +35,7 @@ def claimed(store: Store, epoch: int, now: Any = T0, limit: int = 100) -> list[s
     return [row.event.event_id for row in store.claim(now, limit, LEASE_S, epoch)]
 
 
-class BotContract:
-    @pytest.fixture
-    def store(self) -> Store:
-        raise NotImplementedError("override this fixture with a store that is empty")
-
-    @pytest.fixture
-    def take_over(self) -> TakeOver:
-        raise NotImplementedError("override this fixture: make somebody else the owner and return the new epoch")
-
-    @pytest.fixture
-    def epoch(self, take_over: TakeOver) -> int:
-        return take_over()
-
+class BotContract(OwnedStore):
     # what a bot is
 
     def test_what_makes_a_bot_comes_back_whole(self, store: Store, epoch: int) -> None:

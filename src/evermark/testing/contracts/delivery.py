@@ -19,6 +19,7 @@ from evermark.delivery.base import (
     SubscriptionState,
 )
 from evermark.errors import ConfigError, ConflictError, NotFoundError, StaleError
+from evermark.testing.contracts.owned import OwnedStore
 from evermark.testing.contracts.scene import P0, P1, T0, TakeOver, begin, done, event, failed, snapshot, spec
 
 # Everything else in the port must take an epoch and be listed in `_writes`.
@@ -28,19 +29,7 @@ READERS = {
 }
 
 
-class DeliveryContract:
-    @pytest.fixture
-    def store(self) -> DeliveryStore:
-        raise NotImplementedError("override this fixture with a store that is empty")
-
-    @pytest.fixture
-    def take_over(self) -> TakeOver:
-        raise NotImplementedError("override this fixture: make somebody else the owner and return the new epoch")
-
-    @pytest.fixture
-    def epoch(self, take_over: TakeOver) -> int:
-        return take_over()
-
+class DeliveryContract(OwnedStore):
     # subscriptions
 
     def test_new_subscriptions_join_or_begin_behind(self, store: DeliveryStore, epoch: int) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
-import pytest
-
 from evermark.delivery.base import DeliveryStore, Fate, MadeBy, Outcome, Place, SubscriptionState
+from evermark.testing.contracts.owned import OwnedStore
 from evermark.testing.contracts.scene import P0, P1, T0, TakeOver, begin, done, event, failed, snapshot, spec
 
 SOON = T0 + timedelta(minutes=1)  # the first retry is due
@@ -15,19 +14,7 @@ LEASE_S = 30.0
 AFTER_LEASE = SOON + timedelta(seconds=LEASE_S)
 
 
-class ParkedContract:
-    @pytest.fixture
-    def store(self) -> DeliveryStore:
-        raise NotImplementedError("override this fixture with a store that is empty")
-
-    @pytest.fixture
-    def take_over(self) -> TakeOver:
-        raise NotImplementedError("override this fixture: make somebody else the owner and return the new epoch")
-
-    @pytest.fixture
-    def epoch(self, take_over: TakeOver) -> int:
-        return take_over()
-
+class ParkedContract(OwnedStore):
     def test_a_parked_event_comes_back_whole_when_due(self, store: DeliveryStore, epoch: int) -> None:
         """Not before its time; then with all that was known about it."""
         begin(store, epoch, "a")

@@ -11,22 +11,11 @@ from evermark.delivery.base import DeliveryStore, Fate, MadeBy, Outcome, Subscri
 from evermark.delivery.roster import secret_ends
 from evermark.delivery.signing import SECRETS_MAX
 from evermark.errors import ConfigError, ConflictError, NotFoundError
-from evermark.testing.contracts.scene import P0, P1, T0, TakeOver, begin, done, event, failed, snapshot, spec
+from evermark.testing.contracts.owned import OwnedStore
+from evermark.testing.contracts.scene import P0, P1, T0, begin, done, event, failed, snapshot, spec
 
 
-class RosterContract:
-    @pytest.fixture
-    def store(self) -> DeliveryStore:
-        raise NotImplementedError("override this fixture with a store that is empty")
-
-    @pytest.fixture
-    def take_over(self) -> TakeOver:
-        raise NotImplementedError("override this fixture: make somebody else the owner and return the new epoch")
-
-    @pytest.fixture
-    def epoch(self, take_over: TakeOver) -> int:
-        return take_over()
-
+class RosterContract(OwnedStore):
     def test_one_added_from_now_is_in_the_group(self, store: DeliveryStore, epoch: int) -> None:
         """It joins where the group stands, under a new version, and everybody else stays as they are."""
         begin(store, epoch, "a")

@@ -1,0 +1,75 @@
+"""A source read into a log of its own, as a running instance does, until so many events are durable there."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow.parquet as pq
+
+from evermark.checkpoints.postgres import PostgresCheckpoints
+from evermark.cluster.fence import source_lease
+from evermark.cluster.liveness import this_process
+from evermark.cluster.postgres import PostgresLeases
+from evermark.ingest.take import Taken, Taker
+from evermark.log.append import DeltaLog
+from evermark.log.head import PostgresHeads
+from evermark.log.read import LogReader
+from evermark.sources.base import Limit, Source
+from evermark.state.connection import State
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_WATCHDOG_S = 600.0
+
+
+def drain(
+    spark: SparkSession,
+    state: State,
+    source: Source,
+    name: str,
+    folder: Path,
+    events: int,
+    start: str | None = None,
+) -> tuple[float, list[str]]:
+    """Seconds from the start of the query to the last event durable in the log; and the ids in the log."""
+    from evermark.spark.datasource import IngestPlan
+    from evermark.spark.ingest import IngestQuery
+
+    lease = PostgresLeases(state).acquire(source_lease(name), this_process("bench"), _WATCHDOG_S)
+    assert lease is not None
+    log = folder / "log" / name
+    heads, checkpoints = PostgresHeads(state), PostgresCheckpoints(state)
+    taker = Taker(name, lease.epoch, source, DeltaLog(log), LogReader(log), heads, checkpoints)
+    began = time.perf_counter()
+    resumed = taker.begin(0).position
+    start = start or resumed
+    assert start is not None
+    source.check({0: start})
+    source.begin(0, start)
+    plan = IngestPlan(name, source, str(log), {0: start}, {0: None}, Limit())
+    taken, ended = 0, 0.0
+
+    def on_taken(batch: Taken) -> None:
+        nonlocal taken, ended
+        taken += batch.append.rows
+        if taken >= events:
+            ended = time.perf_counter()
+            query.stop()
+
+    query = IngestQuery(spark, plan, taker, folder / "queries", on_taken)
+    watchdog = threading.Timer(_WATCHDOG_S, query.stop)
+    watchdog.start()
+    failed = query.run()
+    watchdog.cancel()
+    if failed:
+        raise next(iter(failed.values()))
+    return ended - began, logged(log)
+
+
+def logged(folder: Path) -> list[str]:
+    files = LogReader(folder).files()
+    return [i for f in files for i in pq.read_table(f.path, columns=["event_id"])["event_id"].to_pylist()]
