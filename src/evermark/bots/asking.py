@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from evermark import failpoint
 from evermark.bots.base import BotStore, KeyWanted
 from evermark.bots.keys import ask_event
 from evermark.delivery.base import Subscription
@@ -34,6 +35,7 @@ class KeyAsker:
         wanted = self.store.keys_wanted(now, ASKS_MAX, self.epoch)
         if not wanted:
             return 0
+        failpoint.hit("keys.noted")
         known = self.known()
         mine = [one for one in wanted if one.subscription in known]
         tries = [

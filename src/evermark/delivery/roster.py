@@ -38,6 +38,7 @@ CHANGEABLE = frozenset(
         "body_bytes_max",
         "parked_max",
         "ttl_s",
+        "bot",  # but neither its source nor its user: what was learned hangs on them
     }
 )
 
@@ -131,7 +132,22 @@ def changed(
     given: dict[str, Any] = dict(changes)
     wanted = replace(spec, **given)
     require_names([wanted], MadeBy.API, {})
+    _require_same_user(spec, wanted)
     return wanted, with_spec(standing, spec, wanted)
+
+
+def _require_same_user(old: SubscriptionSpec, new: SubscriptionSpec) -> None:
+    known, wanted = ((one.source, one.user) if one is not None else None for one in (old.bot, new.bot))
+    if known != wanted:
+        raise ConfigError(
+            f"subscription {old.name!r}: whom a bot speaks for cannot be changed", hint="remove it and make it anew"
+        )
+    if new.ordered and new.bot is not None and new.bot.device:
+        raise ConfigError(
+            f"bot {old.name!r}: with a device it keeps the order of each session; by key, one that waits would stop "
+            "its stream",
+            hint="leave out ordered, or device",
+        )
 
 
 def with_spec(standing: Standing, old: SubscriptionSpec, new: SubscriptionSpec) -> Standing:
