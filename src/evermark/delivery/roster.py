@@ -130,19 +130,22 @@ def changed(
             hint="remove it and make it anew, or see rotate and replay",
         )
     given: dict[str, Any] = dict(changes)
+    if "bot" in given:  # only what is given of it: two who change something else at once both have their way
+        if spec.bot is None:
+            raise unknown_bot(spec.name)
+        given["bot"] = replace(spec.bot, **given["bot"])
     wanted = replace(spec, **given)
     require_names([wanted], MadeBy.API, {})
-    _require_same_user(spec, wanted)
+    _require_bot(spec, wanted)
     return wanted, with_spec(standing, spec, wanted)
 
 
-def _require_same_user(old: SubscriptionSpec, new: SubscriptionSpec) -> None:
-    known, wanted = ((one.source, one.user) if one is not None else None for one in (old.bot, new.bot))
-    if known != wanted:
-        raise ConfigError(
-            f"subscription {old.name!r}: whom a bot speaks for cannot be changed", hint="remove it and make it anew"
-        )
-    if new.ordered and new.bot is not None and new.bot.device:
+def _require_bot(old: SubscriptionSpec, new: SubscriptionSpec) -> None:
+    if new.bot is None or old.bot is None:
+        return
+    if (new.bot.source, new.bot.user) != (old.bot.source, old.bot.user):
+        raise ConfigError(f"bot {old.name!r}: whom it speaks for cannot be changed", hint="remove it and make it anew")
+    if new.ordered and new.bot.device:
         raise ConfigError(
             f"bot {old.name!r}: with a device it keeps the order of each session; by key, one that waits would stop "
             "its stream",

@@ -72,11 +72,9 @@ class BotDesk:
         given: BotChange = asked_of(BotChange, values, f"bot {name[:80]}")
         if not given.model_fields_set:
             raise refused(f"bot {name[:80]}", [Problem((), "nothing to change was given")])
-        known = self.wish(name)
-        mode = given.mode or BotMode.ALL if "mode" in values else known.mode
-        device = given.device or "" if "device" in values else known.device
-        inbox = given.inbox or "" if "inbox" in values else known.inbox
-        changes = {"bot": replace(known, mode=mode, device=device, inbox=inbox)}
+        wanted = {"mode": given.mode or BotMode.ALL, "device": given.device or "", "inbox": given.inbox or ""}
+        self.wish(name)
+        changes = {"bot": {key: wanted[key] for key in given.model_fields_set}}
         self.desk.as_deliverer(lambda epoch: self.store.change(name, changes, epoch))
         return self.one(name)
 
