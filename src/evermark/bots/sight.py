@@ -59,7 +59,7 @@ class Sight:
     streams: Callable[[Sequence[str]], frozenset[str]] = streams_in
     _known: dict[tuple[str, str], _User] = field(default_factory=dict, init=False)
     # By source and stream: the users of `_known` that are members, as far as was learned.
-    _staying: dict[tuple[str, str], set[str]] = field(default_factory=lambda: defaultdict(set), init=False)
+    _staying: dict[tuple[str, str], set[str]] = field(default_factory=dict, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def views(self, specs: Iterable[SubscriptionSpec], span: Span, *, quick: bool = False) -> dict[str, BotView]:
@@ -203,9 +203,11 @@ class Sight:
     def _note(self, source: str, user: str, stays: Mapping[str, Sequence[Stay]]) -> None:
         for stream, times in stays.items():
             if times[-1].end is None:
-                self._staying[source, stream].add(user)
-            elif (source, stream) in self._staying:
-                self._staying[source, stream].discard(user)
+                self._staying.setdefault((source, stream), set()).add(user)
+            elif here := self._staying.get((source, stream)):
+                here.discard(user)
+                if not here:
+                    del self._staying[source, stream]
 
 
 @contextmanager
