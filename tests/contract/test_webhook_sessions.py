@@ -46,14 +46,12 @@ def test_d6_what_has_no_key_takes_no_room_from_what_is_refused(receiver: Receive
     hurts nobody by stopping, all of it counts."""
     receiver.answer = lambda got: 400
     waits = dict.fromkeys(range(4), "s1")
-    for room, fate, parked in ((None, Fate.DONE, 6), (2, Fate.FULL, 2)):
-        job = Job(spec_for(receiver.url, parked_max=2, concurrency=1), events(6), waits=waits, parked_room=room)
-        outcome = one_outcome(sink.deliver(prepared([job]), 5))
-        assert outcome.fate is fate
-        if fate is Fate.DONE:
-            assert len(outcome.parked) == parked
-    job = Job(spec_for(receiver.url, parked_max=1, concurrency=1), events(6), waits=waits)
-    assert one_outcome(sink.deliver(prepared([job]), 5)).fate is Fate.FULL
+    spec = spec_for(receiver.url, concurrency=1)
+    live = Job(spec, events(6), waits=waits, parked_room=2)
+    outcome = one_outcome(sink.deliver(prepared([live]), 5))
+    assert (outcome.fate, len(outcome.parked)) == (Fate.DONE, 6)
+    for job in (replace(live, parked_room=1), replace(live, replay_id="r1")):
+        assert one_outcome(sink.deliver(prepared([job]), 5)).fate is Fate.FULL
 
 
 def _is_one(body: bytes) -> bool:

@@ -311,7 +311,7 @@ class Dispatch:
             self._park(parcel, f"held behind {first}")
 
     def _park(self, parcel: Parcel, reason: str, answer: Answer | None = None, session: str = "") -> None:
-        if session and self._job.parked_room is None:
+        if session and not self._job.replay_id:
             self._roomless += 1
         elif len(self.tally.parked) - self._roomless >= self._parked_max:
             self._stop(Fate.FULL, f"no room to park more; the last one: {reason}")
