@@ -97,6 +97,16 @@ def test_a_bots_mode_device_and_inbox_are_changed_and_nothing_else(api: Scene) -
     assert (told.json["user"], told.json["state"]) == ("helper-bot", "live")
 
 
+def test_d3_another_device_sends_what_it_has_keys_of(api: Scene) -> None:
+    """GIVEN events that wait WHEN the bot has another device THEN what that one has keys of is sent, at once."""
+    api.post("/v1/bots", BOT)
+    api.store.publish("tablet", {"s1": "sealed"}, T0, api.epoch)
+    both = [done("helper", waiting(1), waiting(2, "s2")), done("file")]
+    api.store.settle_group(P0, 0, 1, api.store.group().members, both, T0, api.epoch)
+    api.ask("PATCH", "/v1/bots/helper", {"device": "tablet"})
+    assert [row.waits for row in api.store.parked()] == [False, True]
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [({"user": "x"}, "user"), ({"mode": "some"}, "mode"), ({"device": ""}, "device"), ({}, "nothing")],

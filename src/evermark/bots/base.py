@@ -158,7 +158,8 @@ class BotStore(Protocol):
         """The sessions each device has keys for."""
 
     def sessions_queued(self, subscriptions: Collection[str], replay_id: str = "") -> dict[str, frozenset[str]]:
-        """Per subscription: sessions with events in the queue that were not tried yet. Newer ones queue behind them."""
+        """Per subscription: sessions whose key came, with events in the queue that were not tried yet. Newer ones queue
+        behind them."""
 
     def release_keyed(self, now: datetime, epoch: int) -> int:
         """Make due what waits although it need not: its key is there, or its bot has no device. Returns how many."""

@@ -98,7 +98,8 @@ class MemoryBots(MemoryParkedRows):
         with self._lock:
             for row in self._rows.values():
                 event = row.event
-                if event.session and row.subscription in subscriptions and event.replay_id == replay_id:
+                mine = row.subscription in subscriptions and event.replay_id == replay_id
+                if event.session and not row.waits and mine:
                     found[row.subscription].add(event.session)
         return {name: frozenset(sessions) for name, sessions in found.items()}
 

@@ -60,9 +60,10 @@ cross join lateral (
     select device, session from session_keys k where k.device = d.device order by published_at desc limit %s
 ) k
 """
+# Without those that wait: they may be very many, and what has no key is not clear anyway.
 QUEUED = """
 select distinct subscription, session from enqueued_messages
-where session is not null and subscription = any(%s) and replay_id = %s
+where session is not null and not waits and subscription = any(%s) and replay_id = %s
 """
 WITHDRAW_KEY = "delete from session_keys where device = %(device)s and session = %(session)s"
 HOLD_SESSION = """
@@ -112,11 +113,20 @@ with gone as (
 select subscription, count(*) from gone group by subscription
 """
 
+# The first event of each session is found by leaps over an index: a session may have very many that wait.
 # Only endpoints that work are asked; also of those that are full, for it is keys that will make room.
 WANTED = """
-with missing as (
-    select distinct on (subscription, session) subscription, session, id as first, stream, created_at
-    from enqueued_messages where waits order by subscription, session, id
+with recursive missing as (
+    (
+        select subscription, session, id as first, stream, created_at from enqueued_messages
+        where waits order by subscription, session, id limit 1
+    )
+    union all
+    select n.* from missing w cross join lateral (
+        select m.subscription, m.session, m.id, m.stream, m.created_at from enqueued_messages m
+        where m.waits and (m.subscription, m.session) > (w.subscription, w.session)
+        order by m.subscription, m.session, m.id limit 1
+    ) n
 )
 select w.subscription, s.spec -> 'bot' ->> 'device', w.session, w.stream, w.created_at, coalesce(a.asks, 0)
 from missing w
