@@ -38,7 +38,10 @@ MEND = (
 )
 # While a replay is under way.
 REPLAY = ("replay.sent", "replay.settled")
-NAMES = (*FLOW, *MEND, *REPLAY)
+# What is known of bots: memberships kept, before anything is judged by them; keys asked for, before anybody is asked;
+# keys kept and what waited released, before whoever published is told.
+BOTS = ("bots.learned", "keys.noted", "keys.published")
+NAMES = (*FLOW, *MEND, *REPLAY, *BOTS)
 
 _ENV = "EVERMARK_FAILPOINT"
 _PID_ENV = "EVERMARK_PID"

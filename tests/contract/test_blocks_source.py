@@ -357,6 +357,10 @@ def _users(state: State, source: str) -> frozenset[str]:
     return frozenset(name for (name,) in rows)
 
 
+def _no_inboxes(_: State, source: str) -> frozenset[str]:
+    return frozenset()
+
+
 def _users_version(state: State, source: str) -> str:
     return str(len(_users(state, source)))
 
@@ -368,7 +372,7 @@ def test_streams_follow_the_bots_in_them_and_cookies_exist_for_nothing_else(
     room, without = new_stream(client, 7, members=["ann"]), new_stream(client, 3, members=["ann"])
     here.rows("create table bots_of_the_test (source text, name text)", returns=False)
     here.rows("insert into bots_of_the_test values ('chat', 'bot') returning 1")
-    bots = BotsInState(Plain(here.dsn), here.state.schema, "chat", _users, _users_version)
+    bots = BotsInState(Plain(here.dsn), here.state.schema, "chat", _users, _no_inboxes, _users_version)
     pipe = here.pipeline([node.url], wanted=BotStreams(bots))
     pipe.drain(ALL)
     assert (pipe.ids(room), here.synced(room)) == ([], None)

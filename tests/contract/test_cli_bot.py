@@ -60,6 +60,10 @@ def test_a_bot_is_made_shown_given_keys_and_removed(file: Path) -> None:
     listed = told(run(file, "keys", "helper", "--json"))
     assert len(listed) == 150 and "key" not in listed[0]
     assert run(file, "keys", "helper", "--session", "s007").stdout.strip() == "key 7"
+    assert run(file, "keys", "helper", "--withdraw", "s007").exit_code == 0
+    assert run(file, "keys", "helper", "--session", "s007").exit_code == 1
+    changed = told(run(file, "set", "helper", "--mode", "all", "--device", "", "--json"))
+    assert (changed["user"], changed["mode"], changed["device"]) == ("helper-bot", "all", None)
     assert run(file, "remove", "helper", "--yes").exit_code == 0
     assert told(run(file, "list", "--json")) == []
 
@@ -74,6 +78,9 @@ def test_a_bot_is_made_shown_given_keys_and_removed(file: Path) -> None:
         ("keys", "nobody"),
         ("keys", "helper", "--publish", "missing.json"),
         ("keys", "helper", "--publish", "-", "--session", "s"),
+        ("keys", "helper", "--session", "s", "--withdraw", "s"),
+        ("set", "nobody", "--mode", "all"),
+        ("set", "helper"),
     ],
 )
 def test_what_cannot_be_done_says_why(file: Path, args: tuple[str, ...]) -> None:

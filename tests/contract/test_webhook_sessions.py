@@ -41,6 +41,19 @@ def test_d3_what_has_no_key_is_parked_for_its_session_and_stops_nothing(
     assert sorted(_came(receiver)) == [0, 2, 3, 5]
 
 
+def test_d6_what_has_no_key_takes_no_room_from_what_is_refused(receiver: Receiver, sink: WebhookSink) -> None:
+    """GIVEN more without a key than may be parked WHEN others are refused THEN these are parked; in a replay, which
+    hurts nobody by stopping, all of it counts."""
+    receiver.answer = lambda got: 400
+    waits = dict.fromkeys(range(4), "s1")
+    spec = spec_for(receiver.url, concurrency=1)
+    live = Job(spec, events(6), waits=waits, parked_room=2)
+    outcome = one_outcome(sink.deliver(prepared([live]), 5))
+    assert (outcome.fate, len(outcome.parked)) == (Fate.DONE, 6)
+    for job in (replace(live, parked_room=1), replace(live, replay_id="r1")):
+        assert one_outcome(sink.deliver(prepared([job]), 5)).fate is Fate.FULL
+
+
 def _is_one(body: bytes) -> bool:
     return bool(json.loads(body)["data"]["n"] == 1)
 

@@ -37,37 +37,43 @@ class BotScene(ChatScene):
 
 
 def test_d3_d15_a_redeployed_bot_misses_nothing_and_gets_nothing_before_its_key(tmp_path: Path) -> None:
-    """GIVEN messages that need a key WHEN the process is killed, and the key comes later THEN the bot has all of it.
-
-    Once, those of the session in order; it was asked for the key, and no other stream was read.
+    """GIVEN messages that need a key WHEN the process is killed while it learns who is where, and again in the middle
+    of the flush THEN the bot has all of it, once, those of the session in order; it was asked for the key, and no other
+    stream was read.
     """
     with BotScene(tmp_path) as scene:
         client = scene.leader.client()
         for stream in ("room", "elsewhere"):
             client.create(stream)
         client.create("direct", kind="direct", members=["alice", "bot"])
-        first = scene.up()
         secret = {"session": "s1"}
         joined = control("room", EventKind.JOIN, member="bot")
         client.add("room", message("room"), joined, message("room"), message("room", tags=secret))
         client.say("direct", 1)
         client.say("elsewhere", 1)
-        until(lambda: len(scene.got()) >= 3 and scene.was_asked(), "all but one came, its key asked for", timeout_s=90)
-        first.kill()
+        learning = scene.up(failpoint="bots.learned")
+        until(learning.died, "it was killed while it learned", timeout_s=90)
+        assert not scene.got()
 
-        # WHEN it goes on while nobody reads, and the key comes after the next start
+        # WHEN it goes on while nobody reads, and the key comes after the next start, which is killed with it
         client.add("room", message("room", tags=secret), message("room"))
-        scene.up()
-        until(lambda: len(scene.got()) >= 4 and scene.waiting() == 2, "both wait", timeout_s=90)
+        flushing = scene.up(failpoint="queue.posted")
+        until(
+            lambda: len(scene.got()) >= 4 and scene.was_asked(), "all but two came, their key asked for", timeout_s=90
+        )
+        until(lambda: scene.waiting() == 2, "both wait", timeout_s=90)
         keys = tmp_path / "keys.json"
         keys.write_text(json.dumps({"s1": "the key"}))
         scene.run("bot", "keys", "helper", "--publish", str(keys))
+        until(flushing.died, "it was killed after it had sent what waited", timeout_s=60)
         client.add("room", message("room", tags=secret))
+        scene.up()
 
         # THEN all of it came, from the join on, and those of the session in their order
         before, *room = client.hashes("room")
         wanted = [*room, *client.hashes("direct")]
-        until(lambda: set(scene.got()) >= set(wanted), "the bot has everything", timeout_s=60)
+        until(lambda: set(scene.got()) >= set(wanted), "the bot has everything", timeout_s=90)
+        until(lambda: scene.waiting() == 0, "and nothing is left in the queue", timeout_s=60)
         assert sorted(scene.got()) == sorted(wanted) and before not in scene.got()
         assert max(scene.handled["helper"].values()) == 1
         of_session = [room[2], room[3], room[5]]

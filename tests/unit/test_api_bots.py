@@ -60,6 +60,8 @@ def test_a_subscription_is_no_bot(api: Scene) -> None:
         ("DELETE", "/v1/bots/file", None),
         ("PUT", "/v1/bots/file/keys", {"keys": {"s": "k"}}),
         ("GET", "/v1/bots/file/keys/s", None),
+        ("DELETE", "/v1/bots/file/keys/s", None),
+        ("PATCH", "/v1/bots/file", {"mode": "none"}),
     ):
         assert api.ask(method, path, body).status == 404
     assert "file" in api.store.subscriptions()
@@ -82,6 +84,54 @@ def test_d3_publishing_keys_sends_what_waited(api: Scene) -> None:
     assert ([key["session"] for key in page["keys"]], page["after"]) == (["a/b"], "a/b")
     assert page["keys"][0]["key"] is None
     assert [key["session"] for key in api.get("/v1/bots/helper/keys?after=a/b").json["keys"]] == ["c"]
+
+
+def test_a_bots_mode_device_and_inbox_are_changed_and_nothing_else(api: Scene) -> None:
+    """GIVEN a bot WHEN some of its keys are changed THEN those are, null means the default, and it stays what it is."""
+    api.post("/v1/bots", {**BOT, "inbox": "mail"})
+    told = api.ask("PATCH", "/v1/bots/helper", {"mode": "none", "inbox": None})
+    assert told.status == 200, told.text
+    assert (told.json["mode"], told.json["device"], told.json["inbox"]) == ("none", "phone", None)
+    told = api.ask("PATCH", "/v1/bots/helper", {"mode": None, "device": "tablet", "inbox": "post"})
+    assert (told.json["mode"], told.json["device"], told.json["inbox"]) == ("all", "tablet", "post")
+    assert (told.json["user"], told.json["state"]) == ("helper-bot", "live")
+
+
+def test_d3_another_device_sends_what_it_has_keys_of(api: Scene) -> None:
+    """GIVEN events that wait WHEN the bot has another device THEN what that one has keys of is sent, at once."""
+    api.post("/v1/bots", BOT)
+    api.store.publish("tablet", {"s1": "sealed"}, T0, api.epoch)
+    both = [done("helper", waiting(1), waiting(2, "s2")), done("file")]
+    api.store.settle_group(P0, 0, 1, api.store.group().members, both, T0, api.epoch)
+    api.ask("PATCH", "/v1/bots/helper", {"device": "tablet"})
+    assert [row.waits for row in api.store.parked()] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [({"user": "x"}, "user"), ({"mode": "some"}, "mode"), ({"device": ""}, "device"), ({}, "nothing")],
+)
+def test_a_change_that_cannot_be_is_refused(api: Scene, changes: dict[str, object], named: str) -> None:
+    """GIVEN something else than these keys, or values they cannot have THEN 422 with the key named."""
+    api.post("/v1/bots", BOT)
+    told = api.ask("PATCH", "/v1/bots/helper", changes)
+    assert told.status == 422 and named in told.error["message"], told.text
+
+
+def test_a_bot_with_a_device_does_not_become_ordered(api: Scene) -> None:
+    """GIVEN a bot with a device WHEN it is to be ordered, as the subscription it is THEN 422, as where it is made."""
+    api.post("/v1/bots", BOT)
+    assert api.ask("PATCH", "/v1/subscriptions/helper", {"ordered": True}).status == 422
+
+
+def test_a_key_is_withdrawn(api: Scene) -> None:
+    """GIVEN a published key WHEN it is withdrawn THEN 204, and it is gone; a second time 404."""
+    api.post("/v1/bots", BOT)
+    api.ask("PUT", "/v1/bots/helper/keys", {"keys": {"a/b": "the key", "c": "another"}})
+    assert api.ask("DELETE", "/v1/bots/helper/keys/a%2Fb", token=READER).status == 403
+    assert api.ask("DELETE", "/v1/bots/helper/keys/a%2Fb").status == 204
+    assert api.ask("DELETE", "/v1/bots/helper/keys/a%2Fb").status == 404
+    assert [key["session"] for key in api.get("/v1/bots/helper/keys").json["keys"]] == ["c"]
 
 
 def test_a_token_that_may_read_is_told_no_key(api: Scene) -> None:

@@ -14,7 +14,7 @@ from tests.unit.api_scene import BOT, SECRET, WANTED, Scene, served
 from evermark.config import BotConfig
 from evermark.config.asked import asked, asked_changes
 from evermark.server.api import STATUSES
-from evermark.server.bot_shapes import BotAsked, KeysAsked
+from evermark.server.bot_shapes import BotAsked, BotChange, KeysAsked
 from evermark.server.openapi import document
 from evermark.server.routes import ROUTES
 from evermark.server.shapes import (
@@ -135,6 +135,7 @@ def test_the_examples_are_taken(doc: dict[str, Any]) -> None:
         PauseAsked: PauseAsked.model_validate,
         RotateAsked: RotateAsked.model_validate,
         BotAsked: lambda body: asked(body.pop("name"), {**body, "secret": SECRET}, BotConfig),
+        BotChange: BotChange.model_validate,
         KeysAsked: KeysAsked.model_validate,
     }
     seen = 0
@@ -146,7 +147,7 @@ def test_the_examples_are_taken(doc: dict[str, Any]) -> None:
         assert fits(example, content["schema"], doc), route
         readers[route.body](example)
         seen += 1
-    assert seen == 6
+    assert seen == 7
 
 
 def test_the_document_takes_what_the_server_takes(doc: dict[str, Any]) -> None:

@@ -22,12 +22,16 @@ class Some:
     """Bots as a test says."""
 
     names: set[str] = field(default_factory=lambda: {"bot"})
+    named: set[str] = field(default_factory=set)
 
     def users(self) -> frozenset[str]:
         return frozenset(self.names)
 
+    def inboxes(self) -> frozenset[str]:
+        return frozenset(self.named)
+
     def version(self) -> str:
-        return ",".join(sorted(self.names))
+        return ",".join(sorted(self.names)) + ";" + ",".join(sorted(self.named))
 
 
 def _room(node: ModelNode, stream: str, *members: str, count: int = 3) -> None:
@@ -72,6 +76,22 @@ def test_only_streams_with_a_bot_and_inboxes_of_bots_keep_state() -> None:
     assert plans.gaps == {}
     assert pipe.ids("with") == node.hashes("with")
     assert pipe.rows("without") == pipe.rows("inbox-ann") == []
+
+
+def test_b13_an_inbox_that_a_bot_names_is_taken_whatever_it_is_and_whoever_is_in_it() -> None:
+    """GIVEN a channel without bots WHEN one names it as its inbox THEN it is taken, and kept; no other one is."""
+    node, plans, bots = ModelNode(), MemoryPlans(), Some()
+    _room(node, "mail", "ann")
+    _room(node, "without", "ann")
+    pipe = _read(node, bots, plans)
+    pipe.drain(ALL)
+    assert pipe.rows("mail") == []
+    bots.named.add("mail")
+    pipe.drain(ALL)
+    node.say("mail", 2)
+    pipe.drain(ALL)
+    assert pipe.ids("mail") == node.hashes("mail")
+    assert set(plans.streams) == {"mail"}
 
 
 @pytest.mark.parametrize("whole", [True, False])

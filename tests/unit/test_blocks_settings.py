@@ -43,6 +43,10 @@ def _users(_: State, source: str) -> frozenset[str]:
     return frozenset({f"{source}-bot"})
 
 
+def _inboxes(_: State, source: str) -> frozenset[str]:
+    return frozenset({f"{source}-mail"})
+
+
 def _version(_: State, source: str) -> str:
     return source
 
@@ -52,12 +56,13 @@ def test_streams_of_bots_are_chosen_by_who_is_in_them() -> None:
     settings = BlocksSettings.model_validate({"nodes": GIVEN["nodes"], "streams_of": "bots", "streams": ["room"]})
     with pytest.raises(ConfigError, match="streams_of"):
         place_of("chat", settings, Plain("x"), "s")
-    bots = BotsInState(Plain("x"), "s", "chat", _users, _version)
+    bots = BotsInState(Plain("x"), "s", "chat", _users, _inboxes, _version)
     place = place_of("chat", settings, Plain("x"), "s", bots=bots)
     wanted = pickle.loads(pickle.dumps(BlockStreams(place))).place.wanted
     assert wanted.wants("any", "channel", lambda: frozenset({"ann", "chat-bot"}))
     assert not wanted.wants("any", "channel", lambda: frozenset({"ann"}))
     assert wanted.wants("room", "channel", frozenset)
+    assert wanted.wants("chat-mail", "channel", frozenset)
     assert wanted.version().endswith(" chat")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -55,6 +56,28 @@ def test_what_is_asked_carries_all_a_bot_needs() -> None:
     assert first["event_id"] != second["event_id"]
     assert [one.spec.timeout_s for one in sink.tries] == [ASK_TIMEOUT_S] * 2
     assert store.subscriptions()["bot"].failures == 0, "a bot that does not answer is not a failing receiver"
+
+
+def test_a_look_that_takes_long_is_followed_by_a_rest() -> None:
+    """GIVEN so many missing keys that looking for them takes seconds THEN State is left alone for most of the time."""
+    leases = MemoryLeases(is_gone=lambda holder: True)
+    store, epoch = MemoryDelivery(leases), owners(leases)(DELIVER_LEASE)
+    begin(store, epoch, "bot", bot=WISH)
+    settle(store, epoch, 0, *(waiting(n, f"s{n}") for n in range(1, 9)))
+    now, look, looks = [T0], store.keys_wanted, [0]
+
+    def slow(*given: Any) -> list[KeyWanted]:
+        now[0] += timedelta(seconds=2)
+        looks[0] += 1
+        return look(*given)
+
+    store.keys_wanted = slow  # type: ignore[method-assign]
+    asker = asker_of(store, epoch, Sink())
+    asker.clock = lambda: now[0]
+    for _ in range(100):
+        asker.run()
+        now[0] += timedelta(seconds=1)
+    assert looks[0] == 6
 
 
 def test_d3_a_crash_never_asks_twice_within_five_seconds() -> None:

@@ -36,6 +36,14 @@ def join(stream: str, batch: int, position: str = "a", user: str = "bot", kind: 
     return row(stream, batch, position, {"kind": kind, "creator": "alice", "member": user})
 
 
+def nobody(_stream: str) -> tuple[str, ...]:
+    return ()
+
+
+def opening(stream: str, batch: int, position: str, *members: object, kind: str = "channel") -> dict[str, Any]:
+    return row(stream, batch, position, {"kind": kind, "members": list(members)}, "schema")
+
+
 def test_joins_and_leaves_of_registered_users_are_moves() -> None:
     """GIVEN rows of the log THEN joins and leaves of these users are found, and nothing else is."""
     rows = [
@@ -45,7 +53,7 @@ def test_joins_and_leaves_of_registered_users_are_moves() -> None:
         row("room", 4, "a", {"kind": "message", "creator": "alice", "payload": {"kind": "join", "member": "bot"}}),
         {**join("room", 5), "payload": "{broken"},
     ]
-    assert list(moves_of(rows, {"bot"})) == [
+    assert list(moves_of(rows, {"bot"}, nobody)) == [
         Move("room", "bot", (1, "a"), joins=True),
         Move("room", "bot", (2, "a"), joins=False),
     ]
@@ -61,12 +69,38 @@ def test_members_without_a_join_come_from_a_streams_description() -> None:
             "dm", 2, "a", {"change": "recreated", "was": "x", "kind": "direct", "members": ["alice", "eve"]}, "truncate"
         ),
     ]
-    one = lesson("bot", 0, 2, {"gone": (Stay((0, "a")),)}, moves_of(rows, {"bot"}))
+    one = lesson("bot", 0, 2, {"gone": (Stay((0, "a")),)}, moves_of(rows, {"bot"}, lambda _: ["bot"]))
     assert one.stays == {
         "dm": (Stay((1, "a"), (2, "a")),),
         "mail": (Stay((1, "b"), None, inbox=True),),
         "gone": (Stay((0, "a"), (1, "c")),),
     }
+
+
+def test_an_opening_tells_of_those_it_names_and_of_those_who_were_there() -> None:
+    """GIVEN hundreds of bots WHEN a stream's description names one and another was there THEN it tells of these two."""
+    users = {f"bot{n}" for n in range(300)}
+    rows = [opening("room", 1, "a", "alice", "bot7"), row("room", 2, "a", {"change": "deleted"}, "truncate")]
+    moves = list(moves_of(rows, users, lambda stream: ["bot8", "carol"] if stream == "room" else []))
+    assert [(move.user, move.at[0], move.joins) for move in moves] == [
+        ("bot7", 1, True),
+        ("bot8", 1, False),
+        ("bot7", 2, False),
+        ("bot8", 2, False),
+    ]
+
+
+def test_an_opening_ends_the_stay_of_one_who_joined_right_before_it() -> None:
+    """GIVEN a join and a description without that user in one piece of the log THEN the user is no member any more."""
+    for first in (join("room", 1), opening("room", 1, "a", "bot")):
+        one = lesson("bot", 0, 1, {}, moves_of([first, opening("room", 1, "b", "eve")], {"bot"}, nobody))
+        assert one.stays == {"room": (Stay((1, "a"), (1, "b")),)}
+
+
+def test_members_of_any_shape_tell_nothing_and_stop_nothing() -> None:
+    """GIVEN a description whose members are no names THEN those among them that are some count, and no other."""
+    odd = opening("room", 1, "a", ["bot"], {"a": 1}, None, 7, "bot")
+    assert [(move.user, move.joins) for move in moves_of([odd], {"bot", "other"}, nobody)] == [("bot", True)]
 
 
 marks = st.tuples(st.integers(1, 4), st.sampled_from("abc"))
@@ -169,6 +203,25 @@ def test_d15_what_was_learned_survives_and_is_never_skipped(store: MemoryDeliver
     assert second.views([BOT], span(2, 3))["helper"].member == {"room"}  # one that is behind, later
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+def test_d3_an_opening_states_the_whole_membership(store: MemoryDelivery, restarted: bool) -> None:
+    """GIVEN a bot that joined in a history that was rejected WHEN the stream is described anew, without it THEN it gets
+    nothing from there on, and one that is named does; also where the join was learned by another owner."""
+    other = spec("other", bot=replace(WISH, user="other"))
+    anew = {"change": "fork accepted", "block": 3, "was": "x", "kind": "channel", "members": ["alice", "other"]}
+    log = Log(join("room", 1), row("room", 3, "m", anew, "truncate"), join("room", 5))
+    sight = sight_of(store, log)
+    assert sight.views([BOT, other], span(0, 1))["helper"].streams == {"room"}
+    if restarted:
+        sight = sight_of(store, log)
+    views = sight.views([BOT, other], span(2, 3))
+    assert views["helper"].partly == {"room": (Stay((1, "a"), (3, "m")),)}
+    assert views["other"].partly == {"room": (Stay((3, "m")),)}
+    views = sight.views([BOT, other], span(3, 4))
+    assert (views["helper"].streams, views["other"].member) == (frozenset(), {"room"})
+    assert sight.views([BOT, other], span(4, 5))["helper"].partly == {"room": (Stay((5, "a")),)}
+
+
 def test_a_bot_that_would_keep_others_waiting_is_left_out(store: MemoryDelivery) -> None:
     """GIVEN a bot registered late in a long log WHEN others wait THEN it has no view yet; by itself it gets one."""
     log = Log(join("room", 1), rows_each=100_000)
@@ -218,7 +271,7 @@ def test_a_join_of_nobody_is_no_join(member: object) -> None:
     """GIVEN a payload of any shape WHEN it is looked through THEN it tells nothing, and stops nothing."""
     row = join("room", 1)
     odd = {**row, "payload": json.dumps({"kind": "join", "member": member})}
-    assert list(moves_of([odd], {"bot"})) == []
+    assert list(moves_of([odd], {"bot"}, nobody)) == []
 
 
 def test_a_replay_sees_every_stay(store: MemoryDelivery) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from evermark.bots.store import bot_users, bot_users_version
+from evermark.bots.store import bot_inboxes, bot_users, bot_users_version
 from evermark.breaker import Limits
 from evermark.checkpoints.base import CheckpointStore
 from evermark.checkpoints.memory import MemoryCheckpoints
@@ -166,7 +166,7 @@ def make_source(config: Config, name: str, box: SecretBox | None) -> Source:
 
 def blocks_at(config: Config, name: str, settings: BlocksSettings, box: SecretBox | None) -> BlocksPlace:
     here = (state_dsn(config, box), schema_for(config.name))
-    bots = BotsInState(*here, name, bot_users, bot_users_version)
+    bots = BotsInState(*here, name, bot_users, bot_inboxes, bot_users_version)
     if box is not None:
         return blocks_place(name, settings.sealed(box), *here, bots=bots)
     token = settings.open_token()

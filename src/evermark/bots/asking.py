@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
+from evermark import failpoint
 from evermark.bots.base import BotStore, KeyWanted
 from evermark.bots.keys import ask_event
 from evermark.delivery.base import Subscription
@@ -14,6 +15,7 @@ from evermark.delivery.sinks.base import Answer, OpenSecret, Sink, Try
 ASKS_MAX = 50  # at a time
 ASK_TIMEOUT_S = 5.0
 DEADLINE_S = 10.0
+REST = 9  # times what a look took
 
 
 @dataclass
@@ -28,12 +30,20 @@ class KeyAsker:
     clock: Callable[[], datetime]
     on_asked: Callable[[Sequence[tuple[KeyWanted, Answer]]], None] = lambda _asked: None
 
+    _not_before: datetime | None = field(default=None, init=False)
+
     def run(self) -> int:
         """Ask for what is missing, up to a limit; returns for how many keys."""
         now = self.clock()
+        if self._not_before is not None and now < self._not_before:
+            return 0
         wanted = self.store.keys_wanted(now, ASKS_MAX, self.epoch)
+        looked_at = self.clock()
+        # Where very many keys are missing, looking for them must not keep State busy.
+        self._not_before = looked_at + REST * (looked_at - now)
         if not wanted:
             return 0
+        failpoint.hit("keys.noted")
         known = self.known()
         mine = [one for one in wanted if one.subscription in known]
         tries = [

@@ -11,6 +11,8 @@ Contract of `BotStore` (checked by `BotContract` over every backend):
 - An event that is parked for its session waits if and only if its key is not published; that, and the release of what
   waits by `publish`, are decided one after another for each (device, session). Nothing of a session is claimed before
   everything of it that was parked earlier.
+- What waits for a key takes no room from anything else: it does not count for `parked_max`. Each stream of a bot keeps
+  its newest `WAITING_MAX`; `expire_waiting` removes older ones, counted as `expired`.
 - `keys_wanted` names a (bot, session) at most once in `ASK_EVERY`, whatever crashes.
 """
 
@@ -26,6 +28,9 @@ SESSION_CHARS_MAX = 200
 KEY_CHARS_MAX = 8192
 KEYS_AT_ONCE_MAX = 100
 KEYS_MAX = 100_000  # of one device
+# Events of one stream that wait for their keys; beyond it the oldest of that stream expire. As many of a bot whose keys
+# came may be on their way out before no more is parked for it.
+WAITING_MAX = 100_000
 ASK_EVERY = timedelta(seconds=5)
 ASK_EVERY_MAX = timedelta(minutes=5)
 
@@ -139,6 +144,10 @@ class BotStore(Protocol):
     def publish(self, device: str, keys: Mapping[str, str], now: datetime, epoch: int) -> int:
         """Keep sealed keys by session, and make due what waited for them. Returns how many events that were."""
 
+    def withdraw(self, device: str, session: str, now: datetime, epoch: int) -> int:
+        """Remove a key; raises `NotFoundError`. What has not been tried yet, and is not under way, waits for it again:
+        returns how many events."""
+
     def session_key(self, device: str, session: str) -> SessionKey:
         """One of them; raises `NotFoundError`."""
 
@@ -149,10 +158,16 @@ class BotStore(Protocol):
         """The sessions each device has keys for."""
 
     def sessions_queued(self, subscriptions: Collection[str], replay_id: str = "") -> dict[str, frozenset[str]]:
-        """Per subscription: sessions with events in the queue that were not tried yet. Newer ones queue behind them."""
+        """Per subscription: sessions whose key came, with events in the queue that were not tried yet. Newer ones queue
+        behind them."""
 
     def release_keyed(self, now: datetime, epoch: int) -> int:
         """Make due what waits although it need not: its key is there, or its bot has no device. Returns how many."""
 
+    def expire_waiting(self, epoch: int, *, keep: int = WAITING_MAX, limit: int = 1000) -> int:
+        """Of each stream of a bot that has more than `keep` first deliveries waiting for keys, remove the oldest, at
+        most `limit` in all; counted as `expired`. Returns how many."""
+
     def keys_wanted(self, now: datetime, limit: int, epoch: int) -> list[KeyWanted]:
-        """Sessions whose keys are to be asked for now; each is noted as asked for before this returns."""
+        """Sessions whose keys are to be asked for now; each is noted as asked for before this returns. One of each
+        stream, then the next: one with thousands of them keeps no other waiting."""

@@ -7,7 +7,8 @@ members of a channel; and a note that a stream was deleted or recreated, which e
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from evermark.bots.base import BotView, BotWish, Lesson, Move, Stay
@@ -17,8 +18,13 @@ from evermark.event import Op
 Stays = Mapping[str, tuple[Stay, ...]]
 
 
-def moves_of(rows: Iterable[Mapping[str, Any]], users: Collection[str]) -> Iterator[Move]:
-    """What some rows of the log (stream, op, batch, position, payload), in its order, tell about some users."""
+def moves_of(
+    rows: Iterable[Mapping[str, Any]], users: Collection[str], staying: Callable[[str], Iterable[str]]
+) -> Iterator[Move]:
+    """What some rows of the log (stream, op, batch, position, payload), in its order, tell about some users. `staying`:
+    who may be in a stream before these rows. Nobody else can leave it, and there may be hundreds who never were there.
+    """
+    joined: dict[str, set[str]] = defaultdict(set)  # in these rows
     for row in rows:
         said = parsed(row["payload"])
         if not isinstance(said, Mapping):
@@ -27,15 +33,19 @@ def moves_of(rows: Iterable[Mapping[str, Any]], users: Collection[str]) -> Itera
         if row["op"] == Op.MESSAGE:
             member = said.get("member")
             if kind in ("join", "leave") and isinstance(member, str) and member in users:
+                joined[stream].add(member)
                 yield Move(stream, member, at, joins=kind == "join")
             continue
         members = said.get("members")
-        if isinstance(members, list):
-            for user in sorted(users):
-                yield Move(stream, user, at, joins=user in members, inbox=kind == "inbox")
-        elif said.get("change") in ("deleted", "recreated"):
-            for user in sorted(users):
-                yield Move(stream, user, at, joins=False)
+        if not isinstance(members, list) and said.get("change") not in ("deleted", "recreated"):
+            continue
+        listed = members if isinstance(members, list) else ()
+        named = {user for user in listed if isinstance(user, str) and user in users}
+        # A description is whole: whoever it does not name is no member from there on.
+        others = {user for user in (*staying(stream), *joined[stream]) if user in users}
+        for user in sorted(named | others):
+            yield Move(stream, user, at, joins=user in named, inbox=kind == "inbox")
+        joined[stream] |= named
 
 
 def after_move(stays: tuple[Stay, ...], move: Move) -> tuple[Stay, ...]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 
-from evermark.bots.base import BotWish, KeyWanted, Learned, Lesson, SessionKey
+from evermark.bots.base import WAITING_MAX, BotWish, KeyWanted, Learned, Lesson, SessionKey
 from evermark.bots.keys import next_ask_at, require_keys, require_learned, require_room, unknown_key
 from evermark.cluster.memory import MemoryLeases
 from evermark.delivery.base import SubscriptionState
@@ -57,6 +58,22 @@ class MemoryBots(MemoryParkedRows):
                 self._keys[device, session] = SessionKey(session, sealed, now)
             return self._make_due(now, lambda name, session: self._device(name) == device and session in keys)
 
+    def withdraw(self, device: str, session: str, now: datetime, epoch: int) -> int:
+        with self._fenced(epoch):
+            if self._keys.pop((device, session), None) is None:
+                raise unknown_key(session)
+            held = [
+                row
+                for row in self._rows.values()
+                if row.event.session == session
+                and not row.waits
+                and row.is_free(now, epoch)
+                and self._device(row.subscription) == device
+            ]
+            for row in held:
+                self._rows[row.id] = replace(row, waits=True, next_attempt_at=None)
+            return len(held)
+
     def session_key(self, device: str, session: str) -> SessionKey:
         with self._lock:
             if (device, session) not in self._keys:
@@ -81,13 +98,25 @@ class MemoryBots(MemoryParkedRows):
         with self._lock:
             for row in self._rows.values():
                 event = row.event
-                if event.session and row.subscription in subscriptions and event.replay_id == replay_id:
+                mine = row.subscription in subscriptions and event.replay_id == replay_id
+                if event.session and not row.waits and mine:
                     found[row.subscription].add(event.session)
         return {name: frozenset(sessions) for name, sessions in found.items()}
 
     def release_keyed(self, now: datetime, epoch: int) -> int:
         with self._fenced(epoch):
             return self._make_due(now, lambda name, session: not self._lacks_key(name, session))
+
+    def expire_waiting(self, epoch: int, *, keep: int = WAITING_MAX, limit: int = 1000) -> int:
+        with self._fenced(epoch):
+            by_stream: dict[tuple[str, str], list[int]] = defaultdict(list)
+            for row in self._rows.values():
+                if row.waits and not row.event.replay_id:
+                    by_stream[row.subscription, row.event.stream].append(row.id)
+            old = sorted(i for ids in by_stream.values() for i in sorted(ids)[: max(0, len(ids) - keep)])[:limit]
+            for row_id in old:
+                self._counted["expired"][self._rows.pop(row_id).subscription] += 1
+            return len(old)
 
     def keys_wanted(self, now: datetime, limit: int, epoch: int) -> list[KeyWanted]:
         with self._fenced(epoch):
@@ -102,7 +131,13 @@ class MemoryBots(MemoryParkedRows):
                     told = KeyWanted(name, self._device(name), session, row.event.stream, row.created_at, asks + 1)
                     due.append((asked_at, row.id, told))
             due.sort(key=lambda one: (one[0] is not None, one[0] or now, one[1]))
-            found = [told for _, _, told in due[: max(0, limit)]]
+            nth: Counter[tuple[str, str]] = Counter()
+            turns: list[tuple[int, KeyWanted]] = []
+            for _, _, told in due:
+                nth[told.subscription, told.stream] += 1
+                turns.append((nth[told.subscription, told.stream], told))
+            turns.sort(key=lambda one: one[0])
+            found = [told for _, told in turns[: max(0, limit)]]
             for told in found:
                 self._asks[told.subscription, told.session] = (now, told.asks)
             return found

@@ -60,9 +60,18 @@ cross join lateral (
     select device, session from session_keys k where k.device = d.device order by published_at desc limit %s
 ) k
 """
+# Without those that wait: they may be very many, and what has no key is not clear anyway.
 QUEUED = """
 select distinct subscription, session from enqueued_messages
-where session is not null and subscription = any(%s) and replay_id = %s
+where session is not null and not waits and subscription = any(%s) and replay_id = %s
+"""
+WITHDRAW_KEY = "delete from session_keys where device = %(device)s and session = %(session)s"
+HOLD_SESSION = """
+update enqueued_messages m set waits = true, next_attempt_at = null
+from subscriptions s
+where m.session = %(session)s and not m.waits
+  and (m.claimed_until is null or m.claimed_until <= %(now)s or m.claim_epoch < %(epoch)s)
+  and s.name = m.subscription and s.spec -> 'bot' ->> 'device' = %(device)s
 """
 # In order: all at one moment, and claimed by id.
 RELEASE_SESSIONS = """
@@ -80,15 +89,47 @@ where m.waits and s.name = m.subscription and (
 """
 IS_ANY_WAITING = "select exists (select from enqueued_messages where waits)"
 
+_TOO_MUCH = """
+select subscription, stream, count(*) - %(keep)s as n from enqueued_messages
+where waits and replay_id = '' group by subscription, stream having count(*) > %(keep)s
+"""
+IS_TOO_MUCH_WAITING = f"select exists ({_TOO_MUCH})"
+# By id: what has waited longest. Rows that wait are under way with nobody; one that is being released is left.
+EXPIRE_WAITING = f"""
+with gone as (
+    delete from enqueued_messages where id in (
+        select m.id from enqueued_messages m join (
+            select o.id from ({_TOO_MUCH}) t cross join lateral (
+                select e.id from enqueued_messages e
+                where e.waits and e.replay_id = '' and e.subscription = t.subscription and e.stream = t.stream
+                order by e.id limit t.n
+            ) o
+            order by o.id limit %(limit)s
+        ) oldest using (id)
+        where m.waits
+        order by m.id for update of m skip locked
+    ) returning subscription
+)
+select subscription, count(*) from gone group by subscription
+"""
+
+# The first event of each session is found by leaps over an index: a session may have very many that wait.
 # Only endpoints that work are asked; also of those that are full, for it is keys that will make room.
 WANTED = """
-with missing as (
-    select m.subscription, m.session, min(m.id) as first from enqueued_messages m
-    where m.waits group by m.subscription, m.session
+with recursive missing as (
+    (
+        select subscription, session, id as first, stream, created_at from enqueued_messages
+        where waits order by subscription, session, id limit 1
+    )
+    union all
+    select n.* from missing w cross join lateral (
+        select m.subscription, m.session, m.id, m.stream, m.created_at from enqueued_messages m
+        where m.waits and (m.subscription, m.session) > (w.subscription, w.session)
+        order by m.subscription, m.session, m.id limit 1
+    ) n
 )
-select w.subscription, s.spec -> 'bot' ->> 'device', w.session, m.stream, m.created_at, coalesce(a.asks, 0)
+select w.subscription, s.spec -> 'bot' ->> 'device', w.session, w.stream, w.created_at, coalesce(a.asks, 0)
 from missing w
-join enqueued_messages m on m.id = w.first
 join subscriptions s on s.name = w.subscription
 left join session_asks a on a.subscription = w.subscription and a.session = w.session
 where (s.state in ('live', 'behind') or (s.state = 'suspended' and s.next_attempt_at is not null))
@@ -96,7 +137,8 @@ where (s.state in ('live', 'behind') or (s.state = 'suspended' and s.next_attemp
   and coalesce(s.spec -> 'bot' ->> 'device', '') <> ''
   and (a.asked_at is null
        or a.asked_at + least(%(most)s::interval, %(every)s::interval * power(2, least(a.asks, 20) - 1)) <= %(now)s)
-order by a.asked_at nulls first, w.first
+order by row_number() over (partition by w.subscription, w.stream order by a.asked_at nulls first, w.first),
+         a.asked_at nulls first, w.first
 limit %(limit)s
 """
 ASKED = """

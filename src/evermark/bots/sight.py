@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
+from evermark import failpoint
 from evermark.bots.base import BotStore, BotView, BotWish, Learned, Lesson, Move, Stay
 from evermark.bots.membership import lesson, moves_of, view_of
 from evermark.bots.scan import streams_in, telling
@@ -57,6 +58,8 @@ class Sight:
     read: Read = telling
     streams: Callable[[Sequence[str]], frozenset[str]] = streams_in
     _known: dict[tuple[str, str], _User] = field(default_factory=dict, init=False)
+    # By source and stream: the users of `_known` that are members, as far as was learned.
+    _staying: dict[tuple[str, str], set[str]] = field(default_factory=dict, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def views(self, specs: Iterable[SubscriptionSpec], span: Span, *, quick: bool = False) -> dict[str, BotView]:
@@ -153,10 +156,10 @@ class Sight:
         with _said(piece):
             rows = self.read(piece.paths, place.partition, piece.after, piece.to)
         with self._lock:
-            moves: dict[str, list[Move]] = defaultdict(list)
-            for move in moves_of(rows, users):
-                moves[move.user].append(move)
             known = {name: self._user(place.source, name) for name in users}
+            moves: dict[str, list[Move]] = defaultdict(list)
+            for move in moves_of(rows, users, lambda stream: self._staying.get((place.source, stream), ())):
+                moves[move.user].append(move)
             # Somebody else may have looked meanwhile.
             mine = {n: u for n, u in known.items() if u.to.get(place.partition, 0) == piece.after}
             lessons = [lesson(n, piece.after, piece.to, u.stays, moves.get(n, ())) for n, u in mine.items()]
@@ -168,6 +171,7 @@ class Sight:
                 raise
             for one in lessons:
                 _apply(known[one.user], place.partition, one)
+                self._note(place.source, one.user, one.stays)
 
     def _keep(self, place: Place, lessons: Sequence[Lesson], known: dict[str, _User]) -> None:
         """Write down what is news, and how far was looked: at once with news, else now and then."""
@@ -178,6 +182,7 @@ class Sight:
                 due.append(replace(one, begun_at=kept))
         if due:
             self.store.learn(place.source, place.partition, due, self.epoch)
+            failpoint.hit("bots.learned")
             for one in due:
                 known[one.user].kept[place.partition] = one.done_to
 
@@ -192,7 +197,17 @@ class Sight:
             last = max((_last(times) for times in user.stays.values()), default=0)
             user.moved = dict.fromkeys(found.to, last)
             self._known[source, name] = user
+            self._note(source, name, user.stays)
         return user
+
+    def _note(self, source: str, user: str, stays: Mapping[str, Sequence[Stay]]) -> None:
+        for stream, times in stays.items():
+            if times[-1].end is None:
+                self._staying.setdefault((source, stream), set()).add(user)
+            elif here := self._staying.get((source, stream)):
+                here.discard(user)
+                if not here:
+                    del self._staying[source, stream]
 
 
 @contextmanager

@@ -7,10 +7,11 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 
 from evermark.bots import queries
-from evermark.bots.base import ASK_EVERY, ASK_EVERY_MAX, KeyWanted, Learned, Lesson, SessionKey, Stay
+from evermark.bots.base import ASK_EVERY, ASK_EVERY_MAX, WAITING_MAX, KeyWanted, Learned, Lesson, SessionKey, Stay
 from evermark.bots.keys import require_keys, require_learned, require_room, unknown_key
 from evermark.cluster.fence import fence
 from evermark.delivery.parked_rows import PostgresParkedRows, lock_sessions, storable
+from evermark.state import counters
 from evermark.state.connection import State
 
 PUBLISHED_MAX = 20_000  # sessions of one device that a task is told of
@@ -70,6 +71,15 @@ class PostgresBots(PostgresParkedRows):
             conn.execute(queries.PUT_KEYS, (device, now, sessions, [keys[session] for session in sessions]))
             return conn.execute(queries.RELEASE_SESSIONS, (now, sessions, device)).rowcount
 
+    def withdraw(self, device: str, session: str, now: datetime, epoch: int) -> int:
+        given = {"device": storable(device), "session": storable(session), "now": now, "epoch": epoch}
+        with self._state.transaction() as conn:
+            fence(conn, self._lease, epoch)
+            lock_sessions(conn, [(device, session)])
+            if conn.execute(queries.WITHDRAW_KEY, given).rowcount == 0:
+                raise unknown_key(session)
+            return conn.execute(queries.HOLD_SESSION, given).rowcount
+
     def session_key(self, device: str, session: str) -> SessionKey:
         with self._state.connection() as conn:
             row = conn.execute(queries.KEY, (storable(device), storable(session))).fetchone()
@@ -101,6 +111,16 @@ class PostgresBots(PostgresParkedRows):
                 return 0
             fence(conn, self._lease, epoch)
             return conn.execute(queries.RELEASE_KEYED, (now,)).rowcount
+
+    def expire_waiting(self, epoch: int, *, keep: int = WAITING_MAX, limit: int = 1000) -> int:
+        given = {"keep": keep, "limit": limit}
+        with self._state.transaction() as conn:
+            if conn.execute(queries.IS_TOO_MUCH_WAITING, given).fetchone() == (False,):
+                return 0
+            fence(conn, self._lease, epoch)
+            expired: dict[str, int] = dict(conn.execute(queries.EXPIRE_WAITING, given).fetchall())
+            counters.count(conn, "expired", expired)
+        return sum(expired.values())
 
     def keys_wanted(self, now: datetime, limit: int, epoch: int) -> list[KeyWanted]:
         given = {"now": now, "limit": limit, "every": ASK_EVERY, "most": ASK_EVERY_MAX}

@@ -1,6 +1,6 @@
 """`evermark bot`: subscriptions that speak for a user, and the session keys of their devices.
 
-What holds for any subscription (set, pause, resume, rotate, test) is done with `evermark subscription`.
+What holds for any subscription (its other keys, pause, resume, rotate, test) is done with `evermark subscription`.
 """
 
 from __future__ import annotations
@@ -41,6 +41,10 @@ if TYPE_CHECKING:
 app = noun("Subscriptions that speak for a user of some streams.")
 
 _FILE_BYTES_MAX = 1024 * 1024
+
+Mode = Annotated[str | None, typer.Option(help="all, mentions_replies_reactions or none.")]
+Device = Annotated[str | None, typer.Option(help="Whose session keys it uses; without one it needs none.")]
+Inbox = Annotated[str | None, typer.Option(help="The stream that is its inbox, where the log does not say.")]
 
 
 @app.command("list")
@@ -88,9 +92,9 @@ def add(
     url: Annotated[str, typer.Option(help="Where to send.", show_default=False)],
     source: Annotated[str, typer.Option(help="The source whose streams it is in.", show_default=False)],
     user: Annotated[str, typer.Option(help="The user it speaks for.", show_default=False)],
-    mode: Annotated[str | None, typer.Option(help="all, mentions_replies_reactions or none.")] = None,
-    device: Annotated[str | None, typer.Option(help="Whose session keys it uses; without one it needs none.")] = None,
-    inbox: Annotated[str | None, typer.Option(help="The stream that is its inbox, where the log does not say.")] = None,
+    mode: Mode = None,
+    device: Device = None,
+    inbox: Inbox = None,
     secret: SecretOption = None,
     new_secret: Annotated[bool, typer.Option("--new-secret", help="Make a secret, and print it this once.")] = False,
     streams: Streams = None,
@@ -135,6 +139,24 @@ def add(
     report(made, f"{name} is there, {made.state.value}, and speaks for {made.user}", as_json)
 
 
+@app.command("set")
+def set_bot(
+    name: Name,
+    mode: Mode = None,
+    device: Device = None,
+    inbox: Inbox = None,
+    config: ConfigOption = DEFAULT_CONFIG,
+    as_json: JsonOption = False,
+) -> None:
+    """Change what is given and nothing else; an empty text means the default. The rest: evermark subscription set."""
+    changes = given_keys(mode=mode, device=device, inbox=inbox)
+    if not changes:
+        raise ConfigError("nothing to change was given", hint="give --mode, --device or --inbox")
+    with desk_at(config) as (_, desk):
+        changed = _bots(desk).change(name, changes)
+    report(changed, f"{name} is changed", as_json)
+
+
 @app.command()
 def remove(name: Name, config: ConfigOption = DEFAULT_CONFIG, yes: YesOption = False) -> None:
     """Remove it, with what is parked for it. Its events stay in the log, and its device's keys where they are."""
@@ -156,16 +178,21 @@ def keys(
         typer.Option(help='Publish the keys in this file, {"session": "key", …}; - reads them from stdin.'),
     ] = None,
     session: Annotated[str | None, typer.Option(help="Print the key of this session.")] = None,
+    withdraw: Annotated[str | None, typer.Option(help="Remove the key of this session; its events wait again.")] = None,
     config: ConfigOption = DEFAULT_CONFIG,
     as_json: JsonOption = False,
 ) -> None:
-    """The sessions that its device has keys for; or publish some, and send what waited for them."""
-    if publish is not None and session is not None:
-        raise ConfigError("publish, or print?", hint="give --publish or --session")
+    """The sessions that its device has keys for; or publish some, and send what waited for them; or withdraw one."""
+    if sum(given is not None for given in (publish, session, withdraw)) > 1:
+        raise ConfigError("publish, print, or withdraw?", hint="give --publish, --session or --withdraw")
     if publish is not None:
         _publish(name, _read(publish), config, as_json)
         return
     with desk_at(config) as (_, desk):
+        if withdraw is not None:
+            _bots(desk).withdraw(name, withdraw)
+            say(f"the key of {withdraw} is withdrawn")
+            return
         if session is not None:
             found = _bots(desk).key(name, session)
             show_json(found.model_dump(mode="json")) if as_json else typer.echo(found.key)

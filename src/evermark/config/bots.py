@@ -20,15 +20,15 @@ def _printable(text: str) -> str:
     return text
 
 
-_Named = Annotated[str, Field(min_length=1, max_length=128), AfterValidator(_printable)]
+Named = Annotated[str, Field(min_length=1, max_length=128), AfterValidator(_printable)]
 
 
 class BotConfig(SubscriptionConfig):
     source: Annotated[str, Field(pattern=NAME)]
-    user: _Named
+    user: Named
     mode: BotMode = BotMode.ALL
-    device: _Named | None = None
-    inbox: _Named | None = None
+    device: Named | None = None
+    inbox: Named | None = None
 
     @model_validator(mode="after")
     def _sessions_keep_their_own_order(self) -> BotConfig:

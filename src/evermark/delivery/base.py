@@ -207,7 +207,8 @@ class DeliveryStore(Protocol):
         """
 
     def change(self, subscription: str, changes: Mapping[str, object], epoch: int) -> None:
-        """Other values for these fields of its spec. State and cursor stay, as with a known one in `register`."""
+        """Other values for these fields of its spec; of `bot` those of its fields that are given. State and cursor
+        stay, as with a known one in `register`."""
 
     def rotate(self, subscription: str, secret: str, until: datetime | None, now: datetime, epoch: int) -> None:
         """A new sealed secret, first; those it had sign too until then, or until `retire`."""

@@ -324,10 +324,11 @@ def _together(a: Outcome, b: Outcome) -> Outcome:
 
 
 def _after_done(standing: Standing, outcome: Outcome, parked_now: int, now: datetime, jitter: Jitter) -> Step:
-    if outcome.parked and parked_now + len(outcome.parked) > standing.parked_max:
+    more_parked = sum(not event.session for event in outcome.parked)
+    if outcome.parked and parked_now + more_parked > standing.parked_max:
         if standing.is_paused or standing.state is SubscriptionState.DISABLED:
             return Step(standing, passes=False)
-        more = f"{len(outcome.parked)} more would exceed parked_max = {standing.parked_max}"
+        more = f"{more_parked} more would exceed parked_max = {standing.parked_max}"
         full = _full(standing, f"{parked_now} deliveries are parked, and {more}", now, jitter)
         return Step(full, passes=False)
     after = standing

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -174,7 +173,7 @@ class MemoryDelivery(MemoryBots):
         work = Work(place, begun_at, done_to, members, version)
         with self._fenced(epoch):
             standings = {name: self._standing(name) for name in self._group.members}
-            counts = Counter(row.subscription for row in self._rows.values() if not row.event.replay_id)
+            counts = {one.subscription: self._parked_by(one.subscription) for one in outcomes if one.parked}
             settled = decide.settle(self._group, work, outcomes, standings, counts, now, self._jitter, self._limits)
             for standing in settled.stayed:
                 self._set_standing(standing)
@@ -204,9 +203,7 @@ class MemoryDelivery(MemoryBots):
             standing = decide.require_outside(subscription, known[1] if known else None, generation)
             cursors = self._cursors.get(subscription, {})
             decide.require_cursor(repr(subscription), place, cursors.get(place), begun_at, done_to)
-            parked_now = sum(
-                row.subscription == subscription and not row.event.replay_id for row in self._rows.values()
-            )
+            parked_now = self._parked_by(subscription)
             step = decide.after_outcome(standing, outcome, parked_now, now, self._jitter, self._limits)
             self._set_standing(step.standing)
             if step.passes:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from evermark.bots.base import SessionKey
+from evermark.bots.base import WAITING_MAX, SessionKey
 from evermark.cluster.memory import MemoryLeases
 from evermark.delivery import group as decide
 from evermark.delivery import roster
@@ -221,6 +221,12 @@ class MemoryParkedRows:
         return any(other.id < row.id and other.lane == row.lane for other in self._rows.values())
 
     # sessions
+
+    def _parked_by(self, subscription: str) -> int:
+        """How much of what is parked for first deliveries counts for `parked_max`."""
+        own = [r for r in self._rows.values() if r.subscription == subscription and not r.event.replay_id]
+        leaving = sum(bool(row.event.session) for row in own if not row.waits)
+        return sum(not row.event.session for row in own) + max(0, leaving - WAITING_MAX)
 
     def _device(self, subscription: str) -> str:
         bot = self._known[subscription][0].bot

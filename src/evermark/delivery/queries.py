@@ -80,10 +80,13 @@ SET_SPEC = "update subscriptions set spec = %s::jsonb where name = %s and spec <
 ADD_SUBSCRIPTION = "insert into subscriptions (name, made_by, spec, state, joined_version) values (%s, %s, %s, %s, %s)"
 REMOVE_SUBSCRIPTIONS = "delete from subscriptions where name = any(%s)"
 
-# What replays parked has a limit of its own, so that a replay never uses up the room of first deliveries.
+# What replays parked has a limit of its own, so that a replay never uses up the room of first deliveries. What waits
+# for a session key takes none either, nor does what is on its way out because its key came, up to a limit.
 PARKED_BY = """
-select subscription, count(*) from enqueued_messages
-where subscription = any(%s) and replay_id = '' group by subscription
+select subscription, count(*) filter (where session is null)
+                     + greatest(0, count(*) filter (where session is not null) - %s)
+from enqueued_messages
+where subscription = any(%s) and replay_id = '' and not waits group by subscription
 """
 PARK = """
 insert into enqueued_messages (subscription, event_id, replay_id, source, partition, batch, position, stream, key,

@@ -38,6 +38,7 @@ CHANGEABLE = frozenset(
         "body_bytes_max",
         "parked_max",
         "ttl_s",
+        "bot",  # but neither its source nor its user: what was learned hangs on them
     }
 )
 
@@ -129,9 +130,27 @@ def changed(
             hint="remove it and make it anew, or see rotate and replay",
         )
     given: dict[str, Any] = dict(changes)
+    if "bot" in given:  # only what is given of it: two who change something else at once both have their way
+        if spec.bot is None:
+            raise unknown_bot(spec.name)
+        given["bot"] = replace(spec.bot, **given["bot"])
     wanted = replace(spec, **given)
     require_names([wanted], MadeBy.API, {})
+    _require_bot(spec, wanted)
     return wanted, with_spec(standing, spec, wanted)
+
+
+def _require_bot(old: SubscriptionSpec, new: SubscriptionSpec) -> None:
+    if new.bot is None or old.bot is None:
+        return
+    if (new.bot.source, new.bot.user) != (old.bot.source, old.bot.user):
+        raise ConfigError(f"bot {old.name!r}: whom it speaks for cannot be changed", hint="remove it and make it anew")
+    if new.ordered and new.bot.device:
+        raise ConfigError(
+            f"bot {old.name!r}: with a device it keeps the order of each session; by key, one that waits would stop "
+            "its stream",
+            hint="leave out ordered, or device",
+        )
 
 
 def with_spec(standing: Standing, old: SubscriptionSpec, new: SubscriptionSpec) -> Standing:

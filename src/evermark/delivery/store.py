@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from evermark.bots.base import WAITING_MAX
 from evermark.bots.store import PostgresBots
 from evermark.cluster.fence import DELIVER_LEASE, fence
 from evermark.delivery import group as decide
@@ -364,4 +365,4 @@ def _cursors(conn: Connection, reader: str) -> CursorVector:
 
 def _parked_by(conn: Connection, outcomes: Iterable[Outcome]) -> dict[str, int]:
     names = sorted({outcome.subscription for outcome in outcomes if outcome.parked})
-    return dict(conn.execute(queries.PARKED_BY, (names,)).fetchall()) if names else {}
+    return dict(conn.execute(queries.PARKED_BY, (WAITING_MAX, names)).fetchall()) if names else {}

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Protocol
 
-from evermark.bots.base import KEY_CHARS_MAX, BotStore, BotWish
+from evermark import failpoint
+from evermark.bots.base import KEY_CHARS_MAX, BotMode, BotStore, BotWish
 from evermark.config.asked import asked
 from evermark.config.bots import BotConfig
 from evermark.config.problems import Problem, refused
@@ -15,8 +16,9 @@ from evermark.delivery.accounts import accounts
 from evermark.delivery.base import DeliveryStore, MadeBy, SubscriptionSpec
 from evermark.delivery.roster import unknown_bot
 from evermark.secrets import SecretBox
-from evermark.server.bot_shapes import BotAnswer, BotMade, BotPage, KeyAnswer, KeyPage, PublishedAnswer
+from evermark.server.bot_shapes import BotAnswer, BotChange, BotMade, BotPage, KeyAnswer, KeyPage, PublishedAnswer
 from evermark.server.desk import PAGE_MAX, Desk
+from evermark.server.routing import asked_of
 
 
 class Store(DeliveryStore, BotStore, Protocol):
@@ -65,6 +67,19 @@ class BotDesk:
         secret = self.desk.make(values, spec_of)
         return BotMade(**BotAnswer.of(self.desk.account(name)), secret=secret)
 
+    def change(self, name: str, values: Mapping[str, Any]) -> BotAnswer:
+        """Change what is named in `values`, and nothing else; null means the default."""
+        given: BotChange = asked_of(BotChange, values, f"bot {name[:80]}")
+        if not given.model_fields_set:
+            raise refused(f"bot {name[:80]}", [Problem((), "nothing to change was given")])
+        wanted = {"mode": given.mode or BotMode.ALL, "device": given.device or "", "inbox": given.inbox or ""}
+        self.wish(name)
+        changes = {"bot": {key: wanted[key] for key in given.model_fields_set}}
+        self.desk.as_deliverer(lambda epoch: self.store.change(name, changes, epoch))
+        if "device" in values:  # for what its new one has keys of, or none is needed
+            self.desk.as_deliverer(lambda epoch: self.store.release_keyed(self._clock(), epoch))
+        return self.one(name)
+
     def remove(self, name: str) -> None:
         self.wish(name)
         self.desk.remove(name)
@@ -82,6 +97,7 @@ class BotDesk:
         sealed = {session: self._box.seal(key) for session, key in keys.items()}
         now = self._clock()
         released = self.desk.as_deliverer(lambda epoch: self.store.publish(device, sealed, now, epoch))
+        failpoint.hit("keys.published")
         return PublishedAnswer(published=len(sealed), released=released)
 
     def keys(self, name: str, after: str = "", limit: int = 100) -> KeyPage:
@@ -97,6 +113,11 @@ class BotDesk:
     def key(self, name: str, session: str) -> KeyAnswer:
         found = self.store.session_key(self.wish(name).device, session)
         return KeyAnswer(session=found.session, published_at=found.published_at, key=self._box.open(found.sealed))
+
+    def withdraw(self, name: str, session: str) -> None:
+        """Remove one of its keys: what was not tried yet, and what comes, waits for it again."""
+        device, now = self.wish(name).device, self._clock()
+        self.desk.as_deliverer(lambda epoch: self.store.withdraw(device, session, now, epoch))
 
     def wish(self, name: str) -> BotWish:
         wish = self.store.subscription(name).spec.bot

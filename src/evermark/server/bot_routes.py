@@ -10,6 +10,7 @@ from evermark.server.bot_desk import BotDesk
 from evermark.server.bot_shapes import (
     BotAnswer,
     BotAsked,
+    BotChange,
     BotMade,
     BotPage,
     KeyAnswer,
@@ -64,6 +65,10 @@ def _keys(desk: Desk, request: Request) -> BaseModel:
     return _bots(desk).keys(request.path["name"], request.query.get("after", ""), limit)
 
 
+def _withdrawn(desk: Desk, request: Request) -> None:
+    _bots(desk).withdraw(request.path["name"], request.path["session"])
+
+
 BOT_ROUTES = (
     Route(
         "GET",
@@ -86,6 +91,16 @@ BOT_ROUTES = (
         example=_SHOWN,
     ),
     Route("GET", _NAME, "One of them", lambda desk, r: _bots(desk).one(r.path["name"]), BotAnswer),
+    Route(
+        "PATCH",
+        _NAME,
+        "Change its mode, device or inbox; what else it is, is changed under /v1/subscriptions",
+        lambda desk, r: _bots(desk).change(r.path["name"], r.body),
+        BotAnswer,
+        body=BotChange,
+        body_required=True,
+        example={"mode": "all"},
+    ),
     Route("DELETE", _NAME, "Remove it, with what is parked for it; its device's keys stay", _removed, status=204),
     Route(
         "GET",
@@ -112,5 +127,12 @@ BOT_ROUTES = (
         lambda desk, r: _bots(desk).key(r.path["name"], r.path["session"]),
         KeyAnswer,
         guarded=True,
+    ),
+    Route(
+        "DELETE",
+        f"{_NAME}/keys/{{session}}",
+        "Withdraw one of its keys: what was not tried yet waits for it again",
+        _withdrawn,
+        status=204,
     ),
 )

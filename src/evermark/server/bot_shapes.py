@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import Field
 
 from evermark.bots.base import KEYS_AT_ONCE_MAX, BotMode
-from evermark.config.bots import BotConfig
+from evermark.config.bots import BotConfig, Named
 from evermark.delivery.accounts import Account
 from evermark.server.shapes import Answer, Asked, SubscriptionAnswer
 
@@ -47,6 +47,14 @@ class BotAsked(BotConfig):
     """The keys of `bots:` in evermark.yaml, and a name. Without a secret one is made."""
 
     name: str
+
+
+class BotChange(Asked):
+    """What is to be changed: only the keys that are given. Null means the default."""
+
+    mode: BotMode | None = None
+    device: Named | None = None
+    inbox: Named | None = None
 
 
 class KeysAsked(Asked):

@@ -60,6 +60,7 @@ class Dispatch:
         workers = BUNDLE_LANES_MAX if self._bundle > 1 else self._concurrency
         self._window = max(PIECE_ROWS, 2 * workers * self._bundle)
         self._parked_max = spec.parked_max if job.parked_room is None else job.parked_room
+        self._roomless = 0  # parked for their keys: of first deliveries they take no room from others
         self._packer: Packer | None = None
         if self._bundle > 1:
             self._packer = job.packer or packs_of(job, courier.style).taker()
@@ -310,7 +311,9 @@ class Dispatch:
             self._park(parcel, f"held behind {first}")
 
     def _park(self, parcel: Parcel, reason: str, answer: Answer | None = None, session: str = "") -> None:
-        if len(self.tally.parked) >= self._parked_max:
+        if session and not self._job.replay_id:
+            self._roomless += 1
+        elif len(self.tally.parked) - self._roomless >= self._parked_max:
             self._stop(Fate.FULL, f"no room to park more; the last one: {reason}")
             return
         row, events = parcel[0], self._job.events

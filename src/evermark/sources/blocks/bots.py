@@ -11,25 +11,28 @@ from evermark.state.connection import State
 
 _VERSION_FOR_S = 1.0
 
+Read = Callable[[State, str], frozenset[str]]
+
 
 class BotsInState:
-    """`Bots` of one source. Picklable: `read` and `version` are functions of a module, connections do not travel."""
+    """`Bots` of one source. Picklable: what reads State are functions of a module, connections do not travel."""
 
     def __init__(
         self,
         dsn: Hidden,
         schema: str,
         source: str,
-        read: Callable[[State, str], frozenset[str]],
+        users: Read,
+        inboxes: Read,
         version: Callable[[State, str], str],
     ) -> None:
         self._dsn, self._schema, self._source = dsn, schema, source
-        self._read, self._read_version = read, version
+        self._read, self._read_version = (users, inboxes), version
         self._forget()
 
     def _forget(self) -> None:
         self._state: State | None = None
-        self._known: tuple[str, frozenset[str]] | None = None
+        self._known: tuple[str, frozenset[str], frozenset[str]] | None = None
         self._versioned: tuple[float, str] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -47,11 +50,18 @@ class BotsInState:
         self._forget()
 
     def users(self) -> frozenset[str]:
+        return self._current()[1]
+
+    def inboxes(self) -> frozenset[str]:
+        return self._current()[2]
+
+    def _current(self) -> tuple[str, frozenset[str], frozenset[str]]:
         version = self.version()
         if self._known is None or self._known[0] != version:
             # The version was read first: users that came in between are read once more, not missed.
-            self._known = (version, self._read(self._open(), self._source))
-        return self._known[1]
+            users, inboxes = (read(self._open(), self._source) for read in self._read)
+            self._known = (version, users, inboxes)
+        return self._known
 
     def version(self) -> str:
         now = time.monotonic()

@@ -64,6 +64,8 @@ class Draft:
             if part.case is Case.FORK_ACCEPTED:
                 gen, last = before.cookie.minipool_gen, before.cookie.prev_miniblock_hash
                 note = {"change": "fork accepted", "block": gen - 1, "was": last}
+                # Joins and leaves that both histories have are not logged again: this says what came of all of them.
+                note |= {"kind": part.kind, "members": list(part.members)}
             items.append(Item(stream, carried=((0, 0, {"note": note}),), repeats=part.repeats))
         if opening is not None:
             items.append(Item(stream, carried=(opening,), repeats=part.repeats))

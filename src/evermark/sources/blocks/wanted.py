@@ -59,8 +59,12 @@ class Bots(Protocol):
 
     def users(self) -> frozenset[str]: ...
 
+    def inboxes(self) -> frozenset[str]:
+        """Streams that are an inbox because somebody said so, whoever is in them."""
+        ...
+
     def version(self) -> str:
-        """Another text whenever `users` may answer something else. Cheap: it is asked at every look."""
+        """Another text whenever these may answer something else. Cheap: it is asked at every look."""
         ...
 
 
@@ -79,7 +83,7 @@ class BotStreams:
         return f"bots {self.named.version()} {self.bots.version()}"
 
     def wants(self, stream: str, kind: str, members: Members) -> bool:
-        if self.named.names(stream, kind):
+        if self.named.names(stream, kind) or stream in self.bots.inboxes():
             return True
         users = self.bots.users()
         return bool(users) and not users.isdisjoint(members())

@@ -103,7 +103,7 @@ class BotContract(OwnedStore):
         """One that is parked after the key came is not tried before those that waited for it."""
         begin(store, epoch, "bot", bot=WISH)
         settle(store, epoch, 0, waiting(1), waiting(2))
-        assert store.sessions_queued(["bot"]) == {"bot": {"s1"}}
+        assert store.sessions_queued(["bot"]) == {}, "what has no key is not clear anyway"
         store.publish("phone", {"s1": "sealed"}, T0, epoch)
         assert store.sessions_queued(["bot"]) == {"bot": {"s1"}}
         first, *rest = store.claim(T0, 1, LEASE_S, epoch)
@@ -140,15 +140,59 @@ class BotContract(OwnedStore):
         store.delivered([second.id], epoch)
         assert store.sessions_queued(["bot"]) == {}
 
-    def test_d6_what_waits_counts_only_at_the_limit_of_parked_events(self, store: Store, epoch: int) -> None:
-        """A session without a key stops nothing else, until no more may be parked at all."""
-        begin(store, epoch, "bot", bot=WISH, parked_max=3)
-        settle(store, epoch, 0, *map(waiting, range(1, 4)))
+    def test_d6_what_waits_takes_no_room_from_others(self, store: Store, epoch: int) -> None:
+        """However much of one room waits, the bot stays live, and what it refuses in another is parked; what it
+        refused stops it at its limit, as it does any subscription, and it is still asked for its keys."""
+        begin(store, epoch, "bot", bot=WISH, parked_max=2)
+        settle(store, epoch, 0, *map(waiting, range(1, 6)))
+        settle(store, epoch, 1, *map(waiting, range(6, 9)), event(20, stream="den"), event(21, stream="den"))
         assert store.subscriptions()["bot"].state is SubscriptionState.LIVE
-        settle(store, epoch, 1, waiting(4))
+        assert store.parked_counts() == {"bot": {"waiting": 10, "dead": 0}}
+        settle(store, epoch, 2, waiting(9))
+        assert store.subscriptions()["bot"].state is SubscriptionState.LIVE
+        settle(store, epoch, 3, waiting(10), event(22, stream="den"))
         assert store.subscriptions()["bot"].state is SubscriptionState.SUSPENDED
-        assert [one.session for one in store.keys_wanted(T0, 10, epoch)] == ["s1"], "it is keys that make room"
-        assert store.publish("phone", {"s1": "sealed"}, T0, epoch) == 3
+        assert [one.session for one in store.keys_wanted(T0, 10, epoch)] == ["s1"]
+        assert store.publish("phone", {"s1": "sealed"}, T0, epoch) == 9
+
+    def test_d6_the_same_for_a_bot_that_is_behind(self, store: Store, epoch: int) -> None:
+        """Outside the group what waits takes no room either, and what was refused does."""
+        store.open_place(P0, 5, epoch)
+        store.register([spec("bot", bot=WISH, parked_max=1)], MadeBy.FILE, {"bot": {P0: 0}}, epoch)
+        store.settle_subscription("bot", P0, 0, 1, done("bot", *map(waiting, range(1, 6)), event(9)), T0, epoch)
+        store.settle_subscription("bot", P0, 1, 2, done("bot", waiting(6)), T0, epoch)
+        assert (store.cursors("bot")[P0], store.parked_counts()["bot"]["waiting"]) == (2, 7)
+        store.settle_subscription("bot", P0, 2, 3, done("bot", event(10)), T0, epoch)
+        assert (store.cursors("bot")[P0], store.subscriptions()["bot"].state) == (2, SubscriptionState.SUSPENDED)
+
+    def test_d7_what_leaves_too_slowly_stops_the_bot(
+        self, store: Store, epoch: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A flush takes no room; but behind one that grows without end, no more is parked at some time."""
+        for module in ("store", "memory_rows"):
+            monkeypatch.setattr(f"evermark.delivery.{module}.WAITING_MAX", 3)
+        begin(store, epoch, "bot", bot=WISH, parked_max=2)
+        settle(store, epoch, 0, *map(waiting, range(1, 6)), waiting(6, "s2"))
+        assert store.publish("phone", {"s1": "sealed"}, T0, epoch) == 5
+        settle(store, epoch, 1, waiting(7))
+        assert store.subscriptions()["bot"].state is SubscriptionState.LIVE
+        settle(store, epoch, 2, waiting(8))
+        assert store.subscriptions()["bot"].state is SubscriptionState.SUSPENDED
+
+    def test_d6_each_stream_keeps_its_newest_and_the_rest_expires_counted(self, store: Store, epoch: int) -> None:
+        """Only of what waits, only beyond the limit, the oldest first; other streams, bots and replays lose nothing."""
+        begin(store, epoch, "bot", "twin", bot=WISH)
+        mine = [waiting(n, f"s{n % 2}") for n in range(1, 6)]
+        others = [waiting(11, stream="den"), waiting(12, stream="den"), replace(waiting(1), replay_id="r1")]
+        more = [event(13), *(waiting(n, "known") for n in range(14, 18))]
+        store.publish("phone", {"known": "sealed"}, T0, epoch)
+        both = [done("bot", *mine, *others, *more), done("twin", waiting(1), waiting(2))]
+        store.settle_group(P0, 0, 1, store.group().members, both, T0, epoch)
+        assert [store.expire_waiting(epoch, keep=2, limit=2) for _ in range(3)] == [2, 1, 0]
+        left = [row.event.event_id for row in store.parked("bot", limit=100) if not row.event.replay_id]
+        assert sorted(left) == sorted(["e4", "e5", "e11", "e12", "e13", "e14", "e15", "e16", "e17"])
+        assert len(store.parked("twin")) == 2
+        assert store.counted("expired") == {"bot": 3}
 
     def test_a_person_cannot_send_what_has_no_key_but_can_drop_it(self, store: Store, epoch: int) -> None:
         """Retrying leaves it waiting; dropping and expiry take it, counted."""
@@ -179,9 +223,9 @@ class BotContract(OwnedStore):
         """Neither do they wait for the first deliveries of a session, nor these for them."""
         begin(store, epoch, "bot", bot=WISH)
         settle(store, epoch, 0, waiting(1), replace(waiting(2), replay_id="r1"))
+        assert store.publish("phone", {"s1": "sealed"}, T0, epoch) == 2
         assert store.sessions_queued(["bot"], "r1") == store.sessions_queued(["bot"]) == {"bot": {"s1"}}
         assert store.sessions_queued(["bot"], "r2") == {}
-        assert store.publish("phone", {"s1": "sealed"}, T0, epoch) == 2
         (first,) = store.claim(T0, 1, LEASE_S, epoch)
         store.reschedule(first, next_attempt_at=T0 + SECOND, attempts=0, reason="503", status=503, epoch=epoch)
         assert claimed(store, epoch) == ["e2"]
@@ -199,6 +243,58 @@ class BotContract(OwnedStore):
         assert store.published(["phone", "nobody"]) == {"phone": {"a", "b"}}
         with pytest.raises(NotFoundError):
             store.session_key("phone", "c")
+
+    def test_d3_what_was_not_tried_waits_again_for_a_key_that_was_withdrawn(self, store: Store, epoch: int) -> None:
+        """Of that device and session, but for what is under way; what comes later too, until it is published again."""
+        begin(store, epoch, "bot", bot=WISH)
+        store.publish("phone", {"s1": "sealed", "s2": "sealed"}, T0, epoch)
+        store.publish("tablet", {"s1": "sealed"}, T0, epoch)
+        settle(store, epoch, 0, waiting(1), waiting(2), waiting(3), waiting(4, "s2"), event(9))
+        (first,) = store.claim(T0, 1, LEASE_S, epoch)
+        assert store.withdraw("tablet", "s1", T0, epoch) == 0
+        assert store.withdraw("phone", "s1", T0, epoch) == 2
+        assert [row.event.event_id for row in store.parked() if row.waits] == ["e2", "e3"]
+        store.delivered([first.id], epoch)
+        settle(store, epoch, 1, waiting(5))
+        assert claimed(store, epoch) == ["e4"]
+        assert store.published(["phone", "tablet"]) == {"phone": {"s2"}}
+        assert [one.session for one in store.keys_wanted(T0, 10, epoch)] == ["s1"]
+        for device, session in (("phone", "s1"), ("tablet", "s2"), ("phone", "x\x00")):
+            with pytest.raises(NotFoundError):
+                store.withdraw(device, session, T0, epoch)
+        assert store.publish("phone", {"s1": "sealed"}, T0, epoch) == 3
+        assert claimed(store, epoch) == ["e2", "e3", "e5"]
+
+    def test_d3_what_a_dead_owner_had_claimed_waits_again_too(self, store: Store, take_over: TakeOver) -> None:
+        """A claim that ran out, or whose owner is gone, keeps nothing from waiting."""
+        first = take_over()
+        begin(store, first, "bot", bot=WISH)
+        store.publish("phone", {"s1": "sealed"}, T0, first)
+        settle(store, first, 0, waiting(1))
+        assert claimed(store, first) == ["e1"]
+        epoch = take_over()
+        assert store.withdraw("phone", "s1", T0, epoch) == 1
+        store.publish("phone", {"s1": "sealed"}, T0, epoch)
+        assert claimed(store, epoch) == ["e1"]
+        assert store.withdraw("phone", "s1", T0 + LEASE_S * SECOND, epoch) == 1
+
+    def test_what_a_bot_is_may_be_changed_but_not_whom_it_speaks_for(self, store: Store, epoch: int) -> None:
+        """Mode, device and inbox; another user, or none, would make what was learned wrong."""
+        store.add(spec("bot", bot=WISH), None, epoch)
+        store.add(spec("plain"), None, epoch)
+        store.change("bot", {"bot": {"mode": BotMode.NONE, "device": "tablet"}}, epoch)
+        store.change("bot", {"bot": {"inbox": "mail"}}, epoch)
+        wanted = replace(WISH, mode=BotMode.NONE, device="tablet", inbox="mail")
+        assert store.subscription("bot").spec.bot == wanted
+        changes: tuple[dict[str, object], ...] = ({"bot": {"user": "x"}}, {"bot": {"source": "x"}}, {"ordered": True})
+        for change in changes:
+            with pytest.raises(ConfigError):
+                store.change("bot", change, epoch)
+        with pytest.raises(NotFoundError):
+            store.change("plain", {"bot": {"mode": BotMode.NONE}}, epoch)
+        assert store.subscription("bot").spec.bot == wanted
+        store.change("bot", {"bot": {"device": ""}, "ordered": True}, epoch)
+        assert store.subscription("bot").spec.ordered
 
     def test_keys_that_cannot_be_any_are_refused(self, store: Store, epoch: int) -> None:
         """None at all, too many, and sessions without a usable name."""
@@ -238,6 +334,16 @@ class BotContract(OwnedStore):
         settle(store, epoch, 0, *(waiting(n, f"s{n}") for n in range(1, 6)))
         turns = [[one.session for one in store.keys_wanted(T0 + ASK_EVERY, 2, epoch)] for _ in range(3)]
         assert turns == [["s1", "s2"], ["s3", "s4"], ["s5"]]
+
+    def test_d6_a_room_with_many_sessions_keeps_no_other_waiting(self, store: Store, epoch: int) -> None:
+        """One of each stream is asked for before the second of any, whichever came first, of other bots too."""
+        begin(store, epoch, "bot", "twin", bot=WISH)
+        many = [waiting(n, f"s{n}") for n in range(1, 6)]
+        both = [done("bot", *many, waiting(7, "other", "den")), done("twin", waiting(8, "theirs"))]
+        store.settle_group(P0, 0, 1, store.group().members, both, T0, epoch)
+        asked = [(one.subscription, one.session) for one in store.keys_wanted(T0, 4, epoch)]
+        assert asked[3:] == [("bot", "s2")]
+        assert sorted(asked[:3]) == [("bot", "other"), ("bot", "s1"), ("twin", "theirs")]
 
     def test_a_receiver_that_fails_or_is_paused_is_not_asked(self, store: Store, epoch: int) -> None:
         """It would only fail again: it is asked when it works."""
@@ -284,6 +390,8 @@ class BotContract(OwnedStore):
             lambda: store.forget_users(old),
             lambda: store.publish("phone", {"s1": "sealed"}, T0, old),
             lambda: store.release_keyed(T0, old),
+            lambda: store.expire_waiting(old, keep=0),
+            lambda: store.withdraw("phone", "s1", T0, old),
             lambda: store.keys_wanted(T0, 10, old),
         ):
             with pytest.raises(StaleError):

@@ -168,7 +168,7 @@ class _Job:
             self.stop(Fate.ENDPOINT_FAILED, answer.reason)
 
     def park(self, row: Row, reason: str, status: int | None, session: str = "") -> None:
-        if len(self.parked) >= self.spec.parked_max:
+        if not session and sum(not event.session for event in self.parked.values()) >= self.spec.parked_max:
             self.stop(Fate.FULL, "no room to park more")
             return
         self.parked[row.event_id] = replace(as_parked(row, reason, status), session=session)

@@ -20,6 +20,7 @@ class _Row:
     one: str  # who had the name when it was parked
     event_id: str
     dead: bool
+    roomless: bool  # it was not tried, because of its session
 
 
 class Queued:
@@ -64,13 +65,15 @@ class Queued:
             published = bot is not None and (bot.device, row.event.session) in self._store._keys
             require(not published, f"{row.event.event_id} waits for a key that is published")
             require(name in current, f"{row.event.event_id} is parked for {name}, which is not there")
-            found[number] = _Row(name, was.one if was else current[name], row.event.event_id, dead)
+            found[number] = _Row(
+                name, was.one if was else current[name], row.event.event_id, dead, bool(row.event.session)
+            )
             require(found[number].one == current[name], f"{name} has inherited what was parked for another")
         return found
 
     def _look_at_new(self, method: str, new: Mapping[int, _Row]) -> None:
         require(not new or method in _PARK, f"{method} has parked {len(new)} deliveries")
-        counts = Counter(row.name for row in self._seen.values())
+        counts = Counter(row.name for row in self._seen.values() if not row.roomless)
         for row in new.values():
             self.parked[row.one].add(row.event_id)
             most = self._store.subscription(row.name).spec.parked_max
