@@ -88,7 +88,8 @@ class LiveGroup:
             ],
             self._sight,
         )
-        held = self._store.held_keys() if any(errand.spec.ordered for errand in errands) else {}
+        ordered = [errand.spec.name for errand in errands if errand.spec.ordered]
+        held = self._store.held_keys(ordered, [span.place]) if ordered else {}
         manner = Manner(budget_s=budget_s, grace_s=GRACE_S, slack_s=SLACK_S, held=held)
         results = self._deliverer.deliver(errands, manner) if errands else []
         self._remember_slow(results)
@@ -144,8 +145,11 @@ def with_bots(errands: Sequence[Errand], sight: Sight | None) -> tuple[list[Erra
 
 
 def group_outcome(result: Delivered) -> Outcome:
-    """A member that did not finish leaves at the span's beginning, so nothing of it may be parked: it comes again."""
+    """A member that did not finish leaves where it got to; at the span's beginning if something would have to be parked
+    or counted on the way: then all of it comes again.
+    """
     outcome = result.outcome
     if outcome.fate is Fate.DONE:
         return outcome
-    return Outcome(outcome.subscription, outcome.fate, outcome.accepted, (), outcome.reason, outcome.retry_after_s)
+    reached = None if outcome.parked or outcome.expired else result.reached
+    return replace(outcome, parked=(), expired=0, reached=reached)

@@ -18,10 +18,12 @@ from evermark.delivery.base import (
     MadeBy,
     Outcome,
     Place,
+    Reached,
     Subscription,
     SubscriptionSpec,
     SubscriptionState,
 )
+from evermark.delivery.cursors import require_cursor
 from evermark.delivery.group import Departure, Jitter, Standing, Work
 from evermark.delivery.parked_rows import park, storable
 from evermark.delivery.retry import LIMITS, EndpointLimits
@@ -189,6 +191,13 @@ class PostgresDelivery(PostgresBots):
                     vector[Place(source, partition)] = batch
         return dict(found)
 
+    def inside(self, subscriptions: Sequence[str]) -> dict[str, dict[Place, Reached]]:
+        found: dict[str, dict[Place, Reached]] = defaultdict(dict)
+        with self._state.connection() as conn:
+            for name, source, partition, *at in conn.execute(queries.INSIDE, (list(subscriptions),)):
+                found[name][Place(source, partition)] = Reached(*at)
+        return dict(found)
+
     def open_place(self, place: Place, batch: int, epoch: int) -> None:
         with self._state.transaction() as conn:
             self._lock_group(conn, epoch)
@@ -215,8 +224,9 @@ class PostgresDelivery(PostgresBots):
             settled = decide.settle(group, work, outcomes, standings, counts, now, self._jitter, self._limits)
             departed: list[Departure] = list(settled.departures)
             _set_standings(conn, [*settled.stayed, *(d.standing for d in departed)])
-            _set_cursors(conn, {d.standing.name: d.cursors for d in departed})
-            conn.execute(queries.MOVE_CURSOR, (done_to, _GROUP, place.source, place.partition))
+            inside = {(d.standing.name, place): d.through for d in departed}
+            _set_cursors(conn, {d.standing.name: d.cursors for d in departed}, inside)
+            conn.execute(queries.MOVE_CURSOR, (done_to, "", _GROUP, place.source, place.partition))
             park(conn, settled.parked, now, self._jitter)
             counters.count(conn, "expired", settled.expired)
             self._set_version(conn, group, settled.group)
@@ -233,20 +243,23 @@ class PostgresDelivery(PostgresBots):
         epoch: int,
         *,
         generation: int | None = None,
+        begun_through: str = "",
+        done_through: str = "",
     ) -> None:
+        begun, done = Reached(begun_at, begun_through), Reached(done_to, done_through)
         with self._state.transaction() as conn:
             fence(conn, self._lease, epoch)
             row = conn.execute(queries.STANDING_LOCKED, (subscription,)).fetchone()
             standing = decide.require_outside(subscription, _standing(row) if row else None, generation)
             where = (subscription, place.source, place.partition)
             cursor = conn.execute(queries.CURSOR_LOCKED, where).fetchone()
-            decide.require_cursor(repr(subscription), place, cursor[0] if cursor else None, begun_at, done_to)
+            require_cursor(repr(subscription), place, Reached(*cursor) if cursor else None, begun, done)
             counts = _parked_by(conn, [outcome])
             step = decide.after_outcome(standing, outcome, counts.get(subscription, 0), now, self._jitter, self._limits)
             if step.standing != standing:
                 _set_standings(conn, [step.standing])
             if step.passes:
-                conn.execute(queries.MOVE_CURSOR, (done_to, *where))
+                conn.execute(queries.MOVE_CURSOR, (done.batch, done.through, *where))
                 park(conn, {subscription: step.parked}, now, self._jitter)
                 counters.count(conn, "expired", {subscription: step.expired})
 
@@ -338,9 +351,11 @@ def _set_standings(conn: Connection, standings: Sequence[Standing]) -> None:
         conn.execute(queries.SET_STANDINGS, list(map(list, zip(*rows, strict=True))))
 
 
-def _set_cursors(conn: Connection, vectors: Mapping[str, CursorVector]) -> None:
+def _set_cursors(
+    conn: Connection, vectors: Mapping[str, CursorVector], inside: Mapping[tuple[str, Place], str] | None = None
+) -> None:
     rows = [
-        (reader, place.source, place.partition, batch)
+        (reader, place.source, place.partition, batch, (inside or {}).get((reader, place), ""))
         for reader, vector in vectors.items()
         for place, batch in vector.items()
     ]

@@ -78,8 +78,7 @@ class Standings:
         elif outcome.fate is Fate.ENDPOINT_FAILED and not untouchable:
             self._fail(one, was, now, at)
         elif outcome.fate is Fate.FULL and not untouchable:
-            require((now.state, now.failures) == (SubscriptionState.SUSPENDED, 0), f"{one} is full, and {now.state}")
-            self._forgive(one)
+            self._full(one, now, outcome)
         elif outcome.fate is Fate.DONE and not untouchable and _is_answered(outcome):
             require(now.failures == 0, f"{one} took an event, and {now.failures} failures are still on record")
             self._forgive(one)
@@ -107,6 +106,14 @@ class Standings:
         require(now.state is wanted, f"{one} failed {count} times in a row, and is {now.state}")
         wait_s = min(ENDPOINT_BACKOFF_S_MAX, 2.0 ** (count - 1))
         self._not_before[one] = at + timedelta(seconds=wait_s)
+
+    def _full(self, one: str, now: Subscription, outcome: Outcome) -> None:
+        """No failure; but where nothing was asked, the failures before it are not forgotten."""
+        count = 0 if _is_answered(outcome) else self._failures[one]
+        found = (now.state, now.failures)
+        require(found == (SubscriptionState.SUSPENDED, count), f"{one} is full, failed {count} times before: {found}")
+        if not count:
+            self._forgive(one)
 
     def _forgive(self, one: str) -> None:
         self._failures.pop(one, None)
