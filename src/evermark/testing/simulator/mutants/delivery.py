@@ -195,6 +195,7 @@ DELIVERY: tuple[Mutant, ...] = (
         "no room to park more wipes out the failures of an endpoint that nobody asked",
         ((group, "_is_answered", lambda outcome: True),),
         300,
+        30,
     ),
     Mutant(
         "handed-over-anywhere",
