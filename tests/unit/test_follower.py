@@ -375,3 +375,25 @@ def test_one_that_fails_and_is_full_is_left_to_the_queue() -> None:
     world.full.clear()
     world.store.retried("full", Outcome("full", Fate.DONE, accepted=1), world.now, world.epoch)
     assert [one.name for one in world.follower.due()] == ["full"]
+
+
+def test_one_made_anew_behind_is_not_sent_what_its_former_self_was_about_to_get(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """GIVEN a member WHEN it is made anew, from the beginning, while the group looks THEN it gets batch 1 first."""
+    world = World({"quick": 0.05, "anew": 0.05})
+    world.turn()
+    look = world.store.subscriptions
+
+    def meddled() -> dict[str, Subscription]:
+        monkeypatch.undo()
+        world.store.register([spec("quick")], MadeBy.FILE, {}, world.epoch)
+        world.store.register([spec("quick"), spec("anew")], MadeBy.FILE, {"anew": {P0: 0}}, world.epoch)
+        return look()
+
+    monkeypatch.setattr(world.store, "subscriptions", meddled)
+    world.together.clear()
+    world.head += 1
+    world.follower.catch_up_group()
+    assert world.together == [{"quick"}]
+    assert world.store.cursors("anew") == {P0: 0}

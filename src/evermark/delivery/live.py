@@ -15,7 +15,7 @@ from itertools import pairwise
 
 from evermark import failpoint
 from evermark.bots.sight import Sight
-from evermark.delivery.base import DeliveryStore, Fate, Outcome, Place
+from evermark.delivery.base import DeliveryStore, Fate, Outcome, Place, SubscriptionState
 from evermark.delivery.expiry import expires_before
 from evermark.delivery.work import Delivered, Deliverer, Errand, Manner, Span
 
@@ -80,7 +80,9 @@ class LiveGroup:
         if group.cursors.get(span.place) != span.after:
             return False
         known = self._store.subscriptions()
-        members = frozenset(name for name in group.members if name in known)
+        # One that was removed and made anew in between may begin elsewhere, and is not sent this before that.
+        live = SubscriptionState.LIVE
+        members = frozenset(name for name in group.members if name in known and known[name].state is live)
         errands, unready = with_bots(
             [
                 Errand(span, known[name].spec, expires_before=expires_before(known[name], self._clock()))

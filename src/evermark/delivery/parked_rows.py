@@ -95,10 +95,6 @@ class PostgresParkedRows:
             found.append(ParkedRow(row_id, name, event, attempts, next_attempt_at, created_at, waits))
         return found
 
-    def room(self, subscriptions: Sequence[str]) -> dict[str, int]:
-        with self._state.connection() as conn:
-            return dict(conn.execute(queries.ROOM, (list(subscriptions),)).fetchall())
-
     def held_keys(
         self, subscriptions: Sequence[str], places: Collection[Place] | None = None, replay_id: str = ""
     ) -> dict[str, dict[HeldKey, int]]:

@@ -87,6 +87,7 @@ PARKED_BY = """
 select subscription, count(*) from enqueued_messages
 where subscription = any(%s) and replay_id = '' group by subscription
 """
+PARKED_MAX = "select name, (spec ->> 'parked_max')::integer from subscriptions where name = any(%s)"
 PARK = """
 insert into enqueued_messages (subscription, event_id, replay_id, source, partition, batch, position, stream, key,
                                event, reason, last_status, attempts, next_attempt_at, session, waits, created_at)
@@ -228,15 +229,6 @@ where m.subscription = any(%(names)s) and m.key is not null and m.replay_id = %(
   and coalesce((s.spec ->> 'ordered')::boolean, false)
   and (%(everywhere)s or (m.source, m.partition) in (select * from unnest(%(sources)s::text[], %(partitions)s::int[])))
 group by m.subscription, m.source, m.partition, m.stream, m.key
-"""
-ROOM = """
-select s.name, (s.spec ->> 'parked_max')::integer - (
-    select count(*) from (
-        select from enqueued_messages m where m.subscription = s.name and m.replay_id = ''
-        limit (s.spec ->> 'parked_max')::integer
-    ) there
-)
-from subscriptions s where s.name = any(%s)
 """
 RELEASE = """
 update enqueued_messages set next_attempt_at = case when waits then null else %(now)s::timestamptz end

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -198,6 +198,12 @@ class PostgresDelivery(PostgresBots):
                 found[name][Place(source, partition)] = Reached(*at)
         return dict(found)
 
+    def room(self, subscriptions: Sequence[str]) -> dict[str, int]:
+        with self._state.connection() as conn:
+            most: dict[str, int] = dict(conn.execute(queries.PARKED_MAX, (list(subscriptions),)).fetchall())
+            there = _parked_by(conn, subscriptions)
+        return {name: max(0, most[name] - there.get(name, 0)) for name in most}
+
     def open_place(self, place: Place, batch: int, epoch: int) -> None:
         with self._state.transaction() as conn:
             self._lock_group(conn, epoch)
@@ -220,7 +226,7 @@ class PostgresDelivery(PostgresBots):
         with self._state.transaction() as conn:
             group = self._lock_group(conn, epoch)
             standings = {row[0]: _standing(row) for row in conn.execute(queries.MEMBERS)}
-            counts = _parked_by(conn, outcomes)
+            counts = _parked_by(conn, [outcome.subscription for outcome in outcomes if outcome.parked])
             settled = decide.settle(group, work, outcomes, standings, counts, now, self._jitter, self._limits)
             departed: list[Departure] = list(settled.departures)
             _set_standings(conn, [*settled.stayed, *(d.standing for d in departed)])
@@ -254,7 +260,7 @@ class PostgresDelivery(PostgresBots):
             where = (subscription, place.source, place.partition)
             cursor = conn.execute(queries.CURSOR_LOCKED, where).fetchone()
             require_cursor(repr(subscription), place, Reached(*cursor) if cursor else None, begun, done)
-            counts = _parked_by(conn, [outcome])
+            counts = _parked_by(conn, [subscription] if outcome.parked else [])
             step = decide.after_outcome(standing, outcome, counts.get(subscription, 0), now, self._jitter, self._limits)
             if step.standing != standing:
                 _set_standings(conn, [step.standing])
@@ -377,6 +383,6 @@ def _cursors(conn: Connection, reader: str) -> CursorVector:
     return {Place(source, partition): batch for source, partition, batch in rows}
 
 
-def _parked_by(conn: Connection, outcomes: Iterable[Outcome]) -> dict[str, int]:
-    names = sorted({outcome.subscription for outcome in outcomes if outcome.parked})
+def _parked_by(conn: Connection, subscriptions: Sequence[str]) -> dict[str, int]:
+    names = sorted(set(subscriptions))
     return dict(conn.execute(queries.PARKED_BY, (names,)).fetchall()) if names else {}
