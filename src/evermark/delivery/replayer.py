@@ -82,7 +82,7 @@ class Replayer:
             self.replays.pass_by(target, self.epoch)
             return time.monotonic() - began
         name, spec = target.subscription, one.subscription.spec
-        held = self.store.held_keys(one.replay.id).get(name, {}) if spec.ordered else {}
+        held = self.store.held_keys([name], replay_id=one.replay.id).get(name, {}) if spec.ordered else {}
         bot = self._bot(one)
         work = decide.work_of(one, piece, files, self.replays.parked_now(name), held, flowing=flowing, bot=bot)
         result = self.deliverer.replay(work, None if flowing else self._ahead_of(one, work, files))

@@ -210,8 +210,8 @@ class ReplayContract:
         made, targets = self.started(replays, delivery, epoch, "a", ordered=True)
         of_replay = replace(event(1, key="k"), replay_id=made)
         self.settle(replays, targets["a"], epoch, done("a", of_replay))
-        assert delivery.held_keys() == {}
-        assert delivery.held_keys(made) == {"a": {(of_replay.place, "orders", "k"): 1}}
+        assert delivery.held_keys(["a"]) == {}
+        assert delivery.held_keys(["a"], replay_id=made) == {"a": {(of_replay.place, "orders", "k"): 1}}
         delivery.settle_group(of_replay.place, 0, 1, frozenset({"a"}), [done("a", event(2, key="k"))], T0, epoch)
         assert len(delivery.claim(T0 + timedelta(hours=1), 5, 60, epoch)) == 2
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
-from evermark.delivery.base import CursorVector, MadeBy, Place, Subscription, SubscriptionSpec
+from evermark.delivery.base import CursorVector, MadeBy, Place, Reached, Subscription, SubscriptionSpec
 from evermark.delivery.memory import MemoryDelivery
 from evermark.log.head import MemoryHeads
 from evermark.testing.simulator.broken import Broken, require
@@ -49,7 +49,7 @@ class Account:
         self.duplicates: Counter[str] = Counter()
         self.current: dict[str, str] = {}  # who has which name
         self.met: Counter[str] = Counter()  # writes, states and fates: what this seed was about
-        self._passed: dict[str, dict[Place, int]] = {}
+        self._passed: dict[str, dict[Place, Reached]] = {}
         self._offered: dict[str, set[str]] = defaultdict(set)
         self._offered_to: dict[tuple[str, Place, str, str], str] = {}
         self._handled_to: dict[tuple[str, Place, str, str], str] = {}
@@ -145,9 +145,9 @@ class Account:
 
     def _begin(self, spec: SubscriptionSpec, start: CursorVector | None) -> None:
         one = self.current[spec.name] = who(spec)
-        from_now = self._store.group().cursors
-        self._passed[one] = dict(from_now if start is None else start)
-        self.promises.begin(spec, self._passed[one])
+        stands = self._store.group().cursors if start is None else start
+        self._passed[one] = {place: Reached(batch) for place, batch in stands.items()}
+        self.promises.begin(spec, stands)
         self.keys.begin(spec)
 
     def _ours(self, name: str, done: str) -> SubscriptionSpec:
@@ -167,17 +167,20 @@ class Account:
         group = self._store.group()
         for name, one in self.current.items():
             vector = group.cursors if name in group.members else self._store.cursors(name)
+            inside = self._store.inside([name]).get(name, {})
             mine = self._passed[one]
             for place, batch in vector.items():
-                before = mine.get(place, 0)
-                if batch == before:
+                before, now = mine.get(place, Reached(0)), inside.get(place, Reached(batch))
+                if now == before:
                     continue
-                require(batch > before, f"cursor of {one} at {place} went back from {before} to {batch}")
-                for row in self._rows(place, before, batch):
-                    if self.promises.owes(one, row):
+                require(now > before, f"cursor of {one} at {place} went back from {before} to {now}")
+                self.met["stands inside a batch"] += bool(now.through)
+                for row in self._rows(place, before.batch, now.batch + 1):
+                    passed = _has_passed(now, row) and not _has_passed(before, row)
+                    if passed and self.promises.owes(one, row):
                         self._require_settled(one, name, row)
                         self.owed[one].add(row.event_id)
-                mine[place] = batch
+                mine[place] = now
 
     def _require_settled(self, one: str, name: str, row: Row) -> None:
         fine = row.event_id in self.handled[one] or row.event_id in self.expired[one]
@@ -189,6 +192,10 @@ class Account:
         for append in log.commits:
             if append.partition == place.partition and after < append.batch <= to:
                 yield from log.rows_of(append)
+
+
+def _has_passed(reached: Reached, row: Row) -> bool:
+    return row.batch <= reached.batch or (row.batch == reached.batch + 1 and row.position <= reached.through)
 
 
 def _terms(spec: SubscriptionSpec) -> tuple[object, ...]:

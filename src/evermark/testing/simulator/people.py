@@ -105,8 +105,9 @@ class Desk:
             return False
         ids = [row.id for row in (hopeless or rng.sample(rows, 1))]
         if not hopeless or rng.random() < 0.5:
-            if rng.random() < 0.5:
-                self._world.receiver_of(known[rows[0].subscription].spec).mend()
+            first = known.get(rows[0].subscription)  # it may have been made since we looked
+            if rng.random() < 0.5 and first is not None:
+                self._world.receiver_of(first.spec).mend()
             self._as_deliverer(lambda epoch: self._store.release(ids, self._instance.clock(), epoch))
         else:
             self._as_deliverer(lambda epoch: self._store.drop(ids, epoch))

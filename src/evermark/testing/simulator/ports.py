@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from evermark.delivery.base import Place
+from evermark.delivery.base import Place, Reached
 from evermark.delivery.memory import MemoryDelivery
 from evermark.errors import ConflictError
 from evermark.log.base import Append, Tail
@@ -94,6 +94,8 @@ _READS = frozenset(
         "group",
         "cursors",
         "cursors_outside",
+        "inside",
+        "room",
         "parked_counts",
         "parked_since",
         "parked",
@@ -125,7 +127,9 @@ class SimStore(MemoryDelivery):
         except ConflictError as error:
             known = self.subscriptions().get(subscription)
             same = known is not None and named.get("generation") in (None, known.generation)
-            if same and self.cursors(subscription).get(place) == begun_at:
+            at = self.inside([subscription]).get(subscription, {}).get(place, Reached(begun_at))
+            there = at.through == named.get("begun_through", "")
+            if same and there and self.cursors(subscription).get(place) == begun_at:
                 raise Broken(f"{subscription} could not settle, though nobody moved its cursor: {error}") from error
             raise
 

@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import takewhile
 from typing import Any
 
 from evermark.bots.base import BotView
@@ -60,13 +61,15 @@ class SimDeliverer:
         rows = [row for path in span.paths for row in contents[path]]
         if not span.exact:
             rows = [r for r in rows if r.place == span.place and span.after < r.batch <= span.to]
+        rows = [r for r in rows if r.batch > span.after + 1 or r.position > span.through]
         return sorted(rows, key=lambda row: (row.batch, row.position))
 
     def _job(self, errand: Errand, manner: Manner) -> _Job:
         spec = errand.spec
         rows = [row for row in self._rows(errand.span) if wants(spec, row) and _concerns(errand.bot, row)]
         clear = errand.bot.clear if errand.bot is not None else None
-        job = _Job(spec, rows, set(manner.held.get(spec.name, ())), self.takes_s(spec), clear)
+        room = spec.parked_max if errand.parked_room is None else errand.parked_room
+        job = _Job(spec, rows, set(manner.held.get(spec.name, ())), self.takes_s(spec), clear, room)
         if spec.name in self.ttl_s:
             oldest = self.now() - self.ttl_s[spec.name]
             job.expired = {row.event_id for row in job.rows if row.made_at < oldest}
@@ -123,7 +126,8 @@ class _Job:
     rows: list[Row]
     held: set[HeldKey]
     pace_s: float
-    clear: frozenset[str] | None = None  # of a bot: sessions whose events may be sent
+    clear: frozenset[str] | None  # of a bot: sessions whose events may be sent
+    room: int  # how many more may be parked
     took_s: float = 0.0
     accepted: set[str] = field(default_factory=set)
     parked: dict[str, ParkedEvent] = field(default_factory=dict)
@@ -168,7 +172,7 @@ class _Job:
             self.stop(Fate.ENDPOINT_FAILED, answer.reason)
 
     def park(self, row: Row, reason: str, status: int | None, session: str = "") -> None:
-        if not session and sum(not event.session for event in self.parked.values()) >= self.spec.parked_max:
+        if not session and sum(not event.session for event in self.parked.values()) >= self.room:
             self.stop(Fate.FULL, "no room to park more")
             return
         self.parked[row.event_id] = replace(as_parked(row, reason, status), session=session)
@@ -178,19 +182,20 @@ class _Job:
         self.fate, self.reason = fate, reason
 
     def results(self) -> list[BatchResult]:
-        """DONE results are a prefix: nothing after an incomplete batch counts."""
+        """What is done is a prefix: nothing after the first event that is not counts, in its batch and after it."""
         found: list[BatchResult] = []
+        over = self.accepted | self.parked.keys() | self.expired
         broken = False
         for batch in sorted({row.batch for row in self.rows}):
-            ids = [row.event_id for row in self.rows if row.batch == batch]
-            finished = [i for i in ids if i in self.accepted or i in self.parked or i in self.expired]
-            broken = broken or len(finished) < len(ids)
-            accepted = sum(i in self.accepted for i in ids)
-            parked = tuple(self.parked[i] for i in ids if i in self.parked)
-            expired = sum(i in self.expired for i in ids)
+            rows = [row for row in self.rows if row.batch == batch]
+            done = [] if broken else list(takewhile(lambda row: row.event_id in over, rows))
+            broken = len(done) < len(rows)
+            accepted = sum(row.event_id in self.accepted for row in rows)
+            parked = tuple(self.parked[row.event_id] for row in done if row.event_id in self.parked)
+            expired = sum(row.event_id in self.expired for row in done)
             fate = Fate.DONE if not broken else self.fate or Fate.UNFINISHED
             outcome = Outcome(self.spec.name, fate, accepted, parked, self.reason if broken else "", None, expired)
-            found.append(BatchResult(self.spec.name, batch, outcome))
+            found.append(BatchResult(self.spec.name, batch, outcome, done[-1].position if done else None))
         return found
 
 

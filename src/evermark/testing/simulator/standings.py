@@ -78,8 +78,7 @@ class Standings:
         elif outcome.fate is Fate.ENDPOINT_FAILED and not untouchable:
             self._fail(one, was, now, at)
         elif outcome.fate is Fate.FULL and not untouchable:
-            require((now.state, now.failures) == (SubscriptionState.SUSPENDED, 0), f"{one} is full, and {now.state}")
-            self._forgive(one)
+            self._full(one, now, outcome)
         elif outcome.fate is Fate.DONE and not untouchable and _is_answered(outcome):
             require(now.failures == 0, f"{one} took an event, and {now.failures} failures are still on record")
             self._forgive(one)
@@ -95,7 +94,8 @@ class Standings:
 
     def _settled_in_group(self, was: Subscription, now: Subscription, outcome: Outcome, at: datetime) -> None:
         """Whoever joined meanwhile just leaves: what is said of its former self changes nothing."""
-        if was.state is SubscriptionState.LIVE and (now.failures > was.failures or outcome.fate is Fate.DONE):
+        stayed = outcome.fate is Fate.DONE and now.state is SubscriptionState.LIVE
+        if was.state is SubscriptionState.LIVE and (now.failures > was.failures or stayed):
             self._settled(was, now, outcome, at)
 
     def _fail(self, one: str, was: Subscription, now: Subscription, at: datetime) -> None:
@@ -107,6 +107,14 @@ class Standings:
         require(now.state is wanted, f"{one} failed {count} times in a row, and is {now.state}")
         wait_s = min(ENDPOINT_BACKOFF_S_MAX, 2.0 ** (count - 1))
         self._not_before[one] = at + timedelta(seconds=wait_s)
+
+    def _full(self, one: str, now: Subscription, outcome: Outcome) -> None:
+        """No failure; but where nothing was asked, the failures before it are not forgotten."""
+        count = 0 if _is_answered(outcome) else self._failures[one]
+        found = (now.state, now.failures)
+        require(found == (SubscriptionState.SUSPENDED, count), f"{one} is full, failed {count} times before: {found}")
+        if not count:
+            self._forgive(one)
 
     def _forgive(self, one: str) -> None:
         self._failures.pop(one, None)
