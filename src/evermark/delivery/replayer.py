@@ -27,7 +27,7 @@ from evermark.delivery.replay import (
     Target,
     TargetState,
 )
-from evermark.delivery.replay_store import ReplayStore
+from evermark.delivery.replay_base import ReplayStore
 from evermark.delivery.timeslice import TimeSlice, next_slice, readable, rows_between
 from evermark.errors import NotFoundError
 from evermark.log.read import FileRange
