@@ -184,7 +184,7 @@ def targets_of(replay: Replay, subscriptions: Mapping[str, Subscription]) -> lis
         if wanted[0].state is SubscriptionState.DISABLED:
             return f"subscription {request.subscription!r} is disabled: {wanted[0].reason}"
     return [
-        Target(replay.id, s.name, s.generation, TargetState.RUNNING, Mark(request.since))
+        Target(replay.id, s.name, s.generation, TargetState.RUNNING, Mark(request.since), slice_rows=SLICE_ROWS_START)
         for s in sorted(wanted, key=lambda s: s.name)
         if s.state is not SubscriptionState.DISABLED
         and (not (s.spec.streams and request.streams) or set(s.spec.streams) & set(request.streams))
