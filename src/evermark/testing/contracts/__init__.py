@@ -14,6 +14,7 @@ from evermark.testing.contracts.heads import HeadContract
 from evermark.testing.contracts.leases import LeaseContract
 from evermark.testing.contracts.log import LogContract
 from evermark.testing.contracts.parked import ParkedContract
+from evermark.testing.contracts.recoveries import RecoveryContract
 from evermark.testing.contracts.replays import ReplayContract
 from evermark.testing.contracts.roster import RosterContract
 from evermark.testing.contracts.source import SourceContract
@@ -26,6 +27,7 @@ __all__ = [
     "LeaseContract",
     "LogContract",
     "ParkedContract",
+    "RecoveryContract",
     "ReplayContract",
     "RosterContract",
     "SourceContract",
