@@ -14,7 +14,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from evermark.app.build import Deployment
-from evermark.delivery.replay import Control, Due, Replay, Replayed, rest_s, running_windows
+from evermark.delivery.replay import Control, Due, Replay, Replayed, rest_s, running_windows, to_begin
 from evermark.delivery.replay_base import ReplayStore
 from evermark.delivery.replayer import Replayer
 from evermark.delivery.wish import request_of
@@ -106,17 +106,16 @@ class ReplayRunner:
         self._tell([])
 
     def _look(self, pool: ThreadPoolExecutor) -> None:
+        with self._lock:
+            busy = set(self._busy)
         running, due = self._replayer.look()
         self._tell(running)
         if not due:
             return
         at_once = _AT_ONCE_FLOWING if self._replayer.flowing() else _AT_ONCE
-        # Whoever waited longest comes first: the oldest request must not starve the others.
-        for one in sorted(due, key=lambda one: self._served.get(one.target.subscription, 0.0)):
+        for one in to_begin(due, busy, self._served, at_once):
             name = one.target.subscription
             with self._lock:
-                if name in self._busy or len(self._busy) >= at_once:
-                    continue
                 self._busy.add(name)
             self._served[name] = time.monotonic()
             pool.submit(self._work, one).add_done_callback(partial(self._done, name))

@@ -11,7 +11,17 @@ from typing import Protocol
 from evermark import failpoint
 from evermark.error_policy import Action, action_for
 from evermark.errors import EngineError, EvermarkError, GapError, IdentityError
-from evermark.ingest.recovery import TRIES_MAX, Choice, Recovery, RecoveryStore, Step, exhausted, given_up, may_open
+from evermark.ingest.recovery import (
+    PLAYBOOK_HINT,
+    TRIES_MAX,
+    Choice,
+    Recovery,
+    RecoveryStore,
+    Step,
+    exhausted,
+    given_up,
+    may_open,
+)
 from evermark.ingest.take import Taken, Taker
 from evermark.log.base import Append, AppendLog, LogFile
 from evermark.sources.base import Hole, Mend, Source
@@ -99,6 +109,7 @@ class Mender:
         self._news = news
         self._lock = threading.Lock()
         self._open = {p for p in source.partitions() if recoveries.current(name, p) is not None}
+        self._carried: dict[int, int] = {}  # partitions whose recovery was begun here, and nobody was told of its end
 
     def partitions(self) -> set[int]:
         """Those with a hole: nobody reads them until it is closed."""
@@ -130,10 +141,13 @@ class Mender:
             recovery = self._recoveries.current(self._name, partition)
             if recovery is not None and not self._stopped():
                 self.carry_out(recovery)
+            elif recovery is None and partition in self._carried:
+                self._tell_end(self._carried[partition])
 
     def carry_out(self, recovery: Recovery) -> None:
         with self._lock:
             self._open.add(recovery.partition)
+        self._carried[recovery.partition] = recovery.id
         self._news.begun(recovery)
         mend = self._source.mend(recovery.partition)
         if mend is None:
@@ -216,7 +230,15 @@ class Mender:
         self._recoveries.move(recovery, Step.FAILED, self._epoch, error=error.message, tried=True)
         self._ended(recovery, error)
 
+    def _tell_end(self, number: int) -> None:
+        """Its last step was recorded, and the answer to that was lost: without this nobody would ever read on."""
+        for recovery in self._recoveries.past(self._name):
+            if recovery.id == number:
+                failed = recovery.step is Step.FAILED
+                self._ended(recovery, GapError(recovery.error, hint=PLAYBOOK_HINT) if failed else None)
+
     def _ended(self, recovery: Recovery, error: EvermarkError | None) -> None:
+        self._carried.pop(recovery.partition, None)
         with self._lock:
             self._open.discard(recovery.partition)
         self._news.ended(recovery, error)
