@@ -321,3 +321,22 @@ def test_the_keeper_of_a_snapshot_is_not_ended_for_being_idle(at: Scene) -> None
     keeper = walsender(at.place)
     assert keeper.execute("show idle_in_transaction_session_timeout").fetchone() == ("0",)
     keeper.close()
+
+
+def test_p6_a_slot_whose_maker_died_while_it_waited_is_replaced(at: Scene) -> None:
+    """GIVEN a slot that is being made by somebody who is dead WHEN it is mended again THEN that takes no second try."""
+    spare = spare_name(at.place.slot)
+    with at.connection() as long:
+        emit(long, "s", "long")
+        dead = walsender(at.place)
+        dead.pgconn.send_query(f'CREATE_REPLICATION_SLOT "{spare}" LOGICAL pgoutput'.encode())
+        waits = "select 1 from pg_replication_slots where slot_name = %s and confirmed_flush_lsn is null"
+        until(lambda: at.value(waits, spare), "the new slot waits")
+        link = connect(at.place.dsn)
+        drop_slot(link, spare)
+        assert slot_named(link, spare) is None
+        link.close()
+        dead.close()
+        long.commit()
+    hole = begun(mend_of(at.place))
+    assert "long" in in_hole(hole)

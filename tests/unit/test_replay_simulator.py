@@ -11,7 +11,7 @@ from evermark.delivery.replay import ReplayState
 from evermark.testing.simulator.__main__ import hunt, run_replays
 from evermark.testing.simulator.mutants import REPLAYS, Mutant
 
-SEEDS = 16
+SEEDS = 12
 
 
 def test_every_replay_reaches_its_handlers_and_disturbs_nobody() -> None:

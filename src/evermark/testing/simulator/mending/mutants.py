@@ -86,10 +86,6 @@ def _nothing_is_open(self: Mender) -> set[int]:
     return set()
 
 
-def _lost_unseen(slot: Slot, at: Position) -> bool:
-    return slot.confirmed_lsn is not None and slot.confirmed_lsn <= at.lsn
-
-
 def _holds_none(*_: Any) -> bool:
     return False
 
@@ -101,16 +97,17 @@ MUTANTS: tuple[Mutant, ...] = (
         "looked-before-the-slot",
         "what the log lacks is looked for as of a moment before the new slot",
         ((OutboxMend, "begin", _looks_before_the_slot),),
+        first=5,
     ),
     Mutant(
         "closed-before-taken",
         "a hole is recorded as closed before what was missing is in the log",
         ((Mender, "_close_hole", _closes_first),),
+        first=23,
     ),
     Mutant(
         "any-own-slot", "a slot that bears the name is taken for the new one", ((mending, "ending", _any_own_slot),)
     ),
-    Mutant("lost-unseen", "a slot that was lost is taken for one that gives all", ((mending, "gives", _lost_unseen),)),
     Mutant(
         "moved-unseen",
         "a slot that somebody moved past us is read on from",
@@ -128,11 +125,12 @@ MUTANTS: tuple[Mutant, ...] = (
         ((ModelServer, "candidates", _by_insert_place),),
     ),
     Mutant("log-not-compared", "files that may hold what was found are left out", ((_OWNER, "within", _holds_none),)),
-    Mutant("never-given-up", "tries are without end", ((mender, "exhausted", _never),)),
+    Mutant("never-given-up", "tries are without end", ((mender, "exhausted", _never),), first=64),
     Mutant(
         "end-not-told",
         "whoever missed the answer to the last step waits for ever",
         ((Mender, "_tell_end", _nobody_is_told),),
+        first=64,
     ),
     Mutant(
         "read-while-mended", "a partition is read while its hole is open", ((Mender, "partitions", _nothing_is_open),)

@@ -17,7 +17,7 @@ from evermark.testing.simulator.mending.world import NAME, MendWorld, scenario_o
 from evermark.testing.simulator.mutants.mutant import Mutant
 from evermark.testing.simulator.scenario import scenario
 
-_CALM_STEPS_MAX = 20_000
+_CALM_STEPS_MAX = 8_000
 _CALM_S_MAX = 100_000.0
 _OPEN_MAX = 4
 

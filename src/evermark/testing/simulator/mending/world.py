@@ -35,6 +35,8 @@ class MendWorld(World):
         self.met: Counter[str] = Counter()
         self.truth = MendTruth(self)
         self.partitions = range(len(scenario.places))
+        self._struck = dict.fromkeys(self.partitions, 0)  # the step at which something was done to a slot, and
+        self._made = dict.fromkeys(self.partitions, 0)  # that at which a new one was begun
 
     def part(self, partition: int) -> PostgresPlace:
         return self.server.place.parts()[partition]
@@ -47,6 +49,7 @@ class MendWorld(World):
         part, drawn = self.part(partition), self.rng.random()
         name = spare_name(part.slot) if self.rng.random() < 0.5 else part.slot
         begun = partition in self.checkpoints.list(NAME)
+        self._struck[partition] = self.baton.steps + 1
         if drawn < 0.5:
             self.met["lost"] += name in self.server.slots
             self.server.lose(name)
@@ -88,6 +91,16 @@ class MendWorld(World):
             require(spent < TRIES_MAX, f"another recovery was opened after {spent} tries within the hour")
         if method == "move" and args[1] in (Step.DONE, Step.FAILED):
             self.met["mended" if args[1] is Step.DONE else "given up"] += 1
+            if args[1] is Step.DONE:
+                self._look_at_slot(args[0].partition, args[0].position)
+
+    def _look_at_slot(self, partition: int, position: str) -> None:
+        """A slot that nobody touched since it was made gives all from there on. A late owner may touch it, too."""
+        if self.scenario.instances > 1 or self._struck[partition] >= self._made[partition]:
+            return
+        slot, at = self.server.slots.get(self.part(partition).slot), Position.parse(position)
+        fine = slot is not None and slot.wal_status == "reserved" and (slot.confirmed_lsn or at.lsn) <= at.lsn
+        require(fine, f"partition {partition} was mended, and reading cannot go on {position}: {slot}")
 
     def may_give_up(self, partition: int) -> bool:
         return self._spent(partition) >= TRIES_MAX
@@ -107,6 +120,9 @@ class MendWorld(World):
         return max(spent, TRIES_MAX) if failed and not without_newest else spent
 
     def landed_at_server(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if method == "begin_slot":
+            slots = [spare_name(self.part(partition).slot) for partition in self.partitions]
+            self._made[slots.index(args[0])] = self.baton.steps
         part = next((p for p in self.server.place.parts() if p.slot == args[0]), None) if args else None
         if method == "advance" and part is not None:
             self._require_taken(part, self.server.before(part, args[1]), f"slot {part.slot} was moved to {args[1]}")

@@ -9,8 +9,8 @@ from typing import Any
 
 from evermark import predicate
 from evermark.delivery import queue, replay, rounds
-from evermark.delivery.base import Fate, Outcome, Place, Subscription
-from evermark.delivery.replay import Due, Replay, Replayed, ReplayWork, Request, Target
+from evermark.delivery.base import Fate, Outcome, Subscription
+from evermark.delivery.replay import Due, Replayed, ReplayWork, Request, Target
 from evermark.delivery.replay_memory import MemoryReplays
 from evermark.delivery.rounds import Round
 from evermark.delivery.timeslice import TimeSlice
@@ -45,10 +45,6 @@ def _parks_nothing(self: MemoryReplays, begun: Target, piece: TimeSlice, result:
 
 def _limit_is_the_end(work: ReplayWork, some: Sequence[Round], limit: int) -> Replayed:
     return _folded(work, some, limit + 1)
-
-
-def _starts_at_once(asked: Replay, heads: Mapping[Place, int]) -> bool:
-    return True
 
 
 def _all_blamed(subscription: Subscription, tried: Sequence[queue.Tried]) -> list[Outcome]:
@@ -136,25 +132,23 @@ REPLAYS: tuple[Mutant, ...] = (
         (("evermark.testing.simulator.replaying", "to_begin", _busy_as_of_now),),
     ),
     Mutant(
-        "started-too-soon",
-        "a replay starts before the log is durable up to what asked for it",
-        ((replay, "may_start", _starts_at_once),),
-    ),
-    Mutant(
         "replay-blames-live",
         "failures of a replay's retries count as the subscription's",
         ((queue, "endpoint_outcomes", _all_blamed),),
+        first=22,
     ),
     Mutant("control-sent", "control events are delivered", ((predicate, "UNDELIVERED_OPS", frozenset()),)),
     Mutant(
         "control-missed",
         "after a crash nobody looks for control events",
         ((take, "controls_seen_to", _seen_to_the_tail),),
+        first=13,
     ),
     Mutant(
         "control-asks-again",
         "a control event that is found again asks again",
         ((MemoryReplays, "register", _asks_each_time),),
+        first=5,
     ),
     Mutant(
         "ended-when-unwell",
@@ -165,5 +159,6 @@ REPLAYS: tuple[Mutant, ...] = (
         "cancelled-but-parked",
         "what a cancelled replay has parked stays",
         ((MemoryReplays, "cancel", _cancels_without_dropping),),
+        first=49,
     ),
 )
