@@ -30,6 +30,7 @@ class Receiver:
     pace_s: float = 0.0  # for one request, while it is slow
     calm: bool = False
     before_replay: Callable[[SubscriptionSpec, Row, str], None] = lambda *_: None
+    on_replayed: Callable[[SubscriptionSpec, Row, str], None] = lambda *_: None
     _refusals: dict[str, int] = field(default_factory=dict)
     _taken: set[str] = field(default_factory=set)  # ids of deliveries
 
@@ -59,7 +60,7 @@ class Receiver:
             elif ident in self._taken:
                 self.account.duplicates[who(spec)] += 1
             else:
-                self.account.replayed[who(spec), replay].add(row.event_id)
+                self.on_replayed(spec, row, replay)
             self._taken.add(ident)
         if not self.calm and self.rng.random() < self.chance["lost_answer"]:
             return Answer(Verdict.ENDPOINT, reason="the answer was lost")

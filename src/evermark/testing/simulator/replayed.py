@@ -55,6 +55,7 @@ class ReplayAccount:
         self._marks: dict[tuple[str, str], Mark] = {}
         self._offered: set[tuple[str, str, str]] = set()
         self._offered_to: dict[tuple[str, str, Place, str, str], tuple[datetime, str]] = {}
+        self._handled_to: dict[tuple[str, str, Place, str, str], tuple[datetime, str]] = {}
         self._states: dict[str, ReplayState] = {}
         self._asked: dict[str, frozenset[str]] = {}  # who was there when it was asked for
 
@@ -80,6 +81,17 @@ class ReplayAccount:
         last = self._offered_to.get(lane)
         require(last is None or last < at or bool(row.about.session), f"{said} after {last} of its key")
         self._offered_to[lane] = at
+
+    def on_handled(self, spec: SubscriptionSpec, row: Row, replay: str) -> None:
+        one = who(spec)
+        self._account.replayed[one, replay].add(row.event_id)
+        wishes = self._account.promises.wishes_from(one, self._begun[replay, spec.name].changes)
+        if len(wishes) == 1 and wishes[0].ordered:
+            lane, at = (one, replay, row.place, row.stream, row.key), (moment_at(row.made_us), row.event_id)
+            last = self._handled_to.get(lane)
+            said = f"{one} (ordered): {row.event_id} by {replay} handled after {last} of its key"
+            require(last is None or last < at, said)
+            self._handled_to[lane] = at
 
     def landed(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if method in _READS:

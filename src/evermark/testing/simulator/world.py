@@ -126,7 +126,7 @@ class World:
         if one not in self._receivers:
             rng = random.Random(f"{self.scenario.seed} {one}")
             made = Receiver(self.account, rng, self.scenario.receiver_chance, calm=self.calm)
-            made.before_replay = self.replayed.before_offer
+            made.before_replay, made.on_replayed = self.replayed.before_offer, self.replayed.on_handled
             self._receivers[one] = made
         return self._receivers[one]
 

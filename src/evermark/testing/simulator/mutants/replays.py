@@ -56,6 +56,10 @@ def _reads_beyond(one: Due, *rest: Any, **named: Any) -> ReplayWork:
     return replace(_work_of(one, *rest, **named), heads=None)
 
 
+def _holds_nothing(one: Due, *rest: Any, **named: Any) -> ReplayWork:
+    return replace(_work_of(one, *rest, **named), held={})
+
+
 def _busy_as_of_now(due: Sequence[Due], busy: Collection[str], served: Mapping[str, float], at_once: int) -> list[Due]:
     return list(due)[:at_once]
 
@@ -117,6 +121,12 @@ REPLAYS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "replay-beyond-its-start", "what came after its start is replayed, too", ((replay, "work_of", _reads_beyond),)
+    ),
+    Mutant(
+        "replay-overtaken",
+        "with `ordered`, a replay sends later events of a key it has parked",
+        ((replay, "work_of", _holds_nothing),),
+        first=7,
     ),
     Mutant(
         "replay-settled-twice",
