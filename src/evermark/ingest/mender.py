@@ -12,7 +12,6 @@ from evermark import failpoint
 from evermark.error_policy import Action, action_for
 from evermark.errors import EngineError, EvermarkError, GapError, IdentityError
 from evermark.ingest.recovery import (
-    PLAYBOOK_HINT,
     TRIES_MAX,
     Choice,
     Recovery,
@@ -25,6 +24,8 @@ from evermark.ingest.recovery import (
 from evermark.ingest.take import Taken, Taker
 from evermark.log.base import Append, AppendLog, LogFile
 from evermark.sources.base import Hole, Mend, Source
+
+_RECOVER_HINT = "`evermark source recover` says what can be done; docs/playbook.md has the rest"
 
 
 @dataclass(frozen=True)
@@ -235,7 +236,7 @@ class Mender:
         for recovery in self._recoveries.past(self._name):
             if recovery.id == number:
                 failed = recovery.step is Step.FAILED
-                self._ended(recovery, GapError(recovery.error, hint=PLAYBOOK_HINT) if failed else None)
+                self._ended(recovery, GapError(recovery.error, hint=_RECOVER_HINT) if failed else None)
 
     def _ended(self, recovery: Recovery, error: EvermarkError | None) -> None:
         self._carried.pop(recovery.partition, None)
