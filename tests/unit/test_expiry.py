@@ -17,8 +17,9 @@ from evermark.delivery import expiry
 from evermark.delivery.base import Fate, MadeBy, Outcome, Subscription, SubscriptionState
 from evermark.delivery.expiry import expires_before, sweep, with_expired, without_expired
 from evermark.delivery.memory import MemoryDelivery
+from evermark.delivery.rounds import both
 from evermark.delivery.sinks.base import Result
-from evermark.spark.posting import both, outcome_fields, outcome_of
+from evermark.spark.posting import outcome_fields, outcome_of
 from evermark.testing.contracts.scene import P0, T0, begin, done, event, spec
 
 WEEK, DAY = timedelta(days=7), timedelta(days=1)

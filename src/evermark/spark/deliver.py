@@ -23,6 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 from evermark.bots.forward import forwarded, waiting
 from evermark.delivery.base import Fate, HeldKey, SubscriptionSpec
 from evermark.delivery.expiry import with_expired, without_expired
+from evermark.delivery.rounds import both
 from evermark.delivery.sinks.base import Job
 from evermark.delivery.sinks.ready import prepared
 from evermark.delivery.sinks.webhook import WebhookSink
@@ -35,7 +36,7 @@ from evermark.secrets import SecretBox
 from evermark.spark.ahead import ahead
 from evermark.spark.ingest import engine_error
 from evermark.spark.match import SUBSCRIPTION, matched
-from evermark.spark.posting import ROW_DDL, both, held_lanes, now_held, outcome_fields, outcome_of, rows_batch
+from evermark.spark.posting import ROW_DDL, held_lanes, now_held, outcome_fields, outcome_of, rows_batch
 from evermark.spark.replay import SparkReplays, require_codes
 
 # A span without a budget still ends: whatever is not sent by then is left for the next round.

@@ -15,6 +15,8 @@ from evermark.testing.contracts.leases import LeaseContract
 from evermark.testing.contracts.log import LogContract
 from evermark.testing.contracts.parked import ParkedContract
 from evermark.testing.contracts.progress import ProgressContract
+from evermark.testing.contracts.recoveries import RecoveryContract
+from evermark.testing.contracts.replays import ReplayContract
 from evermark.testing.contracts.roster import RosterContract
 from evermark.testing.contracts.source import SourceContract
 
@@ -27,6 +29,8 @@ __all__ = [
     "LogContract",
     "ParkedContract",
     "ProgressContract",
+    "RecoveryContract",
+    "ReplayContract",
     "RosterContract",
     "SourceContract",
 ]

@@ -20,7 +20,7 @@ from evermark.delivery.replay import (
     TargetState,
     targets_of,
 )
-from evermark.delivery.replay_store import ReplayStore
+from evermark.delivery.replay_base import ReplayStore
 from evermark.delivery.timeslice import Mark, TimeSlice
 from evermark.errors import ConflictError, NotFoundError, StaleError
 from evermark.testing.contracts.scene import T0, TakeOver, begin, done, event, spec
@@ -227,9 +227,10 @@ class ReplayContract:
         assert replays.pass_by(passed, epoch).state is TargetState.DONE
         assert not replays.finish(made, epoch)
         replays.end_target(made, "b", "the subscription is gone", epoch)
+        assert replays.open_sources() == {"shop"}
         assert replays.finish(made, epoch)
         assert replays.one(made).state is ReplayState.DONE
-        assert replays.open() == []
+        assert (replays.open(), replays.open_sources()) == ([], set())
 
     def test_a_cancelled_replay_moves_no_more_and_drops_what_it_parked(
         self, replays: ReplayStore, delivery: DeliveryStore, epoch: int

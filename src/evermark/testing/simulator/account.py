@@ -11,8 +11,18 @@ from typing import Any
 
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
-from evermark.delivery.base import CursorVector, MadeBy, Place, Reached, Subscription, SubscriptionSpec
+from evermark.delivery.base import (
+    CursorVector,
+    Fate,
+    MadeBy,
+    Place,
+    Reached,
+    Subscription,
+    SubscriptionSpec,
+    SubscriptionState,
+)
 from evermark.delivery.memory import MemoryDelivery
+from evermark.event import Op
 from evermark.log.head import MemoryHeads
 from evermark.testing.simulator.broken import Broken, require
 from evermark.testing.simulator.keys import Keys
@@ -44,10 +54,14 @@ class Account:
         self.standings = Standings(clock)
         self.queued = Queued(store)
         self.handled: dict[str, set[str]] = defaultdict(set)
+        self.replayed: dict[tuple[str, str], set[str]] = defaultdict(set)  # by replays: (who, replay)
+        self.live_failed: set[str] = set()  # whose own deliveries met a failing endpoint in the queue
         self.expired: dict[str, set[str]] = defaultdict(set)  # passed over because of the TTL, as far as reported
         self.owed: dict[str, set[str]] = defaultdict(set)  # what a cursor has passed
         self.duplicates: Counter[str] = Counter()
         self.current: dict[str, str] = {}  # who has which name
+        self.by_generation: dict[int, str] = {}
+        self.ever_disabled: set[str] = set()
         self.met: Counter[str] = Counter()  # writes, states and fates: what this seed was about
         self._passed: dict[str, dict[Place, Reached]] = {}
         self._offered: dict[str, set[str]] = defaultdict(set)
@@ -59,6 +73,7 @@ class Account:
     def before_offer(self, spec: SubscriptionSpec, row: Row, *, stale: bool) -> None:
         """A request is about to reach a receiver. A stale owner may take a new subscription for its former self."""
         one, bound_to_start = who(spec), not stale
+        require(row.op != Op.CONTROL, f"{one} was sent {row.event_id}, a control event")
         head = self._heads.load(row.place.source).get(row.place.partition)
         durable = self._logs[row.place.source].durable_batch(row.place.partition)
         bound = min(durable, head.batch if head else 0)
@@ -104,20 +119,35 @@ class Account:
 
     # writes
 
+    def is_handled(self, one: str, event_id: str, replay: str) -> bool:
+        return event_id in (self.replayed[one, replay] if replay else self.handled[one])
+
     def after_write(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         epoch = kwargs["epoch"] if "epoch" in kwargs else args[-1]
         require_epoch(self._leases, DELIVER_LEASE, epoch, f"delivery.{method}")
+        if method == "retried" and args[1].fate is Fate.ENDPOINT_FAILED:
+            require(args[0] in self.live_failed, f"{args[0]} is blamed for what only a replay met")
+            self.live_failed.discard(args[0])
+        self.look(method, args, kwargs)
+
+    def look(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """At everything that may have changed, by whatever was written."""
         wish = getattr(self, f"_on_{method}", None)
         if wish is not None:
             wish(*args)
         known = self._store.subscriptions()
         self.met[method] += 1
         self.met.update(found.state for found in known.values())
+        self.by_generation.update({found.generation: who(found.spec) for found in known.values()})
+        self.ever_disabled |= {who(found.spec) for found in known.values() if found.state is SubscriptionState.DISABLED}
         self._look_at_specs(known)
         self.standings.after(method, args, known, kwargs.get("generation"))
-        for one, event_ids in self.queued.after(method, args, self.current, self.handled).items():
+        for one, event_ids in self.queued.after(method, args, self.current, self.is_handled).items():
             self.expired[one] |= event_ids
         self._look_at_cursors()
+
+    def states(self) -> dict[str, SubscriptionState]:
+        return {name: found.state for name, found in self._store.subscriptions().items()}
 
     def _on_register(
         self, specs: list[SubscriptionSpec], made_by: MadeBy, starts: Mapping[str, CursorVector], _epoch: int

@@ -47,6 +47,7 @@ class Scenario:
     forgets_tail: float  # how often the log no longer knows where its last batch ends
     ttl_s: dict[str, float] = field(default_factory=dict)
     receiver_chance: dict[str, float] = field(default_factory=dict)
+    replays: bool = False  # whether windows of the log are asked for again
 
     @property
     def has_bot(self) -> bool:

@@ -7,14 +7,11 @@ on as well, as a paused process does that wakes up too late: the log refuses wha
 from __future__ import annotations
 
 import itertools
-import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-
-import structlog
 
 from evermark.errors import EvermarkError
 from evermark.sources.base import Limit
@@ -26,6 +23,7 @@ from evermark.testing.simulator.blocks.pipeline import PACE, place
 from evermark.testing.simulator.blocks.plans import MemoryPlans
 from evermark.testing.simulator.broken import Broken, require
 from evermark.testing.simulator.mutants.mutant import Mutant
+from evermark.testing.simulator.quiet import quiet
 
 STREAMS = ("a", "b", "c", "d")
 _STEPS = 160
@@ -38,7 +36,6 @@ class Ran:
     seed: int
     failure: str
     trace: str
-    taken: int
     met: Counter[str] = field(hash=False)
 
 
@@ -240,15 +237,15 @@ def run(seed: int, mutant: Mutant | None = None) -> Ran:
         leader.create(stream)
     world = World(rng, [leader, leader.copied("two")], MemoryPlans(), rng.randint(1, 2))
     failure = ""
-    with _quiet(), mutant.applied() if mutant is not None else nullcontext():
+    with quiet(), mutant.applied() if mutant is not None else nullcontext():
         try:
             _play(world)
         except Broken as error:
             failure = f"{type(error).__name__}: {error}"
         except Exception as error:  # noqa: BLE001 - falling over is a failure of its own
             failure = f"fell over: {type(error).__name__}: {error}"
-    taken = sum(map(len, world.log.values()))
-    return Ran(seed, failure, "\n".join(world.trace), taken, world.met)
+    world.met["logged"] = sum(map(len, world.log.values()))
+    return Ran(seed, failure, "\n".join(world.trace), world.met)
 
 
 def _play(world: World) -> None:
@@ -270,23 +267,3 @@ def _play(world: World) -> None:
             _advance(world, owners, which)
     _rest(world, owners)
     _account(world)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Every lie and every fork is a warning, and there are thousands of them."""
-    was = structlog.get_config() if structlog.is_configured() else None
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    try:
-        yield
-    finally:
-        structlog.reset_defaults()
-        if was is not None:
-            structlog.configure(**was)
-
-
-def hunt(mutant: Mutant) -> Ran | None:
-    """The first run that catches the mutant, within its bound."""
-    runs: Iterator[Ran] = (run(seed, mutant) for seed in range(mutant.first, mutant.first + mutant.seeds_max))
-    caught: Callable[[Ran], bool] = lambda ran: ran.failure.startswith(Broken.__name__)  # noqa: E731
-    return next(filter(caught, runs), None)
