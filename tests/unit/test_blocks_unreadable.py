@@ -6,14 +6,14 @@ import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from structlog.testing import capture_logs
 
-from evermark.errors import FormatError
+from evermark.errors import FormatError, UnreachableError
 from evermark.sources.base import Limit
-from evermark.sources.blocks.chain import Undecoded, block_from, verify_block
+from evermark.sources.blocks.chain import Undecoded, UnreadableError, block_from, verify_block
 from evermark.sources.blocks.client import NodeClient
 from evermark.sources.blocks.doctor import judged_streams
 from evermark.sources.blocks.unreadable import read_by_any
@@ -233,7 +233,29 @@ def test_doctor_says_what_to_do_about_a_node_that_is_waited_for() -> None:
     pipeline(both, plans).drain(ALL)
     (finding,) = judged_streams(plans, place())
     assert "copy 1 is down" in finding.found
-    assert "nodes" in finding.mend
+    assert "take it out" in finding.mend
+
+
+def test_b10_a_node_that_does_not_answer_is_not_waited_for_stream_by_stream() -> None:
+    """GIVEN many streams with unreadable events and a node that does not answer WHEN it is asked THEN not for each."""
+    both = nodes()
+    garble([both[0]])
+    asked: list[str] = []
+
+    def page(stream: str, _start: int, _end: int) -> NoReturn:
+        asked.append(stream)
+        raise UnreachableError("copy 1 is down")
+
+    there, both[1].page = both[1].page, page  # type: ignore[method-assign]
+    client = NodeClient(both, replace(PACE, away_s=1000.0))
+    blocks = both[0].page("a", 3, 4)
+    for _ in range(3):
+        with pytest.raises(UnreadableError, match="copy 1 is down"):
+            read_by_any(client, "a", blocks, lambda: False)
+    assert asked == ["a"]
+    client.pace = PACE
+    both[1].page = there  # type: ignore[method-assign]
+    assert read_by_any(client, "a", blocks, lambda: False) == tuple(both[0].streams["a"].blocks[3:4])
 
 
 def test_a_node_without_the_stream_is_not_waited_for() -> None:

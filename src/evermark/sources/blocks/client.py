@@ -218,6 +218,7 @@ class NodeClient:
         self._preferred = 0
         self._preferred_at = 0.0
         self._next_at = 0.0
+        self._away: dict[Node, tuple[float, UnreachableError]] = {}
 
     def in_order(self) -> Iterator[Node]:
         """The one that answered last comes first; now and then the first one is tried again."""
@@ -275,13 +276,20 @@ class NodeClient:
 
     def events(self, node: Node, stream: str, numbers: Sequence[int]) -> Iterator[BlockEvent]:
         """The events of blocks with these ascending numbers as one node gives them: those that are what their hash
-        says, and those that cannot be read."""
+        says, and those that cannot be read. Who asks of many streams is not to wait for the same node each time."""
+        away = self._away.get(node)
+        if away is not None and time.monotonic() - away[0] < self.pace.away_s:
+            raise UnreachableError(away[1].message, hint=away[1].hint)
         at = 0
         for number in numbers:
             if number < at:
                 continue  # it came with the page before
             self._throttle()
-            page = node.page(stream, number, numbers[-1] + 1)
+            try:
+                page = node.page(stream, number, numbers[-1] + 1)
+            except UnreachableError as error:
+                self._away[node] = (time.monotonic(), error)
+                raise
             for block in page:
                 yield from (e for e in block.events if isinstance(e, Undecoded) or event_hash(stream, e) == e.hash)
             at = page[-1].number + 1
