@@ -133,14 +133,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "a new owner goes on with plans of the former one, and confirms nothing",
         ((source.BlockStreams, "begin", _begins_without_confirming),),
         seeds_max=200,
-        first=73,
+        first=130,
     ),
     Mutant(
         "late-owner-begins-anew",
         "an owner that begins behind its successor throws away what is known",
         ((MemoryPlans, "adopt", _adopts_at_once),),
         seeds_max=200,
-        first=126,
+        first=818,
     ),
     Mutant(
         "never-compared",
