@@ -47,6 +47,7 @@ class World:
     nodes: list[ModelNode]
     plans: MemoryPlans
     partitions: int
+    garbler: ModelNode  # sends events in a form that cannot be read; only one does, or they would be poison
     log: dict[int, list[dict[str, object]]] = field(default_factory=dict)
     ends: dict[int, str] = field(default_factory=dict)
     epoch: int = 0
@@ -76,6 +77,7 @@ class World:
         require(not twice, f"{len(twice)} events are in the log twice, {twice[0] if twice else ''} first")
         require(self.forked.isdisjoint(ids), "events of a fork were taken before anybody accepted it")
         require(not any(FORGED in str(row["payload"]) for row in rows), "what a node forged is in the log")
+        require(not any(row["op"] == "poison" for row in rows), "what another node gives readable is poison")
         return True
 
     def ids(self, stream: str) -> list[object]:
@@ -154,7 +156,7 @@ def _people(world: World) -> None:
 
 def _trouble(world: World) -> None:
     rng, (leader, follower) = world.rng, world.nodes
-    match rng.randrange(7):
+    match rng.randrange(8):
         case 0:
             leader.down = not leader.down
             world.did(f"leader {'down' if leader.down else 'up'}")
@@ -169,10 +171,16 @@ def _trouble(world: World) -> None:
         case 3:
             for node in world.nodes:
                 node.lies.clear()
+                node.garbled.clear()
             world.did("honest")
         case 4 | 5:
             if not leader.down:
                 _copy(world, leader, follower)
+        case 6:
+            stream = rng.choice(STREAMS)
+            newest = len(leader.streams[stream].blocks)  # what is sealed next, too
+            world.garbler.garbled |= {(stream, number) for number in range(rng.randrange(newest + 1), newest + 2)}
+            world.did(f"garbled {stream} at {world.garbler.name}")
         case _:
             _fork(world, leader)
 
@@ -201,6 +209,7 @@ def _rest(world: World, owners: list[Iterator[str]]) -> None:
     for node in world.nodes:
         node.down, node.refusing = False, 0
         node.lies.clear()
+        node.garbled.clear()
     if world.was_forked:  # a history that was rewritten while the copy was read is noticed with the next event
         world.forked |= set(world.nodes[0].say("d"))
     for accepted in (False, False, True):
@@ -235,7 +244,8 @@ def run(seed: int, mutant: Mutant | None = None) -> Ran:
     )
     for stream in STREAMS:
         leader.create(stream)
-    world = World(rng, [leader, leader.copied("two")], MemoryPlans(), rng.randint(1, 2))
+    nodes = [leader, leader.copied("two")]
+    world = World(rng, nodes, MemoryPlans(), rng.randint(1, 2), rng.choice(nodes))
     failure = ""
     with quiet(), mutant.applied() if mutant is not None else nullcontext():
         try:
