@@ -306,6 +306,9 @@ class OneBot:
     def users(self) -> frozenset[str]:
         return frozenset({"bot"})
 
+    def inboxes(self) -> frozenset[str]:
+        return frozenset()
+
     def version(self) -> str:
         return "one"
 
