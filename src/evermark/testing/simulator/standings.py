@@ -80,6 +80,8 @@ class Standings:
         elif outcome.fate is Fate.FULL and not untouchable:
             require((now.state, now.failures) == (SubscriptionState.SUSPENDED, 0), f"{one} is full, and {now.state}")
             self._forgive(one)
+        elif outcome.fate is Fate.DONE and _is_full(now) and not untouchable:
+            self._forgive(one)  # there was no room for what it held back, whether it was asked or not
         elif outcome.fate is Fate.DONE and not untouchable and _is_answered(outcome):
             require(now.failures == 0, f"{one} took an event, and {now.failures} failures are still on record")
             self._forgive(one)
@@ -124,6 +126,10 @@ def _record(one: Subscription) -> tuple[SubscriptionState, int, datetime | None]
 def _needs_person(one: Subscription) -> bool:
     paused = one.state is SubscriptionState.SUSPENDED and one.next_attempt_at is None
     return paused or one.state is SubscriptionState.DISABLED
+
+
+def _is_full(one: Subscription) -> bool:
+    return one.state is SubscriptionState.SUSPENDED and one.failures == 0 and one.next_attempt_at is not None
 
 
 def _is_answered(outcome: Outcome) -> bool:
