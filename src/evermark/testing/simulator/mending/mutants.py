@@ -101,7 +101,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "looked-before-the-slot",
         "what the log lacks is looked for as of a moment before the new slot",
         ((OutboxMend, "begin", _looks_before_the_slot),),
-        first=5,
+        first=6,
     ),
     Mutant(
         "closed-before-taken",
@@ -129,7 +129,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ((ModelServer, "candidates", _by_insert_place),),
     ),
     Mutant("log-not-compared", "files that may hold what was found are left out", ((_OWNER, "within", _holds_none),)),
-    Mutant("never-given-up", "tries are without end", ((mender, "exhausted", _never),), first=64),
+    Mutant("never-given-up", "tries are without end", ((mender, "exhausted", _never),), first=107),
     Mutant(
         "end-not-told",
         "whoever missed the answer to the last step waits for ever",
