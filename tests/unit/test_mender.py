@@ -11,8 +11,8 @@ import pytest
 
 from evermark.cluster.fence import source_lease
 from evermark.cluster.memory import MemoryLeases
-from evermark.errors import EvermarkError, GapError, IdentityError, UnreachableError
-from evermark.ingest.mender import FoundFile, Mender, Wanted, batches_of
+from evermark.errors import EvermarkError, GapError, IdentityError, StaleError, UnreachableError
+from evermark.ingest.mender import TIDY_EVERY, FoundFile, Mender, Wanted, batches_of
 from evermark.ingest.recoveries_memory import MemoryRecoveries
 from evermark.ingest.recovery import Recovery, Step
 from evermark.log.base import LogFile
@@ -38,6 +38,7 @@ class Easy(Mend):
     """Nothing is wrong with it, unless it is given an error."""
 
     error: EvermarkError | None = None
+    abandoned = 0
 
     def begin(self, stopped: Callable[[], bool], left_at: str | None = None) -> Hole:
         if self.error is not None:
@@ -46,7 +47,8 @@ class Easy(Mend):
 
     def finish(self, position: str) -> None: ...
 
-    def abandon(self) -> None: ...
+    def abandon(self) -> None:
+        self.abandoned += 1
 
     def close(self) -> None: ...
 
@@ -56,9 +58,12 @@ class Scene:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         leases = MemoryLeases(is_gone=lambda _: True)
-        self.epoch = owners(leases)(source_lease("shop"))
+        take = owners(leases)
+        self.take_over = lambda: take(source_lease("shop"))
+        self.epoch = self.take_over()
         self.recoveries = Forgetful(leases)
         self.mend = Easy()
+        self.now = datetime.now(UTC)
         self.ends: list[tuple[int, EvermarkError | None]] = []
         source = SimpleNamespace(partitions=lambda: [0], mend=lambda _: self.mend)
         nothing: Callable[..., None] = lambda *_: None  # noqa: E731
@@ -80,7 +85,7 @@ class Scene:
             cast("Any", None),
             nothing,
             lambda: False,
-            lambda: datetime.now(UTC),
+            lambda: self.now,
             cast("Any", news),
         )
 
@@ -121,6 +126,25 @@ def test_a_hole_that_is_being_recorded_is_not_taken_for_one_that_ended(scene: Sc
         scene.mender._open.add(0)
     scene.mender.carry_out_all()
     assert (scene.mender.partitions(), scene.ends) == ({0}, [])
+
+
+def test_what_a_late_owner_left_behind_is_removed_by_its_successor(scene: Scene) -> None:
+    """GIVEN a hole that was closed WHEN somebody makes a slot for it later THEN the owner drops it, and no stranger."""
+    scene.mender.carry_out_all()
+    assert scene.mend.abandoned == 0, "where nothing was ever lost nothing is asked"
+    scene.mender.found(0, GapError("lost"), "5")
+    scene.mender.carry_out_all()
+    scene.mender.carry_out_all()
+    assert (len(scene.ends), scene.mend.abandoned) == (1, 0)
+    scene.now += TIDY_EVERY
+    scene.mender.carry_out_all()
+    scene.mender.carry_out_all()
+    assert scene.mend.abandoned == 1
+    scene.now += TIDY_EVERY
+    scene.take_over()
+    with pytest.raises(StaleError):
+        scene.mender.carry_out_all()
+    assert scene.mend.abandoned == 1
 
 
 def test_batches_that_close_a_hole_follow_each_other_and_end_where_reading_goes_on() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Protocol
 
 from evermark import failpoint
@@ -25,6 +25,7 @@ from evermark.ingest.take import Taken, Taker
 from evermark.log.base import Append, AppendLog, LogFile
 from evermark.sources.base import Hole, Mend, Source
 
+TIDY_EVERY = timedelta(minutes=1)
 _RECOVER_HINT = "`evermark source recover` says what can be done; docs/playbook.md has the rest"
 
 
@@ -110,6 +111,7 @@ class Mender:
         self._news = news
         self._lock = threading.Lock()
         self._open = {p for p in source.partitions() if recoveries.current(name, p) is not None}
+        self._tidied_at: dict[int, datetime] = {}
         self._carried: dict[int, int] = {}  # partitions whose recovery was begun here, and nobody was told of its end
 
     def partitions(self) -> set[int]:
@@ -144,6 +146,8 @@ class Mender:
                 self.carry_out(recovery)
             elif recovery is None and partition in self._carried:
                 self._tell_end(self._carried[partition])
+            elif recovery is None:
+                self._tidy(partition)
 
     def carry_out(self, recovery: Recovery) -> None:
         with self._lock:
@@ -224,12 +228,28 @@ class Mender:
 
     def _fail(self, recovery: Recovery, mend: Mend | None, error: EvermarkError) -> None:
         if mend is not None:
-            try:
-                mend.abandon()  # a slot that nobody reads keeps WAL without end
-            except EvermarkError as left:
-                self._news.left_behind(left)
+            self._abandon(mend)
         self._recoveries.move(recovery, Step.FAILED, self._epoch, error=error.message, tried=True)
         self._ended(recovery, error)
+
+    def _tidy(self, partition: int) -> None:
+        """An owner that was late may make a slot after its successor was done: it keeps WAL, and nobody reads it."""
+        now = self._clock()
+        if partition in self._tidied_at and now - self._tidied_at[partition] < TIDY_EVERY:
+            return
+        past = [r for r in self._recoveries.past(self._name) if r.partition == partition]
+        mend = self._source.mend(partition) if past else None
+        if mend is not None:
+            self._recoveries.move(past[0], past[0].step, self._epoch)  # refused if we are no longer the owner
+            self._abandon(mend)
+            mend.close()
+        self._tidied_at[partition] = now
+
+    def _abandon(self, mend: Mend) -> None:
+        try:
+            mend.abandon()  # a slot that nobody reads keeps WAL without end
+        except EvermarkError as left:
+            self._news.left_behind(left)
 
     def _tell_end(self, number: int) -> None:
         """Its last step was recorded, and the answer to that was lost: without this nobody would ever read on."""
@@ -240,6 +260,7 @@ class Mender:
 
     def _ended(self, recovery: Recovery, error: EvermarkError | None) -> None:
         self._carried.pop(recovery.partition, None)
+        self._tidied_at[recovery.partition] = self._clock()
         with self._lock:
             self._open.discard(recovery.partition)
         self._news.ended(recovery, error)

@@ -10,7 +10,7 @@ from typing import Any
 
 from evermark.cluster.fence import DELIVER_LEASE, source_lease
 from evermark.cluster.memory import MemoryLeases
-from evermark.delivery.base import Place, SubscriptionSpec, SubscriptionState
+from evermark.delivery.base import Place, SubscriptionSpec
 from evermark.delivery.replay import Replay, ReplayState, Request, Target, TargetState
 from evermark.delivery.replay_memory import MemoryReplays
 from evermark.delivery.timeslice import Mark, moment_at
@@ -151,7 +151,8 @@ class ReplayAccount:
 
     def _ended(self, replay: str, name: str, _reason: str) -> None:
         one, state = self._begun[replay, name].one, self._account.states().get(name)
-        gone = self._account.current.get(name) != one or state is SubscriptionState.DISABLED
+        # One that was disabled when it was looked may have been resumed since.
+        gone = self._account.current.get(name) != one or one in self._account.ever_disabled
         require(gone, f"{replay} was ended for {name}, which is {state}")
 
     def _require_done(self, replay: Replay, target: Target, *, whole: bool) -> None:

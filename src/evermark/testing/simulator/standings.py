@@ -79,6 +79,8 @@ class Standings:
             self._fail(one, was, now, at)
         elif outcome.fate is Fate.FULL and not untouchable:
             self._full(one, now, outcome)
+        elif outcome.fate is Fate.DONE and _is_full(now) and not untouchable:
+            self._full(one, now, outcome)  # there was no room for what it held back, whether it was asked or not
         elif outcome.fate is Fate.DONE and not untouchable and _is_answered(outcome):
             require(now.failures == 0, f"{one} took an event, and {now.failures} failures are still on record")
             self._forgive(one)
@@ -132,6 +134,10 @@ def _record(one: Subscription) -> tuple[SubscriptionState, int, datetime | None]
 def _needs_person(one: Subscription) -> bool:
     paused = one.state is SubscriptionState.SUSPENDED and one.next_attempt_at is None
     return paused or one.state is SubscriptionState.DISABLED
+
+
+def _is_full(one: Subscription) -> bool:
+    return one.state is SubscriptionState.SUSPENDED and one.failures == 0 and one.next_attempt_at is not None
 
 
 def _is_answered(outcome: Outcome) -> bool:

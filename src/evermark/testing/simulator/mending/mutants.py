@@ -82,6 +82,10 @@ def _nobody_is_told(self: Mender, number: int) -> None:
     return None
 
 
+def _leaves_it(self: Mender, partition: int) -> None:
+    return None
+
+
 def _nothing_is_open(self: Mender) -> set[int]:
     return set()
 
@@ -97,13 +101,13 @@ MUTANTS: tuple[Mutant, ...] = (
         "looked-before-the-slot",
         "what the log lacks is looked for as of a moment before the new slot",
         ((OutboxMend, "begin", _looks_before_the_slot),),
-        first=5,
+        first=6,
     ),
     Mutant(
         "closed-before-taken",
         "a hole is recorded as closed before what was missing is in the log",
         ((Mender, "_close_hole", _closes_first),),
-        first=23,
+        first=10,
     ),
     Mutant(
         "any-own-slot", "a slot that bears the name is taken for the new one", ((mending, "ending", _any_own_slot),)
@@ -125,12 +129,18 @@ MUTANTS: tuple[Mutant, ...] = (
         ((ModelServer, "candidates", _by_insert_place),),
     ),
     Mutant("log-not-compared", "files that may hold what was found are left out", ((_OWNER, "within", _holds_none),)),
-    Mutant("never-given-up", "tries are without end", ((mender, "exhausted", _never),), first=64),
+    Mutant("never-given-up", "tries are without end", ((mender, "exhausted", _never),), first=107),
     Mutant(
         "end-not-told",
         "whoever missed the answer to the last step waits for ever",
         ((Mender, "_tell_end", _nobody_is_told),),
-        first=64,
+        first=158,
+    ),
+    Mutant(
+        "left-over-kept",
+        "a slot that a late owner made is left to keep WAL",
+        ((Mender, "_tidy", _leaves_it),),
+        first=297,
     ),
     Mutant(
         "read-while-mended", "a partition is read while its hole is open", ((Mender, "partitions", _nothing_is_open),)

@@ -35,6 +35,7 @@ class MendWorld(World):
         self.met: Counter[str] = Counter()
         self.truth = MendTruth(self)
         self.partitions = range(len(scenario.places))
+        self._finished: set[int] = set()
         self._struck = dict.fromkeys(self.partitions, 0)  # the step at which something was done to a slot, and
         self._made = dict.fromkeys(self.partitions, 0)  # that at which a new one was begun
 
@@ -89,7 +90,8 @@ class MendWorld(World):
         if method == "open":
             spent = self._spent(args[1], without_newest=True)
             require(spent < TRIES_MAX, f"another recovery was opened after {spent} tries within the hour")
-        if method == "move" and args[1] in (Step.DONE, Step.FAILED):
+        if method == "move" and args[1] in (Step.DONE, Step.FAILED) and args[0].id not in self._finished:
+            self._finished.add(args[0].id)
             self.met["mended" if args[1] is Step.DONE else "given up"] += 1
             if args[1] is Step.DONE:
                 self._look_at_slot(args[0].partition, args[0].position)
