@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from evermark.bots.base import BotWish
 from evermark.delivery import replay as decide
 from evermark.delivery import wish as wish_module
 from evermark.delivery.base import Fate, Outcome, Place, Subscription, SubscriptionState
@@ -41,7 +42,7 @@ def window(since: Any, to: Any = None) -> dict[str, Any]:
 
 
 def subscription(name: str, generation: int = 1, **other: Any) -> Subscription:
-    settings = {k: other.pop(k) for k in ("streams", "rate_per_s", "bundle") if k in other}
+    settings = {k: other.pop(k) for k in ("streams", "rate_per_s", "bundle", "bot") if k in other}
     return Subscription(
         spec(name, **settings), other.pop("state", SubscriptionState.LIVE), generation=generation, **other
     )
@@ -124,6 +125,18 @@ def test_a_replay_goes_to_those_that_may_want_its_streams() -> None:
     (only,) = decide.targets_of(asked(1, subscription="all"), known)
     assert isinstance(only, Target)
     assert (only.mark, only.generation) == (Mark(T0), 1)
+
+
+def test_a_replay_goes_to_no_bot_of_another_source() -> None:
+    """GIVEN bots of two sources, with streams of one name WHEN one is replayed THEN only its bots get it."""
+    known = {
+        "near": subscription("near", bot=BotWish("shop", "u")),
+        "far": subscription("far", bot=BotWish("bank", "u")),
+        "all": subscription("all"),
+    }
+    chosen = decide.targets_of(asked(1), known)
+    assert [t.subscription for t in chosen if isinstance(t, Target)] == ["all", "near"]
+    assert "another source" in str(decide.targets_of(asked(1, subscription="far"), known))
 
 
 # whose turn it is

@@ -82,9 +82,10 @@ class Sight:
         wish = spec.bot
         if wish is None:
             return None
+        if any(place.source != wish.source for place in heads):
+            return BotView(wish)  # streams of another source may be called the same
         for place, head in heads.items():
-            if place.source == wish.source:
-                self._learn(place, {wish.user}, head, None, None)
+            self._learn(place, {wish.user}, head, None, None)
         with self._lock:
             view = view_of(wish, self._user(wish.source, wish.user).stays, 0, _ALL_BATCHES)
         return self._with_sessions({spec.name: view}, replay_id)[spec.name]

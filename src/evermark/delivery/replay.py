@@ -183,12 +183,20 @@ def targets_of(replay: Replay, subscriptions: Mapping[str, Subscription]) -> lis
         wanted = [subscriptions[request.subscription]]
         if wanted[0].state is SubscriptionState.DISABLED:
             return f"subscription {request.subscription!r} is disabled: {wanted[0].reason}"
+        if not _hears(wanted[0].spec, request.source):
+            return f"bot {request.subscription!r} hears another source than {request.source!r}"
     return [
         Target(replay.id, s.name, s.generation, TargetState.RUNNING, Mark(request.since), slice_rows=SLICE_ROWS_START)
         for s in sorted(wanted, key=lambda s: s.name)
         if s.state is not SubscriptionState.DISABLED
+        and _hears(s.spec, request.source)
         and (not (s.spec.streams and request.streams) or set(s.spec.streams) & set(request.streams))
     ]
+
+
+def _hears(spec: SubscriptionSpec, source: str) -> bool:
+    """A bot hears the streams of one source: those of another may be called the same, and are none of its business."""
+    return spec.bot is None or spec.bot.source == source
 
 
 def is_orphaned(target: Target, subscriptions: Mapping[str, Subscription]) -> bool:

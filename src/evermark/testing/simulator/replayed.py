@@ -135,7 +135,12 @@ class ReplayAccount:
             # Whoever is made, resumed or changed just then may be left out.
             late = one not in self._asked[replay] or one in account.ever_disabled or account.promises.changes(one) > 1
             apart = bool(request.streams) and not set(request.streams) & set(STREAMS if late else self._streams(one))
+            apart = apart or self._is_deaf(name or "", request.source)
             require(name in begun or late or apart, f"{replay} was not begun for {name}")
+
+    def _is_deaf(self, name: str, source: str) -> bool:
+        bot = self._replays._delivery.subscription(name).spec.bot if name in self._account.current else None
+        return bot is not None and bot.source != source
 
     def _streams(self, one: str) -> tuple[str, ...]:
         return self._account.promises.asked(one).streams or STREAMS
