@@ -2,6 +2,11 @@
 
 Against one page after the other by the same client, verified, decoded and written by the same code, without Spark.
 Memory is the peak over all our processes, with a gap of 2 000 and of 20 000 blocks.
+
+The size of a page is the node's choice, and it decides what is measured. With 20 blocks a page (`page`, the ratio
+`sequential`) a gap of 20 000 blocks is 1 000 answers of 20 ms each: waiting, which tasks share. Our own node gives 500
+(`page_default`): 40 answers, and the rest is verifying and decoding, which two cores share. That is measured as well,
+and said as `sequential_default_page`.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ from pathlib import Path
 from bench.nodes import Kept, Reading, fill
 from bench.report import PeakMemory, Report, say
 from bench.taking import logged
+from evermark.blocknode.settings import NodeSettings
 from evermark.log.append import DeltaLog
 from evermark.log.base import Append
 from evermark.log.write import BatchWriter
@@ -25,11 +31,15 @@ from evermark.testing.blocknodes import Node
 _BLOCKS = 20_000
 _BLOCKS_SMALL = 2_000
 _EVENTS_A_BLOCK = 10
+_WHO = ("ours", "theirs", "wide_ours", "wide_theirs")  # each run of each is a source of its own
 _PAGE_BLOCKS = 20
+_PAGE_BLOCKS_DEFAULT = NodeSettings.page_blocks
 _LATE_S = 0.02
 _RUNS = 5
 _RUNS_OF_SLOW = 2
 _SLOW_S = 20.0
+_RUNS_DEFAULT_PAGE = 3
+_DEFAULT_PAGE_S = 40.0  # no further run is begun after that
 _WARM_BLOCKS = 4_000  # enough that every task slot has had a worker
 
 
@@ -93,19 +103,24 @@ def _counted(ids: list[str], wanted: set[str]) -> int:
 def run(scale: float, folder: Path) -> Report:
     report = Report()
     late = [{"fault": "late", "op": op, "seconds": _LATE_S} for op in ("miniblocks", "stream")]
-    options = ("--seal-events", str(_EVENTS_A_BLOCK), "--seal-after", "3600s", "--page-blocks", str(_PAGE_BLOCKS))
+    options = ("--seal-events", str(_EVENTS_A_BLOCK), "--seal-after", "3600s")
     kept = Kept(folder)
     reading = Reading(folder, kept)
     try:
-        with Node(folder / "node", *options, faults=late) as node:
-            _measure(report, scale, folder, node, kept, reading)
+        with Node(folder / "node", *options, "--page-blocks", str(_PAGE_BLOCKS), faults=late) as node:
+            gap, events = _measure(report, scale, folder, node, kept, reading)
+        with Node(folder / "node", *options, faults=late, port=node.port):
+            _measure_default_page(report, folder, gap, events, reading)
     finally:
         reading.close()
         kept.close()
     return report
 
 
-def _measure(report: Report, scale: float, folder: Path, node: Node, kept: Kept, reading: Reading) -> None:
+def _measure(
+    report: Report, scale: float, folder: Path, node: Node, kept: Kept, reading: Reading
+) -> tuple[_Gap, set[str]]:
+    """With small pages; the large gap and its events, for whoever reads it again."""
     warm = _Gap("warm", node, kept, ["warm"])
     wanted = warm.grow(_WARM_BLOCKS)
     say("warming up: session, workers, first batches")
@@ -114,7 +129,7 @@ def _measure(report: Report, scale: float, folder: Path, node: Node, kept: Kept,
     small, large = max(200, int(_BLOCKS_SMALL * scale)), max(2_000, int(_BLOCKS * scale))
     gaps = {
         small: _Gap("small", node, kept, [f"small_{n}" for n in range(_RUNS)]),
-        large: _Gap("large", node, kept, [f"{who}_{n}" for n in range(_RUNS) for who in ("ours", "theirs")]),
+        large: _Gap("large", node, kept, [f"{who}_{n}" for n in range(_RUNS) for who in _WHO]),
     }
     events = {}
     for blocks, gap in gaps.items():
@@ -147,4 +162,27 @@ def _measure(report: Report, scale: float, folder: Path, node: Node, kept: Kept,
     less = report.spread("rss_mb_2000", peaks[small])
     more = report.spread("rss_mb_20000", peaks[large])
     report.ratios["memory"] = more / less
-    report.figures["page_blocks"] = _PAGE_BLOCKS
+    report.figures["page"] = _PAGE_BLOCKS
+    return gaps[large], events[large]
+
+
+def _measure_default_page(report: Report, folder: Path, gap: _Gap, events: set[str], reading: Reading) -> None:
+    """The same gap from the same node, which gives as many blocks at once as it does by default."""
+    ours: list[float] = []
+    theirs: list[float] = []
+    began = time.monotonic()
+    for n in range(_RUNS_DEFAULT_PAGE):
+        if ours and time.monotonic() - began > _DEFAULT_PAGE_S:
+            break
+        name = f"wide_ours_{n}"
+        seconds, ids = reading.drain(gap.places[name], gap.starts[name], len(events))
+        report.lost += _counted(ids, events)
+        ours.append(len(ids) / seconds)
+        name = f"wide_theirs_{n}"
+        seconds, ids = _sequential(gap.places[name], gap.starts[name], folder / "theirs" / name)
+        report.lost += _counted(ids, events)
+        theirs.append(len(ids) / seconds)
+        say(f"pages of {_PAGE_BLOCKS_DEFAULT}: ours {ours[-1]:,.0f}/s, sequential {theirs[-1]:,.0f}/s")
+    middle = report.spread("events_per_s_default_page", ours)
+    report.ratios["sequential_default_page"] = middle / report.spread("sequential_events_per_s_default_page", theirs)
+    report.figures["page_default"] = _PAGE_BLOCKS_DEFAULT

@@ -114,6 +114,47 @@ def test_a_lie_about_the_stream_itself_is_asked_of_another(
         assert pipe.ids(stream) == client.hashes(stream)
 
 
+def test_an_event_that_one_node_hides_is_had_from_another_and_waited_for(
+    here: Scene, leader: Node, client: Client, tmp_path: Path
+) -> None:
+    """B10, B12: GIVEN a node that sends events of a page and of `get stream` unreadable WHEN the other one is away THEN
+    the stream is stale for as long as that may last; WHEN it is there THEN they are logged as themselves."""
+    lies = [
+        {"fault": "lie", "op": op, "number": number, "lie": "unreadable"}
+        for op, number in (("miniblocks", 9), ("miniblocks", 21), ("stream", 21))
+    ]
+    with Node(tmp_path, *OPTIONS, "--follow", leader.url, faults=lies) as liar:
+        level(liar, leader)
+        away = "http://127.0.0.1:9"
+        pipe, stream, other = _gap(here, client, [liar.url, away])
+        level(liar, leader)
+        pipe.drain(ALL)
+        assert pipe.ids(other) == client.hashes(other)
+        assert here.stale()[stream].startswith("unreadable: ")
+        assert {row["op"] for row in pipe.rows(stream)} == {"schema", "message"}
+        assert pipe.ids(stream) == client.hashes(stream)[: len(pipe.ids(stream))]
+        both = here.pipeline([liar.url, leader.url], [stream, other])
+        both.ends, both.log = pipe.ends, pipe.log
+        both.start()
+        here.hurry()
+        both.drain(ALL)
+        assert both.ids(stream) == client.hashes(stream)
+        assert here.stale() == {}
+
+
+def test_how_long_an_event_is_unreadable_is_counted_from_when_it_was_found(here: Scene) -> None:
+    """B10: GIVEN a mark in State WHEN it is made again THEN its time goes on, and its pauses grow; WHEN it becomes
+    unreadable THEN both begin anew."""
+    plans = here.source(["http://127.0.0.1:9"]).plans
+    for reason, kept in (("away", True), ("away still", True), ("unreadable: a", False), ("unreadable: b", True)):
+        plans.mark_stale(0, "a", 7, reason)
+        lasted_s = plans.stale(0)["a"].lasted_s
+        assert (lasted_s >= 3600) is (kept and reason != "away")
+        here.rows("update block_stale set since = since - interval '1 h' returning 1")
+    assert here.rows("select attempts from block_stale") == [(2,)]
+    assert plans.stale(0)["a"].unreadable
+
+
 def test_an_older_snapshot_takes_nothing_twice(here: Scene, tmp_path: Path) -> None:
     """B6: the node begins further back than we know, at every answer."""
     with Node(tmp_path, *OPTIONS, faults=[{"fault": "older", "op": "stream", "after": 1}]) as node:

@@ -24,7 +24,7 @@ from evermark.cli.main import app
 from evermark.cluster.base import Holder, Lease
 from evermark.cluster.fence import DELIVER_LEASE, source_lease
 from evermark.config import load
-from evermark.delivery.base import MadeBy, Place, SubscriptionState
+from evermark.delivery.base import MadeBy, Place, Reached, SubscriptionState
 from evermark.event import taken_batch
 from evermark.log.append import DeltaLog
 from evermark.log.base import Append
@@ -325,11 +325,17 @@ def test_reset_brings_readers_back_to_a_log_that_was_put_back(file: Path, deploy
     deployment.checkpoints.save("shop", 0, Checkpoint("000005", 5, lease.epoch))
     with deployment.state.connection() as conn:
         conn.execute("update cursors set batch = 5")
+        for reader, batch in (("inside-kept", 1), ("inside-lost", 2), ("inside-later", 4)):
+            given = (reader, PLACE.source, PLACE.partition, batch)
+            conn.execute("insert into cursors values (%s, %s, %s, %s, '000003')", given)
     assert "elsewhere" in refused("checkpoint", "reset", "shop", "-c", file)
     deployment.leases.release(lease)
     assert "back at batch 2" in said("checkpoint", "reset", "shop", "-c", file)
     assert deployment.checkpoints.list("shop") == {} and deployment.heads.load("shop") == {}
     assert deployment.delivery.group().cursors == {PLACE: 2}
+    # THEN nobody is inside a batch that is made anew
+    readers = ["inside-kept", "inside-lost", "inside-later"]
+    assert deployment.delivery.inside(readers) == {"inside-kept": {PLACE: Reached(1, "000003")}}
     assert "no checkpoint" in refused("checkpoint", "reset", "shop", "-c", file)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from tests.contract.webhook_receiver import Receiver, events, spec_for
 
@@ -25,7 +26,7 @@ from evermark.delivery.retry import ENDPOINT_BACKOFF_S_MAX, LIMITS
 from evermark.delivery.sinks import lanes
 from evermark.delivery.sinks.base import Job, as_it_is
 from evermark.delivery.sinks.webhook import WebhookSink
-from evermark.delivery.work import BatchResult, Delivered, Errand, Manner, fold
+from evermark.delivery.work import BatchResult, Delivered, Errand, Manner, Span, fold
 from evermark.log.read import FileRange
 from evermark.spark.posting import held_lanes
 from evermark.testing.contracts.scene import P0, T0
@@ -62,14 +63,15 @@ class World:
 
     def deliver(self, errands: Sequence[Errand], manner: Manner) -> list[Delivered]:
         (errand,) = errands
-        rows = self._rows(errand.span.after, errand.span.to)
+        rows = self._rows(errand.span)
         held = held_lanes(rows, manner.held.get(errand.spec.name, {}))
-        results = self._sink.deliver([Job(errand.spec, rows, held=held)], 5)
-        return fold(errands, [BatchResult(result.subscription, result.batch, result.outcome) for result in results])
+        results = self._sink.deliver([Job(errand.spec, rows, held=held, parked_room=errand.parked_room)], 5)
+        return fold(errands, [BatchResult(r.subscription, r.batch, r.outcome, r.through) for r in results])
 
-    def _rows(self, after: int, to: int) -> pa.RecordBatch:
-        rows = self._events.slice(after * BATCH_ROWS, (to - after) * BATCH_ROWS)
-        return rows.combine_chunks().to_batches()[0]
+    def _rows(self, span: Span) -> pa.RecordBatch:
+        rows = self._events.slice(span.after * BATCH_ROWS, (span.to - span.after) * BATCH_ROWS)
+        new = pc.or_(pc.greater(rows["batch"], span.after + 1), pc.greater(rows["position"], span.through))
+        return rows.filter(new).combine_chunks().to_batches()[0]
 
     def turn(self, seconds: float = 1.0, *, batches: int = 0) -> None:
         self.head += batches
@@ -133,9 +135,13 @@ def test_one_that_is_full_and_then_fails_comes_back_too(
     world.turn(batches=1)
     world.turn(batches=1)
     receiver.answer = lambda got: 408  # as a receiver that is down: a failure that is no hiccup
-    for _ in range(120):
+    for _ in range(20):
+        world.turn(30)
+    receiver.got.clear()
+    for _ in range(100):
         world.turn(30)
     assert world.found.state is SubscriptionState.SUSPENDED
+    assert 5 <= len(receiver.got) <= 15, "every five minutes or so, as any that is down: being full makes it no more"
     receiver.answer = lambda got: 200
     receiver.got.clear()
     for _ in range(TURNS_MAX):
@@ -149,16 +155,19 @@ def test_one_that_is_full_and_then_fails_comes_back_too(
 def test_a_batch_with_more_refusals_than_may_be_parked_passes_once_they_are_taken(
     receiver: Receiver, sink: WebhookSink
 ) -> None:
-    """GIVEN room for three WHEN four of a batch are refused THEN it is full, and parks nothing; then back by itself."""
+    """GIVEN room for three WHEN four of a batch are refused THEN three are parked; then back by itself."""
     world = World(receiver, sink, parked_max=BATCH_ROWS - 1)
     receiver.answer = lambda got: 422
     for _ in range(LIMITS.suspend_after + 2):
         world.turn(2 * ENDPOINT_BACKOFF_S_MAX, batches=1)
         assert world.standing == (SubscriptionState.SUSPENDED, 0)
-        assert world.store.parked_counts() == {}
+    assert world.store.parked_counts()["billing"] == {"waiting": 3, "dead": 0}
     receiver.answer = lambda got: 200
     receiver.got.clear()
-    world.turn(2 * ENDPOINT_BACKOFF_S_MAX)
-    world.turn()
+    world.store.release([row.id for row in world.store.parked()], world.now, world.queue.epoch)
+    for _ in range(TURNS_MAX):
+        world.turn(30)
+        if world.found.state is SubscriptionState.LIVE:
+            break
     assert world.standing == (SubscriptionState.LIVE, 0)
     assert receiver.ids == [f"e{n}" for n in range(world.head * BATCH_ROWS)]

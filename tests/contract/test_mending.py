@@ -13,6 +13,7 @@ from evermark.app.mending import Mending
 from evermark.cluster.fence import source_lease
 from evermark.cluster.postgres import PostgresLeases
 from evermark.errors import BusyError, ConflictError, EngineError, EvermarkError, GapError, IdentityError
+from evermark.ingest.mender import Mender as Steps
 from evermark.ingest.recoveries import Recoveries
 from evermark.ingest.recovery import Choice, Recovery, Step
 from evermark.observe.health import Board
@@ -85,11 +86,11 @@ def scene(pg_dsn: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
         take_over = owners(PostgresLeases(state, is_gone=lambda _: True))
         made = Scene(Recoveries(state), take_over(source_lease("shop")))
 
-        def close_hole(_self: Mending, recovery: Recovery, _hole: Hole) -> int:
+        def close_hole(_self: Steps, recovery: Recovery, _hole: Hole) -> int:
             made.told.append(f"close by {recovery.choice}")
             return 3
 
-        monkeypatch.setattr(Mending, "_close_hole", close_hole)
+        monkeypatch.setattr(Steps, "_close_hole", close_hole)
         yield made
         if made.mending._thread.ident is not None:
             made.mending.stop()
@@ -157,25 +158,3 @@ def test_a_choice_made_while_the_slot_is_waited_for_is_heeded(scene: Scene) -> N
     )
     scene.run_to_its_end()
     assert scene.told == ["let go 0", "begin None", "close by repair", "finish 9"]
-
-
-def test_a_choice_made_while_the_hole_is_closed_begins_again(scene: Scene) -> None:
-    """GIVEN a recovery as it was WHEN a person chose otherwise since THEN it does not count as closed."""
-    before = scene.recoveries.open("shop", 0, "chosen", "5", scene.epoch, choice=Choice.SKIP, by_person=True)
-    scene.recoveries.open("shop", 0, "after all", "5", scene.epoch, choice=Choice.REPAIR, by_person=True)
-    with pytest.raises(BusyError, match="changed"):
-        scene.recoveries.close_hole(before, "9", 0, scene.epoch)
-    assert scene.newest().step is Step.OPENED
-
-
-def test_whoever_does_not_hold_the_lease_moves_no_recovery(scene: Scene) -> None:
-    """GIVEN an epoch that is not the owner's WHEN it goes on THEN none of its steps is kept."""
-    recovery = scene.recoveries.open("shop", 0, "lost", "5", scene.epoch)
-    for step in (
-        lambda: scene.recoveries.close_hole(recovery, "9", 0, scene.epoch + 1),
-        lambda: scene.recoveries.move(recovery, Step.DONE, scene.epoch + 1),
-        lambda: scene.recoveries.open("shop", 1, "lost", "5", scene.epoch + 1),
-    ):
-        with pytest.raises(EvermarkError, match="no longer holds"):
-            step()
-    assert [r.step for r in scene.recoveries.past("shop")] == [Step.OPENED]

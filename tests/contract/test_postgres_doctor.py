@@ -26,7 +26,7 @@ from evermark.sources.postgres.doctor import judged
 from evermark.sources.postgres.examine import examine
 from evermark.sources.postgres.facts import Kept
 from evermark.sources.postgres.install import install
-from evermark.sources.postgres.mending import OutboxMend
+from evermark.sources.postgres.mend_server import mend_of
 from evermark.sources.postgres.place import PlainDsn, PostgresPlace, TableChoice
 from evermark.sources.postgres.slots import spare_name
 from evermark.testing.lost_slot import lose
@@ -148,7 +148,7 @@ def test_a_role_without_rights_is_told_the_grants_and_they_are_enough(at: Scene,
         for check in ("replication", "rights"):
             at.db.execute(found[check].mend.partition(": ")[2].encode())
         assert wrong(place) == {}
-        mend = OutboxMend(place)
+        mend = mend_of(place)
         try:
             hole = mend.begin(lambda: False)
             assert sum(batch.num_rows for piece in hole.pieces for batch in hole.read(piece)) == 1

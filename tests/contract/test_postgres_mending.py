@@ -16,6 +16,7 @@ from evermark.sources.postgres.connect import connect
 from evermark.sources.postgres.hole import OutboxHole
 from evermark.sources.postgres.install import install, uninstall
 from evermark.sources.postgres.lsn import Position
+from evermark.sources.postgres.mend_server import mend_of
 from evermark.sources.postgres.mending import OutboxMend
 from evermark.sources.postgres.slots import drop_slot, slot_named, spare_name, walsender
 from evermark.sources.postgres.source import PostgresOutbox
@@ -59,7 +60,7 @@ def test_p6_hole_and_new_slot_share_the_events_and_no_event_is_in_both(server: P
     with at.connection() as long:
         emit(long, "s", "long")
         lose(server, at.place.slot)
-        mend = OutboxMend(at.place)
+        mend = mend_of(at.place)
         found: list[OutboxHole] = []
         making = threading.Thread(target=lambda: found.append(begun(mend)))
         making.start()
@@ -86,7 +87,7 @@ def test_p6_found_events_are_as_the_slot_would_have_given_them(server: PostgresS
         "insert into pgstream.events (stream, op, key, created_at) values ('s', 'message', 'ever', 'infinity')"
     )
     streamed = at.drain()
-    mend = OutboxMend(at.place)
+    mend = mend_of(at.place)
     hole = begun(mend)
     rows = [row for piece in hole.pieces for batch in hole.read(piece) for row in batch.to_pylist()]
     by_id = {row["event_id"]: row for row in rows}
@@ -114,7 +115,7 @@ def test_p6_only_what_may_be_missing_is_looked_at(at: Scene, monkeypatch: pytest
             at.source.confirm(0, position)
         long.commit()
     at.emit("s", "young")
-    mend = OutboxMend(at.place)
+    mend = mend_of(at.place)
     # The long transaction holds the floor where it began: whatever began after it is looked at again, and dropped.
     assert set(in_hole(begun(mend))) >= {"long", "young"}
 
@@ -134,16 +135,16 @@ def test_p6_only_what_may_be_missing_is_looked_at(at: Scene, monkeypatch: pytest
 def test_p6_each_step_may_be_done_again(server: PostgresServer, at: Scene) -> None:
     """GIVEN a crash after any step WHEN the step is done again THEN it ends where it would have ended."""
     at.emit("s", "before")
-    first = OutboxMend(at.place)
+    first = mend_of(at.place)
     begun(first)
     first.close()  # as a crash does: the snapshot is gone, the spare slot stays
-    mend = OutboxMend(at.place)
+    mend = mend_of(at.place)
     hole = begun(mend)
     assert in_hole(hole) == ["before"]
     link = connect(at.place.dsn)
     drop_slot(link, at.place.slot)  # died between dropping the old slot and giving its name to the new one
-    OutboxMend(at.place).finish(hole.position)
-    OutboxMend(at.place).finish(hole.position)
+    mend_of(at.place).finish(hole.position)
+    mend_of(at.place).finish(hole.position)
     assert slot_named(link, spare_name(at.place.slot)) is None
     own = slot_named(link, at.place.slot)
     link.close()
@@ -156,12 +157,12 @@ def test_p6_each_step_may_be_done_again(server: PostgresServer, at: Scene) -> No
 
 def test_p6_a_new_slot_that_is_lost_too_is_said(server: PostgresServer, at: Scene) -> None:
     """GIVEN a closed hole WHEN its slot was lost meanwhile THEN finishing is refused, and nothing is dropped."""
-    mend = OutboxMend(at.place)
+    mend = mend_of(at.place)
     hole = begun(mend)
     mend.close()
     lose(server, spare_name(at.place.slot))
     with pytest.raises(GapError, match="lost too"):
-        OutboxMend(at.place).finish(hole.position)
+        mend_of(at.place).finish(hole.position)
 
 
 def test_p6_waiting_for_a_slot_ends_when_told_to_stop(at: Scene) -> None:
@@ -169,7 +170,7 @@ def test_p6_waiting_for_a_slot_ends_when_told_to_stop(at: Scene) -> None:
     with at.connection() as long:
         emit(long, "s", "long")
         with pytest.raises(BusyError, match="told to stop"):
-            OutboxMend(at.place).begin(lambda: True)
+            mend_of(at.place).begin(lambda: True)
     link = connect(at.place.dsn)
     assert slot_named(link, spare_name(at.place.slot)) is None
     link.close()
@@ -183,7 +184,7 @@ def test_p12_a_publication_changed_by_others_is_repaired_with_what_it_left_out(a
     at.emit("s", "unpublished")
     with pytest.raises(GapError):
         PostgresOutbox(at.place).check({0: position})
-    mend = OutboxMend(at.place)
+    mend = mend_of(at.place)
     hole = begun(mend)
     assert in_hole(hole) == ["unpublished"]
     mend.finish(hole.position)
@@ -241,7 +242,7 @@ def test_several_slots_share_the_events_by_key_and_each_is_mended_alone(server: 
 
 def test_uninstall_takes_a_lost_slot_and_what_mending_left(server: PostgresServer, at: Scene) -> None:
     """GIVEN a lost slot and a spare one WHEN the outbox is removed THEN nothing of ours is left, and no WAL is held."""
-    mend = OutboxMend(at.place)
+    mend = mend_of(at.place)
     begun(mend)
     mend.close()
     lose(server, at.place.slot)
@@ -257,7 +258,7 @@ def test_another_number_of_slots_is_no_loss_and_makes_nothing(server: PostgresSe
     with pytest.raises(SetupError, match="not registered"):
         PostgresOutbox(changed).check({0: position})
     with pytest.raises(SetupError, match="not registered"):
-        begun(OutboxMend(changed.parts()[0]))
+        begun(mend_of(changed.parts()[0]))
     assert at.value("select count(*) from pg_publication") == 1
     assert at.value("select count(*) from pg_replication_slots where database = current_database()") == 1
 
@@ -266,7 +267,7 @@ def test_a_floor_of_another_server_hides_nothing(at: Scene) -> None:
     """GIVEN a floor that a dump brought along WHEN a hole is opened THEN it is not believed, and is replaced."""
     at.db.execute("update pgstream.readers set floor = '999999999', floor_system = 1")
     at.emit("s", "here")
-    mend = OutboxMend(at.place)
+    mend = mend_of(at.place)
     assert in_hole(begun(mend)) == ["here"]
     mend.close()
     at.db.execute("select pgstream.note_floor(slot, '3') from pgstream.readers")
@@ -281,7 +282,7 @@ def test_a_reader_does_not_look_for_what_was_there_before_it(at: Scene) -> None:
     second = replace(at.place, slot="second", publication="second")
     install(second)
     at.emit("s", "after")
-    mend = OutboxMend(second)
+    mend = mend_of(second)
     assert in_hole(begun(mend)) == ["after"]
     mend.close()
     uninstall(second)
@@ -289,7 +290,7 @@ def test_a_reader_does_not_look_for_what_was_there_before_it(at: Scene) -> None:
 
 def test_p12_a_publication_changed_while_mending_is_a_hole_again(at: Scene) -> None:
     """GIVEN a hole being closed WHEN the publication is changed meanwhile THEN that is seen, not taken as right."""
-    mend = OutboxMend(at.place)
+    mend = mend_of(at.place)
     hole = begun(mend)
     at.db.execute(f"alter publication {at.place.publication} set (publish = 'delete')".encode())
     mend.finish(hole.position)
@@ -300,7 +301,7 @@ def test_p12_a_publication_changed_while_mending_is_a_hole_again(at: Scene) -> N
 def test_p11_nobodys_word_mends_no_other_server(at: Scene) -> None:
     """GIVEN a checkpoint of another history WHEN nobody chose THEN no slot is made; at a person's word one is."""
     ahead = at.position(at.flush_lsn() + 2**40)
-    mend = OutboxMend(at.place)
+    mend = mend_of(at.place)
     with pytest.raises(IdentityError, match="behind our checkpoint"):
         mend.begin(never, ahead)
     link = connect(at.place.dsn)
@@ -320,3 +321,23 @@ def test_the_keeper_of_a_snapshot_is_not_ended_for_being_idle(at: Scene) -> None
     keeper = walsender(at.place)
     assert keeper.execute("show idle_in_transaction_session_timeout").fetchone() == ("0",)
     keeper.close()
+
+
+def test_p6_a_slot_whose_maker_died_while_it_waited_is_replaced(at: Scene) -> None:
+    """GIVEN a slot that is being made by somebody who is dead WHEN it is mended again THEN that takes no second try."""
+    spare = spare_name(at.place.slot)
+    with at.connection() as long:
+        emit(long, "s", "long")
+        dead = walsender(at.place)
+        dead.pgconn.send_query(f'CREATE_REPLICATION_SLOT "{spare}" LOGICAL pgoutput'.encode())
+        waits = "select 1 from pg_replication_slots where slot_name = %s and confirmed_flush_lsn is null"
+        until(lambda: at.value(waits, spare), "the new slot waits")
+        link = connect(at.place.dsn)
+        drop_slot(link, spare)
+        assert slot_named(link, spare) is None
+        link.close()
+        dead.close()
+        long.commit()
+    mend = mend_of(at.place)
+    assert in_hole(begun(mend)) == ["long"]
+    mend.close()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from tests.contract.log_scene import events
@@ -66,7 +65,7 @@ def test_a_request_is_registered_once_and_cleared_exactly(at: Scene, tmp_path: P
     with fresh_state(pg_server.socket_dsn()) as state:
         replays = PostgresReplays(state)
         epoch = owners(PostgresLeases(state, is_gone=lambda holder: True))(source_lease("shop"))
-        desk = RequestDesk(cast(Any, SimpleNamespace(replays=replays)), "shop", reader, epoch, Metrics())
+        desk = RequestDesk(replays, "shop", reader, epoch, Metrics())
         desk(0, 0, 1)
         assert replays.open() == []
         desk(0, 1, 2)
@@ -91,7 +90,7 @@ def test_what_cannot_be_understood_is_counted_and_nothing_else(
     metrics = Metrics()
     with fresh_state(pg_server.socket_dsn()) as state:
         replays = PostgresReplays(state)
-        RequestDesk(cast(Any, SimpleNamespace(replays=replays)), "shop", reader, 1, metrics)(0, 0, 2)
+        RequestDesk(replays, "shop", reader, 1, metrics)(0, 0, 2)
         assert replays.open() == []
     assert metrics.registry.get_sample_value("evermark_controls_ignored_total", {"source": "shop"}) == 3
 

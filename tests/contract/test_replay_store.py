@@ -1,4 +1,4 @@
-"""The replay contract on a real server, beside the delivery store it shares parked rows with."""
+"""The replay contract over its backends, each beside the delivery store it shares parked rows with."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from collections.abc import Iterator
 import pytest
 
 from evermark.cluster.fence import DELIVER_LEASE, source_lease
+from evermark.cluster.memory import MemoryLeases
 from evermark.cluster.postgres import PostgresLeases
 from evermark.delivery.base import DeliveryStore
-from evermark.delivery.replay_store import PostgresReplays, ReplayStore
+from evermark.delivery.memory import MemoryDelivery
+from evermark.delivery.replay_base import ReplayStore
+from evermark.delivery.replay_memory import MemoryReplays
+from evermark.delivery.replay_store import PostgresReplays
 from evermark.delivery.store import PostgresDelivery
 from evermark.state.connection import State
 from evermark.testing.contracts.replays import ReplayContract
@@ -22,6 +26,29 @@ from evermark.testing.states import fresh_state, owners
 def state(pg_server: PostgresServer) -> Iterator[State]:
     with fresh_state(pg_server.socket_dsn()) as state:
         yield state
+
+
+class TestMemoryReplays(ReplayContract):
+    @pytest.fixture
+    def leases(self) -> MemoryLeases:
+        return MemoryLeases(is_gone=lambda holder: True)
+
+    @pytest.fixture
+    def delivery(self, leases: MemoryLeases) -> MemoryDelivery:
+        return MemoryDelivery(leases)
+
+    @pytest.fixture
+    def replays(self, leases: MemoryLeases, delivery: MemoryDelivery) -> ReplayStore:
+        return MemoryReplays(leases, delivery)
+
+    @pytest.fixture
+    def take_over(self, leases: MemoryLeases) -> TakeOver:
+        take = owners(leases)
+        return lambda: take(DELIVER_LEASE)
+
+    @pytest.fixture
+    def source_epoch(self, leases: MemoryLeases) -> int:
+        return owners(leases)(source_lease("shop"))
 
 
 class TestPostgresReplays(ReplayContract):

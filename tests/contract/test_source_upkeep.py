@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 
 from evermark.cli.main import app
 from evermark.sources.postgres.install import install, install_sql, list_tables, maintain, uninstall, unwatch
-from evermark.sources.postgres.mending import OutboxMend
+from evermark.sources.postgres.mend_server import mend_of
 from evermark.sources.postgres.place import PlainDsn, TableChoice
 from evermark.sources.postgres.slots import spare_name, walsender
 from evermark.testing.lost_slot import lose
@@ -132,7 +132,7 @@ def test_the_printed_role_can_close_a_hole(at: Scene, server: PostgresServer) ->
         at.source.close()
         lose(server, at.place.slot)
         # WHEN it closes the hole
-        with closing(OutboxMend(place)) as mend:
+        with closing(mend_of(place)) as mend:
             hole = mend.begin(lambda: False)
             rows = [row for piece in hole.pieces for batch in hole.read(piece) for row in batch.to_pylist()]
             mend.finish(hole.position)

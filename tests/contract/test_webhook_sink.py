@@ -16,7 +16,7 @@ from standardwebhooks import Webhook
 from tests.contract.webhook_receiver import SECRET, Got, Receiver, events, one_outcome, spec_for
 
 from evermark.delivery.base import Fate, Outcome, Place
-from evermark.delivery.body import row_json
+from evermark.delivery.body import Rendering, row_json
 from evermark.delivery.retry import Verdict
 from evermark.delivery.signing import new_secret
 from evermark.delivery.sinks import lanes
@@ -440,11 +440,31 @@ def test_rows_of_several_places_are_accounted_for_each_on_its_own(receiver: Rece
     receiver.answer = lambda got: 500 if got.ids == ["e4"] else 200
     results = sink.deliver([Job(spec_for(receiver.url, concurrency=1), both)], 5)
     assert {(r.place.source, r.batch): (r.outcome.fate, r.through) for r in results} == {
-        ("crm", 1): (Fate.DONE, None),
+        ("crm", 1): (Fate.DONE, "000000002"),
         ("crm", 2): (Fate.ENDPOINT_FAILED, "000000003"),
-        ("shop", 1): (Fate.DONE, None),
+        ("shop", 1): (Fate.DONE, "000000002"),
         ("shop", 2): (Fate.ENDPOINT_FAILED, "000000003"),
     }
+
+
+def test_many_jobs_at_once_render_fewer_rows_ahead_each(
+    receiver: Receiver, sink: WebhookSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GIVEN room for 30 rows ahead WHEN ten want 50 each one by one THEN few are rendered at a time; all arrive."""
+    monkeypatch.setattr(lanes, "AHEAD_ROWS_MAX", 30)
+    rendered: list[int] = []
+    render = lanes.render
+
+    def seen(rows: pa.Table, how: Rendering) -> list[bytes]:
+        rendered.append(rows.num_rows)
+        return render(rows, how)
+
+    monkeypatch.setattr(lanes, "render", seen)
+    jobs = [Job(spec_for(receiver.url, name=f"s{n}", concurrency=2), events(50, keys=3)) for n in range(10)]
+    results = sink.deliver(jobs, 30)
+    assert [result.outcome.accepted for result in results] == [50] * 10
+    assert max(rendered) == 3
+    assert len(receiver.ids) == 500
 
 
 def test_standard_output_is_a_sink_too() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +21,7 @@ from evermark.delivery.signing import new_secret
 from evermark.delivery.sinks import lanes
 from evermark.delivery.sinks.base import Job, Result
 from evermark.delivery.sinks.webhook import WebhookSink
-from evermark.delivery.work import Errand, Manner, Span
+from evermark.delivery.work import Errand, Manner, Span, fold
 from evermark.event import taken_batch
 from evermark.log.append import DeltaLog
 from evermark.log.base import Append
@@ -93,6 +94,33 @@ def test_d10_the_bound_of_held_events_counts_all_chunks_and_what_was_parked_befo
     assert [one["fate"] for one in found] == ["done", "done", "done", "full"]
     assert [parked["event_id"] for one in found for parked in one["parked"]] == ["e1", "e2", "e3"]
     assert not receiver.records
+
+
+def test_d1_a_batch_of_several_chunks_is_kept_as_far_as_it_was_done(
+    tmp_path: Path, receiver: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GIVEN room for one, and chunks of two rows WHEN a second one has to be parked THEN all before it is kept."""
+    monkeypatch.setenv("POSTING_KEY", "a key for this test only")
+    monkeypatch.setattr(deliver, "_CHUNK_ROWS", 2)
+    box = SecretBox(KeyRef("env", "POSTING_KEY"))
+    spec = SubscriptionSpec("one", receiver.url, (box.seal(SECRET),), ordered=True, allow_networks=("127.0.0.0/8",))
+    # The first of key a is refused, the sixth event is of the same key: it would have to wait behind it.
+    errand = Errand(span_of(tmp_path, "abcdeafg"), replace(spec, concurrency=1), parked_room=1)
+    rows = [json.loads(text) for found in deliver._Post((errand,), box, Manner(), matches_here=True)(iter(()))
+            for text in found["row"].to_pylist()]  # fmt: skip
+    (found,) = fold([errand], deliver._joined(rows))
+    assert (found.done_to, found.through, found.outcome.fate) == (0, "0004", Fate.FULL)
+    assert [one.event_id for one in found.outcome.parked] == ["e1"]
+    # WHEN it begins there the next time THEN the rest comes
+    receiver.records.clear()
+    rest = replace(errand, span=replace(errand.span, through=found.through), parked_room=9)
+    manner = Manner(held={"one": {(Place("shop", 0), "s", "a"): 1}})
+    rows = [json.loads(text) for found in deliver._Post((rest,), box, manner, matches_here=True)(iter(()))
+            for text in found["row"].to_pylist()]  # fmt: skip
+    (ended,) = fold([rest], deliver._joined(rows))
+    assert (ended.done_to, ended.outcome.fate, ended.outcome.accepted) == (1, Fate.DONE, 2)
+    assert [record.event.id for record in receiver.records] == ["e7", "e8"]
+    assert [one.event_id for one in ended.outcome.parked] == ["e6"]
 
 
 @pytest.mark.parametrize(("waited_s", "worked_s", "left_s"), [(300, 0, 30), (0, 20, 10), (0, 31, 0)])
@@ -203,9 +231,14 @@ def test_found_by_the_task_or_by_spark_everybody_gets_what_is_theirs_in_order(
         paths = tuple(file.path for file in log.reader.files_of(partition, after, to))
         return Span(Place("shop", partition), after, to, paths, 1, exact=not merged)
 
+    def wanted_by(of: Span, streams: tuple[str, ...], ops: tuple[str, ...]) -> list[str]:
+        return log.ids(of.place.partition, of.after, of.to, streams, ops)
+
     # WHEN all want the same span, or each one of its own THEN they are found in one go
     three = [span(1, 0, 40), span(1, 3, 4), span(0, 25, 37)]
-    for spans in ([three[0]], [three[1]], [three[2]], three):
+    # WHEN some begin inside a batch THEN they have the rest of it
+    inside = [replace(three[0], through="1-001-1"), replace(three[2], through="0-026-2"), three[2]]
+    for spans in ([three[0]], [three[1]], [three[2]], three, inside):
         errands = tuple(Errand(spans[n % len(spans)], one) for n, one in enumerate(specs))
         post = deliver._Post(errands, box, Manner(), matches_here=True)
         by_spark = deliver.SparkDeliverer(spark, box)._wanted(errands)
@@ -217,7 +250,7 @@ def test_found_by_the_task_or_by_spark_everybody_gets_what_is_theirs_in_order(
                 for number, rows in deliver.by_subscription(*wanted):
                     found[number] += rows.column("event_id").to_pylist()
             wanted_ids = {
-                n: log.ids(errand.span.place.partition, errand.span.after, errand.span.to, *choice)
+                n: [i for i in wanted_by(errand.span, *choice) if i > errand.span.through]
                 for n, (errand, choice) in enumerate(zip(errands, choices, strict=True))
             }
             assert found == wanted_ids

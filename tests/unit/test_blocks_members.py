@@ -8,6 +8,7 @@ import pytest
 
 from evermark.sources.base import Limit
 from evermark.sources.blocks.chain import StreamKind
+from evermark.sources.blocks.client import Listing
 from evermark.sources.blocks.membership import Membership
 from evermark.sources.blocks.wanted import BotStreams, WantedStreams
 from evermark.testing.simulator.blocks.node import ModelNode
@@ -50,15 +51,15 @@ def test_members_come_from_the_snapshot_and_what_follows_it_in_the_answer() -> N
     node = ModelNode(snapshot_every=2, page_blocks=1, resume_blocks=50)
     node.create("a", members=["ann", "bob"])
     membership = Membership()
-    assert membership.of(node, "a") == {"ann", "bob"}
+    assert membership.of(node, "a", tuple) == {"ann", "bob"}
     node.join("a", "cid")
-    assert membership.of(node, "a") == {"ann", "bob", "cid"}
+    assert membership.of(node, "a", tuple) == {"ann", "bob", "cid"}
     for member in ("dot", "eve", "fay"):
         node.join("a", member)
         node.seal("a")
     node.join("a", "ann", leave=True)
     for each in (membership, Membership()):
-        assert each.of(node, "a") == {"bob", "cid", "dot", "eve", "fay"}
+        assert each.of(node, "a", tuple) == {"bob", "cid", "dot", "eve", "fay"}
 
 
 def test_only_streams_with_a_bot_and_inboxes_of_bots_keep_state() -> None:
@@ -186,3 +187,35 @@ def test_a_node_that_lies_about_a_stream_does_not_hide_its_bots() -> None:
     assert pipe.ids("a") == node.hashes("a")
     assert pipe.ids("nobody") == []
     assert plans.gaps == {}
+
+
+class Asked(ModelNode):
+    """Remembers from where its listing was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[int] = []
+
+    def listing(self, touched_after: int, wait_s: float) -> Listing:
+        self.asked.append(touched_after)
+        return super().listing(touched_after, wait_s)
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["confirmed", "not confirmed yet"])
+def test_another_choice_that_changes_nothing_is_looked_at_once(told: bool) -> None:
+    """GIVEN bots that are in no stream WHEN they come THEN the listing is read once more, and from its end on then: by
+    who looked, though not all was confirmed, and by who begins after all was."""
+    node, bots, plans = Asked(), Some(), MemoryPlans()
+    for stream in ("a", "b"):
+        _room(node, stream, "bot")
+    pipe = _read(node, bots, plans)
+    while pipe.step(ALL, None if told else "unconfirmed"):
+        pass
+    bots.names.add("nowhere")
+    assert not pipe.step(ALL)
+    assert node.asked[-2:] == [0, node._touched]
+    if told:
+        pipe.start()
+    node.asked.clear()
+    assert not pipe.step(ALL)
+    assert node.asked == [node._touched]

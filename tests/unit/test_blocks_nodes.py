@@ -6,7 +6,7 @@ import pytest
 
 from evermark.errors import DeniedError, EvermarkError, FormatError, NotFoundError, UnreachableError
 from evermark.sources.base import Limit
-from evermark.sources.blocks.client import Listing, NodeClient
+from evermark.sources.blocks.client import Family, Listing, NodeClient
 from evermark.testing.simulator.blocks.node import ModelNode
 from evermark.testing.simulator.blocks.pipeline import PACE, pipeline
 
@@ -19,6 +19,13 @@ class Unwell(ModelNode):
     error: EvermarkError
 
     def listing(self, touched_after: int, wait_s: float) -> Listing:
+        raise self.error
+
+
+class Nameless(Unwell):
+    """Answers nothing at all."""
+
+    def family(self) -> Family:
         raise self.error
 
 
@@ -35,6 +42,22 @@ def test_b10_a_node_that_refuses_or_talks_nonsense_stops_nobody(error: EvermarkE
     assert pipe.ids("a") == well.hashes("a")
     with pytest.raises(type(error)):
         pipeline([unwell]).source.latest({0: pipe.source.earliest(0)}, ALL)
+
+
+@pytest.mark.parametrize("error", [DeniedError("401"), FormatError("<html>"), UnreachableError("gone")], ids=repr)
+def test_b10_a_node_that_does_not_say_who_it_is_stops_nobody(error: EvermarkError) -> None:
+    """GIVEN two nodes, one of which does not say who it is WHEN reading begins THEN the other one counts; with that one
+    alone it is told."""
+    well = ModelNode("one")
+    well.create("a")
+    well.say("a", 3)
+    unwell = Nameless("two")
+    unwell.leader, unwell.error = "one", error
+    pipe = pipeline([unwell, well])
+    pipe.drain(ALL)
+    assert pipe.ids("a") == well.hashes("a")
+    with pytest.raises(type(error)):
+        pipeline([unwell])
 
 
 @pytest.mark.parametrize("order", [0, 1])

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from evermark.testing.simulator.__main__ import hunt
 from evermark.testing.simulator.blocks.mutants import MUTANTS
-from evermark.testing.simulator.blocks.run import hunt, run
+from evermark.testing.simulator.blocks.run import run
 from evermark.testing.simulator.mutants.mutant import Mutant
 
 SEEDS = 100

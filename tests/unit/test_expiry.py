@@ -15,9 +15,11 @@ from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
 from evermark.delivery import expiry
 from evermark.delivery.base import Fate, MadeBy, Outcome, Subscription, SubscriptionState
-from evermark.delivery.expiry import expires_before, sweep, without_expired
+from evermark.delivery.expiry import expires_before, sweep, with_expired, without_expired
 from evermark.delivery.memory import MemoryDelivery
-from evermark.spark.posting import both, outcome_fields, outcome_of
+from evermark.delivery.rounds import both
+from evermark.delivery.sinks.base import Result
+from evermark.spark.posting import outcome_fields, outcome_of
 from evermark.testing.contracts.scene import P0, T0, begin, done, event, spec
 
 WEEK, DAY = timedelta(days=7), timedelta(days=1)
@@ -48,14 +50,32 @@ def test_d6_each_row_is_sent_or_counted_once(rows: list[tuple[int, int | None]])
     columns = {
         "n": list(range(len(rows))),
         "batch": [batch for batch, _ in rows],
+        "position": [f"{n:06}" for n in range(len(rows))],
         "ingested_at": pa.array([None if at is None else T0 + at * DAY for _, at in rows], pa.timestamp("us", "UTC")),
     }
     found = pa.RecordBatch.from_pydict(columns)
-    kept, counted = without_expired(found, T0)
+    kept, positions = without_expired(found, T0)
+    counted = {batch: len(some) for batch, some in positions.items()}
     late = [n for n, (_, at) in enumerate(rows) if at is not None and at < 0]
     assert kept.column("n").to_pylist() == [n for n in range(len(rows)) if n not in late]
     assert counted == {batch: sum(rows[n][0] == batch for n in late) for batch in {rows[n][0] for n in late}}
     assert without_expired(found, None) == (found, {})
+
+
+def test_d6_of_a_batch_that_failed_in_its_middle_those_count_that_it_got_past() -> None:
+    """GIVEN old rows all over a batch WHEN it stops in its middle THEN those after it are not counted: they come again.
+
+    One all of whose rows were too old is done.
+    """
+    late = {1: pa.array(["1", "3", "5"]), 2: pa.array(["7", "8"])}
+    stopped = Result(P0, 1, Outcome("a", Fate.UNFINISHED), through="4")
+    found = {result.batch: result for result in with_expired("a", [stopped], late)}
+    assert (found[1].outcome.expired, found[1].through) == (2, "4")
+    assert (found[2].outcome.fate, found[2].outcome.expired, found[2].through) == (Fate.DONE, 2, "8")
+    nowhere = with_expired("a", [replace(stopped, through=None)], {1: late[1]})
+    assert [(one.outcome.expired, one.through) for one in nowhere] == [(0, None)]
+    done = with_expired("a", [Result(P0, 1, Outcome("a", Fate.DONE), through="4")], {1: late[1]})
+    assert [(one.outcome.expired, one.through) for one in done] == [(3, "5")]
 
 
 def test_d6_the_count_survives_the_way_back_from_the_task() -> None:

@@ -13,13 +13,13 @@ from evermark.cluster.base import Holder
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
 from evermark.delivery import follower as following
-from evermark.delivery.base import Fate, MadeBy, Outcome, Place, Subscription, SubscriptionState
+from evermark.delivery.base import Fate, MadeBy, Outcome, Place, Reached, Subscription, SubscriptionState
 from evermark.delivery.follower import Follower
 from evermark.delivery.live import LiveGroup
 from evermark.delivery.memory import MemoryDelivery
 from evermark.delivery.turns import Company, next_turns
 from evermark.delivery.work import Delivered, Errand, Manner, Span
-from evermark.errors import ConflictError
+from evermark.errors import ConflictError, UnreachableError
 from evermark.log.read import FileRange
 from evermark.testing.contracts.scene import P0, T0, failed, spec
 
@@ -38,6 +38,10 @@ class World:
     together: list[set[str]] = field(default_factory=list)
     down: set[str] = field(default_factory=set)
     spans: list[Span] = field(default_factory=list)
+    rows: int = 5  # in each batch
+    through: dict[str, str] = field(default_factory=dict)  # where one stops inside a batch when its time is over
+    unreadable: set[str] = field(default_factory=set)  # whose files are gone
+    full: set[str] = field(default_factory=set)  # who has no room to park what is held back
 
     def __post_init__(self) -> None:
         leases = MemoryLeases(is_gone=lambda _: True)
@@ -56,7 +60,7 @@ class World:
         return {P0: (self.head, self.now - timedelta(seconds=10))}
 
     def files(self, source: str) -> list[FileRange]:
-        return [FileRange(f"b{n}", 0, 0, n, n, 5, 100) for n in range(1, self.head + 1)]
+        return [FileRange(f"b{n}", 0, 0, n, n, self.rows, 100) for n in range(1, self.head + 1)]
 
     # Deliverer
 
@@ -64,6 +68,8 @@ class World:
         names = [errand.spec.name for errand in errands]
         self.spans += [errand.span for errand in errands]
         self.together.append(set(names))
+        if self.unreadable & set(names):
+            raise UnreachableError("a file of the log is not there", hint="none")
         self.lock_held += [(name if manner.historical else "group", self.live.lock.locked()) for name in names]
         self.budgets.append(manner.budget_s)
         limit = manner.budget_s if manner.slack_s is None else manner.slack_s
@@ -75,8 +81,12 @@ class World:
         name, took_s = errand.spec.name, self.pace_s[errand.spec.name]
         if name in self.down:
             return Delivered(name, errand.span.after, failed(name), took_s)
+        if name in self.full:
+            return Delivered(name, errand.span.after, Outcome(name, Fate.FULL, reason="no room"), took_s)
         if limit is not None and took_s > limit:
-            return Delivered(name, errand.span.after, Outcome(name, Fate.UNFINISHED, reason="slow"), limit)
+            through = self.through.get(name, errand.span.through)
+            unfinished = Outcome(name, Fate.UNFINISHED, accepted=3, reason="slow")
+            return Delivered(name, errand.span.after, unfinished, limit, through=through)
         return Delivered(name, errand.span.to, Outcome(name, Fate.DONE, accepted=5), took_s)
 
     def state(self, name: str) -> SubscriptionState:
@@ -286,3 +296,104 @@ def test_leftovers_of_the_group_are_not_worked_on_without_end() -> None:
     world.turn()
     assert world.budgets[0] == following.FOLLOW_BUDGET_S
     assert world.state("slow") is SubscriptionState.BEHIND
+
+
+def test_d1_a_batch_that_takes_hours_goes_on_where_it_stopped() -> None:
+    """GIVEN one that needs an hour for a batch WHEN a turn ends or all starts anew THEN it goes on from there."""
+    world = World({"quick": 0.05, "slow": 3_600.0})
+    world.turn()
+    for nth in range(1, 4):
+        world.through["slow"] = f"{nth:03}"
+        world.follower.catch_up(world.one("slow"))
+        assert world.store.inside(["slow"]) == {"slow": {P0: Reached(0, f"{nth:03}")}}
+    assert [span.through for span in world.spans if span.paths][-3:] == ["", "001", "002"]
+    assert world.budgets[-3:] == [10.0] * 3, "it gets somewhere: no reason for longer turns"
+    assert world.follower.company(world.one("slow")) is Company.NONE, "nobody else waits for it"
+    # WHEN everything starts anew THEN nothing is forgotten
+    world.follower = Follower(world.store, world, world.live, world, world.epoch, lambda: world.now)
+    world.pace_s["slow"] = 0.05
+    world.follower.catch_up(world.one("slow"))
+    assert world.spans[-1].through == "003"
+    assert (world.store.cursors("slow")[P0], world.store.inside(["slow"])) == (1, {})
+
+
+def test_d1_whoever_leaves_the_group_in_the_middle_of_a_batch_is_served_from_there() -> None:
+    """GIVEN a member that got to a place inside a batch WHEN it is cut off THEN the follower begins after it."""
+    world = World({"quick": 0.05, "slow": 5.0}, through={"slow": "002"})
+    world.turn()
+    assert world.store.group().members == {"quick"}
+    assert [span.through for span in world.spans] == ["", "", "002"]
+
+
+def test_leftovers_of_the_group_end_in_minutes_however_large_a_batch_is() -> None:
+    """GIVEN a batch of millions WHEN the group takes for ever THEN it leaves soon: what it got is kept from then on."""
+    world = World({"slow": 1e6}, rows=2_000_000, through={"slow": "777"})
+    world.head = 1
+    world.follower.catch_up_group()
+    assert world.budgets == [following.GROUP_BUDGET_S_MAX]
+    assert world.store.inside(["slow"]) == {"slow": {P0: Reached(0, "777")}}
+
+
+def test_one_whose_files_cannot_be_read_holds_up_nobody_of_its_turn() -> None:
+    """GIVEN three that share a turn WHEN the errand of one cannot be done THEN the others move on."""
+    names = ["a", "b", "c"]
+    world = World({"good": 0.05, **dict.fromkeys(names, 5.0)})
+    turn_by_company(world)
+    world.head += 1
+    world.follower.catch_up_group()
+    world.unreadable = {"b"}
+    before = {name: world.store.cursors(name)[P0] for name in names}
+    with pytest.raises(UnreachableError):
+        world.follower.catch_up(*map(world.one, names))
+    moved = {name for name in names if world.store.cursors(name)[P0] > before[name]}
+    assert moved == {"a", "c"}
+    assert world.follower.company(world.one("b")) is Company.NONE
+    world.unreadable.clear()
+    world.follower.catch_up(world.one("b"))
+    assert world.store.cursors("b")[P0] > before["b"]
+    assert world.follower.company(world.one("b")) is not Company.NONE
+
+
+def test_one_that_fails_and_is_full_is_left_to_the_queue() -> None:
+    """GIVEN a full one whose endpoint failed WHEN nothing can be sent THEN it is looked at seldom, and not forgiven."""
+    world = World({"good": 0.05, "full": 0.01})
+    world.down = {"full"}
+    world.turn()
+    world.down.clear()
+    world.full = {"full"}
+    world.now = world.one("full").next_attempt_at or world.now
+    looks = 0
+    for _ in range(600):
+        for one in world.follower.due():
+            looks += 1
+            world.follower.catch_up(one)
+        world.now += timedelta(seconds=1)
+    found = world.one("full")
+    assert (found.state, found.failures, looks) == (SubscriptionState.SUSPENDED, 1, 2)
+    assert found.next_attempt_at is not None and found.next_attempt_at <= world.now, "what is parked may be tried"
+    # WHEN what is parked was taken THEN it goes on at once
+    world.full.clear()
+    world.store.retried("full", Outcome("full", Fate.DONE, accepted=1), world.now, world.epoch)
+    assert [one.name for one in world.follower.due()] == ["full"]
+
+
+def test_one_made_anew_behind_is_not_sent_what_its_former_self_was_about_to_get(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """GIVEN a member WHEN it is made anew, from the beginning, while the group looks THEN it gets batch 1 first."""
+    world = World({"quick": 0.05, "anew": 0.05})
+    world.turn()
+    look = world.store.subscriptions
+
+    def meddled() -> dict[str, Subscription]:
+        monkeypatch.undo()
+        world.store.register([spec("quick")], MadeBy.FILE, {}, world.epoch)
+        world.store.register([spec("quick"), spec("anew")], MadeBy.FILE, {"anew": {P0: 0}}, world.epoch)
+        return look()
+
+    monkeypatch.setattr(world.store, "subscriptions", meddled)
+    world.together.clear()
+    world.head += 1
+    world.follower.catch_up_group()
+    assert world.together == [{"quick"}]
+    assert world.store.cursors("anew") == {P0: 0}

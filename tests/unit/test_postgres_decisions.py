@@ -9,6 +9,7 @@ import pytest
 from evermark.errors import EvermarkError, FormatError, GapError, IdentityError, SetupError
 from evermark.sources.postgres.install import SCHEMA_VERSION
 from evermark.sources.postgres.lsn import Incarnation, Position
+from evermark.sources.postgres.mending import Ending, ending
 from evermark.sources.postgres.pace import (
     CONFIRM_BYTES,
     CONFIRM_EVERY_S,
@@ -157,3 +158,35 @@ def test_trouble_is_named_and_has_a_hint(
 def test_a_limit_that_is_passed_is_warned_of(gauges: dict[str, float], names: set[str]) -> None:
     """Much WAL kept, or little left before the server throws the slot away."""
     assert set(warned(gauges)) == names
+
+
+LOST = replace(SLOT, wal_status="lost")
+
+
+@pytest.mark.parametrize(
+    ("own", "spare", "left"),
+    [
+        (None, SLOT, Ending.RENAME),
+        (LOST, SLOT, Ending.RENAME),
+        (replace(SLOT, confirmed_lsn=900), SLOT, Ending.RENAME),  # the old one, which was not lost
+        (SLOT, SLOT, Ending.DROP_SPARE),
+        (SLOT, LOST, Ending.DROP_SPARE),
+        (SLOT, None, Ending.NOTHING),
+        (replace(SLOT, confirmed_lsn=900), None, Ending.NOTHING),
+    ],
+)
+def test_the_slots_say_what_is_left_to_do_when_a_hole_is_closed(
+    own: Slot | None, spare: Slot | None, left: Ending
+) -> None:
+    """GIVEN slots as a crash may leave them WHEN reading is to go on THEN one that gives all gets the name."""
+    assert ending(own, spare, Position(HERE, 1000), PLACE) is left
+
+
+@pytest.mark.parametrize(
+    ("own", "spare"),
+    [(None, None), (LOST, None), (None, LOST), (LOST, LOST), (LOST, replace(SLOT, confirmed_lsn=1001))],
+)
+def test_slots_that_cannot_give_what_follows_are_another_hole(own: Slot | None, spare: Slot | None) -> None:
+    """GIVEN slots that were lost or moved meanwhile WHEN reading is to go on THEN that is said, not passed over."""
+    with pytest.raises(GapError, match="lost"):
+        ending(own, spare, Position(HERE, 1000), PLACE)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
+import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from evermark.delivery.base import SubscriptionSpec
-from evermark.delivery.body import Style
+from evermark.delivery.body import Rendering, Style, delivery_ids, render
 from evermark.delivery.sinks import ready
 from evermark.delivery.sinks.base import Job
-from evermark.delivery.sinks.packs import Pack, Packer
-from evermark.delivery.sinks.ready import packs_of, prepared
+from evermark.delivery.sinks.packs import Pack, Packer, _all_differ
+from evermark.delivery.sinks.ready import key_numbers, packs_of, prepared
 from evermark.event import taken_batch
 
 
@@ -95,3 +99,39 @@ def test_large_rows_are_not_all_made_ahead(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(ready, "PIECE_BYTES_MAX", int(1.5 * some.nbytes))
     first, second = prepared([job(some, "a"), job(more, "b")])
     assert first.packer is not None and second.packer is None
+
+
+def test_a_bundle_comes_apart_into_its_events() -> None:
+    """GIVEN bundles of a replay, and texts of odd sizes WHEN taken apart THEN each event is as it is alone."""
+    events = rows(300)
+    payloads = events.column("payload").to_pylist()
+    payloads[41] = "é" * 50
+    events = events.set_column(events.schema.get_field_index("payload"), "payload", pa.array(payloads, pa.string()))
+    packer = packs_of(replace(job(events, "a"), replay_id="r1"), Style.STANDARD).taker()
+    apart: dict[int, tuple[str, bytes]] = {}
+    while packer.more:
+        for pack in packer.pack():
+            apart |= {row: (ident, body) for row, ident, body in pack.parcels()}
+    how = Rendering(Style.STANDARD, replay_id="r1")
+    idents = delivery_ids(events.column("event_id").to_pylist(), "r1")
+    assert [apart[n] for n in range(300)] == list(zip(idents, render(events, how), strict=True))
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from("xyz"), st.sampled_from([None, "1", "2"])), max_size=40)
+)
+def test_numbers_tell_keys_apart(names: list[tuple[str, str, str | None]]) -> None:
+    """GIVEN rows of some sources, streams and keys THEN two have one number iff they have one key of one stream."""
+    columns = {
+        name: pa.array([one[n] for one in names], pa.string()) for n, name in enumerate(("source", "stream", "key"))
+    }
+    numbers = key_numbers(pa.table(columns)).tolist()
+    for n, one in enumerate(names):
+        for m, other in enumerate(names):
+            assert (numbers[n] == numbers[m]) == (n == m or (one == other and one[2] is not None))
+
+
+@given(st.lists(st.integers(-50, 10**9) | st.integers(0, 30), max_size=30))
+def test_whether_all_keys_differ(keys: list[int]) -> None:
+    """GIVEN keys, near each other or far apart THEN they all differ iff no two are the same."""
+    assert _all_differ(np.array(keys, np.int64)) == (len(set(keys)) == len(keys))

@@ -140,6 +140,20 @@ def test_requests_for_one_subscription_run_one_after_another() -> None:
     assert [d.replay.id for d in decide.due([done, both[0]], known, T0)] == ["r2", "r2"]
 
 
+def test_nobody_is_worked_for_by_what_was_seen_while_somebody_worked_for_it() -> None:
+    """GIVEN some that are due WHEN one was busy as it was looked THEN it waits for the next look."""
+    known = {name: subscription(name) for name in "abc"}
+    due = decide.due([asked(1, *(target(1, name) for name in "abc"))], known, T0)
+
+    def begun(busy: set[str], served: dict[str, float], at_once: int) -> list[str]:
+        return [one.target.subscription for one in decide.to_begin(due, busy, served, at_once)]
+
+    assert begun(set(), {}, 2) == ["a", "b"]
+    assert begun({"a"}, {}, 2) == ["b"]
+    assert begun(set(), {"a": 5.0, "b": 3.0}, 2) == ["c", "b"]
+    assert begun({"a", "b"}, {}, 1) == []
+
+
 @pytest.mark.parametrize(
     ("found", "ready"),
     [

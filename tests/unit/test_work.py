@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evermark.delivery.base import Fate, Outcome
+from evermark.delivery.base import Fate, Outcome, Reached
 from evermark.delivery.follower import stages
 from evermark.delivery.live import group_outcome
 from evermark.delivery.work import BatchResult, Delivered, Errand, Span, fold
@@ -13,31 +13,35 @@ from evermark.testing.contracts.scene import P0, event, spec
 
 AFTER = 10
 fates = st.sampled_from([*[Fate.DONE] * 4, *Fate])
+Work = tuple[Span, dict[int, Outcome], str | None]
 
 
 @st.composite
-def works(draw: st.DrawFn) -> tuple[Span, dict[int, Outcome]]:
-    """A span of a few batches; of some of them, in any order, there are results: the others matched nothing."""
-    span = Span(P0, AFTER, AFTER + draw(st.integers(1, 6)), ("f",), 10)
+def works(draw: st.DrawFn) -> Work:
+    """A span of a few batches; of some of them, in any order, there are results: the others matched nothing. It may
+    begin inside a batch, and each result may say how far it got inside.
+    """
+    begun = draw(st.sampled_from(["", "000004"]))
+    span = Span(P0, AFTER, AFTER + draw(st.integers(1, 6)), ("f",), 10, through=begun)
     batches = draw(st.lists(st.integers(AFTER + 1, span.to), unique=True))
-    return span, {
+    outcomes = {
         batch: Outcome("a", draw(fates), draw(st.integers(0, 3)), (event(batch),), f"batch {batch}", 7.0, 1)
         for batch in batches
     }
+    return span, outcomes, draw(st.sampled_from([None, "000007"]))
 
 
-def folded(work: tuple[Span, dict[int, Outcome]]) -> Delivered:
-    span, outcomes = work
-    (found,) = fold(
-        [Errand(span, spec("a"))], [BatchResult("a", batch, outcome) for batch, outcome in outcomes.items()]
-    )
+def folded(work: Work) -> Delivered:
+    span, outcomes, through = work
+    results = [BatchResult("a", batch, outcome, through) for batch, outcome in outcomes.items()]
+    (found,) = fold([Errand(span, spec("a"))], results)
     return found
 
 
 @given(works())
-def test_d1_no_batch_is_passed_that_was_not_done(work: tuple[Span, dict[int, Outcome]]) -> None:
+def test_d1_no_batch_is_passed_that_was_not_done(work: Work) -> None:
     """GIVEN results in any order WHEN folded THEN it ends right before the first that is not done, and says why."""
-    span, outcomes = work
+    span, outcomes, _ = work
     found = folded(work)
     broken = [batch for batch in sorted(outcomes) if outcomes[batch].fate is not Fate.DONE]
     assert found.done_to == (broken[0] - 1 if broken else span.to)
@@ -47,40 +51,54 @@ def test_d1_no_batch_is_passed_that_was_not_done(work: tuple[Span, dict[int, Out
 
 
 @given(works())
-def test_d1_what_was_parked_and_expired_on_the_way_is_kept_and_nothing_beyond(
-    work: tuple[Span, dict[int, Outcome]],
-) -> None:
-    """GIVEN refusals WHEN folded THEN exactly those of passed batches are parked: the others are sent once more."""
-    _, outcomes = work
+def test_d1_a_batch_that_failed_in_its_middle_is_kept_as_far_as_it_was_done(work: Work) -> None:
+    """GIVEN one that stopped inside a batch WHEN folded THEN it stands there; it never goes back."""
+    span, _, through = work
     found = folded(work)
-    passed = [batch for batch in sorted(outcomes) if batch <= found.done_to]
+    assert found.reached >= span.begun
+    if found.outcome.fate is Fate.DONE:
+        assert found.reached == Reached(span.to)
+    else:
+        begun = span.through if found.done_to == span.after else ""
+        assert found.through == (through if through is not None else begun)
+
+
+@given(works())
+def test_d1_what_was_parked_and_expired_on_the_way_is_kept_and_nothing_beyond(work: Work) -> None:
+    """GIVEN refusals WHEN folded THEN those are parked that are passed, inside a batch too; others are sent again."""
+    _, outcomes, through = work
+    found = folded(work)
+    stopped_in = {found.done_to + 1} if through is not None and found.outcome.fate is not Fate.DONE else set()
+    passed = [batch for batch in sorted(outcomes) if batch <= found.done_to or batch in stopped_in]
     assert [parked.batch for parked in found.outcome.parked] == passed
     assert found.outcome.expired == len(passed)
 
 
 @given(works())
-def test_d1_a_follower_settles_what_was_done_and_then_the_failure(work: tuple[Span, dict[int, Outcome]]) -> None:
+def test_d1_a_follower_settles_what_was_done_and_then_the_failure(work: Work) -> None:
     """GIVEN a span that ended anywhere WHEN settled THEN only a stage that is done and complete carries parked rows."""
-    span, _ = work
+    span, _, _ = work
     found = folded(work)
-    at, parked, expired = span.after, 0, 0
-    for done_to, outcome in stages(span, found):
-        assert done_to > at
-        at = done_to
+    at, parked, expired, accepted = span.begun, 0, 0, 0
+    for done, outcome in stages(span, found):
+        assert done > at
+        at = done
+        accepted += outcome.accepted
         if outcome.fate is Fate.DONE:
-            assert done_to == found.done_to
+            assert done == found.reached
             parked, expired = parked + len(outcome.parked), expired + outcome.expired
         else:
-            assert (outcome.parked, outcome.expired, outcome.accepted) == ((), 0, 0)
+            assert (outcome.parked, outcome.expired) == ((), 0)
             assert (outcome.fate, outcome.retry_after_s) == (found.outcome.fate, 7.0)
-    if found.done_to > span.after:
+    assert accepted == found.outcome.accepted
+    if found.reached > span.begun:
         assert (parked, expired) == (len(found.outcome.parked), found.outcome.expired)
     assert stages(span, found)[-1][1].fate is found.outcome.fate
 
 
 @given(works())
-def test_d1_a_member_that_did_not_finish_takes_nothing_with_it(work: tuple[Span, dict[int, Outcome]]) -> None:
-    """It leaves at the span's beginning, so what it parked on the way comes again and must not be there twice."""
+def test_d1_a_member_that_did_not_finish_takes_nothing_with_it(work: Work) -> None:
+    """It leaves where it got to, or at the span's beginning if something would have to be parked or counted."""
     found = folded(work)
     outcome = group_outcome(found)
     assert outcome.fate is found.outcome.fate
@@ -88,13 +106,15 @@ def test_d1_a_member_that_did_not_finish_takes_nothing_with_it(work: tuple[Span,
         assert outcome == found.outcome
     else:
         assert (outcome.parked, outcome.expired) == ((), 0)
+        refused = found.outcome.parked or found.outcome.expired
+        assert outcome.reached == (None if refused else found.reached)
 
 
 @given(works())
-def test_d1_somebody_without_a_result_had_nothing_to_get(work: tuple[Span, dict[int, Outcome]]) -> None:
+def test_d1_somebody_without_a_result_had_nothing_to_get(work: Work) -> None:
     """GIVEN several subscriptions WHEN folded THEN there is one result each, and none is lost among them."""
-    span, outcomes = work
-    results = [BatchResult("a", batch, outcome) for batch, outcome in outcomes.items()]
+    span, outcomes, through = work
+    results = [BatchResult("a", batch, outcome, through) for batch, outcome in outcomes.items()]
     found = {one.subscription: one for one in fold([Errand(span, spec(name)) for name in "ab"], results)}
     assert found["a"] == folded(work)
     assert found["b"] == Delivered("b", span.to, Outcome("b", Fate.DONE))

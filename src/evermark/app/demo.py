@@ -37,6 +37,8 @@ from evermark.state.connection import schema_for
 _SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"  # noqa: S105 - made up, for this demo's loopback receivers
 _DRAIN_S = 180.0
 _UP_S = 180.0
+# A replay leaves the processor to whatever else runs on this machine.
+_REPLAY_S = 600.0
 _DEPLOYMENT = "demo"
 
 _CONFIG = """\
@@ -194,14 +196,14 @@ class Demo:
     def _replay(self, dsn: str) -> None:
         self._replayed = ask_for_replay(dsn, 0.25)
         self._say("update pgstream.streams set replay_from_ts = …: the first quarter is asked for once more")
-        self._wait(lambda: replay_is_done(dsn), "the replay is done")
+        self._wait(lambda: replay_is_done(dsn), "the replay is done", _REPLAY_S)
         self._say("the replay is done; live deliveries went on meanwhile")
 
-    def _wait(self, condition: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + _UP_S
+    def _wait(self, condition: Callable[[], bool], what: str, seconds: float = _UP_S) -> None:
+        deadline = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > deadline:
-                raise EvermarkError(f"not within {_UP_S:.0f} s: {what}", hint=f"see {self.folder / 'up.log'}")
+                raise EvermarkError(f"not within {seconds:.0f} s: {what}", hint=f"see {self.folder / 'up.log'}")
             time.sleep(0.2)
 
     def _up(self, config: Path) -> subprocess.Popen[bytes]:

@@ -154,7 +154,7 @@ class SourceRunner:
                 self._d.heads,
                 self._d.checkpoints,
                 on_unconfirmed=lambda error: self._log.info("source not confirmed yet", error=error),
-                on_controls=RequestDesk(self._d, self.name, reader, held.lease.epoch, self._metrics),
+                on_controls=RequestDesk(self._d.replays, self.name, reader, held.lease.epoch, self._metrics),
             )
 
         mending = Mending(

@@ -9,13 +9,16 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
+
+import pyarrow as pa
 
 from evermark.app.build import Deployment
-from evermark.delivery.replay import Control, Due, Replay, Replayed, rest_s, running_windows
+from evermark.delivery.replay import Control, Due, Replay, Replayed, rest_s, running_windows, to_begin
+from evermark.delivery.replay_base import ReplayStore
 from evermark.delivery.replayer import Replayer
 from evermark.delivery.wish import request_of
 from evermark.errors import ConfigError, ConflictError, EvermarkError, StaleError
-from evermark.log.read import LogReader
 from evermark.observe.health import Board
 from evermark.observe.logging import get_logger
 from evermark.observe.metrics import Metrics
@@ -29,13 +32,18 @@ _CLEAR_WAIT_S = 1.0
 _CLEAR_WAIT_S_MAX = 300.0
 
 
+class ControlReader(Protocol):
+    def controls(self, partition: int, after_batch: int, to_batch: int) -> pa.Table:
+        """Control events of the batches `after_batch < batch <= to_batch`: what `Control` has, and their positions."""
+
+
 @dataclass
 class RequestDesk:
     """Registers what control events of one source ask for; `Taker` says where in the log to look."""
 
-    deployment: Deployment
+    replays: ReplayStore
     source: str
-    reader: LogReader
+    reader: ControlReader
     epoch: int
     metrics: Metrics
 
@@ -51,7 +59,7 @@ class RequestDesk:
                 request = None
             if request is None:
                 self.metrics.controls_ignored.labels(self.source).inc()
-            elif self.deployment.replays.register(request, self.epoch):
+            elif self.replays.register(request, self.epoch):
                 log.info("replay asked for", stream=control.stream, since=str(request.since), until=str(request.until))
 
 
@@ -98,17 +106,16 @@ class ReplayRunner:
         self._tell([])
 
     def _look(self, pool: ThreadPoolExecutor) -> None:
+        with self._lock:
+            busy = set(self._busy)
         running, due = self._replayer.look()
         self._tell(running)
         if not due:
             return
         at_once = _AT_ONCE_FLOWING if self._replayer.flowing() else _AT_ONCE
-        # Whoever waited longest comes first: the oldest request must not starve the others.
-        for one in sorted(due, key=lambda one: self._served.get(one.target.subscription, 0.0)):
+        for one in to_begin(due, busy, self._served, at_once):
             name = one.target.subscription
             with self._lock:
-                if name in self._busy or len(self._busy) >= at_once:
-                    continue
                 self._busy.add(name)
             self._served[name] = time.monotonic()
             pool.submit(self._work, one).add_done_callback(partial(self._done, name))

@@ -43,6 +43,7 @@ class Lie(StrEnum):
     HASH = "hash"  # a block's own hash is another one
     PREVIOUS = "previous"  # a sound block of another chain
     EVENT = "event"  # an event has other content than was hashed
+    UNREADABLE = "unreadable"  # of an event comes its hash, and nothing else
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,8 @@ def _same(value: Any) -> Any:
 def _lied(stream: str, block: dict[str, Any], lie: Lie) -> dict[str, Any]:
     if lie is Lie.EVENT:
         block["events"][0]["payload"] = "something else"
+    elif lie is Lie.UNREADABLE:
+        block["events"][0] = {"hash": block["events"][0]["hash"]}
     elif lie is Lie.HASH:
         block["header"]["hash"] = "f" * 64
     else:

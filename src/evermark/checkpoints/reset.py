@@ -11,7 +11,12 @@ from evermark.state.connection import State
 
 _FORGET = "delete from checkpoints where source = %s and partition = %s"
 _LOWER_HEAD = "delete from log_head where source = %s and partition = %s and batch > %s"
-_LOWER_CURSORS = "update cursors set batch = %s where source = %s and partition = %s and batch > %s"
+# Also those inside the batch that is made anew: what stands there then is another.
+_LOWER_CURSORS = """
+update cursors set batch = %(batch)s, through = ''
+where source = %(source)s and partition = %(partition)s
+  and (batch > %(batch)s or (batch = %(batch)s and through <> ''))
+"""
 
 
 def reset(state: State, source: str, partition: int, log_batch: int, *, source_epoch: int, deliver_epoch: int) -> int:
@@ -21,4 +26,5 @@ def reset(state: State, source: str, partition: int, log_batch: int, *, source_e
         fence(conn, DELIVER_LEASE, deliver_epoch)
         conn.execute(_FORGET, (source, partition))
         conn.execute(_LOWER_HEAD, (source, partition, log_batch))
-        return conn.execute(_LOWER_CURSORS, (log_batch, source, partition, log_batch)).rowcount
+        where = {"source": source, "partition": partition, "batch": log_batch}
+        return conn.execute(_LOWER_CURSORS, where).rowcount

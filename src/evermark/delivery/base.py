@@ -10,6 +10,7 @@ Contract of `DeliveryStore` (checked by `DeliveryContract`, `ParkedContract` and
 - `settle_*` is one transaction: parked rows, departures and the cursor move are seen together or not at all.
 - `settle_group` covers exactly the members the work began with. Whoever joined meanwhile did not get these events:
   they leave the group, behind, at the cursor the work began from. Whoever left meanwhile is not touched.
+- A cursor may stand inside a batch (`Reached`): what it says is done of it has the same meaning as a whole batch.
 - A cursor that is not where the work began raises `ConflictError`, and nothing is written.
 - A parked delivery is removed only by `delivered` (2xx), `drop` (a person), counted expiry, or with its subscription.
 - A subscription is a member of the group if and only if its state is `live`. One that is `suspended` is tried again
@@ -22,7 +23,7 @@ Contract of `DeliveryStore` (checked by `DeliveryContract`, `ParkedContract` and
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -40,6 +41,19 @@ class Place:
 
 
 CursorVector = Mapping[Place, int]
+
+
+@dataclass(frozen=True, order=True)
+class Reached:
+    """How far a reader is at one place: done with `batch`, and with the next one up to and with position `through`.
+
+    A position means the same after a restart and after compaction: a batch is read in the order of its positions, and
+    no two of its events have the same.
+    """
+
+    batch: int
+    through: str = ""
+
 
 # With `ordered`, what has to keep its order: (place, stream, key). Two streams of a source may use the same keys.
 HeldKey = tuple[Place, str, str]
@@ -147,6 +161,7 @@ class Outcome:
     reason: str = ""
     retry_after_s: float | None = None
     expired: int = 0  # events passed over because of the TTL; counted durably with the cursor's move
+    reached: Reached | None = None  # not DONE, in the group: how far it got all the same, with nothing to park or count
 
 
 @dataclass(frozen=True)
@@ -237,6 +252,9 @@ class DeliveryStore(Protocol):
     def cursors_outside(self) -> dict[str, CursorVector]:
         """The same for all subscriptions outside the group, at one moment."""
 
+    def inside(self, subscriptions: Sequence[str]) -> dict[str, dict[Place, Reached]]:
+        """Those of them that stopped in the middle of a batch, and where. A member of the group is never there."""
+
     def open_place(self, place: Place, batch: int, epoch: int) -> None:
         """A place the group has not seen: its cursor begins at `batch`. Known places are left alone.
 
@@ -257,8 +275,9 @@ class DeliveryStore(Protocol):
     ) -> Group:
         """Close one piece of group work; returns the group as it then is.
 
-        Members with fate DONE stay; their parked events are enqueued. All others leave, at `begun_at`, with their
-        own copy of the whole cursor vector; nothing of theirs is parked. The group's cursor moves to `done_to`.
+        Members with fate DONE stay; their parked events are enqueued. All others leave, at `begun_at` or as far as
+        their outcome has `reached`, with their own copy of the whole cursor vector; nothing of theirs is parked. The
+        group's cursor moves to `done_to`.
 
         A member without an outcome leaves too: one that nothing matched has the outcome DONE with `accepted = 0`.
         Several outcomes of one member are taken together, and the worst fate counts. A member whose parked rows
@@ -279,8 +298,13 @@ class DeliveryStore(Protocol):
         epoch: int,
         *,
         generation: int | None = None,
+        begun_through: str = "",
+        done_through: str = "",
     ) -> None:
         """The same for one subscription outside the group. A failed endpoint moves nothing but its backoff.
+
+        The work may have begun in the middle of batch `begun_at + 1`, after position `begun_through`, and may end in
+        that of `done_to + 1`: then all of it up to and with `done_through` is done. Both are part of the cursor.
 
         One that joined the group or was removed meanwhile raises `ConflictError`; `generation`, that of the
         subscription the work was done for, tells one that was removed and made anew.
@@ -296,7 +320,8 @@ class DeliveryStore(Protocol):
         Invisible to others until the lease ends, or until the epoch that claimed them is old. A subscription that
         is suspended because it has too much parked is served here all the time: only this gets it out. With
         `ordered`, a row waits until no earlier one of its stream, key and replay is parked, dead ones included.
-        Rows of replays come after all others.
+        Rows of replays come after all others. Everybody's first rows come before anybody's second ones: much that is
+        due for one does not hold up the others.
         """
 
     def delivered(self, ids: Sequence[int], epoch: int) -> None:
@@ -337,10 +362,16 @@ class DeliveryStore(Protocol):
     ) -> list[ParkedRow]:
         """Parked rows by id, waiting and dead or one of both, page by page; at most `CLAIM_MAX`."""
 
-    def held_keys(self, replay_id: str = "") -> dict[str, dict[HeldKey, int]]:
-        """Per ordered subscription: keys with something parked, and how much. Their next events are parked behind it.
+    def room(self, subscriptions: Sequence[str]) -> dict[str, int]:
+        """How many more first deliveries may be parked for each of them that is there."""
 
-        A replay holds back only its own: neither does it wait for the live deliveries of a key, nor they for it.
+    def held_keys(
+        self, subscriptions: Sequence[str], places: Collection[Place] | None = None, replay_id: str = ""
+    ) -> dict[str, dict[HeldKey, int]]:
+        """Per ordered one of these: keys with something parked, and how much. Their next events are parked behind it.
+
+        Those of some places, or of all. A replay holds back only its own: neither does it wait for the live deliveries
+        of a key, nor they for it.
         """
 
     def release(self, ids: Sequence[int], now: datetime, epoch: int) -> int:

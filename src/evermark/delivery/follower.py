@@ -5,20 +5,21 @@ behind, parked deliveries that are due. It moves even when no new event comes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Protocol
 
 from evermark import failpoint
 from evermark.bots.sight import Sight
 from evermark.delivery.backlog import SPAN_ROWS_MAX, distance, level_with, next_span
-from evermark.delivery.base import CursorVector, DeliveryStore, Fate, Outcome, Place, Subscription
+from evermark.delivery.base import CursorVector, DeliveryStore, Fate, Outcome, Place, Reached, Subscription
 from evermark.delivery.expiry import expires_before
 from evermark.delivery.group import is_due
 from evermark.delivery.live import GRACE_S, LiveGroup
+from evermark.delivery.retry import ENDPOINT_BACKOFF_S_MAX
 from evermark.delivery.turns import TURN_S, Company
 from evermark.delivery.work import Delivered, Deliverer, Errand, Manner, Span
-from evermark.errors import ConflictError
+from evermark.errors import ConflictError, EvermarkError, StaleError
 from evermark.log.read import FileRange
 
 # A fresh batch is left to its hand-over for this long before the follower takes it for the group.
@@ -31,11 +32,13 @@ JOIN_BUDGET_S = 1.0
 JOIN_PACE_S = 1.0
 # What was slow this long ago may be quick by now: it is tried again.
 PACE_AGE = timedelta(seconds=30)
-# A span of one that is behind is left after this, so that its turn does not last for ever; if nothing was done by then,
-# the next one gets twice as long.
+# A span of one that is behind is left after this, so that its turn does not last for ever. What it got is kept, also
+# inside a batch; if not a single event was done by then, the next turn is twice as long.
 FOLLOW_BUDGET_S = TURN_S
 FOLLOW_BUDGET_S_MAX = 7 * 86_400.0
 GROUP_ROWS_PER_S_MIN = 200
+# What the group got of a batch is not kept before the batch is done: whoever needs longer is served by itself.
+GROUP_BUDGET_S_MAX = 300.0
 LATE_BUDGET_S = 1.0
 # Those who are served together get no more than this at a time: it ends soon, and nobody waits for another's backlog.
 SHARED_ROWS_MAX = 1_000
@@ -67,6 +70,10 @@ class Follower:
     _budget_s: dict[int, float] = field(default_factory=dict, init=False)
     # Generations that were quick, and close enough to the group to join it at their next turn.
     _near: set[int] = field(default_factory=set, init=False)
+    # Generations whose last errand could not be done at all: their files cannot be read, perhaps.
+    _alone: set[int] = field(default_factory=set, init=False)
+    # By generation: until when one that fails and is full is left to the queue, which alone can find out more.
+    _full: dict[int, datetime] = field(default_factory=dict, init=False)
 
     def catch_up_group(self) -> bool:
         """Deliver what hand-overs left, one span; True when there was any."""
@@ -85,7 +92,8 @@ class Follower:
                 span = self._span(place, after, head)
                 if span is not None:
                     # As long as a receiver needs that is not quick; whoever needs longer is served beside the group.
-                    return self.live.work(span, budget_s=max(FOLLOW_BUDGET_S, span.rows / GROUP_ROWS_PER_S_MIN))
+                    budget_s = min(GROUP_BUDGET_S_MAX, span.rows / GROUP_ROWS_PER_S_MIN)
+                    return self.live.work(span, budget_s=max(FOLLOW_BUDGET_S, budget_s))
             return False
         finally:
             self.live.lock.release()
@@ -93,10 +101,13 @@ class Follower:
     def due(self) -> list[Subscription]:
         """Subscriptions outside the group whose time has come. A suspended one is still probed, seldom."""
         now = self.clock()
-        return [s for s in self.store.outside().values() if is_due(s, now)]
+        due = [s for s in self.store.outside().values() if is_due(s, now)]
+        return [s for s in due if not s.failures or self._full.get(s.generation, now) <= now]
 
     def company(self, subscription: Subscription) -> Company:
         """With whom one may be served: whoever makes others wait shares with those who do so too."""
+        if subscription.generation in self._alone:
+            return Company.NONE
         if subscription.failures > 0:
             return Company.FAILING
         if subscription.generation in self._budget_s:
@@ -192,21 +203,21 @@ class Follower:
         self, away: Sequence[tuple[Subscription, Span]], *, budget_s: float, grace_s: float | None = None
     ) -> set[str]:
         """Deliver these spans, all at once, and settle each; who is done with all of it."""
-        # Being late is what `historical` says; the delivery keeps the event's own id, so a repeat is still a repeat.
-        errands = [
-            Errand(
-                span,
-                one.spec,
-                probe=one.failures > 0,
-                expires_before=expires_before(one, self.clock()),
-                bot=self.sight.views([one.spec], span)[one.name] if self.sight and one.spec.bot else None,
-            )
-            for one, span in away
-        ]
-        held = self.store.held_keys() if any(errand.spec.ordered for errand in errands) else {}
-        manner = Manner(historical=True, budget_s=budget_s, grace_s=grace_s, held=held)
-        began = self.clock()
-        results = self.deliverer.deliver(errands, manner)
+        away = self._from_inside(away)
+        try:
+            errands = self._errands(away)
+            ordered = [errand.spec.name for errand in errands if errand.spec.ordered]
+            held = self.store.held_keys(ordered, {span.place for _, span in away}) if ordered else {}
+            # Being late is what this says; the delivery keeps the event's own id, so a repeat is still a repeat.
+            manner = Manner(historical=True, budget_s=budget_s, grace_s=grace_s, held=held)
+            began = self.clock()
+            results = self.deliverer.deliver(errands, manner)
+        except EvermarkError:
+            if len(away) > 1:
+                return self._one_by_one(away, budget_s=budget_s, grace_s=grace_s)
+            self._alone.add(away[0][0].generation)
+            raise
+        self._alone.difference_update(one.generation for one, _ in away)
         took_s = (self.clock() - began).total_seconds()
         failpoint.hit("settle.begun")
         done: set[str] = set()
@@ -226,20 +237,62 @@ class Follower:
             raise void[0]
         return done
 
+    def _errands(self, away: Sequence[tuple[Subscription, Span]]) -> list[Errand]:
+        room = self.store.room([one.name for one, _ in away])
+        return [
+            Errand(
+                span,
+                one.spec,
+                probe=one.failures > 0,
+                expires_before=expires_before(one, self.clock()),
+                bot=self.sight.views([one.spec], span)[one.name] if self.sight and one.spec.bot else None,
+                parked_room=room.get(one.name),
+            )
+            for one, span in away
+        ]
+
+    def _from_inside(self, away: Sequence[tuple[Subscription, Span]]) -> list[tuple[Subscription, Span]]:
+        """The spans, without what was done of their first batch before."""
+        inside = self.store.inside([one.name for one, _ in away])
+        stands = [inside.get(one.name, {}).get(span.place, Reached(span.after)) for one, span in away]
+        return [
+            (one, replace(span, through=at.through) if at.batch == span.after else span)
+            for (one, span), at in zip(away, stands, strict=True)
+        ]
+
+    def _one_by_one(
+        self, away: Sequence[tuple[Subscription, Span]], *, budget_s: float, grace_s: float | None
+    ) -> set[str]:
+        """The errand of one cannot be done, and nobody knows whose: the others go on, and it is told by itself."""
+        done: set[str] = set()
+        problem: EvermarkError | None = None
+        for one in away:
+            try:
+                done |= self._work([one], budget_s=budget_s, grace_s=grace_s)
+            except StaleError:
+                raise
+            except EvermarkError as error:
+                problem = problem or error
+        if problem is not None:
+            raise problem
+        return done
+
     def _settle(self, subscription: Subscription, span: Span, result: Delivered) -> None:
-        at = span.after
-        for done_to, outcome in stages(span, result):
+        at = span.begun
+        for done, outcome in stages(span, result):
             self.store.settle_subscription(
                 subscription.name,
                 span.place,
-                at,
-                done_to,
+                at.batch,
+                done.batch,
                 outcome,
                 self.clock(),
                 self.epoch,
                 generation=subscription.generation,
+                begun_through=at.through,
+                done_through=done.through,
             )
-            at = done_to
+            at = done
 
     def _pace_s(self, subscription: Subscription) -> float | None:
         """How long its last span took; None: it is not known, or was long ago."""
@@ -251,11 +304,15 @@ class Follower:
         """How quick it is, and how much time it needs to get anywhere."""
         number, done = subscription.generation, result.outcome.fate is Fate.DONE
         self._pace[number] = (took_s if done else max(took_s, 2 * JOIN_PACE_S), self.clock())
-        got_nowhere = result.outcome.fate is Fate.UNFINISHED and result.done_to <= span.after
-        if got_nowhere and budget_s >= FOLLOW_BUDGET_S:
-            self._budget_s[number] = min(FOLLOW_BUDGET_S_MAX, 2 * max(budget_s, FOLLOW_BUDGET_S))
-        elif result.done_to > span.after:
+        self._full.pop(number, None)
+        if result.outcome.fate is Fate.FULL:
+            self._full[number] = self.clock() + timedelta(seconds=ENDPOINT_BACKOFF_S_MAX)
+        if result.done_to > span.after:
             self._budget_s.pop(number, None)
+        elif result.outcome.fate is Fate.UNFINISHED and budget_s >= FOLLOW_BUDGET_S:
+            # Inside a batch it goes on as it did, in turns of its own; if it got nowhere at all, in longer ones.
+            times = 1 if result.reached > span.begun else 2
+            self._budget_s[number] = min(FOLLOW_BUDGET_S_MAX, times * budget_s)
 
     def _span(self, place: Place, after: int, head: int, rows_max: int = SPAN_ROWS_MAX) -> Span | None:
         if after >= head:
@@ -271,12 +328,13 @@ def _comparable(mine: CursorVector, theirs: CursorVector) -> bool:
     return mine.keys() == theirs.keys()
 
 
-def stages(span: Span, result: Delivered) -> list[tuple[int, Outcome]]:
-    """A span that ended badly is settled in two: the batches that were done, then the failure that moves nothing."""
+def stages(span: Span, result: Delivered) -> list[tuple[Reached, Outcome]]:
+    """A span that ended badly is settled in two: what was done of it, then the failure that moves nothing."""
     outcome = result.outcome
     if outcome.fate is Fate.DONE:
-        return [(result.done_to, outcome)]
+        return [(Reached(result.done_to), outcome)]
+    failed = replace(outcome, parked=(), expired=0)
+    if result.reached <= span.begun:
+        return [(Reached(span.to), failed)]
     done = Outcome(outcome.subscription, Fate.DONE, outcome.accepted, outcome.parked, expired=outcome.expired)
-    failed = Outcome(outcome.subscription, outcome.fate, 0, (), outcome.reason, outcome.retry_after_s)
-    before = [(result.done_to, done)] if result.done_to > span.after else []
-    return [*before, (span.to, failed)]
+    return [(result.reached, done), (Reached(span.to), replace(failed, accepted=0))]

@@ -1,7 +1,8 @@
 """What becomes of the live group and its members. Pure: every store carries out what is decided here.
 
 The rule behind all of it: a cursor passes an event only when it was accepted, parked, not matched, or expired and
-counted. Whoever cannot show that leaves the group and keeps the cursor the work began at.
+counted. Whoever cannot show that leaves the group and keeps the cursor the work began at, or what of the work it can
+show that for.
 
 | state     | set by                                                              | left by                          |
 |-----------|---------------------------------------------------------------------|----------------------------------|
@@ -10,7 +11,7 @@ counted. Whoever cannot show that leaves the group and keeps the cursor the work
 | behind    | leaving the group; `register` or `add` of one that starts earlier;  | `join`; failures; a person       |
 |           | `resume`; a suspended one that succeeds                             |                                  |
 | suspended | 10 endpoint failures in a row, of retries too; a person;            | a success; a person              |
-|           | too much parked, or too much of one key (FULL), without a failure   | work that is done: there is room |
+|           | too much parked, or too much of one key (FULL), which is no failure | work that is done: there is room |
 | disabled  | 410                                                                 | a new url; a person              |
 """
 
@@ -27,9 +28,11 @@ from evermark.delivery.base import (
     Outcome,
     ParkedEvent,
     Place,
+    Reached,
     Subscription,
     SubscriptionState,
 )
+from evermark.delivery.cursors import require_cursor
 from evermark.delivery.retry import (
     ENDPOINT_BACKOFF_S_MAX,
     LIMITS,
@@ -97,10 +100,11 @@ class Step:
 
 @dataclass(frozen=True)
 class Departure:
-    """A subscription outside the group, and the cursors it stands at."""
+    """A subscription outside the group, and the cursors it stands at; inside a batch at the place of the work."""
 
     standing: Standing
     cursors: CursorVector
+    through: str = ""
 
 
 @dataclass(frozen=True)
@@ -184,7 +188,8 @@ def after_outcome(
         )
         return Step(failed, passes=False)
     if outcome.fate is Fate.FULL:
-        return Step(_full(standing, reason or "no more may be parked", now, jitter), passes=False)
+        full = _full(standing, reason or "no more may be parked", now, jitter, answered=_is_answered(outcome))
+        return Step(full, passes=False)
     return Step(_outside(standing, reason or "slower than the live group"), passes=False)
 
 
@@ -211,7 +216,9 @@ def settle(
     limits: EndpointLimits = LIMITS,
 ) -> Settlement:
     """Close one piece of group work. `standings` holds every member of `group`."""
-    require_cursor("the live group", work.place, group.cursors.get(work.place), work.begun_at, work.done_to)
+    at = group.cursors.get(work.place)
+    stands = None if at is None else Reached(at)
+    require_cursor("the live group", work.place, stands, Reached(work.begun_at), Reached(work.done_to))
     by_name = merged(outcomes)
     stayed, departures = [], []
     parked: dict[str, tuple[ParkedEvent, ...]] = {}
@@ -225,7 +232,7 @@ def settle(
         outcome = by_name.get(name, Outcome(name, Fate.UNFINISHED))
         step = after_outcome(standing, outcome, parked_now.get(name, 0), now, jitter, limits)
         if not step.passes:
-            departures.append(Departure(step.standing, group.cursors))
+            departures.append(_departed(step.standing, group, work, outcome.reached))
             continue
         if step.standing != standing:
             stayed.append(step.standing)
@@ -285,18 +292,6 @@ def attempts_made(event: ParkedEvent) -> int:
     return 0 if event.status is None else 1
 
 
-def require_cursor(who: str, place: Place, stored: int | None, begun_at: int, done_to: int) -> None:
-    """The compare of compare-and-set."""
-    where = f"cursor of {who} at {place.source}/{place.partition}"
-    if stored != begun_at:
-        raise ConflictError(
-            f"{where} is at batch {stored}, and the work began at {begun_at}",
-            hint="somebody else did this work meanwhile; it is not repeated",
-        )
-    if done_to <= begun_at:
-        raise ConflictError(f"{where} would go from batch {begun_at} to {done_to}", hint="a cursor only goes forward")
-
-
 def require_outside(name: str, standing: Standing | None, generation: int | None) -> Standing:
     """The subscription that work was done for, if it is still there, the same one, and outside the group."""
     if standing is None or standing.is_member or generation not in (None, standing.generation):
@@ -320,7 +315,15 @@ def _together(a: Outcome, b: Outcome) -> Outcome:
         parked=a.parked + b.parked,
         expired=a.expired + b.expired,
         retry_after_s=max(waits, default=None),
+        reached=None,  # each of its own share
     )
+
+
+def _departed(standing: Standing, group: Group, work: Work, reached: Reached | None) -> Departure:
+    """Whoever leaves stands where the work began, or where it got to."""
+    if reached is None or not Reached(work.begun_at) < reached < Reached(work.done_to):
+        return Departure(standing, group.cursors)
+    return Departure(standing, {**group.cursors, work.place: reached.batch}, reached.through)
 
 
 def _after_done(standing: Standing, outcome: Outcome, parked_now: int, now: datetime, jitter: Jitter) -> Step:
@@ -329,10 +332,11 @@ def _after_done(standing: Standing, outcome: Outcome, parked_now: int, now: date
         if standing.is_paused or standing.state is SubscriptionState.DISABLED:
             return Step(standing, passes=False)
         more = f"{more_parked} more would exceed parked_max = {standing.parked_max}"
-        full = _full(standing, f"{parked_now} deliveries are parked, and {more}", now, jitter)
+        answered = _is_answered(outcome)
+        full = _full(standing, f"{parked_now} deliveries are parked, and {more}", now, jitter, answered=answered)
         return Step(full, passes=False)
     after = standing
-    answered = outcome.accepted > 0 or any(event.status is not None for event in outcome.parked)
+    answered = _is_answered(outcome)
     if standing.state is SubscriptionState.SUSPENDED and not standing.is_paused:
         # Work without a single answer says nothing about an endpoint that failed.
         if answered or standing.failures == 0:
@@ -343,8 +347,23 @@ def _after_done(standing: Standing, outcome: Outcome, parked_now: int, now: date
     return Step(after, passes=True, parked=ordered, expired=outcome.expired)
 
 
-def _full(standing: Standing, reason: str, now: datetime, jitter: Jitter) -> Standing:
-    """Out of the group, but with a clean record: what is parked goes on being tried, and makes room."""
+def _is_answered(outcome: Outcome) -> bool:
+    return outcome.accepted > 0 or any(event.status is not None for event in outcome.parked)
+
+
+def _full(standing: Standing, reason: str, now: datetime, jitter: Jitter, *, answered: bool) -> Standing:
+    """Out of the group. With a clean record what is parked goes on being tried, and makes room.
+
+    Nothing may have been asked, because all there was to send is held back: that says nothing of an endpoint that
+    failed. Its failures stay on record, and it may be asked when that was due anyway, with what is parked.
+    """
+    if standing.failures and not answered:
+        return replace(
+            standing,
+            state=SubscriptionState.SUSPENDED,
+            reason=reason,
+            next_attempt_at=standing.next_attempt_at or now,
+        )
     return replace(
         standing,
         state=SubscriptionState.SUSPENDED,

@@ -15,7 +15,7 @@ from itertools import pairwise
 
 from evermark import failpoint
 from evermark.bots.sight import Sight
-from evermark.delivery.base import DeliveryStore, Fate, Outcome, Place
+from evermark.delivery.base import DeliveryStore, Fate, Outcome, Place, SubscriptionState
 from evermark.delivery.expiry import expires_before
 from evermark.delivery.work import Delivered, Deliverer, Errand, Manner, Span
 
@@ -80,7 +80,9 @@ class LiveGroup:
         if group.cursors.get(span.place) != span.after:
             return False
         known = self._store.subscriptions()
-        members = frozenset(name for name in group.members if name in known)
+        # One that was removed and made anew in between may begin elsewhere, and is not sent this before that.
+        live = SubscriptionState.LIVE
+        members = frozenset(name for name in group.members if name in known and known[name].state is live)
         errands, unready = with_bots(
             [
                 Errand(span, known[name].spec, expires_before=expires_before(known[name], self._clock()))
@@ -88,7 +90,8 @@ class LiveGroup:
             ],
             self._sight,
         )
-        held = self._store.held_keys() if any(errand.spec.ordered for errand in errands) else {}
+        ordered = [errand.spec.name for errand in errands if errand.spec.ordered]
+        held = self._store.held_keys(ordered, [span.place]) if ordered else {}
         manner = Manner(budget_s=budget_s, grace_s=GRACE_S, slack_s=SLACK_S, held=held)
         results = self._deliverer.deliver(errands, manner) if errands else []
         self._remember_slow(results)
@@ -144,8 +147,11 @@ def with_bots(errands: Sequence[Errand], sight: Sight | None) -> tuple[list[Erra
 
 
 def group_outcome(result: Delivered) -> Outcome:
-    """A member that did not finish leaves at the span's beginning, so nothing of it may be parked: it comes again."""
+    """A member that did not finish leaves where it got to; at the span's beginning if something would have to be parked
+    or counted on the way: then all of it comes again.
+    """
     outcome = result.outcome
     if outcome.fate is Fate.DONE:
         return outcome
-    return Outcome(outcome.subscription, outcome.fate, outcome.accepted, (), outcome.reason, outcome.retry_after_s)
+    reached = None if outcome.parked or outcome.expired else result.reached
+    return replace(outcome, parked=(), expired=0, reached=reached)

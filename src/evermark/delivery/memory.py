@@ -18,10 +18,12 @@ from evermark.delivery.base import (
     MadeBy,
     Outcome,
     Place,
+    Reached,
     Subscription,
     SubscriptionSpec,
     SubscriptionState,
 )
+from evermark.delivery.cursors import require_cursor
 from evermark.delivery.group import Jitter, Standing, Work
 from evermark.delivery.retry import LIMITS, EndpointLimits
 
@@ -42,6 +44,7 @@ class MemoryDelivery(MemoryBots):
         self._limits = limits
         self._group = Group(0, frozenset(), {})
         self._cursors: dict[str, dict[Place, int]] = {}
+        self._inside: dict[tuple[str, Place], str] = {}  # by reader and place: how far it is in the batch after
         self._generation = 0
         self._since: dict[int, datetime] = {}
 
@@ -54,7 +57,8 @@ class MemoryDelivery(MemoryBots):
             self._known.update(plan.kept)
             for name, (spec, standing) in plan.added.items():
                 self._known[name] = (spec, replace(standing, generation=self._next_generation()))
-            self._cursors.update({name: dict(vector) for name, vector in plan.begun.items()})
+            for name, vector in plan.begun.items():
+                self._set_cursors(name, vector)
             self._group = plan.group
 
     def _next_generation(self) -> int:
@@ -83,7 +87,7 @@ class MemoryDelivery(MemoryBots):
             plan = roster.added(spec, start, owner, self._group.version, self._group.cursors)
             self._known[spec.name] = (plan.spec, replace(plan.standing, generation=self._next_generation()))
             if plan.begun is not None:
-                self._cursors[spec.name] = dict(plan.begun)
+                self._set_cursors(spec.name, plan.begun)
             else:
                 members = self._group.members | {spec.name}
                 self._group = replace(self._group, version=plan.version, members=members)
@@ -152,6 +156,14 @@ class MemoryDelivery(MemoryBots):
         with self._lock:
             return {n: self.cursors(n) for n, (_, s) in sorted(self._known.items()) if not s.is_member}
 
+    def inside(self, subscriptions: Sequence[str]) -> dict[str, dict[Place, Reached]]:
+        found: dict[str, dict[Place, Reached]] = {}
+        with self._lock:
+            for (name, place), through in self._inside.items():
+                if name in subscriptions:
+                    found.setdefault(name, {})[place] = Reached(self._cursors[name][place], through)
+        return found
+
     def open_place(self, place: Place, batch: int, epoch: int) -> None:
         with self._fenced(epoch):
             self._group = replace(self._group, cursors={place: batch, **self._group.cursors})
@@ -179,7 +191,8 @@ class MemoryDelivery(MemoryBots):
                 self._set_standing(standing)
             for departure in settled.departures:
                 self._set_standing(departure.standing)
-                self._cursors[departure.standing.name] = dict(departure.cursors)
+                self._set_cursors(departure.standing.name, departure.cursors)
+                self._set_inside(departure.standing.name, place, departure.through)
             for name, events in settled.parked.items():
                 self._park(name, events, now)
             self._counted["expired"].update(settled.expired)
@@ -197,17 +210,22 @@ class MemoryDelivery(MemoryBots):
         epoch: int,
         *,
         generation: int | None = None,
+        begun_through: str = "",
+        done_through: str = "",
     ) -> None:
+        begun, done = Reached(begun_at, begun_through), Reached(done_to, done_through)
         with self._fenced(epoch):
             known = self._known.get(subscription)
             standing = decide.require_outside(subscription, known[1] if known else None, generation)
             cursors = self._cursors.get(subscription, {})
-            decide.require_cursor(repr(subscription), place, cursors.get(place), begun_at, done_to)
+            stands = Reached(cursors[place], self._inside.get((subscription, place), "")) if place in cursors else None
+            require_cursor(repr(subscription), place, stands, begun, done)
             parked_now = self._parked_by(subscription)
             step = decide.after_outcome(standing, outcome, parked_now, now, self._jitter, self._limits)
             self._set_standing(step.standing)
             if step.passes:
-                cursors[place] = done_to
+                cursors[place] = done.batch
+                self._set_inside(subscription, place, done.through)
                 self._park(subscription, step.parked, now)
                 self._counted["expired"][subscription] += step.expired
 
@@ -222,22 +240,35 @@ class MemoryDelivery(MemoryBots):
                 return False
             member, self._group = decide.joined(standing, self._group)
             self._set_standing(member)
-            self._cursors.pop(subscription, None)
+            self._set_cursors(subscription, None)
             return True
 
     def _forget(self, names: frozenset[str]) -> None:
         for name in names:
             del self._known[name]
-            self._cursors.pop(name, None)
+            self._set_cursors(name, None)
         self._rows = {i: row for i, row in self._rows.items() if row.subscription not in names}
         self._forget_asks(names)
 
     def _take_out(self, before: Standing, after: Standing) -> None:
         self._set_standing(after)
         if before.is_member:
-            self._cursors[before.name] = dict(self._group.cursors)
+            self._set_cursors(before.name, self._group.cursors)
             members = self._group.members - {before.name}
             self._group = replace(self._group, version=self._group.version + 1, members=members)
+
+    def _set_cursors(self, name: str, cursors: CursorVector | None) -> None:
+        """It stands there, and inside no batch; None: it has no cursors of its own."""
+        self._inside = {at: through for at, through in self._inside.items() if at[0] != name}
+        if cursors is None:
+            self._cursors.pop(name, None)
+        else:
+            self._cursors[name] = dict(cursors)
+
+    def _set_inside(self, name: str, place: Place, through: str) -> None:
+        self._inside.pop((name, place), None)
+        if through:
+            self._inside[name, place] = through
 
     def _set_standing(self, standing: Standing) -> None:
         self._known[standing.name] = (self._known[standing.name][0], standing)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -13,8 +13,9 @@ from evermark.bots.base import WAITING_MAX, SessionKey
 from evermark.cluster.memory import MemoryLeases
 from evermark.delivery import group as decide
 from evermark.delivery import roster
-from evermark.delivery.base import CLAIM_MAX, HeldKey, Parked, ParkedEvent, ParkedRow, SubscriptionSpec
+from evermark.delivery.base import CLAIM_MAX, HeldKey, Parked, ParkedEvent, ParkedRow, Place, SubscriptionSpec
 from evermark.delivery.group import Jitter, Standing
+from evermark.delivery.turns import draw, drawn
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,8 @@ class MemoryParkedRows:
 
     def claim(self, now: datetime, limit: int, lease_s: float, epoch: int) -> list[Parked]:
         with self._fenced(epoch):
-            due = sorted(
-                (bool(row.event.replay_id), row.next_attempt_at, row.id)
+            due = [
+                row
                 for row in self._rows.values()
                 if row.next_attempt_at is not None
                 and row.next_attempt_at <= now
@@ -67,18 +68,28 @@ class MemoryParkedRows:
                 and decide.drains(self._standing(row.subscription), now)
                 and not self._is_held(row)
                 and not self._is_behind(row, now)
-            )[: max(0, min(limit, CLAIM_MAX))]
-            got = {row_id for _, _, row_id in due}
-            due = [one for one in due if self._follows_none_but(self._rows[one[2]], got)]
+            ]
+            most = max(0, min(limit, CLAIM_MAX))
+            got = self._shared([row for row in due if not row.event.replay_id], most, now)
+            got |= self._shared([row for row in due if row.event.replay_id], most - len(got), now)
             until = now + timedelta(seconds=lease_s)
             claimed = []
-            for row_id in sorted(row_id for _, _, row_id in due):
+            for row_id in sorted(got):
                 row = replace(self._rows[row_id], claimed_until=until, claim_epoch=epoch)
                 self._rows[row_id] = row
                 event = replace(row.event, retry_after_s=None)
                 generation = self._known[row.subscription][1].generation
                 claimed.append(Parked(row.id, row.subscription, event, row.attempts, until, generation))
             return claimed
+
+    def _shared(self, due: Sequence[Row], most: int, now: datetime) -> set[int]:
+        """Everybody's first rows before anybody's second ones; those of a session without a hole."""
+        ranked: list[tuple[int, str, int]] = []
+        for name in {row.subscription for row in due}:
+            mine = sorted((row.next_attempt_at or now, row.id) for row in due if row.subscription == name)
+            ranked += [(nth, drawn(draw(now), name), row_id) for nth, (_, row_id) in enumerate(mine)]
+        got = {row_id for _, _, row_id in sorted(ranked)[:most]}
+        return {row_id for row_id in got if self._follows_none_but(self._rows[row_id], got)}
 
     def delivered(self, ids: Sequence[int], epoch: int) -> None:
         with self._fenced(epoch):
@@ -143,13 +154,21 @@ class MemoryParkedRows:
             for r in rows[: max(0, min(limit, CLAIM_MAX))]
         ]
 
-    def held_keys(self, replay_id: str = "") -> dict[str, dict[HeldKey, int]]:
+    def room(self, subscriptions: Sequence[str]) -> dict[str, int]:
+        with self._lock:
+            known = [name for name in subscriptions if name in self._known]
+            return {name: max(0, self._known[name][0].parked_max - self._parked_by(name)) for name in known}
+
+    def held_keys(
+        self, subscriptions: Sequence[str], places: Collection[Place] | None = None, replay_id: str = ""
+    ) -> dict[str, dict[HeldKey, int]]:
         held: dict[str, Counter[HeldKey]] = defaultdict(Counter)
         with self._lock:
             for row in self._rows.values():
                 event = row.event
-                ordered = self._known[row.subscription][0].ordered
-                if ordered and event.key is not None and event.replay_id == replay_id:
+                mine = row.subscription in subscriptions and self._known[row.subscription][0].ordered
+                here = places is None or event.place in places
+                if mine and here and event.key is not None and event.replay_id == replay_id:
                     held[row.subscription][event.place, event.stream, event.key] += 1
         return {name: dict(keys) for name, keys in held.items()}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -12,6 +12,7 @@ from evermark.cluster.fence import DELIVER_LEASE, fence
 from evermark.delivery import queries
 from evermark.delivery.base import CLAIM_MAX, HeldKey, Parked, ParkedEvent, ParkedRow, Place
 from evermark.delivery.group import Jitter, attempts_made, first_attempt_at, shortened
+from evermark.delivery.turns import draw
 from evermark.state import counters
 from evermark.state.connection import Connection, State
 
@@ -33,6 +34,7 @@ class PostgresParkedRows:
             "epoch": epoch,
             "limit": max(0, min(limit, CLAIM_MAX)),
             "claimed_until": now + timedelta(seconds=lease_s),
+            "draw": draw(now),
         }
         with self._state.connection() as conn:
             if conn.execute(queries.IS_ANY_DUE, given).fetchone() == (True, False):
@@ -93,10 +95,15 @@ class PostgresParkedRows:
             found.append(ParkedRow(row_id, name, event, attempts, next_attempt_at, created_at, waits))
         return found
 
-    def held_keys(self, replay_id: str = "") -> dict[str, dict[HeldKey, int]]:
+    def held_keys(
+        self, subscriptions: Sequence[str], places: Collection[Place] | None = None, replay_id: str = ""
+    ) -> dict[str, dict[HeldKey, int]]:
+        given: dict[str, Any] = {"names": list(subscriptions), "replay_id": replay_id, "everywhere": places is None}
+        given["sources"] = [place.source for place in places or ()]
+        given["partitions"] = [place.partition for place in places or ()]
         held: dict[str, dict[HeldKey, int]] = defaultdict(dict)
         with self._state.connection() as conn:
-            for subscription, source, partition, stream, key, rows in conn.execute(queries.HELD_KEYS, (replay_id,)):
+            for subscription, source, partition, stream, key, rows in conn.execute(queries.HELD_KEYS, given):
                 held[subscription][Place(source, partition), stream, key] = rows
         return dict(held)
 

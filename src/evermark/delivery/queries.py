@@ -47,13 +47,15 @@ from subscriptions s left join cursors c on c.reader = s.name
 where s.state <> 'live'
 order by s.name
 """
-CURSOR_LOCKED = "select batch from cursors where reader = %s and source = %s and partition = %s for update"
-MOVE_CURSOR = "update cursors set batch = %s where reader = %s and source = %s and partition = %s"
+INSIDE = "select reader, source, partition, batch, through from cursors where reader = any(%s) and through <> ''"
+CURSOR_LOCKED = "select batch, through from cursors where reader = %s and source = %s and partition = %s for update"
+MOVE_CURSOR = "update cursors set batch = %s, through = %s where reader = %s and source = %s and partition = %s"
 SET_CURSORS = """
-insert into cursors (reader, source, partition, batch)
-select * from unnest(%s::text[], %s::text[], %s::integer[], %s::bigint[]) as given (reader, source, partition, batch)
+insert into cursors (reader, source, partition, batch, through)
+select * from unnest(%s::text[], %s::text[], %s::integer[], %s::bigint[], %s::text[])
+    as given (reader, source, partition, batch, through)
 order by reader, source, partition
-on conflict (reader, source, partition) do update set batch = excluded.batch
+on conflict (reader, source, partition) do update set batch = excluded.batch, through = excluded.through
 """
 REMOVE_CURSORS = "delete from cursors where reader = any(%s)"
 OPEN_PLACE = """
@@ -88,6 +90,7 @@ select subscription, count(*) filter (where session is null)
 from enqueued_messages
 where subscription = any(%s) and replay_id = '' and not waits group by subscription
 """
+PARKED_MAX = "select name, (spec ->> 'parked_max')::integer from subscriptions where name = any(%s)"
 PARK = """
 insert into enqueued_messages (subscription, event_id, replay_id, source, partition, batch, position, stream, key,
                                event, reason, last_status, attempts, next_attempt_at, session, waits, created_at)
@@ -125,40 +128,63 @@ select exists (select from leases where name = %(lease)s and epoch = %(epoch)s a
        )
 """
 
+_FREE = "(m.claimed_until is null or m.claimed_until <= %(now)s or m.claim_epoch < %(epoch)s)"
+
+# Whose rows there are is found by leaps over an index, and each has the same share: its first rows before anybody's
+# second ones; where not all can have one, whose turn it is changes from claim to claim (`turns.draw`).
 # The rows of a subscription may be tried as `group.drains` says. `skip locked` keeps two claims apart while they run;
 # claimed_until does so afterwards. Those of a session are claimed from its first one on, without a hole: whoever is
 # behind one that is not due is not looked at, and whoever is behind one that was not got (locked, or beyond the limit)
 # is left.
 CLAIM = f"""
-with due as (
-    select m.id, s.generation, m.subscription, m.replay_id, m.session
-    from enqueued_messages m join subscriptions s on s.name = m.subscription
-    where m.next_attempt_at <= %(now)s
-      and (m.replay_id <> '') = %(of_replays)s
-      and (m.claimed_until is null or m.claimed_until <= %(now)s or m.claim_epoch < %(epoch)s)
-      and case s.state
+with recursive owners as (
+    (select subscription from enqueued_messages order by subscription limit 1)
+    union all
+    select (
+        select m.subscription from enqueued_messages m
+        where m.subscription > o.subscription order by m.subscription limit 1
+    )
+    from owners o where o.subscription is not null
+), ready as (
+    select s.name, coalesce((s.spec ->> 'ordered')::boolean, false) as ordered
+    from owners o join subscriptions s on s.name = o.subscription
+    where case s.state
             when 'suspended' then s.next_attempt_at <= %(now)s or (s.failures = 0 and s.next_attempt_at is not null)
             when 'disabled' then false
             else s.next_attempt_at is null or s.next_attempt_at <= %(now)s
           end
-      and not (
-            coalesce((s.spec ->> 'ordered')::boolean, false)
-            and exists (
-                select from enqueued_messages e
-                where e.subscription = m.subscription and e.source = m.source and e.partition = m.partition
-                  and e.stream = m.stream and e.key = m.key and e.replay_id = m.replay_id and e.id < m.id
-            )
-          )
-      and not (
-            m.session is not null
-            and exists (
-                select from enqueued_messages e
-                where e.subscription = m.subscription and e.replay_id = m.replay_id and e.session = m.session
-                  and e.id < m.id and (e.next_attempt_at is null or e.next_attempt_at > %(now)s)
-            )
-          )
-    order by m.next_attempt_at, m.id
+), shared as (
+    select first.id
+    from ready r cross join lateral (
+        select m.id, row_number() over (order by m.next_attempt_at, m.id) as nth
+        from enqueued_messages m
+        where m.subscription = r.name and (m.replay_id <> '')::integer = %(of_replays)s::integer
+          and m.next_attempt_at <= %(now)s and {_FREE}
+          and not (
+                r.ordered
+                and exists (
+                    select from enqueued_messages e
+                    where e.subscription = m.subscription and e.source = m.source and e.partition = m.partition
+                      and e.stream = m.stream and e.key = m.key and e.replay_id = m.replay_id and e.id < m.id
+                )
+              )
+          and not (
+                m.session is not null
+                and exists (
+                    select from enqueued_messages e
+                    where e.subscription = m.subscription and e.replay_id = m.replay_id and e.session = m.session
+                      and e.id < m.id and (e.next_attempt_at is null or e.next_attempt_at > %(now)s)
+                )
+              )
+        order by m.next_attempt_at, m.id
+        limit %(limit)s
+    ) first
+    order by first.nth, md5(%(draw)s || r.name) collate "C"
     limit %(limit)s
+), due as (
+    select m.id, s.generation, m.subscription, m.replay_id, m.session
+    from enqueued_messages m join subscriptions s on s.name = m.subscription
+    where m.id = any(array(select id from shared)) and m.next_attempt_at <= %(now)s and {_FREE}
     for update of m skip locked
 ), got as (
     select d.id, d.generation from due d
@@ -198,10 +224,13 @@ where (%(subscription)s::text is null or m.subscription = %(subscription)s) and 
 order by m.id
 limit %(limit)s
 """
+# By (subscription, source, partition), which an index begins with: what others have parked is not looked at.
 HELD_KEYS = """
 select m.subscription, m.source, m.partition, m.stream, m.key, count(*)
 from enqueued_messages m join subscriptions s on s.name = m.subscription
-where m.key is not null and m.replay_id = %s and coalesce((s.spec ->> 'ordered')::boolean, false)
+where m.subscription = any(%(names)s) and m.key is not null and m.replay_id = %(replay_id)s
+  and coalesce((s.spec ->> 'ordered')::boolean, false)
+  and (%(everywhere)s or (m.source, m.partition) in (select * from unnest(%(sources)s::text[], %(partitions)s::int[])))
 group by m.subscription, m.source, m.partition, m.stream, m.key
 """
 RELEASE = """

@@ -15,7 +15,7 @@ the subscription's cursor nor its state, with one exception: a receiver that say
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -184,7 +184,7 @@ def targets_of(replay: Replay, subscriptions: Mapping[str, Subscription]) -> lis
         if wanted[0].state is SubscriptionState.DISABLED:
             return f"subscription {request.subscription!r} is disabled: {wanted[0].reason}"
     return [
-        Target(replay.id, s.name, s.generation, TargetState.RUNNING, Mark(request.since))
+        Target(replay.id, s.name, s.generation, TargetState.RUNNING, Mark(request.since), slice_rows=SLICE_ROWS_START)
         for s in sorted(wanted, key=lambda s: s.name)
         if s.state is not SubscriptionState.DISABLED
         and (not (s.spec.streams and request.streams) or set(s.spec.streams) & set(request.streams))
@@ -219,6 +219,17 @@ def due(replays: Iterable[Replay], subscriptions: Mapping[str, Subscription], no
             ready = _is_ready(target, subscriptions[name], now)
             found[name] = Due(each, target, subscriptions[name]) if ready else None
     return [one for one in found.values() if one is not None]
+
+
+def to_begin(waiting: Sequence[Due], busy: Collection[str], served: Mapping[str, float], at_once: int) -> list[Due]:
+    """Whoever waited longest comes first: the oldest request must not starve the others.
+
+    `busy` are those that were worked for before it was looked who is due: what was seen of them may be old by now, and
+    a slice that was sent and settled meanwhile would be sent once more.
+    """
+    free = [one for one in waiting if one.target.subscription not in busy]
+    free.sort(key=lambda one: served.get(one.target.subscription, 0.0))
+    return free[: max(0, at_once - len(busy))]
 
 
 def _is_ready(target: Target, subscription: Subscription, now: datetime) -> bool:

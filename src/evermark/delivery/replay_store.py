@@ -1,24 +1,13 @@
-"""Replays in State. What is to be done is decided in `delivery/replay.py`; here it is done, fenced.
-
-Contract of `ReplayStore`:
-
-- Every call that writes takes the lease epoch and is refused with `StaleError` when it is old: `register` that of the
-  source's lease, for it is ingest that finds control events; all others that of the `deliver` lease.
-- `register` is idempotent by the control event's id: one event asks once, however often it is found.
-- `settle` is one transaction: the mark moves by compare-and-set, together with what is parked on the way. A target
-  that is not where the work began, or was ended meanwhile, raises `ConflictError`, and nothing is written.
-- A replay's row is never removed: it is the answer to "was this done?".
-"""
+"""Replays in State. What is to be done is decided in `delivery/replay.py`; here it is done, fenced."""
 
 from __future__ import annotations
 
 import json
 import random
-import secrets
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any
 
 from evermark.cluster.fence import DELIVER_LEASE, fence, source_lease
 from evermark.delivery import queries
@@ -38,65 +27,18 @@ from evermark.delivery.replay import (
     passed,
     without_room,
 )
+from evermark.delivery.replay_base import (
+    LIST_MAX,
+    OPEN_MAX,
+    moved,
+    new_replay_id,
+    not_waiting,
+    require_begun,
+    unknown,
+)
 from evermark.delivery.timeslice import Mark, TimeSlice
-from evermark.errors import ConflictError, NotFoundError
 from evermark.state import counters
 from evermark.state.connection import Connection, State
-
-OPEN_MAX = 1_000
-LIST_MAX = 10_000
-_ID_CHARS = 12
-_ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789"
-
-
-def new_replay_id() -> str:
-    return "".join(secrets.choice(_ALPHABET) for _ in range(_ID_CHARS))
-
-
-class ReplayStore(Protocol):
-    def register(self, request: Request, epoch: int) -> bool:
-        """A control event asked; False when it had been registered before."""
-
-    def ask(self, request: Request, epoch: int) -> str:
-        """A person asks; returns the new replay's id."""
-
-    def cancel(self, replay: str, epoch: int) -> bool:
-        """A person ends it; what it parked is dropped and counted. False when it was over already."""
-
-    def open(self) -> list[Replay]:
-        """Waiting and running ones with their targets, in the order of the requests."""
-
-    def newest(self, limit: int) -> list[Replay]: ...
-
-    def one(self, replay: str) -> Replay: ...
-
-    def start(
-        self, replay: str, heads: Mapping[int, int], log_rows: int, targets: Sequence[Target], epoch: int
-    ) -> None:
-        """From waiting to running, with everything that is fixed by its start."""
-
-    def settle(
-        self, begun: Target, piece: TimeSlice, result: Replayed, took_s: float, step_s: float, now: datetime, epoch: int
-    ) -> Target:
-        """Close one step of a target; returns it as it then is."""
-
-    def pass_by(self, begun: Target, epoch: int) -> Target:
-        """Nothing is left in its window: the target is done."""
-
-    def end_target(self, replay: str, subscription: str, reason: str, epoch: int) -> None: ...
-
-    def end(self, replay: str, state: ReplayState, reason: str, epoch: int) -> None: ...
-
-    def finish(self, replay: str, epoch: int) -> bool:
-        """Done, if no target of it runs any more."""
-
-    def parked_now(self, subscription: str) -> int:
-        """What replays have parked for it."""
-
-    def uncleared(self) -> list[Replay]:
-        """Ended ones whose request the source still shows."""
-
-    def cleared(self, replay: str, epoch: int) -> None: ...
 
 
 class PostgresReplays:
@@ -145,11 +87,10 @@ class PostgresReplays:
     def one(self, replay: str) -> Replay:
         found = self._read(sql.ONE, replay)
         if not found:
-            raise _unknown(replay)
+            raise unknown(replay)
         return found[0]
 
     def open_sources(self) -> set[str]:
-        """Sources with a replay that is not over: their log must keep what it has."""
         with self._state.connection() as conn:
             return {row[0] for row in conn.execute(sql.OPEN_SOURCES)}
 
@@ -159,7 +100,7 @@ class PostgresReplays:
         with self._state.transaction() as conn:
             fence(conn, self._lease, epoch)
             if _lock(conn, replay) is not ReplayState.WAITING:
-                raise ConflictError(f"replay {replay} is not waiting any more", hint="it was cancelled, or has started")
+                raise not_waiting(replay)
             fixed = json.dumps({str(partition): batch for partition, batch in heads.items()})
             conn.execute(sql.START, {"id": replay, "heads": fixed, "log_rows": log_rows})
             for target in targets:
@@ -173,7 +114,7 @@ class PostgresReplays:
             row = conn.execute(queries.STANDING_LOCKED, (begun.subscription,)).fetchone()
             target = _locked(conn, begun)
             if row is None or row[-1] != target.generation:
-                raise _moved(begun)
+                raise moved(begun)
             parked_max, parked = row[5], result.outcome.parked
             parked_now = _parked_now(conn, begun.subscription) if parked else 0
             if parked and parked_now + len(parked) > parked_max:
@@ -235,33 +176,18 @@ class PostgresReplays:
 def _lock(conn: Connection, replay: str) -> ReplayState:
     row = conn.execute(sql.STATE_LOCKED, (replay,)).fetchone()
     if row is None:
-        raise _unknown(replay)
+        raise unknown(replay)
     return ReplayState(row[0])
 
 
 def _locked(conn: Connection, begun: Target) -> Target:
-    """The target, if it is exactly where the work began."""
     row = conn.execute(sql.TARGET_LOCKED, (begun.replay, begun.subscription)).fetchone()
-    target = _target(row) if row is not None else None
-    if target is None or target.state is not TargetState.RUNNING or target.mark != begun.mark:
-        raise _moved(begun)
-    return target
+    return require_begun(begun, _target(row) if row is not None else None)
 
 
 def _parked_now(conn: Connection, subscription: str) -> int:
     row = conn.execute(sql.PARKED_OF_REPLAYS, (subscription,)).fetchone()
     return int(row[0]) if row is not None else 0
-
-
-def _moved(begun: Target) -> ConflictError:
-    return ConflictError(
-        f"replay {begun.replay} for {begun.subscription!r} is not where this work began",
-        hint="it was cancelled, or somebody else did this work meanwhile; it is not repeated",
-    )
-
-
-def _unknown(replay: str) -> NotFoundError:
-    return NotFoundError(f"no replay has the id {replay[:80]!r}", hint="`evermark replay list` shows those there are")
 
 
 def _given(request: Request, made: str) -> dict[str, Any]:

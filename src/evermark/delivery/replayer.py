@@ -27,7 +27,7 @@ from evermark.delivery.replay import (
     Target,
     TargetState,
 )
-from evermark.delivery.replay_store import ReplayStore
+from evermark.delivery.replay_base import ReplayStore
 from evermark.delivery.timeslice import TimeSlice, next_slice, readable, rows_between
 from evermark.errors import NotFoundError
 from evermark.log.read import FileRange
@@ -47,6 +47,7 @@ class Replayer:
     sources: Collection[str]  # those there are: a replay of any other can never run
     on_step: Callable[[Due, Replayed], None] = lambda _due, _result: None
     sight: Sight | None = None  # needed where there are bots
+    stopwatch: Callable[[], float] = time.monotonic
     _prepared: dict[tuple[str, str], TimeSlice] = field(default_factory=dict)
 
     def look(self) -> tuple[list[Replay], list[Due]]:
@@ -74,20 +75,20 @@ class Replayer:
 
     def step(self, one: Due, *, flowing: bool) -> float:
         """One slice for one target, sent and settled; the seconds it took."""
-        began = time.monotonic()
+        began = self.stopwatch()
         target = one.target
         files = self._files(one.replay.request.source, one.replay.heads)
         piece = self._slice(one, files, flowing=flowing)
         if piece is None:
             self.replays.pass_by(target, self.epoch)
-            return time.monotonic() - began
+            return self.stopwatch() - began
         name, spec = target.subscription, one.subscription.spec
-        held = self.store.held_keys(one.replay.id).get(name, {}) if spec.ordered else {}
+        held = self.store.held_keys([name], replay_id=one.replay.id).get(name, {}) if spec.ordered else {}
         bot = self._bot(one)
         work = decide.work_of(one, piece, files, self.replays.parked_now(name), held, flowing=flowing, bot=bot)
         result = self.deliverer.replay(work, None if flowing else self._ahead_of(one, work, files))
         failpoint.hit("replay.sent")
-        took_s = time.monotonic() - began
+        took_s = self.stopwatch() - began
         step_s = decide.STEP_S_FLOWING if flowing else decide.STEP_S
         self.replays.settle(target, piece, result, took_s, step_s, self.clock(), self.epoch)
         failpoint.hit("replay.settled")

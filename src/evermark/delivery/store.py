@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,10 +19,12 @@ from evermark.delivery.base import (
     MadeBy,
     Outcome,
     Place,
+    Reached,
     Subscription,
     SubscriptionSpec,
     SubscriptionState,
 )
+from evermark.delivery.cursors import require_cursor
 from evermark.delivery.group import Departure, Jitter, Standing, Work
 from evermark.delivery.parked_rows import park, storable
 from evermark.delivery.retry import LIMITS, EndpointLimits
@@ -190,6 +192,19 @@ class PostgresDelivery(PostgresBots):
                     vector[Place(source, partition)] = batch
         return dict(found)
 
+    def inside(self, subscriptions: Sequence[str]) -> dict[str, dict[Place, Reached]]:
+        found: dict[str, dict[Place, Reached]] = defaultdict(dict)
+        with self._state.connection() as conn:
+            for name, source, partition, *at in conn.execute(queries.INSIDE, (list(subscriptions),)):
+                found[name][Place(source, partition)] = Reached(*at)
+        return dict(found)
+
+    def room(self, subscriptions: Sequence[str]) -> dict[str, int]:
+        with self._state.connection() as conn:
+            most: dict[str, int] = dict(conn.execute(queries.PARKED_MAX, (list(subscriptions),)).fetchall())
+            there = _parked_by(conn, subscriptions)
+        return {name: max(0, most[name] - there.get(name, 0)) for name in most}
+
     def open_place(self, place: Place, batch: int, epoch: int) -> None:
         with self._state.transaction() as conn:
             self._lock_group(conn, epoch)
@@ -212,12 +227,13 @@ class PostgresDelivery(PostgresBots):
         with self._state.transaction() as conn:
             group = self._lock_group(conn, epoch)
             standings = {row[0]: _standing(row) for row in conn.execute(queries.MEMBERS)}
-            counts = _parked_by(conn, outcomes)
+            counts = _parked_by(conn, [outcome.subscription for outcome in outcomes if outcome.parked])
             settled = decide.settle(group, work, outcomes, standings, counts, now, self._jitter, self._limits)
             departed: list[Departure] = list(settled.departures)
             _set_standings(conn, [*settled.stayed, *(d.standing for d in departed)])
-            _set_cursors(conn, {d.standing.name: d.cursors for d in departed})
-            conn.execute(queries.MOVE_CURSOR, (done_to, _GROUP, place.source, place.partition))
+            inside = {(d.standing.name, place): d.through for d in departed}
+            _set_cursors(conn, {d.standing.name: d.cursors for d in departed}, inside)
+            conn.execute(queries.MOVE_CURSOR, (done_to, "", _GROUP, place.source, place.partition))
             park(conn, settled.parked, now, self._jitter)
             counters.count(conn, "expired", settled.expired)
             self._set_version(conn, group, settled.group)
@@ -234,20 +250,23 @@ class PostgresDelivery(PostgresBots):
         epoch: int,
         *,
         generation: int | None = None,
+        begun_through: str = "",
+        done_through: str = "",
     ) -> None:
+        begun, done = Reached(begun_at, begun_through), Reached(done_to, done_through)
         with self._state.transaction() as conn:
             fence(conn, self._lease, epoch)
             row = conn.execute(queries.STANDING_LOCKED, (subscription,)).fetchone()
             standing = decide.require_outside(subscription, _standing(row) if row else None, generation)
             where = (subscription, place.source, place.partition)
             cursor = conn.execute(queries.CURSOR_LOCKED, where).fetchone()
-            decide.require_cursor(repr(subscription), place, cursor[0] if cursor else None, begun_at, done_to)
-            counts = _parked_by(conn, [outcome])
+            require_cursor(repr(subscription), place, Reached(*cursor) if cursor else None, begun, done)
+            counts = _parked_by(conn, [subscription] if outcome.parked else [])
             step = decide.after_outcome(standing, outcome, counts.get(subscription, 0), now, self._jitter, self._limits)
             if step.standing != standing:
                 _set_standings(conn, [step.standing])
             if step.passes:
-                conn.execute(queries.MOVE_CURSOR, (done_to, *where))
+                conn.execute(queries.MOVE_CURSOR, (done.batch, done.through, *where))
                 park(conn, {subscription: step.parked}, now, self._jitter)
                 counters.count(conn, "expired", {subscription: step.expired})
 
@@ -339,9 +358,11 @@ def _set_standings(conn: Connection, standings: Sequence[Standing]) -> None:
         conn.execute(queries.SET_STANDINGS, list(map(list, zip(*rows, strict=True))))
 
 
-def _set_cursors(conn: Connection, vectors: Mapping[str, CursorVector]) -> None:
+def _set_cursors(
+    conn: Connection, vectors: Mapping[str, CursorVector], inside: Mapping[tuple[str, Place], str] | None = None
+) -> None:
     rows = [
-        (reader, place.source, place.partition, batch)
+        (reader, place.source, place.partition, batch, (inside or {}).get((reader, place), ""))
         for reader, vector in vectors.items()
         for place, batch in vector.items()
     ]
@@ -363,6 +384,6 @@ def _cursors(conn: Connection, reader: str) -> CursorVector:
     return {Place(source, partition): batch for source, partition, batch in rows}
 
 
-def _parked_by(conn: Connection, outcomes: Iterable[Outcome]) -> dict[str, int]:
-    names = sorted({outcome.subscription for outcome in outcomes if outcome.parked})
+def _parked_by(conn: Connection, subscriptions: Sequence[str]) -> dict[str, int]:
+    names = sorted(set(subscriptions))
     return dict(conn.execute(queries.PARKED_BY, (WAITING_MAX, names)).fetchall()) if names else {}

@@ -6,8 +6,10 @@ turn of its own, a few at once, which lasts for as long as nobody waits for its 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from enum import Enum
 
 from evermark.delivery.base import Subscription
@@ -50,6 +52,15 @@ def next_turns(
     turns = [Turn(company, tuple(some[:SHARED_MAX])) for company, some in by_company.items() if company not in serving]
     free = max(0, ALONE_AT_ONCE - serving.count(Company.NONE))
     return turns + [Turn(Company.NONE, (one,)) for one in alone[:free]], len(alone) > free
+
+
+def draw(now: datetime) -> str:
+    """Decides whose parked deliveries come first where not all can: the lesser hash of this and the name."""
+    return now.isoformat()
+
+
+def drawn(lot: str, name: str) -> str:
+    return hashlib.md5(f"{lot}{name}".encode(), usedforsecurity=False).hexdigest()
 
 
 def goes_on(turn: Turn, took_s: float, *, queued: bool) -> bool:

@@ -6,7 +6,8 @@ in the simulator). Its contract:
 - Every event of the span that the subscription matches is offered to the receiver, in log order per key.
 - A bot is offered what `evermark.bots.forward` says, and of that nothing whose session is not clear: it is parked.
 - `Delivered.done_to` is the last batch of the span all of whose matched events were accepted or are in
-  `outcome.parked`; everything after it counts as not done, though some of it may have been accepted.
+  `outcome.parked`; `through` is the position in the next one up to and with which that holds too. Everything after it
+  counts as not done, though some of it may have been accepted.
 - A crash in the middle leaves nothing behind but receivers that have seen some events.
 """
 
@@ -18,7 +19,7 @@ from datetime import datetime
 from typing import Protocol
 
 from evermark.bots.base import BotView
-from evermark.delivery.base import Fate, HeldKey, Outcome, ParkedEvent, Place, SubscriptionSpec
+from evermark.delivery.base import Fate, HeldKey, Outcome, ParkedEvent, Place, Reached, SubscriptionSpec
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,11 @@ class Span:
     paths: tuple[str, ...]
     rows: int
     exact: bool = False  # the files hold these batches and nothing else
+    through: str = ""  # of the first batch, what stands up to and with this position is done, and left out
+
+    @property
+    def begun(self) -> Reached:
+        return Reached(self.after, self.through)
 
 
 @dataclass(frozen=True)
@@ -42,15 +48,19 @@ class Errand:
     probe: bool = False  # the endpoint failed last time: one request at a time until one is accepted
     expires_before: datetime | None = None  # what was taken earlier is passed over, and counted
     bot: BotView | None = None  # for a bot: what it is a member of, and which session keys it has
+    parked_room: int | None = None  # how many more may be parked; None: the subscription's `parked_max`
 
 
 @dataclass(frozen=True)
 class BatchResult:
-    """One subscription's result in one batch."""
+    """One subscription's result in one batch. If it is not DONE, its rows up to and with `through` are done all the
+    same, and `outcome.parked` and `expired` are of these alone.
+    """
 
     subscription: str
     batch: int
     outcome: Outcome
+    through: str | None = None
 
 
 @dataclass(frozen=True)
@@ -61,6 +71,11 @@ class Delivered:
     done_to: int
     outcome: Outcome
     took_s: float | None = None  # until this one was finished, whoever else was served beside it; None: not measured
+    through: str = ""  # of the batch after `done_to`, what stands up to and with this position is done
+
+    @property
+    def reached(self) -> Reached:
+        return Reached(self.done_to, self.through)
 
 
 @dataclass(frozen=True)
@@ -83,23 +98,25 @@ class Deliverer(Protocol):
 
 def fold(errands: Sequence[Errand], results: Iterable[BatchResult]) -> list[Delivered]:
     """Per subscription: how far it got, and what is to be parked on the way. Batches without a match are done."""
-    by_name: dict[str, dict[int, Outcome]] = {errand.spec.name: {} for errand in errands}
+    by_name: dict[str, dict[int, BatchResult]] = {errand.spec.name: {} for errand in errands}
     for result in results:
-        by_name[result.subscription][result.batch] = result.outcome
+        by_name[result.subscription][result.batch] = result
     return [_folded(errand.spec.name, errand.span, by_name[errand.spec.name]) for errand in errands]
 
 
-def _folded(name: str, span: Span, outcomes: Mapping[int, Outcome]) -> Delivered:
+def _folded(name: str, span: Span, results: Mapping[int, BatchResult]) -> Delivered:
     accepted = expired = 0
     parked: list[ParkedEvent] = []
-    for batch in sorted(outcomes):
-        outcome = outcomes[batch]
+    for batch in sorted(results):
+        outcome, through = results[batch].outcome, results[batch].through
         accepted += outcome.accepted
+        if outcome.fate is Fate.DONE or through:
+            parked += outcome.parked
+            expired += outcome.expired
         if outcome.fate is not Fate.DONE:
             stopped = Outcome(
                 name, outcome.fate, accepted, tuple(parked), outcome.reason, outcome.retry_after_s, expired
             )
-            return Delivered(name, max(span.after, batch - 1), stopped)
-        parked += outcome.parked
-        expired += outcome.expired
+            done_to = max(span.after, batch - 1)
+            return Delivered(name, done_to, stopped, through=through or (span.through if done_to == span.after else ""))
     return Delivered(name, span.to, Outcome(name, Fate.DONE, accepted, tuple(parked), expired=expired))

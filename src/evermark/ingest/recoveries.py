@@ -5,17 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from evermark.cluster.fence import fence, source_lease
-from evermark.errors import BusyError, ConflictError
-from evermark.ingest.recovery import Choice, Recovery, Step
+from evermark.ingest.recovery import KEPT_MAX, TEXT_MAX, Choice, Recovery, Step, chosen_otherwise, ended_just_now
 from evermark.state.connection import State
 
-_TEXT_MAX = 2000
-_KEPT_MAX = 100
 _COLUMNS = (
     "id, source, partition, choice, asked_by = 'person', reason, left_at, step, position, tries, taken, error,"
     " opened_at, changed_at"
 )
-_LISTED = f"select {_COLUMNS} from recoveries where source = %s order by id desc limit {_KEPT_MAX}"
+_LISTED = f"select {_COLUMNS} from recoveries where source = %s order by id desc limit {KEPT_MAX}"
 _CURRENT = f"select {_COLUMNS} from recoveries where source = %s and partition = %s and step in ('opened', 'closed')"
 # A person's word replaces what was under way, unless the hole is closed already.
 _SET_CHOICE = """
@@ -35,19 +32,17 @@ where id = %s and step in ('opened', 'closed')
 
 
 class Recoveries:
-    """Those of one deployment. Everything that writes takes the epoch of the source's lease."""
+    """A `RecoveryStore`."""
 
     def __init__(self, state: State) -> None:
         self._state = state
 
     def current(self, source: str, partition: int) -> Recovery | None:
-        """The one that is not finished."""
         with self._state.connection() as conn:
             row = conn.execute(_CURRENT, (source, partition)).fetchone()
         return _recovery(row) if row else None
 
     def past(self, source: str) -> list[Recovery]:
-        """The newest first."""
         with self._state.connection() as conn:
             return [_recovery(row) for row in conn.execute(_LISTED, (source,)).fetchall()]
 
@@ -65,12 +60,12 @@ class Recoveries:
         with self._state.transaction() as conn:
             fence(conn, source_lease(source), epoch)
             if by_person:
-                conn.execute(_SET_CHOICE, (choice, reason[:_TEXT_MAX], source, partition))
+                conn.execute(_SET_CHOICE, (choice, reason[:TEXT_MAX], source, partition))
             asked_by = "person" if by_person else "itself"
-            conn.execute(_OPEN, (source, partition, choice, asked_by, reason[:_TEXT_MAX], left_at))
+            conn.execute(_OPEN, (source, partition, choice, asked_by, reason[:TEXT_MAX], left_at))
             row = conn.execute(_CURRENT, (source, partition)).fetchone()
         if row is None:
-            raise ConflictError(f"the recovery of {source}/{partition} ended just now", hint="look again")
+            raise ended_just_now(source, partition)
         return _recovery(row)
 
     def move(
@@ -86,18 +81,14 @@ class Recoveries:
     ) -> None:
         with self._state.transaction() as conn:
             fence(conn, source_lease(recovery.source), epoch)
-            conn.execute(_MOVE, (step, position, taken, error[:_TEXT_MAX], int(tried), recovery.id))
+            conn.execute(_MOVE, (step, position, taken, error[:TEXT_MAX], int(tried), recovery.id))
 
     def close_hole(self, recovery: Recovery, position: str, taken: int, epoch: int) -> None:
-        """To the step `closed`; refused if a person has chosen otherwise meanwhile."""
         with self._state.transaction() as conn:
             fence(conn, source_lease(recovery.source), epoch)
             given = (Step.CLOSED, position, taken, "", 0, recovery.id)
             if conn.execute(f"{_MOVE} and choice = %s", (*given, recovery.choice)).rowcount != 1:
-                raise BusyError(
-                    f"recovery {recovery.id} of {recovery.source} was changed while it was carried out",
-                    hint="it begins again, as chosen",
-                )
+                raise chosen_otherwise(recovery)
 
 
 def _recovery(row: Any) -> Recovery:

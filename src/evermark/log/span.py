@@ -39,18 +39,36 @@ class Places:
     ops: pa.ChunkedArray
 
 
-def places_of(paths: Sequence[str], partition: int, after: int, to: int, *, exact: bool) -> Places:
-    """The rows of the batches `after < batch <= to`. `exact`: the files hold nothing else."""
-    whole = exact and len(paths) == 1  # and so in log order as it is
-    found = pa.concat_tables(
-        [_SCHEMA.empty_table(), *(t for path in paths for t in _in_file(path, partition, after, to, whole=whole))]
-    )
+@dataclass(frozen=True)
+class _Wanted:
+    partition: int
+    after: int
+    to: int
+    through: str
+
+    def among(self, rows: pa.Table) -> pa.ChunkedArray:
+        mine = pc.and_(pc.greater(rows["batch"], self.after), pc.less_equal(rows["batch"], self.to))
+        mine = pc.and_(mine, pc.equal(rows["partition"], self.partition))
+        if self.through:
+            first, past = pc.equal(rows["batch"], self.after + 1), pc.less_equal(rows["position"], self.through)
+            mine = pc.and_(mine, pc.invert(pc.and_(first, past)))
+        return mine
+
+
+def places_of(paths: Sequence[str], partition: int, after: int, to: int, *, exact: bool, through: str = "") -> Places:
+    """The rows of the batches `after < batch <= to`. `exact`: the files hold nothing else.
+
+    `through`: without those of the first batch up to and with this position.
+    """
+    whole = exact and len(paths) == 1 and not through  # and so in log order as it is
+    wanted = _Wanted(partition, after, to, through)
+    found = pa.concat_tables([_SCHEMA.empty_table(), *(t for p in paths for t in _in_file(p, wanted, whole=whole))])
     if not whole and not in_order(*(found[name] for name in _ORDERED)):
         found = found.take(pc.sort_indices(found, sort_keys=[(name, "ascending") for name in _ORDERED]))
     return Places(found["code"].to_numpy(), found["number"].to_numpy(), found["stream"], found["op"])
 
 
-def _in_file(path: str, partition: int, after: int, to: int, *, whole: bool) -> Iterator[pa.Table]:
+def _in_file(path: str, wanted: _Wanted, *, whole: bool) -> Iterator[pa.Table]:
     code = code_of(path)
     with pq.ParquetFile(path) as file:
         at = file.metadata.schema.names.index("batch")
@@ -59,19 +77,17 @@ def _in_file(path: str, partition: int, after: int, to: int, *, whole: bool) -> 
             described = file.metadata.row_group(group)
             statistics = described.column(at).statistics
             none = statistics is not None and statistics.has_min_max
-            if not (none and (statistics.max <= after or statistics.min > to)):
-                yield _in_group(file, group, code, first, None if whole else (partition, after, to))
+            if not (none and (statistics.max <= wanted.after or statistics.min > wanted.to)):
+                yield _in_group(file, group, code, first, None if whole else wanted)
             first += described.num_rows
 
 
-def _in_group(file: pq.ParquetFile, group: int, code: int, first: int, within: tuple[int, int, int] | None) -> pa.Table:
-    columns = ["stream", "op"] if within is None else ["stream", "op", "partition", *_ORDERED]
+def _in_group(file: pq.ParquetFile, group: int, code: int, first: int, wanted: _Wanted | None) -> pa.Table:
+    columns = ["stream", "op"] if wanted is None else ["stream", "op", "partition", *_ORDERED]
     rows = file.read_row_group(group, columns=columns, use_threads=False)
     numbers = np.arange(first, first + rows.num_rows)
-    if within is not None:
-        partition, after, to = within
-        mine = pc.and_(pc.greater(rows["batch"], after), pc.less_equal(rows["batch"], to))
-        mine = pc.and_(mine, pc.equal(rows["partition"], partition))
+    if wanted is not None:
+        mine = wanted.among(rows)
         rows, numbers = rows.filter(mine), numbers[mine.to_numpy()]
         ordered = [rows[name] for name in _ORDERED]
     else:

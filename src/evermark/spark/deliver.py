@@ -11,7 +11,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,9 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from evermark.bots.forward import forwarded, waiting
-from evermark.delivery.base import Fate, HeldKey, Outcome, SubscriptionSpec
-from evermark.delivery.expiry import without_expired
+from evermark.delivery.base import Fate, HeldKey, SubscriptionSpec
+from evermark.delivery.expiry import with_expired, without_expired
+from evermark.delivery.rounds import both
 from evermark.delivery.sinks.base import Job
 from evermark.delivery.sinks.ready import prepared
 from evermark.delivery.sinks.webhook import WebhookSink
@@ -35,7 +36,7 @@ from evermark.secrets import SecretBox
 from evermark.spark.ahead import ahead
 from evermark.spark.ingest import engine_error
 from evermark.spark.match import SUBSCRIPTION, matched
-from evermark.spark.posting import ROW_DDL, both, held_lanes, now_held, outcome_fields, outcome_of, rows_batch
+from evermark.spark.posting import ROW_DDL, held_lanes, now_held, outcome_fields, outcome_of, rows_batch
 from evermark.spark.replay import SparkReplays, require_codes
 
 # A span without a budget still ends: whatever is not sent by then is left for the next round.
@@ -53,6 +54,17 @@ Places = tuple[I64, I64, I64]
 # A piece of work of a task: rows of the log, and per (row, subscription that wants it) the row's index and the
 # subscription's number, by row.
 Wanted = tuple[pa.RecordBatch, I64, I64]
+# Per subscription and batch: positions of rows that are too old to be sent.
+Late = dict[str, dict[int, pa.Array]]
+
+
+@dataclass
+class _SoFar:
+    """What a task knows of its subscriptions from the pieces it has sent."""
+
+    held: dict[str, Counter[HeldKey]]
+    room: dict[str, int]  # how many more may be parked, of those of whom that is known
+    stopped: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
@@ -67,15 +79,16 @@ class _Post:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         budget_s = _NO_BUDGET_S if self.manner.budget_s is None else self.manner.budget_s
         deadline = time.monotonic() + budget_s
-        stopped: set[str] = set()
         held = {name: Counter(keys) for name, keys in self.manner.held.items()}
+        room = {one.spec.name: one.parked_room for one in self.errands if one.parked_room is not None}
+        so_far = _SoFar(held, room)
         places = gathered(self._found_here(batches) if self.matches_here else map(arrays, batches))
         pieces = map(self._jobs, read(paths_of(self.errands), places))
-        for jobs, expired in ahead(pieces, depth=1, humble=self.manner.historical):
-            rows = [*expired, *self._send(jobs, stopped, held, max(0.0, deadline - time.monotonic()))]
+        for jobs, late in ahead(pieces, depth=1, humble=self.manner.historical):
+            rows = list(self._send(jobs, late, so_far, max(0.0, deadline - time.monotonic())))
             if rows:
                 yield rows_batch(rows)
-            if len(stopped) == len(self.errands):
+            if len(so_far.stopped) == len(self.errands):
                 return
 
     def _found_here(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Places]:
@@ -83,7 +96,8 @@ class _Post:
             pass  # a worker that leaves something unread is not used again, and its successor imports everything anew
         require_codes(paths_of(self.errands))
         for span, numbers in by_span(self.errands):
-            found = places_of(span.paths, span.place.partition, span.after, span.to, exact=span.exact)
+            where = (span.paths, span.place.partition, span.after, span.to)
+            found = places_of(*where, exact=span.exact, through=span.through)
             mine = [self.errands[number] for number in numbers]
             specs = [errand.spec for errand in mine]
             among = {n: errand.bot.streams for n, errand in enumerate(mine) if errand.bot is not None}
@@ -93,17 +107,16 @@ class _Post:
                 rows, of = expanded(found.streams.slice(start, size), found.ops.slice(start, size), specs, among)
                 yield found.codes[start + rows], found.numbers[start + rows], np.asarray(numbers)[of]
 
-    def _jobs(self, wanted: Wanted) -> tuple[list[Job], list[dict[str, Any]]]:
-        """What is to be sent, rendered while what came before is sent; and results of what is too old to be."""
+    def _jobs(self, wanted: Wanted) -> tuple[list[Job], Late]:
+        """What is to be sent, rendered while what came before is sent; and what is too old to be."""
         jobs: list[Job] = []
-        expired: list[dict[str, Any]] = []
+        expired: Late = {}
         for index, rows in by_subscription(*wanted):
             errand = self.errands[index]
             wanted_rows = rows if errand.bot is None else forwarded(rows, errand.bot)
             mine, late = without_expired(wanted_rows, errand.expires_before)
-            for batch, count in late.items():
-                outcome = Outcome(errand.spec.name, Fate.DONE, expired=count)
-                expired.append({**outcome_fields(outcome), "batch": batch, "took_s": 0.0})
+            if late:
+                expired[errand.spec.name] = late
             if mine.num_rows:
                 historical = self.manner.historical
                 waits = {} if errand.bot is None else waiting(mine, errand.bot)
@@ -111,25 +124,37 @@ class _Post:
                 jobs.append(job)
         return prepared(jobs), expired
 
-    def _send(
-        self, jobs: Sequence[Job], stopped: set[str], held: dict[str, Counter[HeldKey]], left_s: float
-    ) -> Iterator[dict[str, Any]]:
+    def _send(self, jobs: Sequence[Job], late: Late, so_far: _SoFar, left_s: float) -> Iterator[dict[str, Any]]:
         """Rows arrive in log order; each chunk is finished before the next, so a subscription's order holds."""
         going = [
-            replace(job, held=held_lanes(job.events, held.setdefault(job.spec.name, Counter())))
+            replace(
+                job,
+                held=held_lanes(job.events, so_far.held.setdefault(job.spec.name, Counter())),
+                parked_room=so_far.room.get(job.spec.name),
+            )
             for job in jobs
-            if job.spec.name not in stopped
+            if job.spec.name not in so_far.stopped
         ]
         specs = {job.spec.name: job.spec for job in going}
+        for name in late.keys() - specs.keys() - so_far.stopped:
+            yield from map(_row, with_expired(name, [], late[name]))
         began = time.monotonic()
         for results in WebhookSink().deliver_each(going, left_s, self.manner.grace_s, self.manner.slack_s):
             took_s = time.monotonic() - began
-            for result in results:
+            name = results[0].subscription
+            for result in with_expired(name, results, late.get(name, {})):
                 if result.outcome.fate is not Fate.DONE:
-                    stopped.add(result.subscription)
-                held[result.subscription] += now_held(specs[result.subscription], result.outcome.parked)
-                yield {**outcome_fields(result.outcome), "batch": result.batch, "took_s": took_s}
+                    so_far.stopped.add(name)
+                so_far.held[name] += now_held(specs[name], result.outcome.parked)
+                if name in so_far.room:
+                    so_far.room[name] -= sum(not event.session for event in result.outcome.parked)
+                yield _row(result, took_s)
                 took_s = 0.0  # told once: those of several chunks are added up
+
+
+def _row(result: BatchResult, took_s: float = 0.0) -> dict[str, Any]:
+    fields = outcome_fields(result.outcome)
+    return {**fields, "batch": result.batch, "through": result.through, "took_s": took_s}
 
 
 def paths_of(errands: Sequence[Errand]) -> tuple[str, ...]:
@@ -226,6 +251,8 @@ class SparkDeliverer(SparkReplays):
         if not span.exact:
             # Only where it is needed: each new number in a condition is new code for the JVM to compile.
             frame = frame.where(f"partition = {span.place.partition} and batch > {span.after} and batch <= {span.to}")
+        if span.through:
+            frame = frame.where((frame.batch > span.after + 1) | (frame.position > span.through))
         if span.exact and _in_one_piece(span.paths):
             return _numbered(matched(frame.coalesce(1), specs, PLACE), numbers)
         # After the match: Spark drops a sort that comes before a join.
@@ -247,12 +274,16 @@ def _in_one_piece(paths: Sequence[str]) -> bool:
 
 
 def _joined(rows: Sequence[Mapping[str, Any]]) -> list[BatchResult]:
-    """A batch that came in several chunks is done when all of them are."""
-    by_key: dict[tuple[str, int], Outcome] = {}
+    """A batch that came in several chunks is done when all of them are; until then, as far as they are."""
+    by_key: dict[tuple[str, int], BatchResult] = {}
     for row in rows:
-        key, outcome = (row["subscription"], row["batch"]), outcome_of(row)
-        by_key[key] = both(by_key[key], outcome) if key in by_key else outcome
-    return [BatchResult(name, batch, outcome) for (name, batch), outcome in by_key.items()]
+        found = BatchResult(row["subscription"], row["batch"], outcome_of(row), row["through"])
+        before = by_key.get((found.subscription, found.batch))
+        if before is not None:
+            through = found.through if before.outcome.fate is Fate.DONE and found.through else before.through
+            found = replace(found, outcome=both(before.outcome, found.outcome), through=through)
+        by_key[found.subscription, found.batch] = found
+    return list(by_key.values())
 
 
 def _took_s(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -12,8 +12,8 @@ from pyspark.sql import SparkSession
 
 from evermark.errors import EvermarkError
 from evermark.event import TAKEN
-from evermark.ingest.take import Taken
-from evermark.log.base import Append, LogFile
+from evermark.ingest.mender import FoundFile, Wanted
+from evermark.log.base import LogFile
 from evermark.log.frames import TAKEN_SCHEMA, files_frame
 from evermark.log.read import FileRange, within
 from evermark.log.write import BatchWriter
@@ -27,22 +27,15 @@ BATCH_ROWS_MAX = 50_000
 BATCH_BYTES_MAX = 128 * 1024 * 1024
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """Where the events that are found belong."""
-
-    source: str
-    partition: int
-    folder: Path
-    batch: int  # the last one in the log
-    epoch: int
-    start: str  # where the log ends
-
-
 def found_missing(
-    spark: SparkSession, hole: Hole, files: Sequence[FileRange], wanted: Wanted, rows_max: int = BATCH_ROWS_MAX
-) -> list[Taken]:
-    """The batches that close the hole, files written, nothing committed; the last ends where reading goes on."""
+    spark: SparkSession,
+    hole: Hole,
+    files: Sequence[FileRange],
+    wanted: Wanted,
+    folder: Path,
+    rows_max: int = BATCH_ROWS_MAX,
+) -> list[FoundFile]:
+    """What the hole holds and the log does not, in order: files written, nothing committed."""
     if not hole.pieces:
         return []
     # An event has one time: files that are older than the oldest candidate cannot hold any; poison has none.
@@ -52,27 +45,14 @@ def found_missing(
     logged = files_frame(spark, paths).select("event_id")
     missing = candidates.join(logged, "event_id", "left_anti").select(*TAKEN.names)
     in_order = missing.repartition(1).sortWithinPartitions("position", "event_id")
-    write = _Write(hole, str(wanted.folder), wanted.source, wanted.partition, wanted.batch, rows_max)
+    write = _Write(hole, str(folder), wanted.source, wanted.partition, wanted.batch, rows_max)
     try:
         rows = [json.loads(row[0]) for row in in_order.mapInArrow(write, "row string").collect()]
     except EvermarkError:
         raise
     except Exception as error:
         raise engine_error(f"looking for what the log of {wanted.source} lacks failed", error) from error
-    return _batches(rows, hole, wanted)
-
-
-def _batches(rows: list[dict[str, object]], hole: Hole, wanted: Wanted) -> list[Taken]:
-    found: list[Taken] = []
-    start = wanted.start
-    for n, row in enumerate(rows):
-        file = LogFile(**row["file"])  # type: ignore[arg-type]
-        batch = wanted.batch + 1 + n
-        end = hole.position if n + 1 == len(rows) else str(row["end"])
-        append = Append(wanted.partition, batch, wanted.epoch, start, end, (file,))
-        found.append(Taken(wanted.partition, batch, start, end, append))
-        start = end
-    return found
+    return [FoundFile(LogFile(**row["file"]), str(row["end"])) for row in rows]
 
 
 @dataclass(frozen=True)

@@ -47,20 +47,6 @@ def outcome_of(row: Mapping[str, Any]) -> Outcome:
     )
 
 
-def both(one: Outcome, other: Outcome) -> Outcome:
-    """The outcome of two pieces of one subscription's work, the first one first."""
-    worse = other if one.fate is Fate.DONE else one
-    return Outcome(
-        one.subscription,
-        worse.fate,
-        one.accepted + other.accepted,
-        one.parked + other.parked,
-        worse.reason,
-        worse.retry_after_s,
-        one.expired + other.expired,
-    )
-
-
 def now_held(spec: SubscriptionSpec, parked: Iterable[ParkedEvent]) -> Counter[HeldKey]:
     """Keys whose next events must wait: what one chunk of a job parks holds back the chunks after it."""
     keyed = parked if spec.ordered else ()

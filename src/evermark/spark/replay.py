@@ -22,6 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from evermark.bots.forward import forwarded, waiting
 from evermark.delivery.base import Fate, Outcome, ParkedEvent, SubscriptionSpec
 from evermark.delivery.replay import Replayed, ReplayWork
+from evermark.delivery.rounds import Round, folded
 from evermark.delivery.sinks.base import Job, Prefix
 from evermark.delivery.sinks.ready import prepared
 from evermark.delivery.sinks.webhook import WebhookSink
@@ -36,7 +37,7 @@ from evermark.secrets import SecretBox
 from evermark.spark.ahead import ahead
 from evermark.spark.ingest import engine_error
 from evermark.spark.match import wanted_by
-from evermark.spark.posting import ROW_DDL, both, held_lanes, now_held, outcome_fields, outcome_of, rows_batch
+from evermark.spark.posting import ROW_DDL, held_lanes, now_held, outcome_fields, outcome_of, rows_batch
 
 _GRACE_S = 1.0
 # Slices that are looked for at a time, beside those that are posted; and how many of them are kept.
@@ -203,7 +204,7 @@ class SparkReplays:
         send = _Send(work, places, self._box, time.time() + work.budget_s)
         with _said(work):
             rows = self._spark.range(0, 1, 1, 1).mapInArrow(send, ROW_DDL).collect()
-        return folded(work, [json.loads(row[0]) for row in rows], limit)
+        return folded(work, [_round(json.loads(row[0])) for row in rows], limit)
 
     def _prepare(self, work: ReplayWork) -> None:
         self._found[work.replay, work.spec.name] = (work, self._finders.submit(self._find, work))
@@ -242,15 +243,6 @@ def _said(work: ReplayWork) -> Iterator[None]:
         raise engine_error(f"replay {work.replay} for {work.spec.name} failed", error) from error
 
 
-def folded(work: ReplayWork, rows: Sequence[Mapping[str, Any]], limit: int) -> Replayed:
-    """How far a slice got. One of which no more than `limit` was looked for is done up to its last row."""
-    whole = Outcome(work.spec.name, Fate.DONE)
-    mark, seen = work.slice.mark, 0
-    for row in rows:
-        whole = both(whole, outcome_of(row))
-        seen += row["rows"]
-        if row["rows"]:
-            mark = Mark(moment_at(row["time"]), row["id"])
-    if whole.fate is Fate.DONE and seen < limit:
-        mark = work.slice.end
-    return Replayed(mark, whole)
+def _round(row: Mapping[str, Any]) -> Round:
+    at = Mark(moment_at(row["time"]), row["id"]) if row["rows"] else None
+    return Round(outcome_of(row), row["rows"], at)

@@ -58,8 +58,9 @@ class Job:
 class Result:
     """What became of one subscription's events of one batch.
 
-    For a batch that is not DONE, every row up to and including position `through` was accepted or is among
-    `outcome.parked`: a caller that keeps this may leave those rows out next time. None: not even the first.
+    Every row up to and including position `through` was accepted or is among `outcome.parked`, which holds no other;
+    for a batch that is DONE it is the last. A caller that keeps this may leave those rows out next time. None: not even
+    the first.
     """
 
     place: Place

@@ -41,6 +41,8 @@ from evermark.delivery.sinks.ready import BUNDLE_LANES_MAX, BUNDLE_MAX, key_numb
 from evermark.delivery.sinks.tally import Tally
 
 PIECE_ROWS = 512
+# What all jobs of a call together render ahead, about: thousands of them may want the same large rows one by one.
+AHEAD_ROWS_MAX = 65_536
 FAILURE_GRACE_S = 1.0
 HELD_PER_LANE_MAX = 1_000
 CONCURRENCY_MAX = 1_000
@@ -49,7 +51,7 @@ CONCURRENCY_MAX = 1_000
 class Dispatch:
     """One job, sent by up to `concurrency` workers in the loop of `http`. Made anywhere, run in that loop."""
 
-    def __init__(self, job: Job, courier: Courier, http: HttpLoop) -> None:
+    def __init__(self, job: Job, courier: Courier, http: HttpLoop, jobs: int = 1) -> None:
         spec = job.spec
         self._job, self._courier, self._http = job, courier, http
         self._deadline = 0.0
@@ -58,7 +60,9 @@ class Dispatch:
         self._bundle = min(max(1, spec.bundle), BUNDLE_MAX)
         self._concurrency = min(max(1, spec.concurrency), CONCURRENCY_MAX)
         workers = BUNDLE_LANES_MAX if self._bundle > 1 else self._concurrency
-        self._window = max(PIECE_ROWS, 2 * workers * self._bundle)
+        self._jobs = max(1, jobs)  # that are sent side by side
+        self._piece_rows = PIECE_ROWS if self._bundle > 1 else max(1, min(PIECE_ROWS, AHEAD_ROWS_MAX // self._jobs))
+        self._window = max(self._piece_rows, 2 * workers * self._bundle)
         self._parked_max = spec.parked_max if job.parked_room is None else job.parked_room
         self._roomless = 0  # parked for their keys: of first deliveries they take no room from others
         self._packer: Packer | None = None
@@ -192,9 +196,9 @@ class Dispatch:
         self._body_bytes_max = packer.body_bytes_max
 
     def _next_piece(self) -> pa.Table | pa.RecordBatch:
-        rows = PIECE_ROWS
+        rows = self._piece_rows
         piece = self._job.events.slice(self._next_row, rows)
-        while rows > 1 and piece.nbytes > PIECE_BYTES_MAX:
+        while rows > 1 and piece.nbytes > PIECE_BYTES_MAX // self._jobs:
             rows //= 2
             piece = piece.slice(0, rows)
         return piece

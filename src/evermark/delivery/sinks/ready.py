@@ -18,11 +18,9 @@ BUNDLE_MAX = 10_000
 
 def key_numbers(events: pa.Table | pa.RecordBatch) -> np.ndarray:
     """A number per row, equal for rows of one (source, stream, key); rows without a key have numbers of their own."""
-    numbers = np.zeros(events.num_rows, np.int64)
-    for name in ("source", "stream", "key"):
-        codes = _codes(events, name)
-        numbers = numbers * (int(codes.max(initial=0)) + 1) + codes
-    keyless = _codes(events, "key") < 0
+    source, stream, key = (_codes(events, name) for name in ("source", "stream", "key"))
+    numbers: np.ndarray = (source * (int(stream.max(initial=0)) + 1) + stream) * (int(key.max(initial=0)) + 1) + key
+    keyless = key < 0
     numbers[keyless] = -1 - np.flatnonzero(keyless)
     return numbers
 

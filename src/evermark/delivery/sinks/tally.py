@@ -60,7 +60,7 @@ class Tally:
                 finished = 0 if broken else self._finished(rows)
                 broken = finished < len(rows)
                 outcome = self._outcome(rows, finished, otherwise)
-                through = self._events.column("position")[rows[finished - 1]].as_py() if broken and finished else None
+                through = self._events.column("position")[rows[finished - 1]].as_py() if finished else None
                 results.append(Result(Place(source, partition), where[2], outcome, through))
         return results
 

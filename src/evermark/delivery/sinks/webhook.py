@@ -59,7 +59,7 @@ class WebhookSink:
         http = http_loop(humble=self._humble)
         finished: queue.SimpleQueue[tuple[int, Closed]] = queue.SimpleQueue()
         under_way = [
-            http.submit(_deliver(_made(job, http), deadline_s, grace_s, partial(_hand_in, finished, n)))
+            http.submit(_deliver(_made(job, http, len(jobs)), deadline_s, grace_s, partial(_hand_in, finished, n)))
             for n, job in enumerate(jobs)
         ]
         late_s = deadline_s + _LATE_S + max((job.spec.timeout_s for job in jobs), default=0.0)
@@ -112,10 +112,10 @@ def _one_job_each(jobs: Sequence[Job]) -> None:
         raise ConfigError("two jobs of one subscription in one call", hint="put its rows into one job, in log order")
 
 
-def _made(job: Job, http: HttpLoop) -> Dispatch | Closed:
+def _made(job: Job, http: HttpLoop, jobs: int) -> Dispatch | Closed:
     """The work, or how it ends when it cannot begin."""
     try:
-        return Dispatch(job, Courier(job.spec, job.open_secret), http)
+        return Dispatch(job, Courier(job.spec, job.open_secret), http, jobs)
     except EvermarkError as problem:
         # Wrong settings lose nothing: the subscription waits for somebody to mend them.
         return Tally(job.spec.name, job.events), Fate.ENDPOINT_FAILED, str(problem), None

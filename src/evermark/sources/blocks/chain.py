@@ -26,6 +26,14 @@ _HEX = re.compile(r"[0-9a-f]{64}")
 _HINT_LIE = "the node sent something else than was made: ask another node, and have this one's disk looked at"
 
 
+class UnreadableError(FormatError):
+    """A sound block has an event that cannot be read, and not every node could be asked for it."""
+
+    def __init__(self, message: str, *, block: int, hint: str) -> None:
+        super().__init__(message, hint=hint)
+        self.block = block
+
+
 class StreamKind(StrEnum):
     CHANNEL = "channel"
     DIRECT = "direct"
@@ -296,21 +304,20 @@ def snapshot_from(wire: Any) -> Snapshot:
         )
 
 
-def event_or_raw(wire: Any) -> BlockEvent:
-    """An event as it came over the wire, or the raw form of one that cannot be read but has a hash."""
+def event_or_raw(wire: Any, named: str = "") -> BlockEvent:
+    """An event as it came over the wire, or the raw form of one that cannot be read, under the hash its block names."""
     try:
         return event_from(wire)
     except FormatError as error:
-        with _Reading("an event"):
-            found = _hex(wire["hash"])
         raw = json.dumps(wire, ensure_ascii=True, separators=(",", ":")).encode()
-        return Undecoded(found, EventKind.MESSAGE, "", 0, "", raw=raw, reason=error.message)
+        return Undecoded(named, EventKind.MESSAGE, "", 0, "", raw=raw, reason=error.message)
 
 
-def block_from(wire: Any, stream: str, event: Callable[[Any], BlockEvent] = event_from) -> Block:
-    """A block as it came over the wire, not yet verified; `event` reads each of its events."""
+def block_from(wire: Any, stream: str, *, raw: bool = False) -> Block:
+    """A block as it came over the wire, not yet verified; `raw`: with events that cannot be read, as they came."""
     with _Reading(f"a block of stream {stream}"):
-        header = wire["header"]
+        header, events = wire["header"], _list(wire["events"])
+        named = [*header["event_hashes"], *[""] * len(events)]
         return Block(
             stream,
             _whole(header["number"]),
@@ -319,7 +326,7 @@ def block_from(wire: Any, stream: str, event: Callable[[Any], BlockEvent] = even
             _whole(header["at_us"]),
             tuple(_hex(value) for value in _list(header["event_hashes"])),
             None if header["snapshot"] is None else snapshot_from(header["snapshot"]),
-            tuple(event(each) for each in _list(wire["events"])),
+            tuple(event_or_raw(*each) if raw else event_from(each[0]) for each in zip(events, named, strict=False)),
         )
 
 

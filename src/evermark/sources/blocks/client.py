@@ -27,7 +27,16 @@ from evermark.errors import (
     NotFoundError,
     UnreachableError,
 )
-from evermark.sources.blocks.chain import Block, Cookie, block_from, event_or_raw, verify_block, verify_chain
+from evermark.sources.blocks.chain import (
+    Block,
+    BlockEvent,
+    Cookie,
+    Undecoded,
+    block_from,
+    event_hash,
+    verify_block,
+    verify_chain,
+)
 from evermark.sources.blocks.place import Hidden, Pace
 from evermark.sources.blocks.plan import Pin
 from evermark.sources.blocks.resume import Answer, answer_from, fork
@@ -124,7 +133,7 @@ class Node:
         """The first blocks of [start, end), as many as the node gives at once; not verified."""
         answer = self.get(f"/v1/streams/{quote(stream)}/miniblocks", {"from": start, "to": end})
         found = answer.get("blocks")
-        blocks = [block_from(block, stream, event_or_raw) for block in found] if isinstance(found, list) else []
+        blocks = [block_from(block, stream, raw=True) for block in found] if isinstance(found, list) else []
         if not blocks:
             raise GapError(f"stream {stream}: no block of [{start}, {end}) came", hint="ask another node")
         return blocks
@@ -205,10 +214,11 @@ class NodeClient:
 
     def __init__(self, nodes: Sequence[Node], pace: Pace) -> None:
         self.nodes = tuple(nodes)
-        self._pace = pace
+        self.pace = pace
         self._preferred = 0
         self._preferred_at = 0.0
         self._next_at = 0.0
+        self._away: dict[Node, tuple[float, UnreachableError]] = {}
 
     def in_order(self) -> Iterator[Node]:
         """The one that answered last comes first; now and then the first one is tried again."""
@@ -254,15 +264,35 @@ class NodeClient:
         at = Cookie(*first)
         while at.minipool_gen < last[0]:
             page = self.anyone(
-                partial(self._verified, stream=stream, at=at, last=last), patience_s=self._pace.patience_s
+                partial(self._verified, stream=stream, at=at, last=last), patience_s=self.pace.patience_s
             )
             yield page
             at = page[-1].cookie
 
-    def hash_before(self, stream: str, number: int) -> str:
-        """The hash of the block before `number`. Each node is asked once: who plans has no time to wait."""
-        (block,) = self.anyone(lambda node: self._single(node, stream, number - 1))
-        return block.hash
+    def block(self, stream: str, number: int) -> Block:
+        """One block, verified in itself. Each node is asked once: who plans has no time to wait."""
+        (block,) = self.anyone(lambda node: self._single(node, stream, number))
+        return block
+
+    def events(self, node: Node, stream: str, numbers: Sequence[int]) -> Iterator[BlockEvent]:
+        """The events of blocks with these ascending numbers as one node gives them: those that are what their hash
+        says, and those that cannot be read. Who asks of many streams is not to wait for the same node each time."""
+        away = self._away.get(node)
+        if away is not None and time.monotonic() - away[0] < self.pace.away_s:
+            raise UnreachableError(away[1].message, hint=away[1].hint)
+        at = 0
+        for number in numbers:
+            if number < at:
+                continue  # it came with the page before
+            self._throttle()
+            try:
+                page = node.page(stream, number, numbers[-1] + 1)
+            except UnreachableError as error:
+                self._away[node] = (time.monotonic(), error)
+                raise
+            for block in page:
+                yield from (e for e in block.events if isinstance(e, Undecoded) or event_hash(stream, e) == e.hash)
+            at = page[-1].number + 1
 
     def require_chain(self, node: Node, stream: str, at: Cookie) -> None:
         """Raise unless the node has the block that the cookie names."""
@@ -293,7 +323,7 @@ class NodeClient:
         now = time.monotonic()
         if self._next_at > now:
             time.sleep(self._next_at - now)
-        self._next_at = max(now, self._next_at) + 1.0 / self._pace.requests_per_s
+        self._next_at = max(now, self._next_at) + 1.0 / self.pace.requests_per_s
 
     def close(self) -> None:
         for node in self.nodes:

@@ -53,7 +53,9 @@ def judged_streams(plans: Plans, place: BlocksPlace) -> Iterator[Finding]:
     if not stale:
         yield ok("streams", "no stream is stale")
     for stream in sorted(stale)[:_NAMED_MAX]:
-        mend = f"evermark source recover {place.source} --accept-fork {stream}" if stale[stream].fork else _WAIT
+        mend = _NODE_HINT if stale[stream].unreadable else _WAIT
+        if stale[stream].fork:
+            mend = f"evermark source recover {place.source} --accept-fork {stream}"
         yield wrong("streams", f"{stream} is stale at block {stale[stream].block}: {stale[stream].reason}", mend)
     if len(stale) > _NAMED_MAX:
         yield wrong("streams", f"{len(stale) - _NAMED_MAX} more streams are stale", _WAIT)

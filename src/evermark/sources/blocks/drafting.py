@@ -89,12 +89,12 @@ class Draft:
             return part, ()
         start, end = part.start.minipool_gen, part.fetch_to.minipool_gen
         if not part.fetch_to.prev_miniblock_hash:
-            to = Cookie(end, self._client.hash_before(stream, end))
+            to = Cookie(end, self._client.block(stream, end - 1).hash)
             part = replace(part, fetch_to=to, known=replace(part.known, cookie=to))
         edges = {start: part.start.prev_miniblock_hash, end: part.fetch_to.prev_miniblock_hash}
         spacing = max(SLICE_WEIGHT, -(-part.span // self._pace.slices_max))
         numbers = pin_numbers(start, end, spacing)
-        return part, tuple((at, edges.get(at) or self._client.hash_before(stream, at)) for at in numbers)
+        return part, tuple((at, edges.get(at) or self._client.block(stream, at - 1).hash) for at in numbers)
 
 
 def _opening(part: Decision) -> Carried | None:

@@ -6,12 +6,11 @@ Never from a gap: what lies before the latest snapshot is summed up in it.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from evermark.sources.blocks.chain import BlockEvent, Cookie, EventKind, Undecoded
+from evermark.sources.blocks.chain import Block, BlockEvent, Cookie, EventKind, Undecoded
 from evermark.sources.blocks.client import Node
-from evermark.sources.blocks.resume import Answer
 
 _REMEMBERED_MAX = 10_000
 
@@ -30,11 +29,13 @@ class Membership:
     def __init__(self) -> None:
         self._known: OrderedDict[str, _Known] = OrderedDict()
 
-    def of(self, node: Node, stream: str) -> frozenset[str]:
+    def of(self, node: Node, stream: str, readable: Callable[[Sequence[Block]], Sequence[Block]]) -> frozenset[str]:
+        """As this node says; `readable` asks the others for what it gives in a form that cannot be read: it may be a
+        join."""
         known = self._known.pop(stream, None)
         while True:
             answer = node.view(stream, known.cookie if known is not None else None)
-            known = _Known(answer.cookie, _sealed(known, answer))
+            known = _Known(answer.cookie, _sealed(known, readable(answer.blocks)))
             if not answer.more:
                 break
         self._known[stream] = known
@@ -43,9 +44,9 @@ class Membership:
         return _applied(known.members, answer.pool)
 
 
-def _sealed(known: _Known | None, answer: Answer) -> frozenset[str]:
+def _sealed(known: _Known | None, blocks: Iterable[Block]) -> frozenset[str]:
     members = known.members if known is not None else frozenset()
-    for block in answer.blocks:
+    for block in blocks:
         # A snapshot sums up its own block too: applying that block's events once more changes nothing.
         members = frozenset(block.snapshot.members) if block.snapshot is not None else members
         members = _applied(members, block.events)

@@ -41,6 +41,8 @@ class Pace:
     connect_s: float = 5.0
     read_s: float = 30.0
     patience_s: float = 10.0  # how long a task tries, node after node, before it gives up for now
+    unreadable_s: float = 300.0  # for nodes that cannot be asked, before what the others give unreadable is poison
+    away_s: float = 30.0  # for which a node that did not answer is not asked again what others are asked as well
     requests_per_s: float = 50.0  # of one task; at most `slices_max` tasks fetch one stream
     slices_max: int = 16
     blocks_max: int = 20_000  # to fetch, in one batch

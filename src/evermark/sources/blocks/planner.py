@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import structlog
@@ -23,7 +23,7 @@ from evermark.errors import (
     UnreachableError,
 )
 from evermark.sources.base import Limit
-from evermark.sources.blocks.chain import StreamKind
+from evermark.sources.blocks.chain import Block, StreamKind, UnreadableError
 from evermark.sources.blocks.client import TRANSIENT, Beyond, Listed, Listing, Node, NodeClient
 from evermark.sources.blocks.drafting import Draft, Unpinned
 from evermark.sources.blocks.family import Kin
@@ -32,6 +32,7 @@ from evermark.sources.blocks.place import BlocksPlace
 from evermark.sources.blocks.plan import Move, Tick, partition_of, way_to
 from evermark.sources.blocks.plans import Plans, Stale, Standing, stale_reason
 from evermark.sources.blocks.resume import ANEW, UNTOLD, Case, Decision, Known, decide, fitted, witnessed
+from evermark.sources.blocks.unreadable import read_by_any, waited_enough
 
 log = structlog.get_logger(__name__)
 
@@ -80,8 +81,8 @@ class Planner:
     ) -> None:
         self._place, self._plans, self._client, self._clock = place, plans, client, clock
         self.kin = Kin(client.nodes, plans, place.partitions)
-        self._tracked: OrderedDict[str, float] = OrderedDict()
         self._membership = Membership()
+        self._tracked: OrderedDict[str, float] = OrderedDict()
         self._remembered: dict[int, _Remembered] = {}
         self._any_stale = False
 
@@ -141,7 +142,7 @@ class Planner:
         now = _Round(node, partition, standing, draft, moves, passed, stale, not_now, set(), anew)
         try:
             due = [stream for stream, gap in stale.items() if gap.due][:_PROBED_MAX]
-            not_now |= {s for s in due if not self._probed(partition, s, stale[s].block)}
+            not_now |= {s for s in due if not self._probed(partition, s, stale[s])}
             now.tried = set(due) - not_now
             self._hear_acceptance(now, way)
             self._look_at_owed(now)
@@ -241,15 +242,23 @@ class Planner:
             return False
 
     def _wants(self, now: _Round, stream: str, kind: str) -> bool:
+        def readable(blocks: Sequence[Block]) -> Sequence[Block]:
+            return self._readable(stream, blocks, now.stale.get(stream))
+
         def members() -> frozenset[str]:
             try:
-                return self._membership.of(now.node, stream)
+                return self._membership.of(now.node, stream, readable)
             except _LIES:
                 if len(self._client.nodes) == 1:
                     raise
-                return self._client.anyone(lambda node: Membership().of(node, stream))
+                return self._client.anyone(lambda node: Membership().of(node, stream, readable))
 
         return self._place.wanted.wants(stream, kind, members)
+
+    def _readable(
+        self, stream: str, blocks: Sequence[Block], gap: Stale | None, taken: frozenset[str] = frozenset()
+    ) -> tuple[Block, ...]:
+        return read_by_any(self._client, stream, blocks, lambda: waited_enough(gap, self._place.pace), taken)
 
     def _look_at_listed(self, now: _Round, row: Listed, move: Move | None) -> bool:
         if row.deleted and move is not None:
@@ -270,6 +279,8 @@ class Planner:
                 draft.put_nothing(stream, kind)
                 return True
             part = fitted(decision, draft.room, before, at_least_one=not draft.items)
+            blocks = self._readable(stream, part.blocks, now.stale.get(stream), part.leave_out)
+            part = replace(part, blocks=blocks)
             if ((move is not None and move.more) or stream in now.stale) and now.node.follows():
                 elsewhere = True  # what was left over, or could not be had, then may not have come to this node yet
             if decision.case in _WARNED:
@@ -283,7 +294,7 @@ class Planner:
                 # The last that is taken of a stream nobody wants any more: what made it so is among it.
                 forgotten = by_members and move is not None and not more and not self._wants(now, stream, kind)
                 draft.put(stream, kind, before, part, more=more, forgotten=forgotten)
-            elif stream in now.tried and not elsewhere and not now.node.follows():
+            elif stream in now.tried and stream not in draft.moves and not elsewhere and not now.node.follows():
                 self._plans.unmark_stale(stream, now.stale[stream])
         except NotFoundError as error:
             if now.node.follows():
@@ -299,6 +310,7 @@ class Planner:
 
     def _mark_stale(self, now: _Round, stream: str, block: int, error: EvermarkError) -> None:
         log.warning("blocks_stale", source=self._place.source, stream=stream, error=str(error))
+        block = error.block if isinstance(error, UnreadableError) else block
         self._plans.mark_stale(now.partition, stream, block, stale_reason(error))
         now.not_now.add(stream)
 
@@ -345,14 +357,18 @@ class Planner:
             self._tracked.popitem(last=False)
         return decision, elsewhere
 
-    def _probed(self, partition: int, stream: str, block: int) -> bool:
-        """Whether the block that could not be had can be had now."""
+    def _probed(self, partition: int, stream: str, gap: Stale) -> bool:
+        """Whether the block that could not be had, or not be read, can be now."""
         try:
-            self._client.hash_before(stream, block + 1)
+            block = self._client.block(stream, gap.block)
+            if gap.unreadable:
+                self._readable(stream, [block], gap)
         except (NotFoundError, Beyond):
             return True  # deleted meanwhile, or there is no such block (yet): looking at it will tell
         except (*TRANSIENT, *_LIES) as error:
-            self._plans.mark_stale(partition, stream, block, stale_reason(error))
+            # One that nobody can be asked for now is as unreadable as before.
+            reason = gap.reason if gap.unreadable and isinstance(error, TRANSIENT) else stale_reason(error)
+            self._plans.mark_stale(partition, stream, gap.block, reason)
             return False
         return True
 

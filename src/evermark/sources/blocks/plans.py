@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from evermark.errors import EvermarkError, IdentityError
+from evermark.sources.blocks.chain import UnreadableError
 from evermark.sources.blocks.plan import Item, Move, Tick
 from evermark.sources.blocks.resume import Known
 
 _FORK = "fork: "
+UNREADABLE = "unreadable: "
 
 
 @dataclass(frozen=True)
@@ -39,14 +41,22 @@ class Stale:
     due: bool
     tick: int = 0  # the last one that was given out when it was tried: later ones are made by somebody who knows of it
     mark: int = 0  # another one each time it is tried
+    lasted_s: float = 0.0  # for how long it has been unreadable; or stale for any other reason
 
     @property
     def fork(self) -> bool:
         """Whether a person has to look: no node will ever have what follows."""
         return self.reason.startswith(_FORK)
 
+    @property
+    def unreadable(self) -> bool:
+        """Whether the block is there, with an event that no node gives in a form that can be read."""
+        return self.reason.startswith(UNREADABLE)
+
 
 def stale_reason(error: EvermarkError) -> str:
+    if isinstance(error, UnreadableError):
+        return f"{UNREADABLE}{error.message}"
     return f"{_FORK}{error.message}" if isinstance(error, IdentityError) else error.message
 
 
@@ -100,7 +110,10 @@ class Plans(Protocol):
         ...
 
     def stale(self, partition: int) -> dict[str, Stale]: ...
-    def mark_stale(self, partition: int, stream: str, block: int, reason: str) -> None: ...
+    def mark_stale(self, partition: int, stream: str, block: int, reason: str) -> None:
+        """How long it lasts is counted from the first mark, and anew once it becomes unreadable or ceases to be."""
+        ...
+
     def unmark_stale(self, stream: str, seen: Stale) -> None:
         """Nothing unless the mark is the one that was seen."""
         ...

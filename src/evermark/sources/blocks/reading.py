@@ -10,12 +10,13 @@ import structlog
 
 from evermark.errors import EvermarkError, FormatError, GapError, NotFoundError, UnreachableError
 from evermark.sources.base import Slice
-from evermark.sources.blocks.chain import BlockEvent, EventKind, Undecoded, event_from
+from evermark.sources.blocks.chain import BlockEvent, EventKind, Undecoded, UnreadableError, event_from
 from evermark.sources.blocks.client import NodeClient
 from evermark.sources.blocks.plan import Item, Part, first_ordinal, parts
 from evermark.sources.blocks.plans import Plans, stale_reason
 from evermark.sources.blocks.position import Position
 from evermark.sources.blocks.rows import Rows
+from evermark.sources.blocks.unreadable import read_by_any, waited_enough
 
 log = structlog.get_logger(__name__)
 
@@ -23,6 +24,7 @@ log = structlog.get_logger(__name__)
 class SliceReader:
     def __init__(self, source: str, plans: Plans, client: NodeClient) -> None:
         self._source, self._plans, self._client = source, plans, client
+        self._poison: dict[str, tuple[int, Undecoded]] = {}  # by stream: how many, and the first
 
     def read(self, piece: Slice) -> Iterator[pa.RecordBatch]:
         try:
@@ -40,6 +42,9 @@ class SliceReader:
         for part in all_parts[first:last]:
             yield from self._part(piece.partition, ends - 1, items, part, rows)
         yield from rows.rest()
+        for stream, (count, event) in self._poison.items():
+            said = {"source": self._source, "stream": stream, "first": event.hash, "reason": event.reason}
+            log.error("blocks_poison", events=count, said="no node gives them in a form that can be read", **said)
 
     def _part(
         self, partition: int, tick: int, items: Sequence[Item], part: Part, rows: Rows
@@ -53,20 +58,27 @@ class SliceReader:
                 elif "note" in wire:
                     yield from rows.add_note(item.stream, wire["note"], position)
                 else:
-                    yield from rows.add(item.stream, _event(wire), position)
+                    event = _event(wire)
+                    self._count(item.stream, event)
+                    yield from rows.add(item.stream, event, position)
             return
         yield from self._fetched(partition, tick, item, part, rows)
 
     def _fetched(self, partition: int, tick: int, item: Item, part: Part, rows: Rows) -> Iterator[pa.RecordBatch]:
         at = part.first[0]
+
+        def waited() -> bool:
+            return waited_enough(self._plans.stale(partition).get(item.stream), self._client.pace)
+
         try:
             for page in self._client.between(item.stream, part.first, part.last):
-                for block in page:
+                for block in read_by_any(self._client, item.stream, page, waited, item.leave_out):
                     if block.number == 0 and block.snapshot is not None:
                         where = str(Position(tick, part.item))
                         yield from rows.add_opening(item.stream, block.snapshot.wire(), where)
                     for ordinal, event in enumerate(block.events, first_ordinal(block.number)):
                         if event.hash not in item.leave_out:
+                            self._count(item.stream, event)
                             position = str(Position(tick, part.item, block.number, ordinal))
                             yield from rows.add(item.stream, event, position)
                 at = page[-1].number + 1
@@ -76,11 +88,17 @@ class SliceReader:
             log.warning("blocks_lost", source=self._source, stream=item.stream, **note)
             yield from rows.add_note(item.stream, note, str(Position(tick, part.item, at)))
         except EvermarkError as error:
+            at = error.block if isinstance(error, UnreadableError) else at
             self._plans.mark_stale(partition, item.stream, at, stale_reason(error))
             raise UnreachableError(
                 f"stream {item.stream}: blocks [{at}, {part.last[0]}) cannot be had now: {error.message}",
                 hint="the stream is stale until one of the nodes has them; the other streams go on",
             ) from error
+
+    def _count(self, stream: str, event: BlockEvent) -> None:
+        if isinstance(event, Undecoded):
+            count, first = self._poison.get(stream, (0, event))
+            self._poison[stream] = (count + 1, first)
 
 
 def _event(wire: dict[str, Any]) -> BlockEvent:

@@ -113,7 +113,7 @@ def answer_from(wire: Any, stream: str, asked: Cookie | None) -> Answer:
         or not isinstance(wire.get("minipool"), list)
     ):
         raise FormatError(f"stream {stream}: this is no answer to get stream", hint="is it a block node?")
-    blocks = tuple(block_from(block, stream, event_or_raw) for block in wire["blocks"])
+    blocks = tuple(block_from(block, stream, raw=True) for block in wire["blocks"])
     # What cannot be read waits for its block, which vouches for its hash: nobody does so for what is in a minipool, and
     # one that was taken by its hash alone would be left out when it comes as itself.
     pool = tuple(e for e in map(event_or_raw, wire["minipool"]) if not isinstance(e, Undecoded))

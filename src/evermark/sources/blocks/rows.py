@@ -6,7 +6,8 @@
 - How a stream was when it was first taken (its kind, its first members, its settings) is `op = schema`: no event tells
   it. It is logged, and delivered to nobody.
 - What happened to a stream as a whole (deleted, recreated, lost) is `op = truncate`: what was known of it is void.
-- What cannot be read is `op = poison`, with its bytes.
+- What cannot be read is `op = poison`, with its bytes, under an id of its own: should the event come readable when its
+  stream is compared with the log, it is not there yet.
 """
 
 from __future__ import annotations
@@ -42,11 +43,13 @@ class Rows:
         self._bytes = 0
 
     def add(self, stream: str, event: BlockEvent, position: str) -> Iterator[pa.RecordBatch]:
-        raw = event.raw if isinstance(event, Undecoded) else None
-        op = Op.POISON if isinstance(event, Undecoded) else Op.MESSAGE
-        payload = json.dumps({"reason": event.reason}) if isinstance(event, Undecoded) else envelope(event)
-        at_us = event.at_us if raw is None and event.at_us <= _TIME_US_MAX else None
-        yield from self._add(event.hash, position, stream, op, at_us, payload, raw)
+        if isinstance(event, Undecoded):
+            made = hashlib.sha256(f"evermark.poison.1\n{stream}\n{event.hash}".encode()).hexdigest()
+            payload = json.dumps({"event": event.hash, "reason": event.reason})
+            yield from self._add(made, position, stream, Op.POISON, None, payload, event.raw)
+            return
+        at_us = event.at_us if event.at_us <= _TIME_US_MAX else None
+        yield from self._add(event.hash, position, stream, Op.MESSAGE, at_us, envelope(event), None)
 
     def add_note(self, stream: str, note: dict[str, Any], position: str) -> Iterator[pa.RecordBatch]:
         """Something that happened to the stream, which no event of it tells."""

@@ -15,6 +15,7 @@ import structlog
 
 from evermark.errors import GapError, NotFoundError
 from evermark.sources.base import Condition, Limit, Seen, Slice, Source, StaleStream, StaleStreams
+from evermark.sources.blocks.chain import Block, UnreadableError
 from evermark.sources.blocks.client import Node, NodeClient
 from evermark.sources.blocks.membership import Membership
 from evermark.sources.blocks.place import BlocksPlace
@@ -24,6 +25,7 @@ from evermark.sources.blocks.plans import Plans
 from evermark.sources.blocks.position import EARLIEST, Position
 from evermark.sources.blocks.reading import SliceReader
 from evermark.sources.blocks.store import StatePlans
+from evermark.sources.blocks.unreadable import read_by_any
 from evermark.state.connection import State
 
 log = structlog.get_logger(__name__)
@@ -152,7 +154,15 @@ class BlockStreams(Source):
         client = self._open_client(self.place)  # its own: reading goes on in another thread
 
         def wants(stream: str, kind: str) -> bool:
-            return wanted.wants(stream, kind, lambda: client.anyone(lambda node: Membership().of(node, stream)))
+            def readable(blocks: Sequence[Block]) -> Sequence[Block]:
+                return read_by_any(client, stream, blocks, lambda: False)
+
+            try:
+                return wanted.wants(
+                    stream, kind, lambda: client.anyone(lambda node: Membership().of(node, stream, readable))
+                )
+            except UnreadableError:
+                return True  # somebody may have joined
 
         try:
             for partition in self.partitions():

@@ -11,7 +11,7 @@ from evermark.error_policy import backoff_s
 from evermark.errors import ConfigError, NotFoundError
 from evermark.sources.blocks.chain import Cookie
 from evermark.sources.blocks.plan import Item, Move, Tick, way_to
-from evermark.sources.blocks.plans import Stale, Standing
+from evermark.sources.blocks.plans import UNREADABLE, Stale, Standing
 from evermark.sources.blocks.resume import Known
 from evermark.state.connection import Connection, State
 
@@ -215,8 +215,8 @@ class StatePlans:
 
     def stale(self, partition: int) -> dict[str, Stale]:
         asked = """select stream, block, reason, next_at <= clock_timestamp(), tick,
-            (extract(epoch from next_at) * 1e6)::bigint from block_stale
-            where source = %s and partition = %s order by next_at limit 10000"""
+            (extract(epoch from next_at) * 1e6)::bigint, extract(epoch from clock_timestamp() - since)::float8
+            from block_stale where source = %s and partition = %s order by next_at limit 10000"""
         with self._state.connection() as conn:
             rows = conn.execute(asked, (self._source, partition)).fetchall()
         return {stream: Stale(*gap) for stream, *gap in rows}
@@ -227,8 +227,11 @@ class StatePlans:
                     clock_timestamp() + make_interval(secs => %(first)s))
             on conflict (source, stream) do update
             set block = excluded.block, reason = excluded.reason, tick = excluded.tick,
-                attempts = least(block_stale.attempts + 1, 30), next_at = clock_timestamp()
-                    + make_interval(secs => least(%(max)s, %(first)s * 2 ^ least(block_stale.attempts, 30)))"""
+                since = case when {_ALIKE} then block_stale.since else excluded.since end,
+                attempts = case when {_ALIKE} then least(block_stale.attempts + 1, 30) else 1 end,
+                next_at = case when {_ALIKE} then clock_timestamp()
+                    + make_interval(secs => least(%(max)s, %(first)s * 2 ^ least(block_stale.attempts, 30)))
+                    else excluded.next_at end"""
         said = {"source": self._source, "stream": stream, "partition": partition, "block": block}
         pauses = {"reason": reason.replace("\0", "")[:_REASON_MAX], "first": backoff_s(1), "max": STALE_PAUSE_S_MAX}
         with self._state.connection() as conn:
@@ -340,6 +343,7 @@ _NOT_STALE = """delete from block_stale using (
 where block_stale.source = moved.source and block_stale.stream = moved.stream and block_stale.tick < moved.ends"""
 _LAST_TICK = """coalesce((select last_tick from block_partitions
     where source = %(source)s and partition = %(partition)s), 0)"""
+_ALIKE = f"starts_with(block_stale.reason, '{UNREADABLE}') = starts_with(excluded.reason, '{UNREADABLE}')"
 # A person's word that came after the tick was made is not taken back by it; the mark it was about is still there then.
 _ABOUT = f"""insert into block_streams (source, stream, partition, kind, incarnation, pool, more, repeats_below)
 values (%s, %s, %s, %s, %s, %s, %s, %s)

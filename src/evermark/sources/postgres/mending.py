@@ -7,48 +7,112 @@ a hole is open. While it does, the own slot is not read, whatever it looks like.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
-
-import psycopg
-from psycopg import sql
+from enum import Enum
 
 from evermark import failpoint
-from evermark.errors import BusyError, GapError, SetupError
+from evermark.errors import GapError
 from evermark.sources.base import Hole, Mend
-from evermark.sources.postgres.connect import Link, connect
-from evermark.sources.postgres.failures import RECOVER_HINT, translate, where
-from evermark.sources.postgres.hole import OutboxHole
-from evermark.sources.postgres.install import create_publication
-from evermark.sources.postgres.lsn import Position, lsn_of
+from evermark.sources.postgres.failures import RECOVER_HINT, where
+from evermark.sources.postgres.lsn import Incarnation, Position
 from evermark.sources.postgres.place import PostgresPlace
-from evermark.sources.postgres.slots import Slot, drop_slot, make_failover, slot_named, spare_name, walsender
-from evermark.sources.postgres.survey import look, stranger, unfit, unregistered
-
-FAILOVER_VERSION = 170000
-_OPTIONS_VERSION = 150000
-_STOP_POLL_S = 0.2
+from evermark.sources.postgres.slots import Slot, spare_name
+from evermark.sources.postgres.survey import Survey, stranger, unfit, unregistered
 
 
 @dataclass(frozen=True)
-class _New:
+class NewSlot:
+    """Where a new slot begins, and its moment as a snapshot, which lasts until it is let go of."""
+
     lsn: int
     snapshot: str
 
 
+class MendServer(ABC):
+    """What a mend asks of the server. Nothing of it is undone by a crash but the snapshot."""
+
+    @abstractmethod
+    def look(self) -> Survey: ...
+
+    @abstractmethod
+    def slot(self, name: str) -> Slot | None: ...
+
+    @abstractmethod
+    def mend_publication(self) -> None:
+        """In one transaction with its new fingerprint: whatever is done to it after this is another hole."""
+
+    @abstractmethod
+    def make(self, name: str, version: int, stopped: Callable[[], bool]) -> NewSlot:
+        """Waits for the transactions that are open; raises `BusyError` when that takes too long, or when `stopped`."""
+
+    @abstractmethod
+    def floor(self) -> str | None:
+        """No event of an earlier transaction is missing from the log; none: nobody knows."""
+
+    @abstractmethod
+    def hole(self, new: NewSlot, incarnation: Incarnation, floor: str | None) -> Hole:
+        """What the snapshot shows of events from the floor on."""
+
+    @abstractmethod
+    def copy(self, name: str, to: str) -> None:
+        """Another slot, at the same place."""
+
+    @abstractmethod
+    def drop(self, name: str) -> None:
+        """Nothing happens when there is none."""
+
+    @abstractmethod
+    def mark_failover(self) -> None:
+        """Standbys keep the slot, too, where the server can do that."""
+
+    @abstractmethod
+    def let_go(self) -> None:
+        """Of the snapshot."""
+
+    @abstractmethod
+    def disconnect(self) -> None:
+        """Of everything but the snapshot, until the next call."""
+
+
+class Ending(Enum):
+    """What is left to do when a hole is closed."""
+
+    RENAME = "rename"  # the spare slot takes the name of the one that was lost
+    DROP_SPARE = "drop spare"  # it has done so already
+    NOTHING = "nothing"
+
+
+def ending(own: Slot | None, spare: Slot | None, at: Position, place: PostgresPlace) -> Ending:
+    """How the slots come to be what reading at `at` needs. Raises `GapError` when neither gives all from there on."""
+    if spare is None:
+        if own is None or not gives(own, at):
+            raise GapError(f"slot {place.slot} at {where(place.dsn.open())} was lost again", hint=RECOVER_HINT)
+        return Ending.NOTHING
+    if own is not None and gives(own, at) and own.confirmed_lsn == at.lsn:
+        return Ending.DROP_SPARE
+    if not gives(spare, at):
+        raise GapError(f"slot {spare_name(place.slot)} at {where(place.dsn.open())} was lost too", hint=RECOVER_HINT)
+    return Ending.RENAME
+
+
+def gives(slot: Slot, at: Position) -> bool:
+    """Whether everything from `at` on can be read from the slot."""
+    if slot.wal_status == "lost" or slot.invalidation_reason or slot.confirmed_lsn is None:
+        return False
+    return slot.confirmed_lsn <= at.lsn
+
+
 class OutboxMend(Mend):
-    """`wait_s`: how long a new slot may wait for transactions that were open before it."""
+    """The order of its steps is what makes each of them repeatable after a crash."""
 
     def __init__(
-        self, place: PostgresPlace, *, wait_s: float = 3600.0, on_finished: Callable[[], None] = lambda: None
+        self, place: PostgresPlace, server: MendServer, on_finished: Callable[[], None] = lambda: None
     ) -> None:
         self._place = place
-        self._wait_s = wait_s
+        self._server = server
         self._on_finished = on_finished
-        self._keeper: psycopg.Connection[Any] | None = None
 
     @property
     def spare(self) -> str:
@@ -56,134 +120,47 @@ class OutboxMend(Mend):
 
     def begin(self, stopped: Callable[[], bool], left_at: str | None = None) -> Hole:
         self.close()
-        with _connected(self._place) as link:
-            survey = look(link, self._place)
+        server = self._server
+        try:
+            survey = server.look()
             problem = unfit(survey) or unregistered(survey, self._place)
             if problem is None and left_at is not None:
                 problem = stranger(survey, Position.parse(left_at))
             if problem is not None:
                 raise problem
             if survey.fingerprint_now is None or survey.fingerprint_now != survey.fingerprint_installed:
-                self._mend_publication(link)
-            drop_slot(link, self.spare)
+                server.mend_publication()
+            server.drop(self.spare)
             failpoint.hit("mend.cleared")
-            new = self._make(survey.version, stopped)
+            new = server.make(self.spare, survey.version, stopped)
             failpoint.hit("mend.slot_made")
-            floor = link.row(_floor_query(self._place), (self._place.slot,), doing="looking for the floor")
-            hole = OutboxHole(self._place, new.snapshot, survey.incarnation, new.lsn, floor[0] if floor else None)
-        hole.survey()
-        return hole
-
-    def _mend_publication(self, link: Link) -> None:
-        """In one transaction with its new fingerprint: whatever is done to it after this is another hole."""
-        with link.connection.transaction():
-            create_publication(link, self._place, again=True)
-            query = sql.SQL("select {}.note_mended(%s)").format(sql.Identifier(self._place.schema))
-            link.row(query.as_string(), (self._place.slot,), doing="noting the publication")
-
-    def _make(self, version: int, stopped: Callable[[], bool]) -> _New:
-        """The new slot, and its moment as a snapshot: it lasts while `_keeper` is connected and idle."""
-        options = "(SNAPSHOT 'export')" if version >= _OPTIONS_VERSION else "EXPORT_SNAPSHOT"
-        command = f'CREATE_REPLICATION_SLOT "{self.spare}" LOGICAL pgoutput {options}'
-        self._keeper = walsender(self._place)
-        dsn = self._place.dsn.open()
-        try:
-            with _ended_by(self._keeper, stopped, self._wait_s) as ended:
-                found = self._keeper.execute(command.encode()).fetchone()
-        except psycopg.errors.QueryCanceled as error:
-            why = "was told to stop" if not ended.is_set() else f"took more than {self._wait_s:g} s"
-            raise BusyError(
-                f"making slot {self.spare} {why}",
-                hint="it waits for transactions that are open; `select pid, xact_start, query from pg_stat_activity"
-                " order by xact_start` shows the oldest",
-            ) from error
-        except psycopg.Error as error:
-            raise translate(error, dsn, f"making slot {self.spare}") from error
-        if found is None:
-            raise SetupError(f"making slot {self.spare} at {where(dsn)}: the server gave no snapshot")
-        return _New(lsn_of(str(found[1])), str(found[2]))
+            return server.hole(new, survey.incarnation, server.floor())
+        finally:
+            server.disconnect()
 
     def finish(self, position: str) -> None:
         self.close()
-        at = Position.parse(position)
-        with _connected(self._place) as link:
-            own, spare = slot_named(link, self._place.slot), slot_named(link, self.spare)
-            if spare is not None:
-                if own is None or not _gives(own, at) or own.confirmed_lsn != at.lsn:
-                    if not _gives(spare, at):
-                        raise GapError(f"slot {self.spare} at {where(link.dsn)} was lost too", hint=RECOVER_HINT)
-                    drop_slot(link, self._place.slot)
-                    failpoint.hit("mend.old_dropped")
-                    link.row(
-                        "select pg_copy_logical_replication_slot(%s, %s)",
-                        (self.spare, self._place.slot),
-                        doing=f"giving slot {self._place.slot} its name back",
-                    )
-                    failpoint.hit("mend.renamed")
-                drop_slot(link, self.spare)
-            elif own is None or not _gives(own, at):
-                raise GapError(f"slot {self._place.slot} at {where(link.dsn)} was lost again", hint=RECOVER_HINT)
-            version = int(link.one("show server_version_num", doing="asking for the version")[0])
-        if version >= FAILOVER_VERSION:
-            make_failover(self._place)
+        server, own, at = self._server, self._place.slot, Position.parse(position)
+        try:
+            left = ending(server.slot(own), server.slot(self.spare), at, self._place)
+            if left is Ending.RENAME:
+                server.drop(own)
+                failpoint.hit("mend.old_dropped")
+                server.copy(self.spare, own)
+                failpoint.hit("mend.renamed")
+            if left is not Ending.NOTHING:
+                server.drop(self.spare)
+            server.mark_failover()
+        finally:
+            server.disconnect()
         self._on_finished()
 
     def abandon(self) -> None:
         self.close()
-        with _connected(self._place) as link:
-            drop_slot(link, self.spare)
+        try:
+            self._server.drop(self.spare)
+        finally:
+            self._server.disconnect()
 
     def close(self) -> None:
-        if self._keeper is not None:
-            self._keeper.close()
-            self._keeper = None
-
-
-def _gives(slot: Slot, at: Position) -> bool:
-    """Whether everything from `at` on can be read from the slot."""
-    if slot.wal_status == "lost" or slot.invalidation_reason or slot.confirmed_lsn is None:
-        return False
-    return slot.confirmed_lsn <= at.lsn
-
-
-def _floor_query(place: PostgresPlace) -> str:
-    query = sql.SQL(
-        "select r.floor::text from {}.readers r, pg_control_system() s"
-        " where r.slot = %s and r.floor_system = s.system_identifier"
-    )
-    return query.format(sql.Identifier(place.schema)).as_string()
-
-
-@contextmanager
-def _connected(place: PostgresPlace) -> Iterator[Link]:
-    link = connect(place.dsn)
-    try:
-        yield link
-    finally:
-        link.close()
-
-
-@contextmanager
-def _ended_by(
-    connection: psycopg.Connection[Any], stopped: Callable[[], bool], wait_s: float
-) -> Iterator[threading.Event]:
-    """Cancel what runs on the connection when told to stop, or after `wait_s`; the event tells which it was."""
-    done, late = threading.Event(), threading.Event()
-
-    def watch() -> None:
-        left = wait_s
-        while not done.wait(_STOP_POLL_S):
-            left -= _STOP_POLL_S
-            if left <= 0 or stopped():
-                if left <= 0:
-                    late.set()
-                with suppress(psycopg.Error):
-                    connection.cancel_safe(timeout=5.0)
-
-    thread = threading.Thread(target=watch, name="slot watch", daemon=True)
-    thread.start()
-    try:
-        yield late
-    finally:
-        done.set()
-        thread.join()
+        self._server.let_go()

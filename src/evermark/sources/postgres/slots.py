@@ -62,7 +62,9 @@ def drop_slot(link: Link, name: str) -> None:
     if found[0] is not None:
         with suppress(EvermarkError):
             link.row("select pg_terminate_backend(%s, 5000)", (found[0],), doing=f"ending the reader of slot {name}")
-    link.row("select pg_drop_replication_slot(%s)", (name,), doing=f"dropping slot {name}")
+    # One that was still being made is gone with whoever made it.
+    query = "select pg_drop_replication_slot(slot_name) from pg_replication_slots where slot_name = %s"
+    link.row(query, (name,), doing=f"dropping slot {name}")
 
 
 def walsender(place: PostgresPlace) -> psycopg.Connection[Any]:

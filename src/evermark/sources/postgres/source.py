@@ -18,7 +18,7 @@ from evermark.sources.postgres.chunks import BIG_BYTES
 from evermark.sources.postgres.connect import close_idle
 from evermark.sources.postgres.install import maintain
 from evermark.sources.postgres.lsn import Position
-from evermark.sources.postgres.mending import OutboxMend
+from evermark.sources.postgres.mend_server import mend_of
 from evermark.sources.postgres.place import PostgresPlace
 from evermark.sources.postgres.pressure import warned
 from evermark.sources.postgres.replayed import clear_request
@@ -104,7 +104,7 @@ class PostgresOutbox(Source):
         clear_request(self._place, stream, since, until)
 
     def mend(self, partition: int) -> Mend:
-        return OutboxMend(self._place.parts()[partition], on_finished=lambda: self._renew(partition))
+        return mend_of(self._place.parts()[partition], on_finished=lambda: self._renew(partition))
 
     def _renew(self, partition: int) -> None:
         """What was known of the old slot's WAL says nothing of the new one's."""

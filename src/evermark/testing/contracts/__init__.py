@@ -14,6 +14,9 @@ from evermark.testing.contracts.heads import HeadContract
 from evermark.testing.contracts.leases import LeaseContract
 from evermark.testing.contracts.log import LogContract
 from evermark.testing.contracts.parked import ParkedContract
+from evermark.testing.contracts.progress import ProgressContract
+from evermark.testing.contracts.recoveries import RecoveryContract
+from evermark.testing.contracts.replays import ReplayContract
 from evermark.testing.contracts.roster import RosterContract
 from evermark.testing.contracts.source import SourceContract
 
@@ -25,6 +28,9 @@ __all__ = [
     "LeaseContract",
     "LogContract",
     "ParkedContract",
+    "ProgressContract",
+    "RecoveryContract",
+    "ReplayContract",
     "RosterContract",
     "SourceContract",
 ]

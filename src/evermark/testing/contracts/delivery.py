@@ -24,8 +24,8 @@ from evermark.testing.contracts.scene import P0, P1, T0, TakeOver, begin, done, 
 
 # Everything else in the port must take an epoch and be listed in `_writes`.
 READERS = {
-    *("outside", "subscriptions", "subscription", "group", "cursors", "cursors_outside"),
-    *("parked_counts", "parked_since", "parked", "held_keys", "counted"),
+    *("outside", "subscriptions", "subscription", "group", "cursors", "cursors_outside", "inside"),
+    *("parked_counts", "parked_since", "parked", "room", "held_keys", "counted"),
 }
 
 

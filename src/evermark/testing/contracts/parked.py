@@ -135,7 +135,9 @@ class ParkedContract(OwnedStore):
         elsewhere = event(6, P1, key="k")
         store.settle_group(P0, 0, 9, frozenset("ab"), [done("a", *events, elsewhere), done("b", *events)], T0, epoch)
         held = {"a": {(P0, "orders", "k"): 2, (P0, "orders", "l"): 1, (P1, "orders", "k"): 1}}
-        assert store.held_keys() == held
+        assert store.held_keys(["a", "b"]) == held
+        assert store.held_keys(["a"], [P1]) == {"a": {(P1, "orders", "k"): 1}}
+        assert (store.held_keys(["b"]), store.held_keys([]), store.held_keys(["a"], [])) == ({}, {}, {})
         rows = store.claim(SOON, 20, LEASE_S, epoch)
         assert [r.event.event_id for r in rows if r.subscription == "a"] == ["e1", "e2", "e4", "e5", "e6"]
         assert [r.event.event_id for r in rows if r.subscription == "b"] == ["e1", "e2", "e3", "e4", "e5"]
@@ -151,7 +153,7 @@ class ParkedContract(OwnedStore):
         store.register([spec("a", ordered=True)], MadeBy.FILE, {}, epoch)
         parked = [event(1, key="1"), event(2, key="1", stream="users"), event(3, key="1")]
         store.settle_group(P0, 0, 9, frozenset("a"), [done("a", *parked)], T0, epoch)
-        assert store.held_keys() == {"a": {(P0, "orders", "1"): 2, (P0, "users", "1"): 1}}
+        assert store.held_keys(["a"]) == {"a": {(P0, "orders", "1"): 2, (P0, "users", "1"): 1}}
         rows = store.claim(SOON, 10, LEASE_S, epoch)
         assert [(row.event.event_id, row.event.stream) for row in rows] == [("e1", "orders"), ("e2", "users")]
 

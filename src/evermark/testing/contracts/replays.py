@@ -20,7 +20,7 @@ from evermark.delivery.replay import (
     TargetState,
     targets_of,
 )
-from evermark.delivery.replay_store import ReplayStore
+from evermark.delivery.replay_base import ReplayStore
 from evermark.delivery.timeslice import Mark, TimeSlice
 from evermark.errors import ConflictError, NotFoundError, StaleError
 from evermark.testing.contracts.scene import T0, TakeOver, begin, done, event, spec
@@ -210,8 +210,8 @@ class ReplayContract:
         made, targets = self.started(replays, delivery, epoch, "a", ordered=True)
         of_replay = replace(event(1, key="k"), replay_id=made)
         self.settle(replays, targets["a"], epoch, done("a", of_replay))
-        assert delivery.held_keys() == {}
-        assert delivery.held_keys(made) == {"a": {(of_replay.place, "orders", "k"): 1}}
+        assert delivery.held_keys(["a"]) == {}
+        assert delivery.held_keys(["a"], replay_id=made) == {"a": {(of_replay.place, "orders", "k"): 1}}
         delivery.settle_group(of_replay.place, 0, 1, frozenset({"a"}), [done("a", event(2, key="k"))], T0, epoch)
         assert len(delivery.claim(T0 + timedelta(hours=1), 5, 60, epoch)) == 2
 
@@ -227,9 +227,10 @@ class ReplayContract:
         assert replays.pass_by(passed, epoch).state is TargetState.DONE
         assert not replays.finish(made, epoch)
         replays.end_target(made, "b", "the subscription is gone", epoch)
+        assert replays.open_sources() == {"shop"}
         assert replays.finish(made, epoch)
         assert replays.one(made).state is ReplayState.DONE
-        assert replays.open() == []
+        assert (replays.open(), replays.open_sources()) == ([], set())
 
     def test_a_cancelled_replay_moves_no_more_and_drops_what_it_parked(
         self, replays: ReplayStore, delivery: DeliveryStore, epoch: int

@@ -14,4 +14,6 @@ run, so a failure found once can be looked at for as long as it takes. See docs/
 | `account` and its parts:               | what must hold of deliveries                                                |
 | `promises`, `keys`, `standings`,       | what was asked for; which secret is good; what is on record and who may     |
 | `queued`                               | change it; every parked delivery                                            |
+| `replaying`, `replayed`                | the loop of replays; what must hold of them                                 |
+| `blocks/`, `mending/`                  | worlds of their own: block streams; slots that are lost                     |
 """

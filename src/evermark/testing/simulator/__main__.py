@@ -6,95 +6,142 @@ import argparse
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 from evermark.testing.simulator.blocks import mutants as block_mutants
 from evermark.testing.simulator.blocks import run as blocks
 from evermark.testing.simulator.broken import Broken
-from evermark.testing.simulator.mutants import BY_NAME, MUTANTS, Mutant
+from evermark.testing.simulator.mending import mutants as mending_mutants
+from evermark.testing.simulator.mending import run as mending
+from evermark.testing.simulator.mutants import MUTANTS, REPLAYS, Mutant
 from evermark.testing.simulator.run import Ran, run
 from evermark.testing.simulator.world import Ledger
 
-_BLOCKS = {mutant.name: mutant for mutant in block_mutants.MUTANTS}
-_COUNTED = ("crash", "takeover", "refused", "lie", "fork", "accepted")
+
+class Outcome(Protocol):
+    """How a seed of any part ended."""
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def failure(self) -> str: ...
+
+    @property
+    def trace(self) -> str: ...
+
+    @property
+    def met(self) -> Mapping[str, int]: ...
+
+
+@dataclass(frozen=True)
+class Part:
+    """A world with mutants of its own. What it counts is said in its line."""
+
+    name: str
+    run: Callable[[int, Mutant | None], Outcome]
+    mutants: tuple[Mutant, ...]
+    counted: tuple[str, ...]
+
+
+def run_replays(seed: int, mutant: Mutant | None = None) -> Ran:
+    return run(seed, mutant, replays=True)
+
+
+LEDGER = Part("ledger", run, MUTANTS, ())
+PARTS = (
+    Part(
+        "blocks",
+        blocks.run,
+        block_mutants.MUTANTS,
+        ("logged", "crash", "takeover", "refused", "lie", "fork", "accepted"),
+    ),
+    Part(
+        "mending",
+        mending.run,
+        mending_mutants.MUTANTS,
+        ("taken", "recovered", "lost", "moved", "publication", "crash", "mended", "given up"),
+    ),
+    Part(
+        "replays",
+        run_replays,
+        REPLAYS,
+        ("replayed", "replays.settle", "replay done", "replay cancelled", "replay failed"),
+    ),
+    LEDGER,
+)
+BY_MUTANT = {mutant.name: part for part in PARTS for mutant in part.mutants}
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m evermark.testing.simulator", description=__doc__)
     parser.add_argument("--seeds", type=int, default=200, help="how many seeds to run")
     parser.add_argument("--first", type=int, help="the first of them")
-    parser.add_argument(
-        "--mutant", choices=sorted(BY_NAME | _BLOCKS), help="apply this deliberate bug: the run should fail"
-    )
+    parser.add_argument("--mutant", choices=sorted(BY_MUTANT), help="apply this deliberate bug: the run should fail")
     parser.add_argument("--mutants", action="store_true", help="see every deliberate bug caught")
-    parser.add_argument("--blocks", action="store_true", help="only block streams")
+    only = parser.add_mutually_exclusive_group()
+    for part in PARTS:
+        only.add_argument(f"--{part.name}", dest="only", action="store_const", const=part.name, help="only this part")
     asked = parser.parse_args(argv)
+    name = BY_MUTANT[asked.mutant].name if asked.mutant else asked.only
+    chosen = [part for part in PARTS if name in (None, part.name)]
     if asked.mutants:
-        return _hunt(asked.first)
-    first, name = asked.first or 0, asked.mutant or ""
-    failed = 0 if name in BY_NAME else _simulate_blocks(first, asked.seeds, _BLOCKS.get(name))
-    if asked.blocks or name in _BLOCKS:
-        return 1 if failed else 0
-    return _simulate(first, asked.seeds, BY_NAME.get(name), failed)
+        return _hunt_all(chosen, asked.first)
+    mutants = {mutant.name: mutant for part in PARTS for mutant in part.mutants}
+    failed = sum(_simulate(part, asked.first or 0, asked.seeds, mutants.get(asked.mutant or "")) for part in chosen)
+    return 1 if failed else 0
 
 
-def _simulate_blocks(first: int, seeds: int, mutant: Mutant | None) -> int:
+def _simulate(part: Part, first: int, seeds: int, mutant: Mutant | None) -> int:
     """How many seeds failed."""
-    failed, taken = 0, 0
+    failed, total = 0, Ledger()
     met: Counter[str] = Counter()
     for seed in range(first, first + seeds):
-        ran = blocks.run(seed, mutant)
-        taken += ran.taken
+        ran = part.run(seed, mutant)
         met.update(ran.met)
+        if isinstance(ran, Ran):
+            total.add(ran.ledger)
         if ran.failure:
             failed += 1
-            print(_report(ran, mutant, " --blocks"))
+            print(_report(part, ran, mutant))
             if mutant is not None:
                 break
-    print(f"blocks seeds={seeds} taken={taken} {' '.join(f'{what}={met[what]}' for what in _COUNTED)} failed={failed}")
+    if part is LEDGER:
+        if failed:
+            print(f"{failed} seeds failed")
+        print(total.line(seeds))
+        return failed or int(total.lost > 0)
+    counts = " ".join(f"{what.replace(' ', '_')}={met[what]}" for what in part.counted)
+    print(f"{part.name} seeds={seeds} {counts} failed={failed}")
     return failed
 
 
-def _simulate(first: int, seeds: int, mutant: Mutant | None, failed: int) -> int:
-    total = Ledger()
-    for seed in range(first, first + seeds):
-        ran = run(seed, mutant)
-        total.add(ran.ledger)
-        if ran.failure:
-            failed += 1
-            print(_report(ran, mutant))
-            if mutant is not None:
-                break
-    if failed:
-        print(f"{failed} seeds failed")
-    print(total.line(seeds))
-    return 1 if failed or total.lost else 0
-
-
-def _report(ran: Ran | blocks.Ran, mutant: Mutant | None, part: str = "") -> str:
-    also = part + (f" --mutant {mutant.name}" if mutant else "")
+def _report(part: Part, ran: Outcome, mutant: Mutant | None) -> str:
+    also = f" --mutant {mutant.name}" if mutant else "" if part is LEDGER else f" --{part.name}"
     return (
         f"seed {ran.seed} failed: {ran.failure}\n{ran.trace}\n"
         f"again: python -m evermark.testing.simulator --first {ran.seed} --seeds 1{also}"
     )
 
 
-def hunt(mutant: Mutant, first: int | None = None) -> Ran | None:
+def hunt(mutant: Mutant, first: int | None = None) -> Outcome | None:
     """The first run that catches the mutant, within its bound. Falling over is not being caught."""
+    part = BY_MUTANT[mutant.name]
     begin = mutant.first if first is None else first
     for seed in range(begin, begin + mutant.seeds_max):
-        ran = run(seed, mutant)
+        ran = part.run(seed, mutant)
         if ran.failure.startswith(Broken.__name__):
             return ran
     return None
 
 
-def _hunt(first: int | None) -> int:
-    survivors = 0
-    every: Sequence[Mutant] = (*MUTANTS, *block_mutants.MUTANTS)
+def _hunt_all(parts: Sequence[Part], first: int | None) -> int:
+    survivors, every = 0, [mutant for part in parts for mutant in part.mutants]
     for mutant in every:
         began = time.monotonic()
-        caught: Ran | blocks.Ran | None = blocks.hunt(mutant) if mutant.name in _BLOCKS else hunt(mutant, first)
+        caught = hunt(mutant, first)
         took = time.monotonic() - began
         if caught is None:
             survivors += 1

@@ -11,8 +11,18 @@ from typing import Any
 
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
-from evermark.delivery.base import CursorVector, MadeBy, Place, Subscription, SubscriptionSpec
+from evermark.delivery.base import (
+    CursorVector,
+    Fate,
+    MadeBy,
+    Place,
+    Reached,
+    Subscription,
+    SubscriptionSpec,
+    SubscriptionState,
+)
 from evermark.delivery.memory import MemoryDelivery
+from evermark.event import Op
 from evermark.log.head import MemoryHeads
 from evermark.testing.simulator.broken import Broken, require
 from evermark.testing.simulator.keys import Keys
@@ -44,12 +54,16 @@ class Account:
         self.standings = Standings(clock)
         self.queued = Queued(store)
         self.handled: dict[str, set[str]] = defaultdict(set)
+        self.replayed: dict[tuple[str, str], set[str]] = defaultdict(set)  # by replays: (who, replay)
+        self.live_failed: set[str] = set()  # whose own deliveries met a failing endpoint in the queue
         self.expired: dict[str, set[str]] = defaultdict(set)  # passed over because of the TTL, as far as reported
         self.owed: dict[str, set[str]] = defaultdict(set)  # what a cursor has passed
         self.duplicates: Counter[str] = Counter()
         self.current: dict[str, str] = {}  # who has which name
+        self.by_generation: dict[int, str] = {}
+        self.ever_disabled: set[str] = set()
         self.met: Counter[str] = Counter()  # writes, states and fates: what this seed was about
-        self._passed: dict[str, dict[Place, int]] = {}
+        self._passed: dict[str, dict[Place, Reached]] = {}
         self._offered: dict[str, set[str]] = defaultdict(set)
         self._offered_to: dict[tuple[str, Place, str, str], str] = {}
         self._handled_to: dict[tuple[str, Place, str, str], str] = {}
@@ -59,6 +73,7 @@ class Account:
     def before_offer(self, spec: SubscriptionSpec, row: Row, *, stale: bool) -> None:
         """A request is about to reach a receiver. A stale owner may take a new subscription for its former self."""
         one, bound_to_start = who(spec), not stale
+        require(row.op != Op.CONTROL, f"{one} was sent {row.event_id}, a control event")
         head = self._heads.load(row.place.source).get(row.place.partition)
         durable = self._logs[row.place.source].durable_batch(row.place.partition)
         bound = min(durable, head.batch if head else 0)
@@ -104,20 +119,35 @@ class Account:
 
     # writes
 
+    def is_handled(self, one: str, event_id: str, replay: str) -> bool:
+        return event_id in (self.replayed[one, replay] if replay else self.handled[one])
+
     def after_write(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         epoch = kwargs["epoch"] if "epoch" in kwargs else args[-1]
         require_epoch(self._leases, DELIVER_LEASE, epoch, f"delivery.{method}")
+        if method == "retried" and args[1].fate is Fate.ENDPOINT_FAILED:
+            require(args[0] in self.live_failed, f"{args[0]} is blamed for what only a replay met")
+            self.live_failed.discard(args[0])
+        self.look(method, args, kwargs)
+
+    def look(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """At everything that may have changed, by whatever was written."""
         wish = getattr(self, f"_on_{method}", None)
         if wish is not None:
             wish(*args)
         known = self._store.subscriptions()
         self.met[method] += 1
         self.met.update(found.state for found in known.values())
+        self.by_generation.update({found.generation: who(found.spec) for found in known.values()})
+        self.ever_disabled |= {who(found.spec) for found in known.values() if found.state is SubscriptionState.DISABLED}
         self._look_at_specs(known)
         self.standings.after(method, args, known, kwargs.get("generation"))
-        for one, event_ids in self.queued.after(method, args, self.current, self.handled).items():
+        for one, event_ids in self.queued.after(method, args, self.current, self.is_handled).items():
             self.expired[one] |= event_ids
         self._look_at_cursors()
+
+    def states(self) -> dict[str, SubscriptionState]:
+        return {name: found.state for name, found in self._store.subscriptions().items()}
 
     def _on_register(
         self, specs: list[SubscriptionSpec], made_by: MadeBy, starts: Mapping[str, CursorVector], _epoch: int
@@ -145,9 +175,9 @@ class Account:
 
     def _begin(self, spec: SubscriptionSpec, start: CursorVector | None) -> None:
         one = self.current[spec.name] = who(spec)
-        from_now = self._store.group().cursors
-        self._passed[one] = dict(from_now if start is None else start)
-        self.promises.begin(spec, self._passed[one])
+        stands = self._store.group().cursors if start is None else start
+        self._passed[one] = {place: Reached(batch) for place, batch in stands.items()}
+        self.promises.begin(spec, stands)
         self.keys.begin(spec)
 
     def _ours(self, name: str, done: str) -> SubscriptionSpec:
@@ -167,17 +197,20 @@ class Account:
         group = self._store.group()
         for name, one in self.current.items():
             vector = group.cursors if name in group.members else self._store.cursors(name)
+            inside = self._store.inside([name]).get(name, {})
             mine = self._passed[one]
             for place, batch in vector.items():
-                before = mine.get(place, 0)
-                if batch == before:
+                before, now = mine.get(place, Reached(0)), inside.get(place, Reached(batch))
+                if now == before:
                     continue
-                require(batch > before, f"cursor of {one} at {place} went back from {before} to {batch}")
-                for row in self._rows(place, before, batch):
-                    if self.promises.owes(one, row):
+                require(now > before, f"cursor of {one} at {place} went back from {before} to {now}")
+                self.met["stands inside a batch"] += bool(now.through)
+                for row in self._rows(place, before.batch, now.batch + 1):
+                    passed = _has_passed(now, row) and not _has_passed(before, row)
+                    if passed and self.promises.owes(one, row):
                         self._require_settled(one, name, row)
                         self.owed[one].add(row.event_id)
-                mine[place] = batch
+                mine[place] = now
 
     def _require_settled(self, one: str, name: str, row: Row) -> None:
         fine = row.event_id in self.handled[one] or row.event_id in self.expired[one]
@@ -189,6 +222,10 @@ class Account:
         for append in log.commits:
             if append.partition == place.partition and after < append.batch <= to:
                 yield from log.rows_of(append)
+
+
+def _has_passed(reached: Reached, row: Row) -> bool:
+    return row.batch <= reached.batch or (row.batch == reached.batch + 1 and row.position <= reached.through)
 
 
 def _terms(spec: SubscriptionSpec) -> tuple[object, ...]:

@@ -12,6 +12,7 @@ from evermark.delivery.base import CursorVector, MadeBy, Subscription, Subscript
 from evermark.delivery.follower import Follower
 from evermark.delivery.live import LiveGroup
 from evermark.delivery.queue import ParkedQueue
+from evermark.delivery.replayer import Replayer
 from evermark.delivery.retry import Verdict
 from evermark.delivery.roster import free_names
 from evermark.delivery.sinks.base import Answer, as_it_is
@@ -22,6 +23,7 @@ from evermark.errors import ConflictError, EvermarkError, NotFoundError, Unreach
 from evermark.testing.simulator.baton import SimLock, Task
 from evermark.testing.simulator.instance import HeldLease, Idle, Instance, SimLogView
 from evermark.testing.simulator.posting import SimDeliverer, SimSink, said, stream_of
+from evermark.testing.simulator.replaying import ReplayingRunner, SimReplays
 from evermark.testing.simulator.source import Row
 
 _QUEUE_JOIN_S = 5.0
@@ -60,17 +62,18 @@ class DeliveryRunner:
             scenario.ttl_s,
         )
         busy = scenario.receiver_chance["busy"]
-        self._sink = SimSink(self._post, lambda: not self._world.calm and rng.random() < busy)
+        failed = self._world.account.live_failed
+        self._sink = SimSink(self._post, lambda: not self._world.calm and rng.random() < busy, failed.add)
 
-    def _post(self, spec: SubscriptionSpec, rows: Sequence[Row]) -> Answer:
+    def _post(self, spec: SubscriptionSpec, rows: Sequence[Row], replay: str = "") -> Answer:
         receiver, ids = self._world.receiver_of(spec), " ".join(row.event_id for row in rows)
 
         def act() -> Answer:
             stale = self._world.owner_epoch(DELIVER_LEASE) != self._epoch
-            return receiver.post(spec, rows, self._baton.now, stale=stale)
+            return receiver.post(spec, rows, self._baton.now, replay, stale=stale)
 
         try:
-            answer = self._world.effect(self._instance, f"post {spec.name} {ids}", act)
+            answer = self._world.effect(self._instance, f"post {spec.name} {ids} {replay}".rstrip(), act)
         except UnreachableError:
             return Answer(Verdict.ENDPOINT, reason="no answer")
         return cast(Answer, answer)
@@ -107,11 +110,31 @@ class DeliveryRunner:
             return ended[0] or held.lost
 
         task = instance.spawn("queue", lambda: self._repeat(queue.run, over, 1.0))
+        replaying = self._replaying(sight, over) if self._world.scenario.replays else None
         try:
             self._follow(follower, over)
         finally:
             ended[0] = True
             self._wait_for(task)
+            while replaying is not None and replaying.busy:
+                self._baton.sleep(0.1)
+
+    def _replaying(self, sight: Sight, over: Callable[[], bool]) -> ReplayingRunner:
+        instance = self._instance
+        replayer = Replayer(
+            instance.replays,
+            instance.store,
+            self._view,
+            SimReplays(self._deliverer),
+            self._epoch,
+            instance.clock,
+            list(self._world.sources),
+            sight=sight,
+            stopwatch=lambda: self._baton.now,
+        )
+        runner = ReplayingRunner(instance, replayer, over)
+        instance.spawn("replays", runner.run)
+        return runner
 
     def _telling(self, paths: Sequence[str], partition: int, after: int, to: int) -> list[dict[str, Any]]:
         """What `evermark.bots.scan` finds in files."""

@@ -11,16 +11,19 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, cast
 
+from evermark.app.replaying import RequestDesk
 from evermark.cluster.base import Holder, Lease
 from evermark.cluster.fence import source_lease
 from evermark.delivery.base import Place
 from evermark.delivery.work import Span
 from evermark.error_policy import Action, action_for
 from evermark.errors import EvermarkError, StaleError
+from evermark.event import Op
 from evermark.ingest.gather import WHOLE_SOURCE, gather
 from evermark.ingest.resume import excluded_from
 from evermark.ingest.take import Taken, Taker
 from evermark.log.read import FileRange
+from evermark.observe.metrics import Metrics
 from evermark.sources.base import Limit, Slice
 from evermark.testing.simulator import ports
 from evermark.testing.simulator.baton import Baton, Process, Task
@@ -29,6 +32,7 @@ from evermark.testing.simulator.ports import Port
 from evermark.testing.simulator.source import About, Row
 from evermark.testing.simulator.world import World
 
+METRICS = Metrics()
 TTL_S = 10.0
 CALM_TTL_S = 10_000_000.0
 CALM_IDLE_S_MAX = 3_600.0
@@ -98,6 +102,7 @@ class Instance(Process):
         self.heads = self.port("heads", world.heads, ports.heads_landed(truth))
         self.checkpoints = self.port("checkpoints", world.checkpoints, ports.checkpoints_landed(truth))
         self.store = self.port("delivery", world.store, ports.delivery_landed(world.account))
+        self.replays = self.port("replays", world.replays, world.replayed.landed)
         self.on_span: Callable[[Span], None] = lambda _: None
         self.busy: dict[str, Task] = {}
 
@@ -163,10 +168,16 @@ class SourceRunner:
             instance.heads,
             instance.checkpoints,
             on_unconfirmed=lambda _: self._world.count("unconfirmed"),
+            on_controls=self._on_controls(held.lease.epoch),
         )
         while not held.lost:
             if self._decide(self._read(taker, held), held):
                 return
+
+    def _on_controls(self, epoch: int) -> Callable[[int, int, int], None]:
+        if not self._world.scenario.replays:
+            return lambda _partition, _after, _to: None
+        return RequestDesk(self._instance.replays, self._name, self._log, epoch, METRICS)
 
     def _decide(self, failed: Mapping[int, EvermarkError], held: HeldLease) -> bool:
         """Whether to step down. What would need a person is a bug here, unless it is what a stale owner sees."""
@@ -252,7 +263,12 @@ class SourceRunner:
             file = self._log.write(piece.partition, batch, fresh)
         except EvermarkError as error:
             return {"error": _as_row(error)}
-        return {"file": file.as_dict() if file else None, "duplicates": len(rows) - len(fresh)}
+        controls = sum(row.op == Op.CONTROL for row in fresh)
+        return {
+            "file": file.as_dict() if file else None,
+            "duplicates": len(rows) - len(fresh),
+            "controls": controls,
+        }
 
     def _on_taken(self, taken: Taken) -> None:
         if not taken.append.rows:

@@ -6,15 +6,18 @@ at its next look, whatever it is in the middle of.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from evermark.cluster.base import Lease
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.delivery.base import CursorVector, MadeBy, ParkedRow, Subscription, SubscriptionState
+from evermark.delivery.replay import AskedBy, Request
 from evermark.delivery.roster import start_vector
+from evermark.delivery.timeslice import moment_at
 from evermark.errors import BusyError, ConflictError, EvermarkError, NotFoundError, StaleError
 from evermark.testing.simulator.instance import TTL_S, Idle, Instance, SimLogView
 from evermark.testing.simulator.promises import who
@@ -27,6 +30,12 @@ _OVERLAP_S_MAX = 30.0
 _IMPATIENT = 5  # times as likely while work is done for it
 
 Step = Callable[[int], object]
+
+
+def window(rng: random.Random, now: float) -> tuple[datetime, datetime]:
+    """Of the time until now, or a little more."""
+    ends = sorted(round(1e6 * now * rng.random() * rng.choice((1, 1, 1.2))) for _ in range(2))
+    return moment_at(0 if rng.random() < 0.3 else ends[0]), moment_at(ends[1])
 
 
 class Desk:
@@ -56,6 +65,8 @@ class Desk:
         known: dict[str, Subscription] = self._store.subscriptions()
         if self._see_to_keys() or self._see_to_parked(known) or self._see_to_stopped(known):
             return True
+        if self._world.scenario.replays and not self._world.calm and self._replay(known):
+            return True
         return not self._world.calm and (self._wish(known) or self._pause(known))
 
     def _as_deliverer(self, step: Step) -> None:
@@ -77,6 +88,37 @@ class Desk:
                 if lease is not None:
                     leases.release(lease)
         raise BusyError("the lease changes hands just now")
+
+    # replays
+
+    def _replay(self, known: Mapping[str, Subscription]) -> bool:
+        """Any window once more, or the very one that was asked for last; some change their mind."""
+        rng, replays = self._rng, self._instance.replays
+        drawn = rng.random()
+        if drawn < 0.1:
+            last = replays.newest(1)
+            again = last[0].request if last and rng.random() < 0.3 else None
+            request = replace(again, asked_by=AskedBy.CLI, control=None) if again else self._request(known)
+            self._as_deliverer(lambda epoch: replays.ask(request, epoch))
+        elif drawn < 0.12:
+            some = replays.open()
+            if some:
+                self._as_deliverer(lambda epoch: replays.cancel(rng.choice(some).id, epoch))
+        return drawn < 0.12
+
+    def _request(self, known: Mapping[str, Subscription]) -> Request:
+        rng = self._rng
+        since, until = window(rng, self._world.baton.now)
+        return Request(
+            AskedBy.API,
+            rng.choice([*self._world.sources, *self._world.sources, "nowhere"]) if rng.random() < 0.2 else "shop",
+            since,
+            until,
+            streams=rng.choice(((), (), STREAMS[:1], STREAMS[1:])),
+            where=f"key = 'k{rng.randrange(4)}'" if rng.random() < 0.3 else None,
+            subscription=rng.choice([*known, "nobody"]) if rng.random() < 0.5 else None,
+            rate_per_s=rng.choice((0.0, 0.0, 2.0)),
+        )
 
     # what needs somebody
 
@@ -105,8 +147,9 @@ class Desk:
             return False
         ids = [row.id for row in (hopeless or rng.sample(rows, 1))]
         if not hopeless or rng.random() < 0.5:
-            if rng.random() < 0.5:
-                self._world.receiver_of(known[rows[0].subscription].spec).mend()
+            first = known.get(rows[0].subscription)  # it may have been made since we looked
+            if rng.random() < 0.5 and first is not None:
+                self._world.receiver_of(first.spec).mend()
             self._as_deliverer(lambda epoch: self._store.release(ids, self._instance.clock(), epoch))
         else:
             self._as_deliverer(lambda epoch: self._store.drop(ids, epoch))

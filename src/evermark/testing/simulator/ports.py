@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from evermark.delivery.base import Place
+from evermark.delivery.base import Place, Reached
 from evermark.delivery.memory import MemoryDelivery
+from evermark.delivery.replay import Target, TargetState
+from evermark.delivery.replay_memory import MemoryReplays
 from evermark.errors import ConflictError
 from evermark.log.base import Append, Tail
 from evermark.testing.simulator.account import Account
@@ -94,6 +96,8 @@ _READS = frozenset(
         "group",
         "cursors",
         "cursors_outside",
+        "inside",
+        "room",
         "parked_counts",
         "parked_since",
         "parked",
@@ -125,8 +129,23 @@ class SimStore(MemoryDelivery):
         except ConflictError as error:
             known = self.subscriptions().get(subscription)
             same = known is not None and named.get("generation") in (None, known.generation)
-            if same and self.cursors(subscription).get(place) == begun_at:
+            at = self.inside([subscription]).get(subscription, {}).get(place, Reached(begun_at))
+            there = at.through == named.get("begun_through", "")
+            if same and there and self.cursors(subscription).get(place) == begun_at:
                 raise Broken(f"{subscription} could not settle, though nobody moved its cursor: {error}") from error
+            raise
+
+
+class SimReplayStore(MemoryReplays):
+    """`MemoryReplays` that shows work that was done twice by one owner."""
+
+    def settle(self, begun: Target, *rest: Any) -> Target:
+        try:
+            return super().settle(begun, *rest)
+        except ConflictError as error:
+            now = self._targets.get((begun.replay, begun.subscription))
+            if now is not None and now.state is TargetState.RUNNING and now.mark != begun.mark:
+                raise Broken(f"{begun.replay} was sent to {begun.subscription} twice at once: {error}") from error
             raise
 
 

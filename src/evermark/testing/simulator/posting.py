@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import takewhile
 from typing import Any
 
 from evermark.bots.base import BotView
@@ -14,16 +15,17 @@ from evermark.delivery.base import Fate, HeldKey, Outcome, ParkedEvent, Place, S
 from evermark.delivery.retry import Verdict
 from evermark.delivery.sinks.base import Answer, Try
 from evermark.delivery.work import BatchResult, Delivered, Errand, Manner, Span, fold
+from evermark.predicate import wanted_ops
 from evermark.testing.simulator.account import Account
-from evermark.testing.simulator.promises import wants, who
+from evermark.testing.simulator.promises import who
 from evermark.testing.simulator.source import About, Row, SimLog
 
 _NEVER = float("inf")
 # Whoever is not done after this many times what the quicker half needed is cut off.
 _PATIENCE = 2.0
 
-# (who, what is posted) -> the answer, with whatever fault strikes on the way.
-Post = Callable[[SubscriptionSpec, Sequence[Row]], Answer]
+# (who, what is posted, by which replay, if any) -> the answer, with whatever fault strikes on the way.
+Post = Callable[[SubscriptionSpec, Sequence[Row], str], Answer]
 
 
 @dataclass
@@ -46,7 +48,7 @@ class SimDeliverer:
         jobs = [self._job(errand, manner) for errand in errands]
         cut_s = _cut_s([job.needs_s for job in jobs], manner.slack_s)
         for job in self.rng.sample(jobs, len(jobs)):
-            self._deliver(job, manner, cut_s)
+            self.work(job, manner, cut_s)
         self.account.met.update(job.fate or Fate.DONE for job in jobs)
         took_s = max((job.took_s for job in jobs), default=0.0)
         if took_s > 0:
@@ -60,13 +62,14 @@ class SimDeliverer:
         rows = [row for path in span.paths for row in contents[path]]
         if not span.exact:
             rows = [r for r in rows if r.place == span.place and span.after < r.batch <= span.to]
+        rows = [r for r in rows if r.batch > span.after + 1 or r.position > span.through]
         return sorted(rows, key=lambda row: (row.batch, row.position))
 
-    def _job(self, errand: Errand, manner: Manner) -> _Job:
+    def _job(self, errand: Errand, manner: Manner) -> Job:
         spec = errand.spec
-        rows = [row for row in self._rows(errand.span) if wants(spec, row) and _concerns(errand.bot, row)]
+        rows = [row for row in matching(spec, self._rows(errand.span)) if concerns(errand.bot, row)]
         clear = errand.bot.clear if errand.bot is not None else None
-        job = _Job(spec, rows, set(manner.held.get(spec.name, ())), self.takes_s(spec), clear)
+        job = Job(spec, rows, set(manner.held.get(spec.name, ())), self.takes_s(spec), clear, room=errand.parked_room)
         if spec.name in self.ttl_s:
             oldest = self.now() - self.ttl_s[spec.name]
             job.expired = {row.event_id for row in job.rows if row.made_at < oldest}
@@ -74,7 +77,7 @@ class SimDeliverer:
             job.waiting = [row for row in job.waiting if row.event_id not in job.expired]
         return job
 
-    def _deliver(self, job: _Job, manner: Manner, cut_s: float) -> None:
+    def work(self, job: Job, manner: Manner, cut_s: float) -> None:
         """No request begins after the budget; what is under way may end within the grace, or is cut off."""
         budget_s = _NEVER if manner.budget_s is None else manner.budget_s
         grace_s = job.spec.timeout_s if manner.grace_s is None else manner.grace_s
@@ -85,20 +88,20 @@ class SimDeliverer:
                 return
             self._send(job, job.take(self.rng), end_s)
 
-    def _send(self, job: _Job, rows: list[Row], end_s: float) -> None:
+    def _send(self, job: Job, rows: list[Row], end_s: float) -> None:
         rows = [row for row in rows if not job.is_held(row)]
         if not rows or job.fate is not None:
             return
         until_s = min(job.took_s + job.spec.timeout_s, end_s)
         if job.took_s + job.pace_s > until_s:
             if self.rng.random() < 0.5:
-                self.post(job.spec, rows)  # it came through, but nobody waited for the answer
+                self.post(job.spec, rows, job.replay)  # it came through, but nobody waited for the answer
             timed_out = until_s < end_s
             job.took_s = until_s
             job.stop(Fate.ENDPOINT_FAILED if timed_out else Fate.UNFINISHED, "no answer in time")
             return
         job.took_s += job.pace_s
-        answer = self.post(job.spec, rows)
+        answer = self.post(job.spec, rows, job.replay)
         if answer.verdict is Verdict.EVENT and len(rows) > 1:
             half = len(rows) // 2
             self._send(job, rows[:half], end_s)
@@ -116,7 +119,7 @@ def _cut_s(needed_s: Sequence[float], slack_s: float | None) -> float:
 
 
 @dataclass
-class _Job:
+class Job:
     """One subscription's share of a span."""
 
     spec: SubscriptionSpec
@@ -130,6 +133,8 @@ class _Job:
     expired: set[str] = field(default_factory=set)
     fate: Fate | None = None
     reason: str = ""
+    replay: str = ""
+    room: int | None = None  # how much may be parked; none: as much as its subscription allows
 
     def __post_init__(self) -> None:
         self.waiting = list(self.rows)
@@ -168,33 +173,42 @@ class _Job:
             self.stop(Fate.ENDPOINT_FAILED, answer.reason)
 
     def park(self, row: Row, reason: str, status: int | None, session: str = "") -> None:
-        if not session and sum(not event.session for event in self.parked.values()) >= self.spec.parked_max:
+        counts = [event for event in self.parked.values() if self.replay or not event.session]
+        roomless = bool(session) and not self.replay
+        if not roomless and len(counts) >= (self.spec.parked_max if self.room is None else self.room):
             self.stop(Fate.FULL, "no room to park more")
             return
-        self.parked[row.event_id] = replace(as_parked(row, reason, status), session=session)
+        self.parked[row.event_id] = replace(as_parked(row, reason, status), session=session, replay_id=self.replay)
         self.held.add((row.place, row.stream, row.key))
 
     def stop(self, fate: Fate, reason: str) -> None:
         self.fate, self.reason = fate, reason
 
     def results(self) -> list[BatchResult]:
-        """DONE results are a prefix: nothing after an incomplete batch counts."""
+        """What is done is a prefix: nothing after the first event that is not counts, in its batch and after it."""
         found: list[BatchResult] = []
+        over = self.accepted | self.parked.keys() | self.expired
         broken = False
         for batch in sorted({row.batch for row in self.rows}):
-            ids = [row.event_id for row in self.rows if row.batch == batch]
-            finished = [i for i in ids if i in self.accepted or i in self.parked or i in self.expired]
-            broken = broken or len(finished) < len(ids)
-            accepted = sum(i in self.accepted for i in ids)
-            parked = tuple(self.parked[i] for i in ids if i in self.parked)
-            expired = sum(i in self.expired for i in ids)
+            rows = [row for row in self.rows if row.batch == batch]
+            done = [] if broken else list(takewhile(lambda row: row.event_id in over, rows))
+            broken = len(done) < len(rows)
+            accepted = sum(row.event_id in self.accepted for row in rows)
+            parked = tuple(self.parked[row.event_id] for row in done if row.event_id in self.parked)
+            expired = sum(row.event_id in self.expired for row in done)
             fate = Fate.DONE if not broken else self.fate or Fate.UNFINISHED
             outcome = Outcome(self.spec.name, fate, accepted, parked, self.reason if broken else "", None, expired)
-            found.append(BatchResult(self.spec.name, batch, outcome))
+            found.append(BatchResult(self.spec.name, batch, outcome, done[-1].position if done else None))
         return found
 
 
-def _concerns(bot: BotView | None, row: Row) -> bool:
+def matching(spec: SubscriptionSpec, rows: Sequence[Row]) -> list[Row]:
+    """What a subscription gets, but for its predicate; which operations are delivered is the product's to say."""
+    ops = frozenset(wanted_ops(spec.ops))
+    return [row for row in rows if row.op in ops and (not spec.streams or row.stream in spec.streams)]
+
+
+def concerns(bot: BotView | None, row: Row) -> bool:
     """Whether a bot is sent an event, by what the product learned of it."""
     if bot is None:
         return True
@@ -232,22 +246,26 @@ class SimSink:
 
     post: Post
     busy: Callable[[], bool]
+    on_failed: Callable[[str], None]  # a delivery that is no replay's met a failing endpoint
 
     def attempt(self, tries: Sequence[Try], deadline_s: float) -> list[Answer]:
         answers: list[Answer] = []
-        failed: set[tuple[str, HeldKey | str]] = set()
-        down: set[str] = set()
+        failed: set[tuple[str, str, HeldKey | str]] = set()
+        down: set[tuple[str, str]] = set()
         for each in tries:
             row, name = from_json(each.event), each.spec.name
-            lane = (name, each.session or (row.place, row.stream, row.key))
-            if name in down:
+            replay = each.replay_id or ""
+            lane = (name, replay, each.session or (row.place, row.stream, row.key))
+            if (name, replay) in down:
                 answer = Answer(Verdict.ENDPOINT, reason="its endpoint failed just now")
             elif lane in failed or self.busy():
                 answer = Answer(Verdict.BUSY, reason="behind another of its key")
             else:
-                answer = self.post(each.spec, [row])
+                answer = self.post(each.spec, [row], each.replay_id or "")
+                if answer.verdict is Verdict.ENDPOINT and not each.replay_id:
+                    self.on_failed(name)
             if answer.verdict is Verdict.ENDPOINT:
-                down.add(name)
+                down.add((name, replay))
             if answer.verdict is not Verdict.ACCEPTED and not (each.session and answer.verdict is Verdict.EVENT):
                 failed.add(lane)
             answers.append(answer)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from evermark.delivery.base import CursorVector, Place, SubscriptionSpec
+from evermark.event import Op
 from evermark.testing.simulator.source import Row, SimLog
 
 _IDENTITY = "identity"
@@ -26,7 +27,11 @@ def who(spec: SubscriptionSpec) -> str:
 
 
 def wants(spec: SubscriptionSpec, row: Row) -> bool:
-    return (not spec.streams or row.stream in spec.streams) and (not spec.ops or row.op in spec.ops)
+    return (
+        row.op != Op.CONTROL
+        and (not spec.streams or row.stream in spec.streams)
+        and (not spec.ops or row.op in spec.ops)
+    )
 
 
 def gets(spec: SubscriptionSpec, row: Row) -> bool:
@@ -64,6 +69,13 @@ class Promises:
     def asked(self, one: str) -> SubscriptionSpec:
         """What it asks for now."""
         return self._wishes[one][-1].spec
+
+    def changes(self, one: str) -> int:
+        return len(self._wishes.get(one, ()))
+
+    def wishes_from(self, one: str, number: int) -> list[SubscriptionSpec]:
+        """What it asked for since it had changed its mind so many times."""
+        return [wish.spec for wish in self._wishes[one][max(0, number - 1) :]]
 
     def owes(self, one: str, row: Row) -> bool:
         return all(gets(wish.spec, row) for wish in self._in_force(one, row))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from evermark.delivery.base import SubscriptionSpec
+from evermark.delivery.body import delivery_ids
 from evermark.delivery.retry import Verdict
 from evermark.delivery.sinks.base import Answer
 from evermark.testing.simulator.account import Account
@@ -28,27 +29,39 @@ class Receiver:
     slow_until: float = 0.0
     pace_s: float = 0.0  # for one request, while it is slow
     calm: bool = False
+    before_replay: Callable[[SubscriptionSpec, Row, str], None] = lambda *_: None
+    on_replayed: Callable[[SubscriptionSpec, Row, str], None] = lambda *_: None
     _refusals: dict[str, int] = field(default_factory=dict)
+    _taken: set[str] = field(default_factory=set)  # ids of deliveries
 
     def takes_s(self, now: float) -> float:
         """How long it needs for a request that comes now."""
         return self.pace_s if now < self.slow_until else 0.0
 
-    def post(self, spec: SubscriptionSpec, rows: Sequence[Row], now: float, *, stale: bool) -> Answer:
+    def post(self, spec: SubscriptionSpec, rows: Sequence[Row], now: float, replay: str = "", *, stale: bool) -> Answer:
         """`stale`: whoever asks has lost the lease meanwhile."""
         if now < self.down_until:
             return Answer(Verdict.ENDPOINT, reason="connection refused")
         if self.gone:
             return Answer(Verdict.GONE, 410, "gone")
         for row in rows:
-            self.account.before_offer(spec, row, stale=stale)
+            if replay:
+                self.before_replay(spec, row, replay)
+            else:
+                self.account.before_offer(spec, row, stale=stale)
         if not self.account.keys.are_known(spec):
             return Answer(Verdict.EVENT, 401, "its signature is not known")
         refused = [row for row in rows if self._refuses(who(spec), row)]
         if refused:
             return Answer(Verdict.EVENT, 400, "refused")
-        for row in rows:
-            self.account.on_handled(spec, row)
+        for row, ident in zip(rows, delivery_ids([row.event_id for row in rows], replay or None), strict=True):
+            if not replay:
+                self.account.on_handled(spec, row)
+            elif ident in self._taken:
+                self.account.duplicates[who(spec)] += 1
+            else:
+                self.on_replayed(spec, row, replay)
+            self._taken.add(ident)
         if not self.calm and self.rng.random() < self.chance["lost_answer"]:
             return Answer(Verdict.ENDPOINT, reason="the answer was lost")
         return Answer(Verdict.ACCEPTED, 200)

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from unittest import mock
 
 from evermark.bots import sight
-from evermark.delivery import follower, live, retry
+from evermark.delivery import follower, live, replay, retry
 from evermark.delivery.base import Place, SubscriptionState
+from evermark.event import Op
 from evermark.testing.simulator.baton import Process
 from evermark.testing.simulator.broken import Broken, require
 from evermark.testing.simulator.delivering import DeliveryRunner
 from evermark.testing.simulator.instance import Instance, SourceRunner
 from evermark.testing.simulator.mutants import Mutant
-from evermark.testing.simulator.people import Desk
-from evermark.testing.simulator.scenario import OPS, ROWS_PER_TRANSACTION_MAX, STREAMS, scenario, session_of
+from evermark.testing.simulator.people import Desk, window
+from evermark.testing.simulator.quiet import quiet
+from evermark.testing.simulator.scenario import OPS, ROWS_PER_TRANSACTION_MAX, STREAMS, Scenario, scenario, session_of
 from evermark.testing.simulator.source import About, Made, position
 from evermark.testing.simulator.world import Ledger, World
 
@@ -38,13 +41,10 @@ class Ran:
     met: Mapping[str, int] = field(default_factory=dict)
 
 
-def run(seed: int, mutant: Mutant | None = None) -> Ran:
+def run(seed: int, mutant: Mutant | None = None, *, replays: bool = False) -> Ran:
     """Run one seed; a mutant is applied to the product's code for as long as it runs."""
-    with _small_limits():
-        if mutant is None:
-            return _run(seed)
-        with mutant.applied():
-            return _run(seed)
+    with _small_limits(), quiet(), mutant.applied() if mutant is not None else nullcontext():
+        return _run(replace(scenario(seed), replays=replays))
 
 
 @contextmanager
@@ -61,12 +61,16 @@ def _small_limits() -> Iterator[None]:
         mock.patch.object(follower, "SHARED_ROWS_MAX", 5),
         mock.patch.object(follower.Follower._span, "__defaults__", (10,)),
         mock.patch.object(retry.next_attempt, "__defaults__", (_SCHEDULE_S,)),
+        mock.patch.object(replay, "SLICE_ROWS_START", 6),
+        mock.patch.object(replay, "SLICE_ROWS_MIN", 1),
+        mock.patch.object(replay, "SLICE_ROWS_MAX", 12),
+        mock.patch.object(replay, "SLICE_ROWS_MAX_FLOWING", 4),
     ):
         yield
 
 
-def _run(seed: int) -> Ran:
-    world = World(scenario(seed))
+def _run(of: Scenario) -> Ran:
+    world = World(of)
     outside = Process("world")
     world.baton.spawn("operator", outside, lambda: _operate(world))
     world.baton.spawn("producer", outside, lambda: _produce(world))
@@ -81,7 +85,7 @@ def _run(seed: int) -> Ran:
     finally:
         world.baton.close()
     trace = world.trace_text() if failure else ""
-    return Ran(seed, world.ledger, world.fingerprint, failure, trace, world.account.met)
+    return Ran(of.seed, world.ledger, world.fingerprint, failure, trace, world.account.met)
 
 
 def _operate(world: World) -> None:
@@ -136,6 +140,9 @@ def _produce(world: World) -> None:
             numbers[place] += rng.randint(1, 2)
             transaction.append(_make(world, place, position(numbers[place])))
         world.sources[place.source].made[place.partition].append(transaction)
+        if world.scenario.replays and rng.random() < 0.1:
+            numbers[place] += 1
+            world.sources[place.source].made[place.partition].append([_ask(world, place, position(numbers[place]))])
 
 
 def _make(world: World, place: Place, at: str) -> Made:
@@ -156,6 +163,21 @@ def _make(world: World, place: Place, at: str) -> Made:
     if world.scenario.has_bot and place.source == "shop":
         event = replace(event, about=_about(world, place, event.stream, event.key))
     made.append(event)
+    world.ledger.produced += 1
+    return event
+
+
+def _ask(world: World, place: Place, at: str) -> Made:
+    """`update pgstream.streams set replay_from_ts = …`: the row shows it, and a control event asks for it."""
+    rng, source, stream = world.rng, world.sources[place.source], world.rng.choice(STREAMS)
+    since, until = (moment.isoformat() for moment in window(rng, world.baton.now))
+    shown = (since, until if rng.random() < 0.7 else None)
+    source.asked[stream] = source.asked.get(stream, shown) if rng.random() < 0.3 else shown
+    asked = {"action": "replay", "replay_from_ts": source.asked[stream][0], "replay_to_ts": source.asked[stream][1]}
+    about = About(asks=json.dumps(asked))
+    name = f"{place.source}{place.partition}-{at}"
+    event = Made(name, at, stream, "", Op.CONTROL, world.baton.now, about=about)
+    world.truth.made[place].append(event)
     world.ledger.produced += 1
     return event
 
@@ -197,6 +219,10 @@ def _unrest(world: World) -> str:
         expected.discard(name)
         if subscription.state is not SubscriptionState.LIVE:
             return f"{name} is {subscription.state}: {subscription.reason}"
+    over = [replay.id for replay in world.replays.open()]
+    shown = {name: source.asked for name, source in world.sources.items() if source.asked}
+    if over or shown or world.replays.uncleared():
+        return f"replays {over} are not over, {shown} is not cleared"
     waiting = {name: counts["waiting"] for name, counts in world.store.parked_counts().items() if counts["waiting"]}
     return f"{waiting} wait in the queue" if waiting else f"{expected} are not registered" if expected else ""
 
@@ -221,4 +247,5 @@ def _account(world: World) -> None:
     ledger.delivered += sum(map(len, account.handled.values()))
     ledger.parked += sum(map(len, queued.parked.values()))
     ledger.duplicates_dropped += account.duplicates.total()
+    world.account.met["replayed"] = world.replayed.account_for(lambda what: world.account.met.update([what]))
     require(ledger.lost == 0, f"{ledger.lost} deliveries are lost")

@@ -47,6 +47,7 @@ class Scenario:
     forgets_tail: float  # how often the log no longer knows where its last batch ends
     ttl_s: dict[str, float] = field(default_factory=dict)
     receiver_chance: dict[str, float] = field(default_factory=dict)
+    replays: bool = False  # whether windows of the log are asked for again
 
     @property
     def has_bot(self) -> bool:
@@ -171,5 +172,5 @@ def _spec(
 
 
 def _parked_max(rng: random.Random, rows_max: int) -> int:
-    """Leaves room for any one batch: a batch that never fits would need a person."""
-    return rng.choice((0, 10_000, 10_000)) or rows_max + ROWS_PER_TRANSACTION_MAX
+    """Less than a batch may need: it passes bit by bit, as there is room."""
+    return rng.choice((0, 10_000, 10_000)) or max(2, rows_max // 2)

@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass, field
 import pyarrow as pa
 
 from evermark.delivery.base import Place
+from evermark.delivery.timeslice import moment_at
 from evermark.errors import GapError
-from evermark.event import taken_batch
+from evermark.event import TIMESTAMP, Op, taken_batch
 from evermark.log.base import Append, LogFile
 from evermark.log.memory import MemoryLog
 from evermark.log.read import FileRange
@@ -24,6 +25,7 @@ class About:
     kind: str = "message"  # or join, leave: of the bot's user
     session: str = ""  # whose key it needs
     member: bool = False  # whether the bot is to get it: made while its user was a member, or about that
+    asks: str = ""  # of a control event: its payload
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,10 @@ class Row:
     made_at: float
     about: About = About()
 
+    @property
+    def made_us(self) -> int:
+        return round(self.made_at * 1e6)
+
 
 def position(number: int) -> str:
     return f"{number:08d}"
@@ -67,6 +73,7 @@ class SimSource(Source):
     made: dict[int, list[list[Made]]]
     repeat_reach: int
     confirmed: dict[int, str] = field(default_factory=dict)
+    asked: dict[str, tuple[str, str | None]] = field(default_factory=dict)  # per stream, the replay its row shows
 
     def partitions(self) -> Sequence[int]:
         return sorted(self.made)
@@ -120,6 +127,10 @@ class SimSource(Source):
     def confirm(self, partition: int, end: str) -> None:
         self.confirmed[partition] = max(end, self.confirmed.get(partition, end))
 
+    def replayed(self, stream: str, since: str, until: str | None) -> None:
+        if self.asked.get(stream) == (since, until):
+            del self.asked[stream]
+
 
 class SimLog(MemoryLog):
     """`MemoryLog` with the contents of its files, and compaction, so that readers meet what they meet in production."""
@@ -161,10 +172,25 @@ class SimLog(MemoryLog):
             (r.position for a in self.commits if a.partition == partition for r in self.rows_of(a)), default=None
         )
 
+    def controls(self, partition: int, after_batch: int, to_batch: int) -> pa.Table:
+        mine = [a for a in self.commits if a.partition == partition and after_batch < a.batch <= to_batch]
+        found = [row for append in mine for row in self.rows_of(append) if row.op == Op.CONTROL]
+        return pa.table(
+            {
+                "event_id": [row.event_id for row in found],
+                "partition": [row.place.partition for row in found],
+                "batch": [row.batch for row in found],
+                "position": [row.position for row in found],
+                "stream": [row.stream for row in found],
+                "event_time": pa.array([row.made_us for row in found], TIMESTAMP),
+                "payload": [row.about.asks for row in found],
+            }
+        )
+
     def files(self) -> list[FileRange]:
         done = sum(count for count, _ in self._compacted)
         fresh = [
-            FileRange(f.path, a.partition, a.partition, a.batch, a.batch, f.rows, f.size)
+            self._range(f.path, (a.partition, a.partition), (a.batch, a.batch))
             for a in self.commits[done:]
             for f in a.files
         ]
@@ -177,7 +203,13 @@ class SimLog(MemoryLog):
         if len(old) < 2:
             return
         path = f"{self.source}-compacted-{len(self.contents)}"
-        rows = self.contents[path] = [row for append in old for row in self.rows_of(append)]
+        self.contents[path] = [row for append in old for row in self.rows_of(append)]
         partitions, batches = [a.partition for a in old], [a.batch for a in old]
-        whole = FileRange(path, min(partitions), max(partitions), min(batches), max(batches), len(rows), 1)
+        whole = self._range(path, (min(partitions), max(partitions)), (min(batches), max(batches)))
         self._compacted.append((len(old), whole))
+
+    def _range(self, path: str, partitions: tuple[int, int], batches: tuple[int, int]) -> FileRange:
+        rows = self.contents[path]
+        times = [moment_at(row.made_us) for row in rows]
+        oldest, newest = min(times, default=None), max(times, default=None)
+        return FileRange(path, *partitions, *batches, len(rows), 1, newest, event_time_min=oldest, timeless=0)

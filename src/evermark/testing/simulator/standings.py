@@ -78,8 +78,9 @@ class Standings:
         elif outcome.fate is Fate.ENDPOINT_FAILED and not untouchable:
             self._fail(one, was, now, at)
         elif outcome.fate is Fate.FULL and not untouchable:
-            require((now.state, now.failures) == (SubscriptionState.SUSPENDED, 0), f"{one} is full, and {now.state}")
-            self._forgive(one)
+            self._full(one, now, outcome)
+        elif outcome.fate is Fate.DONE and _is_full(now) and not untouchable:
+            self._full(one, now, outcome)  # there was no room for what it held back, whether it was asked or not
         elif outcome.fate is Fate.DONE and not untouchable and _is_answered(outcome):
             require(now.failures == 0, f"{one} took an event, and {now.failures} failures are still on record")
             self._forgive(one)
@@ -95,7 +96,8 @@ class Standings:
 
     def _settled_in_group(self, was: Subscription, now: Subscription, outcome: Outcome, at: datetime) -> None:
         """Whoever joined meanwhile just leaves: what is said of its former self changes nothing."""
-        if was.state is SubscriptionState.LIVE and (now.failures > was.failures or outcome.fate is Fate.DONE):
+        stayed = outcome.fate is Fate.DONE and now.state is SubscriptionState.LIVE
+        if was.state is SubscriptionState.LIVE and (now.failures > was.failures or stayed):
             self._settled(was, now, outcome, at)
 
     def _fail(self, one: str, was: Subscription, now: Subscription, at: datetime) -> None:
@@ -107,6 +109,14 @@ class Standings:
         require(now.state is wanted, f"{one} failed {count} times in a row, and is {now.state}")
         wait_s = min(ENDPOINT_BACKOFF_S_MAX, 2.0 ** (count - 1))
         self._not_before[one] = at + timedelta(seconds=wait_s)
+
+    def _full(self, one: str, now: Subscription, outcome: Outcome) -> None:
+        """No failure; but where nothing was asked, the failures before it are not forgotten."""
+        count = 0 if _is_answered(outcome) else self._failures[one]
+        found = (now.state, now.failures)
+        require(found == (SubscriptionState.SUSPENDED, count), f"{one} is full, failed {count} times before: {found}")
+        if not count:
+            self._forgive(one)
 
     def _forgive(self, one: str) -> None:
         self._failures.pop(one, None)
@@ -124,6 +134,10 @@ def _record(one: Subscription) -> tuple[SubscriptionState, int, datetime | None]
 def _needs_person(one: Subscription) -> bool:
     paused = one.state is SubscriptionState.SUSPENDED and one.next_attempt_at is None
     return paused or one.state is SubscriptionState.DISABLED
+
+
+def _is_full(one: Subscription) -> bool:
+    return one.state is SubscriptionState.SUSPENDED and one.failures == 0 and one.next_attempt_at is not None
 
 
 def _is_answered(outcome: Outcome) -> bool:

@@ -21,9 +21,10 @@ from evermark.log.head import MemoryHeads
 from evermark.testing.simulator.account import Account
 from evermark.testing.simulator.baton import Baton, Ended, Process
 from evermark.testing.simulator.broken import Broken
-from evermark.testing.simulator.ports import SimStore
+from evermark.testing.simulator.ports import SimReplayStore, SimStore
 from evermark.testing.simulator.promises import identified, who
 from evermark.testing.simulator.receiver import Receiver
+from evermark.testing.simulator.replayed import ReplayAccount
 from evermark.testing.simulator.scenario import Scenario
 from evermark.testing.simulator.source import SimLog, SimSource
 from evermark.testing.simulator.standings import SUSPEND_AFTER
@@ -83,6 +84,8 @@ class World:
         self.logs = {name: SimLog(name) for name in self.sources}
         self.truth = Truth(self.logs, self.leases, self.checkpoints)
         self.account = Account(self.logs, self.leases, self.heads, self.store, self.rng, self.clock)
+        self.replays = SimReplayStore(self.leases, self.store, clock=self.clock, new_id=lambda: f"r{self.number()}")
+        self.replayed = ReplayAccount(self.account, self.replays, self.leases, self.logs)
         self._receivers: dict[str, Receiver] = {}
         self.joined: set[tuple[Place, str]] = set()  # where the bot is a member, as the source has it
 
@@ -122,7 +125,9 @@ class World:
         """Whoever makes a subscription of the same name anew has another receiver."""
         if one not in self._receivers:
             rng = random.Random(f"{self.scenario.seed} {one}")
-            self._receivers[one] = Receiver(self.account, rng, self.scenario.receiver_chance, calm=self.calm)
+            made = Receiver(self.account, rng, self.scenario.receiver_chance, calm=self.calm)
+            made.before_replay, made.on_replayed = self.replayed.before_offer, self.replayed.on_handled
+            self._receivers[one] = made
         return self._receivers[one]
 
     def receiver_of(self, spec: SubscriptionSpec) -> Receiver:

@@ -9,9 +9,12 @@ from typing import Any
 import pyarrow as pa
 
 from evermark.errors import EvermarkError
-from evermark.sources.blocks import client, planner, resume, source
+from evermark.sources.blocks import client, planner, reading, resume, source
 from evermark.sources.blocks.chain import Block, Cookie
+from evermark.sources.blocks.client import NodeClient
+from evermark.sources.blocks.place import Pace
 from evermark.sources.blocks.plan import Item, Part
+from evermark.sources.blocks.plans import Stale
 from evermark.sources.blocks.reading import SliceReader
 from evermark.sources.blocks.resume import Answer, Case, Decision, Known
 from evermark.sources.blocks.rows import Rows
@@ -85,6 +88,14 @@ def _never_repeats(self: BlockStreams, partition: int, position: str) -> str:
     return position
 
 
+def _asks_nobody(client: NodeClient, stream: str, blocks: Sequence[Block], *_: object) -> tuple[Block, ...]:
+    return tuple(blocks)
+
+
+def _waits_for_nobody(stale: Stale | None, pace: Pace) -> bool:
+    return True
+
+
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "skips-one-more",
@@ -122,19 +133,29 @@ MUTANTS: tuple[Mutant, ...] = (
         "a new owner goes on with plans of the former one, and confirms nothing",
         ((source.BlockStreams, "begin", _begins_without_confirming),),
         seeds_max=200,
-        first=73,
+        first=130,
     ),
     Mutant(
         "late-owner-begins-anew",
         "an owner that begins behind its successor throws away what is known",
         ((MemoryPlans, "adopt", _adopts_at_once),),
         seeds_max=200,
-        first=126,
+        first=818,
     ),
     Mutant(
         "never-compared",
         "what may be in the log already is not compared with it",
         ((source.BlockStreams, "may_repeat_from", _never_repeats),),
         seeds_max=200,
+    ),
+    Mutant(
+        "poison-unasked",
+        "what one node sends unreadable is poison, without asking another one",
+        ((planner, "read_by_any", _asks_nobody), (reading, "read_by_any", _asks_nobody)),
+    ),
+    Mutant(
+        "poison-at-once",
+        "what one node sends unreadable is poison, though another one could not be asked",
+        ((planner, "waited_enough", _waits_for_nobody), (reading, "waited_enough", _waits_for_nobody)),
     ),
 )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Any
 
 from evermark.errors import BusyError, NotFoundError, UnreachableError
 from evermark.sources.blocks.chain import (
@@ -16,6 +17,7 @@ from evermark.sources.blocks.chain import (
     EventKind,
     Snapshot,
     StreamKind,
+    block_from,
     make_block,
     make_event,
 )
@@ -43,7 +45,8 @@ class ModelStream:
 
 
 class ModelNode(Node):
-    """Streams as a node has them. `refusing` requests for blocks fail; blocks in `lies` come with another event."""
+    """Streams as a node has them. `refusing` requests for blocks fail; blocks in `lies` come with another event, and of
+    the first event of blocks in `garbled` comes the hash alone."""
 
     def __init__(
         self,
@@ -61,6 +64,7 @@ class ModelNode(Node):
         self.down = False
         self.refusing = 0
         self.lies: set[tuple[str, int]] = set()
+        self.garbled: set[tuple[str, int]] = set()
         self.pages: list[tuple[str, int, int]] = []
         self.cookies: list[Cookie | None] = []
         self._touched = 0
@@ -176,15 +180,19 @@ class ModelNode(Node):
             raise BusyError("this node refuses")
         if end > it.cookie.minipool_gen:
             raise BusyError("behind") if self.leader else Beyond("range_impossible")
-        return [self._told(stream, block) for block in it.blocks[start : min(end, start + self.page_blocks)]]
+        page = it.blocks[start : min(end, start + self.page_blocks)]
+        return [block_from(self._told(stream, block), stream, raw=True) for block in page]
 
     def close(self) -> None:
         pass
 
-    def _told(self, stream: str, block: Block) -> Block:
-        if (stream, block.number) not in self.lies or not block.events:
-            return block
-        return replace(block, events=(replace(block.events[0], payload=FORGED), *block.events[1:]))
+    def _told(self, stream: str, block: Block) -> dict[str, Any]:
+        wire, here = block.wire(), (stream, block.number)
+        if here in self.lies and block.events:
+            wire["events"][0]["payload"] = FORGED
+        if here in self.garbled and block.events:
+            wire["events"][0] = {"hash": block.events[0].hash}
+        return wire
 
     def _answer(
         self,
@@ -203,7 +211,7 @@ class ModelNode(Node):
             "reset": reset,
             "more": more,
             "cookie": cookie.wire(),
-            "blocks": [self._told(stream, block).wire() for block in blocks],
+            "blocks": [self._told(stream, block) for block in blocks],
             "minipool": [event.wire() for event in pool],
         }
         return answer_from(wire, stream, asked)

@@ -14,7 +14,7 @@ from evermark.sources.blocks.source import BlockStreams
 from evermark.testing.simulator.blocks.node import ModelNode
 from evermark.testing.simulator.blocks.plans import MemoryPlans
 
-PACE = Pace(patience_s=0.0, requests_per_s=1e9)
+PACE = Pace(patience_s=0.0, away_s=0.0, requests_per_s=1e9)
 Cut = Literal["planned", "read", "logged", "confirmed", "unconfirmed"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -23,8 +24,10 @@ class MemoryPlans:
         self.streams: dict[str, tuple[int, Move]] = {}
         self.anew: set[str] = set()  # of `streams`: only to compare with
         self.gaps: dict[str, tuple[int, Stale]] = {}  # by stream: its partition, and the mark
+        self.since: dict[str, float] = {}  # by stream: when what is in `gaps` began
         self.nodes: set[str] = set()
         self.patient = False
+        self.clock = time.monotonic
         self.writes: list[tuple[str, int]] = []  # of sync state: stream, generation
 
     def close(self) -> None:
@@ -132,11 +135,15 @@ class MemoryPlans:
 
     def stale(self, partition: int) -> dict[str, Stale]:
         mine = [(stream, gap) for stream, (at, gap) in self.gaps.items() if at == partition]
-        return {stream: replace(gap, due=not self.patient) for stream, gap in mine}
+        now = self.clock()
+        return {s: replace(gap, due=not self.patient, lasted_s=now - self.since[s]) for s, gap in mine}
 
     def mark_stale(self, partition: int, stream: str, block: int, reason: str) -> None:
         tick = self.standing(partition).last_tick
-        self.gaps[stream] = (partition, Stale(block, reason, due=True, tick=tick, mark=next(_numbers)))
+        gap = Stale(block, reason, due=True, tick=tick, mark=next(_numbers))
+        if stream not in self.gaps or self.gaps[stream][1].unreadable != gap.unreadable:
+            self.since[stream] = self.clock()
+        self.gaps[stream] = (partition, gap)
 
     def unmark_stale(self, stream: str, seen: Stale) -> None:
         if stream in self.gaps and self.gaps[stream][1].mark == seen.mark:

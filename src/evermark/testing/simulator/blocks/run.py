@@ -7,14 +7,11 @@ on as well, as a paused process does that wakes up too late: the log refuses wha
 from __future__ import annotations
 
 import itertools
-import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-
-import structlog
 
 from evermark.errors import EvermarkError
 from evermark.sources.base import Limit
@@ -26,6 +23,7 @@ from evermark.testing.simulator.blocks.pipeline import PACE, place
 from evermark.testing.simulator.blocks.plans import MemoryPlans
 from evermark.testing.simulator.broken import Broken, require
 from evermark.testing.simulator.mutants.mutant import Mutant
+from evermark.testing.simulator.quiet import quiet
 
 STREAMS = ("a", "b", "c", "d")
 _STEPS = 160
@@ -38,7 +36,6 @@ class Ran:
     seed: int
     failure: str
     trace: str
-    taken: int
     met: Counter[str] = field(hash=False)
 
 
@@ -50,6 +47,7 @@ class World:
     nodes: list[ModelNode]
     plans: MemoryPlans
     partitions: int
+    garbler: ModelNode  # sends events in a form that cannot be read; only one does, or they would be poison
     log: dict[int, list[dict[str, object]]] = field(default_factory=dict)
     ends: dict[int, str] = field(default_factory=dict)
     epoch: int = 0
@@ -79,6 +77,7 @@ class World:
         require(not twice, f"{len(twice)} events are in the log twice, {twice[0] if twice else ''} first")
         require(self.forked.isdisjoint(ids), "events of a fork were taken before anybody accepted it")
         require(not any(FORGED in str(row["payload"]) for row in rows), "what a node forged is in the log")
+        require(not any(row["op"] == "poison" for row in rows), "what another node gives readable is poison")
         return True
 
     def ids(self, stream: str) -> list[object]:
@@ -157,7 +156,7 @@ def _people(world: World) -> None:
 
 def _trouble(world: World) -> None:
     rng, (leader, follower) = world.rng, world.nodes
-    match rng.randrange(7):
+    match rng.randrange(8):
         case 0:
             leader.down = not leader.down
             world.did(f"leader {'down' if leader.down else 'up'}")
@@ -172,10 +171,16 @@ def _trouble(world: World) -> None:
         case 3:
             for node in world.nodes:
                 node.lies.clear()
+                node.garbled.clear()
             world.did("honest")
         case 4 | 5:
             if not leader.down:
                 _copy(world, leader, follower)
+        case 6:
+            stream = rng.choice(STREAMS)
+            newest = len(leader.streams[stream].blocks)  # what is sealed next, too
+            world.garbler.garbled |= {(stream, number) for number in range(rng.randrange(newest + 1), newest + 2)}
+            world.did(f"garbled {stream} at {world.garbler.name}")
         case _:
             _fork(world, leader)
 
@@ -204,6 +209,7 @@ def _rest(world: World, owners: list[Iterator[str]]) -> None:
     for node in world.nodes:
         node.down, node.refusing = False, 0
         node.lies.clear()
+        node.garbled.clear()
     if world.was_forked:  # a history that was rewritten while the copy was read is noticed with the next event
         world.forked |= set(world.nodes[0].say("d"))
     for accepted in (False, False, True):
@@ -238,17 +244,18 @@ def run(seed: int, mutant: Mutant | None = None) -> Ran:
     )
     for stream in STREAMS:
         leader.create(stream)
-    world = World(rng, [leader, leader.copied("two")], MemoryPlans(), rng.randint(1, 2))
+    nodes = [leader, leader.copied("two")]
+    world = World(rng, nodes, MemoryPlans(), rng.randint(1, 2), rng.choice(nodes))
     failure = ""
-    with _quiet(), mutant.applied() if mutant is not None else nullcontext():
+    with quiet(), mutant.applied() if mutant is not None else nullcontext():
         try:
             _play(world)
         except Broken as error:
             failure = f"{type(error).__name__}: {error}"
         except Exception as error:  # noqa: BLE001 - falling over is a failure of its own
             failure = f"fell over: {type(error).__name__}: {error}"
-    taken = sum(map(len, world.log.values()))
-    return Ran(seed, failure, "\n".join(world.trace), taken, world.met)
+    world.met["logged"] = sum(map(len, world.log.values()))
+    return Ran(seed, failure, "\n".join(world.trace), world.met)
 
 
 def _play(world: World) -> None:
@@ -270,23 +277,3 @@ def _play(world: World) -> None:
             _advance(world, owners, which)
     _rest(world, owners)
     _account(world)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Every lie and every fork is a warning, and there are thousands of them."""
-    was = structlog.get_config() if structlog.is_configured() else None
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    try:
-        yield
-    finally:
-        structlog.reset_defaults()
-        if was is not None:
-            structlog.configure(**was)
-
-
-def hunt(mutant: Mutant) -> Ran | None:
-    """The first run that catches the mutant, within its bound."""
-    runs: Iterator[Ran] = (run(seed, mutant) for seed in range(mutant.first, mutant.first + mutant.seeds_max))
-    caught: Callable[[Ran], bool] = lambda ran: ran.failure.startswith(Broken.__name__)  # noqa: E731
-    return next(filter(caught, runs), None)

@@ -7,10 +7,9 @@ from evermark.testing.simulator.mutants.delivery import DELIVERY
 from evermark.testing.simulator.mutants.endurance import ENDURANCE
 from evermark.testing.simulator.mutants.ingest import INGEST
 from evermark.testing.simulator.mutants.mutant import Mutant
+from evermark.testing.simulator.mutants.replays import REPLAYS
 from evermark.testing.simulator.mutants.wishes import WISHES
 
 MUTANTS: tuple[Mutant, ...] = (*INGEST, *DELIVERY, *WISHES, *ENDURANCE, *BOTS)
 
-BY_NAME: dict[str, Mutant] = {mutant.name: mutant for mutant in MUTANTS}
-
-__all__ = ["BY_NAME", "MUTANTS", "Mutant"]
+__all__ = ["MUTANTS", "REPLAYS", "Mutant"]

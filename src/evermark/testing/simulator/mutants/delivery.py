@@ -8,13 +8,13 @@ from datetime import datetime
 from typing import Any
 
 from evermark.delivery import backlog, follower, group, live, queue, work
-from evermark.delivery.base import CursorVector, Fate, Group, Outcome, Place, SubscriptionState
+from evermark.delivery.base import CursorVector, Fate, Group, Outcome, Place, Reached, SubscriptionState
 from evermark.delivery.group import Standing, Step
 from evermark.delivery.live import LiveGroup
 from evermark.delivery.memory import MemoryDelivery
 from evermark.delivery.queue import ParkedQueue
 from evermark.delivery.sinks.base import Try
-from evermark.delivery.work import Delivered, Span
+from evermark.delivery.work import BatchResult, Delivered, Span
 from evermark.log.read import FileRange
 from evermark.testing.simulator.mutants.mutant import Mutant
 
@@ -24,6 +24,9 @@ _require_outside = group.require_outside
 _after_outcome = group.after_outcome
 _next_span = backlog.next_span
 _folded = work._folded
+_stages = follower.stages
+_group_outcome = live.group_outcome
+_BEYOND = "~"  # after every position
 
 
 def _settle_current_members(
@@ -82,12 +85,26 @@ def _span_to_tail(place: Place, after: int, head: int, files: Sequence[FileRange
     return _next_span(place, after, max(head, tail), files, rows_max)
 
 
-def _settle_whole_span(span: Span, result: Delivered) -> list[tuple[int, Outcome]]:
-    return [(span.to, replace(result.outcome, fate=Fate.DONE))]
+def _settle_whole_span(span: Span, result: Delivered) -> list[tuple[Reached, Outcome]]:
+    return [(Reached(span.to), replace(result.outcome, fate=Fate.DONE))]
 
 
-def _settle_failure_on_the_spot(span: Span, result: Delivered) -> list[tuple[int, Outcome]]:
-    return [(result.done_to, result.outcome)]
+def _settle_failure_on_the_spot(span: Span, result: Delivered) -> list[tuple[Reached, Outcome]]:
+    return [(result.reached, result.outcome)]
+
+
+def _keep_more_than_was_done(span: Span, result: Delivered) -> list[tuple[Reached, Outcome]]:
+    failed = result.outcome.fate is not Fate.DONE
+    return _stages(span, replace(result, through=_BEYOND) if failed else result)
+
+
+def _keep_unparked(span: Span, result: Delivered) -> list[tuple[Reached, Outcome]]:
+    return [(to, replace(outcome, parked=()) if to.through else outcome) for to, outcome in _stages(span, result)]
+
+
+def _leave_beyond(result: Delivered) -> Outcome:
+    outcome = _group_outcome(result)
+    return replace(outcome, reached=Reached(result.done_to, _BEYOND)) if outcome.reached else outcome
 
 
 def _hand_over_anyway(self: LiveGroup, span: Span) -> bool:
@@ -101,8 +118,8 @@ def _unfinished_is_done(result: Delivered) -> Outcome:
     return replace(result.outcome, fate=Fate.DONE) if unfinished else result.outcome
 
 
-def _expired_uncounted(name: str, span: Span, outcomes: Mapping[int, Outcome]) -> Delivered:
-    result = _folded(name, span, outcomes)
+def _expired_uncounted(name: str, span: Span, results: Mapping[int, BatchResult]) -> Delivered:
+    result = _folded(name, span, results)
     return replace(result, outcome=replace(result.outcome, expired=0))
 
 
@@ -157,6 +174,30 @@ DELIVERY: tuple[Mutant, ...] = (
         ((follower, "stages", _settle_failure_on_the_spot),),
     ),
     Mutant(
+        "progress-before-delivery",
+        "the follower keeps a batch that failed in its middle as done",
+        ((follower, "stages", _keep_more_than_was_done),),
+    ),
+    Mutant(
+        "progress-unparked",
+        "what is kept of a batch passes events that were refused, and does not park them",
+        ((follower, "stages", _keep_unparked),),
+        120,
+    ),
+    Mutant(
+        "left-beyond",
+        "whoever leaves the group in the middle of a batch is taken to have got all of it",
+        ((live, "group_outcome", _leave_beyond),),
+        120,
+    ),
+    Mutant(
+        "full-forgets-failures",
+        "no room to park more wipes out the failures of an endpoint that nobody asked",
+        ((group, "_is_answered", lambda outcome: True),),
+        300,
+        30,
+    ),
+    Mutant(
         "handed-over-anywhere",
         "a fresh batch is delivered wherever the group stands",
         ((LiveGroup, "hand_over", _hand_over_anyway),),
@@ -174,7 +215,7 @@ DELIVERY: tuple[Mutant, ...] = (
     Mutant(
         "held-keys-forgotten",
         "with `ordered`, later events of a parked key are sent",
-        ((MemoryDelivery, "held_keys", lambda self: {}),),
+        ((MemoryDelivery, "held_keys", lambda self, *_, **__: {}),),
         120,
     ),
     Mutant(

@@ -18,7 +18,6 @@ _is_due = group.is_due
 _after_done = group._after_done
 _register = MemoryDelivery.register
 _release = MemoryDelivery.release
-_learn = Follower._learn
 
 
 def _behind_only(subscription: Subscription, now: datetime) -> bool:
@@ -74,11 +73,6 @@ def _expire_uncounted(self: MemoryDelivery, subscription: str, before: datetime,
         return len(old)
 
 
-def _learn_no_budget(self: Follower, *given: Any) -> None:
-    _learn(self, *given)
-    self._budget_s.clear()
-
-
 ENDURANCE: tuple[Mutant, ...] = (
     Mutant("suspended-for-good", "a suspended one is never probed", ((follower, "is_due", _behind_only),)),
     Mutant("never-suspended", "no number of failures suspends", ((group, "should_suspend", lambda *_: False),)),
@@ -90,11 +84,10 @@ ENDURANCE: tuple[Mutant, ...] = (
     Mutant("failures-forgotten", "a new owner forgets the failures", ((MemoryDelivery, "register", _register_afresh),)),
     Mutant("gone-tried-again", "410 does not disable", ((group, "disabled", _gone_is_behind),), 120),
     Mutant(
-        "budget-never-grows",
-        "one that is too slow for its turn gets no longer one",
-        ((Follower, "_learn", _learn_no_budget),),
+        "progress-forgotten",
+        "a batch that was not finished is begun again from its first event",
+        ((Follower, "_from_inside", lambda self, away: list(away)),),
         120,
-        84,
     ),
     Mutant(
         "parked-beyond-dropped",

@@ -1,0 +1,149 @@
+"""The Postgres that a lost slot is mended at: what `mending.py` asks of it, as SQL."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from evermark.errors import BusyError, SetupError
+from evermark.sources.base import Hole
+from evermark.sources.postgres.connect import Link, connect
+from evermark.sources.postgres.failures import translate, where
+from evermark.sources.postgres.hole import OutboxHole
+from evermark.sources.postgres.install import create_publication
+from evermark.sources.postgres.lsn import Incarnation, lsn_of
+from evermark.sources.postgres.mending import MendServer, NewSlot, OutboxMend
+from evermark.sources.postgres.place import PostgresPlace
+from evermark.sources.postgres.slots import Slot, drop_slot, make_failover, slot_named, walsender
+from evermark.sources.postgres.survey import Survey, look
+
+FAILOVER_VERSION = 170000
+_OPTIONS_VERSION = 150000
+_STOP_POLL_S = 0.2
+
+
+def mend_of(
+    place: PostgresPlace, *, wait_s: float = 3600.0, on_finished: Callable[[], None] = lambda: None
+) -> OutboxMend:
+    """`wait_s`: how long a new slot may wait for transactions that were open before it."""
+    return OutboxMend(place, PostgresMendServer(place, wait_s), on_finished)
+
+
+class PostgresMendServer(MendServer):
+    """On one connection, opened when it is needed; and one that keeps the snapshot."""
+
+    def __init__(self, place: PostgresPlace, wait_s: float) -> None:
+        self._place = place
+        self._wait_s = wait_s
+        self._open: Link | None = None
+        self._keeper: psycopg.Connection[Any] | None = None
+
+    @property
+    def _link(self) -> Link:
+        if self._open is None:
+            self._open = connect(self._place.dsn)
+        return self._open
+
+    def disconnect(self) -> None:
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+    def look(self) -> Survey:
+        return look(self._link, self._place)
+
+    def slot(self, name: str) -> Slot | None:
+        return slot_named(self._link, name)
+
+    def mend_publication(self) -> None:
+        with self._link.connection.transaction():
+            create_publication(self._link, self._place, again=True)
+            query = sql.SQL("select {}.note_mended(%s)").format(sql.Identifier(self._place.schema))
+            self._link.row(query.as_string(), (self._place.slot,), doing="noting the publication")
+
+    def make(self, name: str, version: int, stopped: Callable[[], bool]) -> NewSlot:
+        """The snapshot lasts while `_keeper` is connected and idle."""
+        options = "(SNAPSHOT 'export')" if version >= _OPTIONS_VERSION else "EXPORT_SNAPSHOT"
+        command = f'CREATE_REPLICATION_SLOT "{name}" LOGICAL pgoutput {options}'
+        self._keeper = walsender(self._place)
+        dsn = self._place.dsn.open()
+        try:
+            with _ended_by(self._keeper, stopped, self._wait_s) as ended:
+                found = self._keeper.execute(command.encode()).fetchone()
+        except psycopg.errors.QueryCanceled as error:
+            why = "was told to stop" if not ended.is_set() else f"took more than {self._wait_s:g} s"
+            raise BusyError(
+                f"making slot {name} {why}",
+                hint="it waits for transactions that are open; `select pid, xact_start, query from pg_stat_activity"
+                " order by xact_start` shows the oldest",
+            ) from error
+        except psycopg.Error as error:
+            raise translate(error, dsn, f"making slot {name}") from error
+        if found is None:
+            raise SetupError(f"making slot {name} at {where(dsn)}: the server gave no snapshot")
+        return NewSlot(lsn_of(str(found[1])), str(found[2]))
+
+    def floor(self) -> str | None:
+        found = self._link.row(_floor_query(self._place), (self._place.slot,), doing="looking for the floor")
+        return found[0] if found else None
+
+    def hole(self, new: NewSlot, incarnation: Incarnation, floor: str | None) -> Hole:
+        hole = OutboxHole(self._place, new.snapshot, incarnation, new.lsn, floor)
+        hole.survey()
+        return hole
+
+    def copy(self, name: str, to: str) -> None:
+        query = "select pg_copy_logical_replication_slot(%s, %s)"
+        self._link.row(query, (name, to), doing=f"giving slot {to} its name back")
+
+    def drop(self, name: str) -> None:
+        drop_slot(self._link, name)
+
+    def mark_failover(self) -> None:
+        version = int(self._link.one("show server_version_num", doing="asking for the version")[0])
+        if version >= FAILOVER_VERSION:
+            make_failover(self._place)
+
+    def let_go(self) -> None:
+        if self._keeper is not None:
+            self._keeper.close()
+            self._keeper = None
+
+
+def _floor_query(place: PostgresPlace) -> str:
+    query = sql.SQL(
+        "select r.floor::text from {}.readers r, pg_control_system() s"
+        " where r.slot = %s and r.floor_system = s.system_identifier"
+    )
+    return query.format(sql.Identifier(place.schema)).as_string()
+
+
+@contextmanager
+def _ended_by(
+    connection: psycopg.Connection[Any], stopped: Callable[[], bool], wait_s: float
+) -> Iterator[threading.Event]:
+    """Cancel what runs on the connection when told to stop, or after `wait_s`; the event tells which it was."""
+    done, late = threading.Event(), threading.Event()
+
+    def watch() -> None:
+        left = wait_s
+        while not done.wait(_STOP_POLL_S):
+            left -= _STOP_POLL_S
+            if left <= 0 or stopped():
+                if left <= 0:
+                    late.set()
+                with suppress(psycopg.Error):
+                    connection.cancel_safe(timeout=5.0)
+
+    thread = threading.Thread(target=watch, name="slot watch", daemon=True)
+    thread.start()
+    try:
+        yield late
+    finally:
+        done.set()
+        thread.join()

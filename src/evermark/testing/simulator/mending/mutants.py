@@ -1,0 +1,148 @@
+"""Bugs of mending a lost slot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any
+
+from evermark.errors import EvermarkError
+from evermark.ingest import mender
+from evermark.ingest.mender import Mender
+from evermark.ingest.recovery import Recovery
+from evermark.sources.base import Hole
+from evermark.sources.postgres import mending, survey
+from evermark.sources.postgres.floor import Floor
+from evermark.sources.postgres.lsn import Position
+from evermark.sources.postgres.mending import Ending, NewSlot, OutboxMend
+from evermark.sources.postgres.place import PostgresPlace
+from evermark.sources.postgres.slots import Slot
+from evermark.sources.postgres.survey import Survey
+from evermark.testing.simulator.mending.server import ModelServer, OutboxRow
+from evermark.testing.simulator.mutants.mutant import Mutant
+
+_close_hole = Mender._close_hole
+_candidates = ModelServer.candidates
+_slot_trouble = survey._slot_trouble
+
+
+def _looks_before_the_slot(self: OutboxMend, stopped: Callable[[], bool], left_at: str | None = None) -> Hole:
+    self.close()
+    server, found = self._server, self._server.look()
+    server.mend_publication()
+    server.drop(self.spare)
+    seen = server.make(self.spare, found.version, stopped)
+    server.drop(self.spare)
+    new = server.make(self.spare, found.version, stopped)
+    return server.hole(NewSlot(new.lsn, seen.snapshot), found.incarnation, server.floor())
+
+
+def _closes_first(self: Mender, recovery: Recovery, hole: Hole) -> int:
+    self._recoveries.close_hole(recovery, hole.position, 0, self._epoch)
+    return _close_hole(self, recovery, hole)
+
+
+def _any_own_slot(own: Slot | None, spare: Slot | None, at: Position, place: PostgresPlace) -> Ending:
+    if own is not None:
+        return Ending.NOTHING if spare is None else Ending.DROP_SPARE
+    return Ending.RENAME if spare is not None else Ending.NOTHING
+
+
+def _proven_at_once(self: Floor, confirmed: int) -> int | None:
+    if self.sample is None:
+        return None
+    floor, self.sample = self.sample.xmin, None
+    return floor
+
+
+def _proven_by_the_newest(self: Floor, confirmed: int) -> int | None:
+    """As if whatever began before a sample had ended by then."""
+    if self.sample is None or confirmed < self.sample.lsn:
+        return None
+    floor, self.sample = self.sample.xmin + 3, None
+    return floor if floor > self.noted else None
+
+
+def _by_insert_place(self: ModelServer, part: PostgresPlace, snapshot: str, floor: str | None) -> list[OutboxRow]:
+    slot = self.slots.get(part.slot)
+    rows = _candidates(self, part, snapshot, floor)
+    return [row for row in rows if slot is None or row.inserted_at >= (slot.confirmed_lsn or 0)]
+
+
+def _moved_unseen(found: Survey, place: PostgresPlace, resume: Position | None) -> EvermarkError | None:
+    moved = found.slot is not None and found.slot.confirmed_lsn is not None and found.slot.wal_status == "reserved"
+    return None if moved else _slot_trouble(found, place, resume)
+
+
+def _never(past: Sequence[Recovery], now: datetime) -> bool:
+    return False
+
+
+def _nobody_is_told(self: Mender, number: int) -> None:
+    return None
+
+
+def _leaves_it(self: Mender, partition: int) -> None:
+    return None
+
+
+def _nothing_is_open(self: Mender) -> set[int]:
+    return set()
+
+
+def _holds_none(*_: Any) -> bool:
+    return False
+
+
+_OWNER = "evermark.testing.simulator.mending.owner"
+
+MUTANTS: tuple[Mutant, ...] = (
+    Mutant(
+        "looked-before-the-slot",
+        "what the log lacks is looked for as of a moment before the new slot",
+        ((OutboxMend, "begin", _looks_before_the_slot),),
+        first=6,
+    ),
+    Mutant(
+        "closed-before-taken",
+        "a hole is recorded as closed before what was missing is in the log",
+        ((Mender, "_close_hole", _closes_first),),
+        first=10,
+    ),
+    Mutant(
+        "any-own-slot", "a slot that bears the name is taken for the new one", ((mending, "ending", _any_own_slot),)
+    ),
+    Mutant(
+        "moved-unseen",
+        "a slot that somebody moved past us is read on from",
+        ((survey, "_slot_trouble", _moved_unseen),),
+    ),
+    Mutant("floor-at-once", "a floor is noted before all below it was taken", ((Floor, "proven", _proven_at_once),)),
+    Mutant(
+        "floor-above-the-open",
+        "a floor is noted above transactions that are open",
+        ((Floor, "proven", _proven_by_the_newest),),
+    ),
+    Mutant(
+        "found-by-insert-place",
+        "what is missing is looked for by where it was inserted, not by its transaction",
+        ((ModelServer, "candidates", _by_insert_place),),
+    ),
+    Mutant("log-not-compared", "files that may hold what was found are left out", ((_OWNER, "within", _holds_none),)),
+    Mutant("never-given-up", "tries are without end", ((mender, "exhausted", _never),), first=107),
+    Mutant(
+        "end-not-told",
+        "whoever missed the answer to the last step waits for ever",
+        ((Mender, "_tell_end", _nobody_is_told),),
+        first=158,
+    ),
+    Mutant(
+        "left-over-kept",
+        "a slot that a late owner made is left to keep WAL",
+        ((Mender, "_tidy", _leaves_it),),
+        first=297,
+    ),
+    Mutant(
+        "read-while-mended", "a partition is read while its hole is open", ((Mender, "partitions", _nothing_is_open),)
+    ),
+)

@@ -1,0 +1,157 @@
+"""The steps that close a hole, over stores in memory: what happens when an answer is lost, and where batches end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from evermark.cluster.fence import source_lease
+from evermark.cluster.memory import MemoryLeases
+from evermark.errors import EvermarkError, GapError, IdentityError, StaleError, UnreachableError
+from evermark.ingest.mender import TIDY_EVERY, FoundFile, Mender, Wanted, batches_of
+from evermark.ingest.recoveries_memory import MemoryRecoveries
+from evermark.ingest.recovery import Recovery, Step
+from evermark.log.base import LogFile
+from evermark.sources.base import Hole, Mend
+from evermark.testing.states import owners
+
+HOLE = cast("Hole", SimpleNamespace(position="9"))
+
+
+class Forgetful(MemoryRecoveries):
+    """Does what it is told, and loses the answer to one step."""
+
+    loses: Step | None = None
+
+    def move(self, recovery: Recovery, step: Step, epoch: int, **rest: Any) -> None:
+        super().move(recovery, step, epoch, **rest)
+        if step is self.loses:
+            self.loses = None
+            raise UnreachableError("state did not answer")
+
+
+class Easy(Mend):
+    """Nothing is wrong with it, unless it is given an error."""
+
+    error: EvermarkError | None = None
+    abandoned = 0
+
+    def begin(self, stopped: Callable[[], bool], left_at: str | None = None) -> Hole:
+        if self.error is not None:
+            raise self.error
+        return HOLE
+
+    def finish(self, position: str) -> None: ...
+
+    def abandon(self) -> None:
+        self.abandoned += 1
+
+    def close(self) -> None: ...
+
+
+class Scene:
+    """A mender whose news are kept."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        leases = MemoryLeases(is_gone=lambda _: True)
+        take = owners(leases)
+        self.take_over = lambda: take(source_lease("shop"))
+        self.epoch = self.take_over()
+        self.recoveries = Forgetful(leases)
+        self.mend = Easy()
+        self.now = datetime.now(UTC)
+        self.ends: list[tuple[int, EvermarkError | None]] = []
+        source = SimpleNamespace(partitions=lambda: [0], mend=lambda _: self.mend)
+        nothing: Callable[..., None] = lambda *_: None  # noqa: E731
+        news = SimpleNamespace(
+            opened=nothing,
+            begun=nothing,
+            taken=nothing,
+            closed=nothing,
+            left_behind=nothing,
+            ended=lambda recovery, error: self.ends.append((recovery.partition, error)),
+        )
+        monkeypatch.setattr(Mender, "_close_hole", lambda *_: 0)
+        self.mender = Mender(
+            "shop",
+            self.epoch,
+            cast("Any", source),
+            self.recoveries,
+            cast("Any", None),
+            cast("Any", None),
+            nothing,
+            lambda: False,
+            lambda: self.now,
+            cast("Any", news),
+        )
+
+
+@pytest.fixture
+def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
+    return Scene(monkeypatch)
+
+
+def test_reading_goes_on_though_the_answer_to_the_last_step_was_lost(scene: Scene) -> None:
+    """GIVEN a hole that is closed WHEN State does not answer to that THEN the next look lets reading go on."""
+    assert scene.mender.found(0, GapError("lost"), "5") is None
+    scene.recoveries.loses = Step.DONE
+    with pytest.raises(UnreachableError):
+        scene.mender.carry_out_all()
+    assert (scene.mender.partitions(), scene.ends) == ({0}, [])
+    scene.mender.carry_out_all()
+    assert (scene.mender.partitions(), scene.ends) == (set(), [(0, None)])
+    scene.mender.carry_out_all()
+    assert len(scene.ends) == 1, "an end is told once"
+
+
+def test_a_person_is_asked_for_though_the_answer_to_giving_up_was_lost(scene: Scene) -> None:
+    """GIVEN a hole that cannot be closed WHEN State does not answer to that THEN the next look says so."""
+    assert scene.mender.found(0, GapError("lost"), "5") is None
+    scene.mend.error = IdentityError("another server", hint="choose")
+    scene.recoveries.loses = Step.FAILED
+    with pytest.raises(UnreachableError):
+        scene.mender.carry_out_all()
+    scene.mender.carry_out_all()
+    ((partition, error),) = scene.ends
+    assert (partition, error is not None and "another server" in error.message) == (0, True)
+
+
+def test_a_hole_that_is_being_recorded_is_not_taken_for_one_that_ended(scene: Scene) -> None:
+    """GIVEN a hole that was found WHEN nobody has begun to close it THEN no end of it is told."""
+    with scene.mender._lock:
+        scene.mender._open.add(0)
+    scene.mender.carry_out_all()
+    assert (scene.mender.partitions(), scene.ends) == ({0}, [])
+
+
+def test_what_a_late_owner_left_behind_is_removed_by_its_successor(scene: Scene) -> None:
+    """GIVEN a hole that was closed WHEN somebody makes a slot for it later THEN the owner drops it, and no stranger."""
+    scene.mender.carry_out_all()
+    assert scene.mend.abandoned == 0, "where nothing was ever lost nothing is asked"
+    scene.mender.found(0, GapError("lost"), "5")
+    scene.mender.carry_out_all()
+    scene.mender.carry_out_all()
+    assert (len(scene.ends), scene.mend.abandoned) == (1, 0)
+    scene.now += TIDY_EVERY
+    scene.mender.carry_out_all()
+    scene.mender.carry_out_all()
+    assert scene.mend.abandoned == 1
+    scene.now += TIDY_EVERY
+    scene.take_over()
+    with pytest.raises(StaleError):
+        scene.mender.carry_out_all()
+    assert scene.mend.abandoned == 1
+
+
+def test_batches_that_close_a_hole_follow_each_other_and_end_where_reading_goes_on() -> None:
+    """GIVEN what was found WHEN it is cut into batches THEN they are dense; without any only the place is kept."""
+    wanted = Wanted("shop", 0, 3, 7, "m")
+    found = [FoundFile(LogFile(f"f{n}", 2, 1), f"n{n}") for n in range(2)]
+    batches = [(t.batch, t.start, t.end, t.append.rows, t.append.epoch) for t in batches_of(found, HOLE, wanted)]
+    assert batches == [(4, "m", "n0", 2, 7), (5, "n0", "9", 2, 7)]
+    ((batch, start, end, rows),) = [(t.batch, t.start, t.end, t.append.rows) for t in batches_of([], HOLE, wanted)]
+    assert (batch, start, end, rows) == (4, "m", "9", 0)

@@ -1,0 +1,54 @@
+"""Slots that are lost at any moment, and mended by the product's own steps; and the proof that this can fail."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from evermark.testing.simulator.__main__ import hunt, main
+from evermark.testing.simulator.mending.mutants import MUTANTS
+from evermark.testing.simulator.mending.run import run
+from evermark.testing.simulator.mutants import Mutant
+
+SEEDS = 25
+
+
+def test_no_seed_loses_an_event_or_takes_one_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    """Slots lost, dropped and moved, also while they are mended, transactions open, crashes at each step."""
+    status = main(["--seeds", str(SEEDS), "--mending"])
+    said = capsys.readouterr().out
+    assert status == 0, said
+    line = said.splitlines()[-1]
+    assert line.startswith(f"mending seeds={SEEDS} taken=") and line.endswith(" failed=0")
+
+
+def test_seeds_come_upon_what_they_are_for() -> None:
+    """Every way to lose a slot, every end of a recovery, and people who choose all occur."""
+    met: Counter[str] = Counter()
+    for seed in (2, 5, 6, 12, 24):
+        met.update(run(seed).met)
+    wanted = ("lost", "dropped", "moved", "publication", "recovered", "mended", "crash", "person repair")
+    assert not [what for what in wanted if not met[what]], met
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_mutant_is_caught(mutant: Mutant) -> None:
+    """Each deliberate bug breaks a promise within a bounded number of seeds."""
+    caught = hunt(mutant)
+    assert caught is not None, f"{mutant.name} survived {mutant.seeds_max} seeds: {mutant.what}"
+
+
+def test_every_mutant_is_in_the_docs() -> None:
+    """docs/simulator.md names each deliberate bug of mending, and no other."""
+    text = (Path(__file__).parents[2] / "docs/simulator.md").read_text()
+    table = text.partition("## Slots that are lost")[2].partition("\n## ")[0]
+    named = [line.split("`")[1] for line in table.splitlines() if line.startswith("| `")]
+    assert named == [mutant.name for mutant in MUTANTS]
+
+
+def test_same_seed_gives_the_same_run() -> None:
+    """A failure can be reproduced."""
+    for seed in (2, 5):
+        assert run(seed) == run(seed)

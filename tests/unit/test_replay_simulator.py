@@ -1,0 +1,47 @@
+"""Replays beside live deliveries, under the simulator's faults; and the proof that this can fail."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from evermark.delivery.replay import ReplayState
+from evermark.testing.simulator.__main__ import hunt, run_replays
+from evermark.testing.simulator.mutants import REPLAYS, Mutant
+
+SEEDS = 12
+
+
+def test_every_replay_reaches_its_handlers_and_disturbs_nobody() -> None:
+    """Windows asked for at any time, again and overlapping, by SQL and by people, for one or all, under all faults."""
+    met: Counter[str] = Counter()
+    for seed in range(SEEDS):
+        ran = run_replays(seed)
+        assert not ran.failure, f"seed {seed}: {ran.failure}\n{ran.trace}"
+        met.update(ran.met)
+    ends = [f"replay {state}" for state in (ReplayState.DONE, ReplayState.CANCELLED, ReplayState.FAILED)]
+    wanted = ("replayed", "replays.register", "replays.ask", "replays.end_target", "replays.cleared", *ends)
+    assert not [what for what in wanted if not met[what]], met
+
+
+@pytest.mark.parametrize("mutant", REPLAYS, ids=lambda mutant: mutant.name)
+def test_mutant_is_caught(mutant: Mutant) -> None:
+    """Each deliberate bug breaks a promise within a bounded number of seeds."""
+    caught = hunt(mutant)
+    assert caught is not None, f"{mutant.name} survived {mutant.seeds_max} seeds: {mutant.what}"
+
+
+def test_every_mutant_is_in_the_docs() -> None:
+    """docs/simulator.md names each deliberate bug of replays, and no other."""
+    text = (Path(__file__).parents[2] / "docs/simulator.md").read_text()
+    table = text.partition("## Replays")[2].partition("\n## ")[0]
+    named = [line.split("`")[1] for line in table.splitlines() if line.startswith("| `")]
+    assert named == [mutant.name for mutant in REPLAYS]
+
+
+def test_same_seed_gives_the_same_run() -> None:
+    """A failure can be reproduced."""
+    first, second = run_replays(7), run_replays(7)
+    assert (first.fingerprint, first.met) == (second.fingerprint, second.met)
