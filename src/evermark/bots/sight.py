@@ -79,6 +79,8 @@ class Sight:
         wish = spec.bot
         if wish is None:
             return None
+        if all(place.source != wish.source for place in heads):
+            return BotView(wish)  # another source may have streams of the same names
         for place, head in heads.items():
             if place.source == wish.source:
                 self._learn(place, {wish.user}, head, None, None)
