@@ -285,6 +285,14 @@ def test_a_replay_sees_every_stay(store: MemoryDelivery) -> None:
     assert not other.streams, "rooms of another source may be called the same"
 
 
+def test_a_replay_of_another_source_gives_a_bot_nothing(store: MemoryDelivery) -> None:
+    """GIVEN a member of a room WHEN another source has a stream of that name THEN a replay of it is not the bot's."""
+    sight = sight_of(store, Log(join("room", 1)))
+    here, elsewhere = (sight.view_of_all(BOT, {place: 5}) for place in (PLACE, Place("elsewhere", 0)))
+    assert here is not None and elsewhere is not None
+    assert ("room" in here.streams, "room" in elsewhere.streams) == (True, False)
+
+
 def test_a_lesson_that_was_kept_without_an_answer_is_not_given_again(store: MemoryDelivery) -> None:
     """GIVEN State that keeps a lesson and does not answer THEN the next look begins where State stands, and goes on."""
     log = Log(join("room", 1), join("room", 2, kind="leave"), join("den", 3))

@@ -96,8 +96,9 @@ class Standings:
 
     def _settled_in_group(self, was: Subscription, now: Subscription, outcome: Outcome, at: datetime) -> None:
         """Whoever joined meanwhile just leaves: what is said of its former self changes nothing."""
-        stayed = outcome.fate is Fate.DONE and now.state is SubscriptionState.LIVE
-        if was.state is SubscriptionState.LIVE and (now.failures > was.failures or stayed):
+        left = now.state is SubscriptionState.BEHIND and now.failures == was.failures
+        told = now.failures > was.failures or outcome.fate is Fate.DONE
+        if was.state is SubscriptionState.LIVE and told and not left:
             self._settled(was, now, outcome, at)
 
     def _fail(self, one: str, was: Subscription, now: Subscription, at: datetime) -> None:
