@@ -280,9 +280,6 @@ def test_a_replay_sees_every_stay(store: MemoryDelivery) -> None:
     view = sight_of(store, log).view_of_all(BOT, {PLACE: 5})
     assert view is not None
     assert view.partly == {"room": (Stay((1, "a"), (2, "a")), Stay((4, "a")))}
-    other = sight_of(store, log).view_of_all(BOT, {Place("another", 0): 5})
-    assert other is not None
-    assert not other.streams, "rooms of another source may be called the same"
 
 
 def test_a_replay_of_another_source_gives_a_bot_nothing(store: MemoryDelivery) -> None:

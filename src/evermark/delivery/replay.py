@@ -25,7 +25,7 @@ from evermark.bots.base import BotView
 from evermark.delivery.base import Fate, HeldKey, Outcome, Place, Subscription, SubscriptionSpec, SubscriptionState
 from evermark.delivery.group import REASON_CHARS_MAX, Jitter
 from evermark.delivery.retry import endpoint_backoff_s
-from evermark.delivery.timeslice import Mark, TimeSlice, exceeds
+from evermark.delivery.timeslice import Mark, TimeSlice, exceeds, with_rest
 from evermark.log.read import FileRange
 
 SLICE_ROWS_START = 200_000
@@ -260,6 +260,7 @@ def work_of(
     """One step of a target. `files` are those the slice was cut from."""
     request, spec = one.replay.request, one.subscription.spec
     rate = least_rate(request.rate_per_s, spec.rate_per_s)
+    rows = rows_of(one, flowing=flowing)
     return ReplayWork(
         replay=one.replay.id,
         slice=piece,
@@ -267,7 +268,8 @@ def work_of(
         streams=request.streams,
         where=request.where,
         heads=one.replay.heads if exceeds(piece, files, one.replay.heads) else None,
-        rows_max=rows_of(one, flowing=flowing),
+        # A step for the last few that the slice holds beyond what was asked for costs more than they do.
+        rows_max=rows if rate else with_rest(rows),
         budget_s=STEP_S_MAX,
         probe=one.target.failures > 0,
         parked_room=max(0, spec.parked_max - parked_now),

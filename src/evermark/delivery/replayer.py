@@ -101,7 +101,8 @@ class Replayer:
         """The next slice: the one that was prepared, if the target stands where it begins."""
         rows = decide.rows_of(one, flowing=flowing)
         prepared = self._prepared.pop((one.replay.id, one.target.subscription), None)
-        if prepared is not None and prepared.mark == one.target.mark and prepared.rows <= 2 * rows:
+        fits = prepared is not None and rows <= 2 * prepared.rows and prepared.rows <= 2 * rows
+        if prepared is not None and fits and prepared.mark == one.target.mark:
             return prepared
         return next_slice(one.target.mark, one.replay.request.until, files, rows)
 

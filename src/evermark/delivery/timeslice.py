@@ -78,6 +78,11 @@ def exceeds(piece: TimeSlice, files: Sequence[FileRange], heads: Mapping[int, in
     )
 
 
+def with_rest(rows: int) -> int:
+    """How many rows a slice of about `rows` may hold, by what is known of the files."""
+    return rows + max(1, int(rows * _REST_SHARE))
+
+
 def next_slice(mark: Mark, until: datetime, files: Sequence[FileRange], rows: int) -> TimeSlice | None:
     """The slice after `mark` that should hold about `rows` rows, at least one instant; None: nothing is left.
 
@@ -90,7 +95,7 @@ def next_slice(mark: Mark, until: datetime, files: Sequence[FileRange], rows: in
         return None
     spread = _Spread(near, mark.time, until)
     first, last = micros(mark.time), micros(until)
-    if spread.rows_to(last) > rows * (1 + _REST_SHARE):
+    if spread.rows_to(last) > with_rest(rows):
         low, high = first, last
         while low < high:
             middle = (low + high) // 2

@@ -46,7 +46,7 @@ _PREPARED_MAX = 4
 # What one round of posting takes: its rows are in memory, and each round waits for its last answer. The first is small:
 # nothing is sent before it is read and rendered.
 ROUND_ROWS_FIRST = 10_000
-ROUND_ROWS = 40_000
+ROUND_ROWS = 100_000
 ROUND_BYTES = 64 * 1024 * 1024
 _FILE, _ROW = PLACE
 
@@ -151,11 +151,14 @@ class _Send:
                 return
 
     def _jobs(self) -> Iterator[tuple[Job, pa.RecordBatch]]:
-        """Read and rendered while what came before is sent; with the rows that were looked at: a bot is sent fewer."""
+        """Rendered while what came before is sent, read while that is rendered; with the rows that were looked at.
+
+        A bot is sent fewer.
+        """
         work = self.work
         among = None if work.bot is None else work.bot.streams
         found = self.found or places_here(work.slice, work.heads, work.spec, work.streams, work.rows_max, among)
-        for rows in rows_at(*found, work.slice.paths):
+        for rows in ahead(rows_at(*found, work.slice.paths), depth=1, humble=True):
             mine = rows if work.bot is None else forwarded(rows, work.bot)
             waits = {} if work.bot is None else waiting(mine, work.bot)
             job = Job(
