@@ -29,6 +29,8 @@ class Row:
     claimed_until: datetime | None = None
     claim_epoch: int = 0
     waits: bool = False  # for the key of its session
+    # One of a session that was put back untried keeps its time, by which the session is in order, and rests.
+    rests_until: datetime | None = None
 
     @property
     def line(self) -> tuple[object, ...]:
@@ -38,6 +40,10 @@ class Row:
     def lane(self) -> tuple[object, ...]:
         event = self.event
         return self.subscription, event.replay_id, event.place, event.stream, event.key
+
+    def is_due(self, now: datetime) -> bool:
+        rested = self.rests_until is None or self.rests_until <= now
+        return self.next_attempt_at is not None and self.next_attempt_at <= now and rested
 
     def is_free(self, now: datetime, epoch: int) -> bool:
         return self.claimed_until is None or self.claimed_until <= now or self.claim_epoch < epoch
@@ -62,12 +68,11 @@ class MemoryParkedRows:
             due = [
                 row
                 for row in self._rows.values()
-                if row.next_attempt_at is not None
-                and row.next_attempt_at <= now
+                if row.is_due(now)
                 and row.is_free(now, epoch)
                 and decide.drains(self._standing(row.subscription), now)
                 and not self._is_held(row)
-                and not self._is_behind(row, now)
+                and not self._is_behind(row, now, epoch)
             ]
             most = max(0, min(limit, CLAIM_MAX))
             got = self._shared([row for row in due if not row.event.replay_id], most, now)
@@ -112,7 +117,10 @@ class MemoryParkedRows:
                 return
             session = row.event.session if attempts <= parked.attempt else ""  # it was tried: it holds nobody back
             event = replace(row.event, reason=decide.shortened(reason), status=status, session=session)
-            self._rows[row.id] = Row(row.id, row.subscription, event, attempts, next_attempt_at, row.created_at)
+            at, rests_until = (row.next_attempt_at, next_attempt_at) if session else (next_attempt_at, None)
+            self._rows[row.id] = Row(
+                row.id, row.subscription, event, attempts, at, row.created_at, rests_until=rests_until
+            )
 
     def parked_counts(self) -> dict[str, dict[str, int]]:
         with self._lock:
@@ -267,9 +275,9 @@ class MemoryParkedRows:
             return []
         return [other for other in self._rows.values() if other.id < row.id and other.line == row.line]
 
-    def _is_behind(self, row: Row, now: datetime) -> bool:
-        """Whether something of its session that was parked earlier is not due."""
-        return any(o.next_attempt_at is None or o.next_attempt_at > now for o in self._before_in_line(row))
+    def _is_behind(self, row: Row, now: datetime, epoch: int) -> bool:
+        """Whether something of its session that was parked earlier is not due, or under way."""
+        return any(not (o.is_due(now) and o.is_free(now, epoch)) for o in self._before_in_line(row))
 
     def _follows_none_but(self, row: Row, ids: set[int]) -> bool:
         return all(other.id in ids for other in self._before_in_line(row))

@@ -70,7 +70,16 @@ class PostgresParkedRows:
         with self._state.transaction() as conn:
             fence(conn, self._lease, epoch)
             tried = attempts > parked.attempt
-            given = (next_attempt_at, attempts, said, status, tried, parked.id, parked.claimed_until, epoch)
+            given = {
+                "at": next_attempt_at,
+                "attempts": attempts,
+                "reason": said,
+                "status": status,
+                "tried": tried,
+                "id": parked.id,
+                "claimed_until": parked.claimed_until,
+                "epoch": epoch,
+            }
             conn.execute(queries.RESCHEDULE, given)
 
     def parked_counts(self) -> dict[str, dict[str, int]]:

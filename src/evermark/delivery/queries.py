@@ -129,6 +129,8 @@ select exists (select from leases where name = %(lease)s and epoch = %(epoch)s a
 """
 
 _FREE = "(m.claimed_until is null or m.claimed_until <= %(now)s or m.claim_epoch < %(epoch)s)"
+# One of a session that was put back untried keeps its time, by which the session is in order, and rests.
+_RESTED = "(m.rests_until is null or m.rests_until <= %(now)s)"
 
 # Whose rows there are is found by leaps over an index, and each has the same share: its first rows before anybody's
 # second ones; where not all can have one, whose turn it is changes from claim to claim (`turns.draw`).
@@ -159,7 +161,7 @@ with recursive owners as (
         select m.id, row_number() over (order by m.next_attempt_at, m.id) as nth
         from enqueued_messages m
         where m.subscription = r.name and (m.replay_id <> '')::integer = %(of_replays)s::integer
-          and m.next_attempt_at <= %(now)s and {_FREE}
+          and m.next_attempt_at <= %(now)s and {_FREE} and {_RESTED}
           and not (
                 r.ordered
                 and exists (
@@ -173,7 +175,9 @@ with recursive owners as (
                 and exists (
                     select from enqueued_messages e
                     where e.subscription = m.subscription and e.replay_id = m.replay_id and e.session = m.session
-                      and e.id < m.id and (e.next_attempt_at is null or e.next_attempt_at > %(now)s)
+                      and e.id < m.id
+                      and (e.next_attempt_at is null or e.next_attempt_at > %(now)s or e.rests_until > %(now)s
+                           or (e.claimed_until > %(now)s and e.claim_epoch >= %(epoch)s))
                 )
               )
         order by m.next_attempt_at, m.id
@@ -184,7 +188,7 @@ with recursive owners as (
 ), due as (
     select m.id, s.generation, m.subscription, m.replay_id, m.session
     from enqueued_messages m join subscriptions s on s.name = m.subscription
-    where m.id = any(array(select id from shared)) and m.next_attempt_at <= %(now)s and {_FREE}
+    where m.id = any(array(select id from shared)) and m.next_attempt_at <= %(now)s and {_FREE} and {_RESTED}
     for update of m skip locked
 ), got as (
     select d.id, d.generation from due d
@@ -203,9 +207,11 @@ returning m.id, m.claimed_until, got.generation, {_PARKED}
 DELIVERED = "delete from enqueued_messages where id = any(%s)"
 RESCHEDULE = """
 update enqueued_messages
-set next_attempt_at = %s, attempts = %s, reason = %s, last_status = %s, claimed_until = null, claim_epoch = null,
-    session = case when %s then null else session end
-where id = %s and claimed_until = %s and claim_epoch = %s
+set next_attempt_at = case when session is null or %(tried)s then %(at)s else next_attempt_at end,
+    rests_until = case when session is null or %(tried)s then null else %(at)s end,
+    attempts = %(attempts)s, reason = %(reason)s, last_status = %(status)s, claimed_until = null, claim_epoch = null,
+    session = case when %(tried)s then null else session end
+where id = %(id)s and claimed_until = %(claimed_until)s and claim_epoch = %(epoch)s
 """
 PARKED_COUNTS = """
 select subscription, count(*) filter (where waits or next_attempt_at is not null),

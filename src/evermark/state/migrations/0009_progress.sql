@@ -6,3 +6,6 @@ alter table cursors add column through text collate "C" not null default '';
 create index enqueued_messages_due_of
     on enqueued_messages (subscription, ((replay_id <> '')::integer), next_attempt_at, id)
     where next_attempt_at is not null;
+
+-- One of a session that was put back untried keeps its time, by which the session is in order, and rests until then.
+alter table enqueued_messages add column rests_until timestamptz;
