@@ -185,7 +185,9 @@ class MemoryParkedRows:
             there = [row_id for row_id in set(ids) if row_id in self._rows]
             for row_id in there:
                 if not self._rows[row_id].waits:
-                    self._rows[row_id] = replace(self._rows[row_id], next_attempt_at=now)
+                    row = self._rows[row_id]
+                    at = min(now, row.next_attempt_at or now) if row.event.session else now
+                    self._rows[row_id] = replace(row, next_attempt_at=at, rests_until=None)
             return len(there)
 
     def drop(self, ids: Sequence[int], epoch: int) -> int:

@@ -123,7 +123,7 @@ IS_ANY_DUE = """
 select exists (select from leases where name = %(lease)s and epoch = %(epoch)s and instance is not null),
        exists (
            select from enqueued_messages
-           where next_attempt_at <= %(now)s
+           where next_attempt_at <= %(now)s and (rests_until is null or rests_until <= %(now)s)
              and (claimed_until is null or claimed_until <= %(now)s or claim_epoch < %(epoch)s)
        )
 """
@@ -240,7 +240,11 @@ where m.subscription = any(%(names)s) and m.key is not null and m.replay_id = %(
 group by m.subscription, m.source, m.partition, m.stream, m.key
 """
 RELEASE = """
-update enqueued_messages set next_attempt_at = case when waits then null else %(now)s::timestamptz end
+update enqueued_messages
+set next_attempt_at = case when waits then null
+                           when session is not null then least(next_attempt_at, %(now)s::timestamptz)
+                           else %(now)s::timestamptz end,
+    rests_until = null
 where id = any(%(ids)s)
 """
 DROP = """
