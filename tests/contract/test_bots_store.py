@@ -19,8 +19,8 @@ from evermark.delivery.base import MadeBy, ParkedEvent
 from evermark.delivery.memory import MemoryDelivery
 from evermark.delivery.store import PostgresDelivery
 from evermark.state.connection import State
-from evermark.testing.contracts import BotContract
-from evermark.testing.contracts.bots import WISH, Store, settle, waiting
+from evermark.testing.contracts import BotContract, SessionContract
+from evermark.testing.contracts.bot_scene import WISH, Store, settle, waiting
 from evermark.testing.contracts.scene import T0, TakeOver, begin, spec
 from evermark.testing.servers import PostgresServer
 from evermark.testing.states import fresh_state, owners
@@ -39,7 +39,7 @@ def take_over(state: State) -> TakeOver:
     return lambda: take(DELIVER_LEASE)
 
 
-class TestMemoryBots(BotContract):
+class TestMemoryBots(BotContract, SessionContract):
     @pytest.fixture
     def leases(self) -> MemoryLeases:
         return MemoryLeases(is_gone=lambda holder: True)
@@ -54,7 +54,7 @@ class TestMemoryBots(BotContract):
         return lambda: take(DELIVER_LEASE)
 
 
-class TestPostgresBots(BotContract):
+class TestPostgresBots(BotContract, SessionContract):
     @pytest.fixture
     def store(self, state: State) -> Store:
         return PostgresDelivery(state)

@@ -17,7 +17,7 @@ from evermark.cluster.memory import MemoryLeases
 from evermark.delivery.memory import MemoryDelivery
 from evermark.delivery.retry import Verdict
 from evermark.delivery.sinks.base import Answer, Try
-from evermark.testing.contracts.bots import WISH, settle, waiting
+from evermark.testing.contracts.bot_scene import WISH, settle, waiting
 from evermark.testing.contracts.scene import T0, begin
 from evermark.testing.states import owners
 

@@ -4,7 +4,7 @@ A **bot** is a subscription that speaks for a user: it gets what concerns that u
 of. A **stay** is one time of membership, from a join to a leave. A **session** is what the payload of an event is
 encrypted with; a bot that has a **device** is sent such an event only when the key of (device, session) is published.
 
-Contract of `BotStore` (checked by `BotContract` over every backend):
+Contract of `BotStore` (checked by `BotContract` and `SessionContract` over every backend):
 
 - Every call that writes takes the lease epoch of delivery, and is refused with `StaleError` when it is old.
 - `learn` is a compare-and-set per (source, user, partition); what was learned is seen with it or not at all.
