@@ -155,7 +155,6 @@ class DeliveryRunner:
         store = self._d.delivery
         self._register(epoch)
         store.forget_users(epoch)
-        store.release_keyed(_now(), epoch)  # a bot of the file may have another device now
         sight = Sight(store, self._view.files, epoch)
         live = LiveGroup(store, self._deliverer, epoch, _now, self._told.by_group, sight)
         follower = Follower(store, self._view, live, self._deliverer, epoch, _now, self._told.by_follower, sight)

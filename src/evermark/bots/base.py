@@ -10,7 +10,8 @@ Contract of `BotStore` (checked by `BotContract` and `SessionContract` over ever
 - `learn` is a compare-and-set per (source, user, partition); what was learned is seen with it or not at all.
 - An event that is parked for its session waits if and only if its key is not published; that, and the release of what
   waits by `publish`, are decided one after another for each (device, session). Nothing of a session is claimed before
-  everything of it that was parked earlier.
+  everything of it that was parked earlier. With another device (`change`, `register`) it is decided anew for all that
+  was not tried yet and is not under way.
 - What waits for a key takes no room from anything else: it does not count for `parked_max`. Each stream of a bot keeps
   its newest `WAITING_MAX`; `expire_waiting` removes older ones, counted as `expired`.
 - `keys_wanted` names a (bot, session) at most once in `ASK_EVERY`, whatever crashes.
@@ -160,6 +161,9 @@ class BotStore(Protocol):
     def sessions_queued(self, subscriptions: Collection[str], replay_id: str = "") -> dict[str, frozenset[str]]:
         """Per subscription: sessions whose key came, with events in the queue that were not tried yet. Newer ones queue
         behind them."""
+
+    def sessions_clear(self, subscriptions: Collection[str], replay_id: str = "") -> dict[str, frozenset[str]]:
+        """Per subscription: sessions its device has a key for, and nothing of which is queued, both at one moment."""
 
     def release_keyed(self, now: datetime, epoch: int) -> int:
         """Make due what waits although it need not: its key is there, or its bot has no device. Returns how many."""

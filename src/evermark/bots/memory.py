@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
@@ -62,17 +62,7 @@ class MemoryBots(MemoryParkedRows):
         with self._fenced(epoch):
             if self._keys.pop((device, session), None) is None:
                 raise unknown_key(session)
-            held = [
-                row
-                for row in self._rows.values()
-                if row.event.session == session
-                and not row.waits
-                and row.is_free(now, epoch)
-                and self._device(row.subscription) == device
-            ]
-            for row in held:
-                self._rows[row.id] = replace(row, waits=True, next_attempt_at=None)
-            return len(held)
+            return self._hold(now, epoch, lambda name, of: self._device(name) == device and of == session)
 
     def session_key(self, device: str, session: str) -> SessionKey:
         with self._lock:
@@ -102,6 +92,32 @@ class MemoryBots(MemoryParkedRows):
                 if event.session and not row.waits and mine:
                     found[row.subscription].add(event.session)
         return {name: frozenset(sessions) for name, sessions in found.items()}
+
+    def sessions_clear(self, subscriptions: Collection[str], replay_id: str = "") -> dict[str, frozenset[str]]:
+        with self._lock:
+            devices = {name: self._device(name) for name in subscriptions if name in self._known}
+            published = self.published(set(devices.values()))
+            queued = self.sessions_queued(subscriptions, replay_id)
+            return {n: published[of] - queued.get(n, frozenset()) for n, of in devices.items() if of in published}
+
+    def _hold(self, now: datetime, epoch: int, which: Callable[[str, str], bool]) -> int:
+        """What was not tried yet and is under way with nobody, of some subscriptions and sessions, waits again."""
+        held = [
+            row
+            for row in self._rows.values()
+            if row.event.session
+            and not row.waits
+            and row.is_free(now, epoch)
+            and which(row.subscription, row.event.session)
+        ]
+        for row in held:
+            self._rows[row.id] = replace(row, waits=True, next_attempt_at=None)
+        return len(held)
+
+    def _with_other_devices(self, names: Collection[str], now: datetime, epoch: int) -> None:
+        """These have another device now: what waits, and what does not, is decided anew."""
+        self._hold(now, epoch, lambda name, session: name in names and self._lacks_key(name, session))
+        self._make_due(now, lambda name, session: name in names and not self._lacks_key(name, session))
 
     def release_keyed(self, now: datetime, epoch: int) -> int:
         with self._fenced(epoch):

@@ -248,8 +248,7 @@ class MemoryParkedRows:
         return sum(not row.event.session for row in own) + max(0, leaving - WAITING_MAX)
 
     def _device(self, subscription: str) -> str:
-        bot = self._known[subscription][0].bot
-        return bot.device if bot is not None else ""
+        return self._known[subscription][0].device
 
     def _lacks_key(self, subscription: str, session: str) -> bool:
         device = self._device(subscription)

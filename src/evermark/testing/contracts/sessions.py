@@ -14,7 +14,25 @@ from evermark.testing.contracts.owned import OwnedStore
 from evermark.testing.contracts.scene import P0, T0, TakeOver, begin, done, event, spec
 
 
+def _give_device(store: Store, epoch: int, made_by: MadeBy, device: str) -> None:
+    """To a bot that is made if it is not there, and with it another one, which keeps its own."""
+    bots = [spec("bot", bot=replace(WISH, device=device)), spec("other", bot=WISH)]
+    if made_by is MadeBy.FILE:
+        store.register(bots, made_by, {}, epoch)
+    elif store.subscriptions():
+        store.change("bot", {"bot": {"device": device}}, epoch)
+    else:
+        for one in bots:
+            store.add(one, None, epoch)
+
+
+def _waits(store: Store, name: str) -> dict[str, bool]:
+    return {row.event.event_id: row.waits for row in store.parked(name)}
+
+
 class SessionContract(OwnedStore):
+    """The store's clock stands at `T0`."""
+
     def test_d3_an_event_waits_iff_its_key_is_not_published(self, store: Store, epoch: int) -> None:
         """Without a key it waits, alive, whatever the time; with one it is due at once."""
         begin(store, epoch, "bot", bot=WISH)
@@ -149,17 +167,52 @@ class SessionContract(OwnedStore):
         assert (store.counted("dropped"), store.counted("expired")) == ({"bot": 1}, {"bot": 1})
         assert two.event.event_id == "e2"
 
-    def test_d3_a_sweep_releases_what_need_not_wait(self, store: Store, epoch: int) -> None:
-        """A bot that has another device now, or none, waits for the keys of that one, or for none."""
+    @pytest.mark.parametrize("made_by", MadeBy)
+    def test_d3_another_device_decides_anew_what_waits(self, store: Store, epoch: int, made_by: MadeBy) -> None:
+        """What was not tried and has no key there waits again, but for what is under way; what has one is due, and
+        nothing overtakes it; without a device nothing waits. Of no other bot."""
+        store.open_place(P0, 0, epoch)
+        _give_device(store, epoch, made_by, "phone")
+        store.publish("phone", {"s1": "sealed", "s3": "sealed"}, T0, epoch)
+        store.publish("tablet", {"s2": "sealed", "s3": "sealed"}, T0, epoch)
+        both = [done("bot", waiting(1)), done("other")]
+        store.settle_group(P0, 0, 1, store.group().members, both, T0, epoch)
+        assert claimed(store, epoch) == ["e1"]
+        rest = [waiting(2), waiting(3, "s2"), waiting(4, "s3"), event(5)]
+        both = [done("bot", *rest), done("other", *rest)]
+        store.settle_group(P0, 1, 2, store.group().members, both, T0, epoch)
+        _give_device(store, epoch, made_by, "tablet")
+        assert _waits(store, "bot") == {"e1": False, "e2": True, "e3": False, "e4": False, "e5": False}
+        assert _waits(store, "other") == {"e2": False, "e3": True, "e4": False, "e5": False}
+        assert store.sessions_clear(["bot", "other"]) == {"bot": set(), "other": set()}
+        mine = [row.event.event_id for row in store.claim(T0, 10, LEASE_S, epoch) if row.subscription == "bot"]
+        assert mine == ["e3", "e4"]
+        _give_device(store, epoch, made_by, "")
+        assert set(_waits(store, "bot").values()) == {False}
+
+    def test_d3_a_session_is_clear_with_a_key_and_nothing_queued(self, store: Store, epoch: int) -> None:
+        """By the device the bot has now, and of the same replay; what only waits is not clear either."""
+        begin(store, epoch, "bot", "none", bot=WISH)
+        store.publish("phone", {"s1": "sealed", "s2": "sealed"}, T0, epoch)
+        store.publish("tablet", {"s3": "sealed"}, T0, epoch)
+        settle(store, epoch, 0, waiting(1), waiting(2, "s3"), replace(waiting(3, "s2"), replay_id="r1"))
+        assert store.sessions_clear(["bot", "none", "unknown"]) == {"bot": {"s2"}, "none": {"s1", "s2"}}
+        assert store.sessions_clear(["bot"], "r1") == {"bot": {"s1"}}
+        assert store.withdraw("phone", "s1", T0, epoch) == 1
+        assert store.sessions_clear(["bot"]) == {"bot": {"s2"}}
+        store.register([spec("bot", bot=replace(WISH, device="tablet"))], MadeBy.FILE, {}, epoch)
+        assert store.sessions_clear(["bot"]) == {"bot": set()}
+
+    def test_d3_a_sweep_finds_nothing_to_release(self, store: Store, epoch: int) -> None:
+        """Whatever made a key come or go released what it had to."""
         begin(store, epoch, "bot", bot=WISH)
         store.publish("tablet", {"s1": "sealed"}, T0, epoch)
         settle(store, epoch, 0, waiting(1), waiting(2, "s2"))
         assert store.release_keyed(T0, epoch) == 0
         store.register([spec("bot", bot=replace(WISH, device="tablet"))], MadeBy.FILE, {}, epoch)
-        assert store.release_keyed(T0, epoch) == 1
-        assert claimed(store, epoch) == ["e1"]
-        store.register([spec("bot", bot=replace(WISH, device=""))], MadeBy.FILE, {}, epoch)
-        assert store.release_keyed(T0, epoch) == 1
+        store.publish("tablet", {"s2": "sealed"}, T0, epoch)
+        assert store.release_keyed(T0, epoch) == 0
+        assert set(_waits(store, "bot").values()) == {False}
 
     def test_replays_queue_by_themselves(self, store: Store, epoch: int) -> None:
         """Neither do they wait for the first deliveries of a session, nor these for them."""

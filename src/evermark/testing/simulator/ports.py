@@ -106,6 +106,7 @@ _READS = frozenset(
         "learned",
         "published",
         "sessions_queued",
+        "sessions_clear",
         "session_key",
         "session_keys",
     }
