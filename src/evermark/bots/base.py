@@ -29,8 +29,8 @@ SESSION_CHARS_MAX = 200
 KEY_CHARS_MAX = 8192
 KEYS_AT_ONCE_MAX = 100
 KEYS_MAX = 100_000  # of one device
-# Events of one stream that wait for their keys; beyond it the oldest of that stream expire. As many of a bot whose keys
-# came may be on their way out before no more is parked for it.
+# Events of one stream that wait for their keys; beyond it the oldest of that stream expire. As many of it may be on
+# their way out, once their keys came, without counting for `parked_max`.
 WAITING_MAX = 100_000
 ASK_EVERY = timedelta(seconds=5)
 ASK_EVERY_MAX = timedelta(minutes=5)
@@ -131,6 +131,15 @@ class KeyWanted:
     asks: int  # how often it was asked for, this time included
 
 
+@dataclass(frozen=True)
+class Surplus:
+    """What waits in one stream of a bot beyond what is kept: everything up to this row."""
+
+    subscription: str
+    stream: str
+    through: int
+
+
 class BotStore(Protocol):
     # membership
     def learned(self, source: str, user: str) -> Learned: ...
@@ -168,9 +177,12 @@ class BotStore(Protocol):
     def release_keyed(self, now: datetime, epoch: int) -> int:
         """Make due what waits although it need not: its key is there, or its bot has no device. Returns how many."""
 
-    def expire_waiting(self, epoch: int, *, keep: int = WAITING_MAX, limit: int = 1000) -> int:
-        """Of each stream of a bot that has more than `keep` first deliveries waiting for keys, remove the oldest, at
-        most `limit` in all; counted as `expired`. Returns how many."""
+    def waiting_beyond(self, keep: int = WAITING_MAX) -> list[Surplus]:
+        """The streams of bots with more than `keep` first deliveries waiting for keys. Counts all that wait: a step of
+        a sweep."""
+
+    def expire_waiting(self, surplus: Surplus, epoch: int, limit: int = 1000) -> int:
+        """Remove what still waits of it, the oldest first, at most `limit`; counted as `expired`. Returns how many."""
 
     def keys_wanted(self, now: datetime, limit: int, epoch: int) -> list[KeyWanted]:
         """Sessions whose keys are to be asked for now; each is noted as asked for before this returns. One of each

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from evermark.bots.base import WAITING_MAX, BotWish, KeyWanted, Learned, Lesson, SessionKey
+from evermark.bots.base import WAITING_MAX, BotWish, KeyWanted, Learned, Lesson, SessionKey, Surplus
 from evermark.bots.keys import next_ask_at, require_keys, require_learned, require_room, unknown_key
 from evermark.cluster.memory import MemoryLeases
 from evermark.delivery.base import SubscriptionState
@@ -123,15 +123,27 @@ class MemoryBots(MemoryParkedRows):
         with self._fenced(epoch):
             return self._make_due(now, lambda name, session: not self._lacks_key(name, session))
 
-    def expire_waiting(self, epoch: int, *, keep: int = WAITING_MAX, limit: int = 1000) -> int:
-        with self._fenced(epoch):
-            by_stream: dict[tuple[str, str], list[int]] = defaultdict(list)
-            for row in self._rows.values():
+    def waiting_beyond(self, keep: int = WAITING_MAX) -> list[Surplus]:
+        by_stream: dict[tuple[str, str], list[int]] = defaultdict(list)
+        with self._lock:
+            for row_id, row in sorted(self._rows.items()):
                 if row.waits and not row.event.replay_id:
-                    by_stream[row.subscription, row.event.stream].append(row.id)
-            old = sorted(i for ids in by_stream.values() for i in sorted(ids)[: max(0, len(ids) - keep)])[:limit]
+                    by_stream[row.subscription, row.event.stream].append(row_id)
+        return [Surplus(*of, ids[len(ids) - keep - 1]) for of, ids in by_stream.items() if len(ids) > keep]
+
+    def expire_waiting(self, surplus: Surplus, epoch: int, limit: int = 1000) -> int:
+        with self._fenced(epoch):
+            old = [
+                row_id
+                for row_id, row in sorted(self._rows.items())
+                if row_id <= surplus.through
+                and row.waits
+                and not row.event.replay_id
+                and (row.subscription, row.event.stream) == (surplus.subscription, surplus.stream)
+            ][:limit]
             for row_id in old:
-                self._counted["expired"][self._rows.pop(row_id).subscription] += 1
+                del self._rows[row_id]
+            self._counted["expired"][surplus.subscription] += len(old)
             return len(old)
 
     def keys_wanted(self, now: datetime, limit: int, epoch: int) -> list[KeyWanted]:

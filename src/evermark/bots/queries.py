@@ -98,28 +98,27 @@ where m.waits and s.name = m.subscription and {_IS_KEYED}
 RELEASE_KEYED_OF = f"{RELEASE_KEYED} and m.subscription = any(%(names)s)"
 IS_ANY_WAITING = "select exists (select from enqueued_messages where waits)"
 
-_TOO_MUCH = """
-select subscription, stream, count(*) - %(keep)s as n from enqueued_messages
-where waits and replay_id = '' group by subscription, stream having count(*) > %(keep)s
-"""
-IS_TOO_MUCH_WAITING = f"select exists ({_TOO_MUCH})"
-# By id: what has waited longest. Rows that wait are under way with nobody; one that is being released is left.
-EXPIRE_WAITING = f"""
-with gone as (
-    delete from enqueued_messages where id in (
-        select m.id from enqueued_messages m join (
-            select o.id from ({_TOO_MUCH}) t cross join lateral (
-                select e.id from enqueued_messages e
-                where e.waits and e.replay_id = '' and e.subscription = t.subscription and e.stream = t.stream
-                order by e.id limit t.n
-            ) o
-            order by o.id limit %(limit)s
-        ) oldest using (id)
-        where m.waits
-        order by m.id for update of m skip locked
-    ) returning subscription
+# The last row of each that is beyond is told, not how many there are: no newer one goes for one that is released
+# meanwhile.
+WAITING_BEYOND = """
+select t.subscription, t.stream, (
+    select m.id from enqueued_messages m
+    where m.waits and m.replay_id = '' and m.subscription = t.subscription and m.stream = t.stream
+    order by m.id offset t.n - 1 limit 1
 )
-select subscription, count(*) from gone group by subscription
+from (
+    select subscription, stream, count(*) - %(keep)s as n from enqueued_messages
+    where waits and replay_id = '' group by subscription, stream having count(*) > %(keep)s
+) t
+"""
+# By id: what has waited longest. Rows that wait are under way with nobody; one that is being released is left.
+EXPIRE_WAITING = """
+delete from enqueued_messages where id = any(array(
+    select id from enqueued_messages
+    where waits and replay_id = '' and subscription = %(subscription)s and stream = %(stream)s and id <= %(through)s
+    order by id limit %(limit)s
+    for update skip locked
+))
 """
 
 # The first event of each session is found by leaps over an index: a session may have very many that wait.

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
 from evermark.bots import queries
-from evermark.bots.base import ASK_EVERY, ASK_EVERY_MAX, WAITING_MAX, KeyWanted, Learned, Lesson, SessionKey, Stay
+from evermark.bots.base import (
+    ASK_EVERY,
+    ASK_EVERY_MAX,
+    WAITING_MAX,
+    KeyWanted,
+    Learned,
+    Lesson,
+    SessionKey,
+    Stay,
+    Surplus,
+)
 from evermark.bots.keys import require_keys, require_learned, require_room, unknown_key
 from evermark.cluster.fence import fence
 from evermark.delivery.parked_rows import PostgresParkedRows, lock_every_session, lock_sessions, storable
@@ -128,15 +139,17 @@ class PostgresBots(PostgresParkedRows):
             fence(conn, self._lease, epoch)
             return conn.execute(queries.RELEASE_KEYED, {"now": now}).rowcount
 
-    def expire_waiting(self, epoch: int, *, keep: int = WAITING_MAX, limit: int = 1000) -> int:
-        given = {"keep": keep, "limit": limit}
+    def waiting_beyond(self, keep: int = WAITING_MAX) -> list[Surplus]:
+        with self._state.connection() as conn:
+            rows = conn.execute(queries.WAITING_BEYOND, {"keep": keep}).fetchall()
+        return [Surplus(*row) for row in rows]
+
+    def expire_waiting(self, surplus: Surplus, epoch: int, limit: int = 1000) -> int:
         with self._state.transaction() as conn:
-            if conn.execute(queries.IS_TOO_MUCH_WAITING, given).fetchone() == (False,):
-                return 0
             fence(conn, self._lease, epoch)
-            expired: dict[str, int] = dict(conn.execute(queries.EXPIRE_WAITING, given).fetchall())
-            counters.count(conn, "expired", expired)
-        return sum(expired.values())
+            expired = conn.execute(queries.EXPIRE_WAITING, {**asdict(surplus), "limit": limit}).rowcount
+            counters.count(conn, "expired", {surplus.subscription: expired})
+        return expired
 
     def keys_wanted(self, now: datetime, limit: int, epoch: int) -> list[KeyWanted]:
         given = {"now": now, "limit": limit, "every": ASK_EVERY, "most": ASK_EVERY_MAX}

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from evermark.bots.base import ASK_EVERY, ASK_EVERY_MAX, BotMode, BotWish, Learned, Lesson, Stay
+from evermark.bots.base import ASK_EVERY, ASK_EVERY_MAX, BotMode, BotWish, Learned, Lesson, Stay, Surplus
 from evermark.delivery.base import MadeBy
 from evermark.errors import ConfigError, ConflictError, NotFoundError, StaleError
 from evermark.testing.contracts.bot_scene import SECOND, WISH, Store, settle, waiting
@@ -178,7 +178,7 @@ class BotContract(OwnedStore):
             lambda: store.forget_users(old),
             lambda: store.publish("phone", {"s1": "sealed"}, T0, old),
             lambda: store.release_keyed(T0, old),
-            lambda: store.expire_waiting(old, keep=0),
+            lambda: store.expire_waiting(Surplus("bot", "room", 99), old),
             lambda: store.withdraw("phone", "s1", T0, old),
             lambda: store.keys_wanted(T0, 10, old),
         ):

@@ -138,6 +138,23 @@ class SessionContract(OwnedStore):
         settle(store, epoch, 2, waiting(8))
         assert store.subscriptions()["bot"].state is SubscriptionState.SUSPENDED
 
+    def test_d6_as_much_of_each_stream_may_leave_as_may_wait(
+        self, store: Store, epoch: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Rooms that are full, and whose keys come at once, do not stop the bot; one that is more than full does."""
+        for module in ("store", "memory_rows"):
+            monkeypatch.setattr(f"evermark.delivery.{module}.WAITING_MAX", 3)
+        begin(store, epoch, "bot", bot=WISH, parked_max=1)
+        rooms = [waiting(10 * room + n, f"s{room}", f"room{room}") for room in range(4) for n in range(3)]
+        settle(store, epoch, 0, *rooms)
+        assert store.publish("phone", {f"s{room}": "sealed" for room in range(4)}, T0, epoch) == 12
+        settle(store, epoch, 1, event(50))
+        assert (store.subscriptions()["bot"].state, store.room(["bot"])) == (SubscriptionState.LIVE, {"bot": 0})
+        settle(store, epoch, 2, waiting(4, "s0", "room0"))
+        assert store.subscriptions()["bot"].state is SubscriptionState.LIVE
+        settle(store, epoch, 3, waiting(5, "s1", "room1"))
+        assert store.subscriptions()["bot"].state is SubscriptionState.SUSPENDED
+
     def test_d6_each_stream_keeps_its_newest_and_the_rest_expires_counted(self, store: Store, epoch: int) -> None:
         """Only of what waits, only beyond the limit, the oldest first; other streams, bots and replays lose nothing,
         however old what they have is."""
@@ -148,11 +165,23 @@ class SessionContract(OwnedStore):
         mine = [waiting(n, f"s{n % 2}") for n in range(11, 16)]
         both = [done("bot", *others, *leaving, *mine), done("another", waiting(1), waiting(2))]
         store.settle_group(P0, 0, 1, store.group().members, both, T0, epoch)
-        assert [store.expire_waiting(epoch, keep=2, limit=2) for _ in range(3)] == [2, 1, 0]
+        (surplus,) = store.waiting_beyond(2)
+        assert (surplus.subscription, surplus.stream) == ("bot", "room")
+        assert [store.expire_waiting(surplus, epoch, 2) for _ in range(3)] == [2, 1, 0]
+        assert store.waiting_beyond(2) == []
         left = sorted(row.event.event_id for row in store.parked("bot", limit=100))
         assert left == ["e1", "e1", "e14", "e15", "e2", "e3", "e4", "e5", "e6", "e7"]
         assert len(store.parked("another")) == 2
         assert store.counted("expired") == {"bot": 3}
+
+    def test_d6_what_is_released_meanwhile_makes_no_newer_one_expire(self, store: Store, epoch: int) -> None:
+        """Of what was found beyond the limit only that goes which still waits."""
+        begin(store, epoch, "bot", bot=WISH)
+        settle(store, epoch, 0, waiting(1), waiting(2, "s2"), *map(waiting, range(3, 6)))
+        (surplus,) = store.waiting_beyond(2)
+        store.publish("phone", {"s2": "sealed"}, T0, epoch)
+        assert store.expire_waiting(surplus, epoch) == 2
+        assert [row.event.event_id for row in store.parked()] == ["e2", "e4", "e5"]
 
     def test_a_person_cannot_send_what_has_no_key_but_can_drop_it(self, store: Store, epoch: int) -> None:
         """Retrying leaves it waiting; dropping and expiry take it, counted."""

@@ -107,6 +107,7 @@ _READS = frozenset(
         "published",
         "sessions_queued",
         "sessions_clear",
+        "waiting_beyond",
         "session_key",
         "session_keys",
     }
