@@ -19,9 +19,9 @@ from evermark.delivery.base import MadeBy, ParkedEvent
 from evermark.delivery.memory import MemoryDelivery
 from evermark.delivery.store import PostgresDelivery
 from evermark.state.connection import State
-from evermark.testing.contracts import BotContract
-from evermark.testing.contracts.bots import WISH, Store, settle, waiting
-from evermark.testing.contracts.scene import T0, TakeOver, begin, spec
+from evermark.testing.contracts import BotContract, SessionContract
+from evermark.testing.contracts.bot_scene import WISH, Store, settle, waiting
+from evermark.testing.contracts.scene import P0, T0, TakeOver, begin, spec
 from evermark.testing.servers import PostgresServer
 from evermark.testing.states import fresh_state, owners
 from evermark.testing.until import until
@@ -39,14 +39,14 @@ def take_over(state: State) -> TakeOver:
     return lambda: take(DELIVER_LEASE)
 
 
-class TestMemoryBots(BotContract):
+class TestMemoryBots(BotContract, SessionContract):
     @pytest.fixture
     def leases(self) -> MemoryLeases:
         return MemoryLeases(is_gone=lambda holder: True)
 
     @pytest.fixture
     def store(self, leases: MemoryLeases) -> Store:
-        return MemoryDelivery(leases)
+        return MemoryDelivery(leases, clock=lambda: T0)
 
     @pytest.fixture
     def take_over(self, leases: MemoryLeases) -> TakeOver:
@@ -54,10 +54,10 @@ class TestMemoryBots(BotContract):
         return lambda: take(DELIVER_LEASE)
 
 
-class TestPostgresBots(BotContract):
+class TestPostgresBots(BotContract, SessionContract):
     @pytest.fixture
     def store(self, state: State) -> Store:
-        return PostgresDelivery(state)
+        return PostgresDelivery(state, clock=lambda: T0)
 
     @pytest.fixture
     def take_over(self, state: State) -> TakeOver:
@@ -109,10 +109,63 @@ def test_d3_a_key_published_while_an_event_is_being_parked_is_not_missed(
 def _is_blocked(state: State) -> bool:
     with state.connection() as conn:
         found = conn.execute(
-            "select count(*) from pg_locks where locktype = 'advisory' and not granted "
-            "and database = (select oid from pg_database where datname = current_database())"
+            "select count(*) from pg_stat_activity where datname = current_database() "
+            "and cardinality(pg_blocking_pids(pid)) > 0"
         ).fetchone()
     return found != (0,)
+
+
+def test_d3_an_event_parked_while_the_device_changes_waits_for_the_key_of_the_new_one(
+    state: State, take_over: TakeOver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GIVEN an event about to be parked as due WHEN its bot gets a device without that key THEN it waits."""
+    store, epoch = PostgresDelivery(state), take_over()
+    store.open_place(P0, 0, epoch)
+    store.add(spec("bot", bot=WISH), None, epoch)
+    store.publish("phone", {"s1": "sealed"}, T0, epoch)
+    there, go_on = _paused_after_the_decision(monkeypatch)
+    with ThreadPoolExecutor(2) as pool:
+        parking = pool.submit(settle, store, epoch, 0, waiting(1))
+        assert there.wait(30)
+        changing = pool.submit(store.change, "bot", {"bot": {"device": "tablet"}}, epoch)
+        until(lambda: changing.done() or _is_blocked(state), "the device is changed, or that waits")
+        go_on.set()
+        parking.result(30)
+        changing.result(30)
+    assert [row.waits for row in store.parked()] == [True]
+
+
+@pytest.mark.parametrize("locked", [True, False])
+def test_d3_a_key_published_while_the_device_changes_is_not_missed(
+    state: State, take_over: TakeOver, monkeypatch: pytest.MonkeyPatch, locked: bool
+) -> None:
+    """GIVEN a bot about to have another device WHEN a key of that one is published THEN what needs it is released;
+    without the lock it would be stuck, until a sweep."""
+    store, epoch = PostgresDelivery(state), take_over()
+    store.open_place(P0, 0, epoch)
+    store.add(spec("bot", bot=WISH), None, epoch)
+    settle(store, epoch, 0, waiting(1))
+    if not locked:
+        monkeypatch.setattr("evermark.bots.store.lock_every_session", lambda *_: None)
+    there, go_on = threading.Event(), threading.Event()
+    decide: Callable[..., Any] = store._with_other_devices
+
+    def slowly(*given: Any) -> None:
+        decide(*given)
+        there.set()
+        assert go_on.wait(30)
+
+    monkeypatch.setattr(store, "_with_other_devices", slowly)
+    with ThreadPoolExecutor(2) as pool:
+        changing = pool.submit(store.change, "bot", {"bot": {"device": "tablet"}}, epoch)
+        assert there.wait(30)
+        publishing = pool.submit(store.publish, "tablet", {"s1": "sealed"}, T0, epoch)
+        until(lambda: publishing.done() or _is_blocked(state), "publishing is done, or waits")
+        assert publishing.done() is not locked
+        go_on.set()
+        changing.result(30)
+        assert publishing.result(30) == (1 if locked else 0)
+    assert [row.waits for row in store.parked()] == [not locked]
 
 
 def test_d3_publishing_and_parking_at_once_leave_nothing_stuck(state: State, take_over: TakeOver) -> None:

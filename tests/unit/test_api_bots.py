@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.unit.api_scene import BOT, READER, SECRET, Scene, served
 
-from evermark.testing.contracts.bots import waiting
+from evermark.testing.contracts.bot_scene import waiting
 from evermark.testing.contracts.scene import P0, T0, done
 
 

@@ -17,7 +17,7 @@ from evermark.cluster.memory import MemoryLeases
 from evermark.delivery.memory import MemoryDelivery
 from evermark.delivery.retry import Verdict
 from evermark.delivery.sinks.base import Answer, Try
-from evermark.testing.contracts.bots import WISH, settle, waiting
+from evermark.testing.contracts.bot_scene import WISH, settle, waiting
 from evermark.testing.contracts.scene import T0, begin
 from evermark.testing.states import owners
 
@@ -59,24 +59,28 @@ def test_what_is_asked_carries_all_a_bot_needs() -> None:
 
 
 def test_a_look_that_takes_long_is_followed_by_a_rest() -> None:
-    """GIVEN so many missing keys that looking for them takes seconds THEN State is left alone for most of the time."""
+    """GIVEN so many missing keys that looking for them takes seconds THEN State is left alone for most of
+    the time, and not for longer."""
     leases = MemoryLeases(is_gone=lambda holder: True)
     store, epoch = MemoryDelivery(leases), owners(leases)(DELIVER_LEASE)
     begin(store, epoch, "bot", bot=WISH)
     settle(store, epoch, 0, *(waiting(n, f"s{n}") for n in range(1, 9)))
     now, look, looks = [T0], store.keys_wanted, [0]
+    passed = [0.0]
 
     def slow(*given: Any) -> list[KeyWanted]:
-        now[0] += timedelta(seconds=2)
+        passed[0] += 2
         looks[0] += 1
+        now[0] += timedelta(hours=1) if looks[0] % 2 else -timedelta(hours=1)  # somebody sets the clock, too
         return look(*given)
 
     store.keys_wanted = slow  # type: ignore[method-assign]
     asker = asker_of(store, epoch, Sink())
     asker.clock = lambda: now[0]
+    asker.timer = lambda: passed[0]
     for _ in range(100):
         asker.run()
-        now[0] += timedelta(seconds=1)
+        passed[0] += 1
     assert looks[0] == 6
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -218,3 +219,32 @@ MUTANTS: Sequence[type[MemoryDelivery]] = (
 def test_d3_each_of_these_bugs_is_found(mutant: type[MemoryDelivery]) -> None:
     """GIVEN a store with a bug THEN some order shows it: the test above is worth something."""
     assert next((said for fault in FAULTS for said in broken(mutant, fault)), None)
+
+
+class _WithdrawnBetweenLooks(MemoryDelivery):
+    """Somebody withdraws the key as soon as it was seen to be published, unless nobody can just then."""
+
+    def published(self, devices: Any) -> dict[str, frozenset[str]]:
+        found = super().published(devices)
+        somebody = threading.Thread(target=self._withdraw)
+        somebody.start()
+        somebody.join(30)
+        return found
+
+    def _withdraw(self) -> None:
+        if self._lock.acquire(blocking=False):
+            try:
+                self.withdraw("phone", "s1", T0, 1)  # by the first owner
+            finally:
+                self._lock.release()
+
+
+def test_d3_what_is_published_and_what_is_queued_are_seen_at_one_moment() -> None:
+    """GIVEN events of a session in the queue WHEN its key is withdrawn during the look THEN the session is not clear:
+    newer events do not go before those that wait now."""
+    run = Run(_WithdrawnBetweenLooks)
+    run.store.publish("phone", {"s1": "sealed"}, T0, run.epoch)
+    parked = replace(event(1, status=None, stream="room"), session="s1")
+    run.store.settle_group(P0, 0, 1, frozenset({"bot"}), [done("bot", parked)], T0, run.epoch)
+    view = run.sight.views(run._specs(), Span(P0, 1, 2, (), 1, exact=True))["bot"]
+    assert view.clear == frozenset()

@@ -15,12 +15,13 @@ from evermark.app.leasing import HeldLease, acquire
 from evermark.app.replaying import ReplayRunner
 from evermark.app.reporting import DeliveryReport
 from evermark.bots.asking import KeyAsker
+from evermark.bots.expiry import sweep_waiting
 from evermark.bots.sight import Sight
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.delivery import roster
 from evermark.delivery.accounts import accounts, least_cursors
 from evermark.delivery.base import CursorVector, MadeBy, Place
-from evermark.delivery.expiry import SWEEP_ROWS, sweep
+from evermark.delivery.expiry import sweep
 from evermark.delivery.follower import Follower
 from evermark.delivery.live import LiveGroup
 from evermark.delivery.queue import CLAIM_LIMIT, ParkedQueue
@@ -155,7 +156,6 @@ class DeliveryRunner:
         store = self._d.delivery
         self._register(epoch)
         store.forget_users(epoch)
-        store.release_keyed(_now(), epoch)  # a bot of the file may have another device now
         sight = Sight(store, self._view.files, epoch)
         live = LiveGroup(store, self._deliverer, epoch, _now, self._told.by_group, sight)
         follower = Follower(store, self._view, live, self._deliverer, epoch, _now, self._told.by_follower, sight)
@@ -176,10 +176,7 @@ class DeliveryRunner:
         def sweep_parked() -> None:
             sweep(store, _now(), epoch, over)
             store.release_keyed(_now(), epoch)
-            given_up = 0
-            while not over() and (some := store.expire_waiting(epoch, limit=SWEEP_ROWS)):
-                given_up += some
-            if given_up:
+            if given_up := sweep_waiting(store, epoch, over):
                 self._log.warning("too many events of a stream waited for session keys", expired=given_up)
 
         with ThreadPoolExecutor(ALONE_AT_ONCE + len(Company), thread_name_prefix="behind") as pool:

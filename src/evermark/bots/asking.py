@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -29,18 +31,20 @@ class KeyAsker:
     epoch: int
     clock: Callable[[], datetime]
     on_asked: Callable[[Sequence[tuple[KeyWanted, Answer]]], None] = lambda _asked: None
+    timer: Callable[[], float] = time.monotonic  # how long a look took: the clock may be set meanwhile
 
-    _not_before: datetime | None = field(default=None, init=False)
+    _not_before: float = field(default=-math.inf, init=False)
 
     def run(self) -> int:
         """Ask for what is missing, up to a limit; returns for how many keys."""
-        now = self.clock()
-        if self._not_before is not None and now < self._not_before:
+        began = self.timer()
+        if began < self._not_before:
             return 0
+        now = self.clock()
         wanted = self.store.keys_wanted(now, ASKS_MAX, self.epoch)
-        looked_at = self.clock()
+        looked = self.timer()
         # Where very many keys are missing, looking for them must not keep State busy.
-        self._not_before = looked_at + REST * (looked_at - now)
+        self._not_before = looked + REST * (looked - began)
         if not wanted:
             return 0
         failpoint.hit("keys.noted")

@@ -4,13 +4,14 @@ A **bot** is a subscription that speaks for a user: it gets what concerns that u
 of. A **stay** is one time of membership, from a join to a leave. A **session** is what the payload of an event is
 encrypted with; a bot that has a **device** is sent such an event only when the key of (device, session) is published.
 
-Contract of `BotStore` (checked by `BotContract` over every backend):
+Contract of `BotStore` (checked by `BotContract` and `SessionContract` over every backend):
 
 - Every call that writes takes the lease epoch of delivery, and is refused with `StaleError` when it is old.
 - `learn` is a compare-and-set per (source, user, partition); what was learned is seen with it or not at all.
 - An event that is parked for its session waits if and only if its key is not published; that, and the release of what
   waits by `publish`, are decided one after another for each (device, session). Nothing of a session is claimed before
-  everything of it that was parked earlier.
+  everything of it that was parked earlier. With another device (`change`, `register`) it is decided anew for all that
+  was not tried yet and is not under way.
 - What waits for a key takes no room from anything else: it does not count for `parked_max`. Each stream of a bot keeps
   its newest `WAITING_MAX`; `expire_waiting` removes older ones, counted as `expired`.
 - `keys_wanted` names a (bot, session) at most once in `ASK_EVERY`, whatever crashes.
@@ -28,8 +29,8 @@ SESSION_CHARS_MAX = 200
 KEY_CHARS_MAX = 8192
 KEYS_AT_ONCE_MAX = 100
 KEYS_MAX = 100_000  # of one device
-# Events of one stream that wait for their keys; beyond it the oldest of that stream expire. As many of a bot whose keys
-# came may be on their way out before no more is parked for it.
+# Events of one stream that wait for their keys; beyond it the oldest of that stream expire. As many of it may be on
+# their way out, once their keys came, without counting for `parked_max`.
 WAITING_MAX = 100_000
 ASK_EVERY = timedelta(seconds=5)
 ASK_EVERY_MAX = timedelta(minutes=5)
@@ -130,6 +131,15 @@ class KeyWanted:
     asks: int  # how often it was asked for, this time included
 
 
+@dataclass(frozen=True)
+class Surplus:
+    """What waits in one stream of a bot beyond what is kept: everything up to this row."""
+
+    subscription: str
+    stream: str
+    through: int
+
+
 class BotStore(Protocol):
     # membership
     def learned(self, source: str, user: str) -> Learned: ...
@@ -161,12 +171,18 @@ class BotStore(Protocol):
         """Per subscription: sessions whose key came, with events in the queue that were not tried yet. Newer ones queue
         behind them."""
 
+    def sessions_clear(self, subscriptions: Collection[str], replay_id: str = "") -> dict[str, frozenset[str]]:
+        """Per subscription: sessions its device has a key for, and nothing of which is queued, both at one moment."""
+
     def release_keyed(self, now: datetime, epoch: int) -> int:
         """Make due what waits although it need not: its key is there, or its bot has no device. Returns how many."""
 
-    def expire_waiting(self, epoch: int, *, keep: int = WAITING_MAX, limit: int = 1000) -> int:
-        """Of each stream of a bot that has more than `keep` first deliveries waiting for keys, remove the oldest, at
-        most `limit` in all; counted as `expired`. Returns how many."""
+    def waiting_beyond(self, keep: int = WAITING_MAX) -> list[Surplus]:
+        """The streams of bots with more than `keep` first deliveries waiting for keys. Counts all that wait: a step of
+        a sweep."""
+
+    def expire_waiting(self, surplus: Surplus, epoch: int, limit: int = 1000) -> int:
+        """Remove what still waits of it, the oldest first, at most `limit`; counted as `expired`. Returns how many."""
 
     def keys_wanted(self, now: datetime, limit: int, epoch: int) -> list[KeyWanted]:
         """Sessions whose keys are to be asked for now; each is noted as asked for before this returns. One of each

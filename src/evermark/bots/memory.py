@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from evermark.bots.base import WAITING_MAX, BotWish, KeyWanted, Learned, Lesson, SessionKey
+from evermark.bots.base import WAITING_MAX, BotWish, KeyWanted, Learned, Lesson, SessionKey, Surplus
 from evermark.bots.keys import next_ask_at, require_keys, require_learned, require_room, unknown_key
 from evermark.cluster.memory import MemoryLeases
 from evermark.delivery.base import SubscriptionState
@@ -62,17 +62,7 @@ class MemoryBots(MemoryParkedRows):
         with self._fenced(epoch):
             if self._keys.pop((device, session), None) is None:
                 raise unknown_key(session)
-            held = [
-                row
-                for row in self._rows.values()
-                if row.event.session == session
-                and not row.waits
-                and row.is_free(now, epoch)
-                and self._device(row.subscription) == device
-            ]
-            for row in held:
-                self._rows[row.id] = replace(row, waits=True, next_attempt_at=None)
-            return len(held)
+            return self._hold(now, epoch, lambda name, of: self._device(name) == device and of == session)
 
     def session_key(self, device: str, session: str) -> SessionKey:
         with self._lock:
@@ -103,19 +93,57 @@ class MemoryBots(MemoryParkedRows):
                     found[row.subscription].add(event.session)
         return {name: frozenset(sessions) for name, sessions in found.items()}
 
+    def sessions_clear(self, subscriptions: Collection[str], replay_id: str = "") -> dict[str, frozenset[str]]:
+        with self._lock:
+            devices = {name: self._device(name) for name in subscriptions if name in self._known}
+            published = self.published(set(devices.values()))
+            queued = self.sessions_queued(subscriptions, replay_id)
+            return {n: published[of] - queued.get(n, frozenset()) for n, of in devices.items() if of in published}
+
+    def _hold(self, now: datetime, epoch: int, which: Callable[[str, str], bool]) -> int:
+        """What was not tried yet and is under way with nobody, of some subscriptions and sessions, waits again."""
+        held = [
+            row
+            for row in self._rows.values()
+            if row.event.session
+            and not row.waits
+            and row.is_free(now, epoch)
+            and which(row.subscription, row.event.session)
+        ]
+        for row in held:
+            self._rows[row.id] = replace(row, waits=True, next_attempt_at=None)
+        return len(held)
+
+    def _with_other_devices(self, names: Collection[str], now: datetime, epoch: int) -> None:
+        """These have another device now: what waits, and what does not, is decided anew."""
+        self._hold(now, epoch, lambda name, session: name in names and self._lacks_key(name, session))
+        self._make_due(now, lambda name, session: name in names and not self._lacks_key(name, session))
+
     def release_keyed(self, now: datetime, epoch: int) -> int:
         with self._fenced(epoch):
             return self._make_due(now, lambda name, session: not self._lacks_key(name, session))
 
-    def expire_waiting(self, epoch: int, *, keep: int = WAITING_MAX, limit: int = 1000) -> int:
-        with self._fenced(epoch):
-            by_stream: dict[tuple[str, str], list[int]] = defaultdict(list)
-            for row in self._rows.values():
+    def waiting_beyond(self, keep: int = WAITING_MAX) -> list[Surplus]:
+        by_stream: dict[tuple[str, str], list[int]] = defaultdict(list)
+        with self._lock:
+            for row_id, row in sorted(self._rows.items()):
                 if row.waits and not row.event.replay_id:
-                    by_stream[row.subscription, row.event.stream].append(row.id)
-            old = sorted(i for ids in by_stream.values() for i in sorted(ids)[: max(0, len(ids) - keep)])[:limit]
+                    by_stream[row.subscription, row.event.stream].append(row_id)
+        return [Surplus(*of, ids[len(ids) - keep - 1]) for of, ids in by_stream.items() if len(ids) > keep]
+
+    def expire_waiting(self, surplus: Surplus, epoch: int, limit: int = 1000) -> int:
+        with self._fenced(epoch):
+            old = [
+                row_id
+                for row_id, row in sorted(self._rows.items())
+                if row_id <= surplus.through
+                and row.waits
+                and not row.event.replay_id
+                and (row.subscription, row.event.stream) == (surplus.subscription, surplus.stream)
+            ][:limit]
             for row_id in old:
-                self._counted["expired"][self._rows.pop(row_id).subscription] += 1
+                del self._rows[row_id]
+            self._counted["expired"][surplus.subscription] += len(old)
             return len(old)
 
     def keys_wanted(self, now: datetime, limit: int, epoch: int) -> list[KeyWanted]:

@@ -53,64 +53,72 @@ on conflict (device, session) do update set key = excluded.key, published_at = e
 KEYS = "select session, key, published_at from session_keys where device = %s"
 KEY = f"{KEYS} and session = %s"
 KEY_PAGE = f"{KEYS} and session > %s order by session limit %s"
-# The newest ones, where there are more than a task should be told: what is left out waits a moment in the queue.
-PUBLISHED = """
-select k.device, k.session from unnest(%s::text[]) as d (device)
-cross join lateral (
-    select device, session from session_keys k where k.device = d.device order by published_at desc limit %s
-) k
-"""
+PUBLISHED = "select device, session from session_keys where device = any(%s)"
 # Without those that wait: they may be very many, and what has no key is not clear anyway.
 QUEUED = """
 select distinct subscription, session from enqueued_messages
-where session is not null and not waits and subscription = any(%s) and replay_id = %s
+where session is not null and not waits and subscription = any(%(names)s) and replay_id = %(replay_id)s
+"""
+# The newest ones, where there are more than a task should be told: what is left out waits a moment in the queue.
+# One statement, one snapshot: a key that is withdrawn between two looks would be seen published, and nothing queued.
+KEYED_AND_QUEUED = f"""
+select true, s.name, k.session from subscriptions s
+cross join lateral (
+    select session from session_keys
+    where device = s.spec -> 'bot' ->> 'device' order by published_at desc limit %(most)s
+) k
+where s.name = any(%(names)s)
+union all
+select false, q.* from ({QUEUED}) q
 """
 WITHDRAW_KEY = "delete from session_keys where device = %(device)s and session = %(session)s"
-HOLD_SESSION = """
+_HOLD = """
 update enqueued_messages m set waits = true, next_attempt_at = null
 from subscriptions s
-where m.session = %(session)s and not m.waits
-  and (m.claimed_until is null or m.claimed_until <= %(now)s or m.claim_epoch < %(epoch)s)
-  and s.name = m.subscription and s.spec -> 'bot' ->> 'device' = %(device)s
+where not m.waits and (m.claimed_until is null or m.claimed_until <= %(now)s or m.claim_epoch < %(epoch)s)
+  and s.name = m.subscription
 """
+HOLD_SESSION = f"{_HOLD} and m.session = %(session)s and s.spec -> 'bot' ->> 'device' = %(device)s"
+_IS_KEYED = """(
+    coalesce(s.spec -> 'bot' ->> 'device', '') = ''
+    or exists (select from session_keys k where k.device = s.spec -> 'bot' ->> 'device' and k.session = m.session)
+)"""
+HOLD_KEYLESS_OF = f"{_HOLD} and m.session is not null and m.subscription = any(%(names)s) and not {_IS_KEYED}"
 # In order: all at one moment, and claimed by id.
 RELEASE_SESSIONS = """
 update enqueued_messages m set waits = false, next_attempt_at = %s
 from subscriptions s
 where m.waits and m.session = any(%s) and s.name = m.subscription and s.spec -> 'bot' ->> 'device' = %s
 """
-RELEASE_KEYED = """
-update enqueued_messages m set waits = false, next_attempt_at = %s
+RELEASE_KEYED = f"""
+update enqueued_messages m set waits = false, next_attempt_at = %(now)s
 from subscriptions s
-where m.waits and s.name = m.subscription and (
-    coalesce(s.spec -> 'bot' ->> 'device', '') = ''
-    or exists (select from session_keys k where k.device = s.spec -> 'bot' ->> 'device' and k.session = m.session)
-)
+where m.waits and s.name = m.subscription and {_IS_KEYED}
 """
+RELEASE_KEYED_OF = f"{RELEASE_KEYED} and m.subscription = any(%(names)s)"
 IS_ANY_WAITING = "select exists (select from enqueued_messages where waits)"
 
-_TOO_MUCH = """
-select subscription, stream, count(*) - %(keep)s as n from enqueued_messages
-where waits and replay_id = '' group by subscription, stream having count(*) > %(keep)s
-"""
-IS_TOO_MUCH_WAITING = f"select exists ({_TOO_MUCH})"
-# By id: what has waited longest. Rows that wait are under way with nobody; one that is being released is left.
-EXPIRE_WAITING = f"""
-with gone as (
-    delete from enqueued_messages where id in (
-        select m.id from enqueued_messages m join (
-            select o.id from ({_TOO_MUCH}) t cross join lateral (
-                select e.id from enqueued_messages e
-                where e.waits and e.replay_id = '' and e.subscription = t.subscription and e.stream = t.stream
-                order by e.id limit t.n
-            ) o
-            order by o.id limit %(limit)s
-        ) oldest using (id)
-        where m.waits
-        order by m.id for update of m skip locked
-    ) returning subscription
+# The last row of each that is beyond is told, not how many there are: no newer one goes for one that is released
+# meanwhile.
+WAITING_BEYOND = """
+select t.subscription, t.stream, (
+    select m.id from enqueued_messages m
+    where m.waits and m.replay_id = '' and m.subscription = t.subscription and m.stream = t.stream
+    order by m.id offset t.n - 1 limit 1
 )
-select subscription, count(*) from gone group by subscription
+from (
+    select subscription, stream, count(*) - %(keep)s as n from enqueued_messages
+    where waits and replay_id = '' group by subscription, stream having count(*) > %(keep)s
+) t
+"""
+# By id: what has waited longest. Rows that wait are under way with nobody; one that is being released is left.
+EXPIRE_WAITING = """
+delete from enqueued_messages where id = any(array(
+    select id from enqueued_messages
+    where waits and replay_id = '' and subscription = %(subscription)s and stream = %(stream)s and id <= %(through)s
+    order by id limit %(limit)s
+    for update skip locked
+))
 """
 
 # The first event of each session is found by leaps over an index: a session may have very many that wait.

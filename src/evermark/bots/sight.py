@@ -102,12 +102,8 @@ class Sight:
         names = [name for name, view in views.items() if view.wish.device and view.streams]
         if not names:
             return views
-        published = self.store.published({views[name].wish.device for name in names})
-        queued = self.store.sessions_queued(names, replay_id)
-        for name in names:
-            clear = published.get(views[name].wish.device, frozenset()) - queued.get(name, frozenset())
-            views[name] = replace(views[name], clear=clear)
-        return views
+        clear = self.store.sessions_clear(names, replay_id)
+        return views | {name: replace(views[name], clear=clear.get(name, frozenset())) for name in names}
 
     def _view(self, wish: BotWish, span: Span) -> BotView:
         user = self._user(wish.source, wish.user)

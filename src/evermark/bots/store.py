@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from datetime import datetime
+from typing import Any
 
 from evermark.bots import queries
-from evermark.bots.base import ASK_EVERY, ASK_EVERY_MAX, WAITING_MAX, KeyWanted, Learned, Lesson, SessionKey, Stay
+from evermark.bots.base import (
+    ASK_EVERY,
+    ASK_EVERY_MAX,
+    WAITING_MAX,
+    KeyWanted,
+    Learned,
+    Lesson,
+    SessionKey,
+    Stay,
+    Surplus,
+)
 from evermark.bots.keys import require_keys, require_learned, require_room, unknown_key
 from evermark.cluster.fence import fence
-from evermark.delivery.parked_rows import PostgresParkedRows, lock_sessions, storable
+from evermark.delivery.parked_rows import PostgresParkedRows, lock_every_session, lock_sessions, storable
 from evermark.state import counters
-from evermark.state.connection import State
+from evermark.state.connection import Connection, State
 
 PUBLISHED_MAX = 20_000  # sessions of one device that a task is told of
 PAGE_MAX = 1_000
@@ -93,34 +105,51 @@ class PostgresBots(PostgresParkedRows):
             return [SessionKey(*row) for row in conn.execute(queries.KEY_PAGE, given)]
 
     def published(self, devices: Collection[str]) -> dict[str, frozenset[str]]:
-        return self._sets(queries.PUBLISHED, (sorted(devices), PUBLISHED_MAX))
+        with self._state.connection() as conn:
+            return _sets(conn.execute(queries.PUBLISHED, (sorted(devices),)))
 
     def sessions_queued(self, subscriptions: Collection[str], replay_id: str = "") -> dict[str, frozenset[str]]:
-        return self._sets(queries.QUEUED, (sorted(subscriptions), replay_id))
-
-    def _sets(self, query: str, given: tuple[object, ...]) -> dict[str, frozenset[str]]:
-        found: dict[str, set[str]] = defaultdict(set)
+        given = {"names": sorted(subscriptions), "replay_id": replay_id}
         with self._state.connection() as conn:
-            for name, session in conn.execute(query, given):
-                found[name].add(session)
-        return {name: frozenset(sessions) for name, sessions in found.items()}
+            return _sets(conn.execute(queries.QUEUED, given))
+
+    def sessions_clear(self, subscriptions: Collection[str], replay_id: str = "") -> dict[str, frozenset[str]]:
+        given = {"names": sorted(subscriptions), "replay_id": replay_id, "most": PUBLISHED_MAX}
+        with self._state.connection() as conn:
+            rows = conn.execute(queries.KEYED_AND_QUEUED, given).fetchall()
+        keyed = _sets((name, session) for is_keyed, name, session in rows if is_keyed)
+        queued = _sets((name, session) for is_keyed, name, session in rows if not is_keyed)
+        return {name: sessions - queued.get(name, frozenset()) for name, sessions in keyed.items()}
+
+    def _with_other_devices(self, conn: Connection, names: Collection[str], now: datetime, epoch: int) -> None:
+        """These have another device since this transaction: what waits, and what does not, is decided anew.
+
+        To be called where nothing can be parked for them until it ends.
+        """
+        if names:
+            given = {"names": sorted(names), "now": now, "epoch": epoch}
+            lock_every_session(conn)
+            conn.execute(queries.HOLD_KEYLESS_OF, given)
+            conn.execute(queries.RELEASE_KEYED_OF, given)
 
     def release_keyed(self, now: datetime, epoch: int) -> int:
         with self._state.transaction() as conn:
             if conn.execute(queries.IS_ANY_WAITING).fetchone() == (False,):
                 return 0
             fence(conn, self._lease, epoch)
-            return conn.execute(queries.RELEASE_KEYED, (now,)).rowcount
+            return conn.execute(queries.RELEASE_KEYED, {"now": now}).rowcount
 
-    def expire_waiting(self, epoch: int, *, keep: int = WAITING_MAX, limit: int = 1000) -> int:
-        given = {"keep": keep, "limit": limit}
+    def waiting_beyond(self, keep: int = WAITING_MAX) -> list[Surplus]:
+        with self._state.connection() as conn:
+            rows = conn.execute(queries.WAITING_BEYOND, {"keep": keep}).fetchall()
+        return [Surplus(*row) for row in rows]
+
+    def expire_waiting(self, surplus: Surplus, epoch: int, limit: int = 1000) -> int:
         with self._state.transaction() as conn:
-            if conn.execute(queries.IS_TOO_MUCH_WAITING, given).fetchone() == (False,):
-                return 0
             fence(conn, self._lease, epoch)
-            expired: dict[str, int] = dict(conn.execute(queries.EXPIRE_WAITING, given).fetchall())
-            counters.count(conn, "expired", expired)
-        return sum(expired.values())
+            expired = conn.execute(queries.EXPIRE_WAITING, {**asdict(surplus), "limit": limit}).rowcount
+            counters.count(conn, "expired", {surplus.subscription: expired})
+        return expired
 
     def keys_wanted(self, now: datetime, limit: int, epoch: int) -> list[KeyWanted]:
         given = {"now": now, "limit": limit, "every": ASK_EVERY, "most": ASK_EVERY_MAX}
@@ -138,6 +167,13 @@ class PostgresBots(PostgresParkedRows):
                 conn.execute(queries.ASKED, (now, names, sessions))
             conn.execute(queries.FORGET_ASKS, (now - 2 * ASK_EVERY_MAX,))
             return found
+
+
+def _sets(pairs: Iterable[Sequence[Any]]) -> dict[str, frozenset[str]]:
+    found: dict[str, set[str]] = defaultdict(set)
+    for name, session in pairs:
+        found[name].add(session)
+    return {name: frozenset(sessions) for name, sessions in found.items()}
 
 
 def bot_users(state: State, source: str) -> frozenset[str]:

@@ -99,6 +99,10 @@ class SubscriptionSpec:
     made_by: MadeBy = MadeBy.FILE
     bot: BotWish | None = None  # what makes it a bot
 
+    @property
+    def device(self) -> str:
+        return self.bot.device if self.bot is not None else ""
+
 
 @dataclass(frozen=True)
 class Subscription:
@@ -223,7 +227,7 @@ class DeliveryStore(Protocol):
 
     def change(self, subscription: str, changes: Mapping[str, object], epoch: int) -> None:
         """Other values for these fields of its spec; of `bot` those of its fields that are given. State and cursor
-        stay, as with a known one in `register`."""
+        stay, as with a known one in `register`. With another device, what waits for a session key is decided anew."""
 
     def rotate(self, subscription: str, secret: str, until: datetime | None, now: datetime, epoch: int) -> None:
         """A new sealed secret, first; those it had sign too until then, or until `retire`."""

@@ -54,7 +54,9 @@ class MemoryDelivery(MemoryBots):
         with self._fenced(epoch):
             plan = roster.registered(specs, made_by, starts, self._known, self._group)
             self._forget(plan.removed)
+            others = roster.with_other_devices(self._known, plan.kept)
             self._known.update(plan.kept)
+            self._with_other_devices(others, self._clock(), epoch)
             for name, (spec, standing) in plan.added.items():
                 self._known[name] = (spec, replace(standing, generation=self._next_generation()))
             for name, vector in plan.begun.items():
@@ -95,7 +97,10 @@ class MemoryDelivery(MemoryBots):
     def change(self, subscription: str, changes: Mapping[str, object], epoch: int) -> None:
         with self._fenced(epoch):
             standing = self._standing(subscription)
+            before = self._known[subscription][0].device
             self._known[subscription] = roster.changed(self._known[subscription][0], standing, changes)
+            if self._device(subscription) != before:
+                self._with_other_devices([subscription], self._clock(), epoch)
 
     def rotate(self, subscription: str, secret: str, until: datetime | None, now: datetime, epoch: int) -> None:
         with self._fenced(epoch):

@@ -254,12 +254,12 @@ class MemoryParkedRows:
     def _parked_by(self, subscription: str) -> int:
         """How much of what is parked for first deliveries counts for `parked_max`."""
         own = [r for r in self._rows.values() if r.subscription == subscription and not r.event.replay_id]
-        leaving = sum(bool(row.event.session) for row in own if not row.waits)
-        return sum(not row.event.session for row in own) + max(0, leaving - WAITING_MAX)
+        leaving = Counter(row.event.stream for row in own if row.event.session and not row.waits)
+        too_much = sum(max(0, number - WAITING_MAX) for number in leaving.values())
+        return sum(not row.event.session for row in own) + too_much
 
     def _device(self, subscription: str) -> str:
-        bot = self._known[subscription][0].bot
-        return bot.device if bot is not None else ""
+        return self._known[subscription][0].device
 
     def _lacks_key(self, subscription: str, session: str) -> bool:
         device = self._device(subscription)

@@ -181,8 +181,17 @@ def lock_sessions(conn: Connection, wanted: Iterable[tuple[str, str]]) -> None:
     # A bounded number of locks, however many sessions there are; two that share one wait for each other, no more.
     buckets = {zlib.crc32(f"{device}\x00{session}".encode()) % SESSION_LOCKS for device, session in wanted}
     if buckets:
-        row = conn.execute("select hashtext(current_schema())").fetchone()
-        conn.execute(queries.LOCK_SESSIONS, (row[0] if row else 0, sorted(buckets)))
+        _lock_buckets(conn, sorted(buckets))
+
+
+def lock_every_session(conn: Connection) -> None:
+    """The same, with all sessions of all devices."""
+    _lock_buckets(conn, list(range(SESSION_LOCKS)))
+
+
+def _lock_buckets(conn: Connection, buckets: Sequence[int]) -> None:
+    row = conn.execute("select hashtext(current_schema())").fetchone()
+    conn.execute(queries.LOCK_SESSIONS, (row[0] if row else 0, list(buckets)))
 
 
 def _waits(conn: Connection, parked: Mapping[str, Sequence[ParkedEvent]]) -> dict[str, set[str]]:

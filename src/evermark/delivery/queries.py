@@ -83,12 +83,16 @@ ADD_SUBSCRIPTION = "insert into subscriptions (name, made_by, spec, state, joine
 REMOVE_SUBSCRIPTIONS = "delete from subscriptions where name = any(%s)"
 
 # What replays parked has a limit of its own, so that a replay never uses up the room of first deliveries. What waits
-# for a session key takes none either, nor does what is on its way out because its key came, up to a limit.
+# for a session key takes none either, nor does what is on its way out because its key came, up to the same limit for
+# each stream: as much as could wait in it.
 PARKED_BY = """
-select subscription, count(*) filter (where session is null)
-                     + greatest(0, count(*) filter (where session is not null) - %s)
-from enqueued_messages
-where subscription = any(%s) and replay_id = '' and not waits group by subscription
+select subscription, sum(counted)::bigint from (
+    select subscription, count(*) filter (where session is null)
+                         + greatest(0, count(*) filter (where session is not null) - %s) as counted
+    from enqueued_messages
+    where subscription = any(%s) and replay_id = '' and not waits group by subscription, stream
+) by_stream
+group by subscription
 """
 PARKED_MAX = "select name, (spec ->> 'parked_max')::integer from subscriptions where name = any(%s)"
 PARK = """

@@ -92,6 +92,12 @@ def registered(
     return Registration(Group(version, members, group.cursors), kept, added, begun, removed)
 
 
+def with_other_devices(
+    before: Mapping[str, tuple[SubscriptionSpec, Standing]], after: Mapping[str, tuple[SubscriptionSpec, Standing]]
+) -> list[str]:
+    return [name for name, (spec, _) in after.items() if spec.device != before[name][0].device]
+
+
 def added(
     spec: SubscriptionSpec, start: CursorVector | None, owner: MadeBy | None, version: int, cursors: CursorVector
 ) -> Addition:

@@ -67,6 +67,7 @@ class PostgresDelivery(PostgresBots):
                 conn.execute(queries.REMOVE_SUBSCRIPTIONS, (removed,))
             for spec, _ in plan.kept.values():
                 _set_spec(conn, spec)
+            self._with_other_devices(conn, roster.with_other_devices(known, plan.kept), self._clock(), epoch)
             _set_standings(conn, [after for name, (_, after) in plan.kept.items() if after != known[name][1]])
             for spec, added in plan.added.values():
                 _add(conn, spec, added)
@@ -113,9 +114,13 @@ class PostgresDelivery(PostgresBots):
     def change(self, subscription: str, changes: Mapping[str, object], epoch: int) -> None:
         with self._state.transaction() as conn:
             fence(conn, self._lease, epoch)
+            if "bot" in changes:
+                conn.execute(queries.LOCK_GROUP)  # nobody parks anything by the device it had
             spec, standing = _lock_subscription(conn, subscription)
             wanted, after = roster.changed(spec, standing, changes)
             _set_spec(conn, wanted)
+            if wanted.device != spec.device:
+                self._with_other_devices(conn, [subscription], self._clock(), epoch)
             if after != standing:
                 _set_standings(conn, [after])
 

@@ -76,8 +76,6 @@ class BotDesk:
         self.wish(name)
         changes = {"bot": {key: wanted[key] for key in given.model_fields_set}}
         self.desk.as_deliverer(lambda epoch: self.store.change(name, changes, epoch))
-        if "device" in values:  # for what its new one has keys of, or none is needed
-            self.desk.as_deliverer(lambda epoch: self.store.release_keyed(self._clock(), epoch))
         return self.one(name)
 
     def remove(self, name: str) -> None:

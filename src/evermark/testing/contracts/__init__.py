@@ -18,6 +18,7 @@ from evermark.testing.contracts.progress import ProgressContract
 from evermark.testing.contracts.recoveries import RecoveryContract
 from evermark.testing.contracts.replays import ReplayContract
 from evermark.testing.contracts.roster import RosterContract
+from evermark.testing.contracts.sessions import SessionContract
 from evermark.testing.contracts.source import SourceContract
 
 __all__ = [
@@ -32,5 +33,6 @@ __all__ = [
     "RecoveryContract",
     "ReplayContract",
     "RosterContract",
+    "SessionContract",
     "SourceContract",
 ]

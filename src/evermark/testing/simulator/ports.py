@@ -106,6 +106,8 @@ _READS = frozenset(
         "learned",
         "published",
         "sessions_queued",
+        "sessions_clear",
+        "waiting_beyond",
         "session_key",
         "session_keys",
     }

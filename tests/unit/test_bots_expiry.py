@@ -1,0 +1,49 @@
+"""D6: what waits for session keys is bounded for each stream, by a sweep that looks once."""
+
+from __future__ import annotations
+
+import pytest
+
+from evermark.bots import expiry
+from evermark.bots.base import Surplus
+from evermark.bots.expiry import sweep_waiting
+from evermark.cluster.fence import DELIVER_LEASE
+from evermark.cluster.memory import MemoryLeases
+from evermark.delivery.memory import MemoryDelivery
+from evermark.testing.contracts.bot_scene import WISH, settle, waiting
+from evermark.testing.contracts.scene import begin
+from evermark.testing.states import owners
+
+
+class Counting(MemoryDelivery):
+    looks = 0
+
+    def waiting_beyond(self, keep: int = 0) -> list[Surplus]:
+        self.looks += 1
+        return super().waiting_beyond(keep)
+
+
+def _crowded() -> tuple[Counting, int]:
+    leases = MemoryLeases(is_gone=lambda holder: True)
+    store, epoch = Counting(leases), owners(leases)(DELIVER_LEASE)
+    begin(store, epoch, "bot", bot=WISH)
+    rooms = [waiting(10 * n + room, "s1", f"room{room}") for room in range(3) for n in range(1, 5 + room)]
+    settle(store, epoch, 0, *rooms)
+    return store, epoch
+
+
+def test_d6_a_sweep_counts_what_waits_once_however_much_it_removes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN streams with more than is kept WHEN swept a few rows at a time THEN each has its newest; one look."""
+    monkeypatch.setattr(expiry, "SWEEP_ROWS", 2)
+    store, epoch = _crowded()
+    assert sweep_waiting(store, epoch, keep=1) == 3 + 4 + 5
+    assert store.looks == 1
+    assert [row.event.event_id for row in store.parked()] == ["e40", "e51", "e62"]
+    assert store.counted("expired") == {"bot": 12}
+
+
+def test_a_sweep_ends_when_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN a process that stops WHEN it sweeps THEN what was not removed yet is left to the next one."""
+    monkeypatch.setattr(expiry, "SWEEP_ROWS", 2)
+    store, epoch = _crowded()
+    assert sweep_waiting(store, epoch, lambda: len(store.parked()) < 13, keep=1) == 3
