@@ -21,7 +21,7 @@ from evermark.delivery.turns import Company, next_turns
 from evermark.delivery.work import Delivered, Errand, Manner, Span
 from evermark.errors import ConflictError, UnreachableError
 from evermark.log.read import FileRange
-from evermark.testing.contracts.scene import P0, T0, failed, spec
+from evermark.testing.contracts.scene import P0, T0, event, failed, spec
 
 STEPS_MAX = 50
 
@@ -375,6 +375,19 @@ def test_one_that_fails_and_is_full_is_left_to_the_queue() -> None:
     world.full.clear()
     world.store.retried("full", Outcome("full", Fate.DONE, accepted=1), world.now, world.epoch)
     assert [one.name for one in world.follower.due()] == ["full"]
+
+
+def test_what_has_no_room_is_followed_by_nothing() -> None:
+    """GIVEN a span that failed after much of it WHEN what must be parked has no room THEN it stands where it stood."""
+    world = World({"good": 0.05, "slow": 30.0})
+    world.turn()
+    one, span = world.one("slow"), Span(P0, 0, 3, (), 15)
+    parked = tuple(event(n) for n in range(1, one.spec.parked_max + 2))
+    outcome = Outcome("slow", Fate.ENDPOINT_FAILED, 5, parked, "HTTP 503")
+    world.follower._settle(one, span, Delivered("slow", 2, outcome))
+    assert world.store.cursors("slow") == {P0: 0}
+    assert world.state("slow") is SubscriptionState.SUSPENDED
+    assert world.one("slow").reason.startswith("0 deliveries are parked")
 
 
 def test_one_made_anew_behind_is_not_sent_what_its_former_self_was_about_to_get(

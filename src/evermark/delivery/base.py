@@ -304,14 +304,15 @@ class DeliveryStore(Protocol):
         generation: int | None = None,
         begun_through: str = "",
         done_through: str = "",
-    ) -> None:
+    ) -> bool:
         """The same for one subscription outside the group. A failed endpoint moves nothing but its backoff.
 
         The work may have begun in the middle of batch `begun_at + 1`, after position `begun_through`, and may end in
         that of `done_to + 1`: then all of it up to and with `done_through` is done. Both are part of the cursor.
 
         One that joined the group or was removed meanwhile raises `ConflictError`; `generation`, that of the
-        subscription the work was done for, tells one that was removed and made anew.
+        subscription the work was done for, tells one that was removed and made anew. False: the cursor stays, because
+        what would have to be parked has no room, or a person stopped it meanwhile.
         """
 
     def join(self, subscription: str, epoch: int) -> bool:

@@ -280,7 +280,7 @@ class Follower:
     def _settle(self, subscription: Subscription, span: Span, result: Delivered) -> None:
         at = span.begun
         for done, outcome in stages(span, result):
-            self.store.settle_subscription(
+            passed = self.store.settle_subscription(
                 subscription.name,
                 span.place,
                 at.batch,
@@ -292,6 +292,8 @@ class Follower:
                 begun_through=at.through,
                 done_through=done.through,
             )
+            if not passed:
+                return  # it stands where it stood: nothing after that can be settled
             at = done
 
     def _pace_s(self, subscription: Subscription) -> float | None:

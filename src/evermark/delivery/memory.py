@@ -217,7 +217,7 @@ class MemoryDelivery(MemoryBots):
         generation: int | None = None,
         begun_through: str = "",
         done_through: str = "",
-    ) -> None:
+    ) -> bool:
         begun, done = Reached(begun_at, begun_through), Reached(done_to, done_through)
         with self._fenced(epoch):
             known = self._known.get(subscription)
@@ -233,6 +233,7 @@ class MemoryDelivery(MemoryBots):
                 self._set_inside(subscription, place, done.through)
                 self._park(subscription, step.parked, now)
                 self._counted["expired"][subscription] += step.expired
+            return step.passes
 
     def join(self, subscription: str, epoch: int) -> bool:
         with self._fenced(epoch):

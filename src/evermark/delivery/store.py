@@ -257,7 +257,7 @@ class PostgresDelivery(PostgresBots):
         generation: int | None = None,
         begun_through: str = "",
         done_through: str = "",
-    ) -> None:
+    ) -> bool:
         begun, done = Reached(begun_at, begun_through), Reached(done_to, done_through)
         with self._state.transaction() as conn:
             fence(conn, self._lease, epoch)
@@ -274,6 +274,7 @@ class PostgresDelivery(PostgresBots):
                 conn.execute(queries.MOVE_CURSOR, (done.batch, done.through, *where))
                 park(conn, {subscription: step.parked}, now, self._jitter)
                 counters.count(conn, "expired", {subscription: step.expired})
+            return step.passes
 
     def join(self, subscription: str, epoch: int) -> bool:
         with self._state.transaction() as conn:

@@ -125,9 +125,9 @@ def delivery_landed(account: Account) -> Landed:
 class SimStore(MemoryDelivery):
     """`MemoryDelivery` that shows what was refused although nobody else was there."""
 
-    def settle_subscription(self, subscription: str, place: Place, begun_at: int, *rest: Any, **named: Any) -> None:
+    def settle_subscription(self, subscription: str, place: Place, begun_at: int, *rest: Any, **named: Any) -> bool:
         try:
-            super().settle_subscription(subscription, place, begun_at, *rest, **named)
+            return super().settle_subscription(subscription, place, begun_at, *rest, **named)
         except ConflictError as error:
             known = self.subscriptions().get(subscription)
             same = known is not None and named.get("generation") in (None, known.generation)
