@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from evermark.errors import EvermarkError
-from evermark.sources.blocks import client, planner, reading, resume, source
+from evermark.sources.blocks import client, membership, planner, reading, resume, source
 from evermark.sources.blocks.chain import Block, Cookie
 from evermark.sources.blocks.client import NodeClient
 from evermark.sources.blocks.place import Pace
@@ -151,11 +151,11 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "poison-unasked",
         "what one node sends unreadable is poison, without asking another one",
-        ((planner, "read_by_any", _asks_nobody), (reading, "read_by_any", _asks_nobody)),
+        ((membership, "read_by_any", _asks_nobody), (reading, "read_by_any", _asks_nobody)),
     ),
     Mutant(
         "poison-at-once",
         "what one node sends unreadable is poison, though another one could not be asked",
-        ((planner, "waited_enough", _waits_for_nobody), (reading, "waited_enough", _waits_for_nobody)),
+        ((membership, "waited_enough", _waits_for_nobody), (reading, "waited_enough", _waits_for_nobody)),
     ),
 )
