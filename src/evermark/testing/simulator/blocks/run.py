@@ -303,7 +303,13 @@ def _play(world: World) -> None:
             if world.chance.random() < 0.1:
                 _expire(world)
         elif roll < 0.46:
-            owners[-1] = owner(world)  # killed, and started again
+            if not world.was_forked and world.chance.random() < 0.05:
+                world.plans = MemoryPlans()  # State is lost, and nobody is left who knows more
+                owners.clear()
+                owners.append(owner(world))
+                world.did("lost State")
+            else:
+                owners[-1] = owner(world)  # killed, and started again
             world.did("crash")
         elif roll < 0.50 and len(owners) < 3:
             owners.append(owner(world))  # the one before it is paused, and does not know
