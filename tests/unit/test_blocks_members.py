@@ -95,6 +95,24 @@ def test_b13_an_inbox_that_a_bot_names_is_taken_whatever_it_is_and_whoever_is_in
     assert set(plans.streams) == {"mail"}
 
 
+def test_b13_an_inbox_that_a_bot_names_is_never_cold() -> None:
+    """GIVEN streams that did not change since the source first started, and only inboxes are looked at then WHEN a bot
+    names a channel as its inbox THEN it is taken at once; any other channel with its next event."""
+    node, plans, bots = ModelNode(), MemoryPlans(), Some(named={"mail"})
+    for stream in ("mail", "later", "room"):
+        _room(node, stream, "bot")
+    plans.begin(0, node._touched)
+    pipe = _read(node, bots, plans, cold=True)
+    pipe.drain(ALL)
+    assert set(plans.streams) == {"mail"}
+    bots.named.add("later")
+    pipe.drain(ALL)
+    assert set(plans.streams) == {"mail", "later"}
+    node.say("room")
+    pipe.drain(ALL)
+    assert set(plans.streams) == {"mail", "later", "room"}
+
+
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_bot_that_joins_later_has_the_stream_from_then_on(whole: bool) -> None:
     """GIVEN a channel without a bot WHEN one joins THEN it is taken as `start` says, its join included."""

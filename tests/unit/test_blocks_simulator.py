@@ -22,8 +22,9 @@ def test_no_seed_loses_an_event_or_takes_one_twice() -> None:
         ran = run(seed)
         assert not ran.failure, f"seed {seed}: {ran.failure}\n{ran.trace}"
         met.update(ran.met)
-    wanted = ("crash", "takeover", "refused", "lie", "fork", "accepted", "copied", "confirmed", "failed")
-    assert not [what for what in wanted if not met[what]], met
+    faults = ("crash", "takeover", "refused", "lie", "fork", "accepted", "copied", "confirmed", "failed")
+    members = ("join", "leave", "expired", "lost")
+    assert not [what for what in (*faults, *members) if not met[what]], met
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)

@@ -346,3 +346,28 @@ def test_a_stream_is_not_forgotten_while_a_join_of_it_cannot_be_read() -> None:
     other.down = True
     pipe.source.upkeep()
     assert "a" in plans.streams
+
+
+def test_b10_poison_that_was_taken_makes_no_stream_stale_again_after_a_restart() -> None:
+    """GIVEN a bot's stream with poison that was waited for, and a node that is away WHEN reading begins again THEN the
+    stream is not waited for once more, at a block that was taken long ago."""
+    leader = ModelNode(snapshot_every=100)
+    leader.create("a", members=["bot"])
+    for _ in range(3):
+        leader.say("a", 2)
+        leader.seal("a")
+    other = leader.copied("two")
+    garble([leader], 2)
+    other.down = True
+    plans, clock = on_a_clock()
+    pipe = pipeline([leader, other], plans, wanted=BotStreams(OneBot()))
+    pipe.drain(ALL)
+    clock.now = PACE.unreadable_s + 1
+    pipe.drain(ALL)
+    assert (len(poison(pipe)), plans.gaps) == (1, {})
+    pipe.start()
+    (fresh,) = leader.say("a")
+    pipe.drain(ALL)
+    assert plans.gaps == {}
+    assert pipe.ids("a")[-1] == fresh
+    assert "a" in plans.streams

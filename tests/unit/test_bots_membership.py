@@ -208,8 +208,7 @@ def test_d3_an_opening_states_the_whole_membership(store: MemoryDelivery, restar
     """GIVEN a bot that joined in a history that was rejected WHEN the stream is described anew, without it THEN it gets
     nothing from there on, and one that is named does; also where the join was learned by another owner."""
     other = spec("other", bot=replace(WISH, user="other"))
-    anew = {"change": "fork accepted", "block": 3, "was": "x", "kind": "channel", "members": ["alice", "other"]}
-    log = Log(join("room", 1), row("room", 3, "m", anew, "truncate"), join("room", 5))
+    log = Log(join("room", 1), opening("room", 3, "m", "alice", "other"), join("room", 5))
     sight = sight_of(store, log)
     assert sight.views([BOT, other], span(0, 1))["helper"].streams == {"room"}
     if restarted:
@@ -220,6 +219,24 @@ def test_d3_an_opening_states_the_whole_membership(store: MemoryDelivery, restar
     views = sight.views([BOT, other], span(3, 4))
     assert (views["helper"].streams, views["other"].member) == (frozenset(), {"room"})
     assert sight.views([BOT, other], span(4, 5))["helper"].partly == {"room": (Stay((5, "a")),)}
+
+
+def test_d3_a_note_that_a_fork_was_accepted_ends_stays_and_begins_none() -> None:
+    """GIVEN a note that names who is left at the end of a history THEN all others' stays end, and nobody's begins: who
+    is named may join anywhere in what follows."""
+    anew = {"change": "fork accepted", "block": 3, "was": "x", "kind": "channel", "members": ["stays", "comes"]}
+    rows = [join("room", 1, user="stays"), join("room", 2, user="goes"), row("room", 3, "a", anew, "truncate")]
+    found = list(moves_of(rows, {"stays", "goes", "comes"}, nobody))
+    assert found[2:] == [Move("room", "goes", (3, "a"), joins=False)]
+
+
+def test_d3_what_is_told_of_a_stream_that_is_taken_again_counts_as_the_event_does() -> None:
+    """GIVEN rows that tell of a join and a leave, though the log has the events THEN they are moves at their place."""
+    told = [
+        row("room", n, "a", {"kind": kind, "member": "bot", "event": "e"}, "schema")
+        for n, kind in enumerate(["join", "leave"], 1)
+    ]
+    assert [(move.joins, move.at) for move in moves_of(told, {"bot"}, nobody)] == [(True, (1, "a")), (False, (2, "a"))]
 
 
 def test_a_bot_that_would_keep_others_waiting_is_left_out(store: MemoryDelivery) -> None:

@@ -1,8 +1,10 @@
 """Where a user was a member, and when: from joins and leaves in the log. Pure.
 
-Three kinds of rows tell of membership: a join or leave; a description of a stream (`schema` or `truncate`) that lists
-its `members`, for those who are there without joining: the owner of an inbox, the two of a direct stream, the first
-members of a channel; and a note that a stream was deleted or recreated, which ends all that was.
+Three kinds of rows tell of membership: a join or leave, as an event or, while a stream is taken again, as a `schema`
+row beside it; a description of a stream (`schema`) that lists its `members`, for those who are there without joining:
+the owner of an inbox, the two of a direct stream, the first members of a channel; and a note (`truncate`) that a stream
+was deleted or recreated, which ends all that was, or that another history of it was accepted, which ends it for all but
+the `members` it lists, and begins nothing: they may have joined anywhere in what follows.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ def moves_of(
         if not isinstance(said, Mapping):
             continue
         stream, at, kind = row["stream"], (row["batch"], row["position"]), said.get("kind")
-        if row["op"] == Op.MESSAGE:
+        if row["op"] == Op.MESSAGE or (row["op"] == Op.SCHEMA and kind in ("join", "leave")):
             member = said.get("member")
             if kind in ("join", "leave") and isinstance(member, str) and member in users:
                 joined[stream].add(member)
@@ -43,6 +45,9 @@ def moves_of(
         named = {user for user in listed if isinstance(user, str) and user in users}
         # A description is whole: whoever it does not name is no member from there on.
         others = {user for user in (*staying(stream), *joined[stream]) if user in users}
+        if row["op"] == Op.TRUNCATE:
+            yield from (Move(stream, user, at, joins=False) for user in sorted(others - named))
+            continue
         for user in sorted(named | others):
             yield Move(stream, user, at, joins=user in named, inbox=kind == "inbox")
         joined[stream] |= named

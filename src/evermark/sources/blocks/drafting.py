@@ -9,11 +9,11 @@ from evermark.sources.base import Limit
 from evermark.sources.blocks.chain import BlockEvent, Cookie, Undecoded
 from evermark.sources.blocks.client import TRANSIENT, NodeClient
 from evermark.sources.blocks.place import Pace
-from evermark.sources.blocks.plan import SLICE_WEIGHT, Carried, Item, Move, Pin, first_ordinal, pin_numbers
+from evermark.sources.blocks.plan import SLICE_WEIGHT, Carried, Item, Move, Pin, pin_numbers, placed
 from evermark.sources.blocks.position import ITEMS_MAX
 from evermark.sources.blocks.resume import ANEW, Case, Decision, Known, Room
 
-_ITEMS_OF_A_STREAM_MAX = 4
+_ITEMS_OF_A_STREAM_MAX = 5
 _EVENT_BYTES = 300  # of an event besides its payload, about
 
 
@@ -45,8 +45,17 @@ class Draft:
         self._put([Item(stream)], Move(kind, None), 0, 0, 0)
 
     def put(
-        self, stream: str, kind: str, before: Known | None, part: Decision, *, more: bool, forgotten: bool = False
+        self,
+        stream: str,
+        kind: str,
+        before: Known | None,
+        part: Decision,
+        *,
+        more: bool,
+        forgotten: bool = False,
+        members: frozenset[str] | None = None,
     ) -> None:
+        """`members`: who is in the stream where the part ends; given where it was taken again up to there."""
         opening = _opening(part)
         carried, size = _carried(part)
         if part.blocks and (size > self._carried_left or size > self._pace.carried_bytes_max // 4):
@@ -64,7 +73,7 @@ class Draft:
             if part.case is Case.FORK_ACCEPTED:
                 gen, last = before.cookie.minipool_gen, before.cookie.prev_miniblock_hash
                 note = {"change": "fork accepted", "block": gen - 1, "was": last}
-                # Joins and leaves that both histories have are not logged again: this says what came of all of them.
+                # Who is in the stream at the end of this history: it ends the stays of all others, and begins none.
                 note |= {"kind": part.kind, "members": list(part.members)}
             items.append(Item(stream, carried=((0, 0, {"note": note}),), repeats=part.repeats))
         if opening is not None:
@@ -73,6 +82,8 @@ class Draft:
             items.append(Item(stream, pins, part.leave_out, repeats=part.repeats))
         if carried or not pins:
             items.append(Item(stream, carried=carried, repeats=part.repeats))
+        if members is not None:
+            items.append(Item(stream, carried=(_standing(kind, part.known, members),), repeats=part.repeats))
         move = Move(kind, None, forgotten=True) if forgotten else Move(kind, part.known, more)
         self._put(items, move, part.span + len(carried), part.span, size)
 
@@ -106,23 +117,31 @@ def _opening(part: Decision) -> Carried | None:
     return 0, 0, {"opening": first.snapshot.wire(), "block": first.number}
 
 
+def _standing(kind: str, known: Known, members: frozenset[str]) -> Carried:
+    """How a stream is where it was taken again up to: whatever was logged on the way, this is what came of it."""
+    about = {"change": "taken again", "kind": kind, "members": sorted(members), "incarnation": known.incarnation}
+    return 0, 0, {"standing": about}
+
+
 def _carried(part: Decision) -> tuple[tuple[Carried, ...], int]:
     """Blocks and minipool as they go along with the plan, without what was taken before; and how large that is."""
     gen = part.known.cookie.minipool_gen
-    sealed = [
-        (block.number, nth, event)
-        for block in part.blocks
-        for nth, event in enumerate(block.events, first_ordinal(block.number))
+    blocks = [*((block.number, block.events) for block in part.blocks), (gen, part.pool)]
+    kept = [
+        (number, nth, event, told)
+        for number, events in blocks
+        for nth, event, told in placed(number, events, part.leave_out, part.repeats)
     ]
-    pooled = [(gen, nth, event) for nth, event in enumerate(part.pool)]
-    kept = [(number, nth, event) for number, nth, event in [*sealed, *pooled] if event.hash not in part.leave_out]
-    size = sum(_EVENT_BYTES + len(_raw(event)) + len(event.payload) for _, _, event in kept)
+    size = sum(_EVENT_BYTES + len(_raw(event)) + len(event.payload) for _, _, event, _ in kept)
     opening: list[Carried] = [
         (0, 0, {"opening": block.snapshot.wire()})
         for block in part.blocks
         if block.number == 0 and block.snapshot is not None
     ]
-    return (*opening, *((number, nth, _wire(event)) for number, nth, event in kept)), size
+    events: list[Carried] = [
+        (number, nth, {"told": _wire(event)} if told else _wire(event)) for number, nth, event, told in kept
+    ]
+    return (*opening, *events), size
 
 
 def _wire(event: BlockEvent) -> dict[str, object]:

@@ -17,11 +17,12 @@ from typing import Any
 
 from evermark.errors import GapError
 from evermark.sources.base import Slice
+from evermark.sources.blocks.chain import BlockEvent, EventKind, Undecoded
 from evermark.sources.blocks.position import Position
 from evermark.sources.blocks.resume import Known
 
 Pin = tuple[int, str]  # a block's number, and the hash of the one before it
-Carried = tuple[int, int, dict[str, Any]]  # block, ordinal, event, note or opening as it goes over the wire
+Carried = tuple[int, int, dict[str, Any]]  # block, ordinal, event or row of ours as it goes over the wire
 
 SLICE_WEIGHT = 250  # blocks, or tens of carried events, that are worth a task of their own
 
@@ -70,6 +71,24 @@ class Tick:
 def first_ordinal(block: int) -> int:
     """Where a block's events begin: in front of the first block's stands how the stream was made."""
     return 1 if block == 0 else 0
+
+
+def placed(
+    block: int, events: Iterable[BlockEvent], leave_out: frozenset[str], repeats: bool
+) -> Iterator[tuple[int, BlockEvent, bool]]:
+    """The events of a block that are taken, with their ordinals; True: it is only told of.
+
+    Where a stream is taken again, joins and leaves are told of one by one, those too that are left out: of the events
+    themselves the log drops those it still has, so that what is left of them says nothing about who is a member.
+    """
+    ordinal = first_ordinal(block)
+    for event in events:
+        if repeats and not isinstance(event, Undecoded) and event.kind in {EventKind.JOIN, EventKind.LEAVE}:
+            yield ordinal, event, True
+            ordinal += 1
+        if event.hash not in leave_out:
+            yield ordinal, event, False
+        ordinal += 1
 
 
 def partition_of(stream: str, partitions: int) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import structlog
@@ -23,16 +23,26 @@ from evermark.errors import (
     UnreachableError,
 )
 from evermark.sources.base import Limit
-from evermark.sources.blocks.chain import Block, StreamKind, UnreadableError
+from evermark.sources.blocks.chain import StreamKind, UnreadableError
 from evermark.sources.blocks.client import TRANSIENT, Beyond, Listed, Listing, Node, NodeClient
 from evermark.sources.blocks.drafting import Draft, Unpinned
 from evermark.sources.blocks.family import Kin
-from evermark.sources.blocks.membership import Membership
+from evermark.sources.blocks.membership import Members
 from evermark.sources.blocks.place import BlocksPlace
 from evermark.sources.blocks.plan import Move, Tick, partition_of, way_to
 from evermark.sources.blocks.plans import Plans, Stale, Standing, stale_reason
-from evermark.sources.blocks.resume import ANEW, UNTOLD, Case, Decision, Known, decide, fitted, witnessed
-from evermark.sources.blocks.unreadable import read_by_any, waited_enough
+from evermark.sources.blocks.resume import (
+    ANEW,
+    UNTOLD,
+    Case,
+    Decision,
+    Known,
+    decide,
+    fitted,
+    taken_again,
+    unclosed,
+    witnessed,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -81,7 +91,7 @@ class Planner:
     ) -> None:
         self._place, self._plans, self._client, self._clock = place, plans, client, clock
         self.kin = Kin(client.nodes, plans, place.partitions)
-        self._membership = Membership()
+        self._members = Members(place, client)
         self._tracked: OrderedDict[str, float] = OrderedDict()
         self._remembered: dict[int, _Remembered] = {}
         self._any_stale = False
@@ -227,7 +237,8 @@ class Planner:
         if move is not None:
             news = row.touched > now.passed_before
             return news and (self._place.wanted.by_members or self._wants(now, row.stream, row.kind))
-        active = row.kind == StreamKind.INBOX or row.touched > now.standing.cold_before
+        inbox = row.kind == StreamKind.INBOX or self._place.wanted.is_inbox(row.stream)
+        active = inbox or row.touched > now.standing.cold_before
         return active and self._asked_whether_wanted(now, row)
 
     def _asked_whether_wanted(self, now: _Round, row: Listed) -> bool:
@@ -241,24 +252,8 @@ class Planner:
             self._mark_stale(now, row.stream, 0, error)
             return False
 
-    def _wants(self, now: _Round, stream: str, kind: str) -> bool:
-        def readable(blocks: Sequence[Block]) -> Sequence[Block]:
-            return self._readable(stream, blocks, now.stale.get(stream))
-
-        def members() -> frozenset[str]:
-            try:
-                return self._membership.of(now.node, stream, readable)
-            except _LIES:
-                if len(self._client.nodes) == 1:
-                    raise
-                return self._client.anyone(lambda node: Membership().of(node, stream, readable))
-
-        return self._place.wanted.wants(stream, kind, members)
-
-    def _readable(
-        self, stream: str, blocks: Sequence[Block], gap: Stale | None, taken: frozenset[str] = frozenset()
-    ) -> tuple[Block, ...]:
-        return read_by_any(self._client, stream, blocks, lambda: waited_enough(gap, self._place.pace), taken)
+    def _wants(self, now: _Round, stream: str, kind: str, since: int = 0) -> bool:
+        return self._members.want(now.node, stream, kind, now.stale.get(stream), since)
 
     def _look_at_listed(self, now: _Round, row: Listed, move: Move | None) -> bool:
         if row.deleted and move is not None:
@@ -279,7 +274,7 @@ class Planner:
                 draft.put_nothing(stream, kind)
                 return True
             part = fitted(decision, draft.room, before, at_least_one=not draft.items)
-            blocks = self._readable(stream, part.blocks, now.stale.get(stream), part.leave_out)
+            blocks = self._members.readable(stream, part.blocks, now.stale.get(stream), part.leave_out)
             part = replace(part, blocks=blocks)
             if ((move is not None and move.more) or stream in now.stale) and now.node.follows():
                 elsewhere = True  # what was left over, or could not be had, then may not have come to this node yet
@@ -290,10 +285,7 @@ class Planner:
                 return False
             finished = move is not None and move.more and not part.more and not elsewhere
             if part.news or finished:
-                more = part.more or elsewhere
-                # The last that is taken of a stream nobody wants any more: what made it so is among it.
-                forgotten = by_members and move is not None and not more and not self._wants(now, stream, kind)
-                draft.put(stream, kind, before, part, more=more, forgotten=forgotten)
+                self._take(now, stream, kind, move, part, part.more or elsewhere)
             elif stream in now.tried and stream not in draft.moves and not elsewhere and not now.node.follows():
                 self._plans.unmark_stale(stream, now.stale[stream])
         except NotFoundError as error:
@@ -307,6 +299,23 @@ class Planner:
         except (*_LIES, Unpinned) as error:
             self._mark_stale(now, stream, before.cookie.minipool_gen if before is not None else 0, error)
         return True
+
+    def _take(self, now: _Round, stream: str, kind: str, move: Move | None, part: Decision, more: bool) -> None:
+        before = move.known if move is not None else None
+        members = None
+        if taken_again(part, went_on=move is not None and move.more):
+            if not more:
+                members = self._members.at(now.node, stream, part.known, now.stale.get(stream))
+            if members is None:  # it is not done, or nobody can say: that it has changed meanwhile will be seen
+                part, more = unclosed(part), True
+                if not part.news:
+                    return
+        # The last that is taken of a stream nobody wants any more: what made it so is among it.
+        # In blocks that were taken before, what cannot be read was waited for then.
+        since = before.cookie.minipool_gen if before is not None and part.case not in ANEW else 0
+        last = self._place.wanted.by_members and move is not None and not more
+        forgotten = last and not self._wants(now, stream, kind, since)
+        now.draft.put(stream, kind, before, part, more=more, forgotten=forgotten, members=members)
 
     def _mark_stale(self, now: _Round, stream: str, block: int, error: EvermarkError) -> None:
         log.warning("blocks_stale", source=self._place.source, stream=stream, error=str(error))
@@ -337,6 +346,8 @@ class Planner:
             )
             if first.case in ANEW and node.follows():
                 return decide(known, answer, follows=True)
+            if first.case is Case.FORK_ACCEPTED:
+                return replace(first, members=self._members.of(node, stream, now.stale.get(stream)))
             if first.case is Case.GAP:
                 # A fork is found out here, and not by a task that would fail, and the whole batch with it.
                 self._client.require_chain(node, stream, first.start)
@@ -362,7 +373,7 @@ class Planner:
         try:
             block = self._client.block(stream, gap.block)
             if gap.unreadable:
-                self._readable(stream, [block], gap)
+                self._members.readable(stream, [block], gap)
         except (NotFoundError, Beyond):
             return True  # deleted meanwhile, or there is no such block (yet): looking at it will tell
         except (*TRANSIENT, *_LIES) as error:

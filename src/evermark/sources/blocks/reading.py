@@ -12,7 +12,7 @@ from evermark.errors import EvermarkError, FormatError, GapError, NotFoundError,
 from evermark.sources.base import Slice
 from evermark.sources.blocks.chain import BlockEvent, EventKind, Undecoded, UnreadableError, event_from
 from evermark.sources.blocks.client import NodeClient
-from evermark.sources.blocks.plan import Item, Part, first_ordinal, parts
+from evermark.sources.blocks.plan import Item, Part, parts, placed
 from evermark.sources.blocks.plans import Plans, stale_reason
 from evermark.sources.blocks.position import Position
 from evermark.sources.blocks.rows import Rows
@@ -57,6 +57,10 @@ class SliceReader:
                     yield from rows.add_opening(item.stream, wire["opening"], position, int(wire.get("block", 0)))
                 elif "note" in wire:
                     yield from rows.add_note(item.stream, wire["note"], position)
+                elif "standing" in wire:
+                    yield from rows.add_standing(item.stream, wire["standing"], position)
+                elif "told" in wire:
+                    yield from rows.add_told(item.stream, event_from(wire["told"]), position)
                 else:
                     event = _event(wire)
                     self._count(item.stream, event)
@@ -76,11 +80,13 @@ class SliceReader:
                     if block.number == 0 and block.snapshot is not None:
                         where = str(Position(tick, part.item))
                         yield from rows.add_opening(item.stream, block.snapshot.wire(), where)
-                    for ordinal, event in enumerate(block.events, first_ordinal(block.number)):
-                        if event.hash not in item.leave_out:
-                            self._count(item.stream, event)
-                            position = str(Position(tick, part.item, block.number, ordinal))
-                            yield from rows.add(item.stream, event, position)
+                    for ordinal, event, told in placed(block.number, block.events, item.leave_out, item.repeats):
+                        position = str(Position(tick, part.item, block.number, ordinal))
+                        if told:
+                            yield from rows.add_told(item.stream, event, position)
+                            continue
+                        self._count(item.stream, event)
+                        yield from rows.add(item.stream, event, position)
                 at = page[-1].number + 1
         except NotFoundError:
             # Nobody can fetch what was deleted; what could not be taken is named in the log.

@@ -21,7 +21,6 @@ from evermark.sources.blocks.chain import (
     Block,
     BlockEvent,
     Cookie,
-    EventKind,
     Undecoded,
     block_from,
     cookie_from,
@@ -93,7 +92,7 @@ class Decision:
     repeats: bool = False
     more: bool = False
     kind: str = ""  # of the stream, as the node says
-    members: tuple[str, ...] = ()  # of a fork that was accepted: who is in the stream by the node's history
+    members: tuple[str, ...] = ()  # of a fork that was accepted: who is in the stream at the end of the node's history
 
     @property
     def span(self) -> int:
@@ -241,28 +240,19 @@ def _anew(case: Case, known: Known, answer: Answer, whole: bool) -> Decision:
     again = replace(_first(answer, whole, 0), case=case, repeats=True)
     ends = answer.cookie.minipool_gen if case is Case.FORK_ACCEPTED else 0
     below = max(known.cookie.minipool_gen + 1, known.repeats_below, ends + 1)
-    members = _members(answer) if case is Case.FORK_ACCEPTED else ()
-    return replace(again, known=replace(again.known, repeats_below=below), members=members)
+    return replace(again, known=replace(again.known, repeats_below=below))
 
 
-def _members(answer: Answer) -> tuple[str, ...]:
-    """Who is in the stream at the end of an answer that begins with a snapshot."""
-    found: set[str] = set()
-    for block in answer.blocks:
-        found = set(block.snapshot.members) if block.snapshot is not None else found
-        _move(found, block.events)
-    _move(found, answer.pool)
-    return tuple(sorted(found))
+def taken_again(part: Decision, *, went_on: bool) -> bool:
+    """Whether the part belongs to taking a stream again, which ends with saying who is in it. `went_on`: something was
+    left over before it."""
+    return part.repeats and (part.case in {Case.FIRST, *ANEW} or went_on)
 
 
-def _move(members: set[str], events: Iterable[BlockEvent]) -> None:
-    for event in events:
-        if isinstance(event, Undecoded):
-            continue
-        if event.kind is EventKind.JOIN:
-            members.add(event.member)
-        elif event.kind is EventKind.LEAVE:
-            members.discard(event.member)
+def unclosed(part: Decision) -> Decision:
+    """The same, if taking the stream again does not end with it, however long the stream has grown meanwhile."""
+    below = max(part.known.repeats_below, part.known.cookie.minipool_gen + 1)
+    return replace(part, known=replace(part.known, repeats_below=below))
 
 
 def _onward(case: Case, known: Known, answer: Answer, blocks: tuple[Block, ...]) -> Decision:

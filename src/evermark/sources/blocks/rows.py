@@ -5,6 +5,8 @@
   means something else. Which it is says `kind` in the payload, beside `creator` and `tags`.
 - How a stream was when it was first taken (its kind, its first members, its settings) is `op = schema`: no event tells
   it. It is logged, and delivered to nobody.
+- So is who joined and left while a stream is taken again, and who is in it at the end of that: the log drops of the
+  events themselves what it still has.
 - What happened to a stream as a whole (deleted, recreated, lost) is `op = truncate`: what was known of it is void.
 - What cannot be read is `op = poison`, with its bytes, under an id of its own: should the event come readable when its
   stream is compared with the log, it is not there yet.
@@ -64,6 +66,17 @@ class Rows:
         left and come back in between."""
         payload = json.dumps(snapshot, ensure_ascii=False, sort_keys=True)
         made = hashlib.sha256(f"evermark.opening.1\n{stream}\n{block}\n{payload}".encode()).hexdigest()
+        yield from self._add(made, position, stream, Op.SCHEMA, None, payload, None)
+
+    def add_told(self, stream: str, event: BlockEvent, position: str) -> Iterator[pa.RecordBatch]:
+        """A join or leave of a stream that is taken again, whether the log drops the event or not."""
+        about = {"kind": event.kind.value, "member": event.member, "event": event.hash}
+        yield from self.add_standing(stream, about, position)
+
+    def add_standing(self, stream: str, about: Mapping[str, Any], position: str) -> Iterator[pa.RecordBatch]:
+        """What holds at this place of the log, and at no other: it is never a repeat of an older one."""
+        payload = json.dumps(about, ensure_ascii=False, sort_keys=True)
+        made = hashlib.sha256(f"evermark.standing.1\n{stream}\n{position}\n{payload}".encode()).hexdigest()
         yield from self._add(made, position, stream, Op.SCHEMA, None, payload, None)
 
     def rest(self) -> Iterator[pa.RecordBatch]:

@@ -25,6 +25,10 @@ class Wanted(Protocol):
         """Another text whenever the choice may have changed: all streams are then looked at once more."""
         ...
 
+    def is_inbox(self, stream: str) -> bool:
+        """Whether somebody named it as an inbox, whatever kind it is of."""
+        ...
+
     def wants(self, stream: str, kind: str, members: Members) -> bool:
         """`members` asks a node: call it only if nothing else decides."""
         ...
@@ -44,6 +48,9 @@ class WantedStreams:
     def version(self) -> str:
         text = "\n".join([*sorted(self.streams), "", *sorted(self.kinds)])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def is_inbox(self, stream: str) -> bool:
+        return False
 
     def wants(self, stream: str, kind: str, members: Members) -> bool:
         if not self.streams and not self.kinds:
@@ -82,8 +89,11 @@ class BotStreams:
     def version(self) -> str:
         return f"bots {self.named.version()} {self.bots.version()}"
 
+    def is_inbox(self, stream: str) -> bool:
+        return stream in self.bots.inboxes()
+
     def wants(self, stream: str, kind: str, members: Members) -> bool:
-        if self.named.names(stream, kind) or stream in self.bots.inboxes():
+        if self.named.names(stream, kind) or self.is_inbox(stream):
             return True
         users = self.bots.users()
         return bool(users) and not users.isdisjoint(members())

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 
 from evermark.errors import EvermarkError
-from evermark.sources.blocks import client, planner, reading, resume, source
-from evermark.sources.blocks.chain import Block, Cookie
+from evermark.sources.blocks import client, drafting, membership, plan, planner, reading, resume, source
+from evermark.sources.blocks.chain import Block, BlockEvent, Cookie
 from evermark.sources.blocks.client import NodeClient
 from evermark.sources.blocks.place import Pace
 from evermark.sources.blocks.plan import Item, Part
@@ -96,6 +96,15 @@ def _waits_for_nobody(stale: Stale | None, pace: Pace) -> bool:
     return True
 
 
+def _tells_nothing(
+    block: int, events: Iterable[BlockEvent], leave_out: frozenset[str], repeats: bool
+) -> Iterator[tuple[int, BlockEvent, bool]]:
+    return _placed(block, events, leave_out, False)
+
+
+_placed = plan.placed
+
+
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "skips-one-more",
@@ -151,11 +160,18 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "poison-unasked",
         "what one node sends unreadable is poison, without asking another one",
-        ((planner, "read_by_any", _asks_nobody), (reading, "read_by_any", _asks_nobody)),
+        ((membership, "read_by_any", _asks_nobody), (reading, "read_by_any", _asks_nobody)),
     ),
     Mutant(
         "poison-at-once",
         "what one node sends unreadable is poison, though another one could not be asked",
-        ((planner, "waited_enough", _waits_for_nobody), (reading, "waited_enough", _waits_for_nobody)),
+        ((membership, "waited_enough", _waits_for_nobody), (reading, "waited_enough", _waits_for_nobody)),
+    ),
+    Mutant(
+        "joins-not-told",
+        "of a stream that is taken again only those joins and leaves are told that the log has lost",
+        ((drafting, "placed", _tells_nothing), (reading, "placed", _tells_nothing)),
+        seeds_max=200,
+        first=100,
     ),
 )

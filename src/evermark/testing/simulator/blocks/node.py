@@ -20,6 +20,7 @@ from evermark.sources.blocks.chain import (
     block_from,
     make_block,
     make_event,
+    sum_up,
 )
 from evermark.sources.blocks.client import Beyond, Family, Listed, Listing, Node
 from evermark.sources.blocks.resume import Answer, answer_from
@@ -107,9 +108,7 @@ class ModelNode(Node):
         it = self.streams[stream]
         if not it.pool:
             return
-        for event in it.pool:
-            if event.kind in {EventKind.JOIN, EventKind.LEAVE}:
-                (it.members.add if event.kind is EventKind.JOIN else it.members.discard)(event.member)
+        sum_up(it.members, {}, it.pool)
         number = it.cookie.minipool_gen
         due = number - it.snapshot >= self.snapshot_every
         snapshot = Snapshot(it.kind, "alice", it.incarnation, tuple(sorted(it.members)), {}) if due else None
@@ -123,6 +122,9 @@ class ModelNode(Node):
         it = self.streams[stream]
         old, it.blocks, it.pool = it.blocks[blocks:], it.blocks[:blocks], []
         it.snapshot = max(block.number for block in it.blocks if block.snapshot is not None)
+        first = it.blocks[0].snapshot
+        it.members = set(first.members) if first is not None else set()
+        sum_up(it.members, {}, (event for block in it.blocks for event in block.events))
         fresh = []
         for each in old:
             fresh += self.say(stream)
@@ -140,6 +142,11 @@ class ModelNode(Node):
     def hashes(self, stream: str) -> list[str]:
         it = self.streams[stream]
         return [event.hash for block in it.blocks for event in block.events] + [event.hash for event in it.pool]
+
+    def members(self, stream: str) -> set[str]:
+        found = set(self.streams[stream].members)
+        sum_up(found, {}, self.streams[stream].pool)
+        return found
 
     # What a source asks of it.
 

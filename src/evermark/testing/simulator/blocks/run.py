@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
+from evermark.bots.membership import lesson, moves_of
 from evermark.errors import EvermarkError
 from evermark.sources.base import Limit
 from evermark.sources.blocks.client import NodeClient
@@ -26,6 +27,7 @@ from evermark.testing.simulator.mutants.mutant import Mutant
 from evermark.testing.simulator.quiet import quiet
 
 STREAMS = ("a", "b", "c", "d")
+USERS = ("x", "y", "z")  # `z` is everywhere from the beginning
 _STEPS = 160
 _REST_STEPS_MAX = 4000
 _TRACE_MAX = 40
@@ -44,11 +46,13 @@ class World:
     """What outlives every process."""
 
     rng: random.Random
+    chance: random.Random  # of those who come and go, and of what the log loses
     nodes: list[ModelNode]
     plans: MemoryPlans
     partitions: int
     garbler: ModelNode  # sends events in a form that cannot be read; only one does, or they would be poison
     log: dict[int, list[dict[str, object]]] = field(default_factory=dict)
+    expired: dict[int, list[dict[str, object]]] = field(default_factory=dict)  # by retention
     ends: dict[int, str] = field(default_factory=dict)
     epoch: int = 0
     forked: set[str] = field(default_factory=set)  # events of a history that nobody has accepted
@@ -80,9 +84,21 @@ class World:
         require(not any(row["op"] == "poison" for row in rows), "what another node gives readable is poison")
         return True
 
+    def logged(self, stream: str) -> list[dict[str, object]]:
+        """All that ever was."""
+        at = partition_of(stream, self.partitions)
+        return [row for rows in (self.expired, self.log) for row in rows.get(at, ()) if row["stream"] == stream]
+
     def ids(self, stream: str) -> list[object]:
-        rows = itertools.chain.from_iterable(self.log.values())
-        return [row["event_id"] for row in rows if row["stream"] == stream and row["op"] not in ("truncate", "schema")]
+        """Events by when they were first logged: what retention removed may be logged again."""
+        rows = (row for row in self.logged(stream) if row["op"] not in ("truncate", "schema"))
+        return list(dict.fromkeys(row["event_id"] for row in rows))
+
+    def members(self, stream: str) -> set[str]:
+        """As it is learned from the log."""
+        moves = list(moves_of(({**row, "batch": 1} for row in self.logged(stream)), USERS, lambda _: ()))
+        stays = {user: lesson(user, 0, 1, {}, moves).stays.get(stream, ()) for user in USERS}
+        return {user for user, times in stays.items() if times and times[-1].end is None}
 
 
 def owner(world: World) -> Iterator[str]:
@@ -152,6 +168,21 @@ def _people(world: World) -> None:
                 leader.say(stream)
                 leader.seal(stream)
     world.did(f"people at {stream}")
+    if world.chance.random() < 0.3:
+        user = world.chance.choice(USERS)
+        leave = user in leader.members(stream)
+        leader.join(stream, user, leave=leave)
+        world.did(f"{'leave' if leave else 'join'} of {user} at {stream}")
+
+
+def _expire(world: World) -> None:
+    """Retention removes the oldest rows of a partition."""
+    partition = world.chance.randrange(world.partitions)
+    rows = world.log.get(partition, [])
+    old = world.chance.randint(0, len(rows) // 2)
+    world.expired.setdefault(partition, []).extend(rows[:old])
+    del rows[:old]
+    world.did(f"expired {old} of {partition}")
 
 
 def _trouble(world: World) -> None:
@@ -231,6 +262,9 @@ def _account(world: World) -> None:
         if stream == "d" and world.was_forked:
             continue
         require(taken == there, f"the events of {stream} are not in their order")
+    for stream in STREAMS:
+        there, learned = sorted(world.nodes[0].members(stream)), sorted(world.members(stream))
+        require(there == learned, f"in {stream} are {there}, and by the log {learned}")
 
 
 def run(seed: int, mutant: Mutant | None = None) -> Ran:
@@ -243,9 +277,9 @@ def run(seed: int, mutant: Mutant | None = None) -> Ran:
         numbers=itertools.count(),
     )
     for stream in STREAMS:
-        leader.create(stream)
+        leader.create(stream, members=["z"])
     nodes = [leader, leader.copied("two")]
-    world = World(rng, nodes, MemoryPlans(), rng.randint(1, 2), rng.choice(nodes))
+    world = World(rng, random.Random(-1 - seed), nodes, MemoryPlans(), rng.randint(1, 2), rng.choice(nodes))
     failure = ""
     with quiet(), mutant.applied() if mutant is not None else nullcontext():
         try:
@@ -266,8 +300,16 @@ def _play(world: World) -> None:
             _people(world)
         elif roll < 0.42:
             _trouble(world)
+            if world.chance.random() < 0.1:
+                _expire(world)
         elif roll < 0.46:
-            owners[-1] = owner(world)  # killed, and started again
+            if not world.was_forked and world.chance.random() < 0.05:
+                world.plans = MemoryPlans()  # State is lost, and nobody is left who knows more
+                owners.clear()
+                owners.append(owner(world))
+                world.did("lost State")
+            else:
+                owners[-1] = owner(world)  # killed, and started again
             world.did("crash")
         elif roll < 0.50 and len(owners) < 3:
             owners.append(owner(world))  # the one before it is paused, and does not know
