@@ -256,11 +256,12 @@ def test_a_full_disk_under_a_running_instance_is_said_and_loses_nothing(scene: S
     assert unwell["events"] > 0, "what was taken before is not forgotten"
 
     # WHEN the state server dies of it, too
-    until(
-        lambda: wear_out_state(disk / "state") and running.said("the embedded state server does not start"),
-        "its end is noticed and said",
-        timeout_s=150,
-    )
+    def died_and(said: str) -> bool:
+        return wear_out_state(disk / "state") and running.said(said)
+
+    until(lambda: died_and("the embedded state server is gone"), "its end is noticed and said")
+    # Postgres may try for a minute before it gives up.
+    until(lambda: died_and("the embedded state server does not start"), "so is that it does not start", timeout_s=90)
     until(lambda: "state does not answer" in shop_health(running)["reason"], "without state no lease, and that is said")
     assert shop_health(running)["status"] == "stale", "state that cannot be asked is not another owner"
     order(scene.dsn, 10)

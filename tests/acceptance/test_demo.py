@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.timeout(900)  # it takes three minutes on a machine of its own, and has limits itself
+@pytest.mark.timeout(600)  # it takes three minutes on a machine of its own, and has limits itself
 def test_the_demo_ends_with_nothing_lost(tmp_path: Path) -> None:
     """GIVEN only embedded parts WHEN the demo runs, killing the pipeline twice THEN the ledger says lost=0."""
     tmp_path.chmod(0o711)
@@ -18,7 +18,7 @@ def test_the_demo_ends_with_nothing_lost(tmp_path: Path) -> None:
         [sys.executable, "-m", "evermark.cli.main", "demo", "--seconds", "12", "--keep", str(tmp_path / "demo")],
         capture_output=True,
         text=True,
-        timeout=880,
+        timeout=580,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr[-3000:]

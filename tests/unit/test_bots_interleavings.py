@@ -165,7 +165,7 @@ class _NotReleased(MemoryDelivery):
 class _NotHeldBehind(MemoryDelivery):
     """Newer events of a session with a key do not look at the queue."""
 
-    def sessions_queued(self, subscriptions: Any, replay_id: str = "") -> dict[str, frozenset[str]]:
+    def _queued(self, subscriptions: Any, replay_id: str = "") -> dict[str, frozenset[str]]:
         return {}
 
 
@@ -200,7 +200,7 @@ class _ClaimedBehindOneUnderWay(MemoryDelivery):
 class _KeyNotVisible(MemoryDelivery):
     """The key is published, and what waits released, one after the other: the first look misses the second."""
 
-    def published(self, devices: Any) -> dict[str, frozenset[str]]:
+    def _published(self, devices: Any) -> dict[str, frozenset[str]]:
         return dict.fromkeys(devices, frozenset({"s1"}))
 
 
@@ -224,8 +224,8 @@ def test_d3_each_of_these_bugs_is_found(mutant: type[MemoryDelivery]) -> None:
 class _WithdrawnBetweenLooks(MemoryDelivery):
     """Somebody withdraws the key as soon as it was seen to be published, unless nobody can just then."""
 
-    def published(self, devices: Any) -> dict[str, frozenset[str]]:
-        found = super().published(devices)
+    def _published(self, devices: Any) -> dict[str, frozenset[str]]:
+        found = super()._published(devices)
         somebody = threading.Thread(target=self._withdraw)
         somebody.start()
         somebody.join(30)

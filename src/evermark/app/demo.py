@@ -38,7 +38,7 @@ _SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"  # noqa: S105 - made up, for 
 _DRAIN_S = 180.0
 _UP_S = 180.0
 # A replay leaves the processor to whatever else runs on this machine.
-_REPLAY_S = 600.0
+_REPLAY_S = 300.0
 _DEPLOYMENT = "demo"
 
 _CONFIG = """\

@@ -164,15 +164,9 @@ class BotStore(Protocol):
     def session_keys(self, device: str, *, after: str = "", limit: int = 100) -> list[SessionKey]:
         """By session, page by page."""
 
-    def published(self, devices: Collection[str]) -> dict[str, frozenset[str]]:
-        """The sessions each device has keys for."""
-
-    def sessions_queued(self, subscriptions: Collection[str], replay_id: str = "") -> dict[str, frozenset[str]]:
-        """Per subscription: sessions whose key came, with events in the queue that were not tried yet. Newer ones queue
-        behind them."""
-
     def sessions_clear(self, subscriptions: Collection[str], replay_id: str = "") -> dict[str, frozenset[str]]:
-        """Per subscription: sessions its device has a key for, and nothing of which is queued, both at one moment."""
+        """Per subscription: sessions its device has a key for, and nothing of which is in the queue untried, both at
+        one moment. Newer events of the others queue behind what is there."""
 
     def release_keyed(self, now: datetime, epoch: int) -> int:
         """Make due what waits although it need not: its key is there, or its bot has no device. Returns how many."""

@@ -75,7 +75,7 @@ class MemoryBots(MemoryParkedRows):
             mine = [key for (of, session), key in sorted(self._keys.items()) if of == device and session > after]
         return mine[: max(0, limit)]
 
-    def published(self, devices: Collection[str]) -> dict[str, frozenset[str]]:
+    def _published(self, devices: Collection[str]) -> dict[str, frozenset[str]]:
         found: dict[str, set[str]] = defaultdict(set)
         with self._lock:
             for device, session in self._keys:
@@ -83,7 +83,7 @@ class MemoryBots(MemoryParkedRows):
                     found[device].add(session)
         return {device: frozenset(sessions) for device, sessions in found.items()}
 
-    def sessions_queued(self, subscriptions: Collection[str], replay_id: str = "") -> dict[str, frozenset[str]]:
+    def _queued(self, subscriptions: Collection[str], replay_id: str = "") -> dict[str, frozenset[str]]:
         found: dict[str, set[str]] = defaultdict(set)
         with self._lock:
             for row in self._rows.values():
@@ -96,8 +96,8 @@ class MemoryBots(MemoryParkedRows):
     def sessions_clear(self, subscriptions: Collection[str], replay_id: str = "") -> dict[str, frozenset[str]]:
         with self._lock:
             devices = {name: self._device(name) for name in subscriptions if name in self._known}
-            published = self.published(set(devices.values()))
-            queued = self.sessions_queued(subscriptions, replay_id)
+            published = self._published(set(devices.values()))
+            queued = self._queued(subscriptions, replay_id)
             return {n: published[of] - queued.get(n, frozenset()) for n, of in devices.items() if of in published}
 
     def _hold(self, now: datetime, epoch: int, which: Callable[[str, str], bool]) -> int:

@@ -53,15 +53,10 @@ on conflict (device, session) do update set key = excluded.key, published_at = e
 KEYS = "select session, key, published_at from session_keys where device = %s"
 KEY = f"{KEYS} and session = %s"
 KEY_PAGE = f"{KEYS} and session > %s order by session limit %s"
-PUBLISHED = "select device, session from session_keys where device = any(%s)"
-# Without those that wait: they may be very many, and what has no key is not clear anyway.
-QUEUED = """
-select distinct subscription, session from enqueued_messages
-where session is not null and not waits and subscription = any(%(names)s) and replay_id = %(replay_id)s
-"""
-# The newest ones, where there are more than a task should be told: what is left out waits a moment in the queue.
+# The newest keys, where there are more than a task should be told: what is left out waits a moment in the queue. Of the
+# queue without those that wait: they may be very many, and what has no key is not clear anyway.
 # One statement, one snapshot: a key that is withdrawn between two looks would be seen published, and nothing queued.
-KEYED_AND_QUEUED = f"""
+KEYED_AND_QUEUED = """
 select true, s.name, k.session from subscriptions s
 cross join lateral (
     select session from session_keys
@@ -69,7 +64,8 @@ cross join lateral (
 ) k
 where s.name = any(%(names)s)
 union all
-select false, q.* from ({QUEUED}) q
+select distinct false, subscription, session from enqueued_messages
+where session is not null and not waits and subscription = any(%(names)s) and replay_id = %(replay_id)s
 """
 WITHDRAW_KEY = "delete from session_keys where device = %(device)s and session = %(session)s"
 _HOLD = """

@@ -104,15 +104,6 @@ class PostgresBots(PostgresParkedRows):
         with self._state.connection() as conn:
             return [SessionKey(*row) for row in conn.execute(queries.KEY_PAGE, given)]
 
-    def published(self, devices: Collection[str]) -> dict[str, frozenset[str]]:
-        with self._state.connection() as conn:
-            return _sets(conn.execute(queries.PUBLISHED, (sorted(devices),)))
-
-    def sessions_queued(self, subscriptions: Collection[str], replay_id: str = "") -> dict[str, frozenset[str]]:
-        given = {"names": sorted(subscriptions), "replay_id": replay_id}
-        with self._state.connection() as conn:
-            return _sets(conn.execute(queries.QUEUED, given))
-
     def sessions_clear(self, subscriptions: Collection[str], replay_id: str = "") -> dict[str, frozenset[str]]:
         given = {"names": sorted(subscriptions), "replay_id": replay_id, "most": PUBLISHED_MAX}
         with self._state.connection() as conn:

@@ -19,6 +19,11 @@ class Store(DeliveryStore, BotStore, Protocol):
     """Both in one: what waits for a key is parked."""
 
 
+def keyed(store: Store, device: str) -> set[str]:
+    """The sessions a device has keys for."""
+    return {key.session for key in store.session_keys(device)}
+
+
 def waiting(number: int, session: str = "s1", stream: str = "room") -> ParkedEvent:
     return replace(event(number, key=stream, status=None, stream=stream), session=session)
 

@@ -10,7 +10,7 @@ import pytest
 from evermark.bots.base import ASK_EVERY, ASK_EVERY_MAX, BotMode, BotWish, Learned, Lesson, Stay, Surplus
 from evermark.delivery.base import MadeBy
 from evermark.errors import ConfigError, ConflictError, NotFoundError, StaleError
-from evermark.testing.contracts.bot_scene import SECOND, WISH, Store, settle, waiting
+from evermark.testing.contracts.bot_scene import SECOND, WISH, Store, keyed, settle, waiting
 from evermark.testing.contracts.owned import OwnedStore
 from evermark.testing.contracts.scene import P0, T0, TakeOver, begin, done, failed, spec
 
@@ -61,7 +61,7 @@ class BotContract(OwnedStore):
         assert store.session_key("phone", "a").sealed == "sealed:3"
         assert [key.session for key in store.session_keys("phone", limit=1)] == ["a"]
         assert [key.session for key in store.session_keys("phone", after="a")] == ["b"]
-        assert store.published(["phone", "nobody"]) == {"phone": {"a", "b"}}
+        assert (keyed(store, "phone"), keyed(store, "nobody")) == ({"a", "b"}, set())
         with pytest.raises(NotFoundError):
             store.session_key("phone", "c")
 
@@ -165,7 +165,7 @@ class BotContract(OwnedStore):
         store.register([spec("bot", bot=WISH)], MadeBy.FILE, {}, epoch)
         settle(store, epoch, 1, waiting(1))
         assert [one.asks for one in store.keys_wanted(T0, 10, epoch)] == [1]
-        assert store.published(["phone"]) == {"phone": {"other"}}
+        assert keyed(store, "phone") == {"other"}
 
     def test_a_stale_owner_writes_nothing_about_bots(self, store: Store, take_over: TakeOver) -> None:
         """Every call that writes is refused with an old epoch."""
@@ -184,4 +184,4 @@ class BotContract(OwnedStore):
         ):
             with pytest.raises(StaleError):
                 write()
-        assert (store.learned("shop", "helper"), store.published(["phone"])) == (Learned(), {})
+        assert (store.learned("shop", "helper"), keyed(store, "phone")) == (Learned(), set())

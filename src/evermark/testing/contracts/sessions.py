@@ -9,7 +9,7 @@ import pytest
 
 from evermark.delivery.base import MadeBy, SubscriptionState
 from evermark.errors import NotFoundError
-from evermark.testing.contracts.bot_scene import LEASE_S, SECOND, WISH, Store, claimed, settle, waiting
+from evermark.testing.contracts.bot_scene import LEASE_S, SECOND, WISH, Store, claimed, keyed, settle, waiting
 from evermark.testing.contracts.owned import OwnedStore
 from evermark.testing.contracts.scene import P0, T0, TakeOver, begin, done, event, spec
 
@@ -63,9 +63,9 @@ class SessionContract(OwnedStore):
         """One that is parked after the key came is not tried before those that waited for it."""
         begin(store, epoch, "bot", bot=WISH)
         settle(store, epoch, 0, waiting(1), waiting(2))
-        assert store.sessions_queued(["bot"]) == {}, "what has no key is not clear anyway"
+        assert store.sessions_clear(["bot"]) == {}, "what has no key is not clear"
         store.publish("phone", {"s1": "sealed"}, T0, epoch)
-        assert store.sessions_queued(["bot"]) == {"bot": {"s1"}}
+        assert store.sessions_clear(["bot"]) == {"bot": set()}
         first, *rest = store.claim(T0, 1, LEASE_S, epoch)
         assert (first.event.event_id, rest) == ("e1", [])
         assert claimed(store, epoch) == [], "e1 is under way, and e2 must not overtake it"
@@ -108,7 +108,7 @@ class SessionContract(OwnedStore):
         assert claimed(store, epoch) == ["e2"]
         assert store.parked_counts() == {"bot": {"waiting": 1, "dead": 1}}
         store.delivered([second.id], epoch)
-        assert store.sessions_queued(["bot"]) == {}
+        assert store.sessions_clear(["bot"]) == {"bot": {"s1"}}
 
     def test_d6_what_waits_takes_no_room_from_others(self, store: Store, epoch: int) -> None:
         """However much of one room waits, the bot stays live, and what it refuses in another is parked; what it
@@ -258,8 +258,8 @@ class SessionContract(OwnedStore):
         begin(store, epoch, "bot", bot=WISH)
         settle(store, epoch, 0, waiting(1), replace(waiting(2), replay_id="r1"))
         assert store.publish("phone", {"s1": "sealed"}, T0, epoch) == 2
-        assert store.sessions_queued(["bot"], "r1") == store.sessions_queued(["bot"]) == {"bot": {"s1"}}
-        assert store.sessions_queued(["bot"], "r2") == {}
+        assert store.sessions_clear(["bot"], "r1") == store.sessions_clear(["bot"]) == {"bot": set()}
+        assert store.sessions_clear(["bot"], "r2") == {"bot": {"s1"}}
         (first,) = store.claim(T0, 1, LEASE_S, epoch)
         store.reschedule(first, next_attempt_at=T0 + SECOND, attempts=0, reason="503", status=503, epoch=epoch)
         assert claimed(store, epoch) == ["e2"]
@@ -277,7 +277,7 @@ class SessionContract(OwnedStore):
         store.delivered([first.id], epoch)
         settle(store, epoch, 1, waiting(5))
         assert claimed(store, epoch) == ["e4"]
-        assert store.published(["phone", "tablet"]) == {"phone": {"s2"}}
+        assert (keyed(store, "phone"), keyed(store, "tablet")) == ({"s2"}, set())
         assert [one.session for one in store.keys_wanted(T0, 10, epoch)] == ["s1"]
         for device, session in (("phone", "s1"), ("tablet", "s2"), ("phone", "x\x00")):
             with pytest.raises(NotFoundError):

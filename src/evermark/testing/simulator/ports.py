@@ -104,8 +104,6 @@ _READS = frozenset(
         "held_keys",
         "counted",
         "learned",
-        "published",
-        "sessions_queued",
         "sessions_clear",
         "waiting_beyond",
         "session_key",

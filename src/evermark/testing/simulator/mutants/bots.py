@@ -51,7 +51,7 @@ BOTS: tuple[Mutant, ...] = (
     Mutant(
         "sent-without-key",
         "sessions are taken for published that are not",
-        ((MemoryDelivery, "published", _all_published),),
+        ((MemoryDelivery, "_published", _all_published),),
     ),
     Mutant(
         "key-releases-nothing",
@@ -68,7 +68,7 @@ BOTS: tuple[Mutant, ...] = (
     Mutant(
         "newer-not-held-behind",
         "events of a session with a key are sent although earlier ones are in the queue",
-        ((MemoryDelivery, "sessions_queued", lambda *_: {}),),
+        ((MemoryDelivery, "_queued", lambda *_: {}),),
         120,
         76,
     ),
