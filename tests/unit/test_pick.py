@@ -28,8 +28,8 @@ def _written(path: Path, number: int) -> Path:
         "event_id": [f"{number}-{row}" for row in range(_ROWS)],
         "position": [str(row) for row in range(_ROWS)],
         "source": ["shop"] * _ROWS,
-        "stream": ["s"] * _ROWS,
-        "op": ["insert"] * _ROWS,
+        "stream": [f"s{number}" if row % 3 else "s" for row in range(_ROWS)],
+        "op": ["insert" if row < _GROUP else "update" for row in range(_ROWS)],
         "partition": [0] * _ROWS,
         "batch": [1] * _ROWS,
         "ingested_at": [datetime(2026, 11, 15, tzinfo=UTC)] * _ROWS,
@@ -59,3 +59,5 @@ def test_rows_come_in_the_order_they_were_asked_for(paths: list[str], order: lis
     numbers = np.array([row for _, row in order], np.int64)
     found = RowPicker(paths).pick(codes, numbers)
     assert found.column("event_id").to_pylist() == [f"{file}-{row}" for file, row in order]
+    assert found.column("stream").to_pylist() == [f"s{file}" if row % 3 else "s" for file, row in order]
+    assert found.column("op").to_pylist() == ["insert" if row < _GROUP else "update" for _, row in order]

@@ -220,10 +220,11 @@ def test_a_step_that_is_done_moves_the_mark_and_counts() -> None:
 
 def test_slices_grow_towards_the_time_they_should_take_and_halve_after_a_failure() -> None:
     """GIVEN steps WHEN they are quick THEN the next is up to four times as large; a failure halves it."""
-    rows = decide.SLICE_ROWS_START
-    assert step(target(1), Fate.DONE, PIECE.end, took_s=0.1).slice_rows == 4 * rows
-    assert step(target(1), Fate.DONE, PIECE.end, took_s=40.0).slice_rows == rows // 10
-    small = target(1)
+    rows = 100_000
+    small = replace(target(1), slice_rows=rows)
+    assert step(small, Fate.DONE, PIECE.end, took_s=0.1).slice_rows == 4 * rows
+    assert step(small, Fate.DONE, PIECE.end, took_s=40.0).slice_rows == rows // 10
+    assert step(target(1), Fate.DONE, PIECE.end, took_s=0.1).slice_rows == decide.SLICE_ROWS_MAX
     for _ in range(20):
         small = step(small, Fate.ENDPOINT_FAILED, Mark(T0))
     assert small.slice_rows == decide.SLICE_ROWS_MIN

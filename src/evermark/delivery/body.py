@@ -140,12 +140,49 @@ def _boolean(value: bool) -> str:
     return "true" if value else "false"
 
 
+@dataclass(frozen=True)
+class _Text:
+    """A column of texts, and what has to be known of it before it is written as JSON."""
+
+    column: pa.Array
+    same: str | None  # the one text that all rows have: most names come with every event
+    escapes: bool  # whether a text may have something in it that JSON writes in another way
+
+    @staticmethod
+    def of(column: pa.Array) -> _Text:
+        coded = pa.types.is_dictionary(column.type)
+        if coded and len(column.dictionary) == 1 and not column.null_count:
+            return _Text(column, str(column.dictionary[0].as_py()), escapes=True)
+        texts = _strings(column)
+        same = _same(texts)
+        if isinstance(same, str):
+            return _Text(texts, same, escapes=True)
+        return _Text(texts, None, _needs_escapes(_strings(column.dictionary) if coded else texts))
+
+    @property
+    def part(self) -> Part:
+        return self.column if self.same is None else self.same
+
+    def quoted(self, before: str = "", after: str = "") -> Parts:
+        if self.same is not None:
+            return [_quote(before + self.same + after)]
+        if self.escapes:
+            texts = self.column.to_pylist()
+            quoted = ["null" if text is None else _quote(before + text + after) for text in texts]
+            return [pa.array(quoted, pa.string())]
+        around = _quote(before)[:-1], _quote(after)[1:]
+        if self.column.null_count:
+            return [_or_null(pc.binary_join_element_wise(around[0], self.column, around[1], ""))]
+        return [around[0], self.column, around[1]]
+
+
 class _Columns:
     """The columns of some log rows as JSON."""
 
     def __init__(self, events: pa.Table | pa.RecordBatch) -> None:
         self._events = events
         self._names = frozenset(events.schema.names)
+        self._texts: dict[str, _Text] = {}
 
     def _column(self, name: str) -> pa.Array | None:
         """A column in one piece; None when it says nothing."""
@@ -158,15 +195,20 @@ class _Columns:
         column = self._events.column(name)
         return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
+    def _text(self, name: str) -> _Text:
+        """A column that says something. Some are written twice."""
+        if name not in self._texts:
+            self._texts[name] = _Text.of(self._required(name))
+        return self._texts[name]
+
     def text(self, name: str, before: str = "", after: str = "") -> Parts:
-        column = self._column(name)
-        return ["null"] if column is None else _quoted(_strings(column), before, after)
+        return ["null"] if self._column(name) is None else self._text(name).quoted(before, after)
 
     def event_type(self) -> Parts:
-        stream, op = (_same(_strings(self._required(name))) for name in ("stream", "op"))
-        if isinstance(stream, str) and isinstance(op, str):
-            return [_quote(f"{stream}.{op}")]
-        return _quoted(pc.binary_join_element_wise(stream, op, "."))
+        stream, op = self._text("stream"), self._text("op")
+        if stream.same is not None and op.same is not None:
+            return [_quote(f"{stream.same}.{op.same}")]
+        return _Text.of(pc.binary_join_element_wise(stream.part, op.part, ".")).quoted()
 
     def json(self, name: str) -> Parts:
         column = self._column(name)
@@ -191,7 +233,7 @@ class _Columns:
         if happened is None:
             return ["null"]
         quick = None if happened.null_count else _quick_times(happened)
-        return _quoted(_time_texts(happened)) if quick is None else ['"', quick, 'Z"']
+        return _Text.of(_time_texts(happened)).quoted() if quick is None else ['"', quick, 'Z"']
 
 
 def _strings(column: pa.Array) -> pa.Array:
@@ -209,22 +251,12 @@ def _or_null(part: Part) -> Part:
     return part if isinstance(part, str) or part.null_count == 0 else pc.fill_null(part, "null")
 
 
-def _quoted(column: pa.Array, before: str = "", after: str = "") -> Parts:
-    same = _same(column)
-    if isinstance(same, str):
-        return [_quote(before + same + after)]
-    if _needs_escapes(column):
-        texts = column.to_pylist()
-        return [pa.array(["null" if text is None else _quote(before + text + after) for text in texts], pa.string())]
-    around = _quote(before)[:-1], _quote(after)[1:]
-    if column.null_count:
-        return [_or_null(pc.binary_join_element_wise(around[0], column, around[1], ""))]
-    return [around[0], column, around[1]]
-
-
 def _needs_escapes(column: pa.Array) -> bool:
     octets = _octets(column)
-    return bool(((octets < 0x20) | (octets == ord('"')) | (octets == ord("\\"))).any())
+    if not octets.size:
+        return False
+    raw = octets.tobytes()  # looking for one character is what bytes do best
+    return bool(octets.min() < 0x20) or b'"' in raw or b"\\" in raw
 
 
 def _octets(column: pa.Array) -> npt.NDArray[np.uint8]:
@@ -357,7 +389,7 @@ def delivery_id_column(event_ids: pa.Array, replay_id: str | None = None, after:
     sizes = pc.min_max(pc.binary_length(event_ids))
     fits = sizes["min"].as_py() > 0 and sizes["max"].as_py() + len(suffix) <= WEBHOOK_ID_CHARS_MAX
     octets = _octets(event_ids)
-    if fits and _PLAIN_ID.fullmatch(suffix) and bool((octets > ord(" ")).all() and (octets <= ord("~")).all()):
+    if fits and _PLAIN_ID.fullmatch(suffix) and bool(octets.min() > ord(" ") and octets.max() <= ord("~")):
         return pc.binary_join_element_wise(event_ids, pa.scalar(suffix + after), "")
     return pa.array([ident + after for ident in delivery_ids(event_ids.to_pylist(), replay_id)], pa.string())
 

@@ -28,7 +28,8 @@ from evermark.delivery.retry import endpoint_backoff_s
 from evermark.delivery.timeslice import Mark, TimeSlice, exceeds, with_rest
 from evermark.log.read import FileRange
 
-SLICE_ROWS_START = 200_000
+# As much as there may be: a step is cut off in time, and finding the rows of a slice costs next to nothing.
+SLICE_ROWS_START = 1_000_000
 SLICE_ROWS_MIN = 100
 SLICE_ROWS_MAX = 1_000_000
 SLICE_ROWS_MAX_FLOWING = 2_000

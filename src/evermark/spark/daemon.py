@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import signal
 import sys
 
@@ -24,4 +25,7 @@ if __name__ == "__main__":
     sys.setswitchinterval(0.0005)
     # kill -USR1: where every thread stands, into spark.log. Workers inherit it.
     faulthandler.register(signal.SIGUSR1, all_threads=True)
+    # What is loaded now stays: a worker that looks through all of it for garbage pauses for a tenth of a second.
+    gc.collect()
+    gc.freeze()
     daemon.manager()

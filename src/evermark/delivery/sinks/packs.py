@@ -8,7 +8,7 @@ piece of the rendered column as it lies in memory.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import pairwise
@@ -144,15 +144,18 @@ class Packs:
         self.body_bytes_max = max(self.body_bytes_max, int(texts.sizes.max()) - 1)
         before, after = self._around
         packs: list[Pack] = []
-        start = 0
-        for share, rows in planned:
-            alone = [row - start for row in problems if start <= row < start + len(rows)]
-            for at, stop in self._cuts(texts.sizes[start : start + len(rows)], alone):
+        starts = np.cumsum([0, *(len(rows) for _, rows in planned)])
+        fits = (np.add.reduceat(texts.sizes, starts[:-1]) <= self._room).tolist()
+        for (share, rows), start, whole in zip(planned, starts[:-1].tolist(), fits, strict=True):
+            cuts: Iterable[tuple[int, int]] = [(0, len(rows))]
+            if problems or not whole:
+                alone = [row - start for row in problems if start <= row < start + len(rows)]
+                cuts = self._cuts(texts.sizes[start : start + len(rows)], alone)
+            for at, stop in cuts:
                 first, last = start + at, start + stop
                 ident = bundle_id_of(sha256(idents.between(first, last)))
                 body = before, texts.between(first, last), after
                 packs.append(Pack(share, rows[at:stop], ident, body, idents, texts, first, problems.get(first, "")))
-            start += len(rows)
         return packs
 
     def _rows(self, rows: I64) -> pa.Table | pa.RecordBatch:

@@ -21,6 +21,7 @@ class Tally:
         self._subscription = subscription
         self._events = events
         self._rows = bytearray(events.num_rows)
+        self._marks = np.frombuffer(self._rows, np.uint8)  # the same, for many at once
         self.accepted = 0
         self.parked: dict[int, ParkedEvent] = {}
 
@@ -30,7 +31,7 @@ class Tally:
 
     def accept(self, rows: Sequence[int] | npt.NDArray[np.int64]) -> None:
         if isinstance(rows, np.ndarray):
-            np.frombuffer(self._rows, np.uint8)[rows] = _ACCEPTED
+            self._marks[rows] = _ACCEPTED
         else:
             for row in rows:
                 self._rows[row] = _ACCEPTED
@@ -84,11 +85,11 @@ class Tally:
 
     def _finished(self, rows: np.ndarray) -> int:
         """How many of these rows, from the first on, are accepted or parked."""
-        pending = np.frombuffer(self._rows, np.uint8)[rows] == _PENDING
+        pending = self._marks[rows] == _PENDING
         return int(pending.argmax()) if pending.any() else len(rows)
 
     def _outcome(self, rows: np.ndarray, finished: int, otherwise: Outcome) -> Outcome:
-        accepted = int((np.frombuffer(self._rows, np.uint8)[rows] == _ACCEPTED).sum())
+        accepted = int((self._marks[rows] == _ACCEPTED).sum())
         parked: tuple[ParkedEvent, ...] = ()
         if self.parked:
             parked = tuple(self.parked[row] for row in rows[:finished].tolist() if row in self.parked)

@@ -48,6 +48,43 @@ class Reply:
     said: bytes = b""  # how the body begins, unless the status is 2xx
 
 
+@dataclass(frozen=True)
+class _Head:
+    """The head of an answer, and what it says of the body and of the connection."""
+
+    reply: Reply
+    keep: bool
+    chunked: bool
+    left: int | None  # as in `Wire`
+
+
+def _read(head: bytes) -> _Head:
+    first, *lines = head.split(b"\r\n")
+    match = _STATUS_LINE.fullmatch(first)
+    if match is None:
+        raise NotHttpError
+    status = int(match[2])
+    if status == 101:
+        raise NotHttpError
+    headers: dict[str, str] = {}
+    for line in lines if status >= 200 else ():
+        name, colon, value = line.partition(b":")
+        if not colon or name != name.strip() or not name:
+            raise NotHttpError
+        headers[name.lower().decode("latin-1")] = value.strip().decode("latin-1")
+    chunked, left = False, None
+    length = headers.get("content-length")
+    if status in (204, 304):
+        left = 0
+    elif "transfer-encoding" in headers:
+        chunked = headers["transfer-encoding"].lower() == "chunked"
+        left = 0 if chunked else None
+    elif length and length.isascii() and length.isdigit():
+        left = int(length)
+    keep = match[1] == b"1" and "close" not in headers.get("connection", "").lower()
+    return _Head(Reply(status, headers), keep, chunked, left)
+
+
 class Wire(asyncio.Protocol):
     """One connection, one request at a time."""
 
@@ -57,6 +94,9 @@ class Wire(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[Reply] | None = None
         self._drain_limit: asyncio.TimerHandle | None = None
+        self._late_at = 0.0
+        self._late: asyncio.TimerHandle | None = None
+        self._known: tuple[bytes, _Head] | None = None
         self.uses = 0
         self.idle_since = 0.0
         self._begin()
@@ -87,17 +127,32 @@ class Wire(asyncio.Protocol):
         self.uses += 1
         waiter: asyncio.Future[Reply] = self._loop.create_future()
         self._waiter = waiter
-        late = self._loop.call_later(timeout_s, self._be_late)
+        self._watch(timeout_s)
         self._transport.write(request)
         try:
             return await waiter
         except BaseException:
             self.close()
             raise
-        finally:
-            late.cancel()
+
+    def _watch(self, timeout_s: float) -> None:
+        """Be late in so many seconds. The timer of the last request serves, if it is not too late: a timer of its own
+        for each one would cost as much as reading the answer.
+        """
+        self._late_at = self._loop.time() + timeout_s
+        if self._late is not None and self._late.when() > self._late_at:
+            self._late.cancel()
+            self._late = None
+        if self._late is None:
+            self._late = self._loop.call_at(self._late_at, self._be_late)
 
     def _be_late(self) -> None:
+        self._late = None
+        if self._waiter is None or self._waiter.done():
+            return
+        if self._loop.time() < self._late_at:
+            self._late = self._loop.call_at(self._late_at, self._be_late)
+            return
         # The head of a refusal may be here while its body is not: that is an answer.
         if self._reply is not None:
             self._answer()
@@ -122,8 +177,9 @@ class Wire(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        if self._drain_limit is not None:
-            self._drain_limit.cancel()
+        for timer in (self._drain_limit, self._late):
+            if timer is not None:
+                timer.cancel()
         if self._reply is not None:
             self._answer()
         else:
@@ -159,32 +215,12 @@ class Wire(asyncio.Protocol):
         self._read_body(rest)
 
     def _take_head(self, head: bytes) -> None:
-        first, *lines = head.split(b"\r\n")
-        match = _STATUS_LINE.fullmatch(first)
-        if match is None:
-            raise NotHttpError
-        status = int(match[2])
-        if status < 200:
-            if status == 101:
-                raise NotHttpError
-            return
-        headers: dict[str, str] = {}
-        for line in lines:
-            name, colon, value = line.partition(b":")
-            if not colon or name != name.strip() or not name:
-                raise NotHttpError
-            headers[name.lower().decode("latin-1")] = value.strip().decode("latin-1")
-        self._reply = Reply(status, headers)
-        connection = headers.get("connection", "").lower()
-        self._keep = match[1] == b"1" and "close" not in connection
-        length = headers.get("content-length")
-        if status in (204, 304):
-            self._left = 0
-        elif "transfer-encoding" in headers:
-            self._chunked = headers["transfer-encoding"].lower() == "chunked"
-            self._left = 0 if self._chunked else None
-        else:
-            self._left = int(length) if length and length.isascii() and length.isdigit() else None
+        # A receiver says the same every time, or nearly.
+        if self._known is None or self._known[0] != head:
+            self._known = head, _read(head)
+        known = self._known[1]
+        if known.reply.status >= 200:
+            self._reply, self._keep, self._chunked, self._left = known.reply, known.keep, known.chunked, known.left
 
     def _read_body(self, data: bytes) -> None:
         self._body_bytes += len(data)
