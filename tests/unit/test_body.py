@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from evermark.delivery.body import (
@@ -102,6 +102,32 @@ def test_every_event_renders_to_json_that_says_what_it_holds(some: list[dict[str
     assert len(json.loads(bundle(bodies))["events"]) == len(bodies)
 
 
+_MINUTES = st.integers(0, 9_998 * 525_600).map(lambda n: datetime(1, 1, 1, tzinfo=UTC) + timedelta(minutes=n))
+
+
+@given(_MINUTES, st.lists(st.integers(0, 60_000_000), min_size=1, max_size=5))
+@example(AT.replace(second=0, microsecond=0), [0, 60_000_000])
+def test_times_are_written_in_full_however_near_they_are(begin: datetime, after_us: list[int]) -> None:
+    """GIVEN neighbours of one minute, or not quite THEN each has its own time, with six digits."""
+    times = [begin + timedelta(microseconds=us) for us in after_us]
+    bodies = render(events(*({"event_time": time} for time in times)), Rendering())
+    wanted = [time.replace(tzinfo=None).isoformat(timespec="microseconds") + "Z" for time in times]
+    assert [json.loads(body)["timestamp"] for body in bodies] == wanted
+
+
+def test_names_read_as_numbers_are_written_as_names() -> None:
+    """GIVEN columns as the log's files have them, one name for all or several THEN the bodies are the same."""
+    for names in (("a", "a", "a"), ("a", 'b"', "a"), ("a", "b", "a")):
+        plain = events(*({"stream": name, "op": name, "event_id": f"e{n}"} for n, name in enumerate(names)))
+        coded = plain
+        for name in ("source", "stream", "op"):
+            at = plain.schema.get_field_index(name)
+            coded = coded.set_column(at, name, plain.column(name).dictionary_encode())
+        for style in Style:
+            assert render(coded, Rendering(style)) == render(plain, Rendering(style))
+            assert render(coded.slice(1), Rendering(style)) == render(plain.slice(1), Rendering(style))
+
+
 def test_other_styles_are_json_too() -> None:
     """CloudEvents 1.0 and the bare payload, single and bundled."""
     table = events({}, {"event_id": "e2", "key": None})
@@ -125,7 +151,8 @@ def test_webhook_ids_are_the_event_ids_and_fit_for_a_header() -> None:
 def test_a_bundle_has_the_same_id_iff_it_has_the_same_events_in_order() -> None:
     """So that its retry is recognised as a duplicate."""
     assert bundle_id(["a", "b"]) == bundle_id(["a", "b"])
-    assert len({bundle_id(ids) for ids in (["a", "b"], ["b", "a"], ["a"], ["ab"])}) == 4
+    assert len({bundle_id(ids) for ids in (["a", "b"], ["b", "a"], ["a"], ["ab"], ["ab", ""], ["", "ab"])}) == 6
+    assert len({bundle_id(["a"], replay) for replay in (None, "r1", "r2")}) == 3
 
 
 def test_a_damaged_parked_row_is_a_format_error() -> None:

@@ -34,7 +34,7 @@ _KEPT = pa.schema(
 
 _YEAR_1_US = -62_135_596_800_000_000
 _YEAR_10000_US = 253_402_300_800_000_000
-_TIME_CHARS = len("2026-11-15 01:02:03.000004")
+_MINUTE_US = 60_000_000
 
 WEBHOOK_ID_CHARS_MAX = 256
 _PLAIN_ID = re.compile(r"[!-~]*")
@@ -233,7 +233,7 @@ class _Columns:
         if happened is None:
             return ["null"]
         quick = None if happened.null_count else _quick_times(happened)
-        return _Text.of(_time_texts(happened)).quoted() if quick is None else ['"', quick, 'Z"']
+        return _Text.of(_time_texts(happened)).quoted() if quick is None else ['"', *quick, '"']
 
 
 def _strings(column: pa.Array) -> pa.Array:
@@ -269,20 +269,36 @@ def _octets(column: pa.Array) -> npt.NDArray[np.uint8]:
     return np.frombuffer(data, np.uint8)[at[column.offset] : at[column.offset + len(column)]]
 
 
-def _quick_times(column: pa.Array) -> pa.Array | None:
-    """RFC 3339 without the last letter; None where it would not be right. Most of a body's rendering was its time."""
+def _quick_times(column: pa.Array) -> Parts | None:
+    """RFC 3339 without its quotes; None where it would not be right. Most of a body's rendering was its time."""
     if pa.types.is_string(column.type):
         return None
-    times = column.cast(TIMESTAMP)
-    ends = pc.min_max(times.cast(pa.int64()))
-    if ends["min"].as_py() < _YEAR_1_US or ends["max"].as_py() >= _YEAR_10000_US:
+    times = column.cast(TIMESTAMP).cast(pa.int64()).to_numpy()
+    first, last = int(times.min()), int(times.max())
+    if first < _YEAR_1_US or last >= _YEAR_10000_US:
         return None
+    minute = first // _MINUTE_US * _MINUTE_US
+    if last < minute + _MINUTE_US:
+        # As most neighbours are: they differ in ten characters. 1SSffffff becomes SS.ffffff.
+        octets, ends = _fixed(pa.array(times - minute + 100_000_000).cast(pa.string()), len("1SSffffff"))
+        octets[:, 0:2] = octets[:, 1:3]
+        octets[:, 2] = ord(".")
+        before = np.datetime_as_string(np.datetime64(minute, "us"), unit="m") + ":"
+        return [before, _from_fixed(octets, ends), "Z"]
     # Arrow writes "2026-11-15 01:02:03.000004", and that quickly; with a zone it would take ten times as long.
-    plain = times.cast(pa.timestamp("us")).cast(pa.string())
-    _, ends, texts = plain.buffers()
-    octets = np.frombuffer(texts, np.uint8, count=len(plain) * _TIME_CHARS).copy()
-    octets.reshape(-1, _TIME_CHARS)[:, len("2026-11-15")] = ord("T")
-    return pa.Array.from_buffers(pa.string(), len(plain), [None, ends, pa.py_buffer(octets)])
+    octets, ends = _fixed(column.cast(pa.timestamp("us")).cast(pa.string()), len("2026-11-15 01:02:03.000004"))
+    octets[:, len("2026-11-15")] = ord("T")
+    return [_from_fixed(octets, ends), "Z"]
+
+
+def _fixed(column: pa.Array, size: int) -> tuple[npt.NDArray[np.uint8], pa.Buffer]:
+    """The characters of texts that are all of this size, a row each, and where each ends."""
+    _, ends, texts = column.buffers()
+    return np.frombuffer(texts, np.uint8, count=len(column) * size).reshape(-1, size).copy(), ends
+
+
+def _from_fixed(octets: npt.NDArray[np.uint8], ends: pa.Buffer) -> pa.Array:
+    return pa.Array.from_buffers(pa.string(), len(octets), [None, ends, pa.py_buffer(octets)])
 
 
 def _time_texts(column: pa.Array) -> pa.Array:
@@ -383,17 +399,6 @@ def delivery_ids(event_ids: Sequence[str], replay_id: str | None = None) -> list
     return [_header_text(text) for text in texts]
 
 
-def delivery_id_column(event_ids: pa.Array, replay_id: str | None = None, after: str = "") -> pa.Array:
-    """The same for a column, with `after` behind each."""
-    suffix = "" if replay_id is None else f".{replay_id}"
-    sizes = pc.min_max(pc.binary_length(event_ids))
-    fits = sizes["min"].as_py() > 0 and sizes["max"].as_py() + len(suffix) <= WEBHOOK_ID_CHARS_MAX
-    octets = _octets(event_ids)
-    if fits and _PLAIN_ID.fullmatch(suffix) and bool(octets.min() > ord(" ") and octets.max() <= ord("~")):
-        return pc.binary_join_element_wise(event_ids, pa.scalar(suffix + after), "")
-    return pa.array([ident + after for ident in delivery_ids(event_ids.to_pylist(), replay_id)], pa.string())
-
-
 def _header_text(text: str) -> str:
     if not text or _PLAIN_ID.fullmatch(text) is None:
         text = "%" + percent_quote(text, safe="")
@@ -402,11 +407,15 @@ def _header_text(text: str) -> str:
     return text
 
 
-def bundle_id(delivery_ids: Sequence[str]) -> str:
-    """The `webhook-id` of a bundle: the same events in the same order give the same id."""
-    return bundle_id_of(hashlib.sha256("\n".join(delivery_ids).encode()))
+def bundle_id(event_ids: Sequence[str], replay_id: str | None = None) -> str:
+    """The `webhook-id` of a bundle: the same events in the same order, of the same replay, give the same id."""
+    texts = [event_id.encode() for event_id in event_ids]
+    return bundle_id_of(b"".join(texts), np.array([len(text) for text in texts], "<i4"), replay_id)
 
 
-def bundle_id_of(digest: hashlib._Hash) -> str:
-    """The same, of the hash of the ids with line ends in between."""
+def bundle_id_of(text: bytes | memoryview, sizes: npt.NDArray[np.int32], replay_id: str | None = None) -> str:
+    """The same, of the events' ids as they lie in a column: one after another, and how long each is."""
+    digest = hashlib.sha256(text)
+    digest.update(sizes.astype("<i4", copy=False).tobytes())
+    digest.update((replay_id or "").encode())
     return "bundle-" + digest.hexdigest()[:40]

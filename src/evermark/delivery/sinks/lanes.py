@@ -255,7 +255,8 @@ class Dispatch:
         _, ident, body = parcels[0]
         if self._bundle > 1:
             body = bundle([parcel[2] for parcel in parcels], self._how.style)
-            ident = bundle_id([parcel[1] for parcel in parcels])
+            ids = self._job.events.column("event_id").take(pa.array([parcel[0] for parcel in parcels]))
+            ident = bundle_id(ids.to_pylist(), self._job.replay_id)
         return ident, body
 
     async def _post(self, ident: str, body: Body) -> Answer | None:

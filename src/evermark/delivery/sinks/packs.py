@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from itertools import pairwise
 
 import numpy as np
@@ -23,7 +22,7 @@ from evermark.delivery.body import (
     Rendering,
     around,
     bundle_id_of,
-    delivery_id_column,
+    delivery_ids,
     render_column,
     render_sound,
 )
@@ -45,22 +44,22 @@ class Pack:
     rows: I64
     ident: str
     body: Body
-    _idents: _Texts  # each with its line end
-    _bodies: _Texts  # each with its comma
+    _ids: pa.Array  # of the events of several packs
+    _bodies: _Texts  # theirs, each with its comma
     _at: int  # its first row in those two
+    _replay_id: str | None
     problem: str = ""  # why its only event has no body
 
     def parcels(self) -> list[Parcel]:
         rows = self.rows.tolist()
+        idents = delivery_ids(self._ids.slice(self._at, len(rows)).to_pylist(), self._replay_id)
         places = range(self._at, self._at + len(rows))
-        return [
-            (row, bytes(self._idents.between(n, n + 1)).decode(), bytes(self._bodies.between(n, n + 1)))
-            for row, n in zip(rows, places, strict=True)
-        ]
+        bodies = [bytes(self._bodies.between(n, n + 1, 1)) for n in places]
+        return list(zip(rows, idents, bodies, strict=True))
 
 
 class _Texts:
-    """A column of texts that end with one character each, as they lie in memory."""
+    """A column of texts as they lie in memory."""
 
     def __init__(self, column: pa.Array) -> None:
         ends = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
@@ -68,9 +67,9 @@ class _Texts:
         self._ends: list[int] = ends.tolist()
         self._memory = memoryview(column.buffers()[2])
 
-    def between(self, start: int, stop: int) -> memoryview:
-        """The texts of some rows, one after another, without the last one's last character."""
-        return self._memory[self._ends[start] : self._ends[stop] - 1]
+    def between(self, start: int, stop: int, without: int = 0) -> memoryview:
+        """The texts of some rows, one after another, without the last ones of the characters."""
+        return self._memory[self._ends[start] : self._ends[stop] - without]
 
 
 class Packs:
@@ -139,8 +138,7 @@ class Packs:
             bodies, problems = render_sound(events, self._how, after=",")
         column = events.column("event_id")
         ids = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-        idents = _Texts(delivery_id_column(ids, self._how.replay_id, after="\n"))
-        texts = _Texts(bodies)
+        idents, texts, replay_id = _Texts(ids), _Texts(bodies), self._how.replay_id
         self.body_bytes_max = max(self.body_bytes_max, int(texts.sizes.max()) - 1)
         before, after = self._around
         packs: list[Pack] = []
@@ -153,9 +151,10 @@ class Packs:
                 cuts = self._cuts(texts.sizes[start : start + len(rows)], alone)
             for at, stop in cuts:
                 first, last = start + at, start + stop
-                ident = bundle_id_of(sha256(idents.between(first, last)))
-                body = before, texts.between(first, last), after
-                packs.append(Pack(share, rows[at:stop], ident, body, idents, texts, first, problems.get(first, "")))
+                ident = bundle_id_of(idents.between(first, last), idents.sizes[first:last], replay_id)
+                body = before, texts.between(first, last, len(",")), after
+                problem = problems.get(first, "")
+                packs.append(Pack(share, rows[at:stop], ident, body, ids, texts, first, replay_id, problem))
         return packs
 
     def _rows(self, rows: I64) -> pa.Table | pa.RecordBatch:

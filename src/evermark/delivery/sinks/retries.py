@@ -90,9 +90,10 @@ class _Retries:
             (body,) = render(row, how)
         except UNRENDERABLE as problem:
             return Answer(Verdict.EVENT, reason=f"unserialisable: {type(problem).__name__}", sent=False)
-        (ident,) = delivery_ids(row.column("event_id").to_pylist(), one.replay_id)
+        ids = row.column("event_id").to_pylist()
+        (ident,) = delivery_ids(ids, one.replay_id)
         if one.spec.bundle > 1:
-            body, ident = bundle([body], how.style), bundle_id([ident])
+            body, ident = bundle([body], how.style), bundle_id(ids, one.replay_id)
         if len(body) > one.spec.body_bytes_max:
             reason = f"too large: {len(body)} bytes, the limit is {one.spec.body_bytes_max}"
             return Answer(Verdict.EVENT, reason=reason, sent=False)
