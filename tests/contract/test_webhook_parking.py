@@ -13,7 +13,8 @@ from tests.contract.webhook_receiver import Receiver, events, one_outcome, spec_
 
 from evermark.delivery import body
 from evermark.delivery.base import Fate
-from evermark.delivery.body import Rendering, render_column, row_from_json, row_json
+from evermark.delivery.body import Rendering, render_column
+from evermark.delivery.kept import row_from_json, row_json
 from evermark.delivery.retry import Verdict
 from evermark.delivery.sinks import lanes
 from evermark.delivery.sinks.base import Job, Try

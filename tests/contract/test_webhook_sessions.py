@@ -10,7 +10,7 @@ from aiohttp import web
 from tests.contract.webhook_receiver import Receiver, events, one_outcome, spec_for
 
 from evermark.delivery.base import Fate
-from evermark.delivery.body import row_json
+from evermark.delivery.kept import row_json
 from evermark.delivery.retry import Verdict
 from evermark.delivery.sinks.base import Job, Try
 from evermark.delivery.sinks.ready import prepared

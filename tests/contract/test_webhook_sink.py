@@ -16,7 +16,8 @@ from standardwebhooks import Webhook
 from tests.contract.webhook_receiver import SECRET, Got, Receiver, events, one_outcome, spec_for
 
 from evermark.delivery.base import Fate, Outcome, Place
-from evermark.delivery.body import Rendering, row_json
+from evermark.delivery.body import Rendering
+from evermark.delivery.kept import row_json
 from evermark.delivery.retry import Verdict
 from evermark.delivery.signing import new_secret
 from evermark.delivery.sinks import lanes

@@ -11,17 +11,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from evermark.delivery.body import (
-    Rendering,
-    Style,
-    bundle,
-    bundle_id,
-    content_type,
-    delivery_ids,
-    render,
-    row_from_json,
-    row_json,
-)
+from evermark.delivery.body import Rendering, Style, bundle, bundle_id, content_type, delivery_ids, render
+from evermark.delivery.kept import row_from_json, row_json, text_of, texts_of
 from evermark.errors import FormatError
 from evermark.event import EVENT
 
@@ -153,6 +144,13 @@ def test_a_bundle_has_the_same_id_iff_it_has_the_same_events_in_order() -> None:
     assert bundle_id(["a", "b"]) == bundle_id(["a", "b"])
     assert len({bundle_id(ids) for ids in (["a", "b"], ["b", "a"], ["a"], ["ab"], ["ab", ""], ["", "ab"])}) == 6
     assert len({bundle_id(["a"], replay) for replay in (None, "r1", "r2")}) == 3
+
+
+def test_a_name_that_is_no_text_can_be_compared_still() -> None:
+    """GIVEN bytes that are not UTF-8, as they are or read as numbers THEN what is wrong in them is replaced."""
+    odd = pa.array([b"a\xff"], pa.binary()).view(pa.string())
+    assert text_of(odd[0]) == "a\ufffd"
+    assert texts_of(pa.DictionaryArray.from_arrays(pa.array([0, 0]), odd)) == ["a\ufffd"] * 2
 
 
 def test_a_damaged_parked_row_is_a_format_error() -> None:

@@ -11,10 +11,9 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from enum import StrEnum
 from json.encoder import encode_basestring as _quote
-from typing import Any, TypeAlias
+from typing import TypeAlias
 from urllib.parse import quote as percent_quote
 
 import numpy as np
@@ -23,14 +22,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evermark.errors import FormatError
-from evermark.event import EVENT, TIMESTAMP
+from evermark.event import TIMESTAMP
 
-_REQUIRED = ("event_id", "source", "partition", "position", "batch", "stream", "op")
-_TIMES = ("event_time", "ingested_at")
-# A parked event is kept without the raw bytes: only poison has them, and poison is not delivered.
-_KEPT = pa.schema(
-    [pa.field(f.name, pa.string() if f.name in _TIMES else f.type, f.nullable) for f in EVENT if f.name != "bytes"]
-)
+REQUIRED = ("event_id", "source", "partition", "position", "batch", "stream", "op")
 
 _YEAR_1_US = -62_135_596_800_000_000
 _YEAR_10000_US = 253_402_300_800_000_000
@@ -102,7 +96,7 @@ def render_sound(events: pa.Table | pa.RecordBatch, how: Rendering, after: str =
 
 
 def _require_columns(events: pa.Table | pa.RecordBatch) -> None:
-    if absent := [name for name in _REQUIRED if name not in events.schema.names]:
+    if absent := [name for name in REQUIRED if name not in events.schema.names]:
         raise FormatError(f"events to deliver lack the columns {', '.join(absent)}", hint="select all log columns")
 
 
@@ -323,51 +317,6 @@ def _joined(parts: Sequence[Part], rows: int) -> pa.Array:
     scalars = [pa.scalar(part, pa.string()) if isinstance(part, str) else part for part in merged]
     whole = scalars[0] if len(scalars) == 1 else pc.binary_join_element_wise(*scalars, "")
     return whole.cast(pa.binary())
-
-
-def row_json(events: pa.Table | pa.RecordBatch, row: int) -> str:
-    """One log row, as it is kept with a parked delivery: what the body is rendered from at every attempt."""
-    try:
-        values: dict[str, Any] = events.slice(row, 1).to_pylist()[0]
-        kept = {name: _kept(values.get(name)) for name in _KEPT.names}
-        return json.dumps(kept, ensure_ascii=False, separators=(",", ":"))
-    except UNRENDERABLE:
-        # Rather nothing than something else than was logged: `row_from_json` refuses it, and the log has it all.
-        return json.dumps({"event_id": text_of(events.column("event_id")[row]), "unreadable": True})
-
-
-def text_of(value: pa.Scalar) -> str | None:
-    """A text, for whoever only compares it: what is not UTF-8 in it is replaced."""
-    try:
-        text: str | None = value.as_py()
-    except UnicodeDecodeError:
-        text = value.cast(pa.binary()).as_py().decode("utf-8", "replace")
-    return text
-
-
-def texts_of(column: pa.Array | pa.ChunkedArray) -> list[str | None]:
-    try:
-        texts: list[str | None] = column.to_pylist()
-    except UnicodeDecodeError:
-        texts = [text_of(value) for value in column]
-    return texts
-
-
-def _kept(value: object) -> object:
-    if isinstance(value, datetime):
-        return value.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
-    return value
-
-
-def row_from_json(text: str) -> pa.RecordBatch:
-    """The inverse of `row_json`; times stay texts."""
-    try:
-        values = json.loads(text)
-        if absent := [name for name in _REQUIRED if values.get(name) is None]:
-            raise FormatError(f"a parked event cannot be read: it was kept without {', '.join(absent)}")
-        return pa.RecordBatch.from_pylist([{name: values.get(name) for name in _KEPT.names}], schema=_KEPT)
-    except (ValueError, TypeError, AttributeError, pa.ArrowException) as problem:
-        raise FormatError(f"a parked event cannot be read: {type(problem).__name__}") from None
 
 
 def content_type(style: Style, bundled: bool) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from evermark.delivery.base import Fate, HeldKey, Outcome, ParkedEvent, Place, SubscriptionSpec
-from evermark.delivery.body import texts_of
+from evermark.delivery.kept import texts_of
 from evermark.delivery.sinks.base import Lane
 
 ROW = pa.schema([pa.field("row", pa.string())])

@@ -28,10 +28,8 @@ from evermark.delivery.body import (
     delivery_ids,
     render,
     render_sound,
-    row_json,
-    text_of,
-    texts_of,
 )
+from evermark.delivery.kept import row_json, text_of, texts_of
 from evermark.delivery.retry import Verdict, in_place_wait_s
 from evermark.delivery.signing import Body
 from evermark.delivery.sinks.base import Answer, Job

@@ -12,7 +12,8 @@ from itertools import count
 
 import pyarrow as pa
 
-from evermark.delivery.body import UNRENDERABLE, Rendering, bundle, bundle_id, delivery_ids, render, row_from_json
+from evermark.delivery.body import UNRENDERABLE, Rendering, bundle, bundle_id, delivery_ids, render
+from evermark.delivery.kept import row_from_json
 from evermark.delivery.retry import Verdict, in_place_wait_s
 from evermark.delivery.sinks.base import Answer, Lane, Try
 from evermark.delivery.sinks.http import Courier, HttpLoop

@@ -10,7 +10,8 @@ from typing import TextIO
 import pyarrow as pa
 
 from evermark.delivery.base import Fate
-from evermark.delivery.body import Rendering, Style, render, row_from_json
+from evermark.delivery.body import Rendering, Style, render
+from evermark.delivery.kept import row_from_json
 from evermark.delivery.retry import Verdict
 from evermark.delivery.sinks.base import Answer, Job, Prefix, Result, Try
 from evermark.delivery.sinks.tally import Tally
