@@ -30,7 +30,7 @@ demo: $(STAMP)
 # Tests wait for servers more than they compute, so two halves of about the same length run side by side on two cores.
 DEMO := tests/acceptance/test_demo.py
 test: $(STAMP)
-	@$(BIN)/python -m pytest -p no:cacheprovider --durations=10 tests/unit tests/faults tests/acceptance --ignore=$(DEMO) \
+	@$(BIN)/python -m pytest -p no:cacheprovider --durations=10 tests/unit tests/simulation tests/faults tests/acceptance --ignore=$(DEMO) \
 		$(ARGS) > .half.log 2>&1 & half=$$!; \
 	$(BIN)/python -m pytest --durations=10 tests/contract tests/spark $(DEMO) $(ARGS); one=$$?; \
 	wait $$half; other=$$?; cat .half.log; rm -f .half.log; \

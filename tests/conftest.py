@@ -1,7 +1,7 @@
 """What the tiers share: one Spark session and one Postgres server per run, a database per test.
 
-A test's folder is its tier and its marker. Unit tests may use neither Spark nor a server: they are refused at
-collection, so that the tier stays one of milliseconds.
+A test's folder is its tier and its marker. Unit tests and simulations may use neither Spark nor a server: they are
+refused at collection, so that the first tier stays one of milliseconds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from evermark.testing.servers import PostgresServer, fresh_database, postgres_se
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-TIERS = ("unit", "contract", "spark", "faults", "acceptance")
+TIERS = ("unit", "simulation", "contract", "spark", "faults", "acceptance")
+LIGHT = ("unit", "simulation")
 HEAVY_FIXTURES = {"spark", "pg_server", "pg_dsn"}
 
 # A busy machine is no failure; a failure comes with the line that reproduces it.
@@ -35,8 +36,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             raise pytest.UsageError(f"{item.nodeid}: a test belongs into one of tests/{{{','.join(TIERS)}}}")
         item.add_marker(tier)
         heavy = HEAVY_FIXTURES.intersection(getattr(item, "fixturenames", ()))
-        if tier == "unit" and heavy:
-            raise pytest.UsageError(f"{item.nodeid}: uses {', '.join(sorted(heavy))}; move it out of tests/unit")
+        if tier in LIGHT and heavy:
+            raise pytest.UsageError(f"{item.nodeid}: uses {', '.join(sorted(heavy))}; move it out of tests/{tier}")
 
 
 @pytest.fixture(scope="session")

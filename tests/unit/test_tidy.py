@@ -145,7 +145,7 @@ def machine_or_registry(file: File) -> Iterator[Finding]:
 def pyspark_outside_spark(file: File) -> Iterator[Finding]:
     if file.within("src/evermark/spark/", "src/pyspark_evermark/", "bench/", "scripts/"):
         return
-    if file.within("tests/") and not file.within("tests/unit/"):
+    if file.within("tests/") and not file.within("tests/unit/", "tests/simulation/"):
         return
     for node in ast.walk(_without_type_checking(file.tree)):
         match node:
