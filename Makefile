@@ -28,11 +28,11 @@ demo: $(STAMP)
 	$(BIN)/evermark demo $(ARGS)
 
 # Tests wait for servers more than they compute, so two halves of about the same length run side by side on two cores.
-DEMO := tests/acceptance/test_demo.py
+LAST := tests/acceptance/test_api.py tests/acceptance/test_demo.py
 test: $(STAMP)
-	@$(BIN)/python -m pytest -p no:cacheprovider --durations=10 tests/unit tests/simulation tests/faults tests/acceptance --ignore=$(DEMO) \
+	@$(BIN)/python -m pytest -p no:cacheprovider --durations=10 tests/unit tests/simulation tests/faults tests/acceptance $(addprefix --ignore=,$(LAST)) \
 		$(ARGS) > .half.log 2>&1 & half=$$!; \
-	$(BIN)/python -m pytest --durations=10 tests/contract tests/spark $(DEMO) $(ARGS); one=$$?; \
+	$(BIN)/python -m pytest --durations=10 tests/contract tests/spark $(LAST) $(ARGS); one=$$?; \
 	wait $$half; other=$$?; cat .half.log; rm -f .half.log; \
 	test $$one -eq 0 -a $$other -eq 0
 

@@ -7,7 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psycopg
+
 from evermark.testing.servers import PostgresServer
+from evermark.testing.until import until
 
 
 def copied(server: PostgresServer, folder: Path) -> PostgresServer:
@@ -26,9 +29,17 @@ def copied(server: PostgresServer, folder: Path) -> PostgresServer:
 def started(server: PostgresServer) -> Iterator[PostgresServer]:
     server.start()
     try:
+        until(lambda: _may_write(server), "the copy has recovered", timeout_s=60)
         yield server
     finally:
         server.stop()
+
+
+def _may_write(server: PostgresServer) -> bool:
+    """One that is promoted answers before that: whoever only reads need not wait."""
+    with psycopg.connect(server.dsn("postgres")) as conn:
+        row = conn.execute("select pg_is_in_recovery()").fetchone()
+        return row is not None and not row[0]
 
 
 def promote(server: PostgresServer) -> None:
