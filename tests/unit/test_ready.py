@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evermark.delivery.base import SubscriptionSpec
-from evermark.delivery.body import Rendering, Style, delivery_ids, render
+from evermark.delivery.body import Rendering, Style, bundle_id, delivery_ids, render
 from evermark.delivery.sinks import ready
 from evermark.delivery.sinks.base import Job
 from evermark.delivery.sinks.packs import Pack, Packer, _all_differ
@@ -54,6 +54,21 @@ def test_bundles_made_ahead_are_those_made_while_sending() -> None:
     jobs = prepared([job(events, "a"), job(events, "b"), job(events, "c", bundle=3), job(events, "d", body="raw")])
     for one in jobs:
         assert taken(one.packer) == taken(packs_of(one, Style(one.spec.body)).taker())
+
+
+@pytest.mark.parametrize("replay_id", [None, "r1"])
+@pytest.mark.parametrize("keys", ["few", "one each"])
+def test_a_bundle_is_known_by_its_events_however_it_was_made(replay_id: str | None, keys: str) -> None:
+    """GIVEN some rows of a batch WHEN bundles are made of them THEN their ids are those of the bundles sent again."""
+    events = rows(400).slice(37, 300)
+    if keys == "one each":  # then rows are taken as they lie
+        events = events.set_column(events.schema.get_field_index("key"), "key", events.column("event_id"))
+    one = replace(job(events, "a", concurrency=3), replay_id=replay_id)
+    packer = packs_of(one, Style.STANDARD).taker()
+    packs = [pack for _ in iter(lambda: packer.more, False) for pack in packer.pack()]
+    ids = events.column("event_id").to_pylist()
+    assert sum(len(pack.rows) for pack in packs) == len(ids)
+    assert [pack.ident for pack in packs] == [bundle_id([ids[row] for row in pack.rows], replay_id) for pack in packs]
 
 
 def test_who_wants_the_same_shares_and_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
