@@ -20,8 +20,6 @@ SKIPPED_FOLDERS = re.compile(
     r"(^|/)(\.venv[^/]*|\.git|[^/]*cache[^/]*|[^/]*\.egg-info|build|dist|artifacts|\.demo)(/|$)"
 )
 
-MODULE_LINES_MAX = 400
-TEST_MODULE_LINES_MAX = 700
 FUNCTION_LINES_MAX = 70
 VAGUE_NAMES = {"utils", "util", "common", "helpers", "helper", "types", "misc", "stuff", "shared"}
 
@@ -78,13 +76,6 @@ def calls(file: File) -> Iterator[tuple[ast.Call, str]]:
     for node in ast.walk(file.tree):
         if isinstance(node, ast.Call):
             yield node, ast.unparse(node.func)
-
-
-def module_length(file: File) -> Iterator[Finding]:
-    limit = TEST_MODULE_LINES_MAX if file.within("tests/") else MODULE_LINES_MAX
-    lines = file.text.count("\n")
-    if lines > limit:
-        yield 1, f"{lines} lines, at most {limit}: a module that long has two jobs; split it by them"
 
 
 def function_length(file: File) -> Iterator[Finding]:
@@ -211,7 +202,6 @@ def second_word(file: File) -> Iterator[Finding]:
 
 
 PYTHON_RULES: list[Rule] = [
-    module_length,
     function_length,
     vague_module_name,
     print_outside_terminal_code,
@@ -257,7 +247,6 @@ def test_text_keeps_the_rule(rule: Rule) -> None:
 
 
 BAD: list[tuple[Rule, str, str]] = [
-    (module_length, "src/evermark/a.py", "x = 1\n" * 401),
     (function_length, "src/evermark/a.py", "def f():\n" + "    x = 1\n" * 70),
     (vague_module_name, "src/evermark/log/utils.py", ""),
     (print_outside_terminal_code, "src/evermark/log/a.py", "print(1)"),
