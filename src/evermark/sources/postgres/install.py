@@ -21,9 +21,11 @@ from evermark.sources.postgres.failures import translated, where
 from evermark.sources.postgres.place import PostgresPlace, TableChoice
 from evermark.sources.postgres.slots import drop_slot, spare_name
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
+SCHEMA_VERSION_READ = 2  # the oldest installed version that is read on as it is, with a warning
 WAL_LEVEL_HINT = "alter system set wal_level = 'logical'; then restart the server"
-_TABLES = ("01_schema.sql", "02_functions.sql", "03_watch.sql")
+_UPGRADES = ("upgrade_3.sql",)
+_TABLES = ("01_schema.sql", *_UPGRADES, "02_functions.sql", "03_watch.sql")
 _PER_SLOT = ("04_publication.sql", "05_reader.sql", "06_slot.sql", "07_registered.sql")
 _LOCK_PAUSES_S = (0.5, 1.0)
 _SLOT_WAIT = "the slot waits for transactions that were open before it; end them, or wait"

@@ -9,7 +9,7 @@ from psycopg import sql
 from evermark.errors import DeniedError, EvermarkError, FormatError, GapError, IdentityError, SetupError
 from evermark.sources.postgres.connect import Link
 from evermark.sources.postgres.failures import GRANT_HINT, INSTALL_HINT, RECOVER_HINT, where
-from evermark.sources.postgres.install import SCHEMA_VERSION, WAL_LEVEL_HINT, require_logical
+from evermark.sources.postgres.install import SCHEMA_VERSION, SCHEMA_VERSION_READ, WAL_LEVEL_HINT, require_logical
 from evermark.sources.postgres.lsn import Incarnation, Position, lsn_of, lsn_text
 from evermark.sources.postgres.place import PostgresPlace
 from evermark.sources.postgres.slots import SLOT_COLUMNS, Slot, slot_of
@@ -106,7 +106,7 @@ def unfit(survey: Survey) -> EvermarkError | None:
         return DeniedError(f"role {survey.role} at {survey.where} may not read replication slots", hint=GRANT_HINT)
     if survey.schema_version is None:
         return SetupError(f"the outbox at {survey.where} is not installed", hint=INSTALL_HINT)
-    if survey.schema_version < SCHEMA_VERSION:
+    if survey.schema_version < SCHEMA_VERSION_READ:
         return SetupError(f"the outbox at {survey.where} is of an older version", hint=f"{INSTALL_HINT} again")
     if survey.schema_version > SCHEMA_VERSION:
         return FormatError(f"the outbox at {survey.where} is newer than this program", hint="upgrade Evermark")
