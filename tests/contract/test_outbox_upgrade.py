@@ -1,7 +1,4 @@
-"""An outbox that an earlier version installed: read on as it is, and upgraded in place while it is written to.
-
-`outbox_v2/` holds the statements of version 2 as they were installed; it does not change any more.
-"""
+"""An outbox that an earlier version installed: read on as it is, and upgraded in place while it is written to."""
 
 from __future__ import annotations
 
@@ -9,11 +6,11 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import psycopg
 import pytest
 from tests.contract.outbox_scene import Scene
+from tests.contract.outbox_v2_scene import install_v2
 
 from evermark.observe.finding import Grade
 from evermark.sources.postgres.doctor import judged
@@ -24,22 +21,12 @@ from evermark.sources.postgres.place import PlainDsn, PostgresPlace, TableChoice
 from evermark.sources.postgres.source import PostgresOutbox
 from evermark.testing.servers import PostgresServer, fresh_database, postgres_server, system_binaries
 
-V2 = Path(__file__).parent / "outbox_v2"
 CREATE = """
 create table orders (id int primary key, total numeric);
 create table p (id int primary key) partition by range (id);
 create table p1 partition of p for values from (0) to (100);
 """
 TABLES = (TableChoice("public.orders"), TableChoice("public.p"))
-PLACE_WORDS = {
-    "@schema@": '"pgstream"',
-    "@schema_name@": "pgstream",
-    "@publication@": '"old_pub"',
-    "@publication_literal@": "'old_pub'",
-    "@slot_literal@": "'old_slot'",
-    "@version@": "2",
-    "@row_filter_text@": "",
-}
 
 
 @pytest.fixture(scope="module", params=[None, *system_binaries()], ids=lambda b: f"pg{b.major}" if b else "bundled")
@@ -54,12 +41,7 @@ def at(server: PostgresServer) -> Iterator[Scene]:
     """An outbox of version 2 with two captured tables, and an event in it."""
     with fresh_database(server) as dsn, psycopg.connect(dsn, autocommit=True) as db:
         db.execute(CREATE.encode())
-        for script in sorted(V2.glob("*.sql")):
-            text = script.read_text()
-            for word, value in PLACE_WORDS.items():
-                text = text.replace(word, value)
-            db.execute(text.encode())
-        db.execute("select pgstream.watch('orders'), pgstream.watch('p')")
+        install_v2(db, "old_slot", "old_pub", "public.orders", "public.p")
         db.execute("insert into orders values (1, 1.5)")
         place = PostgresPlace(PlainDsn(dsn), "old_slot", "old_pub", tables=TABLES)
         source = PostgresOutbox(place)
