@@ -10,6 +10,7 @@ import psycopg
 import pytest
 from tests.contract.outbox_scene import Row, Scene, scene
 
+from evermark.errors import SetupError
 from evermark.sources.postgres.install import install, install_sql, uninstall, unwatch
 from evermark.sources.postgres.place import PlainDsn, PostgresPlace, TableChoice
 from evermark.sources.postgres.source import PostgresOutbox
@@ -203,3 +204,44 @@ def test_installing_again_leaves_partition_triggers_as_they_are(at: Scene) -> No
     assert install(at.place, [P]) == ["public.p unchanged"]
     assert at.value(triggers) == before
     assert "capture_partition_truncate" in install_sql(at.place, [P])
+
+
+def test_partition_of_a_plain_owner_is_captured_at_once_in_the_outbox_of_a_superuser(server: PostgresServer) -> None:
+    """GIVEN a superuser's outbox WHEN the table's owner makes a partition THEN nothing fails, and it is captured."""
+    with psycopg.connect(server.dsn(), autocommit=True) as admin:
+        admin.execute("drop role if exists modest_owner; create role modest_owner")
+    create = f"{CREATE}; grant all on schema public to modest_owner; alter table p owner to modest_owner"
+    with scene(server, P, create=create) as at:
+        at.db.execute("set role modest_owner")
+        at.db.execute("create table p3 partition of p for values from (30) to (40); create table other (id int)")
+        at.db.execute("insert into p values (31); truncate p3; reset role")
+        assert seen(at.drain()) == [("insert", "public.p", "31"), *deletes(31)]
+        # AND so may an owner that the table got later
+        at.db.execute(
+            "drop role if exists later_owner; create role later_owner; grant all on schema public to later_owner"
+        )
+        at.db.execute("alter table p owner to later_owner; set role later_owner")
+        at.db.execute("create table p4 partition of p for values from (40) to (50); reset role")
+        at.db.execute("drop owned by modest_owner, later_owner cascade; drop role modest_owner, later_owner")
+
+
+def test_truncate_in_an_older_snapshot_is_done_and_warned_of(at: Scene) -> None:
+    """GIVEN a transaction that cannot see newer rows WHEN it truncates a partition THEN it is told, and not refused."""
+    said: list[str] = []
+    with at.connection() as conn:
+        conn.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        conn.add_notice_handler(lambda notice: said.append(str(notice.message_primary)))
+        conn.execute("truncate p1")
+    assert "not captured" in said[0]
+    assert at.value("select count(*) from p1") == 0
+
+
+def test_a_partition_is_not_captured_twice(at: Scene) -> None:
+    """GIVEN a captured table WHEN one of its partitions is to be captured for itself THEN it is refused by name."""
+    with pytest.raises(SetupError, match=r"public\.p1 is a partition of a table that is captured"):
+        install(at.place, [TableChoice("public.p1")])
+    at.db.execute("create table q (id int primary key) partition by range (id)")
+    at.db.execute("create table q1 partition of q default")
+    install(at.place, [TableChoice("public.q1")])
+    with pytest.raises(SetupError, match=r"public\.q1, a partition of public\.q, is captured for itself"):
+        install(at.place, [TableChoice("public.q")])

@@ -64,6 +64,7 @@ begin
         execute format('alter table %s enable always trigger %I', target, '@schema_name@_truncate');
         changed := true;
     end if;
+    perform @schema@.allow_owner(target);
     perform @schema@.watch_partition(part) from @schema@.unwatched_partitions(target) part;
     return stream_name || case when changed then ' captured' else ' unchanged' end;
 end $fn$;
@@ -107,6 +108,17 @@ begin
     perform set_config('@schema_name@.watching', '', true);
 end $fn$;
 
+-- Whoever owns a captured table may go on making partitions of it: cloning a trigger asks for the right to its function.
+create or replace function @schema@.allow_owner(target regclass) returns void
+language plpgsql set search_path = pg_catalog, pg_temp as $fn$
+declare
+    owner name := (select pg_get_userbyid(c.relowner) from pg_class c where c.oid = target);
+begin
+    if not has_function_privilege(owner, '@schema_name@.capture()', 'EXECUTE') then
+        execute format('grant execute on function %I.capture() to %I', '@schema_name@', owner);
+    end if;
+end $fn$;
+
 -- Partitions that were made or attached since get their trigger, those that were detached lose it. A table that is busy,
 -- or not ours to alter, is left for the next time.
 create or replace function @schema@.watch_partitions() returns integer
@@ -115,6 +127,8 @@ declare
     part regclass;
     made integer := 0;
 begin
+    perform @schema@.allow_owner(t.tgrelid) from pg_trigger t
+    where t.tgname = '@schema_name@_capture' and t.tgparentid = 0;
     for part in select * from @schema@.unwatched_partitions() limit 1000 loop
         begin
             perform @schema@.watch_partition(part);
@@ -136,13 +150,16 @@ begin
     return made;
 end $fn$;
 
--- The same at once, in the transaction that makes or attaches a partition. It must never be why that fails.
+-- The same at once, in the transaction that makes or attaches a partition, or gives the table another owner. It must
+-- never be why that fails.
 create or replace function @schema@.on_new_partition() returns event_trigger
 language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '200ms' as $fn$
 declare
     part regclass;
 begin
     if current_setting('@schema_name@.watching', true) = 'on' then return; end if;
+    perform @schema@.allow_owner(t.tgrelid) from pg_trigger t join pg_event_trigger_ddl_commands() d on d.objid = t.tgrelid
+    where t.tgname = '@schema_name@_capture' and t.tgparentid = 0 and d.classid = 'pg_class'::regclass;
     for part in select p from @schema@.unwatched_partitions() p
                 where exists (select from pg_event_trigger_ddl_commands() d where d.classid = 'pg_class'::regclass
                               and d.objid in (select a from pg_partition_ancestors(p) a))
