@@ -135,6 +135,7 @@ def test_the_file_and_the_command_line_name_the_table_that_is_meant(file: Path, 
     """GIVEN "Orders" and orders WHEN one is named THEN that one is captured, listed, found well by doctor, released."""
     done = invoke("source", "install", "-c", file)
     assert done.exit_code == 0, done.output
+    assert 'public."Orders": stream public.Orders captured' in done.stderr
     assert streams(pg_dsn) == ["public.Orders", "public.it's"]
     listed = json.loads(invoke("source", "list", "--json", "-c", file).stdout)
     assert listed[0]["tables"] == ['public."Orders"', 'public."it\'s"']

@@ -162,7 +162,7 @@ def test_install_print_needs_no_connection_and_prints_sql_only(file: Path) -> No
         'create publication "evermark_shop_shop"',
         "pg_create_logical_replication_slot('evermark_shop_shop'",
         "\"pgstream\".watch('public.orders'::regclass",
-        "\"pgstream\".watch('public.users'::regclass, '{\"password\"}'::text[]",
+        "\"pgstream\".watch('public.users'::regclass, '{password}'::text[]",
         "\"pgstream\".watch('public.items'::regclass",
         'to "evermark"',
     )

@@ -264,7 +264,7 @@ def _capture(link: Link, table: TableChoice, place: PostgresPlace, made: Made, w
     said = waiting.for_lock(f"put triggers on {table.name}", watch)
     if not captured:
         made.tables.append(table.name)
-    return said
+    return said if table.name == table.stream else f"{table.name}: stream {said}"
 
 
 def _captured(link: Link, table: str, place: PostgresPlace) -> bool:
