@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
 LAGGING_AFTER_S = 30.0
+# Starting Spark takes ten seconds, on a loaded machine several times that.
+ENGINE_LOST_MAX_S = 120.0
 
 
 class PartitionHealth(StrEnum):
@@ -36,10 +39,13 @@ class PartitionReport:
 class Board:
     """Where threads write how they are, and the server reads it."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._lock = threading.Lock()
         self._partitions: dict[str, PartitionReport] = {}
         self._replays: dict[str, tuple[datetime, datetime]] = {}
+        self._engine_lost_at: float | None = None
+        self._engine_trouble = ""
         self.delivering = False
 
     def put(self, source: str, partition: int, state: PartitionHealth, reason: str = "", hint: str = "") -> None:
@@ -82,6 +88,32 @@ class Board:
     def replays(self) -> dict[str, tuple[datetime, datetime]]:
         with self._lock:
             return dict(self._replays)
+
+    def engine_lost(self, reason: str) -> None:
+        """Spark has died: nothing is taken or delivered until it runs again."""
+        with self._lock:
+            if self._engine_lost_at is None:
+                self._engine_lost_at = self._clock()
+            self._engine_trouble = reason
+            for name, old in self._partitions.items():
+                self._partitions[name] = replace(
+                    old, state=PartitionHealth.STALE, reason=reason, hint="Spark is being started again"
+                )
+
+    def engine_runs(self) -> None:
+        with self._lock:
+            self._engine_lost_at = None
+            self._engine_trouble = ""
+
+    def given_up(self) -> str | None:
+        """Why this process should be ended and started anew by whoever looks after it; None while it helps itself."""
+        with self._lock:
+            if self._engine_lost_at is None:
+                return None
+            lost_s = self._clock() - self._engine_lost_at
+        if lost_s < ENGINE_LOST_MAX_S:
+            return None
+        return f"Spark has not been running for {lost_s:.0f} s: {self._engine_trouble}"
 
     def partitions(self) -> dict[str, PartitionReport]:
         with self._lock:
