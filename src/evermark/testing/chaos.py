@@ -16,6 +16,7 @@ from evermark import failpoint
 from evermark.testing.chaos_down import down_and_back
 from evermark.testing.chaos_engine import engine_killed
 from evermark.testing.chaos_replay import replay_beside_live
+from evermark.testing.chaos_upgrade import upgraded
 from evermark.testing.listener import Failing
 from evermark.testing.lost_slot import forgetful_server, mended, mended_twice, one_of_several_mended
 from evermark.testing.pipeline import Ledger, Scene, Writer, died_by_itself
@@ -69,7 +70,12 @@ def main() -> int:
     parser.add_argument("--down", action="store_true", help="a receiver that is down for many events, and comes back")
     parser.add_argument("--engine", action="store_true", help="kill Spark's JVM under load, a standby waiting")
     parser.add_argument("--kills", type=int, default=10, help="with --engine: how often")
+    parser.add_argument("--upgrade", metavar="REVISION", help="run this older revision first, then go on with its data")
     given = parser.parse_args()
+    if given.upgrade:
+        return _one_scene(
+            lambda folder, dsn, _: (upgraded(folder, dsn, given.upgrade), {}), 0, f"upgraded_from={given.upgrade}"
+        )
     if given.engine:
         return _one_scene(engine_killed, given.kills, f"jvm_kills={given.kills}")
     if given.replay:
