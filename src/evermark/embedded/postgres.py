@@ -178,7 +178,7 @@ class EmbeddedPostgres:
                 errors="replace",
                 timeout=timeout_s,
                 check=False,
-                # Ctrl-C at our terminal is a signal for us. The server would shut down under our feet.
+                # Ctrl-C at our terminal is a signal for us: pg_ctl interrupted half-way would look like a failure.
                 start_new_session=True,
             )
         except subprocess.TimeoutExpired as error:
