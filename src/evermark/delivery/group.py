@@ -136,6 +136,19 @@ def drains(standing: Standing, now: datetime) -> bool:
     return standing.is_full or standing.next_attempt_at is None or standing.next_attempt_at <= now
 
 
+def waits_because(subscription: Subscription, now: datetime) -> str:
+    """Why the parked rows of a subscription are not tried now, for a sentence; empty when they are. See `drains`."""
+    at = subscription.next_attempt_at
+    if subscription.state is SubscriptionState.DISABLED:
+        return "is disabled, and nothing of it is tried"
+    if subscription.state is SubscriptionState.SUSPENDED and at is None:
+        return "is paused, and nothing of it is tried"
+    full = subscription.state is SubscriptionState.SUSPENDED and subscription.failures == 0
+    if at is None or at <= now or full:
+        return ""
+    return f"failed ({subscription.reason or 'no reason is known'}), and is not tried before {at:%Y-%m-%d %H:%M:%S} UTC"
+
+
 def subscription_after_failure(
     standing: Standing,
     retry_after_s: float | None,
@@ -278,7 +291,8 @@ def disabled(standing: Standing, reason: str) -> Standing:
 
 
 def resumed(standing: Standing) -> Standing:
-    if standing.state not in (SubscriptionState.SUSPENDED, SubscriptionState.DISABLED):
+    """A person says that it works: whatever it waited for, it is tried now."""
+    if standing.is_member:
         return standing
     return clean(replace(standing, state=SubscriptionState.BEHIND))
 

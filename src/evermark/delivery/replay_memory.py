@@ -59,6 +59,12 @@ class MemoryReplays:
         self._replays: dict[str, Replay] = {}  # in the order of the requests
         self._targets: dict[tuple[str, str], Target] = {}
         self._cleared: set[str] = set()
+        delivery.on_try_now = self._try_now
+
+    def _try_now(self, subscription: str) -> None:
+        for at, target in self._targets.items():
+            if target.subscription == subscription and target.state is TargetState.RUNNING:
+                self._targets[at] = replace(target, failures=0, next_attempt_at=None)
 
     def register(self, request: Request, epoch: int) -> bool:
         with self._fenced(epoch, self._lease_for(request.source)):

@@ -58,6 +58,11 @@ set state = %(state)s, reason = %(reason)s, at_time = %(at_time)s, at_id = %(at_
 where replay = %(replay)s and subscription = %(subscription)s
 """
 
+TRY_NOW = """
+update replay_targets set next_attempt_at = null, failures = 0, changed_at = clock_timestamp()
+where subscription = %s and state = 'running' and next_attempt_at is not null
+"""
+
 PARKED_OF_REPLAYS = "select count(*) from enqueued_messages where subscription = %s and replay_id <> ''"
 DROP_PARKED = """
 with gone as (delete from enqueued_messages where replay_id = %s returning subscription)

@@ -84,6 +84,19 @@ class ReplayContract:
         result = Replayed(piece.end if mark is None else mark, outcome)
         return replays.settle(begun, piece, result, 1.0, 1.0, T0, epoch)
 
+    def test_a_person_who_resumes_a_subscription_resumes_its_replays(
+        self, replays: ReplayStore, delivery: DeliveryStore, epoch: int
+    ) -> None:
+        """GIVEN two targets told to come back in a day WHEN one is resumed THEN it waits no longer, in its place."""
+        made, targets = self.started(replays, delivery, epoch, "a", "b")
+        told = Outcome("a", Fate.ENDPOINT_FAILED, reason="503", retry_after_s=86_400.0)
+        for name in ("a", "b"):
+            self.settle(replays, targets[name], epoch, replace(told, subscription=name), MIDDLE)
+        delivery.resume("a", epoch)
+        after = {target.subscription: target for target in replays.one(made).targets}
+        assert (after["a"].next_attempt_at, after["a"].failures, after["a"].mark) == (None, 0, MIDDLE)
+        assert after["b"].next_attempt_at is not None and after["b"].next_attempt_at >= T0 + timedelta(days=1)
+
     # requests
 
     def test_a_request_comes_back_whole(self, replays: ReplayStore, epoch: int) -> None:
