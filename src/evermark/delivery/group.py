@@ -125,6 +125,13 @@ def is_due(subscription: Subscription, now: datetime) -> bool:
     return False
 
 
+def is_stopped(subscription: Subscription) -> bool:
+    """Whether nothing is tried until a person acts: it is paused, or its receiver said that it is gone."""
+    if subscription.state is SubscriptionState.SUSPENDED:
+        return subscription.next_attempt_at is None
+    return subscription.state is SubscriptionState.DISABLED
+
+
 def drains(standing: Standing, now: datetime) -> bool:
     """Whether the parked rows of a subscription may be tried now.
 
@@ -139,10 +146,9 @@ def drains(standing: Standing, now: datetime) -> bool:
 def waits_because(subscription: Subscription, now: datetime) -> str:
     """Why the parked rows of a subscription are not tried now, for a sentence; empty when they are. See `drains`."""
     at = subscription.next_attempt_at
-    if subscription.state is SubscriptionState.DISABLED:
-        return "is disabled, and nothing of it is tried"
-    if subscription.state is SubscriptionState.SUSPENDED and at is None:
-        return "is paused, and nothing of it is tried"
+    if is_stopped(subscription):
+        disabled_by_it = subscription.state is SubscriptionState.DISABLED
+        return f"is {'disabled' if disabled_by_it else 'paused'}, and nothing of it is tried"
     full = subscription.state is SubscriptionState.SUSPENDED and subscription.failures == 0
     if at is None or at <= now or full:
         return ""

@@ -131,6 +131,12 @@ class MemoryReplays:
         with self._fenced(epoch):
             return self._set_target(passed(self._begun(begun)))
 
+    def note_stuck(self, target: Target, now: datetime, epoch: int) -> None:
+        with self._fenced(epoch):
+            found = self._targets.get((target.replay, target.subscription))
+            if found is not None and found.state is TargetState.RUNNING and found.stuck_since is None:
+                self._set_target(replace(found, stuck_since=now))
+
     def end_target(self, replay: str, subscription: str, reason: str, epoch: int) -> None:
         with self._fenced(epoch):
             self._end_targets(replay, shortened(reason), subscription)
