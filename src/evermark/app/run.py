@@ -22,6 +22,7 @@ from evermark.app.keeping import StateKeeper
 from evermark.app.scratch import ScratchKeeper, scratch_folder
 from evermark.app.serving import served
 from evermark.config import Config, load
+from evermark.config.spark_master import require_local_master
 from evermark.delivery.sinks.webhook import WebhookSink
 from evermark.embedded.java import ensure_java
 from evermark.error_policy import backoff_s
@@ -81,6 +82,7 @@ class Pipeline:
         os.environ["EVERMARK_PID"] = str(os.getpid())  # where a failpoint in a worker finds the process to end
         if not self.config.sources and not self._given:
             raise ConfigError("sources: there is none", hint="name at least one; `evermark init` writes an example")
+        require_local_master(self.config.spark.master, self.config.spark.conf, self.config.log_path)
         hook = threading.excepthook
         threading.excepthook = self._on_thread_error
         try:

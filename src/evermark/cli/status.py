@@ -67,6 +67,9 @@ def _show(document: dict[str, Any]) -> None:
         say("")
         columns = ["id", "state", "source", "streams", "since", "until", "percent", "delivered", "parked"]
         show(document["replays"], columns)
+    for row in document["subscriptions"]:
+        if row.get("kept_events"):
+            say(f"{row['subscription']}: the log keeps {row['kept_events']} events beyond log.retention for it")
     for what in ("dropped", "expired"):
         for name, count in sorted(document[what].items()):
             say(f"{name}: {count} {what}")

@@ -236,11 +236,11 @@ def pause(
 
 @app.command()
 def resume(name: Name, config: ConfigOption = DEFAULT_CONFIG) -> None:
-    """Deliver to it again, from where it was left."""
+    """Deliver to it again now, from where it was left: after a pause, a 410, or while it waits after failures."""
     with opened(config) as deployment:
         store = deployment.delivery
         as_deliverer(deployment, lambda epoch: store.resume(name, epoch))
-    say(f"{name} is resumed, from where it was left")
+    say(f"{name} is resumed, from where it was left: a running instance tries it now")
 
 
 @contextmanager

@@ -245,7 +245,11 @@ class DeliveryStore(Protocol):
         """Its receiver says it is gone: out of the group where the group stands. Harmless for one made anew since."""
 
     def resume(self, subscription: str, epoch: int) -> None:
-        """Back to `behind` from `suspended` or `disabled`, with a clean record. Harmless for any other."""
+        """A person wants it tried now: back to `behind`, with a clean record, whatever it waited for.
+
+        So do its parked rows and its replays that failures of the endpoint put off; a refused event keeps its schedule.
+        A member of the group stays one.
+        """
 
     # cursors
     def group(self) -> Group: ...
@@ -344,6 +348,8 @@ class DeliveryStore(Protocol):
     ) -> None:
         """Back into the queue; `next_attempt_at = None` makes it `dead`: kept, and only a person moves it.
 
+        With no more `attempts` than it had it was not tried: it keeps its time, and rests until `next_attempt_at`. One
+        that a person asked for and that was tried goes back to the attempts and the time it had, which may be `dead`.
         Does nothing when the claim ran out and somebody else has the row now.
         """
 
@@ -382,7 +388,8 @@ class DeliveryStore(Protocol):
     def release(self, ids: Sequence[int], now: datetime, epoch: int) -> int:
         """A person wants these tried again now, dead or not. Returns how many there were.
 
-        What waits for a session key goes on waiting.
+        That spends no attempt of theirs, unless they were due anyway (see `reschedule`). What waits for a session key
+        goes on waiting.
         """
 
     def drop(self, ids: Sequence[int], epoch: int) -> int:

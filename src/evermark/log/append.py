@@ -20,7 +20,7 @@ from deltalake.transaction import AddAction, CommitProperties, Transaction
 from evermark import failpoint
 from evermark.errors import ConflictError, StaleError
 from evermark.log.base import Append, Tail
-from evermark.log.disk import full_disk_is_said, sync_file, sync_folder
+from evermark.log.disk import full_disk_is_said, require_files, sync_file, sync_folder
 from evermark.log.format import CommitNote, app_id, note_of, pack, stats_json, unpack
 from evermark.log.table import NO_HOOKS, TableHandle, commit_file, last_checkpoint
 
@@ -70,6 +70,7 @@ class DeltaLog:
             if tail == mine and self._note(append.partition, append.batch) == note:
                 break  # an earlier try went through, though its answer was lost
             require_tail(tail, append, str(self.folder))
+            require_files(self.folder, append.files)
             if self._try_commit(actions, append.partition, pack(*mine), note.as_metadata()):
                 break
             self._wait(attempt)

@@ -63,6 +63,11 @@ class Metrics:
         self.oldest_s = self._gauge(
             "subscription_oldest_seconds", "Age of the oldest event not yet delivered; 0: there is none", "subscription"
         )
+        self.kept_events = self._gauge(
+            "subscription_kept_events",
+            "Events older than log.retention that the log keeps because of this subscription; absent: none",
+            "subscription",
+        )
         self.state = self._gauge("subscription_state", "1 for the state it is in", "subscription", "state")
         self.queue_rows = self._gauge("parked_rows", "Rows of enqueued_messages", "subscription", "state")
         self.handovers = self._counter("handovers", "Fresh batches delivered at once, or left behind", "result")

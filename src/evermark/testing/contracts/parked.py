@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
+import pytest
+
 from evermark.delivery.base import DeliveryStore, Fate, MadeBy, Outcome, Place, SubscriptionState
 from evermark.testing.contracts.owned import OwnedStore
 from evermark.testing.contracts.scene import P0, P1, T0, TakeOver, begin, done, event, failed, snapshot, spec
@@ -95,6 +97,82 @@ class ParkedContract(OwnedStore):
         assert store.release([two.id, 999_999], later, epoch) == 1
         (revived,) = store.claim(later, 10, LEASE_S, epoch)
         assert (revived.id, revived.attempt) == (two.id, 8)
+
+    def test_a_persons_retry_that_fails_spends_no_attempt_and_leaves_the_schedule(
+        self, store: DeliveryStore, epoch: int
+    ) -> None:
+        """GIVEN one that waits and one that is dead WHEN a person's retry is refused THEN both are as before."""
+        begin(store, epoch, "a")
+        store.settle_group(P0, 0, 1, frozenset("a"), [done("a", event(1), event(2))], T0, epoch)
+        one, two = store.claim(SOON, 10, LEASE_S, epoch)
+        later, now = SOON + timedelta(hours=2), SOON + timedelta(minutes=5)
+        store.reschedule(one, next_attempt_at=later, attempts=2, reason="no", status=422, epoch=epoch)
+        store.reschedule(two, next_attempt_at=None, attempts=8, reason="no", status=422, epoch=epoch)
+        before = store.parked()
+        store.release([one.id, two.id], now, epoch)
+        assert [row.next_attempt_at for row in store.parked()] == [now, now]
+        store.release([one.id, two.id], now, epoch)  # an impatient person
+        for row in store.claim(now, 10, LEASE_S, epoch):
+            store.reschedule(
+                row,
+                next_attempt_at=now + timedelta(days=1),
+                attempts=row.attempt + 1,
+                reason="no",
+                status=422,
+                epoch=epoch,
+            )
+        assert store.parked() == before
+        (again,) = store.claim(later, 10, LEASE_S, epoch)
+        store.reschedule(again, next_attempt_at=None, attempts=3, reason="no", status=422, epoch=epoch)
+        assert [(row.attempts, row.is_dead) for row in store.parked()] == [(3, True), (8, True)], (
+            "its own attempt counts"
+        )
+
+    def test_a_retry_that_found_nobody_there_is_still_the_persons(self, store: DeliveryStore, epoch: int) -> None:
+        """GIVEN a person's retry WHEN the endpoint is down at first and then refuses THEN no attempt is spent."""
+        begin(store, epoch, "a")
+        store.settle_group(P0, 0, 1, frozenset("a"), [done("a", event(1))], T0, epoch)
+        (due_at,) = (row.next_attempt_at for row in store.parked())
+        store.release([row.id for row in store.parked()], T0, epoch)
+        (row,) = store.claim(T0, 10, LEASE_S, epoch)
+        store.reschedule(row, next_attempt_at=SOON, attempts=1, reason="down", status=503, epoch=epoch)
+        assert [(each.attempts, each.next_attempt_at) for each in store.parked()] == [(1, SOON)]
+        (row,) = store.claim(SOON, 10, LEASE_S, epoch)
+        store.reschedule(row, next_attempt_at=AFTER_LEASE, attempts=2, reason="no", status=422, epoch=epoch)
+        assert [(each.attempts, each.next_attempt_at) for each in store.parked()] == [(1, due_at)]
+
+    def test_what_is_due_anyway_spends_its_own_attempt(self, store: DeliveryStore, epoch: int) -> None:
+        """GIVEN one whose time has come WHEN a person asks for it too THEN the attempt is its own."""
+        begin(store, epoch, "a")
+        store.settle_group(P0, 0, 1, frozenset("a"), [done("a", event(1))], T0, epoch)
+        store.release([row.id for row in store.parked()], SOON, epoch)
+        (row,) = store.claim(SOON, 10, LEASE_S, epoch)
+        store.reschedule(row, next_attempt_at=AFTER_LEASE, attempts=2, reason="no", status=422, epoch=epoch)
+        assert [(each.attempts, each.next_attempt_at) for each in store.parked()] == [(2, AFTER_LEASE)]
+
+    @pytest.mark.parametrize("how", ["resume", "another url by file", "another url by the API"])
+    def test_what_an_endpoint_put_off_is_due_when_a_person_resumes_or_moves_it(
+        self, store: DeliveryStore, epoch: int, how: str
+    ) -> None:
+        """GIVEN one put off for a day by its endpoint, and one refused WHEN it is resumed THEN the first is due."""
+        made_by = MadeBy.API if "API" in how else MadeBy.FILE
+        store.open_place(P0, 0, epoch)
+        store.register([spec("a")], made_by, {}, epoch)
+        store.settle_group(P0, 0, 1, frozenset("a"), [done("a", event(1), event(2))], T0, epoch)
+        one, two = store.claim(SOON, 10, LEASE_S, epoch)
+        tomorrow = SOON + timedelta(days=1)
+        store.reschedule(one, next_attempt_at=tomorrow, attempts=1, reason="down", status=503, epoch=epoch)
+        store.reschedule(two, next_attempt_at=tomorrow, attempts=2, reason="no", status=422, epoch=epoch)
+        assert [row.next_attempt_at for row in store.parked()] == [tomorrow, tomorrow]
+        assert store.claim(AFTER_LEASE, 10, LEASE_S, epoch) == []
+        if how == "resume":
+            store.resume("a", epoch)
+        elif made_by is MadeBy.API:
+            store.change("a", {"url": "https://elsewhere.example/"}, epoch)
+        else:
+            store.register([spec("a", url="https://elsewhere.example/")], made_by, {}, epoch)
+        assert [row.id for row in store.claim(AFTER_LEASE, 10, LEASE_S, epoch)] == [one.id]
+        assert [row.next_attempt_at for row in store.parked(after_id=one.id)] == [tomorrow]
 
     def test_a_lost_claim_cannot_reschedule(self, store: DeliveryStore, epoch: int) -> None:
         """Who took too long must not undo what the next claimer did."""
