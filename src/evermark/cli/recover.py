@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -90,6 +91,36 @@ def recover(
         _show(document)
     if choice is None and document["needs_person"]:
         raise typer.Exit(EXIT_WRONG)
+
+
+def go_on(config: Path, name: str) -> None:
+    """After an install where there was one before: how reading goes on, and what is asked for so that it does.
+
+    Whoever installs here again has said that this is the right place; only another server is not taken for granted.
+    """
+    with opened(config) as deployment:
+        for each in _standings(deployment, name, None):
+            where = f"{name}/{each.partition}"
+            if each.checkpoint is None or each.trouble is None:
+                continue
+            say(f"{where}: events were taken here before, up to batch {each.checkpoint.batch}: {each.trouble.message}")
+            if not isinstance(each.trouble, GapError) or not each.mendable:
+                say(f"  hint: {each.trouble.hint}")
+            elif not _same_server(deployment, name, each):
+                say(f"  to go on at this server: evermark source recover {name} --choice repair")
+            else:
+                _ask(deployment, name, each, Way.REPAIR)
+                say("  reading goes on with what the outbox holds. What changed while there was none is in no event")
+
+
+def _same_server(deployment: Deployment, name: str, standing: Standing) -> bool:
+    from evermark.sources.postgres.lsn import Position
+
+    if standing.checkpoint is None:
+        return True
+    left, here = Position.parse(standing.checkpoint.position), deployment.sources[name].earliest(standing.partition)
+    now = Position.parse(here)
+    return left.incarnation == now.incarnation and left.lsn <= now.lsn
 
 
 def _require_state(config: Any, name: str | None) -> None:

@@ -1,0 +1,4 @@
+-- From version 2 to 3, in place: what `create … if not exists` in 01_schema.sql leaves as it was. It runs in one
+-- transaction with 01 to 03, at every install, and changes nothing the second time. Each step is a `do` block that
+-- looks whether it is needed. A step that alters the publication notes the new fingerprint of every reader whose
+-- fingerprint was right before, here, in the same transaction: a reader would take the change for somebody else's.
