@@ -14,9 +14,12 @@ if TYPE_CHECKING:
 _POSTGRES_POSITION = "^[0-9a-f]{24}:[0-9a-f]{16}:[0-9a-f]{8}$"
 
 # An event found while a slot was mended stands where reading went on, not where it was committed.
-_PLACED = (
+_HISTORY = (
     f"if(position rlike '{_POSTGRES_POSITION}' and not array_contains(coalesce(flags, array()), 'recovered'),"
-    " substring(position, 1, 24), null) as history",
+    " substring(position, 1, 24), null) as history"
+)
+_PLACED = (
+    _HISTORY,
     "struct(substring(position, 1, 41) as commit, event_id) as made",
     "coalesce(event_time, ingested_at) as moment",
 )

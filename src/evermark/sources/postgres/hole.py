@@ -144,7 +144,7 @@ class OutboxHole(Hole):
         return taken_batch(columns, len(rows))
 
     def _has_previous_key(self, link: Link) -> bool:
-        """An outbox of version 2 has no such column. One that comes after this is null in all that the snapshot shows."""
+        """Not in an outbox of version 2. If it comes after this, it is null in all that the snapshot shows."""
         query = "select exists (select from pg_attribute where attrelid = %s::regclass and attname = 'previous_key')"
         return link.one(query, (f'"{self.place.schema}".events',), doing="looking at the columns of events") == (True,)
 
