@@ -332,8 +332,8 @@ class DeliveryStore(Protocol):
         Invisible to others until the lease ends, or until the epoch that claimed them is old. A subscription that
         is suspended because it has too much parked is served here all the time: only this gets it out. With
         `ordered`, a row waits until no earlier one of its stream, key and replay is parked, dead ones included; a row
-        that changed its record's key waits for both keys, and holds both back. Rows of replays come after all others. Everybody's first rows come before anybody's second ones: much that is
-        due for one does not hold up the others.
+        that changed its record's key waits for both keys, and holds both back. Rows of replays come after all others.
+        Everybody's first rows come before anybody's second ones: much that is due for one does not hold up the others.
         """
 
     def delivered(self, ids: Sequence[int], epoch: int) -> None:
