@@ -10,7 +10,7 @@ from typing import Self
 import psycopg
 import pytest
 from tests.contract.outbox_scene import Row, Scene, scene
-from tests.contract.outbox_version_2 import install_version_2, scene_of_version_2
+from tests.contract.outbox_v2_scene import install_version_2, scene_of_version_2
 
 from evermark.sources.base import Limit, Slice
 from evermark.sources.postgres.hole import OutboxHole

@@ -1,4 +1,4 @@
-"""An outbox as `evermark source install` of version 2 made it: its SQL, kept to be upgraded from."""
+"""An outbox as `evermark source install` of version 2 made it: `outbox_v2/` holds its statements."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from evermark.sources.postgres.place import PostgresPlace, TableChoice
 from evermark.sources.postgres.source import PostgresOutbox
 from evermark.testing.servers import PostgresServer, fresh_database
 
-_FOLDER = Path(__file__).parent
+_FOLDER = Path(__file__).parent / "outbox_v2"
 
 
 def install_version_2(place: PostgresPlace, tables: Sequence[TableChoice] = ()) -> None:
