@@ -144,6 +144,13 @@ class ParkedEvent:
     retry_after_s: float | None = None
     replay_id: str = ""  # of the replay it was sent by; empty: the event's own delivery
     session: str = ""  # not tried yet: it waits for the key of this session, or behind what does
+    previous_key: str | None = None  # the key that the change took away from its record, if it did
+
+    @property
+    def held_keys(self) -> tuple[HeldKey, ...]:
+        """With `ordered`: what it waits behind, and holds back. A change of the key has two of them."""
+        keys = (self.key, self.previous_key)
+        return tuple((self.place, self.stream, key) for key in keys if key is not None)
 
 
 class Fate(StrEnum):
@@ -328,9 +335,9 @@ class DeliveryStore(Protocol):
 
         Invisible to others until the lease ends, or until the epoch that claimed them is old. A subscription that
         is suspended because it has too much parked is served here all the time: only this gets it out. With
-        `ordered`, a row waits until no earlier one of its stream, key and replay is parked, dead ones included.
-        Rows of replays come after all others. Everybody's first rows come before anybody's second ones: much that is
-        due for one does not hold up the others.
+        `ordered`, a row waits until no earlier one of its stream, key and replay is parked, dead ones included; a row
+        that changed its record's key waits for both keys, and holds both back. Rows of replays come after all others.
+        Everybody's first rows come before anybody's second ones: much that is due for one does not hold up the others.
         """
 
     def delivered(self, ids: Sequence[int], epoch: int) -> None:

@@ -40,9 +40,8 @@ class Row:
         return self.subscription, self.event.replay_id, self.event.session
 
     @property
-    def lane(self) -> tuple[object, ...]:
-        event = self.event
-        return self.subscription, event.replay_id, event.place, event.stream, event.key
+    def lanes(self) -> set[tuple[object, ...]]:
+        return {(self.subscription, self.event.replay_id, key) for key in self.event.held_keys}
 
     def is_due(self, now: datetime) -> bool:
         rested = self.rests_until is None or self.rests_until <= now
@@ -188,8 +187,8 @@ class MemoryParkedRows:
                 event = row.event
                 mine = row.subscription in subscriptions and self._known[row.subscription][0].ordered
                 here = places is None or event.place in places
-                if mine and here and event.key is not None and event.replay_id == replay_id:
-                    held[row.subscription][event.place, event.stream, event.key] += 1
+                if mine and here and event.held_keys and event.replay_id == replay_id:
+                    held[row.subscription].update(event.held_keys)
         return {name: dict(keys) for name, keys in held.items()}
 
     def release(self, ids: Sequence[int], now: datetime, epoch: int) -> int:
@@ -266,9 +265,9 @@ class MemoryParkedRows:
             known.add((event.event_id, event.replay_id))
 
     def _is_held(self, row: Row) -> bool:
-        if row.event.key is None or not self._known[row.subscription][0].ordered:
+        if not row.event.held_keys or not self._known[row.subscription][0].ordered:
             return False
-        return any(other.id < row.id and other.lane == row.lane for other in self._rows.values())
+        return any(other.id < row.id and other.lanes & row.lanes for other in self._rows.values())
 
     # sessions
 

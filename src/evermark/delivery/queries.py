@@ -97,20 +97,21 @@ group by subscription
 PARKED_MAX = "select name, (spec ->> 'parked_max')::integer from subscriptions where name = any(%s)"
 PARK = """
 insert into enqueued_messages (subscription, event_id, replay_id, source, partition, batch, position, stream, key,
-                               event, reason, last_status, attempts, next_attempt_at, session, waits, created_at)
-select g.subscription, g.event_id, g.replay_id, g.source, g.partition, g.batch, g.position, g.stream, g.key, g.event,
-       g.reason, g.last_status, g.attempts, g.next_attempt_at, g.session, g.waits, %s
+                               previous_key, event, reason, last_status, attempts, next_attempt_at, session, waits,
+                               created_at)
+select g.subscription, g.event_id, g.replay_id, g.source, g.partition, g.batch, g.position, g.stream, g.key,
+       g.previous_key, g.event, g.reason, g.last_status, g.attempts, g.next_attempt_at, g.session, g.waits, %s
 from unnest(%s::text[], %s::text[], %s::text[], %s::text[], %s::integer[], %s::bigint[], %s::text[], %s::text[],
-            %s::text[], %s::text[], %s::text[], %s::integer[], %s::integer[], %s::timestamptz[], %s::text[],
-            %s::boolean[]) with ordinality
-    as g (subscription, event_id, replay_id, source, partition, batch, position, stream, key, event, reason,
-          last_status, attempts, next_attempt_at, session, waits, nth)
+            %s::text[], %s::text[], %s::text[], %s::text[], %s::integer[], %s::integer[], %s::timestamptz[],
+            %s::text[], %s::boolean[]) with ordinality
+    as g (subscription, event_id, replay_id, source, partition, batch, position, stream, key, previous_key, event,
+          reason, last_status, attempts, next_attempt_at, session, waits, nth)
 order by g.nth
 on conflict (subscription, event_id, replay_id) do nothing
 """
 
 _PARKED = """m.subscription, m.event_id, m.replay_id, m.source, m.partition, m.batch, m.position, m.stream, m.key,
-          m.event, m.reason, m.last_status, coalesce(m.session, ''), m.attempts"""
+          m.previous_key, m.event, m.reason, m.last_status, coalesce(m.session, ''), m.attempts"""
 
 # Which keys the parked events of some subscriptions need, and whether they are published; asked under their locks.
 DEVICES = (
@@ -135,6 +136,13 @@ select exists (select from leases where name = %(lease)s and epoch = %(epoch)s a
 _FREE = "(m.claimed_until is null or m.claimed_until <= %(now)s or m.claim_epoch < %(epoch)s)"
 # A row that was put back untried keeps its time, by which a session is in order, and rests.
 _RESTED = "(m.rests_until is null or m.rests_until <= %(now)s)"
+
+# What was parked earlier of the same stream, and so perhaps of the same key. A row is of one key, or of two; each of
+# them is looked for by itself, so that an index finds it.
+_IN_FRONT = """
+    select from enqueued_messages e
+    where e.subscription = m.subscription and e.source = m.source and e.partition = m.partition
+      and e.stream = m.stream and e.replay_id = m.replay_id and e.id < m.id"""
 
 # Whose rows there are is found by leaps over an index, and each has the same share: its first rows before anybody's
 # second ones; where not all can have one, whose turn it is changes from claim to claim (`turns.draw`).
@@ -166,14 +174,10 @@ with recursive owners as (
         from enqueued_messages m
         where m.subscription = r.name and (m.replay_id <> '')::integer = %(of_replays)s::integer
           and m.next_attempt_at <= %(now)s and {_FREE} and {_RESTED}
-          and not (
-                r.ordered
-                and exists (
-                    select from enqueued_messages e
-                    where e.subscription = m.subscription and e.source = m.source and e.partition = m.partition
-                      and e.stream = m.stream and e.key = m.key and e.replay_id = m.replay_id and e.id < m.id
-                )
-              )
+          and not (r.ordered and (exists ({_IN_FRONT} and e.key = m.key)
+                                  or exists ({_IN_FRONT} and e.key = m.previous_key)
+                                  or exists ({_IN_FRONT} and e.previous_key = m.key)
+                                  or exists ({_IN_FRONT} and e.previous_key = m.previous_key)))
           and not (
                 m.session is not null
                 and exists (
@@ -241,12 +245,13 @@ limit %(limit)s
 """
 # By (subscription, source, partition), which an index begins with: what others have parked is not looked at.
 HELD_KEYS = """
-select m.subscription, m.source, m.partition, m.stream, m.key, count(*)
+select m.subscription, m.source, m.partition, m.stream, held.key, count(*)
 from enqueued_messages m join subscriptions s on s.name = m.subscription
-where m.subscription = any(%(names)s) and m.key is not null and m.replay_id = %(replay_id)s
+cross join lateral (values (m.key), (m.previous_key)) as held (key)
+where m.subscription = any(%(names)s) and held.key is not null and m.replay_id = %(replay_id)s
   and coalesce((s.spec ->> 'ordered')::boolean, false)
   and (%(everywhere)s or (m.source, m.partition) in (select * from unnest(%(sources)s::text[], %(partitions)s::int[])))
-group by m.subscription, m.source, m.partition, m.stream, m.key
+group by m.subscription, m.source, m.partition, m.stream, held.key
 """
 # One that is due by itself, or was never tried because of its session, is not asked for: only its rest ends.
 RELEASE = """

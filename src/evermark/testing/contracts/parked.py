@@ -225,6 +225,32 @@ class ParkedContract(OwnedStore):
         store.drop([first.id], epoch)
         assert [r.event.event_id for r in store.claim(SOON, 20, LEASE_S, epoch)] == ["e3"]
 
+    def test_a_change_of_a_key_waits_for_both_keys_and_holds_both_back(self, store: DeliveryStore, epoch: int) -> None:
+        """GIVEN k1, k2 and a change of k1 to k2 parked, and what follows THEN each waits for what has a key of its."""
+        store.open_place(P0, 0, epoch)
+        store.register([spec("a", ordered=True)], MadeBy.FILE, {}, epoch)
+        moved = replace(event(3, key="k2"), previous_key="k1")
+        parked = [
+            event(1, key="k1"),
+            event(2, key="k2"),
+            moved,
+            event(4, key="k1"),
+            event(5, key="k2"),
+            event(6, key="l"),
+        ]
+        store.settle_group(P0, 0, 9, frozenset("a"), [done("a", *parked)], T0, epoch)
+        held = {(P0, "orders", "k1"): 3, (P0, "orders", "k2"): 3, (P0, "orders", "l"): 1}
+        assert store.held_keys(["a"]) == {"a": held}
+        late = SOON + timedelta(days=1)
+        order: list[list[str]] = []
+        while rows := store.claim(late, 10, LEASE_S, epoch):
+            order.append([row.event.event_id for row in rows])
+            assert all(row.event == moved for row in rows if row.event.event_id == "e3")
+            for row in rows[:1]:
+                store.delivered([row.id], epoch)
+            late += timedelta(days=1)
+        assert order == [["e1", "e2", "e6"], ["e2", "e6"], ["e3", "e6"], ["e4", "e5", "e6"], ["e5", "e6"], ["e6"]]
+
     def test_the_same_key_of_another_stream_is_another_key(self, store: DeliveryStore, epoch: int) -> None:
         """Two tables of a source may use the same keys: order 1 has nothing to do with user 1."""
         store.open_place(P0, 0, epoch)
