@@ -16,6 +16,7 @@ from evermark.sources.postgres.place import PlainDsn, PostgresPlace
 from evermark.sources.postgres.source import PostgresOutbox
 from evermark.sources.postgres.waiting import NEWEST_MAX, STANDS_STILL_S, OutboxLook
 from evermark.testing.servers import PostgresServer, fresh_database
+from evermark.testing.until import until
 
 
 class Clock:
@@ -144,6 +145,33 @@ def test_the_oldest_of_many_is_found(outbox: Scene, look: OutboxLook) -> None:
     assert found == pytest.approx(2 * NEWEST_MAX * 60, abs=62)
     everything = waiting_s(look, outbox.source.earliest(0))
     assert everything is not None and everything >= 2 * NEWEST_MAX * 60 - 62
+
+
+def test_a_look_reads_no_whole_table(outbox: Scene, look: OutboxLook) -> None:
+    """GIVEN many events WHEN it is looked at THEN only a few rows are read, by an index."""
+    rows = 20 * NEWEST_MAX
+    outbox.db.execute(
+        "insert into pgstream.events (stream, created_at) select 'shop', now() - make_interval(secs => n)"
+        " from generate_series(%s, 1, -1) n",
+        (rows,),
+    )
+    assert look._link is None
+    reading = "select coalesce(sum(idx_tup_read), 0), coalesce(sum(seq_tup_read), 0) from pg_stat_user_indexes"
+    reading += " join pg_stat_user_tables using (relid) where pg_stat_user_tables.relname like 'events%'"
+
+    def read() -> tuple[int, int]:
+        outbox.db.execute("select pg_stat_clear_snapshot()")
+        index, whole = outbox.db.execute(reading).fetchone() or (0, 0)
+        return int(index), int(whole)
+
+    before = read()
+    for after in (outbox.source.earliest(0), passed(outbox)):
+        look.untaken(after)
+    look.close()  # its numbers are told when it ends
+    until(lambda: read()[0] > before[0], "the server has counted")
+    after_all = read()
+    assert after_all[1] == before[1], "no table was read from its beginning"
+    assert after_all[0] - before[0] < 3 * NEWEST_MAX
 
 
 def test_times_that_are_none_hide_nothing(outbox: Scene, look: OutboxLook, clock: Clock) -> None:

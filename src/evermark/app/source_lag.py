@@ -78,8 +78,11 @@ class Look:
             if waited_for or now - self._answered < FRESH_S or len(self._running) > _HUNG_MAX:
                 return
             thread = threading.Thread(target=self._look, args=(now,), name=f"look {self._name}", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                return  # the machine has no thread to spare: that there is no answer is said soon
             self._running.append((thread, now))
-            thread.start()
 
     def wait(self, until: float) -> None:
         """For a fresh answer, but no longer than `until`. Then it is said that there is none, if it has been long."""
