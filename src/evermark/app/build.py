@@ -42,6 +42,9 @@ from evermark.sources.postgres.source import PostgresOutbox
 from evermark.state.connection import State, schema_for
 from evermark.state.migrate import migrate
 
+# Whoever waits for an answer over HTTP is better told to come back than kept waiting.
+CONNECT_TIMEOUT_S = 3.0
+
 
 @dataclass
 class Deployment:
@@ -69,6 +72,18 @@ class Deployment:
     def batch_at(self, place: Place, since: str) -> int:
         """The last batch of a place before a time."""
         return LogReader(self.log_folder(place.source)).batch_at(place.partition, since)
+
+    def another_state(self, *, connections_max: int, timeout_s: float, lock_timeout_s: float) -> State:
+        """State by connections of its own, for those who must not wait for the others, nor the others for them."""
+        embedded, dsn = self.embedded, self.config.state.dsn
+        return State(
+            embedded.dsn if dsn is None and embedded is not None else (lambda: dsn.reveal() if dsn is not None else ""),
+            self.state.schema,
+            connections_max=connections_max,
+            connect_timeout_s=CONNECT_TIMEOUT_S,
+            statement_timeout_s=timeout_s,
+            lock_timeout_s=lock_timeout_s,
+        )
 
     def close(self) -> None:
         self.state.close()

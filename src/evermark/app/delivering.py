@@ -165,7 +165,7 @@ class DeliveryRunner:
         queue = ParkedQueue(store, self._sink, self._d.box.open, epoch, _now, random.random, self._told.by_queue)
         asker = KeyAsker(store, store.subscriptions, self._sink, self._d.box.open, epoch, _now, self._told.by_asker)
         self._live = live
-        self._board.delivering = True
+        self._board.delivering, self._board.delivery_standby = True, False
         self._log.info("delivering", epoch=epoch, subscriptions=len(store.subscriptions()))
         ended = threading.Event()
 
@@ -304,3 +304,4 @@ class DeliveryRunner:
 
     def _say_standby(self) -> None:
         self._log.info("standing by: another instance delivers")
+        self._board.delivery_standby = True

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -19,14 +19,24 @@ from evermark.app.build import Deployment, open_deployment
 from evermark.app.delivering import DeliveryRunner
 from evermark.app.ingesting import SourceRunner
 from evermark.app.keeping import StateKeeper
+from evermark.app.looking import check_at
 from evermark.app.scratch import ScratchKeeper, scratch_folder
 from evermark.app.serving import served
+from evermark.app.source_lag import Lags
 from evermark.config import Config, load
 from evermark.config.spark_master import require_local_master
 from evermark.delivery.sinks.webhook import WebhookSink
 from evermark.embedded.java import ensure_java
-from evermark.error_policy import backoff_s
-from evermark.errors import ConfigError, EngineError, EvermarkError, GapError, NotFoundError, of_kind
+from evermark.error_policy import Action, action_for, backoff_s
+from evermark.errors import (
+    BusyError,
+    ConfigError,
+    EngineError,
+    EvermarkError,
+    GapError,
+    UnreachableError,
+    of_kind,
+)
 from evermark.observe.health import Board
 from evermark.observe.logging import get_logger
 from evermark.observe.metrics import Metrics
@@ -45,6 +55,9 @@ _LOOK_EVERY_S = 0.5
 # Spark that ran this long before it died was well: its next death is a first one again.
 _WELL_AFTER_S = 60.0
 _RESTART_BACKOFF_MAX_S = 30.0
+_STATE_WAIT_S = 30.0
+_STATE_PAUSE_S = 1.0
+_CHECKS_AT_ONCE = 8
 
 
 class StuckError(EngineError):
@@ -101,11 +114,13 @@ class Pipeline:
         try:
             where = "the embedded Postgres" if self.config.state.dsn is None else "Postgres"
             self._log.info("starting", step="state", waits_for=where)
-            deployment = open_deployment(self.config, self._given)
+            deployment = self._opened()
+            lags = Lags(deployment, self.board)
             try:
                 for warning in deployment.warnings:
                     self._log.warning(warning)
                 self._log.info("starting", step="sources", checks=sorted(deployment.sources))
+                lags.start()
                 self._check_sources(deployment)
                 keeper = StateKeeper(deployment.embedded) if deployment.embedded is not None else None
                 try:
@@ -115,20 +130,40 @@ class Pipeline:
                     if keeper is not None:
                         keeper.stop()
             finally:
+                lags.stop()
                 deployment.close()
         finally:
             server.stop()
         self._log.info("stopped")
 
-    def _check_sources(self, deployment: Deployment) -> None:
-        """Before the slow part: what cannot work is said at once, and ends the process."""
-        for name, source in deployment.sources.items():
+    def _opened(self) -> Deployment:
+        """State is needed for everything. It may come up a little later than we do; who runs us may try again after."""
+        give_up_at = time.monotonic() + _STATE_WAIT_S
+        while True:
             try:
-                source.check(_checkpointed(deployment, name, source))
-            except GapError as error:
+                return open_deployment(self.config, self._given)
+            except (UnreachableError, BusyError) as error:
+                if self.config.state.dsn is None or time.monotonic() > give_up_at or self._stopping.is_set():
+                    raise
+                self._log.warning("state does not answer yet; it is waited for", error=error, at_most_s=_STATE_WAIT_S)
+            self._stopping.wait(_STATE_PAUSE_S)
+
+    def _check_sources(self, deployment: Deployment) -> None:
+        """Before the slow part: what only a person can change is said at once, and ends the process. A source that
+        cannot be reached keeps nobody from starting: it is tried until it can be, as it is later on.
+        """
+        names = sorted(deployment.sources)
+        with ThreadPoolExecutor(max(1, min(len(names), _CHECKS_AT_ONCE)), thread_name_prefix="check") as pool:
+            found = list(pool.map(lambda name: _trouble_of(deployment, name), names))
+        for name, error in zip(names, found, strict=True):
+            if error is None:
+                continue
+            if isinstance(error, GapError):
                 # What can be mended is, and what a person must decide is shown: neither needs a restart.
                 self._log.error("the source is not as we left it", source=name, error=error)
-            except EvermarkError as error:
+            elif action_for(error) is Action.RETRY:
+                self._log.warning("the source cannot be read yet; it is tried until it can", source=name, error=error)
+            else:
                 raise of_kind(error.kind, f"sources.{name}: {error.message}", error.hint) from error
 
     def _run_with_spark(self, deployment: Deployment) -> None:
@@ -296,9 +331,18 @@ class Pipeline:
         self._dead_thread = f"the thread {name} ended: {error}"
 
 
-def _checkpointed(deployment: Deployment, name: str, source: Source) -> dict[int, str]:
-    found: dict[int, str] = {}
-    for partition in source.partitions():
-        with suppress(NotFoundError):
-            found[partition] = deployment.checkpoints.load(name, partition).position
-    return found
+def _trouble_of(deployment: Deployment, name: str) -> EvermarkError | None:
+    """Why a source cannot be read on from where it was left."""
+    source = deployment.sources[name]
+
+    def checkpointed() -> dict[int, str]:
+        known = deployment.checkpoints.list(name)
+        return {p: known[p].position for p in source.partitions() if p in known}
+
+    try:
+        check_at(source, checkpointed)
+    except EvermarkError as error:
+        return error
+    except OSError as error:  # of a source that does not speak our words
+        return UnreachableError(f"{type(error).__name__}: {error}"[:500])
+    return None

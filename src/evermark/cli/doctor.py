@@ -157,8 +157,14 @@ def _standings(config: Config, name: str, source: Source, state: State) -> list[
     from evermark.ingest.recoveries import Recoveries
 
     kept_here = config.reliability.checkpoint.backend == "postgres"
-    checkpoints = PostgresCheckpoints(state).list(name) if kept_here else {}
-    return standings(source, name, checkpoints, Recoveries(state), local_log(config) / name)
+    checkpoints = PostgresCheckpoints(state)
+    return standings(
+        source,
+        name,
+        lambda: checkpoints.list(name) if kept_here else {},
+        Recoveries(state),
+        local_log(config) / name,
+    )
 
 
 def _owner(state: State, name: str) -> str | None:

@@ -137,8 +137,13 @@ def _standings(deployment: Deployment, name: str, partition: int | None) -> list
     source = deployment.sources[name]
     if partition is not None and partition not in source.partitions():
         raise NotFoundError(f"{name} has no partition {partition}", hint=f"it has {list(source.partitions())}")
-    checkpoints = deployment.checkpoints.list(name)
-    found = standings(source, name, checkpoints, deployment.recoveries, deployment.log_folder(name))
+    found = standings(
+        source,
+        name,
+        lambda: deployment.checkpoints.list(name),
+        deployment.recoveries,
+        deployment.log_folder(name),
+    )
     return [each for each in found if partition is None or each.partition == partition]
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from evermark.app.build import Deployment
     from evermark.config import Config
 
-_HEALTH_WAIT_S = 2.0
+_HEALTH_WAIT_S = 6.0  # an instance asks its sources first, and waits for them a little
 _HEALTH_BYTES_MAX = 4 * 1024 * 1024
 _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1", "*": "127.0.0.1"}  # noqa: S104 - looked at, not listened on
 NOT_REGISTERED = "new"
