@@ -18,6 +18,7 @@ from evermark.app.keeping import StateKeeper
 from evermark.app.scratch import ScratchKeeper, scratch_folder
 from evermark.app.serving import served
 from evermark.config import Config, load
+from evermark.config.spark_master import require_local_master
 from evermark.delivery.sinks.webhook import WebhookSink
 from evermark.embedded.java import ensure_java
 from evermark.errors import ConfigError, EvermarkError, GapError, NotFoundError, of_kind
@@ -64,6 +65,7 @@ class Pipeline:
                 signal.signal(number, self._on_signal)
         if not self.config.sources and not self._given:
             raise ConfigError("sources: there is none", hint="name at least one; `evermark init` writes an example")
+        require_local_master(self.config.spark.master, self.config.spark.conf, self.config.log_path)
         tokens = Tokens(self.config.server.tokens)
         server = Server(self.config.server.host, self.config.server.port, self.board, self.metrics, tokens)
         server.start()
