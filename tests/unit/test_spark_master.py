@@ -52,7 +52,7 @@ def test_what_is_no_master_is_told_so(master: str) -> None:
 
 def test_a_master_or_a_connect_server_named_in_the_conf_is_found_too() -> None:
     """`spark.conf` wins over `spark.master`, so it cannot be a way round the check."""
-    with pytest.raises(ConfigError, match="^spark.conf: spark.master: spark://a:1 runs its tasks"):
+    with pytest.raises(ConfigError, match=r"^spark\.conf: spark\.master: spark://a:1 runs its tasks"):
         require_local_master("local", {"spark.master": "spark://a:1"}, LOG)
     with pytest.raises(ConfigError, match=r"spark\.remote"):
         require_local_master("local", {"spark.remote": "sc://a"}, LOG)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from evermark.cli.console import JsonOption, YesOption, confirm, noun, say, show, show_json, show_table
-from evermark.cli.deployment import DEFAULT_CONFIG, ConfigOption
+from evermark.cli.deployment import DEFAULT_CONFIG, ConfigOption, warn_of_streams
 from evermark.cli.subscription import (
     Bundle,
     Concurrency,
@@ -134,8 +134,9 @@ def add(
         parked_limit=parked_limit,
         ttl=ttl,
     )
-    with desk_at(config) as (_, desk):
+    with desk_at(config) as (deployment, desk):
         made = _bots(desk).add(name, {key: value for key, value in given.items() if value is not None})
+        warn_of_streams(deployment, given.get("streams") or ())
     report(made, f"{name} is there, {made.state.value}, and speaks for {made.user}", as_json)
 
 

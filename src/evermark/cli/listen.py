@@ -46,8 +46,9 @@ class _Printer:
         marks += [f"attempt {event.attempt}"] * (event.attempt > 1)
         data = json.dumps(event.data, ensure_ascii=False)
         shown = data if len(data) <= SHOWN_CHARS_MAX else data[:SHOWN_CHARS_MAX] + "…"
+        key = "no key" if event.key is None else f"key={event.key}"
         self.line(
-            f"{record.at[11:23]} {event.stream} {event.op} key={event.key} {shown} id={event.delivery_id}"
+            f"{record.at[11:23]} {event.stream} {event.op} {key} {shown} id={event.delivery_id}"
             + (f" ({', '.join(marks)})" if marks else ""),
             **record.fields(),
             data=event.data,

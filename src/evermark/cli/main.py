@@ -21,6 +21,7 @@ class _Entry(NamedTuple):
 COMMANDS = {
     "demo": _Entry("demo:demo", "See it work on this machine, a crash included."),
     "init": _Entry("init:init", "Write a commented evermark.yaml to begin with."),
+    "config": _Entry("config:app", "Check the file before `evermark up` does."),
     "up": _Entry("up:up", "Run the deployment until told to stop."),
     "status": _Entry("status:status", "Where everything stands: sources, log, subscriptions."),
     "doctor": _Entry("doctor:doctor", "Examine the sources: what is wrong, and what to run."),

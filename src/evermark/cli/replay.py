@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from evermark.cli.console import JsonOption, noun, say, show, show_json, show_table
-from evermark.cli.deployment import DEFAULT_CONFIG, ConfigOption, as_deliverer, known_source, opened
+from evermark.cli.deployment import DEFAULT_CONFIG, ConfigOption, as_deliverer, known_source, opened, warn_of_streams
 from evermark.errors import ConfigError, NotFoundError
 
 if TYPE_CHECKING:
@@ -44,6 +44,10 @@ def start(
 
         begin = bounded(moment_of(since))
         end = bounded(moment_of(until)) if until is not None else datetime.now(UTC)
+        if until is None and end < begin:
+            raise ConfigError(
+                f"--since {since} is in the future", hint=f"it is {end:%Y-%m-%dT%H:%MZ} now: name a time before that"
+            )
         if end < begin:
             raise ConfigError(f"--until {until} is before --since {since}", hint="name the earlier time with --since")
         if len(stream or ()) > STREAMS_MAX:
@@ -51,6 +55,7 @@ def start(
         vet(where)
         if subscription is not None:
             _known_subscription(deployment, subscription)
+        warn_of_streams(deployment, stream or ())
         request = Request(
             AskedBy.CLI,
             known_source(deployment.sources, source),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from evermark.cli.console import EXIT_FAILED, JsonOption, YesOption, confirm, noun, say, show, show_json, show_table
-from evermark.cli.deployment import DEFAULT_CONFIG, ConfigOption, as_deliverer, opened
+from evermark.cli.deployment import DEFAULT_CONFIG, ConfigOption, as_deliverer, opened, warn_of_streams
 from evermark.cli.standing import subscription_rows
 from evermark.errors import ConfigError, NotFoundError
 
@@ -114,8 +114,9 @@ def add(
         parked_limit=parked_limit,
         ttl=ttl,
     )
-    with desk_at(config) as (_, desk):
+    with desk_at(config) as (deployment, desk):
         made = desk.add(name, {key: value for key, value in given.items() if value is not None})
+        warn_of_streams(deployment, given.get("streams") or ())
     report(made, f"{name} is there, {made.state.value}; try it with: evermark subscription test {name}", as_json)
 
 
@@ -158,8 +159,9 @@ def set_subscription(
     )
     if not changes:
         raise ConfigError("nothing to change was given", hint="for example --url or --where; see --help")
-    with desk_at(config) as (_, desk):
+    with desk_at(config) as (deployment, desk):
         changed = desk.change(name, changes)
+        warn_of_streams(deployment, changes.get("streams") or ())
     report(changed, f"{name} is changed", as_json)
 
 

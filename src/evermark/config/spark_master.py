@@ -37,6 +37,6 @@ def require_local_master(master: str, conf: Mapping[str, str], log_path: str) ->
         raise ConfigError(f"{key}: {named!r} is not a Spark master", hint=_USE_LOCAL)
     if "://" not in log_path:
         raise ConfigError(
-            f"{key}: {named} runs its tasks on other machines, which do not see the log at {log_path} on this one's disk",
+            f"{key}: {named} runs its tasks on other machines, which do not see the log at {log_path} on this machine",
             hint=f"{_USE_LOCAL}; this version cannot keep its log where a cluster sees it",
         )
