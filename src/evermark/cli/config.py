@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from evermark.config import Config
     from evermark.observe.finding import Finding
 
-app = noun("The deployment's file.")
+app = noun("Check the file before `evermark up` does.")
 
 
 @app.callback()
 def _noun() -> None:
-    """The deployment's file."""
+    """Check the file before `evermark up` does."""
 
 
 @app.command()
@@ -33,7 +33,9 @@ def check(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Find what is wrong with the file before `evermark up` does: keys, secrets, predicates, streams, folders.
+    """Find what is wrong with the file, before `evermark up` does.
+
+    It looks at keys, variables, secrets, predicates, streams, bots, folders and the Spark master.
 
     With --connect also: whether each database answers, wal_level, the rights of the role, tables, slot, publication.
     Changes nothing. The exit code is 3 if something is wrong, and 0 if all is well or there are only warnings.

@@ -73,17 +73,27 @@ def listen(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     secret: Annotated[
         list[str] | None,
-        typer.Option(envvar="EVERMARK_SECRET", show_default=False, help="whsec_…; several during a rotation."),
+        typer.Option(
+            envvar="EVERMARK_SECRET",
+            show_default=False,
+            metavar="SECRET",
+            help="The signing secret, whsec_…; repeat it during a rotation.",
+        ),
     ] = None,
     fail: Annotated[
-        str | None, typer.Option(help="Misbehave: 503:3 answers 503 to the first 3, 503:10% to one in ten.")
+        str | None,
+        typer.Option(
+            metavar="STATUS:HOW_OFTEN", help="Fail on purpose: 503:3 answers 503 to the first 3, 503:10% to one in ten."
+        ),
     ] = None,
-    slow: Annotated[str | None, typer.Option(help="Take this long for each request, for example 5s.")] = None,
+    slow: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Take this long for each request, for example 5s.")
+    ] = None,
     record: Annotated[Path | None, typer.Option(help="Append each event to this file, as JSON lines.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the random failures.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
 ) -> None:
-    """Receive webhooks here: print, verify, and misbehave on request."""
+    """Receive webhooks on this machine and print them. It verifies signatures, drops repeats, and fails on request."""
     try:
         failing = Failing.parse(fail) if fail else None
     except ValueError as error:

@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from evermark.config import Config
     from evermark.log.care import CareReport
 
-app = noun("Every event there is.")
+app = noun("The log: query it, compact it.")
 
 SourceOption = Annotated[str | None, typer.Option("--source", "-s", help="Only this source; by default all.")]
 
 
 @app.command()
 def info(config: ConfigOption = DEFAULT_CONFIG, source: SourceOption = None, as_json: JsonOption = False) -> None:
-    """Files, events, bytes, batches and times, per source. Needs no state and no Spark."""
+    """Show files, events, bytes, batches and times of each source. Needs no state and no Spark."""
     found = config_at(config)
     quiet_logging()
     from evermark.app.build import local_log
@@ -72,7 +72,9 @@ def query(
     ] = Engine.AUTO,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document per row, each on its own line.")] = False,
 ) -> None:
-    """Ask the log in Spark SQL: evermark log query "select op, count(*) from shop group by op".
+    """Ask the log in Spark SQL.
+
+    For example: evermark log query "select op, count(*) from shop group by op".
 
     Times are in UTC. Give a computed column a name, as in count(*) as events: each engine makes up its own.
     """
@@ -129,7 +131,7 @@ def compact(config: ConfigOption = DEFAULT_CONFIG, source: SourceOption = None, 
 
 @app.command()
 def retain(config: ConfigOption = DEFAULT_CONFIG, source: SourceOption = None, as_json: JsonOption = False) -> None:
-    """Let events go that were taken before log.retention and that every reader has passed, once."""
+    """Remove events that are older than log.retention, once. What a subscription still needs stays."""
     _care(config, source, as_json=as_json, retain=True)
 
 
