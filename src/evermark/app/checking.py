@@ -22,7 +22,7 @@ def checked(config: Config) -> Iterator[Finding]:
     yield _data_folder(config.data)
     yield _judged("spark.master", lambda: _master(config))
     yield from _predicates(config)
-    yield from _streams(config)
+    yield from _warnings(config)
 
 
 def stream_warnings(config: Config, log_root: Path, wanted: Iterable[str]) -> list[str]:
@@ -38,8 +38,17 @@ def stream_warnings(config: Config, log_root: Path, wanted: Iterable[str]) -> li
     return unknown_streams(asked, sorted(logged | tables))
 
 
-def file_stream_warnings(config: Config, log_root: Path) -> Iterator[tuple[str, str]]:
-    """The same for what the file's subscriptions and bots want: where it stands there, and the sentence."""
+def file_warnings(config: Config, log_root: Path) -> Iterator[tuple[str, str]]:
+    """What in the file is allowed and probably not meant: the key it stands at, and a sentence."""
+    for problem in config.reliability.without_effect():
+        yield ".".join(("reliability", *map(str, problem.path))), problem.text
+    for name, settings in config.sources.items():
+        if isinstance(settings, PostgresSettings) and settings.start == "copy":
+            yield f"sources.{name}.start", "copy has no effect in this version: rows from before install are not taken"
+    yield from _stream_warnings(config, log_root)
+
+
+def _stream_warnings(config: Config, log_root: Path) -> Iterator[tuple[str, str]]:
     wanted = {
         f"{section}.{name}.streams": each.streams
         for section, named in (("subscriptions", config.subscriptions), ("bots", config.bots))
@@ -107,10 +116,11 @@ def _predicates(config: Config) -> Iterator[Finding]:
             yield ok(section, ", ".join(sorted(named)[:20]) + (", …" if len(named) > 20 else ""))
 
 
-def _streams(config: Config) -> Iterator[Finding]:
+def _warnings(config: Config) -> Iterator[Finding]:
     try:
         root = local_log(config)
     except ConfigError:
         return  # said above
-    for key, text in file_stream_warnings(config, root):
-        yield warning(key, text, "correct it, if it is a slip; a stream that begins later is fine")
+    for key, text in file_warnings(config, root):
+        fine = "correct it, if it is a slip; a stream that begins later is fine"
+        yield warning(key, text, fine if key.endswith(".streams") else "take it out of the file")

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 from evermark.app.build import Deployment, open_deployment
-from evermark.app.checking import file_stream_warnings
+from evermark.app.checking import file_warnings
 from evermark.app.delivering import DeliveryRunner
 from evermark.app.ingesting import SourceRunner
 from evermark.app.keeping import StateKeeper
@@ -76,7 +76,7 @@ class Pipeline:
             try:
                 for warning in deployment.warnings:
                     self._log.warning(warning)
-                for key, text in file_stream_warnings(self.config, deployment.log_root):
+                for key, text in file_warnings(self.config, deployment.log_root):
                     self._log.warning(f"{key}: {text}")
                 self._check_sources(deployment)
                 keeper = StateKeeper(deployment.embedded) if deployment.embedded is not None else None
