@@ -67,8 +67,20 @@ def _found(path: Path, *, connect: bool) -> list[tuple[str, Finding]]:
     rows = [("", ok("file", f"{path}, every key and variable is understood"))]
     rows += [("", finding) for finding in checked(found)]
     if connect:
-        rows += examined_all(found, sorted(found.sources))
-        rows += [(name, finding) for name in sorted(found.sources) for finding in _installable(found, name)]
+        rows += _connected(found)
+    return rows
+
+
+def _connected(config: Config) -> list[tuple[str, Finding]]:
+    """What `doctor` finds; where nothing is installed yet, whether that will work instead of all that is missing."""
+    from evermark.observe.finding import warning
+
+    rows = examined_all(config, sorted(config.sources))
+    for name in sorted(config.sources):
+        if found := _installable(config, name):
+            rows = [row for row in rows if row[0] != name or row[1].check not in ("outbox", "publication", "slot")]
+            found.append(warning("outbox", "nothing is installed in this database yet", "evermark source install"))
+            rows += [(name, finding) for finding in found]
     return rows
 
 
