@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from evermark.app.build import Deployment, open_deployment
+from evermark.app.checking import file_warnings
 from evermark.app.delivering import DeliveryRunner
 from evermark.app.ingesting import SourceRunner
 from evermark.app.keeping import StateKeeper
@@ -119,6 +120,8 @@ class Pipeline:
             try:
                 for warning in deployment.warnings:
                     self._log.warning(warning)
+                for key, text in file_warnings(self.config, deployment.log_root):
+                    self._log.warning(f"{key}: {text}")
                 self._log.info("starting", step="sources", checks=sorted(deployment.sources))
                 lags.start()
                 self._check_sources(deployment)

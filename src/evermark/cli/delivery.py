@@ -41,10 +41,10 @@ def list_deliveries(
     subscription: SubscriptionOption = None,
     state: StateOption = None,
     after: Annotated[int, typer.Option(min=0, help="Only ids above this one: the next page.")] = 0,
-    limit: Annotated[int, typer.Option(min=1, max=100_000)] = 100,
+    limit: Annotated[int, typer.Option(min=1, max=100_000, help="Deliveries at most.")] = 100,
     as_json: JsonOption = False,
 ) -> None:
-    """What is parked, oldest first."""
+    """List the parked deliveries, oldest first."""
     from evermark.server.shapes import DeliveryAnswer
 
     rows: list[dict[str, Any]] = []
@@ -64,7 +64,7 @@ def show_delivery(
     config: ConfigOption = DEFAULT_CONFIG,
     as_json: JsonOption = False,
 ) -> None:
-    """One of them, with its event."""
+    """Show a parked delivery, with its event."""
     from evermark.server.shapes import DeliveryWhole
 
     with opened(config) as deployment:
@@ -106,7 +106,7 @@ def drop(
     state: StateOption = None,
     yes: YesOption = False,
 ) -> None:
-    """Give them up: never delivered, counted as dropped. The events stay in the log."""
+    """Give parked deliveries up: they are never delivered. The events stay in the log; the drops are counted."""
     with opened(config) as deployment:
         chosen = _chosen(deployment, ids, subscription, state)
         confirm(f"Drop {len(chosen)} parked deliveries? They will never be delivered.", yes=yes)

@@ -11,7 +11,7 @@ from evermark.cli.standing import health, partition_rows, subscription_rows
 
 
 def status(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
-    """Where everything stands: sources, log, subscriptions, parked deliveries. No instance has to run."""
+    """Show the sources, the log, the subscriptions and their lag, and replays. No instance has to run."""
     with opened(config) as deployment:
         from evermark.cluster.fence import DELIVER_LEASE
 
