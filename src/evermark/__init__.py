@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from evermark.app.run import Pipeline
     from evermark.errors import EvermarkError
     from evermark.log.log import Log
-    from evermark.sources.base import Limit, Slice, Source
+    from evermark.sources.base import Limit, Slice, Source, Untaken
 
-__all__ = ["EvermarkError", "Limit", "Log", "Pipeline", "Slice", "Source", "testing"]
+__all__ = ["EvermarkError", "Limit", "Log", "Pipeline", "Slice", "Source", "Untaken", "testing"]
 
 _HOME = {
     "EvermarkError": "evermark.errors",
@@ -24,6 +24,7 @@ _HOME = {
     "Pipeline": "evermark.app.run",
     "Slice": "evermark.sources.base",
     "Source": "evermark.sources.base",
+    "Untaken": "evermark.sources.base",
 }
 
 

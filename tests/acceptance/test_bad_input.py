@@ -106,12 +106,33 @@ def test_a_port_that_is_taken_is_named(shop: Deployment) -> None:
     assert address in said and "server.listen" in said and "free one" in said
 
 
-@pytest.mark.parametrize("which", ["SHOP_DSN", "STATE_DSN"])
-def test_an_unreachable_database_is_named_without_its_password(shop: Deployment, shop_dsn: str, which: str) -> None:
-    """GIVEN a database that does not answer WHEN it goes up THEN which one and why are said, and not the password."""
-    shop.env[which] = with_password(shop_dsn, "shop", port="1")
-    said = shop.refused()
-    assert "does not answer" in said and ("sources.shop" if which == "SHOP_DSN" else "state.dsn") in said
+def test_state_that_does_not_answer_is_waited_for_and_named_without_its_password(
+    shop: Deployment, shop_dsn: str
+) -> None:
+    """GIVEN no state WHEN it goes up THEN it is waited for a little, then why is said, and not the password."""
+    shop.env["STATE_DSN"] = with_password(shop_dsn, "shop", port="1")
+    ran = shop.run("up")
+    said = what_it_said(ran)
+    assert "does not answer" in said and "state.dsn" in said
+    assert "it is waited for" in ran.stdout + ran.stderr
+
+
+def test_a_source_that_does_not_answer_is_named_without_its_password_and_ends_nothing(
+    shop: Deployment, shop_dsn: str, tmp_path: Path
+) -> None:
+    """GIVEN a database that does not answer WHEN it goes up THEN log and health say which and why, and it goes on."""
+    shop.env["SHOP_DSN"] = with_password(shop_dsn, "shop", port="1")
+    running = Instance(shop.file, shop.env, tmp_path / "up.log")
+    try:
+        found = wait_for_health(running, "stale")
+        said = running.log.read_text()
+        assert "the source cannot be read yet" in said and '"shop"' in said
+        assert "does not answer" in found["reason"] and found["hint"]
+        assert "Postgres at 127.0.0.1:1/" in found["reason"] and "Postgres at 127.0.0.1:1/" in said
+        assert PASSWORD not in said and PASSWORD not in found["reason"]
+        assert running.terminate() == 0
+    finally:
+        running.kill()
 
 
 def test_a_wrong_password_is_said_without_it(shop: Deployment, shop_dsn: str) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
-from evermark.app.looking import Standing, judged
+from evermark.app.looking import Standing, check_at, judged
 from evermark.checkpoints.base import Checkpoint
 from evermark.errors import EvermarkError, GapError, IdentityError, SetupError
 from evermark.ingest.recovery import TRIES_MAX, TRIES_WITHIN, Choice, Recovery, Step
@@ -66,3 +68,56 @@ def test_what_is_under_way_and_what_was_last_are_told() -> None:
     assert said.grade is Grade.WARNING and "2 tries" in said.found and "no room" in said.found
     (said,) = [f for f in judged(replace(WELL, past=(DONE,)), None) if f.check == "recovery"]
     assert said.grade is Grade.OK and "5 events" in said.found
+
+
+class Slot:
+    """A source that an instance moves: the checkpoint first, then the slot. `meanwhile` happens between two looks."""
+
+    def __init__(self) -> None:
+        self.checkpoint, self.slot = 5, 5
+        self.meanwhile: list[Callable[[], None]] = []
+        self.looks = 0
+
+    def load(self) -> dict[int, str]:
+        return {0: f"{self.checkpoint:020d}"}
+
+    def take(self) -> None:
+        self.checkpoint += 1
+        self.slot = self.checkpoint
+
+    def check(self, resume: Mapping[int, str], newest: Any = None) -> None:
+        self.looks += 1
+        if self.meanwhile:
+            self.meanwhile.pop(0)()
+        if f"{self.slot:020d}" > resume[0]:
+            raise GapError("the slot was moved past us")
+
+
+def looked_at(slot: Slot) -> None:
+    source: Any = slot
+    check_at(source, slot.load)
+
+
+def test_a_slot_that_is_moved_by_the_instance_that_reads_it_was_not_moved_past_us() -> None:
+    """GIVEN batches taken between reading the checkpoint and looking at the slot THEN nothing is said to be wrong."""
+    once = Slot()
+    once.meanwhile = [once.take]
+    looked_at(once)
+    assert once.looks == 2
+    busy = Slot()
+    busy.meanwhile = [busy.take] * 1000
+    looked_at(busy)
+    assert 2 < busy.looks < 100
+
+
+def test_a_slot_that_somebody_else_moved_is_said_to_be() -> None:
+    """GIVEN a slot past the checkpoint, and a checkpoint that stays WHEN looked at THEN it is a gap."""
+    moved = Slot()
+    moved.slot = 9
+    with pytest.raises(GapError, match="moved past us"):
+        looked_at(moved)
+    assert moved.looks == 1
+    meanwhile = Slot()
+    meanwhile.meanwhile = [meanwhile.take, lambda: setattr(meanwhile, "slot", 99)]
+    with pytest.raises(GapError, match="moved past us"):
+        looked_at(meanwhile)

@@ -42,6 +42,9 @@ from evermark.sources.postgres.source import PostgresOutbox
 from evermark.state.connection import State, schema_for
 from evermark.state.migrate import migrate
 
+# Whoever waits for an answer over HTTP is better told to come back than kept waiting.
+CONNECT_TIMEOUT_S = 3.0
+
 
 @dataclass
 class Deployment:
@@ -69,6 +72,18 @@ class Deployment:
     def batch_at(self, place: Place, since: str) -> int:
         """The last batch of a place before a time."""
         return LogReader(self.log_folder(place.source)).batch_at(place.partition, since)
+
+    def another_state(self, *, connections_max: int, timeout_s: float, lock_timeout_s: float) -> State:
+        """State by connections of its own, for those who must not wait for the others, nor the others for them."""
+        embedded, dsn = self.embedded, self.config.state.dsn
+        return State(
+            embedded.dsn if dsn is None and embedded is not None else (lambda: dsn.reveal() if dsn is not None else ""),
+            self.state.schema,
+            connections_max=connections_max,
+            connect_timeout_s=CONNECT_TIMEOUT_S,
+            statement_timeout_s=timeout_s,
+            lock_timeout_s=lock_timeout_s,
+        )
 
     def close(self) -> None:
         self.state.close()
@@ -124,20 +139,29 @@ def _spec(
     name: str, subscription: SubscriptionConfig, box: SecretBox, section: str = "subscriptions"
 ) -> SubscriptionSpec:
     """Vetted here, before anything runs: a predicate that is not allowed must not be found by a delivery job."""
-    spec = subscription.to_spec(name, box)
+    require_predicate(name, subscription, section)
+    return subscription.to_spec(name, box)
+
+
+def require_predicate(name: str, subscription: SubscriptionConfig, section: str = "subscriptions") -> None:
     try:
-        match_sql(spec.streams, spec.ops, vet(spec.where), lambda _: "null")
+        match_sql(
+            subscription.streams, [op.value for op in subscription.ops], vet(subscription.where), lambda _: "null"
+        )
     except ConfigError as error:
         raise ConfigError(f"{section}.{name}: {error.message}", hint=error.hint) from error
-    return spec
 
 
 def _bot_spec(name: str, bot: BotConfig, box: SecretBox, sources: Collection[str]) -> SubscriptionSpec:
+    require_bot_source(name, bot, sources)
+    return _spec(name, bot, box, "bots")
+
+
+def require_bot_source(name: str, bot: BotConfig, sources: Collection[str]) -> None:
     if bot.source not in sources:
         raise ConfigError(
             f"bots.{name}.source: no source is called {bot.source}", hint=f"there are {', '.join(sorted(sources))}"
         )
-    return _spec(name, bot, box, "bots")
 
 
 def local_log(config: Config) -> Path:

@@ -19,7 +19,7 @@ from evermark.bots.expiry import sweep_waiting
 from evermark.bots.sight import Sight
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.delivery import roster
-from evermark.delivery.accounts import accounts, least_cursors
+from evermark.delivery.accounts import accounts, kept_for, least_cursors
 from evermark.delivery.base import CursorVector, MadeBy, Place
 from evermark.delivery.expiry import sweep
 from evermark.delivery.follower import Follower
@@ -42,6 +42,7 @@ _QUEUE_EVERY_S = 1.0
 _REPORT_EVERY_S = 2.0
 _SWEEP_EVERY_S = 60.0
 _ASK_EVERY_S = 1.0
+_END_S = 5.0  # what has not ended by then posts to a slow receiver; its epoch is old when it comes back
 
 
 def _now() -> datetime:
@@ -81,6 +82,8 @@ class BothDeliverer(Deliverer, ReplayDeliverer, Protocol):
 
 class DeliveryRunner:
     """Stands by for the `deliver` lease; while it has it, nobody else delivers for this deployment."""
+
+    name = "delivery"
 
     def __init__(
         self, deployment: Deployment, deliverer: BothDeliverer, sink: Sink, board: Board, metrics: Metrics
@@ -162,7 +165,7 @@ class DeliveryRunner:
         queue = ParkedQueue(store, self._sink, self._d.box.open, epoch, _now, random.random, self._told.by_queue)
         asker = KeyAsker(store, store.subscriptions, self._sink, self._d.box.open, epoch, _now, self._told.by_asker)
         self._live = live
-        self._board.delivering = True
+        self._board.delivering, self._board.delivery_standby = True, False
         self._log.info("delivering", epoch=epoch, subscriptions=len(store.subscriptions()))
         ended = threading.Event()
 
@@ -184,6 +187,7 @@ class DeliveryRunner:
                 ("queue", run_queue, _QUEUE_EVERY_S),
                 ("report", self._report, _REPORT_EVERY_S),
                 ("sweep", sweep_parked, _SWEEP_EVERY_S),
+                ("expire", lambda: follower.expire_stopped(over), _SWEEP_EVERY_S),
                 ("ask", asker.run, _ASK_EVERY_S),
             ]
             threads = [
@@ -202,9 +206,10 @@ class DeliveryRunner:
             finally:
                 self._live = None  # before anybody is waited for: what is handed over from here on is another's work
                 ended.set()
-                replays.join(timeout_s=5)
+                deadline = time.monotonic() + _END_S
+                replays.join(timeout_s=_END_S)
                 for thread in threads:
-                    thread.join(timeout=5)
+                    thread.join(max(0.0, deadline - time.monotonic()))
 
     def _register(self, epoch: int) -> None:
         mine, taken = roster.free_names(self._d.specs, self._d.delivery.subscriptions())
@@ -281,8 +286,15 @@ class DeliveryRunner:
     def _report(self) -> None:
         heads = {place: head for place, (head, _) in self._view.heads().items()}
         known = accounts(self._d.delivery, heads, lambda source: self._view.reader(source).files_if_any())
-        self._told.accounts(known, _now())
+        now = _now()
+        self._told.accounts(known, now)
+        self._told.kept(self._kept_beyond_retention(now))
         self._told.counted(self._d.delivery.counted("expired"), self._d.delivery.counted("dropped"))
+
+    def _kept_beyond_retention(self, now: datetime) -> dict[str, int]:
+        horizon = now - self._d.config.log.retention
+        files = {source: self._view.reader(source).files_if_any() for source in self._d.sources}
+        return kept_for(self._d.delivery.cursors_outside(), files, horizon)
 
     def _starts(self) -> dict[str, CursorVector]:
         """Where new subscriptions begin that do not begin now."""
@@ -292,3 +304,4 @@ class DeliveryRunner:
 
     def _say_standby(self) -> None:
         self._log.info("standing by: another instance delivers")
+        self._board.delivery_standby = True

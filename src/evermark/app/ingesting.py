@@ -303,16 +303,25 @@ class SourceRunner:
         if action_for(error) is Action.STEP_DOWN:
             self._log.warning("stepping down", error=error)
             return
-        self._note_failure(list(self._source.partitions()), error)
+        self._note_failure(self._known_partitions(), error)
         self._stopping.wait(1.0)
 
     def _say_unowned(self, error: EvermarkError) -> None:
-        for partition in self._source.partitions():
+        for partition in self._known_partitions():
             self._board.put(self.name, partition, PartitionHealth.STALE, error.message, error.hint)
+
+    def _known_partitions(self) -> list[int]:
+        """Where a source is asked which partitions it has, and does not answer, its first one stands for all."""
+        try:
+            return list(self._source.partitions())
+        except Exception as error:  # noqa: BLE001 - said by the reading itself
+            self._log.debug("the source does not say which partitions it has", error=error)
+            return [0]
 
     def _say_standby(self) -> None:
         self._log.info("standing by: another instance owns this source")
-        self._board.put(self.name, 0, PartitionHealth.STANDBY)
+        for partition in self._known_partitions():
+            self._board.put(self.name, partition, PartitionHealth.STANDBY)
 
     def _on_gathered(self, gathered: Gathered) -> None:
         for taken in gathered.taken:
@@ -323,7 +332,7 @@ class SourceRunner:
         rows = taken.append.rows
         now = datetime.now(UTC)
         self._metrics.checkpoints_saved.labels(self.name, taken.partition).inc()
-        self._board.seen(self.name, taken.partition, rows, now, _lag_s(taken, now))
+        self._board.seen(self.name, taken.partition, rows, now)
         if not rows:
             return
         self._metrics.events_taken.labels(self.name, taken.partition).inc(rows)
@@ -357,11 +366,3 @@ def _begun(taker: Taker, partition: int) -> Resume:
         if action_for(error) is Action.STOP and error.partition is None:
             error.partition = partition
         raise
-
-
-def _lag_s(taken: Taken, now: datetime) -> float:
-    """Age of the oldest event in the batch, from its file's statistics."""
-    oldest = [f.stats["event_time"][0] for f in taken.append.files if f.stats.get("event_time", [None])[0]]
-    if not oldest:
-        return 0.0
-    return max(0.0, (now - datetime.fromisoformat(min(oldest))).total_seconds())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -11,7 +11,7 @@ from pathlib import Path
 from evermark.app.build import open_state
 from evermark.checkpoints.base import Checkpoint
 from evermark.config import Config
-from evermark.errors import EvermarkError, NotFoundError
+from evermark.errors import EvermarkError, GapError, NotFoundError
 from evermark.ingest.recoveries import Recoveries
 from evermark.ingest.recovery import Recovery, Step, exhausted, may_open
 from evermark.log.read import LogReader
@@ -21,6 +21,7 @@ from evermark.state.connection import State
 from evermark.state.migrate import require_current
 
 UNDER_WAY = (Step.OPENED, Step.CLOSED)
+_LOOKS_MAX = 10
 
 
 @dataclass(frozen=True)
@@ -45,21 +46,22 @@ class Standing:
 
 
 def standings(
-    source: Source, name: str, checkpoints: Mapping[int, Checkpoint], recoveries: Recoveries, log_folder: Path
+    source: Source,
+    name: str,
+    checkpoints: Callable[[], Mapping[int, Checkpoint]],
+    recoveries: Recoveries,
+    log_folder: Path,
 ) -> list[Standing]:
+    """`checkpoints` is asked again while an instance reads the source: what it finds must be of one moment."""
     past = recoveries.past(name)
     partitions = list(source.partitions())
     seen = newest(log_folder, partitions, past)
-    return [
-        Standing(
-            partition,
-            checkpoints.get(partition),
-            _trouble(source, partition, checkpoints.get(partition), seen.get(partition)),
-            source.mend(partition) is not None,
-            tuple(r for r in past if r.partition == partition),
-        )
-        for partition in partitions
-    ]
+    found: list[Standing] = []
+    for partition in partitions:
+        checkpoint, trouble = _trouble(source, partition, checkpoints, seen.get(partition))
+        mine = tuple(r for r in past if r.partition == partition)
+        found.append(Standing(partition, checkpoint, trouble, source.mend(partition) is not None, mine))
+    return found
 
 
 def newest(log_folder: Path, partitions: Sequence[int], past: Sequence[Recovery]) -> dict[int, Seen]:
@@ -77,14 +79,41 @@ def newest(log_folder: Path, partitions: Sequence[int], past: Sequence[Recovery]
     return found
 
 
-def _trouble(source: Source, partition: int, checkpoint: Checkpoint | None, seen: Seen | None) -> EvermarkError | None:
-    resume = {partition: checkpoint.position} if checkpoint is not None else {}
+def _trouble(
+    source: Source, partition: int, checkpoints: Callable[[], Mapping[int, Checkpoint]], seen: Seen | None
+) -> tuple[Checkpoint | None, EvermarkError | None]:
+    """A partition's checkpoint, and why it cannot be read on from there."""
+    checkpoint: Checkpoint | None = None
+
+    def load() -> dict[int, str]:
+        nonlocal checkpoint
+        checkpoint = checkpoints().get(partition)
+        return {partition: checkpoint.position} if checkpoint is not None else {}
+
     try:
-        source.check(resume, {partition: seen} if seen is not None else {})
+        check_at(source, load, {partition: seen} if seen is not None else {})
     except EvermarkError as error:
         # Without a checkpoint all are looked at: what is another's is not ours.
-        return error if error.partition in (None, partition) else None
-    return None
+        return checkpoint, error if error.partition in (None, partition) else None
+    return checkpoint, None
+
+
+def check_at(source: Source, load: Callable[[], dict[int, str]], newest: Mapping[int, Seen] | None = None) -> None:
+    """`Source.check` against the positions of checkpoints, though an instance may be reading.
+
+    The instance saves its checkpoint first and moves the source after that: a source that stands past a checkpoint was
+    moved by somebody else only if the checkpoint is still the same afterwards. If it moves at every look, it is read.
+    """
+    resume = load()
+    for _ in range(_LOOKS_MAX):
+        try:
+            source.check(resume, newest)
+        except GapError:
+            before, resume = resume, load()
+            if resume == before:
+                raise
+        else:
+            return
 
 
 def may_have_state(config: Config) -> bool:

@@ -123,7 +123,8 @@ class Mending:
 
     def begun(self, recovery: Recovery) -> None:
         said = f"failover: {recovery.reason}"
-        self._board.put(self._name, recovery.partition, PartitionHealth.STALE, said, "it is being closed; see the log")
+        hint = "it is being closed; see the log"
+        self._board.put(self._name, recovery.partition, PartitionHealth.STALE, said, hint, mending=True)
 
     def taken(self, taken: Taken) -> None:
         self._on_taken(taken)

@@ -26,9 +26,7 @@ from evermark.state.connection import State
 
 T = TypeVar("T")
 
-# Whoever waits for an HTTP answer is better told to come back than kept waiting.
 _CONNECTIONS_MAX = 4
-_CONNECT_TIMEOUT_S = 3.0
 _STATEMENT_TIMEOUT_S = 10.0
 _LOCK_TIMEOUT_S = 5.0
 
@@ -65,15 +63,8 @@ def desk_of(deployment: Deployment, state: State | None = None, holder: Holder |
 @contextmanager
 def served(server: Server, deployment: Deployment) -> Iterator[None]:
     """The API is open while this lasts. It has connections of its own: delivery never waits for one of them."""
-    config = deployment.config
-    embedded, dsn = deployment.embedded, config.state.dsn
-    state = State(
-        embedded.dsn if dsn is None and embedded is not None else (lambda: dsn.reveal() if dsn is not None else ""),
-        deployment.state.schema,
-        connections_max=_CONNECTIONS_MAX,
-        connect_timeout_s=_CONNECT_TIMEOUT_S,
-        statement_timeout_s=_STATEMENT_TIMEOUT_S,
-        lock_timeout_s=_LOCK_TIMEOUT_S,
+    state = deployment.another_state(
+        connections_max=_CONNECTIONS_MAX, timeout_s=_STATEMENT_TIMEOUT_S, lock_timeout_s=_LOCK_TIMEOUT_S
     )
     # Another holder than the one that delivers in this process: what is acquired for a request is released after it.
     asking = replace(deployment.holder, instance=f"{deployment.holder.instance}/api")

@@ -137,8 +137,13 @@ def _standings(deployment: Deployment, name: str, partition: int | None) -> list
     source = deployment.sources[name]
     if partition is not None and partition not in source.partitions():
         raise NotFoundError(f"{name} has no partition {partition}", hint=f"it has {list(source.partitions())}")
-    checkpoints = deployment.checkpoints.list(name)
-    found = standings(source, name, checkpoints, deployment.recoveries, deployment.log_folder(name))
+    found = standings(
+        source,
+        name,
+        lambda: deployment.checkpoints.list(name),
+        deployment.recoveries,
+        deployment.log_folder(name),
+    )
     return [each for each in found if partition is None or each.partition == partition]
 
 
@@ -302,7 +307,8 @@ def _say_troubles(name: str, partitions: Sequence[dict[str, Any]]) -> None:
         where = f"{name}/{each['partition']}"
         if each["trouble"]:
             say(f"{where}: {each['trouble']}")
-            say(f"  hint: {each['hint']}")
+            if each["hint"]:
+                say(f"  hint: {each['hint']}")
         elif each["recovery"] is None:
             say(f"{where}: healthy")
         if (current := each["recovery"]) is not None:
@@ -312,14 +318,14 @@ def _say_troubles(name: str, partitions: Sequence[dict[str, Any]]) -> None:
 
 def _say_choices(numbers: dict[str, Any]) -> None:
     about = "" if numbers["exact"] else "about "
+    held = f"{about}{numbers['count']} of them, {numbers['oldest']} to {numbers['newest']}"
+    if numbers["oldest"] is None:
+        held = "it is empty now"
     younger = "an unknown number of events"
     if numbers["younger"] is not None:
         more = "" if numbers["younger_exact"] else "more than "
         younger = f"{more}{numbers['younger']} events younger than the last one in the log ({numbers['log_newest']})"
-    say(
-        f"  repair: look through `events` ({about}{numbers['count']} of them, {numbers['oldest']} to"
-        f" {numbers['newest']}), take what the log lacks, then go on; {younger} are there"
-    )
+    say(f"  repair: look through `events` ({held}), take what the log lacks, then go on; {younger} are there")
     say("  skip:   go on from now. What the log lacks is never taken; the gap is logged, and stays in this list")
 
 

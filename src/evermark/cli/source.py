@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from evermark.sources.postgres.place import PostgresPlace, TableChoice
     from evermark.sources.postgres.settings import PostgresSettings
 
-app = noun("Where events come from.")
+app = noun("Sources: where events come from.")
 
 NameArgument = Annotated[
     str | None, typer.Argument(metavar="NAME", show_default=False, help="May be left out when there is only one.")
@@ -41,7 +41,7 @@ DEFAULT_WAIT = "10m"
 
 @app.command("list")
 def list_sources(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
-    """The sources of the file. Connects to nothing."""
+    """List the sources of the file. Connects to nothing."""
     found = config_at(config)
     rows: list[dict[str, Any]] = []
     for name, settings in sorted(found.sources.items()):
@@ -107,7 +107,7 @@ def install(
     say("next: evermark up")
 
 
-@app.command()
+@app.command(short_help="Remove what `source install` made.")
 def uninstall(
     name: NameArgument = None,
     config: ConfigOption = DEFAULT_CONFIG,
@@ -157,7 +157,7 @@ def uninstall(
         say(f"{chosen}: to begin anew instead, give the source another name, or the deployment another `data` folder")
 
 
-@app.command()
+@app.command(short_help="Make and drop the daily partitions of the outbox.")
 def maintain(name: NameArgument = None, config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
     """Make the outbox's partitions for the days ahead, and drop those past `events_retention` that all have read.
 
@@ -173,7 +173,7 @@ def maintain(name: NameArgument = None, config: ConfigOption = DEFAULT_CONFIG, a
     show([row], tuple(row), as_json=as_json)
 
 
-app.command()(recover)
+app.command(short_help="Show what is wrong with a source, and choose what to do.")(recover)
 
 
 def _postgres(config: Config, name: str | None) -> tuple[str, PostgresSettings]:

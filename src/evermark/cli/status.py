@@ -11,7 +11,7 @@ from evermark.cli.standing import health, partition_rows, subscription_rows
 
 
 def status(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
-    """Where everything stands: sources, log, subscriptions, parked deliveries. No instance has to run."""
+    """Show the sources, the log, the subscriptions and their lag, and replays. No instance has to run."""
     with opened(config) as deployment:
         from evermark.cluster.fence import DELIVER_LEASE
 
@@ -55,8 +55,11 @@ def _show(document: dict[str, Any]) -> None:
         for row in document["sources"]:
             said = told["partitions"].get(f"{row['source']}/{row['partition']}", {})
             row["health"], row["note"] = said.get("status"), said.get("reason") or _stale(said)
+            row["lag"] = f"{said['lag_s']:.1f} s" if "lag_s" in said else None
+        if not told.get("delivering") and not told.get("delivery", {}).get("standby"):
+            say("this instance does not deliver: it is starting, or delivery has failed; see its log")
     columns = ["source", "partition", "owner", "epoch", "log_head", "checkpoint", "position"]
-    show(document["sources"], [*columns, "health", "note"] if told else columns, empty="there is no source")
+    show(document["sources"], [*columns, "health", "lag", "note"] if told else columns, empty="there is no source")
     say("")
     show(
         document["subscriptions"],
@@ -67,6 +70,9 @@ def _show(document: dict[str, Any]) -> None:
         say("")
         columns = ["id", "state", "source", "streams", "since", "until", "percent", "delivered", "parked"]
         show(document["replays"], columns)
+    for row in document["subscriptions"]:
+        if row.get("kept_events"):
+            say(f"{row['subscription']}: the log keeps {row['kept_events']} events beyond log.retention for it")
     for what in ("dropped", "expired"):
         for name, count in sorted(document[what].items()):
             say(f"{name}: {count} {what}")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import faulthandler
+import os
 import signal
 import sys
 from typing import Annotated
 
 import typer
 
+from evermark.cli.console import EXIT_FAILED, show_error
 from evermark.cli.deployment import DEFAULT_CONFIG, ConfigOption
 
 
@@ -21,14 +23,20 @@ def up(
 ) -> None:
     """Run the deployment until told to stop.
 
-    SIGTERM or Ctrl-C stops it in order; a second one does not wait for what is under way. SIGUSR1 writes to stderr
-    where every thread stands.
+    SIGTERM or Ctrl-C stops it in order; a second one does not wait for what is under way. SIGUSR1 writes the stack of
+    every thread to stderr.
     """
     if hasattr(faulthandler, "register") and sys.__stderr__ is not None:  # not everywhere
         faulthandler.register(signal.SIGUSR1, file=sys.__stderr__, all_threads=True)
     from evermark.observe.logging import set_up_logging
 
     set_up_logging(json=log_json)
-    from evermark.app.run import Pipeline
+    from evermark.app.run import Pipeline, StuckError
 
-    Pipeline.from_file(config).run()
+    try:
+        Pipeline.from_file(config).run()
+    except StuckError as error:
+        # The interpreter would wait for the stuck thread, and whoever starts the process anew would wait for that.
+        show_error(error)
+        sys.stderr.flush()
+        os._exit(EXIT_FAILED)

@@ -1,78 +1,171 @@
-"""Health as people ask for it: per partition, then for the whole. Pure, but for the board that threads write on."""
+"""Health as people ask for it: per partition, then for the whole. Pure, but for the board that threads write on.
+
+Two voices make it. Whoever reads a partition says how reading goes (`put`, `seen`). And when health is asked for, the
+source is asked which of its events the log does not have (`answered`): a reader that died or hangs says nothing, and is
+found out by events that wait.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
 LAGGING_AFTER_S = 30.0
+# Starting Spark takes ten seconds, on a loaded machine several times that.
+ENGINE_LOST_MAX_S = 120.0
+RATE_OVER_S = 60.0
 
 
 class PartitionHealth(StrEnum):
+    STARTING = "starting"  # nobody has begun to read it in this process
     HEALTHY = "healthy"
-    LAGGING = "lagging"
-    STALE = "stale"
-    FAILED = "failed"
+    LAGGING = "lagging"  # it is read, but not fast enough, or not at all
+    STALE = "stale"  # it cannot be read just now; it is tried again
+    FAILED = "failed"  # a person must act
     STANDBY = "standby"  # another instance owns it; that is no illness
+
+
+WELL = (PartitionHealth.HEALTHY, PartitionHealth.STANDBY)
+READY = (*WELL, PartitionHealth.LAGGING)
+# What is said of reading when the source was asked, and had nothing against it.
+_ASKED = (PartitionHealth.STARTING, PartitionHealth.HEALTHY, PartitionHealth.STANDBY)
 
 
 @dataclass(frozen=True)
 class PartitionReport:
     state: PartitionHealth
     last_event_at: datetime | None = None
-    last_batch_at: datetime | None = None
-    lag_s: float = 0.0
+    lag_s: float = 0.0  # for how long the oldest event has been waiting that the log does not have
     events: int = 0
+    events_per_s: float = 0.0
     reason: str = ""
     hint: str = ""
     stale_streams: int = 0  # parts of it that cannot be read on, while the rest is
     stale_first: Mapping[str, str] = field(default_factory=dict)  # some of them, and why
+    mending: bool = False  # a hole is being closed: batches are taken, and yet it is not read
+
+
+@dataclass(frozen=True)
+class SourceAnswer:
+    """What came of asking a source which of its events the log does not have."""
+
+    at: float  # when it was asked, by the board's clock
+    lag_s: Mapping[int, float] = field(default_factory=dict)  # by partition; absent: nothing waits
+    refused: Mapping[int, tuple[str, str]] = field(default_factory=dict)  # by partition, why not, and a hint
+
+
+@dataclass(frozen=True)
+class LiveGroupReport:
+    """How the live group is. Subscriptions that are behind have a state of their own, and are no illness."""
+
+    delivering: bool = False  # in this process
+    standby: bool = False  # another instance delivers
+    lag_s: float = 0.0  # for how long the log has had a batch that the live group has not passed
+
+    @property
+    def lagging(self) -> bool:
+        return not self.standby and self.lag_s > LAGGING_AFTER_S
+
+
+def judged(report: PartitionReport, partition: int, answer: SourceAnswer | None, now: float) -> PartitionReport:
+    """What a reader said of a partition, and what the source said, as one. Pure."""
+    if answer is None:
+        return report
+    if partition in answer.refused and report.state in _ASKED:
+        reason, hint = answer.refused[partition]
+        return replace(report, state=PartitionHealth.STALE, reason=reason, hint=hint)
+    waits = answer.lag_s.get(partition)
+    if waits is None:
+        return report
+    lag_s = waits + max(0.0, now - answer.at)
+    report = replace(report, lag_s=lag_s)
+    if lag_s > LAGGING_AFTER_S and report.state is PartitionHealth.HEALTHY:
+        said = f"events have been waiting for {lag_s:.0f} s to be taken"
+        return replace(report, state=PartitionHealth.LAGGING, reason=said, hint=_LAGGING_HINT)
+    return report
+
+
+_LAGGING_HINT = (
+    "after an outage this passes; if the lag grows, reading is too slow or stands still: see the instance's log, and"
+    " `evermark doctor`"
+)
 
 
 class Board:
     """Where threads write how they are, and the server reads it."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._lock = threading.Lock()
-        self._partitions: dict[str, PartitionReport] = {}
+        self._partitions: dict[tuple[str, int], PartitionReport] = {}
+        self._answers: dict[str, SourceAnswer] = {}
+        self._batches: dict[tuple[str, int], deque[tuple[float, int]]] = {}
         self._replays: dict[str, tuple[datetime, datetime]] = {}
+        self._engine_lost_at: float | None = None
+        self._engine_trouble = ""
+        self._ask: Callable[[], None] = lambda: None
         self.delivering = False
+        self.delivery_standby = False
+        self.delivery_lag_s = 0.0
 
-    def put(self, source: str, partition: int, state: PartitionHealth, reason: str = "", hint: str = "") -> None:
-        """How a partition is from now on; what was taken so far stays."""
+    def expect(self, source: str, partition: int) -> None:
+        """There is such a partition, and nobody has said anything of it yet."""
         with self._lock:
-            old = self._partitions.get(f"{source}/{partition}", PartitionReport(state))
-            self._partitions[f"{source}/{partition}"] = replace(old, state=state, reason=reason, hint=hint)
+            self._partitions.setdefault((source, partition), PartitionReport(PartitionHealth.STARTING))
 
-    def seen(self, source: str, partition: int, events: int, at: datetime, lag_s: float) -> None:
-        """A batch was taken."""
-        state = PartitionHealth.LAGGING if lag_s > LAGGING_AFTER_S else PartitionHealth.HEALTHY
+    def put(
+        self,
+        source: str,
+        partition: int,
+        state: PartitionHealth,
+        reason: str = "",
+        hint: str = "",
+        *,
+        mending: bool = False,
+    ) -> None:
+        """How reading a partition goes from now on; what was taken so far stays."""
         with self._lock:
-            old = self._partitions.get(f"{source}/{partition}", PartitionReport(state))
+            old = self._partitions.get((source, partition), PartitionReport(state))
+            self._partitions[source, partition] = replace(old, state=state, reason=reason, hint=hint, mending=mending)
+
+    def seen(self, source: str, partition: int, events: int, at: datetime) -> None:
+        """A batch was taken. That a hole is being closed is not over with the first batch of it."""
+        with self._lock:
+            old = self._partitions.get((source, partition), PartitionReport(PartitionHealth.HEALTHY))
+            if not old.mending:
+                old = replace(old, state=PartitionHealth.HEALTHY, reason="", hint="")
             last = at if events else old.last_event_at
-            self._partitions[f"{source}/{partition}"] = replace(
-                old,
-                state=state,
-                last_event_at=last,
-                last_batch_at=at,
-                lag_s=lag_s,
-                events=old.events + events,
-                reason="",
-                hint="",
-            )
+            self._partitions[source, partition] = replace(old, last_event_at=last, events=old.events + events)
+            if events:
+                self._batches.setdefault((source, partition), deque()).append((self._clock(), events))
+                self._forget(source, partition)
 
     def stale(self, source: str, streams: Mapping[int, tuple[int, Mapping[str, str]]]) -> None:
         """Which streams of a source cannot be read on just now: by partition how many, and why some of them cannot."""
         with self._lock:
-            for name, old in self._partitions.items():
-                of, _, partition = name.rpartition("/")
+            for (of, partition), old in self._partitions.items():
                 if of == source:
-                    count, first = streams.get(int(partition), (0, {}))
-                    self._partitions[name] = replace(old, stale_streams=count, stale_first=first)
+                    count, first = streams.get(partition, (0, {}))
+                    self._partitions[of, partition] = replace(old, stale_streams=count, stale_first=first)
+
+    def answered(self, source: str, answer: SourceAnswer) -> None:
+        """A source was asked what of it is not taken yet."""
+        with self._lock:
+            self._answers[source] = answer
+
+    def ask_with(self, ask: Callable[[], None]) -> None:
+        """`ask` has all sources asked, and returns when they have answered or are not waited for any longer."""
+        self._ask = ask
+
+    def ask(self) -> None:
+        """Make sure that what is read from the board next is true now."""
+        self._ask()
 
     def replaying(self, windows: Mapping[str, tuple[datetime, datetime]]) -> None:
         """Which windows are being replayed just now, by source."""
@@ -83,17 +176,69 @@ class Board:
         with self._lock:
             return dict(self._replays)
 
-    def partitions(self) -> dict[str, PartitionReport]:
+    def engine_lost(self, reason: str) -> None:
+        """Spark has died: nothing is taken or delivered until it runs again."""
         with self._lock:
-            return dict(self._partitions)
+            if self._engine_lost_at is None:
+                self._engine_lost_at = self._clock()
+            self._engine_trouble = reason
+            for name, old in self._partitions.items():
+                self._partitions[name] = replace(
+                    old, state=PartitionHealth.STALE, reason=reason, hint="Spark is being started again"
+                )
+
+    def engine_runs(self) -> None:
+        with self._lock:
+            self._engine_lost_at = None
+            self._engine_trouble = ""
+
+    def given_up(self) -> str | None:
+        """Why this process should be ended and started anew by whoever looks after it; None while it helps itself."""
+        with self._lock:
+            if self._engine_lost_at is None:
+                return None
+            lost_s = self._clock() - self._engine_lost_at
+        if lost_s < ENGINE_LOST_MAX_S:
+            return None
+        return f"Spark has not been running for {lost_s:.0f} s: {self._engine_trouble}"
+
+    def delivery(self) -> LiveGroupReport:
+        return LiveGroupReport(self.delivering, self.delivery_standby, self.delivery_lag_s)
+
+    def partitions(self) -> dict[str, PartitionReport]:
+        """By `source/partition`."""
+        now = self._clock()
+        with self._lock:
+            found = dict(self._partitions)
+            answers = dict(self._answers)
+            rates = {place: self._rate(place) for place in found}
+        return {
+            f"{source}/{partition}": judged(
+                replace(report, events_per_s=rates[source, partition]), partition, answers.get(source), now
+            )
+            for (source, partition), report in found.items()
+        }
+
+    def _rate(self, place: tuple[str, int]) -> float:
+        self._forget(*place)
+        return sum(events for _, events in self._batches.get(place, ())) / RATE_OVER_S
+
+    def _forget(self, source: str, partition: int) -> None:
+        batches, since = self._batches.get((source, partition), deque()), self._clock() - RATE_OVER_S
+        while batches and batches[0][0] < since:
+            batches.popleft()
 
 
-def overall(reports: Mapping[str, PartitionReport]) -> str:
-    """unhealthy when at least half of the partitions are unwell, degraded when any is, or a stream of one."""
-    unwell = sum(r.state not in (PartitionHealth.HEALTHY, PartitionHealth.STANDBY) for r in reports.values())
-    if not unwell:
-        return "degraded" if any(r.stale_streams for r in reports.values()) else "healthy"
-    return "unhealthy" if 2 * unwell >= len(reports) else "degraded"
+def overall(reports: Mapping[str, PartitionReport], delivery: LiveGroupReport | None = None) -> str:
+    """unhealthy when at least half of the partitions are unwell; degraded when any is, or a stream of one, or when the
+    log has what is not delivered.
+    """
+    starting = sum(r.state is PartitionHealth.STARTING for r in reports.values())
+    unwell = sum(r.state not in WELL for r in reports.values()) - starting
+    if unwell:
+        return "unhealthy" if 2 * unwell >= len(reports) else "degraded"
+    late = delivery is not None and delivery.lagging
+    return "degraded" if starting or late or any(r.stale_streams for r in reports.values()) else "healthy"
 
 
 def as_json(
@@ -102,11 +247,15 @@ def as_json(
     version: str,
     uptime_s: float,
     replays: Mapping[str, tuple[datetime, datetime]] | None = None,
+    delivery: LiveGroupReport | None = None,
 ) -> dict[str, Any]:
+    delivery = delivery or LiveGroupReport()
     return {
-        "status": overall(reports),
+        "status": overall(reports, delivery),
         "version": version,
         "uptime_s": round(uptime_s, 1),
+        "delivering": delivery.delivering,
+        "delivery": {"standby": delivery.standby, "lag_s": round(delivery.lag_s, 3)},
         "replay": {
             source: {"from": since.isoformat(), "to": until.isoformat()}
             for source, (since, until) in sorted((replays or {}).items())
@@ -116,6 +265,7 @@ def as_json(
                 "status": str(r.state),
                 "lag_s": round(r.lag_s, 3),
                 "events": r.events,
+                "events_per_s": round(r.events_per_s, 3),
                 "last_event": r.last_event_at.isoformat() if r.last_event_at else None,
                 "reason": r.reason,
                 "hint": r.hint,
@@ -127,6 +277,14 @@ def as_json(
     }
 
 
-def ready(reports: Mapping[str, PartitionReport]) -> bool:
-    """Can take events, or stands by for whoever does. A dead receiver does not make it unready."""
-    return bool(reports) and any(r.state is not PartitionHealth.FAILED for r in reports.values())
+def unready(reports: Mapping[str, PartitionReport]) -> dict[str, str]:
+    """Why events cannot be taken, by partition; nothing: they can, or another instance takes them. A dead receiver, and
+    a backlog, do not make it unready.
+    """
+    if not reports:
+        return {"sources": "starting"}
+    return {
+        name: f"{r.state}: {r.reason}" if r.reason else str(r.state)
+        for name, r in sorted(reports.items())
+        if r.state not in READY
+    }

@@ -33,6 +33,12 @@ class Metrics:
             "partition_restarts", "Times a partition's reading was started again", *_PLACE
         )
         self.partition_up = self._gauge("partition_up", "1 while a partition is being read", *_PLACE)
+        self.partition_lag_s = self._gauge(
+            "partition_lag_seconds",
+            "How long the oldest event has been waiting that the source has and the log has not; 0: there is none",
+            *_PLACE,
+        )
+        self.partition_state = self._gauge("partition_state", "1 for the state it is in", *_PLACE, "state")
         self.gaps = self._counter("gaps", "Holes found in a source", *_PLACE)
         self.gaps_accepted = self._counter("gaps_accepted", "Holes a person chose to leave open", *_PLACE)
         self.recovered = self._counter("events_recovered", "Events taken to close a hole", *_PLACE)
@@ -63,6 +69,15 @@ class Metrics:
         self.oldest_s = self._gauge(
             "subscription_oldest_seconds", "Age of the oldest event not yet delivered; 0: there is none", "subscription"
         )
+        self.kept_events = self._gauge(
+            "subscription_kept_events",
+            "Events older than log.retention that the log keeps because of this subscription; absent: none",
+            "subscription",
+        )
+        self.delivery_lag_s = self._gauge(
+            "delivery_lag_seconds",
+            "How long the log has had a batch the live group has not passed; 0: there is none",
+        )
         self.state = self._gauge("subscription_state", "1 for the state it is in", "subscription", "state")
         self.queue_rows = self._gauge("parked_rows", "Rows of enqueued_messages", "subscription", "state")
         self.handovers = self._counter("handovers", "Fresh batches delivered at once, or left behind", "result")
@@ -75,6 +90,7 @@ class Metrics:
         )
 
     def _of_upkeep(self) -> None:
+        self.engine_restarts = self._counter("engine_restarts", "Times Spark died under this process")
         self.lease_held = self._gauge("lease_held", "1 while this instance holds it", "name")
         self.care = self._counter("log_care", "Files and commits tidied away", "what")
 

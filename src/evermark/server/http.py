@@ -11,7 +11,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from evermark.errors import ConfigError
-from evermark.observe.health import Board, as_json, ready
+from evermark.observe.health import Board, PartitionHealth, as_json, unready
 from evermark.observe.metrics import Metrics
 from evermark.server.api import BODY_BYTES_MAX, Api
 from evermark.server.tokens import Tokens
@@ -31,6 +31,7 @@ class Server:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="server", daemon=True)
         self._runner: web.AppRunner | None = None
+        self._asking: asyncio.Future[None] | None = None
         self.port = port
 
     def start(self) -> None:
@@ -68,20 +69,44 @@ class Server:
         self.port = self._runner.addresses[0][1]
 
     async def _livez(self, _: web.Request) -> web.Response:
-        return web.Response(text="ok\n")
+        reason = self._board.given_up()
+        return web.Response(text="ok\n" if reason is None else f"{reason}\n", status=200 if reason is None else 503)
 
     async def _readyz(self, _: web.Request) -> web.Response:
-        good = ready(self._board.partitions())
-        return web.Response(text="ready\n" if good else "not ready\n", status=200 if good else 503)
+        await self._asked()
+        why = unready(self._board.partitions())
+        said = "".join(f"not ready: {name}: {reason}\n" for name, reason in why.items())
+        return web.Response(text=said or "ready\n", status=503 if why else 200)
 
     async def _health(self, _: web.Request) -> web.Response:
+        await self._asked()
         body = as_json(
             self._board.partitions(),
             version=version("evermark"),
             uptime_s=time.monotonic() - self._started,
             replays=self._board.replays(),
+            delivery=self._board.delivery(),
         )
         return web.json_response(body, status=503 if body["status"] == "unhealthy" else 200)
 
     async def _metrics_text(self, _: web.Request) -> web.Response:
+        await self._asked()
+        self._show_partitions()
         return web.Response(body=generate_latest(self._metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def _asked(self) -> None:
+        """The sources were asked just now. Requests that come meanwhile wait for the same answer; the board sees to it
+        that nobody waits long.
+        """
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.ensure_future(asyncio.to_thread(self._board.ask))
+        await asyncio.shield(self._asking)
+
+    def _show_partitions(self) -> None:
+        """The same numbers as in /health."""
+        for name, report in self._board.partitions().items():
+            source, _, partition = name.rpartition("/")
+            self._metrics.partition_lag_s.labels(source, partition).set(report.lag_s)
+            for state in PartitionHealth:
+                self._metrics.partition_state.labels(source, partition, state.value).set(report.state is state)
+        self._metrics.delivery_lag_s.set(self._board.delivery().lag_s)

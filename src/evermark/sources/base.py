@@ -9,8 +9,8 @@ The contract, which `evermark.testing.SourceContract` checks:
   until `confirm` passes it. Spark retries tasks; a crash re-reads everything after the checkpoint.
 - **Stateless**: `latest`, `read` and `confirm` run in three different processes. They share nothing but what was
   pickled with the source. Open connections lazily, drop them from the pickled state.
-- **Looking is not owning**: `check`, `condition` and `partitions` may be called by anybody at any time, and change
-  nothing. `begin`, `confirm`, `mend` and `upkeep` are the owner's.
+- **Looking is not owning**: `check`, `condition`, `untaken` and `partitions` may be called by anybody at any time, and
+  change nothing. `begin`, `confirm`, `mend` and `upkeep` are the owner's.
 - **Identity**: `event_id` is the same at every reading of the same event.
 - **Repeats**: a source that may give an event again at a later position says from where with `may_repeat_from`;
   ids logged from there on are excluded.
@@ -78,6 +78,14 @@ class Condition:
     warnings: Mapping[str, Warned] = field(default_factory=dict)  # by the gauge that says so; absent: all is well
     stale: Mapping[int, StaleStreams] = field(default_factory=dict)  # by partition; absent: none is
     upkeep_due: bool = False  # something came up that `upkeep` should see to before its hour
+
+
+@dataclass(frozen=True)
+class Untaken:
+    """Events of a partition that the log does not have."""
+
+    upto: str  # the partition's events go on at least to this position
+    oldest_s: float | None = None  # for how long the oldest of them has been there; None: the source cannot say
 
 
 @dataclass(frozen=True)
@@ -202,6 +210,16 @@ class Source(ABC):
     def condition(self) -> Condition:
         """How it is; asked every few seconds by whoever owns the source."""
         return Condition()
+
+    def untaken(self, after: Mapping[int, str]) -> Mapping[int, Untaken]:
+        """Of these partitions, those that have events at their position or after it; the others are left out.
+
+        `after` is where the log ends. Asked every few seconds, and for every `/health`, by every instance, while the
+        owner reads in other processes: it must be cheap, and answer or raise within seconds. The default asks `latest`;
+        override it where that is expensive or writes something down.
+        """
+        ends = self.latest(after, Limit(wait_s=0.0)) if after else {}
+        return {partition: Untaken(end) for partition, end in ends.items() if end != after[partition]}
 
     def upkeep(self) -> None:  # noqa: B027 - not every place has something to be kept tidy
         """Housekeeping at the place: called at every start and once an hour, whether events come or not; and within a

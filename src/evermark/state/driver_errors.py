@@ -24,7 +24,13 @@ _BUSY = (
 )
 _DENIED = (pg.InsufficientPrivilege, pg.InvalidPassword, pg.InvalidAuthorizationSpecification)
 _NOT_SET_UP = (pg.UndefinedTable, pg.InvalidSchemaName, pg.UndefinedColumn, pg.InvalidCatalogName)
-_DENIED_AT_CONNECT = ("authentication failed", "no pg_hba.conf entry", "no password supplied", "permission denied")
+_DENIED_AT_CONNECT = (
+    "authentication failed",
+    "pg_hba.conf",
+    "no password supplied",
+    "permission denied",
+    "not permitted to log in",
+)
 
 
 def from_driver(error: psycopg.Error, where: str) -> EvermarkError:
@@ -51,9 +57,9 @@ def _from_connection(said: str, where: str) -> EvermarkError:
     lower = said.lower()
     if any(words in lower for words in _DENIED_AT_CONNECT):
         return DeniedError(f"{where}: {said}", hint="check the user and password in state.dsn")
-    if "database" in lower and "does not exist" in lower:
-        return SetupError(f"{where}: {said}", hint="create the database that state.dsn names")
-    if "too many clients" in lower or "remaining connection slots" in lower:
+    if "does not exist" in lower:
+        return SetupError(f"{where}: {said}", hint="create the database and the role that state.dsn names")
+    if any(words in lower for words in ("too many clients", "too many connections", "remaining connection slots")):
         return BusyError(f"{where}: {said}", hint="raise max_connections of the state database")
     return UnreachableError(
         f"{where} does not answer: {said}", hint="check that Postgres runs and that state.dsn is right"

@@ -8,13 +8,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import structlog
 
 from evermark.errors import GapError, NotFoundError
-from evermark.sources.base import Condition, Limit, Seen, Slice, Source, StaleStream, StaleStreams
+from evermark.sources.base import Condition, Limit, Seen, Slice, Source, StaleStream, StaleStreams, Untaken
 from evermark.sources.blocks.chain import Block, UnreadableError
 from evermark.sources.blocks.client import Node, NodeClient
 from evermark.sources.blocks.membership import Membership
@@ -26,6 +27,7 @@ from evermark.sources.blocks.position import EARLIEST, Position
 from evermark.sources.blocks.reading import SliceReader
 from evermark.sources.blocks.store import StatePlans
 from evermark.sources.blocks.unreadable import read_by_any
+from evermark.sources.blocks.waiting import brief, untaken
 from evermark.state.connection import State
 
 log = structlog.get_logger(__name__)
@@ -55,6 +57,8 @@ class BlockStreams(Source):
         self._open_plans, self._open_client = plans, client
         self._opened: tuple[Plans, NodeClient, Planner] | None = None
         self._opening = threading.Lock()
+        self._looker: NodeClient | None = None  # its own: reading goes on in other threads
+        self._looking = threading.Lock()
         self._upkept = ""
 
     def __getstate__(self) -> dict[str, Any]:
@@ -64,6 +68,8 @@ class BlockStreams(Source):
         self.place, self._open_plans, self._open_client = state["place"], state["plans"], state["client"]
         self._opened = None
         self._opening = threading.Lock()
+        self._looker = None
+        self._looking = threading.Lock()
         self._upkept = ""
 
     @property
@@ -186,6 +192,12 @@ class BlockStreams(Source):
         }
         return Condition({"streams_stale": float(sum(map(len, found.values())))}, stale=stale)
 
+    def untaken(self, after: Mapping[int, str]) -> Mapping[int, Untaken]:
+        with self._looking:
+            if self._looker is None:
+                self._looker = self._open_client(replace(self.place, pace=brief(self.place.pace)))
+            return untaken(self.plans, self._looker, self.place.partitions, after)
+
     def stale_reason(self, stream: str) -> str:
         found = self.plans.stale(partition_of(stream, self.place.partitions)).get(stream)
         if found is None:
@@ -204,3 +216,6 @@ class BlockStreams(Source):
         if opened is not None:
             opened[0].close()
             opened[1].close()
+        looker, self._looker = self._looker, None
+        if looker is not None:
+            looker.close()

@@ -93,7 +93,7 @@ class Link:
         self.connection.close()
 
 
-def connect(dsn: Dsn, **session: str) -> Link:
+def connect(dsn: Dsn, timeout_s: int = CONNECT_TIMEOUT_S, /, **session: str) -> Link:
     """Open a connection; `session` adds settings for its whole life."""
     text = dsn.open()
     try:
@@ -104,7 +104,7 @@ def connect(dsn: Dsn, **session: str) -> Link:
         connection = psycopg.connect(
             text,
             autocommit=True,
-            connect_timeout=CONNECT_TIMEOUT_S,
+            connect_timeout=timeout_s,
             fallback_application_name="evermark",
             keepalives_idle=30,
             keepalives_interval=10,

@@ -151,7 +151,7 @@ def _slot(facts: SlotFacts, server: ServerFacts, kept: Kept | None) -> Iterator[
         reason = slot.invalidation_reason or slot.wal_status or "it has no position"
         yield wrong("slot", f"slot {name} was lost ({reason})", _RECOVER)
         return
-    if slot.active and kept is not None and kept.owner is None:
+    if slot.active and facts.active_pid is not None and kept is not None and kept.owner is None:
         mend = f"select pg_terminate_backend({facts.active_pid}); it is no instance of this deployment"
         yield warning("slot", f"slot {name} is held by process {facts.active_pid} of somebody else", mend)
     elif slot.wal_status == "unreserved":

@@ -27,6 +27,17 @@ GRANT_HINT = "as a superuser: alter role … replication; and the grants that `e
 
 _GONE = (pg.AdminShutdown, pg.CrashShutdown, pg.CannotConnectNow, pg.TooManyConnections, pg.ConnectionException)
 _DENIED_LOGIN = (pg.InvalidPassword, pg.InvalidAuthorizationSpecification)
+_LOGIN_REFUSED = (
+    "authentication failed",
+    "pg_hba.conf",
+    "no password supplied",
+    "not permitted to log in",
+    "no such user",
+)
+_NOT_PERMITTED = ("permission denied",)
+_TLS = ("does not support ssl", "certificate verify failed", "certificate file", "does not match host name")
+_NOT_THERE = ("does not exist", "no such database", "definition of service")
+_FULL = ("too many clients", "too many connections", "remaining connection slots")
 
 
 def where(dsn: str) -> str:
@@ -46,11 +57,20 @@ def unreadable_dsn() -> ConfigError:
 def unreachable(error: psycopg.Error, dsn: str) -> EvermarkError:
     """Why a connection could not be made."""
     text = _first_line(error)
-    # A failed login carries no SQLSTATE when libpq reports it while connecting.
-    if isinstance(error, _DENIED_LOGIN) or "authentication failed" in text or "pg_hba.conf" in text:
+    lower = text.lower()
+    # libpq gives no SQLSTATE for what happens while connecting. What is not known here, and what a server says in
+    # another language, counts as one that may come back: it is tried again, and shown.
+    if isinstance(error, _DENIED_LOGIN) or any(words in lower for words in _LOGIN_REFUSED):
         return DeniedError(f"Postgres at {where(dsn)} refused the login", hint="check user, password and pg_hba.conf")
-    if "does not exist" in text:
+    if any(words in lower for words in _NOT_PERMITTED):
+        return DeniedError(f"Postgres at {where(dsn)}: {text}", hint="grant the role of the dsn what it lacks")
+    if any(words in lower for words in _TLS):
+        return SetupError(f"Postgres at {where(dsn)}: {text}", hint="check sslmode and sslrootcert in the dsn")
+    if any(words in lower for words in _NOT_THERE):
         return SetupError(f"Postgres at {where(dsn)}: {text}", hint="check the database and role named in the dsn")
+    if any(words in lower for words in _FULL):
+        hint = "it is tried again; raise max_connections, or the limit of the role or database"
+        return BusyError(f"Postgres at {where(dsn)}: {text}", hint=hint)
     return UnreachableError(f"Postgres at {where(dsn)} does not answer: {text}", hint="is it up, and reachable?")
 
 

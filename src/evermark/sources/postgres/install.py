@@ -28,6 +28,10 @@ SCHEMA_VERSION_READ = 2  # the oldest installed version that is read on as it is
 WAIT_S = 600.0
 _UPGRADES = ("upgrade_3.sql",)
 _TABLES = ("01_schema.sql", *_UPGRADES, "02_functions.sql", "03_watch.sql")
+# What an event is made of. The rest of its row is for us, in the database.
+_PUBLISHED = (
+    *("id", "created_at", "stream_id", "stream", "op", "key", "payload", "before", "schema_version", "previous_key"),
+)
 _PER_SLOT = ("04_publication.sql", "05_reader.sql", "06_slot.sql", "07_registered.sql")
 _LOCK_TIMEOUT = f"{LOCK_TIMEOUT_S:g}s"
 
@@ -310,6 +314,7 @@ def _filled(text: str, place: PostgresPlace, *, role: str = "evermark") -> str:
         ("@publication_literal@", f"'{place.publication}'"),
         ("@slot_literal@", f"'{place.slot}'"),
         ("@version@", str(SCHEMA_VERSION)),
+        ("@published@", ", ".join(f"'{name}'" for name in _PUBLISHED)),
         ("@role@", quoted_role),
         ("@row_filter_text@", place.row_filter.replace("'", "''")),
     ):

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from evermark.errors import EvermarkError
-from evermark.sources.base import Condition, Limit, Mend, Seen, Slice, Source
+from evermark.sources.base import Condition, Limit, Mend, Seen, Slice, Source, Untaken
 from evermark.sources.postgres.chunks import BIG_BYTES
 from evermark.sources.postgres.connect import close_idle
 from evermark.sources.postgres.install import SCHEMA_VERSION, maintain
@@ -25,6 +25,7 @@ from evermark.sources.postgres.pressure import warned
 from evermark.sources.postgres.replayed import clear_request
 from evermark.sources.postgres.slot import PostgresStatus, SlotReader
 from evermark.sources.postgres.survey import outdated
+from evermark.sources.postgres.untaken import OutboxLook
 
 
 class PostgresOutbox(Source):
@@ -38,6 +39,7 @@ class PostgresOutbox(Source):
     def _prepare(self) -> None:
         self._unwatched: frozenset[str] = frozenset()  # partitions that the last upkeep could not see to
         self._slots = [SlotReader(part, self._big_bytes) for part in self._place.parts()]
+        self._looks = [OutboxLook(part) for part in self._place.parts()]
 
     def __getstate__(self) -> dict[str, Any]:
         return {"place": self._place, "big_bytes": self._big_bytes}
@@ -109,6 +111,15 @@ class PostgresOutbox(Source):
             warnings["unwatched_partitions"] = lasting(unwatched & self._unwatched, self._place)
         return Condition(gauges, warnings, upkeep_due=bool(unwatched))
 
+    def untaken(self, after: Mapping[int, str]) -> Mapping[int, Untaken]:
+        found: dict[int, Untaken] = {}
+        for partition, text in after.items():
+            with _blamed_on(partition):
+                waiting = self._looks[partition].untaken(text)
+            if waiting is not None:
+                found[partition] = waiting
+        return found
+
     def replayed(self, stream: str, since: str, until: str | None) -> None:
         clear_request(self._place, stream, since, until)
 
@@ -136,6 +147,8 @@ class PostgresOutbox(Source):
                 import structlog  # here: four processes that only plan load this module at every start
 
                 structlog.get_logger(__name__).warning("postgres_last_confirm_failed", error=str(error))
+        for look in self._looks:
+            look.close()
         close_idle()
 
 

@@ -176,7 +176,7 @@ def _slot_trouble(survey: Survey, place: PostgresPlace, resume: Position | None)
             hint="choose another `name` for this deployment: it names slot and publication",
         )
     if slot.wal_status == "lost" or slot.invalidation_reason or slot.confirmed_lsn is None:
-        reason = slot.invalidation_reason or slot.wal_status
+        reason = slot.invalidation_reason or slot.wal_status or "it has no position"
         return GapError(f"slot {place.slot} at {survey.where} was invalidated ({reason})", hint=RECOVER_HINT)
     if resume is not None and slot.confirmed_lsn > resume.lsn:
         return GapError(

@@ -128,6 +128,20 @@ class SourceContract:
             again = self._begun(partition, ends[0], ends[-1])
             self._begun(partition, again[min(1, len(again) - 1)], again[-1])
 
+    def test_what_was_not_taken_is_seen_to_wait_and_nothing_else(self) -> None:
+        """Asked where the log ends: at the beginning something waits, at the end nothing; looking takes nothing."""
+        assert dict(self.source.untaken({})) == {}, "nothing asked, nothing answered"
+        for partition, ends in self._batches(_LITTLE).items():
+            waits = {p: self.source.untaken({partition: p}) for p in (ends[0], ends[-1])}
+            assert dict(waits[ends[-1]]) == {}, f"partition {partition} was taken whole, and yet something waits"
+            if not self._rows(partition, ends[0], ends[-1]):
+                continue
+            found = waits[ends[0]].get(partition)
+            assert found is not None, f"partition {partition} has events, and none is said to wait"
+            assert found.upto > ends[0], f"partition {partition}: what waits does not go beyond where the log ends"
+            assert found.oldest_s is None or found.oldest_s >= 0
+            assert self._ends(partition, ends[0], _LITTLE)[-1] == ends[-1], "looking changed what there is to take"
+
     def _begun(self, partition: int, start: str, end: str) -> list[str]:
         """Begin at `start`, and require what was between it and `end`; the ends of the batches that follow now."""
         expected = [row["event_id"] for row in self._rows(partition, start, end)]

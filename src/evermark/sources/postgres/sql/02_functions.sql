@@ -95,6 +95,7 @@ declare
     before_image jsonb;
     image jsonb;
     record_key text;
+    earlier_key text;
 begin
     if tg_op <> 'DELETE' then
         after_image := to_jsonb(new);
@@ -112,12 +113,18 @@ begin
     if not image ?& keys then keys := @schema@.key_columns(tg_relid); end if;
     if cardinality(keys) = 1 then
         record_key := image ->> keys[1];
+        earlier_key := before_image ->> keys[1];
     elsif cardinality(keys) > 1 then
         select jsonb_object_agg(name, image -> name)::text into record_key from unnest(keys) as name;
+        if tg_op = 'UPDATE' then
+            select jsonb_object_agg(name, before_image -> name)::text into earlier_key from unnest(keys) as name;
+        end if;
     end if;
-    insert into @schema@.events (stream_id, stream, op, key, payload, before, schema_version)
+    -- Whoever keeps records by key must hear that one is free now. Only here it is known which columns make the key.
+    earlier_key := case when tg_op = 'UPDATE' then nullif(earlier_key, record_key) end;
+    insert into @schema@.events (stream_id, stream, op, key, payload, before, schema_version, previous_key)
     values (number, tg_argv[1], lower(tg_op), record_key, after_image, before_image,
-            tg_argv[2]::integer);
+            tg_argv[2]::integer, earlier_key);
     return null;
 end $fn$;
 

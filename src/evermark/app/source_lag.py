@@ -1,0 +1,260 @@
+"""For how long events have been waiting: every source is asked what of it the log does not have, and the log what of it
+was not delivered. Asked when somebody wants to know, and now and then, whether this instance reads the source or not.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from evermark.app.build import Deployment
+from evermark.checkpoints.base import Checkpoint, CheckpointStore
+from evermark.checkpoints.memory import MemoryCheckpoints
+from evermark.checkpoints.postgres import PostgresCheckpoints
+from evermark.delivery.accounts import durable_heads
+from evermark.delivery.base import CursorVector, Place
+from evermark.delivery.store import PostgresDelivery
+from evermark.errors import EvermarkError
+from evermark.log.head import PostgresHeads
+from evermark.observe.health import Board, SourceAnswer
+from evermark.observe.logging import get_logger, without_secrets
+from evermark.sources.base import Source, Untaken
+from evermark.sources.marks import Marks
+
+FRESH_S = 1.0  # an answer this young is not asked for again
+WAIT_S = 3.0  # whoever asks for health is answered after this long, whoever else is silent
+OVERDUE_S = 10.0  # a source that has answered before may take this long now and then
+EVERY_S = 5.0  # asked, though nobody wants to know: when the lag began is known then
+_HUNG_MAX = 3
+_CONNECTIONS_MAX = 2
+_STATEMENT_TIMEOUT_S = 3.0
+_NO_ANSWER = "the source has not answered for {s:.0f} s when asked what there is to take"
+_NO_ANSWER_HINT = "is its server, or the network to it, overloaded or hung?"
+
+Clock = Callable[[], float]
+
+
+@dataclass
+class LagOf:
+    """What a source says is not taken, as times. Pure, but for what it remembers."""
+
+    marks: dict[int, Marks] = field(default_factory=dict)
+
+    def seconds(self, after: Mapping[int, str], found: Mapping[int, Untaken], now: float) -> dict[int, float]:
+        """By partition; where the source does not know for how long its events wait, since they were first seen to."""
+        lags: dict[int, float] = {}
+        for partition, untaken in found.items():
+            marks = self.marks.setdefault(partition, Marks())
+            marks.note(untaken.upto, now)
+            seen_s = marks.behind_s(after[partition], now)
+            lags[partition] = seen_s if untaken.oldest_s is None else untaken.oldest_s
+        for partition in set(self.marks) - set(found):
+            del self.marks[partition]
+        return lags
+
+
+class Look:
+    """One thing that is asked, by one thread at a time; a thread that hangs is left behind, a few of them at most."""
+
+    def __init__(self, name: str, ask: Callable[[], None], late: Callable[[float], None], clock: Clock) -> None:
+        self._name = name
+        self._ask = ask
+        self._late = late  # told for how long there has been no answer
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._answered = float("-inf")
+        self._made = clock()
+        self._running: list[tuple[threading.Thread, float]] = []
+
+    def begin(self) -> None:
+        """Unless the last answer is fresh, or one is being waited for."""
+        now = self._clock()
+        with self._changed:
+            self._running = [(thread, began) for thread, began in self._running if thread.is_alive()]
+            waited_for = any(now - began < OVERDUE_S for _, began in self._running)
+            if waited_for or now - self._answered < FRESH_S or len(self._running) > _HUNG_MAX:
+                return
+            thread = threading.Thread(target=self._look, args=(now,), name=f"look {self._name}", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                return  # the machine has no thread to spare: that there is no answer is said soon
+            self._running.append((thread, now))
+
+    def wait(self, until: float) -> None:
+        """For a fresh answer, but no longer than `until`. Then it is said that there is none, if it has been long."""
+        with self._changed:
+            while self._clock() - self._answered >= FRESH_S:
+                left = until - self._clock()
+                if left <= 0 or not self._changed.wait(left):
+                    break
+            silent_s = self._clock() - max(self._answered, self._made)
+            if silent_s >= OVERDUE_S or (self._answered < self._made and silent_s >= WAIT_S):
+                self._late(silent_s)
+
+    def _look(self, began: float) -> None:
+        self._ask()
+        with self._changed:
+            self._running = [(thread, at) for thread, at in self._running if at != began]
+            self._answered = self._clock()
+            self._changed.notify_all()
+
+
+class Lags:
+    """Asks all sources of a deployment, and State, each by itself: one that hangs keeps no other from answering."""
+
+    def __init__(self, deployment: Deployment, board: Board, clock: Clock = time.monotonic) -> None:
+        self._board = board
+        self._clock = clock
+        self._names = sorted(deployment.sources)
+        self._state = deployment.another_state(
+            connections_max=_CONNECTIONS_MAX, timeout_s=_STATEMENT_TIMEOUT_S, lock_timeout_s=_STATEMENT_TIMEOUT_S
+        )
+        self._heads = PostgresHeads(self._state)
+        self._delivery = PostgresDelivery(self._state)
+        self._groups: dict[Place, Marks] = {}
+        in_memory = isinstance(deployment.checkpoints, MemoryCheckpoints)
+        checkpoints = deployment.checkpoints if in_memory else PostgresCheckpoints(self._state)
+        self._sources = [
+            SourceLook(name, source, checkpoints, board, clock) for name, source in deployment.sources.items()
+        ]
+        self._looks = [
+            *(Look(each.name, each.ask, each.late, clock) for each in self._sources),
+            Look("delivery", self._ask_delivery, lambda _: None, clock),
+        ]
+        self._stopping = threading.Event()
+        self._log = get_logger(part="lag")
+        self._thread = threading.Thread(target=self._run, name="lag", daemon=True)
+
+    def start(self) -> None:
+        self._board.ask_with(self.ask)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Does not wait for who hangs: what is being asked changes nothing."""
+        self._board.ask_with(lambda: None)
+        self._stopping.set()
+        self._state.close()
+        for source in self._sources:
+            source.close()
+
+    def ask(self) -> None:
+        until = self._clock() + WAIT_S
+        for look in self._looks:
+            look.begin()
+        for look in self._looks:
+            look.wait(until)
+
+    def _run(self) -> None:
+        while True:
+            self.ask()
+            if self._stopping.wait(EVERY_S):
+                return
+
+    def _ask_delivery(self) -> None:
+        try:
+            heads = durable_heads(self._heads, self._names)
+            cursors = self._delivery.group().cursors
+        except Exception as error:  # noqa: BLE001 - State that does not answer is said where partitions are owned
+            self._log.debug("state could not be asked", error=error)
+            return
+        self._board.delivery_lag_s = group_lag_s(self._groups, heads, cursors, self._clock())
+
+
+def group_lag_s(marks: dict[Place, Marks], heads: Mapping[Place, int], cursors: CursorVector, now: float) -> float:
+    """For how long the log has been seen to go beyond the live group. Pure, but for the marks."""
+    lags = [0.0]
+    for place, head in heads.items():
+        seen = marks.setdefault(place, Marks())
+        seen.note(f"{head:020d}", now)
+        lags.append(seen.behind_s(f"{cursors.get(place, 0):020d}", now))
+    return max(lags)
+
+
+class SourceLook:
+    """Asks one source through a copy of its own: connections and locks of whoever reads are not waited for."""
+
+    def __init__(self, name: str, source: Source, checkpoints: CheckpointStore, board: Board, clock: Clock) -> None:
+        self.name = name
+        self._original = source
+        self._copy: Source | None = None
+        self._checkpoints = checkpoints
+        self._board = board
+        self._clock = clock
+        self._lags = LagOf()
+        self._partitions: list[int] = [0]
+        self._answered_at = float("-inf")
+
+    def ask(self) -> None:
+        """Never raises: why there is no answer is an answer."""
+        at = self._clock()
+        source, self._copy = self._copy or _copied(self._original), None
+        try:
+            answer = self._answer(source, at)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is said, and asked again
+            told = (error.message, error.hint) if isinstance(error, EvermarkError) else (_unknown(error), "")
+            answer = SourceAnswer(at, refused=dict.fromkeys(self._partitions, told))
+        if at >= self._answered_at:  # if not, it hung, and others have answered since
+            self._answered_at = at
+            self._say(answer)
+        self._close(self._copy)
+        self._copy = source
+
+    def late(self, silent_s: float) -> None:
+        said = (_NO_ANSWER.format(s=silent_s), _NO_ANSWER_HINT)
+        self._say(SourceAnswer(self._clock(), refused=dict.fromkeys(self._partitions, said)))
+
+    def close(self) -> None:
+        self._close(self._copy)
+
+    def _say(self, answer: SourceAnswer) -> None:
+        for partition in self._partitions:
+            self._board.expect(self.name, partition)
+        self._board.answered(self.name, answer)
+
+    def _close(self, copy: Source | None) -> None:
+        close = getattr(copy, "close", None)
+        if close is not None and copy is not self._original:
+            close()
+
+    def _answer(self, source: Source, at: float) -> SourceAnswer:
+        self._partitions = list(source.partitions())
+        checkpoints = self._checkpoints.list(self.name)
+        after: dict[int, str] = {}
+        found: dict[int, Untaken] = {}
+        refused: dict[int, tuple[str, str]] = {}
+        for partition in self._partitions:
+            try:
+                after[partition] = _log_end(source, checkpoints, partition)
+            except EvermarkError as error:
+                refused[partition] = (error.message, error.hint)
+        while asked := {p: end for p, end in after.items() if p not in refused}:
+            try:
+                found = dict(source.untaken(asked))
+            except EvermarkError as error:
+                if error.partition not in asked:
+                    raise
+                refused[error.partition] = (error.message, error.hint)  # the others may be well
+                continue
+            break
+        return SourceAnswer(at, self._lags.seconds(after, found, self._clock()), refused)
+
+
+def _log_end(source: Source, checkpoints: Mapping[int, Checkpoint], partition: int) -> str:
+    checkpoint = checkpoints.get(partition)
+    return checkpoint.position if checkpoint is not None else source.earliest(partition)
+
+
+def _unknown(error: Exception) -> str:
+    return without_secrets(f"the source cannot be asked: {type(error).__name__}: {error}"[:500])
+
+
+def _copied(source: Source) -> Source:
+    try:
+        copy = pickle.loads(pickle.dumps(source))  # noqa: S301 - our own bytes
+    except Exception:  # noqa: BLE001 - Spark has other ways to carry it
+        return source
+    return copy if isinstance(copy, Source) else source
