@@ -25,15 +25,17 @@ _PLACED = (
 )
 
 # Only what a trigger of ours wrote, from before it said which key a change took away: its key is made of its payload.
+# Most updates follow one that left under the same key what they found: they changed no key, and need no look.
 _UNTOLD = (
     "op = 'update' and previous_key is null and key is not null and schema_version is not null"
-    f" and position rlike '{_POSTGRES_POSITION}'"
+    f" and position rlike '{_POSTGRES_POSITION}' and not (before <=>"
+    " lead(payload) over (partition by partition, key order by batch desc, position desc)) as untold"
 )
 _IMAGES = (
-    f"if({_UNTOLD}, from_json(payload, 'map<string,string>'), null) as new",
-    f"if({_UNTOLD}, from_json(before, 'map<string,string>'), null) as old",
-    f"if({_UNTOLD} and key like '{{%', from_json(key, 'map<string,string>'), null) as parts",
-    f"if({_UNTOLD} and key like '{{%', from_json(before, 'map<string,variant>'), null) as old_values",
+    "if(untold, from_json(payload, 'map<string,string>'), null) as new",
+    "if(untold, from_json(before, 'map<string,string>'), null) as old",
+    "if(untold and key like '{%', from_json(key, 'map<string,string>'), null) as parts",
+    "if(untold and key like '{%', from_json(before, 'map<string,variant>'), null) as old_values",
 )
 # One key column: it has the text of the key. If several columns have it, they must agree on what was there before.
 # Texts that Spark and Postgres write in two ways (1.50 and 1.5, the spaces of an object) prove nothing.
@@ -106,6 +108,7 @@ def implied_table(spark: SparkSession, events: DataFrame) -> DataFrame:
     truncates of one stream."""
     placed = events.selectExpr("*", *_PLACED)
     standing = spark.sql(_AFTER_TRUNCATES, events=placed, truncates=spark.sql(_TRUNCATES, events=placed))
-    told = standing.selectExpr("*", *_IMAGES).selectExpr("*", _LEFT_KEY).drop("new", "old", "parts", "old_values")
+    images = standing.selectExpr("*", _UNTOLD).selectExpr("*", *_IMAGES)
+    told = images.selectExpr("*", _LEFT_KEY).drop("untold", "new", "old", "parts", "old_values")
     marks = spark.sql(_WHERE_GONE, marks=spark.sql(_MARKS, events=told))
     return spark.sql(_NEWEST, marks=marks)
