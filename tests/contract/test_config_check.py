@@ -136,6 +136,20 @@ def test_connecting_finds_what_install_and_up_would(file: Path, pg_dsn: str, mon
     assert {row["grade"] for row in found(file, "--connect", code=0).values()} <= {"warning"}
 
 
+def test_connecting_finds_a_slot_of_another_database(file: Path, pg_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN a deployment of the same name for another database of the server THEN its slot is in the way."""
+    monkeypatch.setenv("PG_DSN", pg_dsn)
+    elsewhere = psycopg.conninfo.make_conninfo(pg_dsn, dbname="postgres")
+    with psycopg.connect(pg_dsn, autocommit=True) as conn, psycopg.connect(elsewhere, autocommit=True) as other:
+        conn.execute("create table orders (id int primary key)")
+        other.execute("select pg_create_logical_replication_slot('evermark_shop_shop', 'pgoutput')")
+        try:
+            rows = found(file, "--connect")
+        finally:
+            other.execute("select pg_drop_replication_slot('evermark_shop_shop')")
+    assert "belongs to database postgres" in rows["slot"]["found"]
+
+
 def test_connecting_as_a_role_without_rights_says_which(
     file: Path, pg_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

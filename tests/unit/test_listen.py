@@ -19,11 +19,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from evermark.cli.listen import listen
+from evermark.cli.listen import _Printer, listen
 from evermark.errors import BusyError, ConfigError
-from evermark.testing.listener import Failing, Listener
+from evermark.testing.listener import Failing, Listener, Record
 from evermark.testing.until import until
-from evermark_receiver import sign
+from evermark_receiver import Event, sign
 
 SECRET = "whsec_" + base64.b64encode(b"k" * 24).decode()
 
@@ -72,6 +72,14 @@ def test_events_are_verified_handled_once_and_recorded(tmp_path: Path) -> None:
         "at": "",
     }
     assert listener.counts()["rejected"] == 1
+
+
+def test_an_event_without_a_key_is_printed_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    """GIVEN a truncate, which has no key WHEN it is printed THEN it says so: no None on the terminal."""
+    event = Event("e1", "e1", "shop", "public.orders", None, "truncate", "public.orders.truncate", None, None)
+    _Printer(as_json=False, done=threading.Event()).record(Record(event, False, "2026-11-16T04:14:33.637000+00:00"))
+    said = capsys.readouterr().out
+    assert said.startswith("04:14:33.637 public.orders truncate no key ") and "None" not in said
 
 
 def test_the_first_requests_fail_on_purpose_and_are_not_handled() -> None:

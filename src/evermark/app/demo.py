@@ -38,7 +38,7 @@ _SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"  # noqa: S105 - made up, for 
 _DRAIN_S = 180.0
 _UP_S = 180.0
 _LOOK_EVERY_S = 0.2
-_SAY_EVERY_S = 10.0  # of a wait that goes on
+_SAY_EVERY_S = 15.0  # of a wait that goes on
 # A replay leaves the processor to whatever else runs on this machine.
 _REPLAY_S = 300.0
 _DEPLOYMENT = "demo"

@@ -74,11 +74,12 @@ def _found(path: Path, *, connect: bool) -> list[tuple[str, Finding]]:
 def _connected(config: Config) -> list[tuple[str, Finding]]:
     """What `doctor` finds; where nothing is installed yet, whether that will work instead of all that is missing."""
     from evermark.observe.finding import warning
+    from evermark.sources.postgres.failures import INSTALL_HINT
 
     rows = examined_all(config, sorted(config.sources))
     for name in sorted(config.sources):
         if found := _installable(config, name):
-            rows = [row for row in rows if row[0] != name or row[1].check not in ("outbox", "publication", "slot")]
+            rows = [row for row in rows if row[0] != name or row[1].mend != INSTALL_HINT]
             found.append(warning("outbox", "nothing is installed in this database yet", "evermark source install"))
             rows += [(name, finding) for finding in found]
     return rows
