@@ -26,14 +26,14 @@ def test_p6_a_lost_slot_is_mended_exactly_with_long_transactions_and_deaths_on_t
     tmp_path: Path, server: PostgresServer
 ) -> None:
     """GIVEN five open transactions WHEN the slot is lost and mending dies twice THEN the log equals `events`."""
-    assert mended(tmp_path, server, 3_000, SAMPLE) > 3_000
+    assert mended(tmp_path, server, 3_000, SAMPLE).taken > 3_000
 
 
 def test_p6_a_second_loss_while_mending_begins_again_and_loses_nothing(tmp_path: Path, server: PostgresServer) -> None:
     """GIVEN a hole that was closed WHEN the new slot is lost before it is used THEN a second try finds the rest."""
-    assert mended_twice(tmp_path, server, 1_000) > 2_000
+    assert mended_twice(tmp_path, server, 1_000).taken > 2_000
 
 
 def test_p6_one_of_several_slots_is_mended_while_the_others_go_on(tmp_path: Path, server: PostgresServer) -> None:
     """GIVEN three slots that share the events WHEN one is dropped THEN only its partition waits, and all arrives."""
-    assert one_of_several_mended(tmp_path, server, 1_000) > 1_000
+    assert one_of_several_mended(tmp_path, server, 1_000).taken > 1_000

@@ -42,6 +42,7 @@ _QUEUE_EVERY_S = 1.0
 _REPORT_EVERY_S = 2.0
 _SWEEP_EVERY_S = 60.0
 _ASK_EVERY_S = 1.0
+_END_S = 5.0  # what has not ended by then posts to a slow receiver; its epoch is old when it comes back
 
 
 def _now() -> datetime:
@@ -81,6 +82,8 @@ class BothDeliverer(Deliverer, ReplayDeliverer, Protocol):
 
 class DeliveryRunner:
     """Stands by for the `deliver` lease; while it has it, nobody else delivers for this deployment."""
+
+    name = "delivery"
 
     def __init__(
         self, deployment: Deployment, deliverer: BothDeliverer, sink: Sink, board: Board, metrics: Metrics
@@ -150,6 +153,7 @@ class DeliveryRunner:
                 self._board.delivering = False
                 self._metrics.lease_held.labels(lease.name).set(0)
                 held.close()
+                self._told.accounts({}, _now())  # what another instance does with them, this one does not know
 
     def _own(self, held: HeldLease) -> None:
         epoch = held.lease.epoch
@@ -202,9 +206,10 @@ class DeliveryRunner:
             finally:
                 self._live = None  # before anybody is waited for: what is handed over from here on is another's work
                 ended.set()
-                replays.join(timeout_s=5)
+                deadline = time.monotonic() + _END_S
+                replays.join(timeout_s=_END_S)
                 for thread in threads:
-                    thread.join(timeout=5)
+                    thread.join(max(0.0, deadline - time.monotonic()))
 
     def _register(self, epoch: int) -> None:
         mine, taken = roster.free_names(self._d.specs, self._d.delivery.subscriptions())

@@ -52,7 +52,7 @@ class HeldLease:
             except StaleError as error:
                 self._log.warning("lease lost", error=error)
                 break
-            except EvermarkError as error:
+            except Exception as error:  # noqa: BLE001 - a lease that nobody renews must be noticed as lost
                 missed_s += _RENEW_EVERY_S
                 self._log.warning("lease not renewed", error=error, missed_s=missed_s)
                 if missed_s >= TTL_S:

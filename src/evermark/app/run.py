@@ -7,10 +7,13 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
+
+import psutil
 
 from evermark.app.build import Deployment, open_deployment
 from evermark.app.delivering import DeliveryRunner
@@ -23,8 +26,8 @@ from evermark.app.source_lag import Lags
 from evermark.config import Config, load
 from evermark.delivery.sinks.webhook import WebhookSink
 from evermark.embedded.java import ensure_java
-from evermark.error_policy import Action, action_for
-from evermark.errors import BusyError, ConfigError, EvermarkError, GapError, UnreachableError, of_kind
+from evermark.error_policy import Action, action_for, backoff_s
+from evermark.errors import BusyError, ConfigError, EngineError, EvermarkError, GapError, UnreachableError, of_kind
 from evermark.observe.health import Board
 from evermark.observe.logging import get_logger
 from evermark.observe.metrics import Metrics
@@ -32,11 +35,24 @@ from evermark.server.http import Server
 from evermark.server.tokens import Tokens
 from evermark.sources.base import Limit, Source
 
+if TYPE_CHECKING:
+    from evermark.spark.engine import Engine
+
 # How long threads may take to let go after their own time-outs; then the process ends anyway, and loses nothing.
 _JOIN_GRACE_S = 5.0
 _STATE_WAIT_S = 30.0
 _STATE_PAUSE_S = 1.0
 _CHECKS_AT_ONCE = 8
+# The same when Spark has died: nothing can be flushed any more, and another instance may be waiting for the leases.
+_LET_GO_S = 15.0
+_LOOK_EVERY_S = 0.5
+# Spark that ran this long before it died was well: its next death is a first one again.
+_WELL_AFTER_S = 60.0
+_RESTART_BACKOFF_MAX_S = 30.0
+
+
+class StuckError(EngineError):
+    """A thread could not be ended, and may hold a lease: only the end of the process frees it."""
 
 
 class Pipeline:
@@ -53,6 +69,8 @@ class Pipeline:
         self.metrics = Metrics()
         self.port: int | None = None
         self.started = threading.Event()
+        self._dead_thread: str | None = None
+        self._spark_starts = False
 
     @classmethod
     def from_file(cls, path: str | Path, sources: Mapping[str, Source] | None = None) -> Pipeline:
@@ -66,47 +84,67 @@ class Pipeline:
 
     def run(self) -> None:
         os.environ["EVERMARK_PID"] = str(os.getpid())  # where a failpoint in a worker finds the process to end
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, self._on_signal)
         if not self.config.sources and not self._given:
             raise ConfigError("sources: there is none", hint="name at least one; `evermark init` writes an example")
+        hook = threading.excepthook
+        threading.excepthook = self._on_thread_error
+        try:
+            self._listen_for_signals()
+            self._run()
+        except KeyboardInterrupt:  # by PySpark's own handler, in the moment before ours is back
+            self._log.info("stopped")
+        finally:
+            threading.excepthook = hook
+
+    def _run(self) -> None:
         tokens = Tokens(self.config.server.tokens)
         server = Server(self.config.server.host, self.config.server.port, self.board, self.metrics, tokens)
         server.start()
         self.port = server.port
         try:
+            where = "the embedded Postgres" if self.config.state.dsn is None else "Postgres"
+            self._log.info("starting", step="state", waits_for=where)
             deployment = self._opened()
-            lags = Lags(deployment, self.board)
-            try:
-                for warning in deployment.warnings:
-                    self._log.warning(warning)
-                lags.start()
-                self._check_sources(deployment)
-                keeper = StateKeeper(deployment.embedded) if deployment.embedded is not None else None
-                try:
-                    with served(server, deployment):
-                        self._run_with_spark(deployment)
-                finally:
-                    if keeper is not None:
-                        keeper.stop()
-            finally:
-                lags.stop()
-                deployment.close()
+            if deployment is not None:
+                self._run_deployment(server, deployment)
         finally:
             server.stop()
+        self._log.info("stopped")
 
-    def _opened(self) -> Deployment:
-        """State is needed for everything. It may come up a little later than we do; who runs us may try again after."""
+    def _run_deployment(self, server: Server, deployment: Deployment) -> None:
+        lags = Lags(deployment, self.board)
+        try:
+            for warning in deployment.warnings:
+                self._log.warning(warning)
+            lags.start()
+            self._log.info("starting", step="sources", checks=sorted(deployment.sources))
+            self._check_sources(deployment)
+            keeper = StateKeeper(deployment.embedded) if deployment.embedded is not None else None
+            try:
+                with served(server, deployment):
+                    self._run_with_spark(deployment)
+            finally:
+                if keeper is not None:
+                    keeper.stop()
+        finally:
+            lags.stop()
+            deployment.close()
+
+    def _opened(self) -> Deployment | None:
+        """State is needed for everything. One that may come up a little later than we do is waited for, not for ever:
+        who runs us may try again after. None: told to stop first.
+        """
         give_up_at = time.monotonic() + _STATE_WAIT_S
-        while True:
+        while not self._stopping.is_set():
             try:
                 return open_deployment(self.config, self._given)
             except (UnreachableError, BusyError) as error:
-                if self.config.state.dsn is None or time.monotonic() > give_up_at or self._stopping.is_set():
+                if self.config.state.dsn is None or time.monotonic() > give_up_at:
                     raise
                 self._log.warning("state does not answer yet; it is waited for", error=error, at_most_s=_STATE_WAIT_S)
             self._stopping.wait(_STATE_PAUSE_S)
+        self._log.info("stopping", during="start")
+        return None
 
     def _check_sources(self, deployment: Deployment) -> None:
         """Before the slow part: what only a person can change is said at once, and ends the process. A source that
@@ -127,27 +165,67 @@ class Pipeline:
                 raise of_kind(error.kind, f"sources.{name}: {error.message}", error.hint) from error
 
     def _run_with_spark(self, deployment: Deployment) -> None:
+        """Run on one Spark after another until told to stop: a JVM that dies takes nothing with it that matters."""
         os.environ["JAVA_HOME"] = str(ensure_java(self.config.data / "java"))
-        from evermark.spark.deliver import SparkDeliverer
+        deaths = 0
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            try:
+                engine = self._start_engine()
+            except Exception as error:
+                if self._stopping.is_set():
+                    self._log.info("stopping", during="start")
+                    return
+                if not self.started.is_set():
+                    raise
+                reason = str(error)
+            else:
+                if (ended := self._run_on(engine, deployment)) is None:
+                    return
+                reason = ended
+            deaths = 1 if time.monotonic() - began > _WELL_AFTER_S else deaths + 1
+            wait_s = backoff_s(deaths - 2, max_s=_RESTART_BACKOFF_MAX_S) if deaths > 1 else 0.0
+            self._log.error("Spark and all that runs on it are started again", reason=reason, in_s=wait_s)
+            self._stopping.wait(wait_s)
+
+    def _start_engine(self) -> Engine:
+        from evermark.spark.engine import Engine
         from evermark.spark.session import make_session, warm_up
 
-        scratch = scratch_folder(self.config.name)
-        spark = make_session(
-            f"evermark {self.config.name}",
-            self.config.spark.master,
-            scratch,
-            self.config.spark.conf,
-            noise=self.config.data / "spark.log",
-            finds_formats=False,
-        )
+        self._log.info("starting", step="spark", master=self.config.spark.master, takes="about ten seconds")
+        began = time.monotonic()
+        self._spark_starts = True
+        try:
+            if self._stopping.is_set():
+                raise EngineError("told to stop before Spark was started")
+            spark = make_session(
+                f"evermark {self.config.name}",
+                self.config.spark.master,
+                scratch_folder(self.config.name),
+                self.config.spark.conf,
+                noise=self.config.data / "spark.log",
+                finds_formats=False,
+            )
+        finally:
+            self._spark_starts = False
+            self._listen_for_signals()  # PySpark has put a handler of its own in place
         warm_up(spark)
+        self._log.info("Spark runs", started_in_s=round(time.monotonic() - began, 1))
+        return Engine(spark)
+
+    def _run_on(self, engine: Engine, deployment: Deployment) -> str | None:
+        """Read and deliver on this Spark until told to stop; or else until it cannot be used any more, and why."""
+        from evermark.spark.deliver import SparkDeliverer
+
+        scratch = scratch_folder(self.config.name)
         keeper = ScratchKeeper(scratch)
         sink = WebhookSink()
-        delivery = DeliveryRunner(deployment, SparkDeliverer(spark, deployment.box), sink, self.board, self.metrics)
+        deliverer = SparkDeliverer(engine.spark, deployment.box)
+        delivery = DeliveryRunner(deployment, deliverer, sink, self.board, self.metrics)
         runners = [
             SourceRunner(
                 deployment,
-                spark,
+                engine.spark,
                 name,
                 scratch / "queries",
                 self.board,
@@ -162,15 +240,48 @@ class Pipeline:
             delivery.start()
             for runner in runners:
                 runner.start()
+            self.board.engine_runs()
             self._log.info("up", listen=f"{self.config.server.host}:{self.port}", pid=os.getpid())
             self.started.set()
-            self._stopping.wait()
-            self._shut_down(runners, delivery)
+            trouble = self._watch(engine, [*runners, delivery])
+            if trouble is None:
+                self._shut_down(runners, delivery)
+            else:
+                self.board.engine_lost(trouble)
+                engine.kill()
+                self._let_go([*runners, delivery], trouble)
+            return trouble
         finally:
             keeper.stop()
-            spark.stop()
+            engine.stop()
             sink.close()
             shutil.rmtree(scratch, ignore_errors=True)
+
+    def _watch(self, engine: Engine, runners: Sequence[SourceRunner | DeliveryRunner]) -> str | None:
+        """Returns when told to stop; or else when Spark or a thread that must not end has ended, and why."""
+        self._dead_thread = None
+        while not self._stopping.wait(_LOOK_EVERY_S):
+            trouble = engine.trouble() or self._dead_thread
+            ended = [runner.name for runner in runners if runner.join(0.0)]
+            if trouble is None and ended:
+                trouble = f"the thread of {ended[0]} ended"
+            if trouble is not None:
+                self.metrics.engine_restarts.inc()
+                return trouble
+        return None
+
+    def _let_go(self, runners: Sequence[SourceRunner | DeliveryRunner], trouble: str) -> None:
+        """Give the leases back, so that another instance may go on at once. Raises when a thread keeps its lease."""
+        self._log.error("letting go of all leases", reason=trouble)
+        for runner in runners:
+            runner.stop()
+        deadline = time.monotonic() + _LET_GO_S
+        stuck = [runner.name for runner in runners if not runner.join(max(0.0, deadline - time.monotonic()))]
+        if stuck:
+            raise StuckError(
+                f"{trouble}, and {', '.join(stuck)} did not end within {_LET_GO_S:g} s: the process ends",
+                hint="its leases run out within seconds; whoever started it has to start it again (docs/playbook.md)",
+            )
 
     def _shut_down(self, runners: list[SourceRunner], delivery: DeliveryRunner) -> None:
         """Stop consuming, flush, checkpoint, let go of the leases; a second signal does not wait."""
@@ -187,7 +298,6 @@ class Pipeline:
             self._log.warning(
                 "not ended in time; the next start resumes from the checkpoint", sources=[r.name for r in left]
             )
-        self._log.info("stopped")
 
     def _joined(self, runner: SourceRunner | DeliveryRunner, wait_s: float) -> bool:
         waited = 0.0
@@ -197,8 +307,26 @@ class Pipeline:
             waited += 0.1
         return runner.join(0.0)
 
+    def _listen_for_signals(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, self._on_signal)
+
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         self.stop()
+        if self._spark_starts:  # nobody waits for that any more; its start fails when its JVM is gone
+            for child in psutil.Process().children():
+                child.kill()
+
+    def _on_thread_error(self, failed: threading.ExceptHookArgs) -> None:
+        """An error that nobody caught has ended a thread: whatever it did, nobody does any more."""
+        name = failed.thread.name if failed.thread is not None else "?"
+        error = f"{failed.exc_type.__name__}: {failed.exc_value}"
+        if name.startswith("Thread-"):  # none of ours, which all have names: PySpark's, when its JVM is gone
+            self._log.debug("a thread of a library ended", thread=name, error=error)
+            return
+        self._log.error("a thread ended by an error", thread=name, error=error)
+        self._dead_thread = f"the thread {name} ended: {error}"
 
 
 def _trouble_of(deployment: Deployment, name: str) -> EvermarkError | None:

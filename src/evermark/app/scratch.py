@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+from contextlib import suppress
 from pathlib import Path
 from tempfile import gettempdir
 
@@ -36,8 +37,9 @@ class ScratchKeeper:
         while not self._done.wait(_LOOK_EVERY_S):
             if all(folder.exists() for folder in self._folders[:2]):
                 continue
-            for folder in self._folders:
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with suppress(OSError):  # a full disk: looked at again
+                for folder in self._folders:
+                    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def scratch_folder(deployment: str) -> Path:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import faulthandler
+import os
 import signal
 import sys
 from typing import Annotated
 
 import typer
 
+from evermark.cli.console import EXIT_FAILED, show_error
 from evermark.cli.deployment import DEFAULT_CONFIG, ConfigOption
 
 
@@ -29,6 +31,12 @@ def up(
     from evermark.observe.logging import set_up_logging
 
     set_up_logging(json=log_json)
-    from evermark.app.run import Pipeline
+    from evermark.app.run import Pipeline, StuckError
 
-    Pipeline.from_file(config).run()
+    try:
+        Pipeline.from_file(config).run()
+    except StuckError as error:
+        # The interpreter would wait for the stuck thread, and whoever starts the process anew would wait for that.
+        show_error(error)
+        sys.stderr.flush()
+        os._exit(EXIT_FAILED)

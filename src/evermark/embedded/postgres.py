@@ -178,6 +178,8 @@ class EmbeddedPostgres:
                 errors="replace",
                 timeout=timeout_s,
                 check=False,
+                # Ctrl-C at our terminal is a signal for us: pg_ctl interrupted half-way would look like a failure.
+                start_new_session=True,
             )
         except subprocess.TimeoutExpired as error:
             raise UnreachableError(f"{Path(command[0]).name} on {self.data} took over {timeout_s:.0f} s") from error

@@ -18,6 +18,8 @@ from typing import Any
 
 LAGGING_AFTER_S = 30.0
 RATE_OVER_S = 60.0
+# Starting Spark takes ten seconds, on a loaded machine several times that.
+ENGINE_LOST_MAX_S = 120.0
 
 
 class PartitionHealth(StrEnum):
@@ -106,6 +108,8 @@ class Board:
         self._batches: dict[tuple[str, int], deque[tuple[float, int]]] = {}
         self._replays: dict[str, tuple[datetime, datetime]] = {}
         self._ask: Callable[[], None] = lambda: None
+        self._engine_lost_at: float | None = None
+        self._engine_trouble = ""
         self.delivering = False
         self.delivery_standby = False
         self.delivery_lag_s = 0.0
@@ -174,6 +178,32 @@ class Board:
 
     def delivery(self) -> LiveGroupReport:
         return LiveGroupReport(self.delivering, self.delivery_standby, self.delivery_lag_s)
+
+    def engine_lost(self, reason: str) -> None:
+        """Spark has died: nothing is taken or delivered until it runs again."""
+        with self._lock:
+            if self._engine_lost_at is None:
+                self._engine_lost_at = self._clock()
+            self._engine_trouble = reason
+            for name, old in self._partitions.items():
+                self._partitions[name] = replace(
+                    old, state=PartitionHealth.STALE, reason=reason, hint="Spark is being started again"
+                )
+
+    def engine_runs(self) -> None:
+        with self._lock:
+            self._engine_lost_at = None
+            self._engine_trouble = ""
+
+    def given_up(self) -> str | None:
+        """Why this process should be ended and started anew by whoever looks after it; None while it helps itself."""
+        with self._lock:
+            if self._engine_lost_at is None:
+                return None
+            lost_s = self._clock() - self._engine_lost_at
+        if lost_s < ENGINE_LOST_MAX_S:
+            return None
+        return f"Spark has not been running for {lost_s:.0f} s: {self._engine_trouble}"
 
     def partitions(self) -> dict[str, PartitionReport]:
         """By `source/partition`."""

@@ -85,6 +85,7 @@ class Metrics:
         )
 
     def _of_upkeep(self) -> None:
+        self.engine_restarts = self._counter("engine_restarts", "Times Spark died under this process")
         self.lease_held = self._gauge("lease_held", "1 while this instance holds it", "name")
         self.care = self._counter("log_care", "Files and commits tidied away", "what")
 

@@ -69,7 +69,8 @@ class Server:
         self.port = self._runner.addresses[0][1]
 
     async def _livez(self, _: web.Request) -> web.Response:
-        return web.Response(text="ok\n")
+        reason = self._board.given_up()
+        return web.Response(text="ok\n" if reason is None else f"{reason}\n", status=200 if reason is None else 503)
 
     async def _readyz(self, _: web.Request) -> web.Response:
         await self._asked()

@@ -52,9 +52,15 @@ class IngestQuery:
                     with self._busy:
                         query.stop()
                     break
-        except StreamingQueryException as error:
-            if not self._ended.is_set():
+        except Exception as error:
+            if not (self._ended.is_set() and isinstance(error, StreamingQueryException)):
                 raise engine_error(f"the ingest query of {self._plan.name} ended", error) from error
+        finally:
+            # A JVM that died leaves the batch that was being taken to a thread of its own: its end is waited for, so
+            # that nobody takes this source's next batch beside it.
+            self._ended.set()
+            with self._busy:
+                pass
         return self._failed
 
     def stop(self) -> None:

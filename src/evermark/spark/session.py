@@ -44,10 +44,13 @@ _DEFAULTS = {
     "spark.log.level": "ERROR",
 }
 
+_LOOK_UP_BY = "PYSPARK_DRIVER_PYTHON"
 # Spark matches error texts with recursive regular expressions: the default stack is too small for a long one.
 # Code made for many predicates is one long method, which the JVM would otherwise never compile.
-_LOOK_UP_BY = "PYSPARK_DRIVER_PYTHON"
-_JAVA_OPTIONS = "-Xss16m -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-DontCompileHugeMethods"
+# A JVM that has run out of memory once may be left with threads missing: it ends instead, and is started again.
+_JAVA_OPTIONS = (
+    "-Xss16m -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-DontCompileHugeMethods -XX:+ExitOnOutOfMemoryError"
+)
 
 
 def make_session(

@@ -14,15 +14,17 @@ from pathlib import Path
 
 from evermark import failpoint
 from evermark.testing.chaos_down import down_and_back
+from evermark.testing.chaos_engine import engine_killed
 from evermark.testing.chaos_replay import replay_beside_live
+from evermark.testing.chaos_upgrade import upgraded
 from evermark.testing.listener import Failing
 from evermark.testing.lost_slot import forgetful_server, mended, mended_twice, one_of_several_mended
-from evermark.testing.pipeline import Scene, Writer, died_by_itself
+from evermark.testing.pipeline import Ledger, Scene, Writer, died_by_itself
 from evermark.testing.servers import fresh_database, postgres_server
 
 
-def killed_at_each(names: Sequence[str], folder: Path, dsn: str) -> int:
-    """Die at each of `names` in turn while a writer goes on; then drain and require exactness; the number of events."""
+def killed_at_each(names: Sequence[str], folder: Path, dsn: str) -> Ledger:
+    """Die at each of `names` in turn while a writer goes on; then drain and require exactness; what was counted."""
     # Refused events are parked, so that the queue's failpoints are reached too.
     with Scene(folder, dsn, {"steady": None, "refusing": Failing.parse("422:3%")}) as scene:
         writer = Writer(dsn)
@@ -36,21 +38,21 @@ def killed_at_each(names: Sequence[str], folder: Path, dsn: str) -> int:
             writer.finish()
         scene.receivers["refusing"].failing = None
         scene.run("delivery", "retry", "--subscription", "refusing")
-        scene.check_complete()
+        ledger = scene.check_complete()
         code = last.terminate()
         assert code == 0, f"the last instance ended with {code}"
-        return len(scene.committed())
+        return ledger
 
 
-def _one_scene(scene: Callable[[Path, str, int], dict[str, float]], events: int, title: str) -> int:
+def _one_scene(scene: Callable[[Path, str, int], tuple[Ledger, dict[str, float]]], amount: int, title: str) -> int:
     with tempfile.TemporaryDirectory(prefix="evermark-chaos-") as root:
         Path(root).chmod(0o711)
         with postgres_server(Path(root) / "postgres") as server, fresh_database(server) as dsn:
             folder = Path(root) / "scene"
             folder.mkdir(mode=0o711)
-            found = scene(folder, dsn, events)
+            ledger, found = scene(folder, dsn, amount)
     figures = " ".join(f"{name}={value:.3g}" for name, value in found.items())
-    sys.stdout.write(f"ledger {title} {figures} lost=0\n")
+    sys.stdout.write(f"ledger {title} {figures} {ledger}\n")
     return 0
 
 
@@ -66,7 +68,16 @@ def main() -> int:
     parser.add_argument("--events", type=int, default=200_000, help="with --slot, --replay or --down: how many")
     parser.add_argument("--replay", action="store_true", help="a long replay beside live traffic, killed three times")
     parser.add_argument("--down", action="store_true", help="a receiver that is down for many events, and comes back")
+    parser.add_argument("--engine", action="store_true", help="kill Spark's JVM under load, a standby waiting")
+    parser.add_argument("--kills", type=int, default=10, help="with --engine: how often")
+    parser.add_argument("--upgrade", metavar="REVISION", help="run this older revision first, then go on with its data")
     given = parser.parse_args()
+    if given.upgrade:
+        return _one_scene(
+            lambda folder, dsn, _: (upgraded(folder, dsn, given.upgrade), {}), 0, f"upgraded_from={given.upgrade}"
+        )
+    if given.engine:
+        return _one_scene(engine_killed, given.kills, f"jvm_kills={given.kills}")
     if given.replay:
         return _one_scene(replay_beside_live, given.events, f"kills=3 replayed={2 * given.events}")
     if given.down:
@@ -75,7 +86,7 @@ def main() -> int:
         return _lost_slots(given.events)
     names = given.failpoint or failpoint.FLOW
     scenes = [("chain", names)] if given.chain else [(name, [name]) for name in names]
-    events = 0
+    total = Ledger()
     with tempfile.TemporaryDirectory(prefix="evermark-chaos-") as root:
         Path(root).chmod(0o711)
         with postgres_server(Path(root) / "postgres") as server:
@@ -83,19 +94,19 @@ def main() -> int:
                 folder = Path(root) / title
                 folder.mkdir(mode=0o711)
                 with fresh_database(server) as dsn:
-                    count = killed_at_each(kills, folder, dsn)
-                events += count
-                sys.stderr.write(f"killed at {', '.join(kills)}: {count} events, exact\n")
-    sys.stdout.write(f"ledger kills={len(names)} produced={events} taken={events} lost=0\n")
+                    ledger = killed_at_each(kills, folder, dsn)
+                total += ledger
+                sys.stderr.write(f"killed at {', '.join(kills)}: {ledger}\n")
+    sys.stdout.write(f"ledger kills={len(names)} {total}\n")
     return 0
 
 
 def _lost_slots(events: int) -> int:
-    total = 0
+    total = Ledger()
     with tempfile.TemporaryDirectory(prefix="evermark-chaos-") as root:
         Path(root).chmod(0o711)
         with forgetful_server(Path(root) / "postgres") as server:
-            scenes: list[tuple[str, Callable[[Path], int]]] = [
+            scenes: list[tuple[str, Callable[[Path], Ledger]]] = [
                 ("slot lost", lambda folder: mended(folder, server, events)),
                 ("killed at every step", lambda folder: mended(folder, server, events, failpoint.MEND)),
                 ("lost a second time", lambda folder: mended_twice(folder, server, events)),
@@ -104,10 +115,10 @@ def _lost_slots(events: int) -> int:
             for title, scene in scenes:
                 folder = Path(root) / title.replace(" ", "-")
                 folder.mkdir(mode=0o711)
-                count = scene(folder)
-                total += count
-                sys.stderr.write(f"{title}: {count} events, exact\n")
-    sys.stdout.write(f"ledger slots_lost=5 kills={len(failpoint.MEND) + 1} produced={total} taken={total} lost=0\n")
+                ledger = scene(folder)
+                total += ledger
+                sys.stderr.write(f"{title}: {ledger}\n")
+    sys.stdout.write(f"ledger slots_lost=5 kills={len(failpoint.MEND) + 1} {total}\n")
     return 0
 
 

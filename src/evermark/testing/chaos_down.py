@@ -19,7 +19,7 @@ import psycopg
 
 from evermark.testing.clockwork import Clockwork
 from evermark.testing.listener import Failing, Record
-from evermark.testing.pipeline import Scene
+from evermark.testing.pipeline import Ledger, Scene
 from evermark.testing.until import until
 
 _KEYS = 200
@@ -56,8 +56,8 @@ class _DownScene(Scene):
         return mine["waiting"], mine["dead"]
 
 
-def down_and_back(folder: Path, dsn: str, events: int) -> dict[str, float]:
-    """The whole scenario; the figures it found. Raises when anything was lost, doubled, or out of order."""
+def down_and_back(folder: Path, dsn: str, events: int) -> tuple[Ledger, dict[str, float]]:
+    """What was counted, and the figures it found. Raises when anything was lost, doubled, or out of order."""
     options = {"steady": "bundle: 50", "down": "bundle: 50, ordered: true"}
     with _DownScene(folder, dsn, {"steady": None, "down": None}, **options) as scene:
         with psycopg.connect(dsn, autocommit=True) as conn:
@@ -84,18 +84,17 @@ def down_and_back(folder: Path, dsn: str, events: int) -> dict[str, float]:
             began = time.monotonic()
         finally:
             clockwork.finish()
-        scene.check_complete(_PATIENCE_S)
+        ledger = scene.check_complete(_PATIENCE_S)
         drained_s = time.monotonic() - began
         for key, positions in scene.of_key["down"].items():
             assert positions == sorted(positions), f"key {key} came out of order"
         assert running.terminate() == 0
-        return {
+        return ledger, {
             "queue_rows": float(waiting),
             "p99_s": quiet,
             "p99_down_s": meanwhile,
             "p99_turning_s": turning,
             "drained_s": drained_s,
-            "events": float(len(scene.committed())),
         }
 
 

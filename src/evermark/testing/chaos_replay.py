@@ -15,7 +15,7 @@ from pathlib import Path
 import psycopg
 
 from evermark.testing.clockwork import Clockwork
-from evermark.testing.pipeline import Instance, died_by_itself
+from evermark.testing.pipeline import Instance, Ledger, died_by_itself
 from evermark.testing.replays import ReplayScene
 from evermark.testing.until import until
 
@@ -86,8 +86,8 @@ def _killed_three_times(scene: ReplayScene, running: Instance, since: str, to: s
     return scene.up()
 
 
-def replay_beside_live(folder: Path, dsn: str, events: int) -> dict[str, float]:
-    """The whole scenario; the figures it found. Raises when anything was lost or doubled."""
+def replay_beside_live(folder: Path, dsn: str, events: int) -> tuple[Ledger, dict[str, float]]:
+    """The whole scenario; what was counted, and the figures it found. Raises when anything was lost or doubled."""
     with ReplayScene(folder, dsn, {"one": None}, one="bundle: 50") as scene:
         since, to = _window(scene, events)
         wanted = set(scene.events_between(since, to))
@@ -111,6 +111,6 @@ def replay_beside_live(folder: Path, dsn: str, events: int) -> dict[str, float]:
             _say("killed three times: each event of the window reached the handler once")
         finally:
             clockwork.finish()
-        scene.check_complete(_PATIENCE_S)
+        ledger = scene.check_complete(_PATIENCE_S)
         assert last.terminate() == 0
-        return {"p99_s": quiet, "p99_replay_s": beside, "replay_s": took_s, "live": float(len(scene.committed()))}
+        return ledger, {"p99_s": quiet, "p99_replay_s": beside, "replay_s": took_s}

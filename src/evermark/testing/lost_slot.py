@@ -11,7 +11,7 @@ from pathlib import Path
 import psycopg
 
 from evermark.app.demo_shop import remove_wal_of
-from evermark.testing.pipeline import Instance, Scene, Writer, died_by_itself
+from evermark.testing.pipeline import Instance, Ledger, Scene, Writer, died_by_itself
 from evermark.testing.servers import PostgresServer, fresh_database, postgres_server
 from evermark.testing.until import until
 
@@ -49,9 +49,9 @@ def write_many(dsn: str, events: int) -> None:
             conn.execute("insert into public.orders (total) select n from generate_series(1, %s) n", (rows,))
 
 
-def mended(folder: Path, server: PostgresServer, events: int, kills: Sequence[str] = ()) -> int:
+def mended(folder: Path, server: PostgresServer, events: int, kills: Sequence[str] = ()) -> Ledger:
     """Lose the slot while five transactions are open and `events` are written; die at each of `kills` while it is
-    mended; the number of events there were in the end."""
+    mended; what was counted in the end."""
     with fresh_database(server) as dsn, Scene(folder, dsn, {"steady": None}, steady="bundle: 50") as scene:
         writer = Writer(dsn)
         writer.start()
@@ -75,12 +75,12 @@ def mended(folder: Path, server: PostgresServer, events: int, kills: Sequence[st
                 _closed(running)
         finally:
             writer.finish()
-        scene.check_complete(timeout_s=300)
+        ledger = scene.check_complete(timeout_s=300)
         assert running.terminate() == 0
-        return len(scene.committed())
+        return ledger
 
 
-def mended_twice(folder: Path, server: PostgresServer, events: int) -> int:
+def mended_twice(folder: Path, server: PostgresServer, events: int) -> Ledger:
     """The new slot is lost as well, after the hole was closed and before it took the old one's place."""
     with fresh_database(server) as dsn, Scene(folder, dsn, {"steady": None}, steady="bundle: 50") as scene:
         running = scene.up("mend.closed@1")
@@ -97,10 +97,10 @@ def mended_twice(folder: Path, server: PostgresServer, events: int) -> int:
         running = scene.up()
         _closed(running)
         write_many(dsn, 100)
-        scene.check_complete(timeout_s=300)
+        ledger = scene.check_complete(timeout_s=300)
         assert running.said("was lost too")
         assert running.terminate() == 0
-        return len(scene.committed())
+        return ledger
 
 
 def _closed(running: Instance) -> None:
@@ -111,7 +111,7 @@ def _noticed(running: Instance) -> None:
     until(lambda: running.died() or running.said("a hole was found"), "the loss was noticed", timeout_s=60)
 
 
-def one_of_several_mended(folder: Path, server: PostgresServer, events: int) -> int:
+def one_of_several_mended(folder: Path, server: PostgresServer, events: int) -> Ledger:
     """Three slots share the events; one of them is dropped by hand. The others go on, and nothing is missing."""
     with fresh_database(server) as dsn, Scene(folder, dsn, {"steady": None}, slots=3, steady="bundle: 50") as scene:
         writer = Writer(dsn)
@@ -125,10 +125,10 @@ def one_of_several_mended(folder: Path, server: PostgresServer, events: int) -> 
             _closed(running)
         finally:
             writer.finish()
-        scene.check_complete()
+        ledger = scene.check_complete()
         assert not running.said('"partition": 0, "error"'), "a slot that was well was blamed"
         assert running.terminate() == 0
-        return len(scene.committed())
+        return ledger
 
 
 def _dropped(conn: psycopg.Connection[tuple[object, ...]], slot: str) -> bool:

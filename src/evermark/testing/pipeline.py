@@ -6,16 +6,20 @@ event exactly once, and every receiver's handler saw every event it should have 
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import threading
+import urllib.error
+import urllib.request
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import psycopg
 import pyarrow.parquet as pq
@@ -41,13 +45,33 @@ _SUBSCRIPTION = """\
 """
 
 
+@dataclass(frozen=True)
+class Ledger:
+    """What was counted when a scene was over. An event is delivered when every receiver's handler has seen it."""
+
+    produced: int = 0
+    taken: int = 0
+    delivered: int = 0
+    doubled: int = 0  # in the log, or at a handler
+    lost: int = 0  # missing from the log, or at a handler
+
+    def __add__(self, other: Ledger) -> Ledger:
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return Ledger(*(mine + theirs for mine, theirs in pairs))
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={count}" for name, count in vars(self).items())
+
+
 class Instance:
     """One `evermark up` process."""
 
     def __init__(self, config: Path, env: Mapping[str, str], log: Path) -> None:
         self.log = log
         with log.open("ab") as out:
-            self.process = subprocess.Popen([*_COMMAND, "up", "-c", str(config)], env=dict(env), stdout=out, stderr=out)
+            command = [*_COMMAND, "up", "-c", str(config)]
+            # A process group of its own, as a shell with a terminal gives to every command.
+            self.process = subprocess.Popen(command, env=dict(env), stdout=out, stderr=out, start_new_session=True)
 
     def kill(self) -> None:
         self.process.kill()
@@ -63,11 +87,35 @@ class Instance:
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(timeout_s)
 
+    def interrupt(self, timeout_s: float = 60.0) -> int:
+        """Ctrl-C: the terminal signals every process of the group."""
+        os.killpg(self.process.pid, signal.SIGINT)
+        return self.process.wait(timeout_s)
+
     def died(self) -> bool:
         return self.process.poll() is not None
 
     def said(self, text: str) -> bool:
         return text in self.log.read_text()
+
+    def ask(self, path: str) -> tuple[int, str]:
+        """Status and text of an answer over HTTP; (0, "") before it is up. The address is in its own log."""
+        lines = (json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{"))
+        listen = next((line["listen"] for line in lines if line["event"] == "up"), None)
+        if listen is None:
+            assert not self.died(), self.log.read_text()[-3000:]
+            return 0, ""
+        try:
+            with urllib.request.urlopen(f"http://{listen}{path}", timeout=8) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as unwell:
+            return unwell.code, unwell.read().decode()
+
+    def health(self, partition: str) -> dict[str, Any]:
+        """What /health says of a partition; nothing when it does not know it."""
+        code, text = self.ask("/health")
+        found: dict[str, Any] = json.loads(text)["partitions"].get(partition, {}) if code else {}
+        return found
 
 
 class Writer(threading.Thread):
@@ -173,8 +221,8 @@ class Stage(ABC):
         first = next(iter(self.handled))
         until(lambda: self.delivered(first) > more_than, f"{first} has more than {more_than}", timeout_s=timeout_s)
 
-    def check_complete(self, timeout_s: float = 120.0) -> None:
-        """Wait until every receiver has everything, then require exactness everywhere."""
+    def check_complete(self, timeout_s: float = 120.0) -> Ledger:
+        """Wait until every receiver has everything, then require exactness everywhere; what was counted."""
         committed = self.committed()
         wanted = set(committed)
         try:
@@ -187,6 +235,9 @@ class Stage(ABC):
         for name, seen in self.handled.items():
             assert set(seen) == wanted, f"{name} got events that were never committed"
             assert max(seen.values()) == 1, f"the handler of {name} ran twice for one event"
+        everywhere = wanted.intersection(*self.handled.values())
+        doubled = sum(sum(seen.values()) - len(seen) for seen in (logged, *self.handled.values()))
+        return Ledger(len(wanted), len(logged), len(everywhere), doubled, len(wanted - (everywhere & set(logged))))
 
     def missing(self, wanted: set[str]) -> dict[str, int]:
         """How many events each receiver that is not complete still lacks."""

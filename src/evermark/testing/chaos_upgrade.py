@@ -1,0 +1,76 @@
+"""`make chaos ARGS="--upgrade REVISION"`: an older revision of the project runs, then this one takes over all it left.
+
+The older program, out of the project's own history, installs the outbox, fills log and State, and is killed under load.
+This program goes on with the same folder and installed schema; then it brings the schema up to date, under load.
+"""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from evermark.testing.listener import Failing
+from evermark.testing.pipeline import Ledger, Scene, Writer
+
+_ROOT = Path(__file__).resolve().parents[3]
+
+
+def has_history(revision: str) -> bool:
+    """Whether this checkout knows the revision; an unpacked archive has no history at all."""
+    known = subprocess.run(
+        ["git", "-C", str(_ROOT), "cat-file", "-e", f"{revision}^{{commit}}"], capture_output=True, check=False
+    )
+    return known.returncode == 0
+
+
+def unpacked(revision: str, folder: Path) -> Path:
+    """The sources of the revision."""
+    packed = subprocess.run(
+        ["git", "-C", str(_ROOT), "archive", revision, "src", "receiver/src"], capture_output=True, check=True
+    )
+    folder.mkdir(mode=0o755)
+    with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as archive:
+        archive.extractall(folder, filter="data")
+    return folder
+
+
+class OlderScene(Scene):
+    """A scene whose programs are those of an older revision, until `upgrade` is called."""
+
+    def __init__(self, folder: Path, dsn: str, receivers: Mapping[str, Failing | None], older: Path) -> None:
+        super().__init__(folder, dsn, receivers)
+        self._own_path = self.env.get("PYTHONPATH", "")
+        self.env["PYTHONPATH"] = f"{older / 'src'}:{older / 'receiver' / 'src'}"
+
+    def upgrade(self) -> None:
+        self.env["PYTHONPATH"] = self._own_path
+
+
+def upgraded(folder: Path, dsn: str, revision: str) -> Ledger:
+    """Run the revision and kill it; run this program on what it left; bring the installed schema up to date."""
+    receivers = {"one": None, "refusing": Failing.parse("422:10%")}
+    with OlderScene(folder, dsn, receivers, unpacked(revision, folder / "older")) as scene:
+        writer = Writer(dsn)
+        writer.start()
+        try:
+            older = scene.up()
+            scene.wait_delivered(50)
+            older.kill()
+            scene.upgrade()
+            newer = scene.up()
+            scene.wait_delivered(scene.delivered("one") + 50)
+            scene.run("source", "install")  # while it runs, and while rows are written
+            scene.wait_delivered(scene.delivered("one") + 50)
+            newer.kill()
+            newer = scene.up()
+            scene.wait_delivered(scene.delivered("one") + 50)
+        finally:
+            writer.finish()
+        scene.receivers["refusing"].failing = None
+        scene.run("delivery", "retry", "--subscription", "refusing")
+        ledger = scene.check_complete()
+        assert newer.terminate() == 0, newer.log.read_text()[-2000:]
+        return ledger

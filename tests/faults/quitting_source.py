@@ -1,0 +1,46 @@
+"""A source of a user's that ends the thread it is called in, once: as `sys.exit()` in a library does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+import evermark as em
+from evermark.event import taken_batch
+
+
+class Quitting(em.Source):
+    """Its events are numbered; the file `count` says how many there are."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = Path(folder)
+
+    def partitions(self) -> Sequence[int]:
+        return [0]
+
+    def earliest(self, partition: int) -> str:
+        return f"{0:06d}"
+
+    def begin(self, partition: int, position: str) -> None:
+        quitted = self.folder / "quitted"
+        if not quitted.exists():
+            quitted.touch()
+            raise SystemExit
+
+    def latest(self, after: Mapping[int, str], limit: em.Limit) -> dict[int, str]:
+        return {0: f"{int((self.folder / 'count').read_text()):06d}"}
+
+    def slices(self, partition: int, start: str, end: str) -> Sequence[em.Slice]:
+        return [em.Slice(partition, start, end)] if start < end else []
+
+    def read(self, piece: em.Slice) -> Iterator[pa.RecordBatch]:
+        numbers = list(range(int(piece.start), int(piece.end)))
+        columns: dict[str, object] = {
+            "event_id": [f"n-{n}" for n in numbers],
+            "position": [f"{n:06d}" for n in numbers],
+            "stream": ["numbers"] * len(numbers),
+            "op": ["insert"] * len(numbers),
+        }
+        yield taken_batch(columns, len(numbers))

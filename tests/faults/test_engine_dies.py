@@ -1,0 +1,58 @@
+"""Parts of a running instance end: Spark's JVM, the daemon that forks workers, the process that plans, a thread."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from evermark.testing.chaos_engine import killed, resumed_s, spark_processes
+from evermark.testing.pipeline import Scene, Stage, Writer
+
+
+class NumbersStage(Stage):
+    """A deployment with a user's own source (quitting_source.py)."""
+
+    source = "numbers"
+    count = 50
+
+    def settings(self) -> str:
+        (self.folder / "count").write_text(str(self.count))
+        self.env["PYTHONPATH"] = f"{Path(__file__).parent}:{self.env.get('PYTHONPATH', '')}"
+        return f'{{type: "quitting_source:Quitting", options: {{folder: "{self.folder}"}}}}'
+
+    def committed(self) -> list[str]:
+        return [f"n-{n}" for n in range(self.count)]
+
+
+def test_a_thread_that_ends_is_noticed_and_its_work_goes_on(tmp_path: Path) -> None:
+    """GIVEN a source that exits in the thread that reads it WHEN that happens THEN all is started again, loudly."""
+    with NumbersStage(tmp_path, {"one": None}, one="from: beginning") as stage:
+        instance = stage.up()
+        ledger = stage.check_complete()
+        assert ledger.delivered == stage.count
+        assert instance.said("the thread source numbers ended")
+        assert instance.terminate() == 0
+
+
+def test_delivery_goes_on_after_any_process_of_spark_was_killed_or_hangs(tmp_path: Path, pg_dsn: str) -> None:
+    """GIVEN a running pipeline WHEN daemon, planner and JVM die, or hang, THEN events arrive again; none is lost."""
+    with Scene(tmp_path, pg_dsn, {"one": None}) as scene:
+        writer = Writer(pg_dsn)
+        writer.start()
+        try:
+            instance = scene.up()
+            scene.wait_delivered(20)
+            for what in ("daemon", "planner", "jvm", "jvm"):
+                killed(instance, what)
+                resumed_s(scene)
+            assert instance.said("Spark's JVM ended (signal 9)")
+
+            # WHEN the JVM is alive and answers nothing
+            (jvm,) = spark_processes(instance)["jvm"]
+            jvm.suspend()
+            resumed_s(scene, within_s=120)
+            assert instance.said("Spark's JVM does not answer")
+        finally:
+            writer.finish()
+        scene.check_complete()
+        assert "Traceback" not in instance.log.read_text()
+        assert instance.terminate() == 0

@@ -1,0 +1,103 @@
+"""Spark has died: what is shown, who notices, and when the process gives up."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from evermark.app.leasing import HeldLease
+from evermark.app.run import Pipeline, StuckError
+from evermark.cluster.base import Lease
+from evermark.cluster.memory import MemoryLeases
+from evermark.config import Config
+from evermark.observe.health import ENGINE_LOST_MAX_S, Board, PartitionHealth
+from evermark.testing.until import until
+
+
+class Thread:
+    """A part of the pipeline: a thread that goes on, ends by itself, or cannot be ended."""
+
+    def __init__(self, name: str, *, ended: bool = False, ends: bool = True) -> None:
+        self.name = name
+        self.ended = ended
+        self._ends = ends
+
+    def stop(self) -> None:
+        self.ended = self.ended or self._ends
+
+    def join(self, timeout_s: float) -> bool:
+        return self.ended
+
+
+class Spark:
+    def __init__(self, trouble: str | None = None) -> None:
+        self._trouble = trouble
+
+    def trouble(self) -> str | None:
+        return self._trouble
+
+
+def pipeline() -> Pipeline:
+    return Pipeline(Config.model_validate({"version": 1, "name": "shop"}))
+
+
+def watched(found: Pipeline, spark: Spark, *threads: Thread) -> str | None:
+    return found._watch(cast("Any", spark), cast("Any", threads))
+
+
+def test_a_dead_jvm_is_noticed_and_counted() -> None:
+    """GIVEN threads that are well WHEN the JVM is gone THEN the watch says so, and the restart is counted."""
+    found = pipeline()
+    assert watched(found, Spark("Spark's JVM ended (signal 9)"), Thread("shop")) == "Spark's JVM ended (signal 9)"
+    assert found.metrics.registry.get_sample_value("evermark_engine_restarts_total") == 1
+
+
+def test_a_runner_whose_thread_ended_is_noticed() -> None:
+    """GIVEN Spark that is well WHEN the thread of a source has ended THEN the watch names it."""
+    assert watched(pipeline(), Spark(), Thread("billing"), Thread("shop", ended=True)) == "the thread of shop ended"
+
+
+def test_being_told_to_stop_is_no_trouble() -> None:
+    """GIVEN a pipeline that is well WHEN it is told to stop THEN the watch ends without a reason."""
+    found = pipeline()
+    found.stop()
+    assert watched(found, Spark(), Thread("shop")) is None
+
+
+def test_a_thread_that_cannot_be_ended_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN a thread that holds its lease WHEN Spark is gone THEN the process is not started again beside it."""
+    monkeypatch.setattr("evermark.app.run._LET_GO_S", 0.01)
+    with pytest.raises(StuckError, match="shop did not end"):
+        pipeline()._let_go(cast("Any", [Thread("billing"), Thread("shop", ends=False)]), "Spark's JVM ended")
+
+
+def test_livez_waits_for_a_restart_and_then_says_that_the_process_is_lost() -> None:
+    """GIVEN Spark lost WHEN it does not come back for long THEN the process is given up; once it runs, it is not."""
+    now = [0.0]
+    board = Board(lambda: now[0])
+    board.put("shop", 0, PartitionHealth.HEALTHY)
+    board.engine_lost("Spark's JVM ended")
+    assert board.partitions()["shop/0"].state is PartitionHealth.STALE
+    now[0] = ENGINE_LOST_MAX_S - 1
+    board.engine_lost("Java does not start")  # another try that failed is no new beginning
+    assert board.given_up() is None
+    now[0] = ENGINE_LOST_MAX_S
+    assert "Java does not start" in (board.given_up() or "")
+    board.engine_runs()
+    assert board.given_up() is None
+
+
+def test_a_lease_whose_renewal_fails_in_an_unforeseen_way_is_lost_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN a held lease WHEN renewing raises what nobody thought of THEN it counts as lost: the work must stop."""
+
+    class Failing(MemoryLeases):
+        def renew(self, lease: Lease, ttl_s: float) -> None:
+            raise RuntimeError("unforeseen")
+
+    monkeypatch.setattr("evermark.app.leasing._RENEW_EVERY_S", 0.001)
+    monkeypatch.setattr("evermark.app.leasing.TTL_S", 0.003)
+    told: list[bool] = []
+    held = HeldLease(Failing(), Lease("shop", 1), lambda: told.append(True))
+    until(lambda: bool(told), "the owner is told")
+    assert held.lost.is_set()
