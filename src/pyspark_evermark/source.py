@@ -22,7 +22,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxFiles, SupportsTriggerAvailableNow
 
 from evermark.errors import ConfigError, GapError
-from evermark.event import EVENT
+from evermark.event import EVENT, with_all_columns
 from evermark.log.frames import SCHEMA
 from evermark.log.read import LogReader, moment_of, sources_at, within
 
@@ -187,7 +187,7 @@ def _rows(piece: _Piece) -> Iterator[pa.RecordBatch]:
         kept = batch if keep is None else batch.filter(keep)
         if kept.num_rows:
             # By name alone: Spark takes a column that is never null for another one than it asked for.
-            yield pa.RecordBatch.from_arrays([kept.column(name) for name in EVENT.names], names=EVENT.names)
+            yield pa.RecordBatch.from_arrays(with_all_columns(kept, EVENT).columns, names=EVENT.names)
 
 
 def _mask(batch: pa.RecordBatch, piece: _Piece) -> Any:

@@ -81,10 +81,11 @@ class Got:
 
 @dataclass
 class Hooks:
-    """Receivers of all paths, on one port, by https. Each path answers with its status."""
+    """Receivers of all paths, on one port, by https. Each path answers with its status, and perhaps a Retry-After."""
 
     folder: Path
     statuses: dict[str, int] = field(default_factory=lambda: defaultdict(lambda: 204))
+    retry_after_s: dict[str, int] = field(default_factory=dict)
     got: dict[str, list[Got]] = field(default_factory=lambda: defaultdict(list))
 
     def __post_init__(self) -> None:
@@ -99,6 +100,8 @@ class Hooks:
                 status = hooks.statuses[self.path]
                 hooks.got[self.path].append(Got(headers, body, time.time()))
                 self.send_response(status)
+                if self.path in hooks.retry_after_s:
+                    self.send_header("retry-after", str(hooks.retry_after_s[self.path]))
                 self.send_header("content-length", "0")
                 self.end_headers()
 

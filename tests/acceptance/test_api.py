@@ -31,6 +31,7 @@ def test_subscriptions_come_change_and_go_while_events_flow(tmp_path: Path, pg_d
         _fired(scene)
         _gone_and_back(scene)
         _dead_and_retried(scene)
+        _told_to_come_back_tomorrow(scene)
         _beside_the_file(scene)
         _removed(scene)
         assert scene.instance is not None and scene.instance.terminate() == 0
@@ -128,6 +129,30 @@ def _dead_and_retried(scene: Running) -> None:
     scene.good("POST", f"deliveries/{dead['id']}/retry")
     until(lambda: any(g.event["data"]["id"] == order for g in scene.hooks.got["/moved"][before:]), "it was delivered")
     until(lambda: scene.good("GET", waiting)["deliveries"] == [], "its row is gone")
+
+
+def _told_to_come_back_tomorrow(scene: Running) -> None:
+    """Resumed by the API or by the command line, one that waits out a day is tried by the running instance at once."""
+    command = [sys.executable, "-m", "evermark.cli.main", "subscription", "resume", "fresh", "-c", str(scene.config)]
+    for resume in (
+        lambda: scene.good("POST", "subscriptions/fresh/resume"),
+        lambda: subprocess.run(command, env=scene.env, check=True, capture_output=True),
+    ):
+        until(lambda: scene.state_of("fresh") == "live", "fresh is live")
+        scene.hooks.statuses["/moved"], scene.hooks.retry_after_s["/moved"] = 429, 86_400
+        (order,) = scene.order()
+        until(lambda: scene.good("GET", "subscriptions/fresh")["next_attempt_at"], "fresh was told to come back")
+        scene.hooks.statuses["/moved"] = 204
+        del scene.hooks.retry_after_s["/moved"]
+        before = len(scene.hooks.got["/moved"])
+        resume()
+        until(
+            lambda order=order, before=before: any(
+                g.event["data"]["id"] == order for g in scene.hooks.got["/moved"][before:]
+            ),
+            "it came within seconds",
+            timeout_s=10,
+        )
 
 
 def _beside_the_file(scene: Running) -> None:

@@ -70,6 +70,12 @@ def emit(db: psycopg.Connection[Any], stream: str, key: str, payload: str = "{}"
     db.execute("select pgstream.emit(%s, %s, %s)", (stream, key, payload))
 
 
+def numbered_place(dsn: str, tables: tuple[TableChoice, ...], slots: int = 1) -> PostgresPlace:
+    """Slots are the server's, not a database's: each scene has names of its own."""
+    number = next(_numbers)
+    return PostgresPlace(PlainDsn(dsn), f"slot_{number}", f"pub_{number}", tables=tables, slots=slots)
+
+
 @contextmanager
 def scene(
     server: PostgresServer, *tables: TableChoice, create: str = "", big_bytes: int | None = None
@@ -77,8 +83,7 @@ def scene(
     with fresh_database(server) as dsn, psycopg.connect(dsn, autocommit=True) as db:
         if create:
             db.execute(create.encode())
-        number = next(_numbers)
-        place = PostgresPlace(PlainDsn(dsn), f"slot_{number}", f"pub_{number}", tables=tables)
+        place = numbered_place(dsn, tables)
         install(place, tables)
         source = PostgresOutbox(place) if big_bytes is None else PostgresOutbox(place, big_bytes=big_bytes)
         try:

@@ -274,6 +274,25 @@ def test_deliveries_are_chosen_by_id_or_by_subscription(file: Path, deployment: 
     assert deployment.delivery.parked() == []
 
 
+def test_a_retry_that_cannot_happen_yet_says_until_when_and_resume_ends_the_wait(
+    file: Path, deployment: Deployment
+) -> None:
+    """GIVEN a receiver that said "in a day" WHEN a person retries THEN the wait is told; resumed, it is tried now."""
+    park(deployment, 1)
+    with deployment.state.connection() as conn:
+        conn.execute(
+            "update subscriptions set state = 'behind', failures = 1, reason = 'HTTP 429',"
+            " next_attempt_at = now() + '1 day'"
+        )
+    told_so = said("delivery", "retry", "-s", "billing", "-c", file)
+    assert "failed (HTTP 429), and is not tried before 20" in told_so
+    assert "subscription resume billing" in told_so
+    assert "tries it now" in said("subscription", "resume", "billing", "-c", file)
+    found = deployment.delivery.subscription("billing")
+    assert (found.failures, found.next_attempt_at) == (0, None)
+    assert "resume" not in said("delivery", "retry", "-s", "billing", "-c", file)
+
+
 def test_checkpoints_are_backed_up_and_restored(file: Path, deployment: Deployment, tmp_path: Path) -> None:
     """GIVEN a backup WHEN later checkpoints are replaced by it THEN position and batch are back, under a new epoch."""
     lease = held_elsewhere(deployment, source_lease("shop"))

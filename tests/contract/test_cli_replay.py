@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.contract.test_cli import deployment, file, held_elsewhere, refused, said, told
+from tests.contract.test_cli import deployment, file, held_elsewhere, log_batches, refused, said, told
 
 from evermark.app.build import Deployment
 from evermark.cluster.fence import DELIVER_LEASE
@@ -51,11 +51,24 @@ def test_it_works_while_an_instance_delivers(file: Path, deployment: Deployment)
     assert told("replay", "show", made, "-c", file)["percent"] == 100.0
 
 
+def test_a_stream_that_nothing_is_known_of_is_warned_of(file: Path, deployment: Deployment) -> None:
+    """GIVEN a log WHEN streams are named that it has no event of THEN a warning each, with what was meant."""
+    log_batches(deployment.log_folder("shop"), 1, 1, 2)
+    asked = ("replay", "start", "-c", file, *WINDOW)
+    assert "warning" not in said(*asked, "--stream", "public.orders")
+    slip = said(*asked, "--stream", "public.ordres", "--stream", "orders", "--stream", "mail")
+    assert slip.count("warning: stream ") == 3 and slip.count("did you mean public.orders?") == 2
+    assert "stream mail: the log has no event of it yet, and the file has no table of this name" in slip
+    assert "known are public.orders" in slip
+    assert len(told("replay", "list", "-c", file)) == 2
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [
         (("--since", "yesterday"), "not a time"),
         (("--since", "2026-11-02", "--until", "2026-11-01"), "is before"),
+        (("--since", "2999-01-01"), "--since 2999-01-01 is in the future"),
         (("--since", "2026-11-01", "-s", "nobody"), "no subscription"),
         (("--since", "2026-11-01", "--where", "reflect('x')"), "reflect"),
         (("--since", "2026-11-01", "--source", "nowhere"), "no source"),
@@ -63,7 +76,8 @@ def test_it_works_while_an_instance_delivers(file: Path, deployment: Deployment)
 )
 def test_what_makes_no_sense_is_refused(file: Path, deployment: Deployment, words: tuple[str, ...], why: str) -> None:
     """GIVEN a wrong time, window, name or predicate WHEN it is asked for THEN it is said, and nothing is kept."""
-    assert why in refused("replay", "start", "-c", file, *words)
+    why_not = refused("replay", "start", "-c", file, *words)
+    assert why in why_not and "None" not in why_not
     assert deployment.replays.newest(10) == []
 
 

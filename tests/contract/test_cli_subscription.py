@@ -115,6 +115,19 @@ def test_a_subscription_is_made_changed_and_removed(file: Path, deployment: Depl
         deployment.leases.require(lease)
 
 
+def test_streams_that_nothing_is_known_of_are_warned_of(file: Path, deployment: Deployment) -> None:
+    """GIVEN a file with one table WHEN other streams are asked for THEN they are taken, with a warning each."""
+    made = good(
+        file, "add", "mail", "--url", "https://m.example/", "--secret", SECRET, "--streams", "public.order,mail"
+    )
+    assert "warning: stream public.order: the log has no event of it yet" in made.stderr
+    assert "did you mean public.orders?" in made.stderr and "stream mail: " in made.stderr
+    changed = good(file, "set", "mail", "--streams", "public.orders")
+    assert "warning" not in changed.stderr
+    assert "did you mean public.orders?" in good(file, "set", "mail", "--streams", "Orders").stderr
+    assert deployment.delivery.subscription("mail").spec.streams == ("Orders",)
+
+
 def test_a_secret_that_is_made_is_printed_once(file: Path, deployment: Deployment) -> None:
     """GIVEN --new-secret WHEN made and rotated THEN stdout is the secret and nothing else, and no list shows it."""
     first = good(file, "add", "mail", "--url", "https://mail.example/", "--new-secret").stdout.strip()

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 
@@ -312,9 +313,13 @@ def test_what_stands_in_front_of_a_row_is_found_by_index(state: State, take_over
     with state.connection() as conn:
         conn.execute("analyze enqueued_messages")
         plan = "\n".join(row[0] for row in conn.execute(f"explain {queries.CLAIM}", given))
-    (used,) = [line for line in plan.splitlines() if "Index Cond" in line and "(key = " in line]
-    assert "enqueued_messages_held" in plan
-    assert all(f"({name} = " in used for name in ("subscription", "source", "partition", "stream"))
+    used = [
+        line for line in plan.splitlines() if "Index Cond" in line and ("(key = " in line or "(previous_key" in line)
+    ]
+    assert len(used) == 4
+    assert ("enqueued_messages_held on" in plan, "enqueued_messages_held_left on" in plan) == (True, True)
+    for line in used:
+        assert all(f"({name} = " in line for name in ("subscription", "source", "partition", "stream"))
     begun = time.perf_counter()
     assert len(store.claim(T0 + timedelta(hours=1), 100, 60, epoch)) == 35
     assert time.perf_counter() - begun < 2
@@ -382,7 +387,8 @@ def _random_call(rng: random.Random, store: DeliveryStore, epoch: int, turn: int
         fate = rng.choice([Fate.DONE, Fate.DONE, Fate.DONE, *Fate])
         number = rng.randint(1, 40)
         stream = rng.choice(["orders", "users"])
-        some = event(number, place, rng.choice([None, "k", "l"]), stream=stream)
+        key, left = rng.choice([(None, None), ("k", None), ("l", None), ("k", "l"), ("l", "m")])
+        some = replace(event(number, place, key, stream=stream), previous_key=left)
         parked = (some,) if rng.random() < 0.4 else ()
         reached = rng.choice([None, Reached(group.cursors[place], f"{number:06}")])
         why = ("why", rng.choice([None, 9.0]), rng.randint(0, 1), reached)

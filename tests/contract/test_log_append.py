@@ -17,12 +17,18 @@ import pytest
 from deltalake.exceptions import CommitFailedError
 from tests.contract.log_scene import append, expected, fill, ids, position, write
 
-from evermark.errors import ConflictError, DiskFullError, FormatError, StaleError
+from evermark.checkpoints.base import Checkpoint
+from evermark.checkpoints.memory import MemoryCheckpoints
+from evermark.error_policy import Action, action_for
+from evermark.errors import ConflictError, DiskFullError, EngineError, FormatError, StaleError
+from evermark.ingest.take import Taken, Taker
 from evermark.log import append as append_module
 from evermark.log import care
 from evermark.log.append import DeltaLog
 from evermark.log.base import Tail
 from evermark.log.care import Care
+from evermark.log.head import MemoryHeads
+from evermark.log.read import LogReader
 from evermark.log.table import CHECKPOINT_EVERY, commit_file
 
 
@@ -266,6 +272,78 @@ def test_a_log_of_another_format_is_refused(tmp_path: Path) -> None:
     deltalake.write_deltalake(str(tmp_path / "shop"), pa.table({"a": [1]}))
     with pytest.raises(FormatError, match="has format None"):
         DeltaLog(tmp_path / "shop")
+
+
+def vanish(path: Path) -> None:
+    path.unlink()
+
+
+def lose_its_end(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def be_a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize("damage", [vanish, lose_its_end, be_a_folder])
+@pytest.mark.parametrize("mended", [False, True])
+def test_a_file_that_only_its_task_could_see_is_never_committed(
+    folder: Path, damage: Callable[[Path], None], mended: bool
+) -> None:
+    """GIVEN a batch, read or repaired, with a file that is not here as its task described it WHEN it is taken THEN the
+    error names the file and is retried, and neither log, head nor checkpoint moved; read again, the batch is taken.
+    """
+    log, heads, checkpoints = DeltaLog(folder, pause=no_pause), MemoryHeads(), MemoryCheckpoints()
+    nothing: Any = None
+    taker = Taker("shop", 1, nothing, log, LogReader(folder), heads, checkpoints)
+
+    def take(batch: int, do: Callable[[Path], None] = lambda _: None) -> str:
+        whole, last = write(folder, batch), write(folder, batch)
+        do(folder / last.path)
+        named = append([whole, last], batch)
+        taker.take(Taken(0, batch, named.start, named.end, named), mended=mended)
+        return last.path
+
+    take(1)
+    before = (log.tail(0), heads.load("shop"), checkpoints.load("shop", 0), ids(folder))
+    with pytest.raises(
+        EngineError, match=r"a task wrote the log file .*/p0-b2-.*\.parquet of \d+ bytes, and it "
+    ) as caught:
+        take(2, damage)
+    assert action_for(caught.value) is Action.RETRY
+    assert (log.tail(0), heads.load("shop"), checkpoints.load("shop", 0), ids(folder)) == before
+    take(2)
+    assert (log.tail(0).batch, heads.load("shop")[0].batch) == (2, 2)
+    assert checkpoints.load("shop", 0) == Checkpoint(position(3), 2, 1)
+
+
+def test_a_batch_whose_answer_was_lost_is_recognised_after_its_file_was_merged(folder: Path) -> None:
+    """What is committed already is not asked for its file again: compaction may have replaced it."""
+    log = DeltaLog(folder, pause=no_pause)
+    mine = append([write(folder, 1)], 1)
+    log.commit(mine)
+    (folder / mine.files[0].path).unlink()
+    log.commit(mine)
+    assert log.tail(0) == Tail(1, 1, position(2))
+
+
+def test_a_merged_file_that_is_not_there_replaces_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN a merged file that vanishes before its commit WHEN care compacts THEN the files it would replace stay."""
+    log = DeltaLog(folder, pause=no_pause)
+    fill(log, 40)
+    real = care.merge
+
+    def merged_and_lost(where: Path, group: Any) -> Any:
+        made = real(where, group)
+        (where / made.path).unlink()
+        return made
+
+    monkeypatch.setattr(care, "merge", merged_and_lost)
+    with pytest.raises(EngineError, match=r"-c1-"):
+        Care(folder).run()
+    assert ids(folder) == expected(40)
 
 
 @pytest.fixture

@@ -7,10 +7,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from psycopg.conninfo import make_conninfo
 
+from evermark.delivery.store import PostgresDelivery
 from evermark.errors import BusyError, ConfigError, DeniedError, FormatError, SetupError, UnreachableError
 from evermark.state.connection import State, schema_for
 from evermark.state.migrate import Migration, migrate, migrations, pending, require_current
@@ -77,6 +79,29 @@ def test_parked_rows_learn_their_stream_from_their_event(state: State) -> None:
     with state.connection() as conn:
         found = dict(conn.execute("select event_id, stream from enqueued_messages").fetchall())
     assert found == {"plain": "public.orders", "odd": 'a "b" \\u0000 \ufffd\ufffd', "none": ""}
+
+
+def test_deliveries_parked_before_a_person_could_ask_go_on(state: State) -> None:
+    """GIVEN a row parked by version 9, waiting for hours WHEN migrated THEN it has its time, and may be asked for."""
+    migrate(state, migrations()[:9])
+    with state.connection() as conn:
+        conn.execute("insert into subscriptions (name, made_by, spec, state) values ('a', 'api', '{}', 'live')")
+        conn.execute(
+            "insert into enqueued_messages (subscription, event_id, replay_id, source, partition, batch, position,"
+            " stream, event, reason, attempts, next_attempt_at, created_at)"
+            " values ('a', 'e1', '', 'shop', 0, 1, '1', 's', '{}', 'no', 3, now() + '5 hours', now())"
+        )
+        conn.execute("insert into leases (name, instance, epoch, expires_at) values ('deliver', 'i', 1, now() + '1 h')")
+    migrate(state)
+    store = PostgresDelivery(state)
+    (row,) = store.parked()
+    now = datetime.now(UTC)
+    assert row.next_attempt_at is not None and row.next_attempt_at > now + timedelta(hours=4)
+    assert store.claim(now, 10, 60.0, 1) == []
+    store.release([row.id], now, 1)
+    (claimed,) = store.claim(now, 10, 60.0, 1)
+    store.reschedule(claimed, next_attempt_at=None, attempts=4, reason="no", status=None, epoch=1)
+    assert store.parked() == [row]
 
 
 def test_a_newer_state_is_refused(state: State) -> None:

@@ -126,6 +126,16 @@ def test_a_lost_slot_needs_nobody_and_may_be_hurried(file: Path, deployment: Dep
     assert "is gone" in recovery.reason
 
 
+def test_an_outbox_without_events_is_said_to_be_empty(file: Path, deployment: Deployment, pg_dsn: str) -> None:
+    """GIVEN a lost slot and no event in the outbox WHEN the choices are explained THEN in words: no None in them."""
+    lose(pg_dsn)
+    with psycopg.connect(pg_dsn, autocommit=True) as conn:
+        conn.execute("delete from pgstream.events")
+    people = invoke("recover", "-c", file).stderr
+    assert "look through `events` (it is empty now), take what the log lacks" in people
+    assert "None" not in people
+
+
 def test_another_server_waits_for_a_person_who_must_mean_it(file: Path, deployment: Deployment) -> None:
     """GIVEN another server WHEN asked THEN exit code 3; `skip` asks first, and only a yes writes it."""
     replace_server(deployment)

@@ -184,6 +184,76 @@ def test_a_parked_event_holds_back_its_key_and_no_other_when_ordered(receiver: R
         assert outcome.accepted == 16
 
 
+def moving(*keys: tuple[str, str | None]) -> pa.Table:
+    """Events of these keys; the second one is the key that the record left."""
+    table = events(len(keys))
+    for name, values in zip(("key", "previous_key"), zip(*keys, strict=True), strict=True):
+        table = table.set_column(EVENT.get_field_index(name), EVENT.field(name), pa.array(values, pa.string()))
+    return table
+
+
+@pytest.mark.parametrize("bundle", [1, 3])
+def test_a_change_of_a_key_is_sent_after_and_before_the_events_of_both_keys(
+    receiver: Receiver, sink: WebhookSink, bundle: int
+) -> None:
+    """GIVEN slow answers and a record that moves from key to key THEN what has a key in common arrives in log order."""
+
+    async def answer(got: Got) -> int:
+        await asyncio.sleep(hash(got.body) % 7 / 1000)
+        return 200
+
+    receiver.answer = answer
+    chain = [(str(n // 3 + 1), str(n // 3)) if n % 3 == 2 else (str(n // 3), None) for n in range(60)]
+    rows = [row for n, row in enumerate(chain) for row in (row, (f"other {n}", None))]
+    results = sink.deliver([Job(spec_for(receiver.url, bundle=bundle, concurrency=8), moving(*rows))], 30)
+    assert one_outcome(results).fate is Fate.DONE
+    arrived = [int(ident[1:]) for ident in receiver.ids]
+    assert sorted(arrived) == list(range(120))
+    assert [n for n in arrived if n % 2 == 0] == list(range(0, 120, 2))
+    assert receiver.under_way_max > 1
+
+
+@pytest.mark.parametrize("bundle", [1, 8])
+def test_a_change_of_a_key_holds_and_is_held_by_both_keys_when_ordered(
+    receiver: Receiver, sink: WebhookSink, bundle: int
+) -> None:
+    """GIVEN an event of k1 that is refused THEN a change of k1 to k2 waits behind it, and later ones of both too."""
+    rows = moving(("k1", None), ("k2", None), ("k3", None), ("k2", "k1"), ("k1", None), ("k2", None), ("k3", None))
+    spec = spec_for(receiver.url, ordered=True, bundle=bundle)
+    receiver.answer = lambda got: 400 if "e0" in got.ids else 200
+    outcome = one_outcome(sink.deliver([Job(spec, rows)], 10))
+    assert [(p.event_id, p.key, p.previous_key) for p in outcome.parked] == [
+        ("e0", "k1", None),
+        ("e3", "k2", "k1"),
+        ("e4", "k1", None),
+        ("e5", "k2", None),
+    ]
+    assert outcome.accepted == 3
+    # AND what is parked already holds it too, by the key it left as by the key it has
+    receiver.answer = lambda got: 200
+    for key in ("k1", "k2"):
+        held = {("shop", "public.orders", key): 1}
+        waiting = one_outcome(sink.deliver([Job(spec, moving(("k2", "k1"), ("k3", None)), held=held)], 10))
+        assert [p.event_id for p in waiting.parked] == ["e0"]
+
+
+def test_retries_of_a_changed_key_go_one_after_another(receiver: Receiver, sink: WebhookSink) -> None:
+    """GIVEN parked events of two keys and a change between them, unordered THEN they are sent in their order."""
+
+    async def answer(got: Got) -> int:
+        await asyncio.sleep(0.03 if "e0" in got.ids else 0)
+        return 200
+
+    receiver.answer = answer
+    table = moving(("k1", None), ("k2", None), ("k2", "k1"), ("k1", None))
+    tries = [Try(spec_for(receiver.url), row_json(table, n), 2) for n in range(4)]
+    assert [a.verdict for a in sink.attempt(tries, 10)] == [Verdict.ACCEPTED] * 4
+    assert receiver.ids.index("e2") > max(receiver.ids.index("e0"), receiver.ids.index("e1"))
+    assert receiver.ids[-1] == "e3"
+    meta = [json.loads(got.body)["evermark"] for got in receiver.got]
+    assert [one.get("previous_key") for one in meta if one["id"] == "e2"] == ["k1"]
+
+
 def test_keys_held_by_earlier_work_stay_held(receiver: Receiver, sink: WebhookSink) -> None:
     """What is parked already holds back what comes now; the same key of another stream is another key."""
     spec = spec_for(receiver.url, ordered=True)

@@ -42,7 +42,8 @@ class Filler:
             named = {"event_id": f"{self._source}-{self._events}", "position": f"{prefix}{self._events:06}"}
             rows.append({**defaults, **named, **event})
             self._events += 1
-        columns: dict[str, object] = {name: [row[name] for row in rows] for name in rows[0]}
+        names = dict.fromkeys(name for row in rows for name in row)
+        columns: dict[str, object] = {name: [row.get(name) for row in rows] for name in names}
         file = BatchWriter(self.folder, self._source, partition, batch).write_all([taken_batch(columns, len(rows))])
         assert file is not None
         self._log.commit(Append(partition, batch, 1, "", "", (file,)))
@@ -145,3 +146,127 @@ def test_the_table_is_the_same_after_compaction(spark: SparkSession, tmp_path: P
     assert Care(fill.folder).run().compacted == 40
     assert table(log.table(spark, "shop", "public.orders")) == before
     assert before["6"] == "v34"
+
+
+def pg(lsn: int, ordinal: int = 0, history: str = "0123456789abcdef00000001") -> str:
+    """A position of a Postgres event."""
+    return f"{history}:{lsn:016x}:{ordinal:08x}"
+
+
+def moved(previous: str, key: str, payload: str, before: str | None = None, **more: Any) -> dict[str, Any]:
+    """A change of the key."""
+    return change("update", key, payload, previous_key=previous, before=before, **more)
+
+
+def implied(spark: SparkSession, path: Path, as_of: str | None = None) -> dict[str | None, str]:
+    return table(Log(path).table(spark, "shop", "public.orders", as_of=as_of))
+
+
+def test_a_changed_key_leaves_no_ghost(spark: SparkSession, tmp_path: Path, fill: Filler) -> None:
+    """GIVEN records whose keys change WHEN the table is asked for THEN each is there once, now and as of any time."""
+    fill(change("insert", "1", "a"), change("insert", "2", "b"))
+    fill(moved("1", "3", "a3"))
+    fill(moved("3", "4", "a4"), change("delete", "2"))
+    fill(change("insert", "1", "new"))  # a key that is free is used again
+    fill(change("delete", "4"))
+    now = "2026-11-01T{}:00Z"
+    assert implied(spark, tmp_path) == {"1": "new"}
+    assert implied(spark, tmp_path, now.format(13)) == {"1": "a", "2": "b"}
+    assert implied(spark, tmp_path, now.format(14)) == {"2": "b", "3": "a3"}
+    assert implied(spark, tmp_path, now.format(16)) == {"4": "a4"}
+    assert implied(spark, tmp_path, now.format(17)) == {"4": "a4", "1": "new"}
+
+
+def test_keys_swapped_in_one_transaction_are_swapped(spark: SparkSession, tmp_path: Path, fill: Filler) -> None:
+    """By a key in between; and at once, where a constraint is checked only when the transaction ends."""
+    fill(change("insert", "1", "a"), change("insert", "2", "b"))
+    fill(moved("1", "t", "a", "a", tx="7"), moved("2", "1", "b", "b", tx="7"), moved("t", "2", "a", "a", tx="7"))
+    assert implied(spark, tmp_path) == {"1": "b", "2": "a"}
+    fill(moved("1", "2", "b2", "b", tx="8"), moved("2", "1", "a1", "a", tx="8"))
+    assert implied(spark, tmp_path) == {"1": "a1", "2": "b2"}
+    # AND a whole table renumbered, twice
+    for tx, first, second, third in (("9", "1", "2", "3"), ("10", "2", "3", "4")):
+        fill(moved(first, second, "a1", "a1", tx=tx), moved(second, third, "b2", "b2", tx=tx))
+    assert implied(spark, tmp_path) == {"3": "a1", "4": "b2"}
+    # AND a source that gives no images from before is believed in the order it gives
+    fill(change("insert", "5", "c", tx="11"), moved("5", "6", "c6", tx="11"))
+    assert implied(spark, tmp_path) == {"3": "a1", "4": "b2", "6": "c6"}
+
+
+def test_a_truncate_ends_changed_keys_too(spark: SparkSession, tmp_path: Path, fill: Filler) -> None:
+    """Before it both keys are gone; what comes after it stays."""
+    fill(change("insert", "1", "a"), change("insert", "2", "b"))
+    fill(moved("1", "3", "a3"), change("truncate", ""), change("insert", "1", "c"), moved("1", "5", "c5"))
+    assert implied(spark, tmp_path) == {"5": "c5"}
+
+
+def test_a_key_that_moves_between_slots_leaves_no_ghost(spark: SparkSession, tmp_path: Path, fill: Filler) -> None:
+    """GIVEN a long transaction that began early and two partitions WHEN it takes a key away THEN its commit counts."""
+    late = NOON + timedelta(days=9)
+    fill(change("insert", "1", "a", position=pg(10)), partition=0)
+    fill(change("update", "1", "b", position=pg(20), event_time=late), partition=0)
+    fill(moved("1", "2", "b", position=pg(30), event_time=NOON), partition=1)
+    assert implied(spark, tmp_path) == {"2": "b"}
+    # AND a swap in one transaction, whose events stand in both
+    fill(change("insert", "3", "c", position=pg(40)), partition=0)
+    swap = [
+        moved("2", "t", "b", event_id="x1", position=pg(50, 0)),
+        moved("3", "2", "c", event_id="x2", position=pg(50)),
+    ]
+    fill(swap[0], moved("t", "3", "b", event_id="x3", position=pg(50, 1)), partition=1)
+    fill(swap[1], partition=0)
+    assert implied(spark, tmp_path) == {"2": "c", "3": "b"}
+    # AND a truncate, which is in one partition, ends what is in both
+    fill(change("truncate", "", position=pg(60)), partition=1)
+    fill(change("insert", "9", "z", position=pg(70)), partition=0)
+    assert implied(spark, tmp_path) == {"9": "z"}
+
+
+def captured(key: str, payload: str, before: str, **more: Any) -> dict[str, Any]:
+    """An update as the trigger wrote it before it knew `previous_key`."""
+    return change("update", key, payload, before=before, schema_version=1, **more)
+
+
+@pytest.mark.parametrize(
+    ("old_key", "key", "before", "payload", "proven"),
+    [
+        ("1", "2", '{"id": 1, "n": 5}', '{"id": 2, "n": 5}', True),
+        ("a", "b", '{"id": "a", "n": null}', '{"id": "b", "n": null}', True),
+        ("1", "2", '{"id": 1, "same": "1"}', '{"id": 2, "same": "2"}', True),  # both columns agree on what was before
+        ("1", "2", '{"id": 1, "n": 2}', '{"id": 2, "n": 2}', False),  # either may be the key
+        ("2", "2", '{"id": 2, "n": 1}', '{"id": 2, "n": 2}', False),
+        ("1.50", "2.50", '{"id": 1.50}', '{"id": 2.50}', False),
+        (
+            '{"nth": 1, "shop": "é\\"q"}',
+            '{"nth": 2, "shop": "é\\"q"}',
+            '{"v": 0, "nth": 1, "shop": "é\\"q"}',
+            '{"v": 0, "nth": 2, "shop": "é\\"q"}',
+            True,
+        ),
+        # A text that looks like the object of two columns: either may be the key.
+        (
+            "old",
+            '{"a": 1, "b": 2}',
+            '{"id": "old", "a": 1, "b": 2}',
+            '{"id": "{\\"a\\": 1, \\"b\\": 2}", "a": 1, "b": 2}',
+            False,
+        ),
+    ],
+)
+def test_an_older_change_of_a_key_is_concluded_where_it_is_proven(
+    spark: SparkSession, tmp_path: Path, fill: Filler, old_key: str, key: str, before: str, payload: str, proven: bool
+) -> None:
+    """GIVEN a log from before `previous_key` WHEN images prove the old key THEN it is gone; else nothing is guessed."""
+    fill(change("insert", old_key, before, position=pg(1)), change("insert", "other", "{}", position=pg(2)))
+    fill(captured(key, payload, before, position=pg(3)))
+    expected = {"other", key} | (set() if proven else {old_key})
+    assert implied(spark, tmp_path).keys() == expected
+
+
+def test_nothing_is_concluded_of_what_no_trigger_of_ours_wrote(
+    spark: SparkSession, tmp_path: Path, fill: Filler
+) -> None:
+    """A source of your own may make its keys of anything."""
+    fill(change("insert", "1", '{"id": 1}'))
+    fill(captured("2", '{"id": 2}', '{"id": 1}'))
+    assert implied(spark, tmp_path).keys() == {"1", "2"}

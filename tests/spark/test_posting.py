@@ -312,3 +312,23 @@ def test_d6_what_is_too_old_is_passed_over_and_counted_and_nobody_is_asked(
     assert (late.done_to, late.outcome.fate, late.outcome.accepted) == (5, Fate.DONE, 0)
     assert (late.outcome.expired, young.outcome.expired) == (len(wanted), 0)
     assert len(receiver.records) == len(wanted) - len(young.outcome.parked)
+
+
+@pytest.mark.parametrize("young", [False, True])
+def test_d6_what_expires_for_one_that_is_stopped_is_counted_and_nothing_is_sent(
+    tmp_path: Path, receiver: Listener, young: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GIVEN one to whom nothing is sent WHEN a span is passed over THEN its old rows are counted, no request is made,
+    not even for a row that is young after all.
+    """
+    monkeypatch.setenv("POSTING_KEY", "a key for this test only")
+    box = SecretBox(KeyRef("env", "POSTING_KEY"))
+    spec = SubscriptionSpec("one", receiver.url, (box.seal(SECRET),), allow_networks=("127.0.0.0/8",))
+    before = datetime.now(UTC) + timedelta(hours=-1 if young else 1)
+    errand = Errand(span_of(tmp_path, "aab"), spec, expires_before=before)
+    post = deliver._Post((errand,), box, Manner(historical=True, sends=False), matches_here=True)
+    rows = [json.loads(text) for batch in post(iter(())) for text in batch["row"].to_pylist()]
+    (found,) = fold([errand], deliver._joined(rows))
+    told = (found.outcome.fate, found.done_to, found.outcome.expired, found.outcome.accepted)
+    assert told == ((Fate.UNFINISHED, 0, 0, 0) if young else (Fate.DONE, 1, 3, 0))
+    assert not receiver.records

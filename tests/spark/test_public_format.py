@@ -7,9 +7,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 from tests.contract.log_scene import expected, fill
 
+from evermark import Log
+from evermark.event import ADDED_SINCE, EVENT
+from evermark.log import write
 from evermark.log.append import DeltaLog
 from evermark.log.care import Care
 
@@ -67,6 +71,20 @@ def test_spark_finds_the_format_by_itself(spark: SparkSession, log: DeltaLog) ->
     assert row is not None
     assert (row["source"], row["partition"], row["batch"], row["flags"]) == ("shop", 0, 2, ["repaired"])
     assert row["event_time"].microsecond == 123_456
+
+
+def test_files_from_before_a_column_was_added_have_nulls_in_it(
+    spark: SparkSession, log: DeltaLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the format, and by `evermark.Log`, beside files that have it."""
+    monkeypatch.setattr(write, "EVENT", pa.schema([field for field in EVENT if field.name not in ADDED_SINCE]))
+    fill(log, 6, first=6)
+    path = log.folder.parent
+    for frame in (spark.read.format("evermark").load(str(path)), Log(path).read(spark)):
+        rows = frame.select("event_id", "previous_key", "key").collect()
+        assert len(rows) == 11
+        assert {row["previous_key"] for row in rows} == {None}
+        assert {row["key"] for row in rows} == {"0", "1"}
 
 
 def test_a_batch_read_by_source_stream_and_time(spark: SparkSession, log: DeltaLog) -> None:

@@ -17,6 +17,7 @@ ENVIRON = {
     "SHOP_DSN": "postgresql://shop:shoppass@db/shop",
     "BILLING_SECRET": WHSEC,
     "EVERMARK_KEY": KEY,
+    "OPS_TOKEN": "t" * 32,
 }
 MINIMAL = "version: 1\nname: shop\n"
 FULL = """

@@ -47,6 +47,27 @@ def test_the_body_has_exactly_the_published_shape() -> None:
     }  # fmt: skip
 
 
+def test_a_changed_key_is_named_where_it_was_changed_and_nowhere_else() -> None:
+    """GIVEN a change of a key beside other events WHEN rendered THEN it alone says which key its record left."""
+    table = events({"previous_key": '4"1'}, {"event_id": "e2"})
+    moved, other = (json.loads(body)["evermark"] for body in render(table, Rendering()))
+    assert (moved["key"], moved["previous_key"]) == ("42", '4"1')
+    assert list(moved)[4:6] == ["key", "previous_key"]
+    assert "previous_key" not in other
+    clouds = [json.loads(body) for body in render(table, Rendering(Style.CLOUDEVENTS))]
+    assert clouds[0]["evermarkpreviouskey"] == '4"1'
+    assert "evermarkpreviouskey" not in clouds[1]
+    bundled = json.loads(bundle(render(table, Rendering(replay_id="r1"))))["events"]
+    assert [one["evermark"].get("previous_key") for one in bundled] == ['4"1', None]
+
+
+def test_a_row_parked_before_a_column_was_added_is_rendered_without_it() -> None:
+    """GIVEN a parked row that an older program kept WHEN it is read THEN it is a row like any other."""
+    kept = json.loads(row_json(events({}), 0))
+    del kept["previous_key"]
+    assert render(row_from_json(json.dumps(kept)), Rendering()) == render(events({}), Rendering())
+
+
 def test_payload_and_before_are_carried_as_they_were_written() -> None:
     """Big numbers, spacing and key order reach the receiver unchanged."""
     payload = '{ "b": 12345678901234567890.10, "a": 1e400 }'
@@ -60,7 +81,7 @@ moments = st.integers(0, 7 * 10**15).map(lambda us: datetime(1970, 1, 1, tzinfo=
 rows = st.fixed_dictionaries(
     {
         "event_id": texts, "source": texts, "position": texts, "stream": texts, "op": texts,
-        "key": st.none() | texts, "tx": st.none() | texts,
+        "key": st.none() | texts, "tx": st.none() | texts, "previous_key": st.none() | texts,
         "payload": st.none() | st.recursive(st.none() | texts | st.integers(), st.lists, max_leaves=3).map(json.dumps),
         "before": st.none() | texts.map(json.dumps),
         "schema_version": st.none() | st.integers(0, 2**31 - 1),
@@ -82,6 +103,7 @@ def test_every_event_renders_to_json_that_says_what_it_holds(some: list[dict[str
         meta = got["evermark"]
         for name in ("source", "stream", "op", "key", "tx", "position"):
             assert meta[name] == row[name]
+        assert meta.get("previous_key") == row["previous_key"]
         assert meta["id"] == row["event_id"]
         assert got["type"] == f"{row['stream']}.{row['op']}"
         assert got["data"] == (json.loads(row["payload"]) if row["payload"] else None)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,13 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from evermark.bots.base import BotMode
 from evermark.cli import console, deployment
 from evermark.cli.main import COMMANDS, app, loaded
+from evermark.config.subscriptions import DELIVERED_OPS
 from evermark.errors import ConfigError, EvermarkError, NotFoundError
 
+PYTHON_TYPES = re.compile(r"<(str|int|float|bool|path)\b|list\[|\brange>|None\b")
 PASSWORD = "pw-do-not-show"
 DSN = f"postgresql://shop:{PASSWORD}@127.0.0.1:1/shop"
 SOURCE = 'shop: {type: postgres, dsn: "${SHOP_DSN}", tables: [public.orders, {name: users, exclude: [password]}]}'
@@ -65,6 +70,42 @@ def test_every_command_can_be_loaded_and_says_how_it_is_used(name: str) -> None:
     assert loaded(name).name == name
     result = invoke(name, "--help")
     assert result.exit_code == 0 and f"Usage: evermark {name}" in result.stdout.replace("root", "evermark")
+
+
+def helps() -> Iterator[tuple[str, str]]:
+    """Every command and noun by its words, with what it says of itself on a terminal of 80 columns."""
+    for name in COMMANDS:
+        found = loaded(name)
+        for words in [(name,), *((name, verb) for verb in getattr(found, "commands", {}))]:
+            yield " ".join(words), CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": "80"}).stdout
+
+
+def test_help_speaks_of_values_and_not_of_types() -> None:
+    """GIVEN every option THEN its value is named for people (TIME, URL, N): no type of Python's is shown."""
+    leaks = [(words, line) for words, text in helps() for line in text.splitlines() if PYTHON_TYPES.search(line)]
+    assert leaks == []
+
+
+def test_no_summary_is_cut_short() -> None:
+    """GIVEN the list of a noun's verbs THEN each summary stands there whole."""
+    lists = [(words, text.partition("Commands:")[2]) for words, text in helps()]
+    cut = [(words, line) for words, text in lists for line in text.splitlines() if "..." in line]
+    assert cut == []
+
+
+def test_help_says_plainly_what_a_command_does() -> None:
+    """GIVEN a verb's help THEN it names its noun and its exit codes in plain words, not "one", "them" or "ill"."""
+    idioms = re.compile(r"\b(ill|Make one|One of them|All of them|All there were|where each stands|where they are)\b")
+    assert [(words, found[0]) for words, text in helps() if (found := idioms.search(text))] == []
+
+
+def test_the_values_that_an_option_may_have_are_listed() -> None:
+    """GIVEN an option with a fixed set of values THEN its help lists them all."""
+    said = dict(helps())
+    for words in ("subscription add", "subscription set"):
+        assert all(form in said[words] for form in ("standard", "cloudevents", "raw"))
+        assert all(op in " ".join(said[words].split()) for op in DELIVERED_OPS)
+    assert all(mode in said["bot add"] for mode in BotMode)
 
 
 def test_help_loads_nothing_heavy() -> None:

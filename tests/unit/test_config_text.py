@@ -110,6 +110,15 @@ def test_an_unknown_key_is_an_error_that_names_the_nearest(folder: Path, text: s
     assert told in refused(folder, text).message
 
 
+@pytest.mark.parametrize("typed", ["retries", "max_attempts", "endpoint", "filter", "table", "name", "type", "token"])
+def test_a_key_that_is_only_a_little_alike_is_not_suggested(folder: Path, typed: str) -> None:
+    """A wrong guess misleads: `retries` is not `streams`. What may stand there is listed all the same."""
+    error = refused(folder, subscription(**{typed: "x"}))
+    assert f"subscriptions.billing.{typed}: unknown key" in error.message
+    assert "did you mean" not in error.message
+    assert "known here: url, secret, streams" in error.hint
+
+
 def test_a_key_like_no_other_lists_what_is_known(folder: Path) -> None:
     """Without a near one, the hint says what may stand there."""
     error = refused(folder, MINIMAL + "log: {zzzzzz: 1}\n")

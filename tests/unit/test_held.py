@@ -24,6 +24,17 @@ def test_d10_the_same_key_of_another_stream_is_not_held_back() -> None:
     assert held_lanes(_rows("public.orders"), {}) == {}
 
 
+def test_d10_a_change_of_a_key_is_held_back_by_either_key() -> None:
+    """GIVEN a key that is parked WHEN a record leaves it THEN that lane is found, as is that of the key it gets."""
+    rows = _rows("public.orders")
+    at = rows.schema.get_field_index("previous_key")
+    rows = rows.set_column(at, rows.schema.field(at), pa.array([None, "9", None, None], pa.string()))
+    waiting = {(P0, "public.orders", "9"): 2, (P0, "public.orders", "1"): 3, (P0, "public.orders", "8"): 1}
+    assert held_lanes(rows, waiting) == {("shop", "public.orders", "9"): 2, ("shop", "public.orders", "1"): 3}
+    moved = replace(event(1, key="1"), previous_key="9")
+    assert now_held(spec("a", ordered=True), [moved]) == {(P0, "orders", "1"): 1, (P0, "orders", "9"): 1}
+
+
 def test_d10_what_a_chunk_parks_is_counted_by_key() -> None:
     """GIVEN events that were parked WHEN the next chunk comes THEN each key waits, with how many; only if ordered."""
     other, keyless = event(3, key="1", stream="users"), event(4)

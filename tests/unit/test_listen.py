@@ -63,6 +63,7 @@ def test_events_are_verified_handled_once_and_recorded(tmp_path: Path) -> None:
         "source": "shop",
         "stream": "public.orders",
         "key": "42",
+        "previous_key": None,
         "op": "insert",
         "position": "",
         "duplicate": False,

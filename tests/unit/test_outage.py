@@ -196,6 +196,21 @@ def test_d5_a_person_resumes_it_at_once() -> None:
     assert world.got["ill"] == list(range(1, world.head + 1))
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+def test_d4_a_person_resumes_one_that_is_behind_whatever_retry_after_it_was_told(restarted: bool) -> None:
+    """GIVEN 429 with Retry-After: 24 h and a receiver that is well again WHEN a person resumes THEN it is tried now."""
+    world = World(down={"ill"}, retry_after_s=86_400.0)
+    world.turn()
+    world.down.clear()
+    world.turn()
+    assert (world.state(), len(world.times())) == (SubscriptionState.BEHIND, 1), "it waits"
+    if restarted:
+        world.restart()
+    world.store.resume("ill", world.epoch)
+    world.turn()
+    assert world.got["ill"] == list(range(1, world.head + 1))
+
+
 def test_d5_what_is_known_of_an_endpoint_survives_a_restart() -> None:
     """GIVEN eight failures WHEN the process is another one THEN it waits out the same time, and two more suspend it."""
     world = World(down={"ill"})

@@ -115,7 +115,20 @@ def test_insert_becomes_an_event_with_every_column() -> None:
         "schema_version": 2,
         "flags": [],
         "bytes": None,
+        "previous_key": None,
     }
+
+
+def test_a_chunk_over_the_upgrade_gives_each_event_the_columns_its_table_had() -> None:
+    """GIVEN rows from before and after a column was added WHEN decoded together THEN columns are taken by name."""
+    wider = (*COLUMNS[:3], "previous_key", *COLUMNS[3:])
+    moved = insert(values(6, previous_key=(b"b", b"5")), wider)
+    stayed = insert(values(7), wider)
+    rows = decode(
+        [begin(0x10), relation(), event(5), commit(0x10)],
+        [begin(0x20), relation(columns=wider), moved, stayed, relation(), event(8), commit(0x20)],
+    )
+    assert [(row["key"], row["previous_key"]) for row in rows] == [("5", None), ("6", "5"), ("7", None), ("8", None)]
 
 
 def test_text_values_decode_like_binary_ones() -> None:

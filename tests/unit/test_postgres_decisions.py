@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from evermark.errors import EvermarkError, FormatError, GapError, IdentityError, SetupError
-from evermark.sources.postgres.install import SCHEMA_VERSION
+from evermark.sources.postgres.install import SCHEMA_VERSION, SCHEMA_VERSION_READ
 from evermark.sources.postgres.lsn import Incarnation, Position
 from evermark.sources.postgres.mending import Ending, ending
 from evermark.sources.postgres.pace import (
@@ -22,7 +22,7 @@ from evermark.sources.postgres.pace import (
 )
 from evermark.sources.postgres.place import PlainDsn, PostgresPlace
 from evermark.sources.postgres.pressure import warned
-from evermark.sources.postgres.survey import Slot, Survey, trouble
+from evermark.sources.postgres.survey import Slot, Survey, outdated, trouble
 
 GIB = 1024**3
 HERE = Incarnation(77, 1)
@@ -114,7 +114,7 @@ def test_sound_server_gives_no_trouble() -> None:
         (replace(SOUND, standby=True), None, SetupError, "standby"),
         (replace(SOUND, wal_level="replica"), None, SetupError, "wal_level"),
         (replace(SOUND, schema_version=None), None, SetupError, "not installed"),
-        (replace(SOUND, schema_version=SCHEMA_VERSION - 1), None, SetupError, "older"),
+        (replace(SOUND, schema_version=SCHEMA_VERSION_READ - 1), None, SetupError, "older"),
         (replace(SOUND, schema_version=99), None, FormatError, "newer"),
         (SOUND, Position(Incarnation(78, 1), 1500), IdentityError, "not the one we left"),
         (SOUND, Position(Incarnation(77, 2), 1500), IdentityError, "not the one we left"),
@@ -190,3 +190,12 @@ def test_slots_that_cannot_give_what_follows_are_another_hole(own: Slot | None, 
     """GIVEN slots that were lost or moved meanwhile WHEN reading is to go on THEN that is said, not passed over."""
     with pytest.raises(GapError, match="lost"):
         ending(own, spare, Position(HERE, 1000), PLACE)
+
+
+def test_an_outbox_of_the_version_before_is_read_with_a_warning() -> None:
+    """GIVEN an outbox that was installed before an upgrade THEN it is read on, and what to run is said."""
+    for version in range(SCHEMA_VERSION_READ, SCHEMA_VERSION):
+        assert trouble(replace(SOUND, schema_version=version), PLACE, None) is None
+        (warning,) = outdated(version).values()
+        assert f"version {version}" in warning.said and "evermark source install" in warning.hint
+    assert outdated(SCHEMA_VERSION) == {}

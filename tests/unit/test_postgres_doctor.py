@@ -21,7 +21,7 @@ from evermark.sources.postgres.facts import (
     ServerFacts,
     SlotFacts,
 )
-from evermark.sources.postgres.install import SCHEMA_VERSION
+from evermark.sources.postgres.install import SCHEMA_VERSION, SCHEMA_VERSION_READ
 from evermark.sources.postgres.lsn import Incarnation
 from evermark.sources.postgres.place import PlainDsn, PostgresPlace, TableChoice
 from evermark.sources.postgres.slots import Slot
@@ -99,7 +99,9 @@ FINDINGS: list[tuple[str, Facts, str, Grade, str]] = [
     ("clock ahead", with_server(clock_ahead_s=9.0), "clock", Grade.WARNING, "synchronise"),
     ("clock behind", with_server(clock_ahead_s=-9.0), "clock", Grade.WARNING, "synchronise"),
     ("rights", with_outbox(missing_rights=("grant a;", "grant b;")), "rights", Grade.WRONG, "grant a; grant b;"),
-    ("older outbox", with_outbox(version=SCHEMA_VERSION - 1), "outbox", Grade.WRONG, "evermark source install"),
+    ("too old outbox", with_outbox(version=SCHEMA_VERSION_READ - 1), "outbox", Grade.WRONG, "evermark source install"),
+    ("older outbox", with_outbox(version=SCHEMA_VERSION - 1), "outbox", Grade.WARNING, "evermark source install"),
+    ("partition", with_outbox(unwatched=("public.p9",)), "partitioned_tables", Grade.WARNING, "watch_partitions()"),
     ("newer outbox", with_outbox(version=SCHEMA_VERSION + 1), "outbox", Grade.WRONG, "upgrade Evermark"),
     ("odd outbox", with_outbox(version=None), "outbox", Grade.WRONG, "evermark source install"),
     ("no publication", with_slot_facts(published=False), "publication", Grade.WRONG, "evermark source install"),

@@ -311,6 +311,40 @@ def test_d7_the_queue_tells_what_came_of_each_retry() -> None:
     assert len(world.told) == 1
 
 
+def test_d4_a_persons_retry_spends_no_attempt_and_the_schedule_goes_on() -> None:
+    """GIVEN an event always refused WHEN a person retries it before each attempt THEN all its own attempts are made."""
+    world = World(now=T0, answer=lambda one: REFUSED)
+    world.park(event(1))
+    own: list[float] = []
+    for _ in SCHEDULE_S:
+        due = world.one().next_attempt_at
+        assert due is not None
+        own.append((due - world.now).total_seconds())
+        world.now += timedelta(seconds=1)
+        world.store.release([world.one().id], world.now, world.epoch)
+        assert world.run() == 1
+        assert world.one().next_attempt_at == due, "the retry left its time as it was"
+        world.now = due
+        assert world.run() == 1
+    assert own == list(SCHEDULE_S)
+    assert (world.one().is_dead, world.one().attempts) == (True, 8)
+    world.store.release([world.one().id], world.now, world.epoch)
+    assert world.run() == 1
+    assert (world.one().is_dead, world.one().attempts) == (True, 8), "dead as before"
+
+
+def test_d4_one_that_was_put_off_by_its_endpoint_is_tried_when_a_person_resumes() -> None:
+    """GIVEN a retry answered 503 with Retry-After: 24 h WHEN a person resumes the subscription THEN it is tried now."""
+    world = World(answer=lambda one: replace(DOWN, retry_after_s=86_400.0))
+    world.park(event(1))
+    assert world.run() == 1
+    world.now += timedelta(minutes=1)
+    world.answer = lambda one: ACCEPTED
+    assert world.run() == 0
+    world.store.resume("a", world.epoch)
+    assert (world.run(), world.rows) == (1, [])
+
+
 def test_d2_a_paused_subscription_keeps_its_rows_and_gets_them_when_resumed() -> None:
     """GIVEN a parked row WHEN a person pauses and resumes THEN nothing is sent meanwhile, and nothing is gone."""
     world = World()

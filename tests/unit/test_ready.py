@@ -15,8 +15,9 @@ from evermark.delivery.base import SubscriptionSpec
 from evermark.delivery.body import Rendering, Style, bundle_id, delivery_ids, render
 from evermark.delivery.sinks import ready
 from evermark.delivery.sinks.base import Job
+from evermark.delivery.sinks.keys import key_numbers, keys_of
 from evermark.delivery.sinks.packs import Pack, Packer, _all_differ
-from evermark.delivery.sinks.ready import key_numbers, packs_of, prepared
+from evermark.delivery.sinks.ready import packs_of, prepared
 from evermark.event import taken_batch
 
 
@@ -150,3 +151,26 @@ def test_numbers_tell_keys_apart(names: list[tuple[str, str, str | None]]) -> No
 def test_whether_all_keys_differ(keys: list[int]) -> None:
     """GIVEN keys, near each other or far apart THEN they all differ iff no two are the same."""
     assert _all_differ(np.array(keys, np.int64)) == (len(set(keys)) == len(keys))
+
+
+_MOVES = st.lists(
+    st.tuples(st.sampled_from("xy"), st.sampled_from([None, *"12345"]), st.sampled_from([None, *"12345"]))
+)
+
+
+@given(_MOVES)
+def test_keys_between_which_a_record_moved_share_a_lane(moves: list[tuple[str, str | None, str | None]]) -> None:
+    """GIVEN rows of which some changed a key THEN two are in one lane iff a chain of common keys joins them."""
+    columns = {name: [one[n] for one in moves] for n, name in enumerate(("stream", "key", "previous_key"))}
+    table = pa.table({name: pa.array(values, pa.string()) for name, values in columns.items()})
+    table = table.append_column("source", pa.array(["shop"] * len(moves), pa.string()).dictionary_encode())
+    keys = keys_of(table)
+    of = [{(stream, key) for key in both if key is not None} for stream, *both in moves]
+    joined = [set(mine) for mine in of]
+    for _ in moves:
+        joined = [set().union(mine, *(other for other in joined if other & mine)) for mine in joined]
+    for n in range(len(moves)):
+        for m in range(len(moves)):
+            assert (keys.lanes[n] == keys.lanes[m]) == (n == m or bool(joined[n] & joined[m]))
+            held = set(keys.held_by(n)) & set(keys.held_by(m))
+            assert bool(held) == (n == m or bool(of[n] & of[m]))

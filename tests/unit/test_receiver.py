@@ -89,6 +89,21 @@ def test_an_event_is_handled_once_and_its_duplicate_is_accepted() -> None:
     assert receiver.counters.handled == receiver.counters.duplicates == 1
 
 
+def test_a_handler_that_keeps_records_by_key_hears_which_key_is_free() -> None:
+    """GIVEN a record that gets another key WHEN a handler follows events by key THEN it holds the record once."""
+    kept: dict[str | None, object] = {}
+
+    def handler(event: Event) -> None:
+        kept.pop(event.previous_key, None)
+        kept[event.key] = event.data["total"]
+
+    receiver = receiver_for(handler)
+    for delivery in (single("a", key="1"), bundle(item("b", key="2", previous_key="1"), item("c", key="3"))):
+        assert receiver.handle(*delivery).status == 200
+    assert kept == {"2": "99.50", "3": "99.50"}
+    assert receiver.handle(*single("d", previous_key=7)).status == 400
+
+
 def test_a_failed_event_is_not_remembered() -> None:
     """GIVEN a handler that raises once WHEN the event comes again THEN it is handled then."""
     taken = Taken({"a": [OSError("database is down")]})

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from evermark.app.watching import UPKEEP_AGAIN_S, UPKEEP_EVERY_S, WARN_AGAIN_S, Bell, Watching
+from evermark.app.watching import UPKEEP_AGAIN_S, UPKEEP_DUE_S, UPKEEP_EVERY_S, WARN_AGAIN_S, Bell, Watching
 from evermark.errors import UnreachableError
 from evermark.observe.health import Board, PartitionHealth, overall
 from evermark.observe.metrics import Metrics
@@ -109,6 +109,27 @@ def test_upkeep_runs_at_start_and_every_hour_though_nothing_happens() -> None:
     for now[0] in (2 * UPKEEP_EVERY_S, 2 * UPKEEP_EVERY_S + UPKEEP_AGAIN_S):
         watching._keep_up()
     assert source.kept_up == 4
+
+
+def test_upkeep_comes_within_a_minute_when_the_source_asks_for_it() -> None:
+    """GIVEN something for upkeep to see to WHEN looked at THEN it comes, and not again at every look while it lasts."""
+    now = [0.0]
+    source = Told(Condition(), Condition(upkeep_due=True))
+    watching = Watching(source, "shop", Board(), Metrics(), clock=lambda: now[0])
+    seen = []
+    for now[0] in (0.0, UPKEEP_DUE_S, UPKEEP_DUE_S + 15, UPKEEP_DUE_S + 30, 2 * UPKEEP_DUE_S + 15):
+        watching._keep_up()
+        watching._look()
+        seen.append(source.kept_up)
+    assert seen == [1, 1, 2, 2, 3]
+    # AND a failure is waited out as ever
+    source.upkeep_fails = True
+    seen.clear()
+    for now[0] in (1000.0, 1000.0 + UPKEEP_DUE_S, 1000.0 + UPKEEP_AGAIN_S):
+        watching._keep_up()
+        watching._look()
+        seen.append(source.kept_up)
+    assert seen == [4, 4, 5]
 
 
 def test_stopping_clears_the_gauges_and_does_not_wait_for_a_silent_server(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,8 @@ class Event:
     """One event as your handler gets it.
 
     `id` is the event's identity and the same in every delivery; `delivery_id` tells a replay of it from the first
-    delivery. `historical` marks what was caught up or replayed. `raw` is the whole JSON object.
+    delivery. `historical` marks what was caught up or replayed. `previous_key` is there when the change gave the record
+    another key: under that one it is no longer to be found. `raw` is the whole JSON object.
     """
 
     id: str
@@ -38,6 +39,7 @@ class Event:
     historical: bool = False
     flags: tuple[str, ...] = ()
     attempt: int = 1
+    previous_key: str | None = None
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
 
@@ -99,6 +101,7 @@ def _event(item: object, webhook_id: str | None) -> Event:
         historical=about.get("historical") is True,
         flags=tuple(str(flag) for flag in flags) if isinstance(flags, list) else (),
         attempt=attempt if isinstance(attempt, int) else 1,
+        previous_key=_optional_text(about, "previous_key"),
         raw=item,
     )
 

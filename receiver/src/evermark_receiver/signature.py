@@ -2,7 +2,8 @@
 
 What is signed is `<webhook-id>.<webhook-timestamp>.<body>`, the three exactly as they were received. The header
 `webhook-signature` is a list separated by spaces, one `v1,<base64 of HMAC-SHA256>` for each key that is valid at the
-sender; versions we do not know are passed over. A secret is `whsec_<base64 of the key>`; the prefix may be missing.
+sender; versions we do not know are passed over. `svix-id`, `svix-timestamp` and `svix-signature` are other names of the
+three headers. A secret is `whsec_<base64 of the key>`; the prefix may be missing.
 """
 
 from __future__ import annotations
@@ -12,17 +13,29 @@ import hashlib
 import hmac
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 TOLERANCE_S = 300.0
 HEADER_CHARS_MAX = 8192
 
 _PREFIX = "whsec_"
-_NAMES = ("webhook-id", "webhook-timestamp", "webhook-signature")
+_FAMILIES = ("webhook-", "svix-")
+_PARTS = ("id", "timestamp", "signature")
+_NAMES = tuple(_FAMILIES[0] + part for part in _PARTS)
+_WANTED = "pass your framework's request.headers, a mapping, or pairs of a name and a value"
 _TIMESTAMP = re.compile(r"[0-9]{1,12}", re.ASCII)
 
-Headers = Mapping[str, str] | Iterable[tuple[str | bytes, str | bytes]]
+
+class HasItems(Protocol):
+    """`request.headers` of http.server, wsgiref, aiohttp, Starlette, Flask or Django; a dict; a WSGI environ."""
+
+    def items(self) -> Iterable[tuple[Any, Any]]: ...
+
+
+# Names in any case, names and values as text or bytes.
+Headers = HasItems | Iterable[tuple[str | bytes, str | bytes]]
 Secrets = str | bytes | Sequence[str | bytes]
 
 
@@ -85,20 +98,47 @@ def _key_of(secret: str | bytes) -> bytes:
 
 
 def webhook_headers(headers: Headers) -> dict[str, str]:
-    """The signed headers by their lower-case names. One given twice is refused: which of the two was signed?"""
-    pairs: Iterable[tuple[str | bytes, str | bytes]] = headers.items() if isinstance(headers, Mapping) else headers
-    found: dict[str, str] = {}
-    for raw_name, raw_value in pairs:
-        name = (raw_name.decode("latin-1") if isinstance(raw_name, bytes) else str(raw_name)).lower()
-        if name not in _NAMES:
-            continue
-        value = raw_value.decode("latin-1") if isinstance(raw_value, bytes) else str(raw_value)
-        if name in found:
-            raise VerificationError(f"the header {name} is given twice")
-        if not value.isascii() or len(value) > HEADER_CHARS_MAX:
-            raise VerificationError(f"the header {name} is malformed")
-        found[name] = value
-    return found
+    """The signed headers, as `webhook-id`, `webhook-timestamp` and `webhook-signature`, those that are there.
+
+    A request that has all three as `svix-*`, and not as `webhook-*`, is read by these; the two are never mixed. A
+    header given twice is refused: which of the two was signed?
+    """
+    found: dict[str, list[str]] = {}
+    for raw_name, raw_value in _pairs(headers):
+        name = _text(raw_name).lower()
+        if name.startswith("http_"):  # as WSGI and CGI write them
+            name = name[5:].replace("_", "-")
+        if name.startswith(_FAMILIES):
+            values = raw_value if isinstance(raw_value, (list, tuple)) else (raw_value,)
+            found.setdefault(name, []).extend(map(_text, values))
+    whole = (family for family in _FAMILIES if all(any(found.get(family + part, ())) for part in _PARTS))
+    chosen = next(whole, _FAMILIES[0])
+    return {_FAMILIES[0] + part: _one(chosen + part, found[chosen + part]) for part in _PARTS if chosen + part in found}
+
+
+def _one(name: str, values: Sequence[str]) -> str:
+    if len(values) > 1:
+        raise VerificationError(f"the header {name} is given twice")
+    value = values[0] if values else ""
+    if not value.isascii() or len(value) > HEADER_CHARS_MAX:
+        raise VerificationError(f"the header {name} is malformed")
+    return value
+
+
+def _pairs(headers: Headers) -> Iterator[tuple[object, object]]:
+    """Names and values of anything that has `items()` or is an iterable of pairs; `TypeError` for anything else."""
+    items = getattr(headers, "items", None)
+    given = items() if callable(items) else headers
+    if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
+        raise TypeError(f"headers are {type(headers).__name__}: {_WANTED}")
+    for pair in given:
+        if isinstance(pair, (str, bytes)) or not isinstance(pair, Sequence) or len(pair) != 2:
+            raise TypeError(f"headers hold {type(pair).__name__}, not pairs of a name and a value: {_WANTED}")
+        yield pair[0], pair[1]
+
+
+def _text(given: object) -> str:
+    return given.decode("latin-1") if isinstance(given, bytes) else str(given)
 
 
 def verify_with_keys(

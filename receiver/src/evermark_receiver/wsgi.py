@@ -34,5 +34,4 @@ def _response(receiver: Receiver, environ: dict[str, Any]) -> Response:
     if int(length) > receiver.body_bytes_max:
         return receiver.too_large()
     body = environ["wsgi.input"].read(int(length))
-    headers = {name[5:].replace("_", "-"): value for name, value in environ.items() if name.startswith("HTTP_")}
-    return receiver.handle(headers, body)
+    return receiver.handle(environ, body)

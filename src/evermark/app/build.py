@@ -139,20 +139,29 @@ def _spec(
     name: str, subscription: SubscriptionConfig, box: SecretBox, section: str = "subscriptions"
 ) -> SubscriptionSpec:
     """Vetted here, before anything runs: a predicate that is not allowed must not be found by a delivery job."""
-    spec = subscription.to_spec(name, box)
+    require_predicate(name, subscription, section)
+    return subscription.to_spec(name, box)
+
+
+def require_predicate(name: str, subscription: SubscriptionConfig, section: str = "subscriptions") -> None:
     try:
-        match_sql(spec.streams, spec.ops, vet(spec.where), lambda _: "null")
+        match_sql(
+            subscription.streams, [op.value for op in subscription.ops], vet(subscription.where), lambda _: "null"
+        )
     except ConfigError as error:
         raise ConfigError(f"{section}.{name}: {error.message}", hint=error.hint) from error
-    return spec
 
 
 def _bot_spec(name: str, bot: BotConfig, box: SecretBox, sources: Collection[str]) -> SubscriptionSpec:
+    require_bot_source(name, bot, sources)
+    return _spec(name, bot, box, "bots")
+
+
+def require_bot_source(name: str, bot: BotConfig, sources: Collection[str]) -> None:
     if bot.source not in sources:
         raise ConfigError(
             f"bots.{name}.source: no source is called {bot.source}", hint=f"there are {', '.join(sorted(sources))}"
         )
-    return _spec(name, bot, box, "bots")
 
 
 def local_log(config: Config) -> Path:

@@ -19,7 +19,7 @@ from evermark.bots.expiry import sweep_waiting
 from evermark.bots.sight import Sight
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.delivery import roster
-from evermark.delivery.accounts import accounts, least_cursors
+from evermark.delivery.accounts import accounts, kept_for, least_cursors
 from evermark.delivery.base import CursorVector, MadeBy, Place
 from evermark.delivery.expiry import sweep
 from evermark.delivery.follower import Follower
@@ -188,6 +188,7 @@ class DeliveryRunner:
                 ("queue", run_queue, _QUEUE_EVERY_S),
                 ("report", self._report, _REPORT_EVERY_S),
                 ("sweep", sweep_parked, _SWEEP_EVERY_S),
+                ("expire", lambda: follower.expire_stopped(over), _SWEEP_EVERY_S),
                 ("ask", asker.run, _ASK_EVERY_S),
             ]
             threads = [
@@ -286,8 +287,15 @@ class DeliveryRunner:
     def _report(self) -> None:
         heads = {place: head for place, (head, _) in self._view.heads().items()}
         known = accounts(self._d.delivery, heads, lambda source: self._view.reader(source).files_if_any())
-        self._told.accounts(known, _now())
+        now = _now()
+        self._told.accounts(known, now)
+        self._told.kept(self._kept_beyond_retention(now))
         self._told.counted(self._d.delivery.counted("expired"), self._d.delivery.counted("dropped"))
+
+    def _kept_beyond_retention(self, now: datetime) -> dict[str, int]:
+        horizon = now - self._d.config.log.retention
+        files = {source: self._view.reader(source).files_if_any() for source in self._d.sources}
+        return kept_for(self._d.delivery.cursors_outside(), files, horizon)
 
     def _starts(self) -> dict[str, CursorVector]:
         """Where new subscriptions begin that do not begin now."""

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -37,6 +37,8 @@ from evermark.state.connection import schema_for
 _SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"  # noqa: S105 - made up, for this demo's loopback receivers
 _DRAIN_S = 180.0
 _UP_S = 180.0
+_LOOK_EVERY_S = 0.2
+_SAY_EVERY_S = 10.0  # of a wait that goes on
 # A replay leaves the processor to whatever else runs on this machine.
 _REPLAY_S = 300.0
 _DEPLOYMENT = "demo"
@@ -128,6 +130,7 @@ class Demo:
         self._replayed: tuple[datetime, datetime] | None = None
 
     def run(self) -> Ledger:
+        self._say("starting a Postgres for the shop, a block node for the chat, and a receiver for each subscription")
         with (
             EmbeddedPostgres(self.folder / "shop") as server,
             demo_chat.block_node(self.folder, self._env) as node,
@@ -158,7 +161,7 @@ class Demo:
             self._say(f"the shop writes about {self._rate:.0f} changes a second; two bots listen to a chat")
             for strike in (1, 2):
                 self._wait_for_growth()
-                time.sleep(self._seconds / 3)
+                self._let_it_run(f"kill -9 number {strike}")
                 pipeline.kill()
                 pipeline.wait()
                 self._say(f"kill -9 number {strike}: the pipeline is gone, the shop goes on")
@@ -168,7 +171,7 @@ class Demo:
                 time.sleep(self._seconds / 30)
                 pipeline = self._up(config)
             self._wait_for_growth()
-            time.sleep(self._seconds / 3)
+            self._let_it_run("the replication slot is thrown away")
             self._lose_the_slot(dsn)
             self._replay(dsn)
             chat.finish()
@@ -187,6 +190,10 @@ class Demo:
                 pipeline.kill()
                 pipeline.wait()
 
+    def _let_it_run(self, until: str) -> None:
+        self._say(f"deliveries arrive; {self._seconds / 3:.0f} s until {until}")
+        time.sleep(self._seconds / 3)
+
     def _lose_the_slot(self, dsn: str) -> None:
         throw_slot_away(dsn, f"evermark_{_DEPLOYMENT}_shop")
         self._say("the replication slot is thrown away while orders flow")
@@ -200,13 +207,18 @@ class Demo:
         self._say("the replay is done; live deliveries went on meanwhile")
 
     def _wait(self, condition: Callable[[], bool], what: str, seconds: float = _UP_S) -> None:
-        deadline = time.monotonic() + seconds
+        began = said = time.monotonic()
         while not condition():
-            if time.monotonic() > deadline:
+            now = time.monotonic()
+            if now > began + seconds:
                 raise EvermarkError(f"not within {seconds:.0f} s: {what}", hint=f"see {self.folder / 'up.log'}")
-            time.sleep(0.2)
+            if now > said + _SAY_EVERY_S:
+                said = now
+                self._say(f"  waiting until {what}: {now - began:.0f} s, of {seconds:.0f} s at most")
+            time.sleep(_LOOK_EVERY_S)
 
     def _up(self, config: Path) -> subprocess.Popen[bytes]:
+        self._say("starting `evermark up`; Spark takes 10 to 40 s to start")
         with (self.folder / "up.log").open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "evermark.cli.main", "up", "-c", str(config)],
@@ -254,16 +266,9 @@ class Demo:
 
     def _wait_for_growth(self) -> None:
         """Until something new was delivered: killing before that would prove nothing."""
-        before = self._records["billing"].stat().st_size if self._records["billing"].exists() else 0
-        deadline = time.monotonic() + _UP_S
-        while time.monotonic() < deadline:
-            if self._records["billing"].exists() and self._records["billing"].stat().st_size > before:
-                return
-            time.sleep(0.1)
-        raise EvermarkError(
-            f"nothing was delivered within {_UP_S:.0f} s",
-            hint=f"see {self.folder / 'up.log'} for what the pipeline said",
-        )
+        record = self._records["billing"]
+        before = record.stat().st_size if record.exists() else 0
+        self._wait(lambda: record.exists() and record.stat().st_size > before, "something new is delivered")
 
     def _expected(self, dsn: str, window: tuple[datetime, datetime] | None = None) -> dict[str, set[str]]:
         """What each receiver should have, of everything or of a window, both ends included."""
@@ -281,11 +286,9 @@ class Demo:
 
     def _drain(self, dsn: str, chat: demo_chat.Chat) -> None:
         expected = self._expected(dsn) | chat.owed
-        deadline = time.monotonic() + _DRAIN_S
-        while time.monotonic() < deadline:
-            if all(expected[name] <= self._handled(name).ids for name in expected):
-                return
-            time.sleep(0.5)
+        with suppress(EvermarkError):  # the ledger says what is missing
+            all_there = "every receiver has everything"
+            self._wait(lambda: all(expected[name] <= self._handled(name).ids for name in expected), all_there, _DRAIN_S)
 
     def _ledger(self, dsn: str, chat: demo_chat.Chat) -> Ledger:
         expected = self._expected(dsn) | chat.owed

@@ -14,7 +14,17 @@ from typing import Protocol
 import pyarrow as pa
 
 from evermark.app.build import Deployment
-from evermark.delivery.replay import Control, Due, Replay, Replayed, rest_s, running_windows, to_begin
+from evermark.delivery.replay import (
+    Control,
+    Due,
+    Replay,
+    Replayed,
+    Target,
+    percent,
+    rest_s,
+    running_windows,
+    to_begin,
+)
 from evermark.delivery.replay_base import ReplayStore
 from evermark.delivery.replayer import Replayer
 from evermark.delivery.wish import request_of
@@ -82,6 +92,7 @@ class ReplayRunner:
         self._clear_at = 0.0
         self._clear_wait_s = _CLEAR_WAIT_S
         replayer.on_step = self._on_step
+        replayer.on_ended = self._on_ended
         self._thread = threading.Thread(target=self._run, name="replay", daemon=True)
 
     def start(self) -> None:
@@ -170,6 +181,10 @@ class ReplayRunner:
         for source in self._d.sources:
             running = sum(replay.request.source == source for replay in replays)
             self._metrics.replays_running.labels(source).set(running)
+
+    def _on_ended(self, replay: Replay, target: Target, why: str) -> None:
+        done = f"{percent(replay, target):.1f} %"
+        self._log.warning("replay given up", replay=replay.id, subscription=target.subscription, done=done, reason=why)
 
     def _on_step(self, one: Due, result: Replayed) -> None:
         name, outcome = one.target.subscription, result.outcome

@@ -32,6 +32,7 @@ class DeliveryReport:
         self._log = log
         self._shown: set[str] = set()
         self._counted: dict[tuple[str, str], int] = {}
+        self._kept: set[str] = set()
 
     def accounts(self, known: Mapping[str, Account], now: datetime) -> None:
         """Gauges for everybody there is, and for nobody else."""
@@ -53,6 +54,21 @@ class DeliveryReport:
             for kind in _PARKED_STATES:
                 metrics.queue_rows.remove(name, kind)
         self._shown = set(known)
+
+    def kept(self, events: Mapping[str, int]) -> None:
+        """For whom the log keeps more than its retention: a line when it begins, a gauge while it lasts."""
+        for name, number in events.items():
+            self._metrics.kept_events.labels(name).set(number)
+        for name in sorted(events.keys() - self._kept):
+            self._log.warning(
+                "the log keeps events beyond log.retention, because this subscription has not passed them",
+                subscription=name,
+                events=events[name],
+                hint=f"resume, change its ttl or remove it: evermark subscription resume | set --ttl | remove {name}",
+            )
+        for name in self._kept - events.keys():
+            self._metrics.kept_events.remove(name)
+        self._kept = set(events)
 
     def counted(self, expired: Mapping[str, int], dropped: Mapping[str, int]) -> None:
         """What State has counted since ever, so that a restart neither forgets any of it nor counts it twice."""
@@ -94,6 +110,10 @@ class DeliveryReport:
     def _count(self, result: Delivered) -> None:
         name, outcome = result.subscription, result.outcome
         self._metrics.delivered.labels(name).inc(outcome.accepted)
+        if outcome.expired:
+            self._log.warning(
+                "events expired: older than the subscription's ttl", subscription=name, events=outcome.expired
+            )
         if outcome.parked:
             self._metrics.parked.labels(name).inc(len(outcome.parked))
         refused = sum(event.status is not None for event in outcome.parked)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from evermark.app.build import Deployment, open_deployment
+from evermark.app.checking import file_warnings
 from evermark.app.delivering import DeliveryRunner
 from evermark.app.ingesting import SourceRunner
 from evermark.app.keeping import StateKeeper
@@ -24,6 +25,7 @@ from evermark.app.scratch import ScratchKeeper, scratch_folder
 from evermark.app.serving import served
 from evermark.app.source_lag import Lags
 from evermark.config import Config, load
+from evermark.config.spark_master import require_local_master
 from evermark.delivery.sinks.webhook import WebhookSink
 from evermark.embedded.java import ensure_java
 from evermark.error_policy import Action, action_for, backoff_s
@@ -40,15 +42,15 @@ if TYPE_CHECKING:
 
 # How long threads may take to let go after their own time-outs; then the process ends anyway, and loses nothing.
 _JOIN_GRACE_S = 5.0
-_STATE_WAIT_S = 30.0
-_STATE_PAUSE_S = 1.0
-_CHECKS_AT_ONCE = 8
 # The same when Spark has died: nothing can be flushed any more, and another instance may be waiting for the leases.
 _LET_GO_S = 15.0
 _LOOK_EVERY_S = 0.5
 # Spark that ran this long before it died was well: its next death is a first one again.
 _WELL_AFTER_S = 60.0
 _RESTART_BACKOFF_MAX_S = 30.0
+_STATE_WAIT_S = 30.0
+_STATE_PAUSE_S = 1.0
+_CHECKS_AT_ONCE = 8
 
 
 class StuckError(EngineError):
@@ -86,6 +88,7 @@ class Pipeline:
         os.environ["EVERMARK_PID"] = str(os.getpid())  # where a failpoint in a worker finds the process to end
         if not self.config.sources and not self._given:
             raise ConfigError("sources: there is none", hint="name at least one; `evermark init` writes an example")
+        require_local_master(self.config.spark.master, self.config.spark.conf, self.config.log_path)
         hook = threading.excepthook
         threading.excepthook = self._on_thread_error
         try:
@@ -116,6 +119,8 @@ class Pipeline:
         try:
             for warning in deployment.warnings:
                 self._log.warning(warning)
+            for key, text in file_warnings(self.config, deployment.log_root):
+                self._log.warning(f"{key}: {text}")
             lags.start()
             self._log.info("starting", step="sources", checks=sorted(deployment.sources))
             self._check_sources(deployment)

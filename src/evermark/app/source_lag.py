@@ -154,7 +154,10 @@ class Lags:
 
     def _run(self) -> None:
         while True:
-            self.ask()
+            try:
+                self.ask()
+            except Exception as error:  # noqa: BLE001 - asked again
+                self._log.warning("the lag could not be asked for", error=error)
             if self._stopping.wait(EVERY_S):
                 return
 

@@ -15,6 +15,7 @@ from evermark.sources.base import Condition, Source, Warned
 EVERY_S = 15.0
 UPKEEP_EVERY_S = 3600.0
 UPKEEP_AGAIN_S = 300.0
+UPKEEP_DUE_S = 60.0  # the least time between two that the source asks for
 WARN_AGAIN_S = 600.0
 _JOIN_S = 1.0
 
@@ -57,6 +58,7 @@ class Watching:
         self._bell = Bell()
         self._shown: set[str] = set()
         self._keep_up_at = float("-inf")
+        self._kept_up_at = float("-inf")
         self._stopping = threading.Event()
         self._log = get_logger(source=name, part="watch")
         self._thread = threading.Thread(target=self._run, name=f"watch {name}", daemon=True)
@@ -85,11 +87,13 @@ class Watching:
             self._show(Condition())  # an old value would look like a good one
             return
         self._show(found)
+        if found.upkeep_due:
+            self._keep_up_at = min(self._keep_up_at, self._kept_up_at + UPKEEP_DUE_S)
         said, over = self._bell.heard(found.warnings, self._clock())
         for each in said:
             self._log.warning(each.said, hint=each.hint)
         for name in over:
-            self._log.info("back below its limit", gauge=name)
+            self._log.info("what was warned of is over", about=name)
 
     def _show(self, found: Condition) -> None:
         for name in self._shown - found.gauges.keys():
@@ -108,7 +112,7 @@ class Watching:
             return
         try:
             self._source.upkeep()
-            self._keep_up_at = now + UPKEEP_EVERY_S
+            self._keep_up_at, self._kept_up_at = now + UPKEEP_EVERY_S, now
         except Exception as error:  # noqa: BLE001 - likewise
-            self._keep_up_at = now + UPKEEP_AGAIN_S
+            self._keep_up_at, self._kept_up_at = now + UPKEEP_AGAIN_S, now + UPKEEP_AGAIN_S - UPKEEP_DUE_S
             self._log.warning("upkeep failed", error=error, again_in_s=UPKEEP_AGAIN_S)

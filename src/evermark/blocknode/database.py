@@ -34,7 +34,8 @@ class Database:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(
-                f"blocknode: cannot use {folder}: {error.strerror}", hint="name a folder that is writable with --data"
+                f"blocknode: cannot use {folder}: {error.strerror or error}",
+                hint="name a folder that is writable with --data",
             ) from error
         self._lock = FileLock(folder / "lock")
 

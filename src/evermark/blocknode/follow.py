@@ -249,7 +249,7 @@ async def _all(calls: Sequence[Coroutine[Any, Any, Copy]]) -> list[Copy]:
 
 def _error_of(status: int, answer: Any, path: str) -> EvermarkError:
     code = answer.get("code") if isinstance(answer, dict) else None
-    said = f"{path} was answered with {status} {code}"
+    said = f"{path} was answered with {status} {code or 'without a code'}"
     if code == Code.STREAM_NOT_FOUND:
         return NotFoundError(said)
     if code == Code.UNAUTHORIZED:

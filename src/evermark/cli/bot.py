@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from evermark.cli.console import JsonOption, YesOption, confirm, noun, say, show, show_json, show_table
-from evermark.cli.deployment import DEFAULT_CONFIG, ConfigOption
+from evermark.cli.deployment import DEFAULT_CONFIG, ConfigOption, warn_of_streams
 from evermark.cli.subscription import (
     Bundle,
     Concurrency,
@@ -38,18 +38,25 @@ if TYPE_CHECKING:
     from evermark.server.bot_desk import BotDesk
     from evermark.server.desk import Desk
 
-app = noun("Subscriptions that speak for a user of some streams.")
+app = noun("Bots: subscriptions that act for a user of block streams.")
 
 _FILE_BYTES_MAX = 1024 * 1024
 
-Mode = Annotated[str | None, typer.Option(help="all, mentions_replies_reactions or none.")]
-Device = Annotated[str | None, typer.Option(help="Whose session keys it uses; without one it needs none.")]
-Inbox = Annotated[str | None, typer.Option(help="The stream that is its inbox, where the log does not say.")]
+Mode = Annotated[
+    str | None, typer.Option(metavar="MODE", help="Which events: all, mentions_replies_reactions or none.")
+]
+Device = Annotated[
+    str | None,
+    typer.Option(metavar="DEVICE", help="The device whose session keys the bot uses, for encrypted messages."),
+]
+Inbox = Annotated[
+    str | None, typer.Option(metavar="STREAM", help="The stream that is the bot's inbox, if the log does not say.")
+]
 
 
 @app.command("list")
 def list_bots(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
-    """All of them, with whom they speak for and where they are. Those of the file begin with `evermark up`."""
+    """List the bots: the user of each, its mode, state and lag. Bots of the file begin with `evermark up`."""
     rows: list[dict[str, Any]] = []
     with desk_at(config) as (_, desk):
         page = _bots(desk).page()
@@ -77,7 +84,7 @@ def list_bots(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False
 
 @app.command("show")
 def show_bot(name: Name, config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
-    """One of them, whole."""
+    """Show all of one bot."""
     with desk_at(config) as (_, desk):
         found = _bots(desk).one(name).model_dump(mode="json", by_alias=True)
     if as_json:
@@ -89,9 +96,9 @@ def show_bot(name: Name, config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOpt
 @app.command()
 def add(
     name: Name,
-    url: Annotated[str, typer.Option(help="Where to send.", show_default=False)],
-    source: Annotated[str, typer.Option(help="The source whose streams it is in.", show_default=False)],
-    user: Annotated[str, typer.Option(help="The user it speaks for.", show_default=False)],
+    url: Annotated[str, typer.Option(metavar="URL", help="Where to send the events.", show_default=False)],
+    source: Annotated[str, typer.Option(metavar="SOURCE", help="The source that has its streams.", show_default=False)],
+    user: Annotated[str, typer.Option(metavar="USER", help="The user it acts for.", show_default=False)],
     mode: Mode = None,
     device: Device = None,
     inbox: Inbox = None,
@@ -111,7 +118,7 @@ def add(
     config: ConfigOption = DEFAULT_CONFIG,
     as_json: JsonOption = False,
 ) -> None:
-    """Make one, beside those of the file. A running instance takes it up by itself."""
+    """Add a bot, beside those of the file. A running instance takes it up by itself."""
     if bool(secret) is new_secret:
         raise ConfigError("which secret?", hint="give one with --secret, or have one made with --new-secret")
     given = given_keys(
@@ -134,8 +141,9 @@ def add(
         parked_limit=parked_limit,
         ttl=ttl,
     )
-    with desk_at(config) as (_, desk):
+    with desk_at(config) as (deployment, desk):
         made = _bots(desk).add(name, {key: value for key, value in given.items() if value is not None})
+        warn_of_streams(deployment, given.get("streams") or ())
     report(made, f"{name} is there, {made.state.value}, and speaks for {made.user}", as_json)
 
 
@@ -148,7 +156,11 @@ def set_bot(
     config: ConfigOption = DEFAULT_CONFIG,
     as_json: JsonOption = False,
 ) -> None:
-    """Change what is given and nothing else; an empty text means the default. The rest: evermark subscription set."""
+    """Change the mode, device or inbox of a bot.
+
+    What is not given stays as it is; an empty text sets an option back to its default. Other options of a bot are
+    changed with `evermark subscription set`.
+    """
     changes = given_keys(mode=mode, device=device, inbox=inbox)
     if not changes:
         raise ConfigError("nothing to change was given", hint="give --mode, --device or --inbox")
@@ -159,7 +171,7 @@ def set_bot(
 
 @app.command()
 def remove(name: Name, config: ConfigOption = DEFAULT_CONFIG, yes: YesOption = False) -> None:
-    """Remove it, with what is parked for it. Its events stay in the log, and its device's keys where they are."""
+    """Remove a bot and its parked deliveries. The events stay in the log, and so do the keys of its device."""
     with desk_at(config) as (deployment, desk):
         from evermark.delivery.roster import require_ours
 
@@ -182,7 +194,10 @@ def keys(
     config: ConfigOption = DEFAULT_CONFIG,
     as_json: JsonOption = False,
 ) -> None:
-    """The sessions that its device has keys for; or publish some, and send what waited for them; or withdraw one."""
+    """List, publish or withdraw session keys of a bot's device.
+
+    Deliveries that waited for a key are sent when it is published.
+    """
     if sum(given is not None for given in (publish, session, withdraw)) > 1:
         raise ConfigError("publish, print, or withdraw?", hint="give --publish, --session or --withdraw")
     if publish is not None:

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from evermark.app.build import Deployment
     from evermark.checkpoints.base import Checkpoint
 
-app = noun("Where each source partition stopped.")
+app = noun("Checkpoints: how far each source was read.")
 
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", show_default=False)]
 
 
 @app.command("list")
 def list_checkpoints(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
-    """Everything before a checkpoint's position is in the log, durably."""
+    """List the checkpoints. Everything before the position of a checkpoint is in the log, durably."""
     with opened(config) as deployment:
         rows: list[dict[str, Any]] = [
             {"source": source, "partition": partition, **vars(checkpoint)}
@@ -87,7 +87,9 @@ def reset(
     config: ConfigOption = DEFAULT_CONFIG,
     partition: Annotated[int | None, typer.Option(min=0, help="Only this partition.")] = None,
 ) -> None:
-    """Forget where a source stopped: the log itself then says where reading goes on.
+    """Forget the checkpoints of a source.
+
+    Reading then goes on where the log itself ends.
 
     Refused while an instance reads the source. Needed when the log was put back from a backup: what it misses is
     taken from the source again, and delivered again.

@@ -76,7 +76,11 @@ def warn(text: str) -> None:
 
 def show_json(document: Any) -> None:
     """One JSON document on one line."""
-    sys.stdout.write(json.dumps(document, default=_as_json, ensure_ascii=False) + "\n")
+    sys.stdout.write(shown_as_json(document) + "\n")
+
+
+def shown_as_json(document: Any) -> str:
+    return json.dumps(document, default=_as_json, ensure_ascii=False)
 
 
 def show(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, as_json: bool = False, empty: str = "") -> None:
@@ -139,7 +143,7 @@ def _cell(value: Any) -> str:
         return ", ".join(map(_cell, value))
     if isinstance(value, (bytes, bytearray)):
         return base64.b64encode(value).decode()
-    return printable(str(value))
+    return printable(shown_as_json(value) if isinstance(value, dict) else str(value))
 
 
 def _as_json(value: Any) -> Any:

@@ -41,10 +41,10 @@ def list_deliveries(
     subscription: SubscriptionOption = None,
     state: StateOption = None,
     after: Annotated[int, typer.Option(min=0, help="Only ids above this one: the next page.")] = 0,
-    limit: Annotated[int, typer.Option(min=1, max=100_000)] = 100,
+    limit: Annotated[int, typer.Option(min=1, max=100_000, help="Deliveries at most.")] = 100,
     as_json: JsonOption = False,
 ) -> None:
-    """What is parked, oldest first."""
+    """List the parked deliveries, oldest first."""
     from evermark.server.shapes import DeliveryAnswer
 
     rows: list[dict[str, Any]] = []
@@ -64,7 +64,7 @@ def show_delivery(
     config: ConfigOption = DEFAULT_CONFIG,
     as_json: JsonOption = False,
 ) -> None:
-    """One of them, with its event."""
+    """Show a parked delivery, with its event."""
     from evermark.server.shapes import DeliveryWhole
 
     with opened(config) as deployment:
@@ -87,7 +87,7 @@ def retry(
     subscription: SubscriptionOption = None,
     state: StateOption = None,
 ) -> None:
-    """Try them again now, dead or not: by id, or all of a subscription."""
+    """Try them again now, dead or not: by id, or all of a subscription. It spends none of their attempts."""
     with opened(config) as deployment:
         chosen = _chosen(deployment, ids, subscription, state)
         now = datetime.now(UTC)
@@ -95,7 +95,7 @@ def retry(
         held_up = _held_up(deployment, chosen)
     say(f"{count} to be tried again now")
     for name, why in held_up.items():
-        say(f"{name} is {why}: nothing is tried until `evermark subscription resume {name}`")
+        say(f"subscription {name} {why}; try it now with: evermark subscription resume {name}")
 
 
 @app.command()
@@ -106,7 +106,7 @@ def drop(
     state: StateOption = None,
     yes: YesOption = False,
 ) -> None:
-    """Give them up: never delivered, counted as dropped. The events stay in the log."""
+    """Give parked deliveries up: they are never delivered. The events stay in the log; the drops are counted."""
     with opened(config) as deployment:
         chosen = _chosen(deployment, ids, subscription, state)
         confirm(f"Drop {len(chosen)} parked deliveries? They will never be delivered.", yes=yes)
@@ -158,14 +158,13 @@ def _in_parts(deployment: Deployment, rows: list[ParkedRow], step: Callable[[lis
 
 
 def _held_up(deployment: Deployment, rows: list[ParkedRow]) -> dict[str, str]:
-    """Subscriptions whose parked deliveries wait for a person, whatever is asked of them."""
-    names = {row.subscription for row in rows}
-    return {
-        name: found.state.value
-        for name, found in deployment.delivery.subscriptions().items()
-        if name in names
-        and (found.state == "disabled" or (found.state == "suspended" and found.next_attempt_at is None))
-    }
+    """Subscriptions for which nothing is tried now, whatever is asked of their parked deliveries, and why."""
+    from evermark.delivery.group import waits_because
+
+    now, names = datetime.now(UTC), {row.subscription for row in rows}
+    known = deployment.delivery.subscriptions()
+    reasons = {name: waits_because(known[name], now) for name in sorted(names & known.keys())}
+    return {name: why for name, why in reasons.items() if why}
 
 
 def _state(row: ParkedRow) -> ParkedState:

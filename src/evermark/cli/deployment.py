@@ -108,6 +108,14 @@ def as_holder(deployment: Deployment, name: str, step: Callable[[int], T]) -> T:
     return leasing.as_holder(deployment.leases, deployment.holder, deployment.state, name, step)
 
 
+def warn_of_streams(deployment: Deployment, streams: Iterable[str]) -> None:
+    """Say which of these streams nothing is known of. They may begin later, so it is no error."""
+    from evermark.app.checking import stream_warnings
+
+    for text in stream_warnings(deployment.config, deployment.log_root, streams):
+        warn(text)
+
+
 def lease_rows(deployment: Deployment) -> dict[str, LeaseRow]:
     from evermark.cluster.holders import lease_rows as read
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,7 +30,10 @@ def doctor(
     config: ConfigOption = DEFAULT_CONFIG,
     as_json: JsonOption = False,
 ) -> None:
-    """Examine sources: server, outbox, slot, WAL, tables, nodes, streams, checkpoint. Ends with 3 if one is ill."""
+    """Examine the sources, and say what is wrong and what to run: server, outbox, slot, WAL, tables, checkpoint.
+
+    Changes nothing. The exit code is 3 if something is wrong, and 0 if all is well or there are only warnings.
+    """
     found = config_at(config)
     quiet_logging()
     names = sorted(found.sources) if name is None else [known_source(found.sources, name)]
@@ -38,19 +41,25 @@ def doctor(
         known_source(found.sources, None)  # says that there is none
     from evermark.observe.finding import Grade, worst
 
-    rows: list[tuple[str, Finding]] = []
-    with ExitStack() as stack:
-        state, findings = _state(found, stack)
-        rows += [("", each) for each in findings]
-        for each in names:
-            rows += [(each, finding) for finding in _examined(found, each, state)]
+    rows = examined_all(found, names)
     grade = worst(finding for _, finding in rows)
     if as_json:
-        show_json({"grade": str(grade), "findings": [_row(source, finding) for source, finding in rows]})
+        show_json({"grade": str(grade), "findings": [finding_row(source, finding) for source, finding in rows]})
     else:
-        _show(rows)
+        show_findings(rows)
     if grade is Grade.WRONG:
         raise typer.Exit(EXIT_WRONG)
+
+
+def examined_all(config: Config, names: Iterable[str]) -> list[tuple[str, Finding]]:
+    """What was found of the state, and of each of these sources: its name (empty for the state), and the finding."""
+    rows: list[tuple[str, Finding]] = []
+    with ExitStack() as stack:
+        state, findings = _state(config, stack)
+        rows += [("", each) for each in findings]
+        for name in names:
+            rows += [(name, finding) for finding in _examined(config, name, state)]
+    return rows
 
 
 def _state(config: Config, stack: ExitStack) -> tuple[State | None, list[Finding]]:
@@ -185,7 +194,7 @@ def _checked(source: Source) -> Finding:
     return ok("source", "it says that it can be read")
 
 
-def _row(source: str, finding: Finding) -> dict[str, Any]:
+def finding_row(source: str, finding: Finding) -> dict[str, Any]:
     from evermark.observe.logging import without_secrets
 
     return {
@@ -197,8 +206,8 @@ def _row(source: str, finding: Finding) -> dict[str, Any]:
     }
 
 
-def _show(rows: list[tuple[str, Finding]]) -> None:
-    told = [_row(source, finding) for source, finding in rows]
+def show_findings(rows: list[tuple[str, Finding]]) -> None:
+    told = [finding_row(source, finding) for source, finding in rows]
     columns = ("source", "check", "grade", "found")
     show_table(columns, [[row[column] for column in columns] for row in told])
     ill = [row for row in told if row["mend"]]

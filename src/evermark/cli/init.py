@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from evermark.cli.deployment import DEFAULT_CONFIG
 from evermark.errors import ConfigError
 
 # "# Sentence" explains; any other line with a leading "#" is a setting that works when the "#" is taken away.
@@ -20,12 +21,13 @@ version: 1
 # Names the slot, the publication and the state of this deployment: keep it, and use another one elsewhere.
 name: @NAME@
 
-# Log, embedded state and scratch files live here, unless said otherwise below.
+# The log (every event), the state (an embedded Postgres) and the key that seals secrets are kept in this folder.
+# Back up the whole of it.
 data: ./evermark-data
 
 #log:
-#  path: s3://acme/shop             # a local folder, s3://, gs:// or az://
-#  retention: 30d
+#  path: ./evermark-log             # a local folder; without it: the folder log in the data folder
+#  retention: 30d                   # older events are removed, once every subscription has them
 
 # Without a dsn Evermark runs a Postgres of its own in the data folder.
 #state:
@@ -36,27 +38,28 @@ data: ./evermark-data
 #  key: "${EVERMARK_KEY}"           # or ${file:/run/secrets/evermark}
 
 #spark:
-#  master: "local[16,4]"
+#  master: "local[16,4]"            # threads for tasks, tries of a task; in this version a local master only
 #  conf: {}
 
+# Health, metrics and the HTTP API. Tokens say who may use the API (docs/api.md).
 #server:
 #  listen: "127.0.0.1:8320"
+#  tokens: {ops: "${OPS_TOKEN}"}
 
 sources:
   shop:
     type: postgres                  # or package.module:Class with options: {...}
     dsn: "${SHOP_DSN}"              # postgresql://user:password@host:5432/database
-    mode: outbox
-    start: now                      # now | copy
-    # The tables whose changes are captured by `evermark source install`.
+    # The tables whose changes `evermark source install` captures. After a change here, run it again.
     tables:
       - public.orders
+    # Columns that never leave the database, and columns of which only a hash does. Events that are in the log stay.
     #  - {name: public.users, exclude: [password], hash: [email]}
 
 subscriptions:
   billing:
     url: https://billing.example/hooks
-    # python -c "import base64, secrets; print('whsec_' + base64.b64encode(secrets.token_bytes(32)).decode())"
+    # Make one with: evermark subscription secret
     secret: "${BILLING_SECRET}"
     streams: [public.orders]
     #ops: [insert, update]
@@ -68,12 +71,13 @@ subscriptions:
     #timeout: 10s
     #rate: 50/s
     #headers: {X-Team: billing}
+    #body: standard                 # standard | cloudevents | raw
     #allow_networks: [10.0.0.0/8]   # private networks this subscription may reach
     #body_limit: 1MiB
     #parked_limit: 10000
     #ttl: 7d                        # what could not be delivered for so long is given up, and counted; 0: never
 
-# Subscriptions that speak for a user of block streams; the keys above, and these.
+# Subscriptions that act for a user of block streams (a source of type blocks); the keys above, and these.
 #bots:
 #  helper:
 #    url: https://helper.example/hooks
@@ -85,9 +89,6 @@ subscriptions:
 #    inbox: helper-inbox            # only if the log does not say which stream that is
 
 #reliability:
-#  checkpoint: {backend: postgres, interval: 5s, event_count: 1000}
-#  dedup: {enabled: true, cache_size: 10000, ttl: 3m}
-#  gap_detection: {enabled: true, max_gap: 5m, small_gap: 1h}
 #  circuit_breaker: {threshold: 5, timeout: 30s, suspend_after: 10}
 #  shutdown: {flush_timeout: 10s, checkpoint_timeout: 5s}
 """
@@ -123,10 +124,22 @@ def write_starter(path: Path, *, force: bool = False) -> None:
         ) from None
 
 
+NEXT = (
+    "export SHOP_DSN=postgresql://user:password@host:5432/database",
+    "export BILLING_SECRET=$(evermark subscription secret)",
+    "evermark config check --connect",
+    "evermark source install",
+    "evermark up",
+)
+
+
 def init(
-    path: Annotated[Path, typer.Option("--config", "-c", help="The file to write.")] = Path("evermark.yaml"),
+    path: Annotated[Path, typer.Option("--config", "-c", help="The file to write.")] = DEFAULT_CONFIG,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
 ) -> None:
     """Write a commented evermark.yaml to begin with."""
     write_starter(path, force=force)
-    typer.echo(f"wrote {path}: set SHOP_DSN and BILLING_SECRET, edit it, then run: evermark up")
+    typer.echo(f"wrote {path}: say in it what you have, then:")
+    option = "" if path == DEFAULT_CONFIG else f" -c {path}"
+    for command in NEXT:
+        typer.echo(f"  {command}{option if command.startswith('evermark') else ''}")

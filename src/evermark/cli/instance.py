@@ -13,7 +13,7 @@ app = noun("Running Evermark processes.")
 
 @app.command("list")
 def list_instances(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
-    """The processes that hold a lease, and which."""
+    """List the processes that run, and the leases each holds."""
     with opened(config) as deployment:
         by_holder: dict[Any, list[Any]] = defaultdict(list)
         for row in lease_rows(deployment).values():

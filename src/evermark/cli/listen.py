@@ -46,8 +46,11 @@ class _Printer:
         marks += [f"attempt {event.attempt}"] * (event.attempt > 1)
         data = json.dumps(event.data, ensure_ascii=False)
         shown = data if len(data) <= SHOWN_CHARS_MAX else data[:SHOWN_CHARS_MAX] + "…"
+        key = "no key" if event.key is None else f"key={event.key}"
+        if event.previous_key is not None:
+            key += f", before {event.previous_key}"
         self.line(
-            f"{record.at[11:23]} {event.stream} {event.op} key={event.key} {shown} id={event.delivery_id}"
+            f"{record.at[11:23]} {event.stream} {event.op} {key} {shown} id={event.delivery_id}"
             + (f" ({', '.join(marks)})" if marks else ""),
             **record.fields(),
             data=event.data,
@@ -72,17 +75,27 @@ def listen(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     secret: Annotated[
         list[str] | None,
-        typer.Option(envvar="EVERMARK_SECRET", show_default=False, help="whsec_…; several during a rotation."),
+        typer.Option(
+            envvar="EVERMARK_SECRET",
+            show_default=False,
+            metavar="SECRET",
+            help="The signing secret, whsec_…; repeat it during a rotation.",
+        ),
     ] = None,
     fail: Annotated[
-        str | None, typer.Option(help="Misbehave: 503:3 answers 503 to the first 3, 503:10% to one in ten.")
+        str | None,
+        typer.Option(
+            metavar="STATUS:HOW_OFTEN", help="Fail on purpose: 503:3 answers 503 to the first 3, 503:10% to one in ten."
+        ),
     ] = None,
-    slow: Annotated[str | None, typer.Option(help="Take this long for each request, for example 5s.")] = None,
+    slow: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Take this long for each request, for example 5s.")
+    ] = None,
     record: Annotated[Path | None, typer.Option(help="Append each event to this file, as JSON lines.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the random failures.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
 ) -> None:
-    """Receive webhooks here: print, verify, and misbehave on request."""
+    """Receive webhooks on this machine and print them. It verifies signatures, drops repeats, and fails on request."""
     try:
         failing = Failing.parse(fail) if fail else None
     except ValueError as error:

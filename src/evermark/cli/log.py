@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +23,7 @@ from evermark.cli.deployment import (
     opened,
     quiet_logging,
 )
+from evermark.errors import ConfigError
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -29,14 +32,14 @@ if TYPE_CHECKING:
     from evermark.config import Config
     from evermark.log.care import CareReport
 
-app = noun("Every event there is.")
+app = noun("The log: query it, compact it.")
 
 SourceOption = Annotated[str | None, typer.Option("--source", "-s", help="Only this source; by default all.")]
 
 
 @app.command()
 def info(config: ConfigOption = DEFAULT_CONFIG, source: SourceOption = None, as_json: JsonOption = False) -> None:
-    """Files, events, bytes, batches and times, per source. Needs no state and no Spark."""
+    """Show files, events, bytes, batches and times of each source. Needs no state and no Spark."""
     found = config_at(config)
     quiet_logging()
     from evermark.app.build import local_log
@@ -50,29 +53,74 @@ def info(config: ConfigOption = DEFAULT_CONFIG, source: SourceOption = None, as_
     show(rows, columns, as_json=as_json, empty=f"the log at {root} has nothing yet")
 
 
+class Engine(StrEnum):
+    AUTO = "auto"
+    DATAFUSION = "datafusion"
+    SPARK = "spark"
+
+
 @app.command()
 def query(
-    sql: Annotated[str, typer.Argument(metavar="SQL", show_default=False, help="Each source is a table of its name.")],
+    sql: Annotated[
+        str, typer.Argument(metavar="SQL", show_default=False, help="A query. Each source is a table of its name.")
+    ],
     config: ConfigOption = DEFAULT_CONFIG,
     limit: Annotated[int, typer.Option(min=1, max=10_000_000, help="Rows at most.")] = 1000,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document a line.")] = False,
+    engine: Annotated[
+        Engine,
+        typer.Option(help="auto: in this process where that gives what Spark gives, else Spark, which starts first."),
+    ] = Engine.AUTO,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document per row, each on its own line.")] = False,
 ) -> None:
-    """Ask the log in Spark SQL: evermark log query "select op, count(*) from shop group by op"."""
+    """Ask the log in Spark SQL.
+
+    For example: evermark log query "select op, count(*) from shop group by op".
+
+    Times are in UTC. Give a computed column a name, as in count(*) as events: each engine makes up its own.
+    """
     found = config_at(config)
     quiet_logging()
-    from evermark.app.build import local_log
-    from evermark.log.log import Log
-
-    log = Log(local_log(found))
-    with _session(found) as spark:
-        from evermark.spark.query import query as ask
-
-        columns, rows = ask(spark, log, sql, limit)
+    with _answer(found, sql, limit, engine) as (columns, rows):
         if as_json:
             for row in rows:
                 show_json(dict(zip(columns, row, strict=True)))
         else:
             show_table(columns, list(rows))
+
+
+Answer = tuple[list[str], Iterator[tuple[Any, ...]]]
+
+
+@contextmanager
+def _answer(config: Config, sql: str, limit: int, engine: Engine) -> Iterator[Answer]:
+    """Columns and rows, by the engine that was asked for or is needed."""
+    from evermark.app.build import local_log
+    from evermark.log.query import NeedsSpark, require_read
+    from evermark.log.query import query as ask
+
+    require_read(sql)
+    root, answer = local_log(config), None
+    if engine is not Engine.SPARK:
+        try:
+            answer = ask(root, sql, limit, _spark_knows, own_dialect=engine is Engine.DATAFUSION)
+        except NeedsSpark as error:
+            if engine is Engine.DATAFUSION:
+                raise ConfigError(error.message, hint="leave --engine out, or use --engine spark") from None
+            say(f"{error.message.removeprefix('query: ')}: asking Spark, which takes some seconds to start")
+    if answer is not None:
+        yield answer
+        return
+    with _session(config) as spark:
+        from evermark.log.log import Log
+        from evermark.spark.query import query as ask_spark
+
+        yield ask_spark(spark, Log(root), sql, limit)
+
+
+def _spark_knows(function: str) -> bool:
+    from evermark.spark.query import knows_function
+
+    return knows_function(function)
 
 
 @app.command()
@@ -83,7 +131,7 @@ def compact(config: ConfigOption = DEFAULT_CONFIG, source: SourceOption = None, 
 
 @app.command()
 def retain(config: ConfigOption = DEFAULT_CONFIG, source: SourceOption = None, as_json: JsonOption = False) -> None:
-    """Let events go that were taken before log.retention and that every reader has passed, once."""
+    """Remove events that are older than log.retention, once. What a subscription still needs stays."""
     _care(config, source, as_json=as_json, retain=True)
 
 
@@ -140,8 +188,12 @@ def _session(config: Config) -> Iterator[Any]:
     os.environ["JAVA_HOME"] = str(ensure_java(config.data / "java"))
     from evermark.spark.session import make_session
 
+    os.environ["TZ"] = "UTC"  # PySpark hands out times in the zone of this process, and does not say which
+    time.tzset()
     scratch = scratch_folder(config.name)
-    spark = make_session(f"evermark {config.name} query", config.spark.master, scratch, config.spark.conf)
+    app_name = f"evermark {config.name} query"
+    noise = scratch / "spark.log"
+    spark = make_session(app_name, config.spark.master, scratch, config.spark.conf, noise, finds_formats=False)
     try:
         yield spark
     finally:

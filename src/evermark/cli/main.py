@@ -19,22 +19,23 @@ class _Entry(NamedTuple):
 
 
 COMMANDS = {
-    "demo": _Entry("demo:demo", "See it work on this machine, a crash included."),
+    "demo": _Entry("demo:demo", "See Evermark work on this machine, with crashes."),
     "init": _Entry("init:init", "Write a commented evermark.yaml to begin with."),
+    "config": _Entry("config:app", "Check the file before `evermark up` does."),
     "up": _Entry("up:up", "Run the deployment until told to stop."),
-    "status": _Entry("status:status", "Where everything stands: sources, log, subscriptions."),
-    "doctor": _Entry("doctor:doctor", "Examine the sources: what is wrong, and what to run."),
-    "migrate": _Entry("migrate:migrate", "Bring the state database up to this program."),
-    "listen": _Entry("listen:listen", "Receive webhooks here: print, verify, misbehave on request."),
-    "source": _Entry("source:app", "Where events come from."),
-    "subscription": _Entry("subscription:app", "Who wants which events."),
-    "bot": _Entry("bot:app", "Subscriptions that speak for a user of some streams."),
+    "status": _Entry("status:status", "Show sources, log and subscriptions, and how far each is."),
+    "doctor": _Entry("doctor:doctor", "Examine the sources; say what is wrong and what to run."),
+    "migrate": _Entry("migrate:migrate", "Upgrade the state database to this version."),
+    "listen": _Entry("listen:listen", "Receive webhooks on this machine and print them."),
+    "source": _Entry("source:app", "Sources: where events come from."),
+    "subscription": _Entry("subscription:app", "Subscriptions: who gets which events."),
+    "bot": _Entry("bot:app", "Bots: subscriptions that act for a user of block streams."),
     "delivery": _Entry("delivery:app", "Parked deliveries: waiting for a retry, or dead."),
-    "replay": _Entry("replay:app", "The past, delivered once more."),
-    "checkpoint": _Entry("checkpoint:app", "Where each source partition stopped."),
-    "log": _Entry("log:app", "Every event there is."),
+    "replay": _Entry("replay:app", "Replays: deliver past events again."),
+    "checkpoint": _Entry("checkpoint:app", "Checkpoints: how far each source was read."),
+    "log": _Entry("log:app", "The log: query it, compact it."),
     "instance": _Entry("instance:app", "Running Evermark processes."),
-    "blocknode": _Entry("blocknode:app", "A block-stream server."),
+    "blocknode": _Entry("blocknode:app", "Run a block node, a server of block streams."),
 }
 
 
@@ -78,7 +79,45 @@ def loaded(name: str) -> Any:
         single.command(name)(found)
         command = get_command(single)
     command.name = name
+    _name_values(command)
     return command
+
+
+def _name_values(command: Any) -> None:
+    """Help names the value of each option for people, where the option itself does not: no type of Python's."""
+    for each in getattr(command, "commands", {}).values():
+        _name_values(each)
+    for param in command.params:
+        if param.param_type_name == "argument":
+            param.display_type_rich = lambda ctx: ""  # it has its name alone
+        elif param.metavar is None and not param.is_flag and param.name not in _CHOICES:
+            param.metavar = _VALUES.get(param.name, "N")
+
+
+_CHOICES = ("choice", "engine", "state")  # help lists what they may be
+_VALUES = {
+    "config": "FILE",
+    "path": "FILE",
+    "record": "FILE",
+    "publish": "FILE",
+    "data": "FOLDER",
+    "keep": "FOLDER",
+    "source": "NAME",
+    "subscription": "NAME",
+    "role": "ROLE",
+    "table": "TABLE",
+    "host": "ADDRESS",
+    "follow": "URL",
+    "token": "TOKEN",
+    "follow_token": "TOKEN",
+    "secret": "SECRET",
+    "session": "SESSION",
+    "withdraw": "SESSION",
+    "reason": "TEXT",
+    "seal_after": "DURATION",
+    "keepalive": "DURATION",
+    "stall": "DURATION",
+}
 
 
 app = typer.Typer(

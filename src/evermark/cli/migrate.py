@@ -7,7 +7,7 @@ from evermark.cli.deployment import DEFAULT_CONFIG, ConfigOption, config_at, qui
 
 
 def migrate(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
-    """Bring the state database up to this program."""
+    """Upgrade the state database to this version. `evermark up` does it, too."""
     found = config_at(config)
     quiet_logging()
     from evermark.app.build import open_state

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -90,6 +91,36 @@ def recover(
         _show(document)
     if choice is None and document["needs_person"]:
         raise typer.Exit(EXIT_WRONG)
+
+
+def go_on(config: Path, name: str) -> None:
+    """After an install where there was one before: how reading goes on, and what is asked for so that it does.
+
+    Whoever installs here again has said that this is the right place; only another server is not taken for granted.
+    """
+    with opened(config) as deployment:
+        for each in _standings(deployment, name, None):
+            where = f"{name}/{each.partition}"
+            if each.checkpoint is None or each.trouble is None:
+                continue
+            say(f"{where}: events were taken here before, up to batch {each.checkpoint.batch}: {each.trouble.message}")
+            if not isinstance(each.trouble, GapError) or not each.mendable:
+                say(f"  hint: {each.trouble.hint}")
+            elif not _same_server(deployment, name, each):
+                say(f"  to go on at this server: evermark source recover {name} --choice repair")
+            else:
+                _ask(deployment, name, each, Way.REPAIR)
+                say("  reading goes on with what the outbox holds. What changed while there was none is in no event")
+
+
+def _same_server(deployment: Deployment, name: str, standing: Standing) -> bool:
+    from evermark.sources.postgres.lsn import Position
+
+    if standing.checkpoint is None:
+        return True
+    left, here = Position.parse(standing.checkpoint.position), deployment.sources[name].earliest(standing.partition)
+    now = Position.parse(here)
+    return left.incarnation == now.incarnation and left.lsn <= now.lsn
 
 
 def _require_state(config: Any, name: str | None) -> None:
@@ -276,7 +307,8 @@ def _say_troubles(name: str, partitions: Sequence[dict[str, Any]]) -> None:
         where = f"{name}/{each['partition']}"
         if each["trouble"]:
             say(f"{where}: {each['trouble']}")
-            say(f"  hint: {each['hint']}")
+            if each["hint"]:
+                say(f"  hint: {each['hint']}")
         elif each["recovery"] is None:
             say(f"{where}: healthy")
         if (current := each["recovery"]) is not None:
@@ -286,14 +318,14 @@ def _say_troubles(name: str, partitions: Sequence[dict[str, Any]]) -> None:
 
 def _say_choices(numbers: dict[str, Any]) -> None:
     about = "" if numbers["exact"] else "about "
+    held = f"{about}{numbers['count']} of them, {numbers['oldest']} to {numbers['newest']}"
+    if numbers["oldest"] is None:
+        held = "it is empty now"
     younger = "an unknown number of events"
     if numbers["younger"] is not None:
         more = "" if numbers["younger_exact"] else "more than "
         younger = f"{more}{numbers['younger']} events younger than the last one in the log ({numbers['log_newest']})"
-    say(
-        f"  repair: look through `events` ({about}{numbers['count']} of them, {numbers['oldest']} to"
-        f" {numbers['newest']}), take what the log lacks, then go on; {younger} are there"
-    )
+    say(f"  repair: look through `events` ({held}), take what the log lacks, then go on; {younger} are there")
     say("  skip:   go on from now. What the log lacks is never taken; the gap is logged, and stays in this list")
 
 

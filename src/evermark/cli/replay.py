@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from evermark.cli.console import JsonOption, noun, say, show, show_json, show_table
-from evermark.cli.deployment import DEFAULT_CONFIG, ConfigOption, as_deliverer, known_source, opened
+from evermark.cli.deployment import DEFAULT_CONFIG, ConfigOption, as_deliverer, known_source, opened, warn_of_streams
 from evermark.errors import ConfigError, NotFoundError
 
 if TYPE_CHECKING:
     from evermark.app.build import Deployment
     from evermark.delivery.replay import Replay, Target
 
-app = noun("The past, delivered once more.")
+app = noun("Replays: deliver past events again.")
 
 _RATE_MAX = 1_000_000.0
 Id = Annotated[str, typer.Argument(metavar="ID", show_default=False)]
@@ -23,19 +23,28 @@ Id = Annotated[str, typer.Argument(metavar="ID", show_default=False)]
 
 @app.command()
 def start(
-    since: Annotated[str, typer.Option(help="From this time on: 2026-11-01, or 2026-11-14T12:00Z.")],
-    until: Annotated[str | None, typer.Option(help="Up to this time, included; by default up to now.")] = None,
+    since: Annotated[str, typer.Option(metavar="TIME", help="From this time on: 2026-11-01, or 2026-11-14T12:00Z.")],
+    until: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Up to and including this time; by default up to now.")
+    ] = None,
     config: ConfigOption = DEFAULT_CONFIG,
     subscription: Annotated[
-        str | None, typer.Option("--subscription", "-s", help="Only to this one; by default to all that want it.")
+        str | None,
+        typer.Option(
+            "--subscription", "-s", help="Only to this subscription; by default to all that get these events."
+        ),
     ] = None,
-    stream: Annotated[list[str] | None, typer.Option(help="Only this stream; may be repeated.")] = None,
-    where: Annotated[str | None, typer.Option(help="Only what matches, as in a subscription.")] = None,
+    stream: Annotated[
+        list[str] | None, typer.Option(metavar="STREAM", help="Only events of this stream. Repeatable.")
+    ] = None,
+    where: Annotated[
+        str | None, typer.Option(metavar="PREDICATE", help="Only events that match, as in a subscription.")
+    ] = None,
     rate: Annotated[float, typer.Option(min=0.0, max=_RATE_MAX, help="Requests a second at most; 0: no limit.")] = 0.0,
-    source: Annotated[str | None, typer.Option(help="Of this source; needed where there are several.")] = None,
+    source: Annotated[str | None, typer.Option(help="Replay this source; needed if there are several.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Deliver the events of a window of time again. Works while an instance runs; without one, it begins with it."""
+    """Deliver the events of a window of time again. Without a running instance, the next `evermark up` begins it."""
     with opened(config) as deployment:
         from evermark.delivery.replay import AskedBy, Request
         from evermark.delivery.wish import STREAMS_MAX, bounded
@@ -44,6 +53,10 @@ def start(
 
         begin = bounded(moment_of(since))
         end = bounded(moment_of(until)) if until is not None else datetime.now(UTC)
+        if until is None and end < begin:
+            raise ConfigError(
+                f"--since {since} is in the future", hint=f"it is {end:%Y-%m-%dT%H:%MZ} now: name a time before that"
+            )
         if end < begin:
             raise ConfigError(f"--until {until} is before --since {since}", hint="name the earlier time with --since")
         if len(stream or ()) > STREAMS_MAX:
@@ -51,6 +64,7 @@ def start(
         vet(where)
         if subscription is not None:
             _known_subscription(deployment, subscription)
+        warn_of_streams(deployment, stream or ())
         request = Request(
             AskedBy.CLI,
             known_source(deployment.sources, source),
@@ -72,10 +86,10 @@ def start(
 @app.command("list")
 def list_replays(
     config: ConfigOption = DEFAULT_CONFIG,
-    limit: Annotated[int, typer.Option(min=1, max=10_000)] = 100,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Replays at most.")] = 100,
     as_json: JsonOption = False,
 ) -> None:
-    """All there were, the newest first."""
+    """List the replays, the newest first."""
     with opened(config) as deployment:
         rows = [summary(replay) for replay in deployment.replays.newest(limit)]
     columns = ("id", "state", "source", "streams", "since", "until", "percent", "delivered", "parked", "reason")
@@ -84,7 +98,7 @@ def list_replays(
 
 @app.command("show")
 def show_replay(replay: Id, config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
-    """One of them, and how far it is with each subscription."""
+    """Show a replay, and how far it is with each subscription."""
     with opened(config) as deployment:
         found = deployment.replays.one(replay)
     targets = [_target(found, target) for target in found.targets]
@@ -99,7 +113,7 @@ def show_replay(replay: Id, config: ConfigOption = DEFAULT_CONFIG, as_json: Json
 
 @app.command()
 def cancel(replay: Id, config: ConfigOption = DEFAULT_CONFIG) -> None:
-    """End it now. What it parked is dropped; what was delivered stays delivered."""
+    """End a replay now. What it parked is dropped; what was delivered stays delivered."""
     with opened(config) as deployment:
         ended = as_deliverer(deployment, lambda epoch: deployment.replays.cancel(replay, epoch))
         state = deployment.replays.one(replay).state

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evermark.cli.console import JsonOption, YesOption, confirm, noun, say, show
+from evermark import durations
+from evermark.cli.console import JsonOption, YesOption, confirm, noun, printable, say, show
 from evermark.cli.deployment import (
     DEFAULT_CONFIG,
     ConfigOption,
@@ -16,24 +17,31 @@ from evermark.cli.deployment import (
     opened,
     quiet_logging,
 )
-from evermark.cli.recover import recover
-from evermark.errors import ConfigError
+from evermark.cli.recover import go_on, recover
+from evermark.errors import ConfigError, EvermarkError
 
 if TYPE_CHECKING:
     from evermark.config import Config
     from evermark.sources.postgres.place import PostgresPlace, TableChoice
     from evermark.sources.postgres.settings import PostgresSettings
 
-app = noun("Where events come from.")
+app = noun("Sources: where events come from.")
 
 NameArgument = Annotated[
     str | None, typer.Argument(metavar="NAME", show_default=False, help="May be left out when there is only one.")
 ]
+WaitOption = Annotated[
+    str,
+    typer.Option(
+        "--wait", metavar="TIME", help="How long to wait for transactions of others, in all, for example 30s or 2h."
+    ),
+]
+DEFAULT_WAIT = "10m"
 
 
 @app.command("list")
 def list_sources(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
-    """The sources of the file. Connects to nothing."""
+    """List the sources of the file. Connects to nothing."""
     found = config_at(config)
     rows: list[dict[str, Any]] = []
     for name, settings in sorted(found.sources.items()):
@@ -49,8 +57,15 @@ def install(
     name: NameArgument = None,
     config: ConfigOption = DEFAULT_CONFIG,
     table: Annotated[
-        list[str] | None, typer.Option("--table", "-t", help="Capture this table, too: schema.table. Repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--table",
+            "-t",
+            metavar="T",
+            help="Capture this table, too, written as in SQL: public.orders, 'public.\"Orders\"'. Repeatable.",
+        ),
     ] = None,
+    wait: WaitOption = DEFAULT_WAIT,
     only_print: Annotated[
         bool, typer.Option("--print", help="Print the SQL for a DBA and do nothing; connects to nothing.")
     ] = False,
@@ -59,7 +74,11 @@ def install(
     ] = "evermark",
     no_role: Annotated[bool, typer.Option("--no-role", help="With --print: leave the grants out.")] = False,
 ) -> None:
-    """Set up outbox, publication, slot and triggers. May be repeated: what is there stays."""
+    """Set up outbox, publication, slot and triggers. May be repeated: what is there stays, or is upgraded in place.
+
+    Making the slot waits for every transaction that is open and has written; putting triggers on a table waits for
+    those that use the table. Whose they are is said meanwhile. If it fails, what it made is taken away again.
+    """
     found = config_at(config)
     quiet_logging()
     chosen, settings = _postgres(found, name)
@@ -70,50 +89,75 @@ def install(
     if only_print:
         typer.echo(steps.install_sql(place, tables, role=None if no_role else role), nl=False)
         return
-    done = steps.install(place, tables)
+    before = False if steps.registered(place) else _remembers(found, chosen)
+    done = steps.install(
+        place,
+        tables,
+        wait_s=_seconds(wait),
+        say=lambda line: say(f"{chosen}: {line}"),
+        goes_on=before is not False,
+    )
     say(f"{chosen}: outbox in schema {place.schema}, publication {place.publication}, slot {place.slot}")
     for line in done:
         say(f"{chosen}: {line}")
     if not tables:
         say(f"{chosen}: no table is captured, only what is sent by {place.schema}.emit(); add tables with --table")
+    if before:
+        go_on(config, chosen)
     say("next: evermark up")
 
 
-@app.command()
+@app.command(short_help="Remove what `source install` made.")
 def uninstall(
     name: NameArgument = None,
     config: ConfigOption = DEFAULT_CONFIG,
     table: Annotated[
         list[str] | None,
-        typer.Option("--table", "-t", help="Only stop capturing this table: schema.table. Repeatable."),
+        typer.Option(
+            "--table",
+            "-t",
+            metavar="T",
+            help="Only stop capturing this table, written as in SQL: public.orders, 'public.\"Orders\"'. Repeatable.",
+        ),
     ] = None,
+    wait: WaitOption = DEFAULT_WAIT,
     yes: YesOption = False,
 ) -> None:
-    """Remove what install made: slot and publication; triggers and outbox, when no other deployment reads them."""
+    """Remove what install made: slot and publication; triggers and outbox, when no other deployment reads them.
+
+    The log and the state stay: what was taken is kept, queried and delivered as before. If the source is installed
+    again, reading goes on there; what changes in between is in no event.
+    """
     found = config_at(config)
     quiet_logging()
     chosen, settings = _postgres(found, name)
     from evermark.app.looking import may_have_state
     from evermark.sources.postgres import install as steps
 
-    place = _place(settings)
+    place, wait_s = _place(settings), _seconds(wait)
     if table:
         names = [_table(text) for text in table]
-        for line in steps.unwatch(place, names):
+        for line in steps.unwatch(place, names, wait_s=wait_s, say=lambda line: say(f"{chosen}: {line}")):
             say(f"{chosen}: {line}")
         for left in sorted({each.name for each in settings.tables} & set(names)):
             say(f"{chosen}: {left} stands in the file: take it out, or the next `source install` captures it again")
         return
     confirm(f"Remove slot {place.slot} of {chosen}? Events that were not taken yet will not be.", yes=yes)
+    kept = ""
     if may_have_state(found):
         with opened(config) as deployment, held_sources(deployment, [chosen]):
-            steps.uninstall(place)
+            steps.uninstall(place, wait_s=wait_s, say=lambda line: say(f"{chosen}: {line}"))
+            if deployment.checkpoints.list(chosen):
+                kept = f"the log at {deployment.log_folder(chosen)} and the state remember what was taken, and stay"
     else:
-        steps.uninstall(place)
+        steps.uninstall(place, wait_s=wait_s, say=lambda line: say(f"{chosen}: {line}"))
     say(f"{chosen}: slot {place.slot} and publication {place.publication} are gone")
+    if kept:
+        say(f"{chosen}: {kept}. `evermark source install` goes on there; what changes until then is in no event.")
+        say(f"{chosen}: to begin anew instead, give the source another name, or the deployment another `data` folder")
 
 
-@app.command()
+@app.command(short_help="Make and drop the daily partitions of the outbox.")
 def maintain(name: NameArgument = None, config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
     """Make the outbox's partitions for the days ahead, and drop those past `events_retention` that all have read.
 
@@ -129,7 +173,7 @@ def maintain(name: NameArgument = None, config: ConfigOption = DEFAULT_CONFIG, a
     show([row], tuple(row), as_json=as_json)
 
 
-app.command()(recover)
+app.command(short_help="Show what is wrong with a source, and choose what to do.")(recover)
 
 
 def _postgres(config: Config, name: str | None) -> tuple[str, PostgresSettings]:
@@ -155,15 +199,34 @@ def _tables(settings: PostgresSettings, more: list[str]) -> list[TableChoice]:
 
 
 def _table(text: str) -> str:
-    """A table's whole name."""
-    from pydantic import ValidationError
-
-    from evermark.sources.postgres.settings import TableSettings
+    """A table's whole name, as SQL writes it."""
+    from evermark.sources.postgres.names import TableNameError, table_name
 
     try:
-        return TableSettings(name=text).name
-    except ValidationError:
-        raise typer.BadParameter("expected a table such as public.orders", param_hint="--table") from None
+        return table_name(text).sql
+    except TableNameError as error:
+        said = f"{error}; {error.hint}" if error.hint else str(error)
+        raise typer.BadParameter(printable(said), param_hint="--table") from None
+
+
+def _seconds(text: str) -> float:
+    try:
+        return durations.parse(text).total_seconds()
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--wait") from None
+
+
+def _remembers(config: Config, name: str) -> bool | None:
+    """Whether this deployment has taken events of the source before; none: its state cannot be asked. Makes none."""
+    from evermark.app.looking import existing_state
+    from evermark.checkpoints.postgres import PostgresCheckpoints
+
+    try:
+        with existing_state(config) as state:
+            return state is not None and bool(PostgresCheckpoints(state).list(name))
+    except EvermarkError as error:
+        say(f"{name}: the deployment's state cannot be asked what it remembers of the source: {error.message}")
+        return None
 
 
 def _place(settings: PostgresSettings) -> PostgresPlace:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from evermark.cli.deployment import lease_rows
@@ -47,11 +48,14 @@ def partition_rows(deployment: Deployment) -> list[dict[str, Any]]:
 
 def subscription_rows(deployment: Deployment) -> list[dict[str, Any]]:
     """One row per subscription, those of the file that no instance has seen yet included. No secret is in them."""
-    from evermark.delivery.accounts import accounts, durable_heads
+    from evermark.delivery.accounts import accounts, durable_heads, kept_for
     from evermark.log.read import LogReader
 
     heads = durable_heads(deployment.heads, deployment.sources)
-    known = accounts(deployment.delivery, heads, lambda s: LogReader(deployment.log_folder(s)).files_if_any())
+    files = {source: LogReader(deployment.log_folder(source)).files_if_any() for source in deployment.sources}
+    known = accounts(deployment.delivery, heads, lambda source: files[source])
+    horizon = datetime.now(UTC) - deployment.config.log.retention
+    kept = kept_for(deployment.delivery.cursors_outside(), files, horizon)
     rows: list[dict[str, Any]] = [
         {
             **_wishes(found.subscription.spec),
@@ -59,6 +63,7 @@ def subscription_rows(deployment: Deployment) -> list[dict[str, Any]]:
             "lag_batches": found.lag_batches,
             "lag_events": found.lag_events,
             "oldest": found.oldest,
+            "kept_events": kept.get(found.subscription.name, 0),
             "waiting": found.waiting,
             "dead": found.dead,
             "failures": found.subscription.failures,

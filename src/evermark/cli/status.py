@@ -11,7 +11,7 @@ from evermark.cli.standing import health, partition_rows, subscription_rows
 
 
 def status(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
-    """Where everything stands: sources, log, subscriptions, parked deliveries. No instance has to run."""
+    """Show the sources, the log, the subscriptions and their lag, and replays. No instance has to run."""
     with opened(config) as deployment:
         from evermark.cluster.fence import DELIVER_LEASE
 
@@ -70,6 +70,9 @@ def _show(document: dict[str, Any]) -> None:
         say("")
         columns = ["id", "state", "source", "streams", "since", "until", "percent", "delivered", "parked"]
         show(document["replays"], columns)
+    for row in document["subscriptions"]:
+        if row.get("kept_events"):
+            say(f"{row['subscription']}: the log keeps {row['kept_events']} events beyond log.retention for it")
     for what in ("dropped", "expired"):
         for name, count in sorted(document[what].items()):
             say(f"{name}: {count} {what}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from evermark.cli.console import EXIT_FAILED, JsonOption, YesOption, confirm, noun, say, show, show_json, show_table
-from evermark.cli.deployment import DEFAULT_CONFIG, ConfigOption, as_deliverer, opened
+from evermark.cli.deployment import DEFAULT_CONFIG, ConfigOption, as_deliverer, opened, warn_of_streams
 from evermark.cli.standing import subscription_rows
 from evermark.errors import ConfigError, NotFoundError
 
@@ -19,38 +19,56 @@ if TYPE_CHECKING:
     from evermark.server.desk import Desk
     from evermark.server.shapes import SubscriptionAnswer, SubscriptionMade
 
-app = noun("Who wants which events.")
+OPS = "insert, update, delete, truncate, read, message"  # spelt out: help loads nothing; a test compares
+
+app = noun("Subscriptions: who gets which events.")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", show_default=False)]
 # The keys of the file, as options; `""` takes one back to its default.
-Url = Annotated[str | None, typer.Option(help="Where to send.", show_default=False)]
+Url = Annotated[str | None, typer.Option(metavar="URL", help="Where to send the events.", show_default=False)]
 SecretOption = Annotated[
     str | None,
     typer.Option("--secret", envvar="EVERMARK_SIGNING_SECRET", help="The signing secret, whsec_…", show_default=False),
 ]
 Streams = Annotated[
-    list[str] | None, typer.Option("--streams", "--stream", help="Only this stream; may be repeated, or a,b.")
+    list[str] | None,
+    typer.Option(
+        "--streams", "--stream", metavar="STREAM", help="Only events of this stream. Repeat it, or write a,b."
+    ),
 ]
 Ops = Annotated[
-    list[str] | None, typer.Option("--ops", "--op", help="Only this operation; may be repeated, or insert,update.")
+    list[str] | None,
+    typer.Option("--ops", "--op", metavar="OP", help=f"Only these operations: {OPS}. Repeat it, or write a,b."),
 ]
-Where = Annotated[str | None, typer.Option(help="Only what matches: op = 'insert' and data.total > 100")]
-From = Annotated[str | None, typer.Option("--from", help="now, beginning, or a time such as 2026-11-01T12:00Z.")]
+Where = Annotated[
+    str | None, typer.Option(metavar="PREDICATE", help="Only events that match: op = 'insert' and data.total > 100")
+]
+From = Annotated[
+    str | None, typer.Option("--from", metavar="TIME", help="Begin at: now, beginning, or 2026-11-01T12:00Z.")
+]
 Ordered = Annotated[bool | None, typer.Option("--ordered/--unordered", help="Keep order per key through retries.")]
-Bundle = Annotated[int | None, typer.Option(help="Events in one request, at most.")]
-Concurrency = Annotated[int | None, typer.Option(help="Requests at a time, at most.")]
-Timeout = Annotated[str | None, typer.Option(help="For one request: 10s.")]
-Rate = Annotated[str | None, typer.Option(help="Requests, at most: 50/s, 600/m; 0: no limit.")]
-Body = Annotated[str | None, typer.Option(help="The form of the body.")]
-Header = Annotated[list[str] | None, typer.Option("--header", help="NAME=VALUE, sent with each; may be repeated.")]
-BodyLimit = Annotated[str | None, typer.Option(help="A larger event is parked: 1MiB.")]
-ParkedLimit = Annotated[int | None, typer.Option(help="At so many parked deliveries it stops.")]
-Ttl = Annotated[str | None, typer.Option(help="What could not be delivered for so long is given up: 7d; 0: never.")]
+Bundle = Annotated[int | None, typer.Option(metavar="N", help="Events in one request, at most.")]
+Concurrency = Annotated[int | None, typer.Option(metavar="N", help="Requests at the same time, at most.")]
+Timeout = Annotated[str | None, typer.Option(metavar="DURATION", help="How long one request may take: 10s.")]
+Rate = Annotated[str | None, typer.Option(metavar="RATE", help="Requests at most: 50/s or 600/m. 0: no limit.")]
+Body = Annotated[str | None, typer.Option(metavar="FORM", help="The form of the body: standard, cloudevents or raw.")]
+Header = Annotated[
+    list[str] | None,
+    typer.Option("--header", metavar="NAME=VALUE", help="A header to send with each request. Repeatable."),
+]
+BodyLimit = Annotated[str | None, typer.Option(metavar="SIZE", help="An event with a larger body is parked: 1MiB.")]
+ParkedLimit = Annotated[
+    int | None, typer.Option(metavar="N", help="With so many parked deliveries the subscription stops.")
+]
+Ttl = Annotated[
+    str | None,
+    typer.Option(metavar="DURATION", help="Give up events that could not be delivered for so long: 7d. 0: never."),
+]
 
 
 @app.command("list")
 def list_subscriptions(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
-    """All of them, with what they want and where they are."""
+    """List the subscriptions: what each gets, its state, and its lag."""
     with opened(config) as deployment:
         rows = subscription_rows(deployment)
     columns = (
@@ -73,7 +91,7 @@ def list_subscriptions(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOptio
 @app.command()
 def add(
     name: Name,
-    url: Annotated[str, typer.Option(help="Where to send.", show_default=False)],
+    url: Annotated[str, typer.Option(metavar="URL", help="Where to send the events.", show_default=False)],
     secret: SecretOption = None,
     new_secret: Annotated[bool, typer.Option("--new-secret", help="Make a secret, and print it this once.")] = False,
     streams: Streams = None,
@@ -93,7 +111,7 @@ def add(
     config: ConfigOption = DEFAULT_CONFIG,
     as_json: JsonOption = False,
 ) -> None:
-    """Make one, beside those of the file. A running instance takes it up by itself."""
+    """Add a subscription, beside those of the file. A running instance takes it up by itself."""
     if bool(secret) is new_secret:
         raise ConfigError("which secret?", hint="give one with --secret, or have one made with --new-secret")
     given = given_keys(
@@ -114,8 +132,9 @@ def add(
         parked_limit=parked_limit,
         ttl=ttl,
     )
-    with desk_at(config) as (_, desk):
+    with desk_at(config) as (deployment, desk):
         made = desk.add(name, {key: value for key, value in given.items() if value is not None})
+        warn_of_streams(deployment, given.get("streams") or ())
     report(made, f"{name} is there, {made.state.value}; try it with: evermark subscription test {name}", as_json)
 
 
@@ -139,7 +158,10 @@ def set_subscription(
     config: ConfigOption = DEFAULT_CONFIG,
     as_json: JsonOption = False,
 ) -> None:
-    """Change what is given and nothing else; an empty text means the default. It stays where it is in the log."""
+    """Change a subscription. What is not given stays as it is.
+
+    An empty text sets an option back to its default. The subscription keeps its place in the log.
+    """
     changes = given_keys(
         url=url,
         streams=streams,
@@ -158,8 +180,9 @@ def set_subscription(
     )
     if not changes:
         raise ConfigError("nothing to change was given", hint="for example --url or --where; see --help")
-    with desk_at(config) as (_, desk):
+    with desk_at(config) as (deployment, desk):
         changed = desk.change(name, changes)
+        warn_of_streams(deployment, changes.get("streams") or ())
     report(changed, f"{name} is changed", as_json)
 
 
@@ -168,13 +191,17 @@ def rotate(
     name: Name,
     secret: SecretOption = None,
     overlap: Annotated[
-        str | None, typer.Option(help="How long the former secrets stay good: 24h; by default until --end.")
+        str | None,
+        typer.Option(metavar="DURATION", help="How long the former secrets stay good: 24h. Without it: until --end."),
     ] = None,
     end: Annotated[bool, typer.Option("--end", help="End the overlap: the newest secret alone signs.")] = False,
     config: ConfigOption = DEFAULT_CONFIG,
     as_json: JsonOption = False,
 ) -> None:
-    """Sign with a new secret, made and printed this once unless given; the former ones sign too for a while."""
+    """Replace the signing secret of a subscription.
+
+    Without --secret a new one is made, and printed this once. The former secrets sign too, for as long as --overlap.
+    """
     asked = {"secret": secret or None, "overlap": overlap, "end": end or None}
     with desk_at(config) as (_, desk):
         from evermark.server import routes
@@ -188,7 +215,10 @@ def rotate(
 
 @app.command("test")
 def fire(name: Name, config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
-    """Send it one signed event of type evermark.test, and say what came back. Exit code 1 unless it was accepted."""
+    """Send a subscription one signed test event, and print the answer.
+
+    The event has the type evermark.test. The exit code is 1 unless the receiver accepted it.
+    """
     with desk_at(config) as (deployment, desk):
         fired = desk.test_fire(_spec(deployment, name))
     if as_json:
@@ -201,7 +231,7 @@ def fire(name: Name, config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption 
 
 @app.command()
 def remove(name: Name, config: ConfigOption = DEFAULT_CONFIG, yes: YesOption = False) -> None:
-    """Remove it, with what is parked for it. Its events stay in the log."""
+    """Remove a subscription and its parked deliveries. The events stay in the log."""
     with desk_at(config) as (deployment, desk):
         from evermark.delivery.roster import require_ours
 
@@ -227,7 +257,7 @@ def pause(
     config: ConfigOption = DEFAULT_CONFIG,
     reason: Annotated[str, typer.Option(help="Shown by `status`.")] = "paused by a person",
 ) -> None:
-    """Deliver nothing to it until it is resumed. Its events stay in the log."""
+    """Stop delivering to a subscription until it is resumed. The events stay in the log."""
     with opened(config) as deployment:
         store = deployment.delivery
         as_deliverer(deployment, lambda epoch: store.suspend(name, reason[:500], epoch))
@@ -236,11 +266,11 @@ def pause(
 
 @app.command()
 def resume(name: Name, config: ConfigOption = DEFAULT_CONFIG) -> None:
-    """Deliver to it again, from where it was left."""
+    """Deliver to it again now, from where it was left: after a pause, a 410, or while it waits after failures."""
     with opened(config) as deployment:
         store = deployment.delivery
         as_deliverer(deployment, lambda epoch: store.resume(name, epoch))
-    say(f"{name} is resumed, from where it was left")
+    say(f"{name} is resumed, from where it was left: a running instance tries it now")
 
 
 @contextmanager

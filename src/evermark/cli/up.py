@@ -23,8 +23,8 @@ def up(
 ) -> None:
     """Run the deployment until told to stop.
 
-    SIGTERM or Ctrl-C stops it in order; a second one does not wait for what is under way. SIGUSR1 writes to stderr
-    where every thread stands.
+    SIGTERM or Ctrl-C stops it in order; a second one does not wait for what is under way. SIGUSR1 writes the stack of
+    every thread to stderr.
     """
     if hasattr(faulthandler, "register") and sys.__stderr__ is not None:  # not everywhere
         faulthandler.register(signal.SIGUSR1, file=sys.__stderr__, all_threads=True)

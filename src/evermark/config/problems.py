@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,7 @@ from evermark.errors import ConfigError
 KeyPath = tuple[str | int, ...]
 
 _SHOWN_MAX = 20
-_NEAR = 0.55
+_WORD_MAX = 200
 
 
 @dataclass(frozen=True)
@@ -50,22 +49,32 @@ def refused(name: str, problems: Iterable[Problem]) -> ConfigError:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that `word` was most likely meant to be: one that a single slip makes of it, if there is any."""
-    typed, words = word[:200].lower(), list(known)
-    slipped = [each for each in words if _one_slip(each, typed)]
-    found = difflib.get_close_matches(typed, slipped, n=1, cutoff=0.0)
-    found = found or difflib.get_close_matches(typed, words, n=1, cutoff=_NEAR)
-    return found[0] if found else None
+    """The known word that `word` was most likely meant to be; None rather than a guess that would mislead.
+
+    It is a slip or two away (one in four letters, at least one), or it alone shares a part: schema_name, schema.
+    """
+    typed, words = word[:_WORD_MAX].lower(), list(known)
+    by_slips = sorted((_slips(each, typed), index) for index, each in enumerate(words))
+    if by_slips and by_slips[0][0] <= max(1, len(typed) // 4):
+        return words[by_slips[0][1]]
+    parts = {part for part in typed.split("_") if len(part) > 2}
+    sharing = [each for each in words if parts & set(each.split("_"))]
+    return sharing[0] if len(sharing) == 1 else None
 
 
-def _one_slip(word: str, typed: str) -> bool:
-    """One letter more, less or other, or two neighbours in the wrong order."""
-    start = 0
-    while start < min(len(word), len(typed)) and word[start] == typed[start]:
-        start += 1
-    meant, is_there = word[start:], typed[start:]
-    other_or_swapped = meant[1:] == is_there[1:] or (meant[:2] == is_there[1::-1] and meant[2:] == is_there[2:])
-    return other_or_swapped or meant[1:] == is_there or meant == is_there[1:]
+def _slips(word: str, typed: str) -> int:
+    """How many slips of the finger lie between two words: a letter more, less or other, or two in the wrong order."""
+    word = word.lower()
+    before: list[int] = []
+    row = list(range(len(typed) + 1))
+    for i, letter in enumerate(word, 1):
+        earlier, before, row = before, row, [i]
+        for j, other in enumerate(typed, 1):
+            least = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (letter != other))
+            if i > 1 and j > 1 and letter == typed[j - 2] and word[i - 2] == other:
+                least = min(least, earlier[j - 2] + 1)
+            row.append(least)
+    return row[-1]
 
 
 def unknown_key(path: KeyPath, known: Iterable[str]) -> Problem:

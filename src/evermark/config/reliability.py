@@ -65,6 +65,21 @@ class ReliabilityConfig(Model):
             raise refusal("must not be less than max_gap", at=("gap_detection", "small_gap"))
         return self
 
+    def without_effect(self) -> Iterator[Problem]:
+        """Keys of the file that are understood and change nothing in this version, if they are not as by default."""
+        checkpoint = self.checkpoint
+        if (checkpoint.interval, checkpoint.event_count) != (
+            CheckpointConfig().interval,
+            CheckpointConfig().event_count,
+        ):
+            yield Problem(
+                ("checkpoint",), "interval and event_count have no effect: every batch ends with a checkpoint"
+            )
+        if self.dedup != DedupConfig():
+            yield Problem(("dedup",), "it has no effect: each event is in the log once, always")
+        if self.gap_detection != GapDetectionConfig():
+            yield Problem(("gap_detection",), "it has no effect: gaps are found by positions, whatever their size")
+
     def unsupported(self) -> Iterator[Problem]:
         if self.checkpoint.backend in ("etcd", "mongo"):
             yield Problem(

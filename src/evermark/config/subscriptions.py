@@ -16,10 +16,7 @@ from evermark.delivery.base import MadeBy, SubscriptionSpec
 from evermark.event import UNDELIVERED_OPS, Op
 from evermark.secrets import Secret, SecretBox
 
-HOW_TO_MAKE_ONE = (
-    'make one with: python -c "import base64, secrets; '
-    "print('whsec_' + base64.b64encode(secrets.token_bytes(32)).decode())\""
-)
+HOW_TO_MAKE_ONE = "make one with: evermark subscription secret"
 DELIVERED_OPS = tuple(op.value for op in Op if op not in UNDELIVERED_OPS)
 
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}", re.ASCII)

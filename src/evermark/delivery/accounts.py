@@ -71,6 +71,30 @@ def durable_heads(heads: HeadStore, sources: Iterable[str]) -> dict[Place, int]:
     return {Place(source, p): head.batch for source in sources for p, head in heads.load(source).items()}
 
 
+def kept_for(
+    outside: Mapping[str, CursorVector], files: Mapping[str, Sequence[FileRange]], horizon: datetime
+) -> dict[str, int]:
+    """Per subscription outside the group: how many events taken before `horizon` the log keeps because of its cursor.
+
+    Those that none is kept for are not named. `files` by source; by whole files, as retention goes.
+    """
+    kept: dict[str, int] = {}
+    for source, some in files.items():
+        old = [file for file in some if file.ingested_at_max is not None and file.ingested_at_max < horizon]
+        for name, cursors in outside.items():
+            rows = sum(
+                file.rows
+                for file in old
+                if any(
+                    cursors.get(Place(source, partition), 0) < file.batch_max
+                    for partition in range(file.partition_min, file.partition_max + 1)
+                )
+            )
+            if rows:
+                kept[name] = kept.get(name, 0) + rows
+    return kept
+
+
 def least_cursors(group: Group, outside: Mapping[str, CursorVector], source: str) -> dict[int, int]:
     """Per partition of a source, the batch that every reader has passed; a place one has not seen counts as 0."""
     readers = [group.cursors, *outside.values()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 
 from evermark.delivery.base import CursorVector, Place
 from evermark.delivery.work import Span
@@ -33,6 +34,16 @@ def next_span(
             break
     needed = [f for f in mine if overlaps(f, place.partition, after, to)]
     return Span(place, after, to, tuple(f.path for f in needed), sum(_rows_within(f, after) for f in needed))
+
+
+def expired_to(place: Place, after: int, head: int, files: Sequence[FileRange], before: datetime) -> int:
+    """The last batch up to which everything a reader at `after` has not passed was taken before then; `after`: none.
+
+    By whole files, as retention goes: a file with one later event keeps all of its batches.
+    """
+    mine = [file for file in files if overlaps(file, place.partition, after, head)]
+    kept = [file.batch_min for file in mine if file.ingested_at_max is None or file.ingested_at_max >= before]
+    return max(after, min([head, *(first - 1 for first in kept)])) if mine else after
 
 
 def _rows_within(file: FileRange, after: int) -> int:

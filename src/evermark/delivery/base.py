@@ -144,6 +144,13 @@ class ParkedEvent:
     retry_after_s: float | None = None
     replay_id: str = ""  # of the replay it was sent by; empty: the event's own delivery
     session: str = ""  # not tried yet: it waits for the key of this session, or behind what does
+    previous_key: str | None = None  # the key that the change took away from its record, if it did
+
+    @property
+    def held_keys(self) -> tuple[HeldKey, ...]:
+        """With `ordered`: what it waits behind, and holds back. A change of the key has two of them."""
+        keys = (self.key, self.previous_key)
+        return tuple((self.place, self.stream, key) for key in keys if key is not None)
 
 
 class Fate(StrEnum):
@@ -245,7 +252,11 @@ class DeliveryStore(Protocol):
         """Its receiver says it is gone: out of the group where the group stands. Harmless for one made anew since."""
 
     def resume(self, subscription: str, epoch: int) -> None:
-        """Back to `behind` from `suspended` or `disabled`, with a clean record. Harmless for any other."""
+        """A person wants it tried now: back to `behind`, with a clean record, whatever it waited for.
+
+        So do its parked rows and its replays that failures of the endpoint put off; a refused event keeps its schedule.
+        A member of the group stays one.
+        """
 
     # cursors
     def group(self) -> Group: ...
@@ -324,9 +335,9 @@ class DeliveryStore(Protocol):
 
         Invisible to others until the lease ends, or until the epoch that claimed them is old. A subscription that
         is suspended because it has too much parked is served here all the time: only this gets it out. With
-        `ordered`, a row waits until no earlier one of its stream, key and replay is parked, dead ones included.
-        Rows of replays come after all others. Everybody's first rows come before anybody's second ones: much that is
-        due for one does not hold up the others.
+        `ordered`, a row waits until no earlier one of its stream, key and replay is parked, dead ones included; a row
+        that changed its record's key waits for both keys, and holds both back. Rows of replays come after all others.
+        Everybody's first rows come before anybody's second ones: much that is due for one does not hold up the others.
         """
 
     def delivered(self, ids: Sequence[int], epoch: int) -> None:
@@ -344,6 +355,8 @@ class DeliveryStore(Protocol):
     ) -> None:
         """Back into the queue; `next_attempt_at = None` makes it `dead`: kept, and only a person moves it.
 
+        With no more `attempts` than it had it was not tried: it keeps its time, and rests until `next_attempt_at`. One
+        that a person asked for and that was tried goes back to the attempts and the time it had, which may be `dead`.
         Does nothing when the claim ran out and somebody else has the row now.
         """
 
@@ -382,7 +395,8 @@ class DeliveryStore(Protocol):
     def release(self, ids: Sequence[int], now: datetime, epoch: int) -> int:
         """A person wants these tried again now, dead or not. Returns how many there were.
 
-        What waits for a session key goes on waiting.
+        That spends no attempt of theirs, unless they were due anyway (see `reschedule`). What waits for a session key
+        goes on waiting.
         """
 
     def drop(self, ids: Sequence[int], epoch: int) -> int:

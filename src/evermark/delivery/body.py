@@ -113,6 +113,7 @@ def _standard(column: _Columns, how: Rendering) -> Parts:
         '{"type":', *column.event_type(), ',"timestamp":', *column.time(), ',"data":', *column.json("payload"),
         ',"evermark":{"v":1,"id":', *column.text("event_id"), ",", *delivery,
         '"source":', *column.text("source"), ',"stream":', *column.text("stream"), ',"key":', *column.text("key"),
+        *column.text_if_any(',"previous_key":', "previous_key"),
         ',"op":', *column.text("op"), ',"before":', *column.json("before"), ',"tx":', *column.text("tx"),
         ',"schema":', *column.number("schema_version"), ',"position":', *column.text("position"),
         ',"historical":', _boolean(how.historical), ',"flags":', *column.flags(), f',"attempt":{how.attempt}}}}}',
@@ -125,6 +126,7 @@ def _cloudevent(column: _Columns, how: Rendering) -> Parts:
         '{"specversion":"1.0","id":', *column.text("event_id", after=suffix),
         ',"source":', *column.text("source", before="/evermark/"), ',"type":', *column.event_type(),
         ',"time":', *column.time(), ',"datacontenttype":"application/json","evermarkkey":', *column.text("key"),
+        *column.text_if_any(',"evermarkpreviouskey":', "previous_key"),
         ',"evermarkposition":', *column.text("position"), ',"evermarkhistorical":', _boolean(how.historical),
         ',"data":', *column.json("payload"), "}",
     ]  # fmt: skip
@@ -197,6 +199,13 @@ class _Columns:
 
     def text(self, name: str, before: str = "", after: str = "") -> Parts:
         return ["null"] if self._column(name) is None else self._text(name).quoted(before, after)
+
+    def text_if_any(self, name: str, column: str) -> Parts:
+        """A field with its name, in the rows that have a value; in the others there is nothing at all."""
+        if self._column(column) is None:
+            return []
+        quoted = [None if text is None else name + _quote(text) for text in self._required(column).to_pylist()]
+        return [pa.array([field or "" for field in quoted], pa.string())]
 
     def event_type(self) -> Parts:
         stream, op = self._text("stream"), self._text("op")

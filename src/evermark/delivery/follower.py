@@ -11,10 +11,10 @@ from typing import Protocol
 
 from evermark import failpoint
 from evermark.bots.sight import Sight
-from evermark.delivery.backlog import SPAN_ROWS_MAX, distance, level_with, next_span
+from evermark.delivery.backlog import SPAN_ROWS_MAX, distance, expired_to, level_with, next_span
 from evermark.delivery.base import CursorVector, DeliveryStore, Fate, Outcome, Place, Reached, Subscription
 from evermark.delivery.expiry import expires_before
-from evermark.delivery.group import is_due
+from evermark.delivery.group import is_due, is_stopped
 from evermark.delivery.live import GRACE_S, LiveGroup
 from evermark.delivery.retry import ENDPOINT_BACKOFF_S_MAX
 from evermark.delivery.turns import TURN_S, Company
@@ -155,6 +155,39 @@ class Follower:
             on |= self._work(away, budget_s=budget_s)
         return frozenset(on | self._rejoin(near) if near else on)
 
+    def expire_stopped(self, over: Callable[[], bool] = lambda: False) -> set[str]:
+        """Move those that are paused or disabled over what is older than their `ttl`, counted; who was moved.
+
+        Nobody else would, and what they have not passed the log must keep.
+        """
+        moved: set[str] = set()
+        for subscription in self.store.subscriptions().values():
+            while is_stopped(subscription) and not over():
+                span = self._expired_span(subscription)
+                if span is None:
+                    break
+                try:
+                    done = self._work([(subscription, span)], budget_s=FOLLOW_BUDGET_S, sends=False)
+                except ConflictError:
+                    break  # a person acted meanwhile
+                if not done:
+                    break
+                moved |= done
+        return moved
+
+    def _expired_span(self, subscription: Subscription) -> Span | None:
+        before = expires_before(subscription, self.clock())
+        if before is None:
+            return None
+        mine = self.store.cursors(subscription.name)
+        for place, (head, _) in sorted(self.log.heads().items()):
+            after = mine.get(place)
+            if after is not None and after < head:
+                to = expired_to(place, after, head, self.log.files(place.source), before)
+                if (span := self._span(place, after, to)) is not None:
+                    return span
+        return None
+
     def _current(self, subscriptions: Sequence[Subscription]) -> list[tuple[Subscription, CursorVector]]:
         """Those that are still there, as they are now, and where they stand.
 
@@ -200,7 +233,12 @@ class Follower:
         return joined
 
     def _work(
-        self, away: Sequence[tuple[Subscription, Span]], *, budget_s: float, grace_s: float | None = None
+        self,
+        away: Sequence[tuple[Subscription, Span]],
+        *,
+        budget_s: float,
+        grace_s: float | None = None,
+        sends: bool = True,
     ) -> set[str]:
         """Deliver these spans, all at once, and settle each; who is done with all of it."""
         away = self._from_inside(away)
@@ -209,7 +247,7 @@ class Follower:
             ordered = [errand.spec.name for errand in errands if errand.spec.ordered]
             held = self.store.held_keys(ordered, {span.place for _, span in away}) if ordered else {}
             # Being late is what this says; the delivery keeps the event's own id, so a repeat is still a repeat.
-            manner = Manner(historical=True, budget_s=budget_s, grace_s=grace_s, held=held)
+            manner = Manner(historical=True, budget_s=budget_s, grace_s=grace_s, held=held, sends=sends)
             began = self.clock()
             results = self.deliverer.deliver(errands, manner)
         except EvermarkError:

@@ -125,6 +125,13 @@ def is_due(subscription: Subscription, now: datetime) -> bool:
     return False
 
 
+def is_stopped(subscription: Subscription) -> bool:
+    """Whether nothing is tried until a person acts: it is paused, or its receiver said that it is gone."""
+    if subscription.state is SubscriptionState.SUSPENDED:
+        return subscription.next_attempt_at is None
+    return subscription.state is SubscriptionState.DISABLED
+
+
 def drains(standing: Standing, now: datetime) -> bool:
     """Whether the parked rows of a subscription may be tried now.
 
@@ -134,6 +141,18 @@ def drains(standing: Standing, now: datetime) -> bool:
     if standing.is_paused or standing.state is SubscriptionState.DISABLED:
         return False
     return standing.is_full or standing.next_attempt_at is None or standing.next_attempt_at <= now
+
+
+def waits_because(subscription: Subscription, now: datetime) -> str:
+    """Why the parked rows of a subscription are not tried now, for a sentence; empty when they are. See `drains`."""
+    at = subscription.next_attempt_at
+    if is_stopped(subscription):
+        disabled_by_it = subscription.state is SubscriptionState.DISABLED
+        return f"is {'disabled' if disabled_by_it else 'paused'}, and nothing of it is tried"
+    full = subscription.state is SubscriptionState.SUSPENDED and subscription.failures == 0
+    if at is None or at <= now or full:
+        return ""
+    return f"failed ({subscription.reason or 'no reason is known'}), and is not tried before {at:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def subscription_after_failure(
@@ -278,7 +297,8 @@ def disabled(standing: Standing, reason: str) -> Standing:
 
 
 def resumed(standing: Standing) -> Standing:
-    if standing.state not in (SubscriptionState.SUSPENDED, SubscriptionState.DISABLED):
+    """A person says that it works: whatever it waited for, it is tried now."""
+    if standing.is_member:
         return standing
     return clean(replace(standing, state=SubscriptionState.BEHIND))
 

@@ -55,7 +55,10 @@ class MemoryDelivery(MemoryBots):
             plan = roster.registered(specs, made_by, starts, self._known, self._group)
             self._forget(plan.removed)
             others = roster.with_other_devices(self._known, plan.kept)
+            moved = [name for name, (spec, _) in plan.kept.items() if spec.url != self._known[name][0].url]
             self._known.update(plan.kept)
+            for name in moved:
+                self._try_all_now(name)
             self._with_other_devices(others, self._clock(), epoch)
             for name, (spec, standing) in plan.added.items():
                 self._known[name] = (spec, replace(standing, generation=self._next_generation()))
@@ -98,7 +101,10 @@ class MemoryDelivery(MemoryBots):
         with self._fenced(epoch):
             standing = self._standing(subscription)
             before = self._known[subscription][0].device
+            url = self._known[subscription][0].url
             self._known[subscription] = roster.changed(self._known[subscription][0], standing, changes)
+            if self._known[subscription][0].url != url:
+                self._try_all_now(subscription)
             if self._device(subscription) != before:
                 self._with_other_devices([subscription], self._clock(), epoch)
 
@@ -148,6 +154,7 @@ class MemoryDelivery(MemoryBots):
     def resume(self, subscription: str, epoch: int) -> None:
         with self._fenced(epoch):
             self._set_standing(decide.resumed(self._standing(subscription)))
+            self._try_all_now(subscription)
 
     def group(self) -> Group:
         with self._lock:

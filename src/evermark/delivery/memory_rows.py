@@ -29,17 +29,19 @@ class Row:
     claimed_until: datetime | None = None
     claim_epoch: int = 0
     waits: bool = False  # for the key of its session
-    # One of a session that was put back untried keeps its time, by which the session is in order, and rests.
+    # A row that was put back untried keeps its time, by which a session is in order, and rests.
     rests_until: datetime | None = None
+    # A person asked for it to be tried now; if that fails, it goes back to the time it had (None: it was dead).
+    asked: bool = False
+    scheduled_at: datetime | None = None
 
     @property
     def line(self) -> tuple[object, ...]:
         return self.subscription, self.event.replay_id, self.event.session
 
     @property
-    def lane(self) -> tuple[object, ...]:
-        event = self.event
-        return self.subscription, event.replay_id, event.place, event.stream, event.key
+    def lanes(self) -> set[tuple[object, ...]]:
+        return {(self.subscription, self.event.replay_id, key) for key in self.event.held_keys}
 
     def is_due(self, now: datetime) -> bool:
         rested = self.rests_until is None or self.rests_until <= now
@@ -61,6 +63,7 @@ class MemoryParkedRows:
         self._rows: dict[int, Row] = {}
         self._id = 0
         self._counted: dict[str, Counter[str]] = defaultdict(Counter)
+        self.on_try_now: Callable[[str], None] = lambda _subscription: None  # set by the replays beside it
         self._keys: dict[tuple[str, str], SessionKey] = {}
 
     def claim(self, now: datetime, limit: int, lease_s: float, epoch: int) -> list[Parked]:
@@ -115,11 +118,19 @@ class MemoryParkedRows:
             row = self._rows.get(parked.id)
             if row is None or (row.claimed_until, row.claim_epoch) != (parked.claimed_until, epoch):
                 return
-            session = row.event.session if attempts <= parked.attempt else ""  # it was tried: it holds nobody back
-            event = replace(row.event, reason=decide.shortened(reason), status=status, session=session)
-            at, rests_until = (row.next_attempt_at, next_attempt_at) if session else (next_attempt_at, None)
-            self._rows[row.id] = Row(
-                row.id, row.subscription, event, attempts, at, row.created_at, rests_until=rests_until
+            event = replace(row.event, reason=decide.shortened(reason), status=status)
+            free = replace(row, event=event, claimed_until=None, claim_epoch=0)
+            if attempts <= parked.attempt:  # untried
+                self._rows[row.id] = replace(free, rests_until=next_attempt_at)
+                return
+            self._rows[row.id] = replace(
+                free,
+                event=replace(event, session=""),  # it was tried: it holds nobody back
+                attempts=row.attempts if row.asked else attempts,
+                next_attempt_at=row.scheduled_at if row.asked else next_attempt_at,
+                rests_until=None,
+                asked=False,
+                scheduled_at=None,
             )
 
     def parked_counts(self) -> dict[str, dict[str, int]]:
@@ -155,7 +166,7 @@ class MemoryParkedRows:
                 r.subscription,
                 replace(r.event, retry_after_s=None),
                 r.attempts,
-                r.next_attempt_at,
+                r.next_attempt_at and max(r.next_attempt_at, r.rests_until or r.next_attempt_at),
                 r.created_at,
                 r.waits,
             )
@@ -176,19 +187,28 @@ class MemoryParkedRows:
                 event = row.event
                 mine = row.subscription in subscriptions and self._known[row.subscription][0].ordered
                 here = places is None or event.place in places
-                if mine and here and event.key is not None and event.replay_id == replay_id:
-                    held[row.subscription][event.place, event.stream, event.key] += 1
+                if mine and here and event.held_keys and event.replay_id == replay_id:
+                    held[row.subscription].update(event.held_keys)
         return {name: dict(keys) for name, keys in held.items()}
 
     def release(self, ids: Sequence[int], now: datetime, epoch: int) -> int:
         with self._fenced(epoch):
             there = [row_id for row_id in set(ids) if row_id in self._rows]
             for row_id in there:
-                if not self._rows[row_id].waits:
-                    row = self._rows[row_id]
-                    at = min(now, row.next_attempt_at or now) if row.event.session else now
-                    self._rows[row_id] = replace(row, next_attempt_at=at, rests_until=None)
+                row = self._rows[row_id]
+                at = row.next_attempt_at
+                if not row.waits:
+                    self._rows[row_id] = replace(row, next_attempt_at=min(now, at or now), rests_until=None)
+                if not row.waits and not row.event.session and (at is None or at > now):
+                    self._rows[row_id] = replace(self._rows[row_id], asked=True, scheduled_at=at)
             return len(there)
+
+    def _try_all_now(self, subscription: str) -> None:
+        """What failures of the endpoint put off is put off no longer; a refused event keeps its schedule."""
+        self.on_try_now(subscription)
+        for row in list(self._rows.values()):
+            if row.subscription == subscription and row.rests_until is not None:
+                self._rows[row.id] = replace(row, rests_until=None)
 
     def drop(self, ids: Sequence[int], epoch: int) -> int:
         with self._fenced(epoch):
@@ -245,9 +265,9 @@ class MemoryParkedRows:
             known.add((event.event_id, event.replay_id))
 
     def _is_held(self, row: Row) -> bool:
-        if row.event.key is None or not self._known[row.subscription][0].ordered:
+        if not row.event.held_keys or not self._known[row.subscription][0].ordered:
             return False
-        return any(other.id < row.id and other.lane == row.lane for other in self._rows.values())
+        return any(other.id < row.id and other.lanes & row.lanes for other in self._rows.values())
 
     # sessions
 

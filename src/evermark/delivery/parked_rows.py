@@ -154,6 +154,7 @@ def park(conn: Connection, parked: Mapping[str, Sequence[ParkedEvent]], now: dat
             event.position,
             storable(event.stream),
             None if event.key is None else storable(event.key),
+            None if event.previous_key is None else storable(event.previous_key),
             storable(event.event),
             storable(shortened(event.reason)),
             event.status,
@@ -217,7 +218,7 @@ def storable(text: str) -> str:
 
 
 def _parked(row: Sequence[Any]) -> tuple[str, ParkedEvent, int]:
-    subscription, event_id, replay_id, source, partition, batch, position, stream, key, *rest = row
+    subscription, event_id, replay_id, source, partition, batch, position, stream, key, previous_key, *rest = row
     event, reason, status, session, attempts = rest
     parked = ParkedEvent(
         event_id=event_id,
@@ -231,5 +232,6 @@ def _parked(row: Sequence[Any]) -> tuple[str, ParkedEvent, int]:
         status=status,
         replay_id=replay_id,
         session=session,
+        previous_key=previous_key,
     )
     return subscription, parked, attempts

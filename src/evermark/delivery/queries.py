@@ -97,20 +97,21 @@ group by subscription
 PARKED_MAX = "select name, (spec ->> 'parked_max')::integer from subscriptions where name = any(%s)"
 PARK = """
 insert into enqueued_messages (subscription, event_id, replay_id, source, partition, batch, position, stream, key,
-                               event, reason, last_status, attempts, next_attempt_at, session, waits, created_at)
-select g.subscription, g.event_id, g.replay_id, g.source, g.partition, g.batch, g.position, g.stream, g.key, g.event,
-       g.reason, g.last_status, g.attempts, g.next_attempt_at, g.session, g.waits, %s
+                               previous_key, event, reason, last_status, attempts, next_attempt_at, session, waits,
+                               created_at)
+select g.subscription, g.event_id, g.replay_id, g.source, g.partition, g.batch, g.position, g.stream, g.key,
+       g.previous_key, g.event, g.reason, g.last_status, g.attempts, g.next_attempt_at, g.session, g.waits, %s
 from unnest(%s::text[], %s::text[], %s::text[], %s::text[], %s::integer[], %s::bigint[], %s::text[], %s::text[],
-            %s::text[], %s::text[], %s::text[], %s::integer[], %s::integer[], %s::timestamptz[], %s::text[],
-            %s::boolean[]) with ordinality
-    as g (subscription, event_id, replay_id, source, partition, batch, position, stream, key, event, reason,
-          last_status, attempts, next_attempt_at, session, waits, nth)
+            %s::text[], %s::text[], %s::text[], %s::text[], %s::integer[], %s::integer[], %s::timestamptz[],
+            %s::text[], %s::boolean[]) with ordinality
+    as g (subscription, event_id, replay_id, source, partition, batch, position, stream, key, previous_key, event,
+          reason, last_status, attempts, next_attempt_at, session, waits, nth)
 order by g.nth
 on conflict (subscription, event_id, replay_id) do nothing
 """
 
 _PARKED = """m.subscription, m.event_id, m.replay_id, m.source, m.partition, m.batch, m.position, m.stream, m.key,
-          m.event, m.reason, m.last_status, coalesce(m.session, ''), m.attempts"""
+          m.previous_key, m.event, m.reason, m.last_status, coalesce(m.session, ''), m.attempts"""
 
 # Which keys the parked events of some subscriptions need, and whether they are published; asked under their locks.
 DEVICES = (
@@ -133,8 +134,15 @@ select exists (select from leases where name = %(lease)s and epoch = %(epoch)s a
 """
 
 _FREE = "(m.claimed_until is null or m.claimed_until <= %(now)s or m.claim_epoch < %(epoch)s)"
-# One of a session that was put back untried keeps its time, by which the session is in order, and rests.
+# A row that was put back untried keeps its time, by which a session is in order, and rests.
 _RESTED = "(m.rests_until is null or m.rests_until <= %(now)s)"
+
+# What was parked earlier of the same stream, and so perhaps of the same key. A row is of one key, or of two; each of
+# them is looked for by itself, so that an index finds it.
+_IN_FRONT = """
+    select from enqueued_messages e
+    where e.subscription = m.subscription and e.source = m.source and e.partition = m.partition
+      and e.stream = m.stream and e.replay_id = m.replay_id and e.id < m.id"""
 
 # Whose rows there are is found by leaps over an index, and each has the same share: its first rows before anybody's
 # second ones; where not all can have one, whose turn it is changes from claim to claim (`turns.draw`).
@@ -166,14 +174,10 @@ with recursive owners as (
         from enqueued_messages m
         where m.subscription = r.name and (m.replay_id <> '')::integer = %(of_replays)s::integer
           and m.next_attempt_at <= %(now)s and {_FREE} and {_RESTED}
-          and not (
-                r.ordered
-                and exists (
-                    select from enqueued_messages e
-                    where e.subscription = m.subscription and e.source = m.source and e.partition = m.partition
-                      and e.stream = m.stream and e.key = m.key and e.replay_id = m.replay_id and e.id < m.id
-                )
-              )
+          and not (r.ordered and (exists ({_IN_FRONT} and e.key = m.key)
+                                  or exists ({_IN_FRONT} and e.key = m.previous_key)
+                                  or exists ({_IN_FRONT} and e.previous_key = m.key)
+                                  or exists ({_IN_FRONT} and e.previous_key = m.previous_key)))
           and not (
                 m.session is not null
                 and exists (
@@ -209,12 +213,16 @@ where m.id = got.id
 returning m.id, m.claimed_until, got.generation, {_PARKED}
 """
 DELIVERED = "delete from enqueued_messages where id = any(%s)"
+# Tried because a person asked: the row goes back to the attempts and the time it had.
 RESCHEDULE = """
 update enqueued_messages
-set next_attempt_at = case when session is null or %(tried)s then %(at)s else next_attempt_at end,
-    rests_until = case when session is null or %(tried)s then null else %(at)s end,
-    attempts = %(attempts)s, reason = %(reason)s, last_status = %(status)s, claimed_until = null, claim_epoch = null,
-    session = case when %(tried)s then null else session end
+set next_attempt_at = case when not %(tried)s then next_attempt_at when asked then scheduled_at else %(at)s end,
+    attempts = case when asked then attempts else %(attempts)s end,
+    rests_until = case when not %(tried)s then %(at)s end,
+    asked = asked and not %(tried)s,
+    scheduled_at = case when not %(tried)s then scheduled_at end,
+    reason = %(reason)s, last_status = %(status)s, claimed_until = null, claim_epoch = null,
+    session = case when not %(tried)s then session end
 where id = %(id)s and claimed_until = %(claimed_until)s and claim_epoch = %(epoch)s
 """
 PARKED_COUNTS = """
@@ -227,7 +235,8 @@ select subscription, min(created_at) from enqueued_messages
 where waits or next_attempt_at is not null group by subscription
 """
 PARKED_ROWS = f"""
-select m.id, m.next_attempt_at, m.created_at, m.waits, {_PARKED}
+select m.id, case when m.next_attempt_at is not null then greatest(m.next_attempt_at, m.rests_until) end,
+       m.created_at, m.waits, {_PARKED}
 from enqueued_messages m
 where (%(subscription)s::text is null or m.subscription = %(subscription)s) and m.id > %(after_id)s
   and (%(dead)s::boolean is null or (m.next_attempt_at is null and not m.waits) = %(dead)s)
@@ -236,21 +245,30 @@ limit %(limit)s
 """
 # By (subscription, source, partition), which an index begins with: what others have parked is not looked at.
 HELD_KEYS = """
-select m.subscription, m.source, m.partition, m.stream, m.key, count(*)
+select m.subscription, m.source, m.partition, m.stream, held.key, count(*)
 from enqueued_messages m join subscriptions s on s.name = m.subscription
-where m.subscription = any(%(names)s) and m.key is not null and m.replay_id = %(replay_id)s
+cross join lateral (values (m.key), (m.previous_key)) as held (key)
+where m.subscription = any(%(names)s) and held.key is not null and m.replay_id = %(replay_id)s
   and coalesce((s.spec ->> 'ordered')::boolean, false)
   and (%(everywhere)s or (m.source, m.partition) in (select * from unnest(%(sources)s::text[], %(partitions)s::int[])))
-group by m.subscription, m.source, m.partition, m.stream, m.key
+group by m.subscription, m.source, m.partition, m.stream, held.key
 """
+# One that is due by itself, or was never tried because of its session, is not asked for: only its rest ends.
 RELEASE = """
-update enqueued_messages
-set next_attempt_at = case when waits then null
-                           when session is not null then least(next_attempt_at, %(now)s::timestamptz)
-                           else %(now)s::timestamptz end,
-    rests_until = null
-where id = any(%(ids)s)
+update enqueued_messages m
+set next_attempt_at = case when waits then null else least(next_attempt_at, %(now)s::timestamptz) end,
+    rests_until = null,
+    asked = m.asked or g.early,
+    scheduled_at = case when g.early then m.next_attempt_at else m.scheduled_at end
+from (
+    select id, session is null and not waits and (next_attempt_at is null or next_attempt_at > %(now)s) as early
+    from enqueued_messages where id = any(%(ids)s)
+    order by id
+    for update
+) g
+where m.id = g.id
 """
+END_RESTS = "update enqueued_messages set rests_until = null where subscription = %s and rests_until is not null"
 DROP = """
 with gone as (delete from enqueued_messages where id = any(%s) returning subscription)
 select subscription, count(*) from gone group by subscription

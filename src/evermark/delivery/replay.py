@@ -109,6 +109,7 @@ class Target:
     parked: int = 0
     failures: int = 0
     next_attempt_at: datetime | None = None
+    stuck_since: datetime | None = None  # in its turn, and nothing of it could be delivered since
 
 
 @dataclass(frozen=True)
@@ -206,13 +207,32 @@ def is_orphaned(target: Target, subscriptions: Mapping[str, Subscription]) -> bo
     return found is None or found.generation != target.generation
 
 
-def is_over_for(target: Target, subscriptions: Mapping[str, Subscription]) -> str:
-    """Why a target can end unfinished; empty while it cannot. One that is suspended may come back: it is waited for."""
+def is_over_for(target: Target, subscriptions: Mapping[str, Subscription], now: datetime) -> str:
+    """Why a target can end unfinished; empty while it cannot.
+
+    One that is suspended, or whose endpoint fails, may come back: it is waited for as long as for any event of the
+    subscription, and not for ever, because the log keeps everything while a replay is open.
+    """
     if is_orphaned(target, subscriptions):
         return "the subscription is gone"
-    if subscriptions[target.subscription].state is SubscriptionState.DISABLED:
+    subscription = subscriptions[target.subscription]
+    if subscription.state is SubscriptionState.DISABLED:
         return "the subscription is disabled"
+    ttl = timedelta(seconds=subscription.spec.ttl_s)
+    if ttl and target.stuck_since is not None and now - target.stuck_since > ttl:
+        return f"expired: nothing of it could be delivered since {target.stuck_since:%Y-%m-%d %H:%M} UTC, its ttl"
     return ""
+
+
+def newly_stuck(replays: Iterable[Replay], subscriptions: Mapping[str, Subscription]) -> list[Target]:
+    """Targets whose turn it is and whose subscription is not served, so that no step would ever note it."""
+    first: dict[str, Target] = {}
+    for each in sorted(replays, key=lambda r: r.nth):
+        for target in each.targets if each.state is ReplayState.RUNNING else ():
+            if target.state is TargetState.RUNNING and not is_orphaned(target, subscriptions):
+                first.setdefault(target.subscription, target)
+    served = (SubscriptionState.LIVE, SubscriptionState.BEHIND)
+    return [t for name, t in first.items() if t.stuck_since is None and subscriptions[name].state not in served]
 
 
 def due(replays: Iterable[Replay], subscriptions: Mapping[str, Subscription], now: datetime) -> list[Due]:
@@ -311,7 +331,8 @@ def after_step(
     )
     if outcome.fate is Fate.DONE:
         rows = next_rows(target.slice_rows, took_s, step_s)
-        return replace(target, slice_rows=rows, failures=0, next_attempt_at=None, reason="")
+        return replace(target, slice_rows=rows, failures=0, next_attempt_at=None, reason="", stuck_since=None)
+    target = replace(target, stuck_since=None if moved else target.stuck_since or now)
     smaller = max(SLICE_ROWS_MIN, target.slice_rows // 2)
     reason = outcome.reason[:REASON_CHARS_MAX]
     if outcome.fate is Fate.UNFINISHED:
@@ -339,6 +360,7 @@ def without_room(target: Target, now: datetime, jitter: Jitter, parked_max: int)
     return replace(
         target,
         failures=failures,
+        stuck_since=target.stuck_since or now,
         next_attempt_at=now + timedelta(seconds=endpoint_backoff_s(failures, jitter())),
         reason=f"{parked_max} deliveries of replays are parked: parked_max allows no more",
     )

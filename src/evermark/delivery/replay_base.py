@@ -60,6 +60,9 @@ class ReplayStore(Protocol):
     def pass_by(self, begun: Target, epoch: int) -> Target:
         """Nothing is left in its window: the target is done."""
 
+    def note_stuck(self, target: Target, now: datetime, epoch: int) -> None:
+        """In its turn, and its subscription is not served; harmless for one that is stuck since earlier, or ended."""
+
     def end_target(self, replay: str, subscription: str, reason: str, epoch: int) -> None: ...
 
     def end(self, replay: str, state: ReplayState, reason: str, epoch: int) -> None: ...

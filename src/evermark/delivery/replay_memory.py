@@ -59,6 +59,12 @@ class MemoryReplays:
         self._replays: dict[str, Replay] = {}  # in the order of the requests
         self._targets: dict[tuple[str, str], Target] = {}
         self._cleared: set[str] = set()
+        delivery.on_try_now = self._try_now
+
+    def _try_now(self, subscription: str) -> None:
+        for at, target in self._targets.items():
+            if target.subscription == subscription and target.state is TargetState.RUNNING:
+                self._targets[at] = replace(target, failures=0, next_attempt_at=None)
 
     def register(self, request: Request, epoch: int) -> bool:
         with self._fenced(epoch, self._lease_for(request.source)):
@@ -124,6 +130,12 @@ class MemoryReplays:
     def pass_by(self, begun: Target, epoch: int) -> Target:
         with self._fenced(epoch):
             return self._set_target(passed(self._begun(begun)))
+
+    def note_stuck(self, target: Target, now: datetime, epoch: int) -> None:
+        with self._fenced(epoch):
+            found = self._targets.get((target.replay, target.subscription))
+            if found is not None and found.state is TargetState.RUNNING and found.stuck_since is None:
+                self._set_target(replace(found, stuck_since=now))
 
     def end_target(self, replay: str, subscription: str, reason: str, epoch: int) -> None:
         with self._fenced(epoch):

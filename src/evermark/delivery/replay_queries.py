@@ -18,7 +18,7 @@ _REPLAY = """r.id, r.nth, r.asked_by, r.control_event_id, r.source, r.asked_part
        r.since, r.until, r.asked_since, r.asked_until, r.where_sql, r.subscription, r.rate_per_s, r.state, r.reason,
        r.heads, r.log_rows, r.created_at, r.changed_at"""
 _TARGET = """t.replay, t.subscription, t.generation, t.state, t.at_time, t.at_id, t.reason, t.slice_rows, t.passed_rows,
-       t.delivered, t.parked, t.failures, t.next_attempt_at"""
+       t.delivered, t.parked, t.failures, t.next_attempt_at, t.stuck_since"""
 
 OPEN = f"select {_REPLAY} from replays r where r.state in ('waiting', 'running') order by r.nth limit %s"
 NEWEST = f"select {_REPLAY} from replays r order by r.nth desc limit %s"
@@ -54,8 +54,18 @@ SET_TARGET = """
 update replay_targets
 set state = %(state)s, reason = %(reason)s, at_time = %(at_time)s, at_id = %(at_id)s, slice_rows = %(slice_rows)s,
     passed_rows = %(passed_rows)s, delivered = %(delivered)s, parked = %(parked)s, failures = %(failures)s,
-    next_attempt_at = %(next_attempt_at)s, changed_at = clock_timestamp()
+    next_attempt_at = %(next_attempt_at)s, stuck_since = %(stuck_since)s, changed_at = clock_timestamp()
 where replay = %(replay)s and subscription = %(subscription)s
+"""
+
+TRY_NOW = """
+update replay_targets set next_attempt_at = null, failures = 0, changed_at = clock_timestamp()
+where subscription = %s and state = 'running' and next_attempt_at is not null
+"""
+
+STUCK = """
+update replay_targets set stuck_since = %s, changed_at = clock_timestamp()
+where replay = %s and subscription = %s and state = 'running' and stuck_since is null
 """
 
 PARKED_OF_REPLAYS = "select count(*) from enqueued_messages where subscription = %s and replay_id <> ''"

@@ -133,6 +133,11 @@ class PostgresReplays:
             conn.execute(sql.SET_TARGET, _target_row(after))
         return after
 
+    def note_stuck(self, target: Target, now: datetime, epoch: int) -> None:
+        with self._state.transaction() as conn:
+            fence(conn, self._lease, epoch)
+            conn.execute(sql.STUCK, (now, target.replay, target.subscription))
+
     def end_target(self, replay: str, subscription: str, reason: str, epoch: int) -> None:
         with self._state.transaction() as conn:
             fence(conn, self._lease, epoch)

@@ -34,6 +34,8 @@ from evermark.log.read import FileRange
 
 # Fresh events flow when a head moved this recently.
 FLOWING = timedelta(seconds=2)
+# A request whose own event the log has lost (it was put back to an earlier day, perhaps) would wait for ever.
+START_WAIT_MAX = timedelta(days=7)
 
 
 @dataclass
@@ -46,6 +48,7 @@ class Replayer:
     clock: Callable[[], datetime]
     sources: Collection[str]  # those there are: a replay of any other can never run
     on_step: Callable[[Due, Replayed], None] = lambda _due, _result: None
+    on_ended: Callable[[Replay, Target, str], None] = lambda _replay, _target, _why: None  # unfinished
     sight: Sight | None = None  # needed where there are bots
     stopwatch: Callable[[], float] = time.monotonic
     _prepared: dict[tuple[str, str], TimeSlice] = field(default_factory=dict)
@@ -53,20 +56,27 @@ class Replayer:
     def look(self) -> tuple[list[Replay], list[Due]]:
         """Start what waits, end what is over; what runs, and whose turn it is."""
         found: list[Replay] = []
+        ended: set[tuple[str, str]] = set()
         replays = self.replays.open()
         known = self.store.subscriptions() if replays else {}
+        now = self.clock()
         for replay in replays:
             if replay.state is ReplayState.WAITING:
-                self._start(replay)
+                self._start(replay, now)
                 continue
             for target in replay.targets:
-                why = decide.is_over_for(target, known) if target.state is TargetState.RUNNING else ""
+                why = decide.is_over_for(target, known, now) if target.state is TargetState.RUNNING else ""
                 if why:
                     self.replays.end_target(replay.id, target.subscription, why, self.epoch)
+                    ended.add((replay.id, target.subscription))
+                    self.on_ended(replay, target, why)
             if decide.has_ended(replay):
                 self.replays.finish(replay.id, self.epoch)
             found.append(replay)
-        return found, decide.due(found, known, self.clock())
+        for target in decide.newly_stuck(found, known):
+            self.replays.note_stuck(target, now, self.epoch)
+        due = decide.due(found, known, now)
+        return found, [one for one in due if (one.replay.id, one.target.subscription) not in ended]
 
     def flowing(self) -> bool:
         """Whether fresh events come in just now: a replay then rests as much as it works."""
@@ -121,13 +131,16 @@ class Replayer:
         heads = {Place(one.replay.request.source, partition): batch for partition, batch in one.replay.heads.items()}
         return self.sight.view_of_all(one.subscription.spec, heads, one.replay.id)
 
-    def _start(self, replay: Replay) -> None:
+    def _start(self, replay: Replay, now: datetime) -> None:
         request = replay.request
         if request.source not in self.sources:
             self.replays.end(replay.id, ReplayState.FAILED, f"no source is called {request.source!r}", self.epoch)
             return
         heads = {place: head for place, (head, _) in self.log.heads().items()}
         if not decide.may_start(replay, heads):
+            if replay.created_at is not None and now - replay.created_at > START_WAIT_MAX:
+                why = f"the log of {request.source!r} never got to the event that asked for it"
+                self.replays.end(replay.id, ReplayState.FAILED, why, self.epoch)
             return
         mine = {place.partition: head for place, head in heads.items() if place.source == request.source}
         targets: list[Target] | str = decide.targets_of(replay, self.store.subscriptions())

@@ -12,7 +12,7 @@ from evermark.bots.base import WAITING_MAX
 from evermark.bots.store import PostgresBots
 from evermark.cluster.fence import DELIVER_LEASE, fence
 from evermark.delivery import group as decide
-from evermark.delivery import queries, roster
+from evermark.delivery import queries, replay_queries, roster
 from evermark.delivery.base import (
     CursorVector,
     Group,
@@ -67,6 +67,8 @@ class PostgresDelivery(PostgresBots):
                 conn.execute(queries.REMOVE_SUBSCRIPTIONS, (removed,))
             for spec, _ in plan.kept.values():
                 _set_spec(conn, spec)
+                if spec.url != known[spec.name][0].url:
+                    _try_all_now(conn, spec.name)
             self._with_other_devices(conn, roster.with_other_devices(known, plan.kept), self._clock(), epoch)
             _set_standings(conn, [after for name, (_, after) in plan.kept.items() if after != known[name][1]])
             for spec, added in plan.added.values():
@@ -123,6 +125,8 @@ class PostgresDelivery(PostgresBots):
                 self._with_other_devices(conn, [subscription], self._clock(), epoch)
             if after != standing:
                 _set_standings(conn, [after])
+            if wanted.url != spec.url:
+                _try_all_now(conn, subscription)
 
     def rotate(self, subscription: str, secret: str, until: datetime | None, now: datetime, epoch: int) -> None:
         with self._state.transaction() as conn:
@@ -179,6 +183,7 @@ class PostgresDelivery(PostgresBots):
         with self._state.transaction() as conn:
             fence(conn, self._lease, epoch)
             _set_standings(conn, [decide.resumed(_lock_standing(conn, subscription))])
+            _try_all_now(conn, subscription)
 
     def group(self) -> Group:
         with self._state.connection() as conn:
@@ -353,6 +358,12 @@ def _take_out(conn: Connection, group: Group, before: Standing, after: Standing)
     if before.is_member:
         _set_cursors(conn, {before.name: group.cursors})
         conn.execute(queries.SET_GROUP_VERSION, (group.version + 1,))
+
+
+def _try_all_now(conn: Connection, subscription: str) -> None:
+    """What failures of the endpoint put off is put off no longer; a refused event keeps its schedule."""
+    conn.execute(replay_queries.TRY_NOW, (subscription,))
+    conn.execute(queries.END_RESTS, (subscription,))
 
 
 def _set_standings(conn: Connection, standings: Sequence[Standing]) -> None:

@@ -89,6 +89,7 @@ class Manner:
     slack_s: float | None = None
     # With `ordered`: per subscription, the keys that have parked events, and how many. Theirs are parked behind them.
     held: Mapping[str, Mapping[HeldKey, int]] = field(default_factory=dict)
+    sends: bool = True  # False: what is too old is counted, and a batch with anything else to send is unfinished
 
 
 class Deliverer(Protocol):

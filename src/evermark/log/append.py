@@ -20,9 +20,9 @@ from deltalake.transaction import AddAction, CommitProperties, Transaction
 from evermark import failpoint
 from evermark.errors import ConflictError, StaleError
 from evermark.log.base import Append, Tail
-from evermark.log.disk import full_disk_is_said, sync_file, sync_folder
+from evermark.log.disk import full_disk_is_said, require_files, sync_file, sync_folder
 from evermark.log.format import CommitNote, app_id, note_of, pack, stats_json, unpack
-from evermark.log.table import NO_HOOKS, TableHandle, commit_file, last_checkpoint
+from evermark.log.table import NO_HOOKS, TableHandle, commit_file, last_checkpoint, missing_columns
 
 _COMMIT_TRIES_MAX = 20
 _NOTES_SEARCHED_MAX = 5_000
@@ -45,15 +45,21 @@ class DeltaLog:
         return Tail(batch, epoch, note.end if note else None)
 
     def fence(self, partition: int, epoch: int) -> Tail:
-        """Raise the partition's epoch in the log itself: whoever read the tail before this can no longer commit."""
+        """Raise the partition's epoch in the log itself: whoever read the tail before this can no longer commit.
+
+        The owner that it makes also gives an older table the columns that events have got since.
+        """
         for attempt in range(_COMMIT_TRIES_MAX):
             tail = self.tail(partition)
             if tail.epoch > epoch:
                 raise _stale(self.folder, partition, epoch, tail.epoch)
-            if tail.epoch == epoch:
+            if tail.epoch < epoch:
+                if not self._try_commit([], partition, pack(epoch, tail.batch), {}):
+                    self._wait(attempt)
+                    continue
+                tail = Tail(tail.batch, epoch, tail.end)
+            if self._has_all_columns():
                 return tail
-            if self._try_commit([], partition, pack(epoch, tail.batch), {}):
-                return Tail(tail.batch, epoch, tail.end)
             self._wait(attempt)
         raise self._contended(partition) from self._refusal
 
@@ -70,6 +76,7 @@ class DeltaLog:
             if tail == mine and self._note(append.partition, append.batch) == note:
                 break  # an earlier try went through, though its answer was lost
             require_tail(tail, append, str(self.folder))
+            require_files(self.folder, append.files)
             if self._try_commit(actions, append.partition, pack(*mine), note.as_metadata()):
                 break
             self._wait(attempt)
@@ -128,6 +135,23 @@ class DeltaLog:
             return False
         # An owner that slept through the cleaning of commits meets no conflict: it fills a hole nobody will read.
         return last_checkpoint(self.folder) <= table.version()
+
+    def _has_all_columns(self) -> bool:
+        """Add the columns that the table lacks; False: whether they are there now is to be seen on a fresh snapshot.
+
+        Files that have a column may come before the table knows it, and files without it stay: readers see nulls. So a
+        crash at any point leaves a table that can be read, and the next owner adds what is missing.
+        """
+        missing = missing_columns(self._handle.refresh())
+        if not missing:
+            return True
+        try:
+            with full_disk_is_said(self.folder):
+                self._handle.table.alter.add_columns(missing, post_commithook_properties=NO_HOOKS)
+        except (DeltaError, OSError) as error:
+            self._refusal = error
+            return False
+        return last_checkpoint(self.folder) <= self._handle.table.version()
 
     def _note(self, partition: int, batch: int) -> CommitNote | None:
         version = self._handle.table.version()

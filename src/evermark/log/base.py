@@ -4,6 +4,8 @@ Contract (checked by `evermark.testing.LogContract` over every backend):
 
 - `commit` succeeds iff the partition's tail is exactly `batch - 1` and no epoch above mine was seen; then the batch is
   in the log once. On success a second try with the same file names returns as if it were the first.
+- `commit` refuses a batch with a file that this process cannot open at its stated size: an `EngineError`, and the log
+  stays as it was. (Files in memory have no size that could differ.)
 - `fence` makes it impossible for any older epoch to commit, even one that read the tail before the fence.
 - Nothing is durable until `sync` returns. A crash of the machine may lose, but never tear, what was not synced.
 - `tail.end` is the end position of the last commit; None when the log no longer knows it.

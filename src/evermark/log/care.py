@@ -20,7 +20,7 @@ from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Tra
 
 from evermark.log.base import LogFile
 from evermark.log.compact import groups_to_merge, merge
-from evermark.log.disk import full_disk_is_said, sync_file, sync_folder
+from evermark.log.disk import full_disk_is_said, require_files, sync_file, sync_folder
 from evermark.log.format import CARE_APP_ID, CareNote, stats_json
 from evermark.log.read import FileRange, files_at
 from evermark.log.table import CHECKPOINT_EVERY, NO_HOOKS, TableHandle, commit_file, last_checkpoint
@@ -91,6 +91,7 @@ class Care:
             return
         merged = [merge(self.folder, group) for group in groups]
         sync_folder(self.folder)
+        require_files(self.folder, merged)  # those they replace are removed in an hour
         replaced = [file for group in groups for file in group]
         note = CareNote("compact", len(merged), len(replaced))
         # From the snapshot that listed them: a carer that was quicker since then makes this commit fail.

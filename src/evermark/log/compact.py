@@ -14,7 +14,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from evermark.errors import FormatError
-from evermark.event import EVENT
+from evermark.event import EVENT, with_all_columns
 from evermark.log.base import LogFile
 from evermark.log.disk import full_disk_is_said
 from evermark.log.read import FileRange
@@ -72,7 +72,7 @@ def merge(folder: Path, group: Sequence[FileRange]) -> LogFile:
             for file in group:
                 with pq.ParquetFile(file.path) as parquet:
                     for batch in parquet.iter_batches(_READ_ROWS):
-                        writer.write(batch.cast(EVENT))
+                        writer.write(with_all_columns(batch, EVENT).cast(EVENT))
             merged = writer.finish()
             if merged.rows != sum(f.rows for f in group):
                 raise FormatError(

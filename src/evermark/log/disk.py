@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from evermark.errors import DiskFullError
+from evermark.errors import DiskFullError, EngineError
+from evermark.log.base import LogFile
 
 # More than one small batch needs, its commit included.
 ROOM_BYTES = 256 * 1024
@@ -40,6 +41,32 @@ def full_disk_is_said(where: Path) -> Iterator[None]:
                 hint="free some space or shorten log.retention; nothing was lost, work goes on when there is room",
             ) from error
         raise
+
+
+def require_files(folder: Path, files: Iterable[LogFile]) -> None:
+    """Raise `EngineError` unless this process can open every file in `folder`, at the size its writer stated.
+
+    A task may have run where the same path is another disk: a commit that names its file would be an event lost.
+    """
+    for file in files:
+        path = folder / file.path
+        try:
+            fd = os.open(path, os.O_RDONLY)
+            try:
+                size = os.fstat(fd).st_size
+            finally:
+                os.close(fd)
+        except OSError as error:
+            found = f"cannot be opened here: {(error.strerror or str(error)).lower()}"
+        else:
+            if size == file.size:
+                continue
+            found = f"has {size} bytes here"
+        raise EngineError(
+            f"a task wrote the log file {path} of {file.size} bytes, and it {found}",
+            hint="nothing was committed, and the events are read again; do all Spark executors see this disk"
+            " under this path? Does another program touch the log's folder?",
+        )
 
 
 def require_room(folder: Path) -> None:

@@ -10,18 +10,19 @@ if TYPE_CHECKING:
 
     from evermark.predicate import Alias, Path, Predicate
 
-# Read with this and never inferred: Spark would open a file to find out what we know.
+# Read with this and never inferred: Spark would open a file to find out what we know. A file from before a column was
+# added has nulls in it.
 SCHEMA = (
     "event_id string, source string, partition int, position string, batch bigint, stream string, key string,"
     " op string, tx string, origin string, origin_seq bigint, event_time timestamp, ingested_at timestamp,"
-    " payload string, before string, schema_version int, flags array<string>, bytes binary"
+    " payload string, before string, schema_version int, flags array<string>, bytes binary, previous_key string"
 )
 
 # The same without what ingest fills in.
 TAKEN_SCHEMA = (
     "event_id string, position string, stream string, key string, op string, tx string, origin string,"
     " origin_seq bigint, event_time timestamp, payload string, before string, schema_version int,"
-    " flags array<string>, bytes binary"
+    " flags array<string>, bytes binary, previous_key string"
 )
 
 

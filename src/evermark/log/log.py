@@ -7,29 +7,11 @@ from typing import TYPE_CHECKING
 
 from evermark.errors import NotFoundError
 from evermark.log.frames import files_frame, where_matches
+from evermark.log.implied import implied_table
 from evermark.log.read import FileRange, LogReader, moment_of, sources_at, within
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-# Within a partition batches are in order and positions are within a batch; between partitions only time tells.
-_NEWEST_BY_KEY = """
-select key, op, payload, event_time, schema_version, event_id, position from (
-  select *, row_number() over (partition by row_key order by event_time desc nulls last, event_id) as newest from (
-    select *, row_number() over (partition by partition, row_key order by batch desc, position desc) as newest_here
-    from (select *, coalesce(key, event_id) as row_key from {events})
-  ) where newest_here = 1
-) where newest = 1 and op <> 'delete'
-"""
-
-# A truncate ends what stands before it in its partition.
-_AFTER_TRUNCATE = """
-select events.* from {events} as events
-left join (
-  select partition, max(struct(batch, position)) as at from {events} where op = 'truncate' group by partition
-) as truncated on events.partition = truncated.partition
-where events.op <> 'truncate' and (at is null or struct(events.batch, events.position) > at)
-"""
 
 
 class Log:
@@ -74,16 +56,17 @@ class Log:
         return where_matches(frame, where) if where else frame
 
     def table(self, spark: SparkSession, source: str, stream: str, as_of: str | None = None) -> DataFrame:
-        """The table the log implies: the newest image of every key that was not deleted, as of a time.
+        """The table the log implies: the newest image of every key that is still there, as of a time.
 
-        An event without a time counts from when it was taken; one without a key stands for itself.
+        A key is gone when its record was deleted, or has another key since. An event without a time counts from when
+        it was taken; one without a key stands for itself.
         """
         events = self.read(spark, source=source, stream=stream)
         events = events.where("op in ('insert', 'update', 'delete', 'read', 'truncate')")
         if as_of is not None:
             frame = events.selectExpr("*", "coalesce(event_time, ingested_at) as _at")
             events = frame.where(frame["_at"] <= moment_of(as_of)).drop("_at")
-        return spark.sql(_NEWEST_BY_KEY, events=spark.sql(_AFTER_TRUNCATE, events=events))
+        return implied_table(spark, events)
 
     def _names(self, source: str | None) -> list[str]:
         names = self.sources()

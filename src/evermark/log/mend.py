@@ -19,6 +19,7 @@ from evermark.log.format import care_note_of, note_of
 from evermark.log.table import commit_file
 
 _TORN_SUFFIX = ".torn"
+_ADD_COLUMN = "ADD COLUMN"  # as delta-rs calls it
 
 
 def set_aside_torn(folder: Path, durable_version: int) -> list[int]:
@@ -82,6 +83,8 @@ def _says_all(actions: list[dict[str, Any]]) -> bool:
     if care is not None:
         removes = sum("remove" in a for a in actions)
         return applications == 1 and (len(added), removes) == (care.adds, care.removes)
+    if info.get("operation") == _ADD_COLUMN:
+        return any("metaData" in a for a in actions)
     if any("protocol" in a or "metaData" in a for a in actions):  # the table's creation
         return any("protocol" in a for a in actions) and any("metaData" in a for a in actions)
     return len(actions) > 1

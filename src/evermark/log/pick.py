@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from evermark.errors import FormatError
-from evermark.event import EVENT
+from evermark.event import EVENT, with_all_columns
 
 # Raw bytes are poison's, and poison is not delivered.
 COLUMNS = tuple(name for name in EVENT.names if name != "bytes")
@@ -120,7 +120,7 @@ class RowPicker:
         if table is None:
             # In one piece: taking rows out of many is slow.
             read = self._file(code).parquet.read_row_group(group, columns=list(COLUMNS), use_threads=False)
-            table = read.select(COLUMNS).cast(ROWS).combine_chunks()
+            table = with_all_columns(read, ROWS).cast(ROWS).combine_chunks()
             self._kept[key] = table
             self._kept_bytes += table.nbytes
             while self._kept_bytes > self._kept_bytes_max and len(self._kept) > 1:

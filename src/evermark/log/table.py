@@ -69,6 +69,12 @@ def open_or_create(folder: Path) -> deltalake.DeltaTable:
     return open_table(folder)
 
 
+def missing_columns(table: deltalake.DeltaTable) -> list[deltalake.Field]:
+    """The columns of an event that a table made by an older program does not have."""
+    known = {field.name for field in table.schema().fields}
+    return [field for field in deltalake.Schema.from_arrow(EVENT).fields if field.name not in known]
+
+
 def _make_folder(folder: Path) -> None:
     """A folder is durable when its name in the folder above is; several may be new."""
     missing = [folder]

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from evermark.event import EVENT, TIMESTAMP
+from evermark.event import EVENT, TAKEN, TIMESTAMP, with_all_columns
 from evermark.log.base import LogFile
 from evermark.log.disk import full_disk_is_said, sync_file
 from evermark.log.format import STATS_COLUMNS
@@ -145,6 +145,7 @@ class BatchWriter:
             raise
 
     def _write(self, taken: pa.RecordBatch) -> None:
+        taken = with_all_columns(taken, TAKEN)
         known = {
             "source": pa.scalar(self.source, pa.string()),
             "partition": pa.scalar(self.partition, pa.int32()),

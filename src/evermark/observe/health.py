@@ -17,9 +17,9 @@ from enum import StrEnum
 from typing import Any
 
 LAGGING_AFTER_S = 30.0
-RATE_OVER_S = 60.0
 # Starting Spark takes ten seconds, on a loaded machine several times that.
 ENGINE_LOST_MAX_S = 120.0
+RATE_OVER_S = 60.0
 
 
 class PartitionHealth(StrEnum):
@@ -107,9 +107,9 @@ class Board:
         self._answers: dict[str, SourceAnswer] = {}
         self._batches: dict[tuple[str, int], deque[tuple[float, int]]] = {}
         self._replays: dict[str, tuple[datetime, datetime]] = {}
-        self._ask: Callable[[], None] = lambda: None
         self._engine_lost_at: float | None = None
         self._engine_trouble = ""
+        self._ask: Callable[[], None] = lambda: None
         self.delivering = False
         self.delivery_standby = False
         self.delivery_lag_s = 0.0
@@ -176,9 +176,6 @@ class Board:
         with self._lock:
             return dict(self._replays)
 
-    def delivery(self) -> LiveGroupReport:
-        return LiveGroupReport(self.delivering, self.delivery_standby, self.delivery_lag_s)
-
     def engine_lost(self, reason: str) -> None:
         """Spark has died: nothing is taken or delivered until it runs again."""
         with self._lock:
@@ -204,6 +201,9 @@ class Board:
         if lost_s < ENGINE_LOST_MAX_S:
             return None
         return f"Spark has not been running for {lost_s:.0f} s: {self._engine_trouble}"
+
+    def delivery(self) -> LiveGroupReport:
+        return LiveGroupReport(self.delivering, self.delivery_standby, self.delivery_lag_s)
 
     def partitions(self) -> dict[str, PartitionReport]:
         """By `source/partition`."""

@@ -69,6 +69,11 @@ class Metrics:
         self.oldest_s = self._gauge(
             "subscription_oldest_seconds", "Age of the oldest event not yet delivered; 0: there is none", "subscription"
         )
+        self.kept_events = self._gauge(
+            "subscription_kept_events",
+            "Events older than log.retention that the log keeps because of this subscription; absent: none",
+            "subscription",
+        )
         self.delivery_lag_s = self._gauge(
             "delivery_lag_seconds",
             "How long the log has had a batch the live group has not passed; 0: there is none",

@@ -10,7 +10,7 @@ from evermark.predicate.fragment import Path, json_path, refused
 from evermark.predicate.values import FORM_OF, Form, Kind, number_value, string_value, time_value, unparen
 
 COLUMNS = {
-    **dict.fromkeys(("event_id", "source", "stream", "key", "op", "tx", "origin"), Form.STRING),
+    **dict.fromkeys(("event_id", "source", "stream", "key", "previous_key", "op", "tx", "origin"), Form.STRING),
     **dict.fromkeys(("partition", "origin_seq", "schema_version"), Form.LONG),
     "event_time": Form.TIMESTAMP,
 }

@@ -146,7 +146,7 @@ ROUTES = (
     Route(
         "POST",
         f"{_NAME}/resume",
-        "Deliver to it again, from where it was left: after a pause, or after its receiver said that it is gone",
+        "Deliver to it again now, from where it was left: after a pause, a 410, or while it waits after failures",
         lambda desk, r: desk.resume(r.path["name"]),
         SubscriptionAnswer,
     ),
@@ -182,7 +182,11 @@ ROUTES = (
     ),
     Route("GET", _ID, "One of them, with its event", lambda desk, r: desk.delivery(_ident(r)), DeliveryWhole),
     Route(
-        "POST", f"{_ID}/retry", "Try it again now, even if dead", lambda desk, r: desk.retry(_ident(r)), DeliveryAnswer
+        "POST",
+        f"{_ID}/retry",
+        "Try it again now, even if dead; spends none of its attempts",
+        lambda desk, r: desk.retry(_ident(r)),
+        DeliveryAnswer,
     ),
     Route("DELETE", _ID, "Give it up: never delivered, and counted as dropped", _dropped, status=204),
     *BOT_ROUTES,

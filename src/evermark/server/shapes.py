@@ -165,6 +165,7 @@ class DeliveryAnswer(Answer):
     batch: int
     position: str
     key: str | None
+    previous_key: str | None
     attempts: int
     status: int | None
     next_attempt_at: datetime | None
@@ -186,6 +187,7 @@ class DeliveryAnswer(Answer):
             "batch": event.batch,
             "position": event.position,
             "key": event.key,
+            "previous_key": event.previous_key,
             "attempts": row.attempts,
             "status": event.status,
             "next_attempt_at": row.next_attempt_at,

@@ -77,6 +77,7 @@ class Condition:
     gauges: Mapping[str, float] = field(default_factory=dict)  # for a metric, by name
     warnings: Mapping[str, Warned] = field(default_factory=dict)  # by the gauge that says so; absent: all is well
     stale: Mapping[int, StaleStreams] = field(default_factory=dict)  # by partition; absent: none is
+    upkeep_due: bool = False  # something came up that `upkeep` should see to before its hour
 
 
 @dataclass(frozen=True)
@@ -221,4 +222,5 @@ class Source(ABC):
         return {partition: Untaken(end) for partition, end in ends.items() if end != after[partition]}
 
     def upkeep(self) -> None:  # noqa: B027 - not every place has something to be kept tidy
-        """Housekeeping at the place: called at every start and once an hour, whether events come or not."""
+        """Housekeeping at the place: called at every start and once an hour, whether events come or not; and within a
+        minute when `condition` asks for it."""

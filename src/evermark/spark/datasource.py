@@ -19,7 +19,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 
 from evermark import failpoint
 from evermark.errors import EvermarkError, GapError, Kind
-from evermark.event import TAKEN, Op
+from evermark.event import ADDED_SINCE, TAKEN, Op, with_all_columns
 from evermark.ingest.resume import excluded_from
 from evermark.log.read import LogReader
 from evermark.log.tails import LogTails
@@ -160,6 +160,9 @@ class _Reader(DataSourceStreamReader):
         """Nothing is held that the end of the process does not release."""
 
 
+_TAKEN_AT_FIRST = pa.schema([field for field in TAKEN if field.name not in ADDED_SINCE])
+
+
 class _Counter:
     count = 0
 
@@ -180,12 +183,12 @@ def _with_controls_counted(batches: Iterator[pa.RecordBatch], found: _Counter) -
 
 def _checked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
-        if batch.schema != TAKEN:
+        if batch.schema not in (TAKEN, _TAKEN_AT_FIRST):
             raise EvermarkError(
                 f"the source returned columns {batch.schema.names} where evermark.event.TAKEN is expected",
                 hint="build the batch with evermark.event.taken_batch",
             )
-        yield batch
+        yield with_all_columns(batch, TAKEN)
 
 
 def _failed(error: str, begins: Mapping[int, str]) -> _Piece:

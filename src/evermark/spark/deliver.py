@@ -18,10 +18,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 
 from evermark.bots.forward import forwarded, waiting
-from evermark.delivery.base import Fate, HeldKey, SubscriptionSpec
+from evermark.delivery.base import Fate, HeldKey, Outcome, SubscriptionSpec
 from evermark.delivery.expiry import with_expired, without_expired
 from evermark.delivery.rounds import both
 from evermark.delivery.sinks.base import Job
@@ -135,6 +136,9 @@ class _Post:
             for job in jobs
             if job.spec.name not in so_far.stopped
         ]
+        if not self.manner.sends:
+            yield from map(_row, _unsent(going, late, so_far.stopped))
+            going = []
         specs = {job.spec.name: job.spec for job in going}
         for name in late.keys() - specs.keys() - so_far.stopped:
             yield from map(_row, with_expired(name, [], late[name]))
@@ -150,6 +154,16 @@ class _Post:
                     so_far.room[name] -= sum(not event.session for event in result.outcome.parked)
                 yield _row(result, took_s)
                 took_s = 0.0  # told once: those of several chunks are added up
+
+
+def _unsent(jobs: Sequence[Job], late: Late, stopped: set[str]) -> Iterator[BatchResult]:
+    """Nothing is sent: each of these subscriptions gets as far as its first batch with something to send."""
+    for job in jobs:
+        name, batch = job.spec.name, pc.min(job.events.column("batch")).as_py()
+        before = {number: rows for number, rows in late.get(name, {}).items() if number < batch}
+        yield from with_expired(name, [], before)
+        yield BatchResult(name, batch, Outcome(name, Fate.UNFINISHED, reason="nothing is sent to it now"))
+        stopped.add(name)
 
 
 def _row(result: BatchResult, took_s: float = 0.0) -> dict[str, Any]:

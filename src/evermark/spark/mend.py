@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from evermark.errors import EvermarkError
-from evermark.event import TAKEN
+from evermark.event import TAKEN, with_all_columns
 from evermark.ingest.mender import FoundFile, Wanted
 from evermark.log.base import LogFile
 from evermark.log.frames import TAKEN_SCHEMA, files_frame
@@ -62,7 +62,8 @@ class _Read:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from self.hole.read(self.hole.pieces[number])
+                for rows in self.hole.read(self.hole.pieces[number]):
+                    yield with_all_columns(rows, TAKEN)
 
 
 @dataclass(frozen=True)

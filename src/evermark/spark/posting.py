@@ -50,15 +50,21 @@ def outcome_of(row: Mapping[str, Any]) -> Outcome:
 def now_held(spec: SubscriptionSpec, parked: Iterable[ParkedEvent]) -> Counter[HeldKey]:
     """Keys whose next events must wait: what one chunk of a job parks holds back the chunks after it."""
     keyed = parked if spec.ordered else ()
-    return Counter((event.place, event.stream, event.key) for event in keyed if event.key is not None)
+    return Counter(key for event in keyed for key in event.held_keys)
 
 
 def held_lanes(rows: pa.RecordBatch, waiting: Mapping[HeldKey, int]) -> dict[Lane, int]:
     """The lanes among these rows whose key has something parked, and how much."""
     held: dict[Lane, int] = {}
     if waiting:
-        places = map(Place, rows.column("source").to_pylist(), rows.column("partition").to_pylist())
-        found = set(zip(places, texts_of(rows.column("stream")), texts_of(rows.column("key")), strict=True))
+        places = list(map(Place, rows.column("source").to_pylist(), rows.column("partition").to_pylist()))
+        streams = texts_of(rows.column("stream"))
+        found = {
+            lane
+            for name in ("key", "previous_key")
+            if name in rows.schema.names and rows.column(name).null_count < rows.num_rows
+            for lane in zip(places, streams, texts_of(rows.column(name)), strict=True)
+        }
         for place, stream, key in waiting.keys() & found:
             held[place.source, stream, key] = held.get((place.source, stream, key), 0) + waiting[place, stream, key]
     return held

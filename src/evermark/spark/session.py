@@ -12,8 +12,10 @@ from pathlib import Path
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
+from evermark.config.spark_master import master_in_effect
 from evermark.spark.archive import java_options
 from evermark.spark.home import spark_home
+from evermark.spark.start_failure import require_master_answers, start_error
 
 # Each line was measured (docs/findings.md): together they take a one-row batch from 284 ms to about 100 ms.
 _DEFAULTS = {
@@ -47,9 +49,11 @@ _DEFAULTS = {
 _LOOK_UP_BY = "PYSPARK_DRIVER_PYTHON"
 # Spark matches error texts with recursive regular expressions: the default stack is too small for a long one.
 # Code made for many predicates is one long method, which the JVM would otherwise never compile.
-# A JVM that has run out of memory once may be left with threads missing: it ends instead, and is started again.
+# A JVM that has run out of memory once may be left with threads missing: it ends instead, and is started again. What it
+# says of its own failure belongs with its other noise, not on our stdout.
 _JAVA_OPTIONS = (
-    "-Xss16m -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-DontCompileHugeMethods -XX:+ExitOnOutOfMemoryError"
+    "-Xss16m -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-DontCompileHugeMethods"
+    " -XX:+ExitOnOutOfMemoryError -XX:+DisplayVMOutputToStderr"
 )
 
 
@@ -67,7 +71,10 @@ def make_session(
     `noise` takes what the JVM and the Python workers write to stderr: stack traces of sockets closed by a restart and
     the like. What matters of it reaches us as errors. `finds_formats`: Spark looks which formats written in Python are
     installed, as it does by itself.
+
+    Raises `UnreachableError` for a `spark://` master that does not answer, and `EngineError` when Spark does not start.
     """
+    require_master_answers(master_in_effect(master, conf))
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     home = spark_home(master)
     os.environ["SPARK_HOME"] = str(home)
@@ -83,8 +90,11 @@ def make_session(
     }
     for name, value in settings.items():
         builder = builder.config(name, value)
-    with _stderr_of_children(noise), nullcontext() if finds_formats else _without_look_up():
-        return builder.getOrCreate()
+    try:
+        with _stderr_of_children(noise), nullcontext() if finds_formats else _without_look_up():
+            return builder.getOrCreate()
+    except Exception as error:
+        raise start_error(error, conf, noise) from error
 
 
 @contextmanager
@@ -125,6 +135,8 @@ def _stderr_of_children(path: Path | None) -> Iterator[None]:
         yield
         return
     path.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileNotFoundError):  # after a death somebody wants to read what the last JVM said
+        path.replace(path.with_name(f"{path.name}.1"))
     kept = os.dup(2)
     noise = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
     try:

@@ -44,6 +44,7 @@ class Record:
             "source": event.source,
             "stream": event.stream,
             "key": event.key,
+            "previous_key": event.previous_key,
             "op": event.op,
             "position": event.position,
             "duplicate": self.duplicate,

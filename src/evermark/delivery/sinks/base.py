@@ -3,7 +3,8 @@
 Contract of a `Sink`:
 
 - Order: events of one subscription that share (source, stream, key) are sent strictly one after another, in the order
-  of the rows given. Events of different keys, and events without a key, may overtake each other.
+  of the rows given. Events of different keys, and events without a key, may overtake each other. An event that changed
+  its record's key is one of both keys.
 - Completeness: every (place, batch) among a job's rows gets exactly one `Result`. Its fate is DONE only if each of its
   rows was accepted or is in `parked`, and only if that holds for all earlier batches of the same place too: the DONE
   results of a place are always a prefix, so a cursor may be moved over them without looking any further.

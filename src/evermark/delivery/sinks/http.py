@@ -210,7 +210,7 @@ class Courier:
             case TimeoutError():
                 return Failure.TIMEOUT, f"no answer within {self.timeout_s:g} s"
             case socket.gaierror():
-                return Failure.DNS, f"the name {self._host} cannot be resolved: {cause.strerror}"
+                return Failure.DNS, f"the name {self._host} cannot be resolved: {cause.strerror or cause}"
             case ssl.SSLCertVerificationError():
                 return Failure.TLS, f"the certificate of {self._host} is not trusted: {cause.verify_message}"
             case ssl.SSLError():

@@ -1,9 +1,9 @@
 """Sends one job: which event may go now, what an answer means for the rest, and when to stop.
 
 Events wait in lanes. Without bundles a lane is one key, so that events of a key never overtake each other and keys
-do not wait for each other; an event without a key is alone in its lane. With bundles a lane is a share of the keys,
-and sends one bundle after another; they are made in `packs`. A lane is either idle, ready (in `_ready`) or busy;
-workers take ready lanes.
+do not wait for each other; an event without a key is alone in its lane, and keys between which a record moved share one
+(`keys`). With bundles a lane is a share of these, and sends one bundle after another; they are made in `packs`. A lane
+is either idle, ready (in `_ready`) or busy; workers take ready lanes.
 
 Rows are rendered in small pieces as they are needed: the loop is shared, and bodies are bigger than rows.
 """
@@ -34,8 +34,9 @@ from evermark.delivery.retry import Verdict, in_place_wait_s
 from evermark.delivery.signing import Body
 from evermark.delivery.sinks.base import Answer, Job
 from evermark.delivery.sinks.http import Courier, HttpLoop
+from evermark.delivery.sinks.keys import keys_of
 from evermark.delivery.sinks.packs import PIECE_BYTES_MAX, Pack, Packer, Parcel
-from evermark.delivery.sinks.ready import BUNDLE_LANES_MAX, BUNDLE_MAX, key_numbers, packs_of
+from evermark.delivery.sinks.ready import BUNDLE_LANES_MAX, BUNDLE_MAX, packs_of
 from evermark.delivery.sinks.tally import Tally
 
 PIECE_ROWS = 512
@@ -66,7 +67,7 @@ class Dispatch:
         self._packer: Packer | None = None
         if self._bundle > 1:
             self._packer = job.packer or packs_of(job, courier.style).taker()
-        self._keys = self._packer.keys if self._packer is not None else key_numbers(job.events)
+        self._keys = self._packer.keys if self._packer is not None else keys_of(job.events)
         self._held: dict[int, str] = {}  # per key what it is held behind, and how many of it are parked
         self._held_counts: dict[int, int] = self._held_before() if spec.ordered and job.held else {}
         self._held.update(dict.fromkeys(self._held_counts, "an earlier one of its key"))
@@ -86,11 +87,18 @@ class Dispatch:
         self.retry_after_s: float | None = None
 
     def _held_before(self) -> dict[int, int]:
-        _, first_rows = np.unique(self._keys, return_index=True)
-        firsts = self._job.events.select(["source", "stream", "key"]).take(pa.array(first_rows))
-        lanes = zip(*(texts_of(firsts.column(name)) for name in ("source", "stream", "key")), strict=True)
-        held, numbers = self._job.held, self._keys[first_rows].tolist()
-        return {number: held[lane] for number, lane in zip(numbers, lanes, strict=True) if lane in held}
+        """Which keys of the job have something parked already, and how much."""
+        keys, held = self._keys, self._job.held
+        _, first_rows = np.unique(keys.of, return_index=True)
+        numbered = [("key", first_rows.tolist(), keys.of[first_rows].tolist())]
+        if keys.left:
+            numbered.append(("previous_key", list(keys.left), list(keys.left.values())))
+        found: dict[int, int] = {}
+        for name, rows, numbers in numbered:
+            some = self._job.events.select(["source", "stream", name]).take(pa.array(rows))
+            lanes = zip(*(texts_of(some.column(n)) for n in ("source", "stream", name)), strict=True)
+            found |= {number: held[lane] for number, lane in zip(numbers, lanes, strict=True) if lane in held}
+        return found
 
     async def run(self, deadline_s: float, grace_s: float | None) -> None:
         """Send until everything is sent, the endpoint fails, or the deadline comes."""
@@ -184,7 +192,7 @@ class Dispatch:
             self._bad.update({start + row: reason for row, reason in bad.items()})
         self._body_bytes_max = max(self._body_bytes_max, *map(len, bodies))
         parcels = list(zip(range(start, end), idents, bodies, strict=True))
-        for lane, parcel in zip(self._keys[start:end].tolist(), parcels, strict=True):
+        for lane, parcel in zip(self._keys.lanes[start:end].tolist(), parcels, strict=True):
             self._queue(lane).append(parcel)
 
     def _fill_bundled(self, packer: Packer) -> None:
@@ -294,8 +302,8 @@ class Dispatch:
         if (session := self._job.waits.get(row)) is not None:
             self._park(parcel, f"for the key of session {session}", session=session)
             return True
-        if self._held and (first := self._held.get(int(self._keys[row]))) is not None:
-            self._hold(parcel, first)
+        if self._held and (key := self._held_key(row)) is not None:
+            self._hold(parcel, key)
             return True
         if (problem := self._bad.get(row)) is not None:
             self._park(parcel, f"unserialisable: {problem}")
@@ -306,9 +314,15 @@ class Dispatch:
             return True
         return False
 
-    def _hold(self, parcel: Parcel, first: str) -> None:
+    def _held_key(self, row: int) -> int | None:
+        """The key behind which a row is held: the one with more waiting, if it is of two."""
+        held = [key for key in self._keys.held_by(row) if key in self._held]
+        return max(held, key=lambda key: self._held_counts[key], default=None)
+
+    def _hold(self, parcel: Parcel, key: int) -> None:
+        first = self._held[key]
         # The first one of those that are parked is not held behind any other.
-        if self._held_counts[int(self._keys[parcel[0]])] > HELD_PER_LANE_MAX:
+        if self._held_counts[key] > HELD_PER_LANE_MAX:
             self._stop(Fate.FULL, f"more than {HELD_PER_LANE_MAX} events of one key are held behind {first}")
         else:
             self._park(parcel, f"held behind {first}")
@@ -324,6 +338,7 @@ class Dispatch:
             events.column(name)[row].as_py() for name in ("event_id", "source", "partition", "batch", "position")
         )
         stream, key = (text_of(events.column(name)[row]) for name in ("stream", "key"))
+        previous_key = text_of(events.column("previous_key")[row]) if row in self._keys.left else None
         status, wait = (answer.status, answer.retry_after_s) if answer else (None, None)
         event = ParkedEvent(
             ident,
@@ -338,10 +353,11 @@ class Dispatch:
             wait,
             self._job.replay_id or "",
             session,
+            previous_key,
         )
         self.tally.park(row, event)
         self._bad.pop(row, None)
-        if self._job.spec.ordered and key is not None:
-            number = int(self._keys[row])
-            self._held.setdefault(number, ident)
-            self._held_counts[number] = self._held_counts.get(number, 0) + 1
+        if self._job.spec.ordered and event.held_keys:
+            for number in self._keys.held_by(row):
+                self._held.setdefault(number, ident)
+                self._held_counts[number] = self._held_counts.get(number, 0) + 1

@@ -1,6 +1,6 @@
 """Bundles made column by column: no Python object per event, unless one of them is refused.
 
-The keys of a job are dealt out to a few shares; the events of a share keep their order. All bundles of a job are
+The lanes of a job are dealt out to a few shares; the events of a share keep their order. All bundles of a job are
 planned at once; they are rendered a few at a time, each event with the comma that follows it, so that a bundle is a
 piece of the rendered column as it lies in memory.
 """
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from evermark.delivery.body import (
@@ -27,8 +26,8 @@ from evermark.delivery.body import (
     render_sound,
 )
 from evermark.delivery.signing import Body
+from evermark.delivery.sinks.keys import I64, Keys
 
-I64 = npt.NDArray[np.int64]
 PIECE_ROWS = 4_096
 PIECE_BYTES_MAX = 64 * 1024 * 1024
 
@@ -78,7 +77,7 @@ class Packs:
     def __init__(
         self,
         events: pa.Table | pa.RecordBatch,
-        keys: I64,
+        keys: Keys,
         how: Rendering,
         bundle: int,
         shares: int,
@@ -93,7 +92,7 @@ class Packs:
         self._piece_rows = max(1, min(PIECE_ROWS, PIECE_BYTES_MAX // row_bytes))
         # Large events: rather a bundle that is not full than one that must not be sent or cannot be held.
         bundle = max(1, min(bundle, self._room // row_bytes, self._piece_rows))
-        self._plan = deque(_planned(keys, shares, bundle))
+        self._plan = deque(_planned(keys.lanes, shares, bundle))
         self._made: deque[list[Pack]] = deque()
         self._gone = 0  # how many pieces nobody wants any more
         self._takers = 0
@@ -206,14 +205,14 @@ class Packer:
         return self._packs.piece(self.at - 1)
 
 
-def _planned(keys: I64, shares: int, bundle: int) -> list[tuple[int, I64]]:
+def _planned(lanes: I64, shares: int, bundle: int) -> list[tuple[int, I64]]:
     """The share and the rows of each bundle, the one with the first row first."""
-    rows = len(keys)
-    if _all_differ(keys):
+    rows = len(lanes)
+    if _all_differ(lanes):
         # No event has to wait for another one: bundles are taken as the rows come.
         starts = range(0, rows, bundle)
         return [(n % shares, np.arange(at, min(at + bundle, rows))) for n, at in enumerate(starts)]
-    of = keys % shares
+    of = lanes % shares
     order = np.argsort(of, kind="stable")
     found: list[tuple[int, I64]] = []
     for start, stop in _runs(of[order]):

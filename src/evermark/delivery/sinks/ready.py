@@ -5,37 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-import pyarrow as pa
-
 from evermark.delivery.body import Rendering, Style
 from evermark.delivery.sinks.base import Job
+from evermark.delivery.sinks.keys import keys_of
 from evermark.delivery.sinks.packs import PIECE_BYTES_MAX, Packs
 
 BUNDLE_LANES_MAX = 8
 BUNDLE_MAX = 10_000
 
 
-def key_numbers(events: pa.Table | pa.RecordBatch) -> np.ndarray:
-    """A number per row, equal for rows of one (source, stream, key); rows without a key have numbers of their own."""
-    source, stream, key = (_codes(events, name) for name in ("source", "stream", "key"))
-    numbers: np.ndarray = (source * (int(stream.max(initial=0)) + 1) + stream) * (int(key.max(initial=0)) + 1) + key
-    keyless = key < 0
-    numbers[keyless] = -1 - np.flatnonzero(keyless)
-    return numbers
-
-
-def _codes(events: pa.Table | pa.RecordBatch, name: str) -> np.ndarray:
-    column = events.column(name)
-    whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    encoded = whole if pa.types.is_dictionary(whole.type) else whole.dictionary_encode()
-    codes: np.ndarray = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
-    return codes
-
-
 def packs_of(job: Job, style: Style) -> Packs:
     how = Rendering(style, job.historical, job.attempt, job.replay_id)
-    return Packs(job.events, key_numbers(job.events), how, *_cut(job), job.spec.body_bytes_max)
+    return Packs(job.events, keys_of(job.events), how, *_cut(job), job.spec.body_bytes_max)
 
 
 def _cut(job: Job) -> tuple[int, int]:

@@ -51,6 +51,7 @@ class _Retries:
         return self._answers
 
     def _lanes(self) -> list[list[Waiting]]:
+        """One after another: tries of a session, of a key, or of keys between which one of them moved its record."""
         lanes: dict[Lane | int | str, list[Waiting]] = {}
         for n, one in enumerate(self._tries):
             try:
@@ -58,10 +59,16 @@ class _Retries:
             except FormatError as problem:
                 self._answers[n] = Answer(Verdict.EVENT, reason=str(problem), sent=False)
                 continue
-            source, stream, key = (row.column(name)[0].as_py() for name in ("source", "stream", "key"))
-            lane = one.session or (n if key is None else (source, stream, key))
-            lanes.setdefault(lane, []).append((n, row))
-        return list(lanes.values())
+            source, stream, *keys = (
+                row.column(name)[0].as_py() for name in ("source", "stream", "key", "previous_key")
+            )
+            names: list[Lane | int | str] = [(source, stream, key) for key in keys if key is not None]
+            if one.session or not names:
+                names = [one.session or n]
+            lane = _joined(lanes, names)
+            lane.append((n, row))
+            lanes.update(dict.fromkeys(names, lane))
+        return list({id(lane): lane for lane in lanes.values()}.values())
 
     async def _one_lane(self, waiting: list[Waiting]) -> None:
         held = ""
@@ -122,3 +129,13 @@ class _Retries:
         if rate > 0 and not await self._http.turn((self._spec.name, self._replay_id), rate, self._deadline):
             return False
         return self._stopped is None
+
+
+def _joined(lanes: dict[Lane | int | str, list[Waiting]], names: Sequence[Lane | int | str]) -> list[Waiting]:
+    """The lane of these names; what waits in several is put together, in order, under all their names."""
+    found = {id(lanes[name]): lanes[name] for name in names if name in lanes}
+    if len(found) < 2:
+        return next(iter(found.values()), [])
+    together = sorted((one for lane in found.values() for one in lane), key=lambda waiting: waiting[0])
+    lanes.update({name: together for name, lane in lanes.items() if id(lane) in found})
+    return together

@@ -201,7 +201,8 @@ class Node:
         if not isinstance(answer, dict):
             raise FormatError(f"{self.url}{path} answered something else", hint="is it a block node?")
         if status != 200:
-            raise _refusal(f"{self.url}{path} answered {status} {str(answer.get('code'))[:40]}", answer.get("code"))
+            code = str(answer.get("code") or "without a code")[:40]
+            raise _refusal(f"{self.url}{path} answered {status} {code}", answer.get("code"))
         return answer
 
     def _unreachable(self, error: Exception) -> UnreachableError:

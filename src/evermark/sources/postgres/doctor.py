@@ -8,11 +8,13 @@ from evermark.errors import FormatError
 from evermark.observe.finding import Finding, ok, warning, wrong
 from evermark.sources.postgres.facts import CapturedFacts, Facts, Kept, OutboxFacts, ServerFacts, SlotFacts
 from evermark.sources.postgres.failures import INSTALL_HINT
-from evermark.sources.postgres.install import SCHEMA_VERSION, WAL_LEVEL_HINT
+from evermark.sources.postgres.install import SCHEMA_VERSION, SCHEMA_VERSION_READ
 from evermark.sources.postgres.lsn import Position, lsn_text
+from evermark.sources.postgres.partitions import unwatched_mend, unwatched_said
 from evermark.sources.postgres.place import PostgresPlace
+from evermark.sources.postgres.preflight import VERSION_MIN, WAL_LEVEL_HINT
 from evermark.sources.postgres.slots import Slot
-from evermark.sources.postgres.survey import VERSION_MIN
+from evermark.sources.postgres.survey import UPGRADE_HINT, outdated
 
 CLOCK_S_MAX = 5.0
 SAFE_SHARE_MIN = 0.2
@@ -45,6 +47,7 @@ def judged(facts: Facts, place: PostgresPlace, kept: Kept | None) -> list[Findin
     found += _transactions(facts, server)
     if facts.outbox is not None:
         found += _tables(facts.outbox.captured, place)
+        found += _parts(facts.outbox, place)
         found += _days(facts.outbox, place)
         found += _events(facts.outbox)
     found += _clock(server)
@@ -108,8 +111,10 @@ def _outbox(outbox: OutboxFacts, place: PostgresPlace, server: ServerFacts) -> I
         yield ok("rights", f"role {server.role} has those it needs in schema {place.schema}")
     if outbox.version is None:
         yield wrong("outbox", f"schema {place.schema} is there, its version cannot be read", INSTALL_HINT)
-    elif outbox.version < SCHEMA_VERSION:
+    elif outbox.version < SCHEMA_VERSION_READ:
         yield wrong("outbox", f"version {outbox.version}, this program needs {SCHEMA_VERSION}", INSTALL_HINT)
+    elif outbox.version < SCHEMA_VERSION:
+        yield warning("outbox", outdated(outbox.version)["outbox_version"].said, UPGRADE_HINT)
     elif outbox.version > SCHEMA_VERSION:
         yield wrong("outbox", f"version {outbox.version} is newer than this program", "upgrade Evermark")
     else:
@@ -146,7 +151,7 @@ def _slot(facts: SlotFacts, server: ServerFacts, kept: Kept | None) -> Iterator[
         reason = slot.invalidation_reason or slot.wal_status or "it has no position"
         yield wrong("slot", f"slot {name} was lost ({reason})", _RECOVER)
         return
-    if slot.active and kept is not None and kept.owner is None:
+    if slot.active and facts.active_pid is not None and kept is not None and kept.owner is None:
         mend = f"select pg_terminate_backend({facts.active_pid}); it is no instance of this deployment"
         yield warning("slot", f"slot {name} is held by process {facts.active_pid} of somebody else", mend)
     elif slot.wal_status == "unreserved":
@@ -231,7 +236,7 @@ def _tables(captured: tuple[CapturedFacts, ...] | None, place: PostgresPlace) ->
         return
     ill = False
     known = {table.name: table for table in captured}
-    for name in sorted({table.name for table in place.tables} - known.keys()):
+    for name in sorted(table.name for table in place.tables if table.stream not in known):
         ill = True
         yield wrong("tables", f"{name} stands in the file and is not captured", INSTALL_HINT)
     for table in captured:
@@ -252,6 +257,13 @@ def _tables(captured: tuple[CapturedFacts, ...] | None, place: PostgresPlace) ->
             yield warning("tables", f"{table.name}: its columns changed since install", f"{INSTALL_HINT} again")
     if not ill:
         yield ok("tables", f"{len(captured)} captured" + (f": {', '.join(sorted(known)[:10])}" if known else ""))
+
+
+def _parts(outbox: OutboxFacts, place: PostgresPlace) -> Iterator[Finding]:
+    if outbox.unwatched and outbox.version is not None and outbox.version >= SCHEMA_VERSION:
+        yield warning("partitioned_tables", unwatched_said(outbox.unwatched), unwatched_mend(place))
+    elif outbox.unwatched:
+        yield warning("partitioned_tables", unwatched_said(outbox.unwatched), UPGRADE_HINT)
 
 
 def _days(outbox: OutboxFacts, place: PostgresPlace) -> Iterator[Finding]:

@@ -24,6 +24,7 @@ from evermark.sources.postgres.facts import (
 )
 from evermark.sources.postgres.failures import where
 from evermark.sources.postgres.lsn import lsn_of
+from evermark.sources.postgres.partitions import unwatched_query
 from evermark.sources.postgres.place import PostgresPlace
 from evermark.sources.postgres.slots import slot_named, spare_name, walsender
 
@@ -237,7 +238,8 @@ class _Look:
         captured = self._seen("captured tables", self._captured)
         events = self._seen("events", lambda: self.events(rows)) if rows else None
         partitions = self._partitions(rows) if rows else None
-        return OutboxFacts(version, tuple(row[0] for row in rights), captured, partitions, events)
+        (unwatched,) = self._link.one(unwatched_query(self._place), doing="looking at partitions of captured tables")
+        return OutboxFacts(version, tuple(row[0] for row in rights), captured, partitions, events, tuple(unwatched))
 
     def _version(self) -> int | None:
         query = sql.SQL("select version from {}").format(sql.Identifier(self._place.schema, "meta"))

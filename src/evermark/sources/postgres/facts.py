@@ -96,6 +96,7 @@ class OutboxFacts:
     captured: tuple[CapturedFacts, ...] | None
     partitions: PartitionFacts | None
     events: EventFacts | None
+    unwatched: tuple[str, ...] = ()  # partitions of captured tables without a trigger for truncate
 
 
 @dataclass(frozen=True)

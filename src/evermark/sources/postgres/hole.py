@@ -21,7 +21,7 @@ from evermark.sources.postgres.place import MY_SHARE, PostgresPlace
 RECOVERED = "recovered"
 _BLOCKS = 32_768  # of 8 KiB: a piece is a quarter of a gigabyte at most
 _ROWS = 10_000
-_TYPES = ("text", "int8", "text", "text", "text", "text", "text", "int4", "int8", "text")
+_TYPES = ("text", "int8", "text", "text", "text", "text", "text", "int4", "int8", "text", "text")
 _BYTES = 16 * 1024 * 1024
 
 _TABLES = """
@@ -38,7 +38,7 @@ _ROWS_OF = """
 select e.id::text,
        case when {sane} then (extract(epoch from e.created_at) * 1000000)::bigint end,
        coalesce(e.stream, s.name), e.op, e.key, e.payload::text, e.before::text, e.schema_version,
-       (e.lsn - '0/0'::pg_lsn)::bigint, e.tx::xid::text
+       (e.lsn - '0/0'::pg_lsn)::bigint, e.tx::xid::text, {previous_key}
 from only {table} e left join {streams} s on s.id = e.stream_id
 where e.ctid >= {first}::tid and e.ctid < {last}::tid and {young}
 """
@@ -71,6 +71,7 @@ class OutboxHole(Hole):
         oldest: list[datetime] = []
         whole_log = False
         with self._open() as link:
+            has_previous_key = self._has_previous_key(link)
             events = sql.Literal(f'"{self.place.schema}".events')
             tables = sql.SQL(_TABLES).format(events=events).as_string()
             for table, blocks in link.rows(tables, doing="listing partitions"):
@@ -85,6 +86,7 @@ class OutboxHole(Hole):
                     # The last piece is open at its end: whatever was added since is not in the snapshot.
                     last = first + _BLOCKS if first + _BLOCKS < blocks else 2**32 - 1
                     detail = {"table": table, "first": str(first), "last": str(last)}
+                    detail |= {"previous_key": "there"} if has_previous_key else {}
                     found.append(Slice(0, "", self.position, detail))
         self.pieces = tuple(found)
         # An event whose time is none to us may be in any file.
@@ -98,6 +100,7 @@ class OutboxHole(Hole):
             last=sql.Literal(f"({piece.detail['last']},0)"),
             young=self._young("e."),
             sane=sql.SQL(_SANE.format(column="e.created_at")),
+            previous_key=sql.SQL("e.previous_key" if piece.detail.get("previous_key") else "null::text"),
         )
         copy_out = sql.SQL("copy ({}) to stdout").format(query)
         with (
@@ -122,7 +125,7 @@ class OutboxHole(Hole):
             yield self._batch(some)
 
     def _batch(self, rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
-        ids, times, streams, ops, keys, payloads, befores, versions, lsns, xids = zip(*rows, strict=True)
+        ids, times, streams, ops, keys, payloads, befores, versions, lsns, xids, previous_keys = zip(*rows, strict=True)
         order = np.array(lsns, dtype=np.uint64)
         columns: dict[str, object] = {
             "event_id": ids,
@@ -136,8 +139,14 @@ class OutboxHole(Hole):
             "before": befores,
             "schema_version": versions,
             "flags": [[RECOVERED]] * len(rows),
+            "previous_key": previous_keys,
         }
         return taken_batch(columns, len(rows))
+
+    def _has_previous_key(self, link: Link) -> bool:
+        """Not in an outbox of version 2. If it comes after this, it is null in all that the snapshot shows."""
+        query = "select exists (select from pg_attribute where attrelid = %s::regclass and attname = 'previous_key')"
+        return link.one(query, (f'"{self.place.schema}".events',), doing="looking at the columns of events") == (True,)
 
     def _open(self) -> _Snapshot:
         return _Snapshot(self.place, self.snapshot)

@@ -1,32 +1,39 @@
 """`evermark source install`: the outbox in the user's database.
 
 Order matters and is fixed: tables and functions, publication, reader, slot, triggers. Each step may be run again;
-nothing is ever dropped and made again, because a publication or slot made twice has lost what came in between.
+nothing is ever dropped and made again, because a publication or slot made twice has lost what came in between. What
+can be known beforehand is looked at before the first step (preflight.py), and an install that fails takes away what it
+made itself: a slot that nobody reads fills the disk.
 """
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import resources
 
 from psycopg import sql
 
-from evermark.errors import BusyError, FormatError, SetupError
+from evermark.errors import EvermarkError
 from evermark.sources.postgres.connect import Link, connect
-from evermark.sources.postgres.failures import translated, where
+from evermark.sources.postgres.failures import translated
 from evermark.sources.postgres.place import PostgresPlace, TableChoice
+from evermark.sources.postgres.preflight import require_installable, schema_there
 from evermark.sources.postgres.slots import drop_slot, spare_name
+from evermark.sources.postgres.waiting import LOCK_TIMEOUT_S, Say, Waiting
 
-SCHEMA_VERSION = 2
-WAL_LEVEL_HINT = "alter system set wal_level = 'logical'; then restart the server"
-_TABLES = ("01_schema.sql", "02_functions.sql", "03_watch.sql")
+SCHEMA_VERSION = 3
+SCHEMA_VERSION_READ = 2  # the oldest installed version that is read on as it is, with a warning
+WAIT_S = 600.0
+_UPGRADES = ("upgrade_3.sql",)
+_TABLES = ("01_schema.sql", *_UPGRADES, "02_functions.sql", "03_watch.sql")
+# What an event is made of. The rest of its row is for us, in the database.
+_PUBLISHED = (
+    *("id", "created_at", "stream_id", "stream", "op", "key", "payload", "before", "schema_version", "previous_key"),
+)
 _PER_SLOT = ("04_publication.sql", "05_reader.sql", "06_slot.sql", "07_registered.sql")
-_LOCK_PAUSES_S = (0.5, 1.0)
-_SLOT_WAIT = "the slot waits for transactions that were open before it; end them, or wait"
+_LOCK_TIMEOUT = f"{LOCK_TIMEOUT_S:g}s"
 
 
 @dataclass(frozen=True)
@@ -52,53 +59,152 @@ def install_sql(place: PostgresPlace, tables: Sequence[TableChoice] = (), *, rol
     return "\n".join(parts)
 
 
-def install(place: PostgresPlace, tables: Sequence[TableChoice] = (), *, slot_wait_s: float = 60.0) -> list[str]:
-    """Install or bring up to date; says what was done to each table."""
-    link = connect(place.dsn, lock_timeout="1s")
+@dataclass
+class Made:
+    """What an install has made that was not there before it."""
+
+    schema: bool = False
+    publications: list[PostgresPlace] = field(default_factory=list)
+    readers: list[PostgresPlace] = field(default_factory=list)
+    slots: list[PostgresPlace] = field(default_factory=list)
+    tables: list[str] = field(default_factory=list)
+
+
+def install(
+    place: PostgresPlace,
+    tables: Sequence[TableChoice] = (),
+    *,
+    wait_s: float = WAIT_S,
+    say: Say = lambda line: None,
+    goes_on: bool = False,
+) -> list[str]:
+    """Install or bring up to date; says what was done to each table. All or nothing, of what was not there before.
+
+    `wait_s` is how long other people's transactions are waited for, in all; `say` hears whose they are. `goes_on`: this
+    deployment has taken events here before, so that a reader made anew has to look through all of them.
+    """
+    link = connect(place.dsn, lock_timeout=_LOCK_TIMEOUT)
+    made = Made()
     try:
-        require_logical(link)
-        _require_version(link, place)
-        with translated(link.dsn, "installing the outbox"), link.connection.transaction():
-            for name in _TABLES:
-                link.connection.execute(_script(name, place).encode())
-        _require_same_slots(link, place)
+        require_installable(link, place, tables, SCHEMA_VERSION)
+        made.schema = not schema_there(link, place)
+        waiting = Waiting(place.dsn, link.connection.info.backend_pid, wait_s, say)
+        waiting.for_lock("install the outbox", partial(_install_schema, link, place))
         for part in place.parts():
-            create_publication(link, part)
-            _register(link, part, "05_reader.sql")
-            _create_slot(link, part, slot_wait_s)
-            _register(link, part, "07_registered.sql")
-        return [_patiently(partial(_capture, link, table, place)) for table in tables]
+            _install_reader(link, part, made, waiting, goes_on=goes_on)
+        return [_capture(link, table, place, made, waiting) for table in tables]
+    except BaseException:
+        _undo(place, made, say)
+        raise
     finally:
         link.close()
 
 
-def uninstall(place: PostgresPlace) -> None:
+def _install_schema(link: Link, place: PostgresPlace) -> None:
+    with translated(link.dsn, "installing the outbox"), link.connection.transaction():
+        for name in _TABLES:
+            link.connection.execute(_script(name, place).encode())
+
+
+def _install_reader(link: Link, part: PostgresPlace, made: Made, waiting: Waiting, *, goes_on: bool) -> None:
+    published = link.row("select 1 from pg_publication where pubname = %s", (part.publication,), doing="looking")
+    if published is None:
+        made.publications.append(part)
+    create_publication(link, part)
+    query = _filled("select 1 from @schema@.readers where slot = %s", part)
+    if link.row(query, (part.slot,), doing="looking for the reader") is None:
+        made.readers.append(part)
+    _register(link, part, "05_reader.sql")
+    if goes_on and part in made.readers:
+        forget = _filled("update @schema@.readers set floor = null where slot = %s returning 1", part)
+        link.row(forget, (part.slot,), doing="registering the reader")
+    there = "select 1 from pg_replication_slots where slot_name = %s"
+    if link.row(there, (part.slot,), doing="looking for the slot") is None:
+        waiting.for_transactions(f"make slot {part.slot}", partial(_create_slot, link, part))
+        made.slots.append(part)
+    waiting.for_lock("register the reader", partial(_register, link, part, "07_registered.sql"))
+
+
+def _undo(place: PostgresPlace, made: Made, say: Say) -> None:
+    """Take away what an install made that did not come to its end; what was there before stays."""
+    if not (made.slots or made.readers or made.publications or made.tables or made.schema):
+        return
+    try:
+        link = connect(place.dsn, lock_timeout=_LOCK_TIMEOUT)
+        try:
+            for part in made.slots:
+                drop_slot(link, part.slot)
+            with translated(link.dsn, "taking away what was made"):
+                for part in made.publications:
+                    link.connection.execute(_script("uninstall_publication.sql", part).encode())
+                if not schema_there(link, place):
+                    return
+                for table in made.tables:
+                    _unwatch(link, table, place)
+                for part in made.readers:
+                    link.connection.execute(_script("uninstall_reader.sql", part).encode())
+                if made.schema:
+                    _remove_schema(link, place)
+        finally:
+            link.close()
+    except EvermarkError as error:
+        say(f"not all that was made could be taken away again ({error.message}): run `evermark source uninstall`")
+
+
+def uninstall(place: PostgresPlace, *, wait_s: float = WAIT_S, say: Say = lambda line: None) -> None:
     """Remove our slot and publication; and, when no other reader is left, triggers, tables and schema."""
+    link = connect(place.dsn, lock_timeout=_LOCK_TIMEOUT)
+    try:
+        waiting = Waiting(place.dsn, link.connection.info.backend_pid, wait_s, say)
+        for part in place.parts():
+            drop_slot(link, spare_name(part.slot))
+            drop_slot(link, part.slot)
+        waiting.for_lock("remove the outbox", partial(_remove, link, place))
+    finally:
+        link.close()
+
+
+def _remove(link: Link, place: PostgresPlace) -> None:
+    with translated(link.dsn, "uninstalling the outbox"):
+        for part in place.parts():
+            link.connection.execute(_script("uninstall_publication.sql", part).encode())
+        if not schema_there(link, place):
+            return
+        with link.connection.transaction():
+            for part in place.parts():
+                link.connection.execute(_script("uninstall_reader.sql", part).encode())
+            _remove_schema(link, place)
+
+
+def _remove_schema(link: Link, place: PostgresPlace) -> None:
+    """Only when nobody reads it any more."""
+    others = link.connection.execute(_filled("select count(*) from @schema@.readers", place).encode()).fetchone()
+    if others == (0,):
+        link.connection.execute(_script("uninstall_schema.sql", place).encode())
+
+
+def unwatch(
+    place: PostgresPlace, tables: Sequence[str], *, wait_s: float = WAIT_S, say: Say = lambda line: None
+) -> list[str]:
+    """Stop capturing these tables; what they wrote stays, and is read. Says what was done to each."""
+    link = connect(place.dsn, lock_timeout=_LOCK_TIMEOUT)
+    try:
+        waiting = Waiting(place.dsn, link.connection.info.backend_pid, wait_s, say)
+        return [waiting.for_lock(f"release {table}", partial(_release, link, table, place)) for table in tables]
+    finally:
+        link.close()
+
+
+def registered(place: PostgresPlace) -> bool:
+    """Whether all readers of this place are installed."""
     link = connect(place.dsn)
     try:
-        with translated(link.dsn, "uninstalling the outbox"):
-            execute = link.connection.execute
-            for part in place.parts():
-                drop_slot(link, spare_name(part.slot))
-                drop_slot(link, part.slot)
-                execute(_script("uninstall_publication.sql", part).encode())
-            if execute("select to_regnamespace(%s)", (place.schema,)).fetchone() == (None,):
-                return
-            with link.connection.transaction():
-                for part in place.parts():
-                    execute(_script("uninstall_reader.sql", part).encode())
-                others = execute(_filled("select count(*) from @schema@.readers", place).encode()).fetchone()
-                if others == (0,):
-                    execute(_script("uninstall_schema.sql", place).encode())
-    finally:
-        link.close()
-
-
-def unwatch(place: PostgresPlace, tables: Sequence[str]) -> list[str]:
-    """Stop capturing these tables; what they wrote stays, and is read. Says what was done to each."""
-    link = connect(place.dsn, lock_timeout="1s")
-    try:
-        return [_patiently(partial(_release, link, table, place)) for table in tables]
+        there = link.row("select to_regclass(%s)", (f"{place.schema}.readers",), doing="looking for readers")
+        if there == (None,):
+            return False
+        slots = [part.slot for part in place.parts()]
+        query = _filled("select count(*) from @schema@.readers where slot = any(%s)", place)
+        return link.one(query, (slots,), doing="looking for readers") == (len(slots),)
     finally:
         link.close()
 
@@ -143,107 +249,54 @@ def _register(link: Link, place: PostgresPlace, script: str) -> None:
         link.connection.execute(_script(script, place).encode())
 
 
-def _create_slot(link: Link, place: PostgresPlace, wait_s: float) -> None:
-    found = link.row(
-        "select database, plugin, current_database() from pg_replication_slots where slot_name = %s",
-        (place.slot,),
-        doing="looking for the slot",
-    )
-    if found is not None:
-        database, plugin, here = found
-        if database != here or plugin != "pgoutput":
-            raise SetupError(
-                f"slot {place.slot} at {where(link.dsn)} belongs to database {database} and plugin {plugin}",
-                hint="choose another `name` for this deployment: it names slot and publication",
-            )
-        return
-    try:
-        with translated(link.dsn, "creating the slot"), link.connection.transaction():
-            link.connection.execute(sql.SQL("set local statement_timeout = {}").format(int(wait_s * 1000)))
-            link.connection.execute(_script("06_slot.sql", place).encode())
-    except BusyError as error:
-        raise BusyError(f"creating slot {place.slot} took more than {wait_s:g} s", hint=_SLOT_WAIT) from error
+def _create_slot(link: Link, place: PostgresPlace, timeout_ms: int) -> None:
+    """The slot waits for transactions that are open, in nobody's way: a lock's short patience is not for it."""
+    with translated(link.dsn, f"making slot {place.slot}"), link.connection.transaction():
+        link.connection.execute("set local lock_timeout = 0")
+        link.connection.execute(sql.SQL("set local statement_timeout = {}").format(timeout_ms))
+        link.connection.execute(_script("06_slot.sql", place).encode())
 
 
-def _capture(link: Link, table: TableChoice, place: PostgresPlace) -> str:
-    if link.row("select to_regclass(%s)", (table.name,), doing="looking for a table") == (None,):
-        raise SetupError(f"table {table.name} does not exist at {where(link.dsn)}", hint="write it as schema.table")
-    return str(link.one(_watch(table, place).as_string(), doing=f"capturing {table.name}")[0])
+def _capture(link: Link, table: TableChoice, place: PostgresPlace, made: Made, waiting: Waiting) -> str:
+    captured = _captured(link, table.name, place)
+
+    def watch() -> str:
+        with translated(link.dsn, f"capturing {table.name}"):
+            found = link.connection.execute(_watch(table, place)).fetchone()
+            return str(found[0]) if found else ""
+
+    said = waiting.for_lock(f"put triggers on {table.name}", watch)
+    if not captured:
+        made.tables.append(table.name)
+    return said
 
 
-def _release(link: Link, table: str, place: PostgresPlace) -> str:
-    captured = link.row(
+def _captured(link: Link, table: str, place: PostgresPlace) -> bool:
+    return link.row(
         "select exists (select from pg_trigger where tgrelid = to_regclass(%s) and tgname = %s)",
         (table, f"{place.schema}_capture"),
         doing=f"looking at {table}",
-    )
-    if captured != (True,):
+    ) == (True,)
+
+
+def _release(link: Link, table: str, place: PostgresPlace) -> str:
+    if not _captured(link, table, place):
         return f"{table} was not captured"
-    query = _filled("select @schema@.unwatch(%s::text::regclass)", place)
-    link.row(query, (table,), doing=f"releasing {table}")
+    _unwatch(link, table, place)
     return f"{table} is not captured any more"
 
 
-def _patiently(step: Callable[[], str]) -> str:
-    """A table's lock is asked for briefly and again: a long queue behind us would be the user's outage."""
-    for pause_s in _LOCK_PAUSES_S:
-        try:
-            return step()
-        except BusyError:
-            time.sleep(pause_s)
-    return step()
-
-
-def require_logical(link: Link) -> None:
-    level = link.row("select current_setting('wal_level')", doing="reading wal_level")
-    if level != ("logical",):
-        raise SetupError(f"wal_level at {where(link.dsn)} is {level and level[0]!r}", hint=WAL_LEVEL_HINT)
-
-
-def _require_same_slots(link: Link, place: PostgresPlace) -> None:
-    """Another number of slots would share the events otherwise, and those not taken yet would belong to nobody."""
-    names = [part.slot for part in place.parts()]
-    query = "select slot::text from @schema@.readers where slot = %s or slot ~ %s"
-    ours = link.rows(_filled(query, place), (place.slot, f"^{place.slot}_p[0-9]+$"), doing="looking for readers")
-    others = sorted({name for (name,) in ours} - set(names))
-    if others:
-        raise SetupError(
-            f"the outbox at {where(link.dsn)} is read through other slots of this deployment: {', '.join(others)}",
-            hint="`slots` cannot change while events wait in them: let `evermark up` drain them,"
-            " `evermark source uninstall` with the old number, then install with the new one",
-        )
-    if place.slots == 1:
-        return
-    version = int(link.one("show server_version_num", doing="asking for the version")[0])
-    if version < 150000:
-        raise SetupError(
-            f"several slots at {where(link.dsn)} need Postgres 15 or newer; it is {version // 10000}",
-            hint="leave `slots` at 1",
-        )
-
-
-def _require_version(link: Link, place: PostgresPlace) -> None:
-    if link.row("select to_regclass(%s)", (f"{place.schema}.meta",), doing="looking for the schema") == (None,):
-        return
-    found = link.row(_filled("select version from @schema@.meta", place), doing="reading the installed version")
-    if found is not None and found[0] > SCHEMA_VERSION:
-        raise FormatError(
-            f"schema {place.schema} at {where(link.dsn)} is of version {found[0]}; this program knows {SCHEMA_VERSION}",
-            hint="upgrade Evermark",
-        )
+def _unwatch(link: Link, table: str, place: PostgresPlace) -> None:
+    link.row(_filled("select @schema@.unwatch(%s::text::regclass)", place), (table,), doing=f"releasing {table}")
 
 
 def _watch(table: TableChoice, place: PostgresPlace) -> sql.Composed:
     return sql.SQL("select {}.watch({}::regclass, {}::text[], {}::text[])").format(
         sql.Identifier(place.schema),
         sql.Literal(table.name),
-        sql.Literal(_array(table.exclude)),
-        sql.Literal(_array(table.hash)),
+        sql.Literal(list(table.exclude)),
+        sql.Literal(list(table.hash)),
     )
-
-
-def _array(names: Sequence[str]) -> str:
-    return "{" + ",".join(json.dumps(name, ensure_ascii=False) for name in names) + "}"
 
 
 def _script(name: str, place: PostgresPlace, *, role: str = "evermark") -> str:
@@ -261,6 +314,7 @@ def _filled(text: str, place: PostgresPlace, *, role: str = "evermark") -> str:
         ("@publication_literal@", f"'{place.publication}'"),
         ("@slot_literal@", f"'{place.slot}'"),
         ("@version@", str(SCHEMA_VERSION)),
+        ("@published@", ", ".join(f"'{name}'" for name in _PUBLISHED)),
         ("@role@", quoted_role),
         ("@row_filter_text@", place.row_filter.replace("'", "''")),
     ):

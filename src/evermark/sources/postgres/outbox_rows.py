@@ -168,6 +168,7 @@ class _Columns:
             "before": self._texts("before", versioned=True),
             "schema_version": self._numbers("schema_version", ">i4", pa.int32()),
             "stream": self._streams(),
+            "previous_key": self._texts("previous_key"),
         }
         known = pc.fill_null(pc.is_in(built["op"], value_set=_ops()), False).to_numpy(zero_copy_only=False)
         self._refuse(~known, "op is none of those an event may have")

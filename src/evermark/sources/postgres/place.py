@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from evermark.errors import ConfigError
 from evermark.secrets import Sealed
+from evermark.sources.postgres.names import TableNameError, table_name
 
 if TYPE_CHECKING:
     from evermark.sources.postgres.settings import PostgresSettings
@@ -41,11 +42,24 @@ class PlainDsn:
 
 @dataclass(frozen=True)
 class TableChoice:
-    """A table to capture; `exclude` columns never leave it, `hash` columns leave as their SHA-256."""
+    """A table to capture; `exclude` columns never leave it, `hash` columns leave as their SHA-256.
+
+    `name` is as SQL writes it (`public."Orders"`), `stream` as its events have it (`public.Orders`).
+    """
 
     name: str
     exclude: tuple[str, ...] = ()
     hash: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        try:
+            object.__setattr__(self, "name", table_name(self.name).sql)
+        except TableNameError as error:
+            raise ConfigError(f"table {self.name[:150]!r}: {error}", hint=error.hint) from None
+
+    @property
+    def stream(self) -> str:
+        return table_name(self.name).stream
 
 
 @dataclass(frozen=True)

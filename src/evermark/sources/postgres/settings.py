@@ -15,11 +15,11 @@ from evermark.config.models import postgres_dsn
 from evermark.config.problems import Problem
 from evermark.config.sources import SourceConfig
 from evermark.secrets import HIDDEN, Sealed, Secret, SecretBox
+from evermark.sources.postgres.names import TableNameError, table_name
 from evermark.sources.postgres.place import EVENTS_RETENTION_S, SLOTS_MAX, WAL_RETAINED_WARN_BYTES
 
 _NAME_MAX = 63  # what Postgres keeps of an identifier
 _WAL_SEGMENT_BYTES = 16 * 1024 * 1024
-_TABLE = re.compile(r'[^.\x00-\x1f"]{1,63}\.[^.\x00-\x1f"]{1,63}')
 
 
 def derived_name(deployment: str, source: str) -> str:
@@ -36,10 +36,10 @@ def derived_name(deployment: str, source: str) -> str:
 
 
 def _table_name(text: str) -> str:
-    full = text if "." in text else f"public.{text}"
-    if not _TABLE.fullmatch(full):
-        raise refusal("expected a table such as public.orders")
-    return full
+    try:
+        return table_name(text).sql
+    except TableNameError as error:
+        raise refusal(str(error), hint_showing_value=error.hint) from None
 
 
 def _table(value: Any) -> Any:
@@ -71,9 +71,10 @@ _WalWarn = Annotated[Size, AfterValidator(_wal_warn)]
 
 
 class TableSettings(Model):
-    """One captured table: columns left out, and columns of which only a hash leaves the database."""
+    """One captured table: its name as SQL writes it, columns left out, and columns of which only a hash leaves the
+    database. Columns are written plainly, as the catalog has them: without quotes of SQL, capitals as they are."""
 
-    name: Annotated[str, Field(min_length=1, max_length=127), AfterValidator(_table_name)]
+    name: Annotated[str, Field(min_length=1, max_length=260), AfterValidator(_table_name)]
     exclude: Annotated[tuple[_Column, ...], Field(max_length=1600)] = ()
     hash: Annotated[tuple[_Column, ...], Field(max_length=1600)] = ()
 

@@ -29,6 +29,7 @@ from evermark.sources.postgres.floor import Floor, Sample
 from evermark.sources.postgres.lsn import Position, lsn_text
 from evermark.sources.postgres.outbox_rows import EVENTS, OutboxDecoder
 from evermark.sources.postgres.pace import Confirming, Offering, Verdict
+from evermark.sources.postgres.partitions import unwatched_query
 from evermark.sources.postgres.place import PostgresPlace
 from evermark.sources.postgres.survey import Survey, forgotten, look, trouble
 
@@ -51,7 +52,8 @@ select exists (select from m where kind = 73 and x in (select x from m where kin
 
 _KNOWN = """
 select exists (select from {events} where created_at = %s and id = %s::uuid),
-       to_regclass(format('%%I.%%I', {schema}, 'events_p' || to_char(%s at time zone 'UTC', 'YYYYMMDD'))) is not null
+       to_regclass(format('%%I.%%I', {schema}, 'events_p' || to_char(%s at time zone 'UTC', 'YYYYMMDD'))) is not null,
+       (select installed_at from {meta} where installed_at > %s)
 """
 # Two steps in one: what had ended when the snapshot was taken committed before the position read after it.
 _SAMPLE = """
@@ -76,6 +78,7 @@ class PostgresStatus:
     retained_bytes: int | None
     safe_wal_bytes: int | None
     trouble: str | None
+    schema_version: int | None = None
 
 
 class SlotReader:
@@ -117,11 +120,14 @@ class SlotReader:
         if seen.event_time is None or seen.event_id.startswith("poison:"):
             return
         query = sql.SQL(_KNOWN).format(
-            events=sql.Identifier(self._place.schema, EVENTS), schema=sql.Literal(self._place.schema)
+            events=sql.Identifier(self._place.schema, EVENTS),
+            schema=sql.Literal(self._place.schema),
+            meta=sql.Identifier(self._place.schema, "meta"),
         )
-        found = self._row(query.as_string(), (seen.event_time, seen.event_id, seen.event_time), doing="looking back")
-        if found == (False, True):
-            raise forgotten(where(self._place.dsn.open()), seen.event_id)
+        args = (seen.event_time, seen.event_id, seen.event_time, seen.event_time)
+        found = self._row(query.as_string(), args, doing="looking back")
+        if found is not None and found[:2] == (False, True):
+            raise forgotten(where(self._place.dsn.open()), seen.event_id, found[2])
 
     def offer(self, start: Position, limit: Limit) -> str | None:
         """How far the next batch may go; None when there is nothing worth reading yet."""
@@ -267,7 +273,13 @@ class SlotReader:
             retained_bytes=survey.flush_lsn - restart if restart is not None else None,
             safe_wal_bytes=slot.safe_wal_bytes if slot else None,
             trouble=found.message if found else None,
+            schema_version=survey.schema_version,
         )
+
+    def unwatched_partitions(self) -> frozenset[str]:
+        """Partitions of captured tables whose truncate would not be captured."""
+        found = self._row(unwatched_query(self._place), doing="looking at partitions of captured tables")
+        return frozenset(found[0]) if found else frozenset()
 
     def close(self) -> None:
         """Confirm what was held back, and let go of the connection."""

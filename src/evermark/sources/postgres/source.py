@@ -16,14 +16,16 @@ from evermark.errors import EvermarkError
 from evermark.sources.base import Condition, Limit, Mend, Seen, Slice, Source, Untaken
 from evermark.sources.postgres.chunks import BIG_BYTES
 from evermark.sources.postgres.connect import close_idle
-from evermark.sources.postgres.install import maintain
+from evermark.sources.postgres.install import SCHEMA_VERSION, maintain
 from evermark.sources.postgres.lsn import Position
 from evermark.sources.postgres.mend_server import mend_of
+from evermark.sources.postgres.partitions import lasting
 from evermark.sources.postgres.place import PostgresPlace
 from evermark.sources.postgres.pressure import warned
 from evermark.sources.postgres.replayed import clear_request
 from evermark.sources.postgres.slot import PostgresStatus, SlotReader
-from evermark.sources.postgres.waiting import OutboxLook
+from evermark.sources.postgres.survey import outdated
+from evermark.sources.postgres.untaken import OutboxLook
 
 
 class PostgresOutbox(Source):
@@ -35,6 +37,7 @@ class PostgresOutbox(Source):
         self._prepare()
 
     def _prepare(self) -> None:
+        self._unwatched: frozenset[str] = frozenset()  # partitions that the last upkeep could not see to
         self._slots = [SlotReader(part, self._big_bytes) for part in self._place.parts()]
         self._looks = [OutboxLook(part) for part in self._place.parts()]
 
@@ -90,6 +93,7 @@ class PostgresOutbox(Source):
 
     def upkeep(self) -> None:
         self.maintain()
+        self._unwatched = self._slots[0].unwatched_partitions()
 
     def condition(self) -> Condition:
         found = [slot.status() for slot in self._slots]
@@ -100,7 +104,12 @@ class PostgresOutbox(Source):
             "wal_retained_limit_bytes": self._place.wal_retained_warn_bytes,
             **({"wal_safe_bytes": min(safe)} if safe else {}),
         }
-        return Condition(gauges, warned(gauges))
+        version = found[0].schema_version or SCHEMA_VERSION
+        unwatched = self._slots[0].unwatched_partitions() if version >= SCHEMA_VERSION else frozenset()
+        warnings = warned(gauges) | outdated(version)
+        if unwatched & self._unwatched:
+            warnings["unwatched_partitions"] = lasting(unwatched & self._unwatched, self._place)
+        return Condition(gauges, warnings, upkeep_due=bool(unwatched))
 
     def untaken(self, after: Mapping[int, str]) -> Mapping[int, Untaken]:
         found: dict[int, Untaken] = {}

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 
 from psycopg import sql
 
 from evermark.errors import DeniedError, EvermarkError, FormatError, GapError, IdentityError, SetupError
+from evermark.sources.base import Warned
 from evermark.sources.postgres.connect import Link
 from evermark.sources.postgres.failures import GRANT_HINT, INSTALL_HINT, RECOVER_HINT, where
-from evermark.sources.postgres.install import SCHEMA_VERSION, WAL_LEVEL_HINT, require_logical
+from evermark.sources.postgres.install import SCHEMA_VERSION, SCHEMA_VERSION_READ
 from evermark.sources.postgres.lsn import Incarnation, Position, lsn_of, lsn_text
 from evermark.sources.postgres.place import PostgresPlace
+from evermark.sources.postgres.preflight import VERSION_MIN, WAL_LEVEL_HINT, require_logical
 from evermark.sources.postgres.slots import SLOT_COLUMNS, Slot, slot_of
 
-VERSION_MIN = 140000
+UPGRADE_HINT = "run `evermark source install` again: it upgrades in place, while everything runs"
 _IDENTITY_HINT = (
     "if it was restored or promoted on purpose choose with `evermark source recover`: repair from its tables,"
     " or go on from now and accept the gap; if not, point the dsn at the server this checkpoint came from"
@@ -106,11 +109,19 @@ def unfit(survey: Survey) -> EvermarkError | None:
         return DeniedError(f"role {survey.role} at {survey.where} may not read replication slots", hint=GRANT_HINT)
     if survey.schema_version is None:
         return SetupError(f"the outbox at {survey.where} is not installed", hint=INSTALL_HINT)
-    if survey.schema_version < SCHEMA_VERSION:
+    if survey.schema_version < SCHEMA_VERSION_READ:
         return SetupError(f"the outbox at {survey.where} is of an older version", hint=f"{INSTALL_HINT} again")
     if survey.schema_version > SCHEMA_VERSION:
         return FormatError(f"the outbox at {survey.where} is newer than this program", hint="upgrade Evermark")
     return None
+
+
+def outdated(version: int) -> dict[str, Warned]:
+    """An outbox of an earlier version is read on as it is; what the newer one captures better waits for a person."""
+    if version >= SCHEMA_VERSION:
+        return {}
+    said = f"the outbox is of version {version}, this program's is {SCHEMA_VERSION}: it is read, without what is new"
+    return {"outbox_version": Warned(said, UPGRADE_HINT)}
 
 
 def stranger(survey: Survey, resume: Position) -> EvermarkError | None:
@@ -130,7 +141,15 @@ def stranger(survey: Survey, resume: Position) -> EvermarkError | None:
     return None
 
 
-def forgotten(place: str, event_id: str) -> IdentityError:
+def forgotten(place: str, event_id: str, installed_at: datetime | None) -> IdentityError:
+    """`installed_at`: when the outbox was made, if that was after the event."""
+    if installed_at is not None:
+        return IdentityError(
+            f"the outbox at {place} was installed anew at {installed_at:%Y-%m-%d %H:%M:%S}, after the last event we"
+            f" took ({event_id}): what changed while there was none is in no event",
+            hint="if that was on purpose: `evermark source recover --choice repair` goes on with what it holds;"
+            " if not, point the dsn at the server this checkpoint came from",
+        )
     return IdentityError(
         f"Postgres at {place} does not have the last event we took ({event_id}), though it keeps that day's events:"
         " it is a copy that has gone its own way, or events were deleted by hand",
@@ -157,7 +176,7 @@ def _slot_trouble(survey: Survey, place: PostgresPlace, resume: Position | None)
             hint="choose another `name` for this deployment: it names slot and publication",
         )
     if slot.wal_status == "lost" or slot.invalidation_reason or slot.confirmed_lsn is None:
-        reason = slot.invalidation_reason or slot.wal_status
+        reason = slot.invalidation_reason or slot.wal_status or "it has no position"
         return GapError(f"slot {place.slot} at {survey.where} was invalidated ({reason})", hint=RECOVER_HINT)
     if resume is not None and slot.confirmed_lsn > resume.lsn:
         return GapError(

@@ -1,143 +1,174 @@
-"""Which events of an outbox wait to be taken, seen without its slot: that belongs to whoever reads.
-
-An event's row tells the WAL position of its *insert*, and when its transaction began; where it was committed, only the
-slot knows. So two things are looked at. Rows that were inserted at the log's end or after it were certainly committed
-after it: they wait. Rows that were inserted before it, by a transaction that ended after it, cannot be told apart from
-rows that were taken; but their commit moved the WAL on, and a reader passes all WAL within seconds, whether it holds
-events or not (pace.py). WAL that nobody has passed for longer than that is said to wait as well.
-"""
+"""Waiting for other people's transactions, with a word on whose they are; never on what they run: it may be secret."""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
 
-from psycopg import sql
-
-from evermark.errors import EvermarkError
-from evermark.sources.base import Untaken
-from evermark.sources.marks import Marks
+from evermark.errors import BusyError, EvermarkError
 from evermark.sources.postgres.connect import Link, connect
-from evermark.sources.postgres.lsn import Position, lsn_text
-from evermark.sources.postgres.outbox_rows import EVENTS
-from evermark.sources.postgres.pace import IDLE_OFFER_S
-from evermark.sources.postgres.place import MY_SHARE, PostgresPlace
-from evermark.sources.postgres.survey import look, stranger, unfit
+from evermark.sources.postgres.place import Dsn
 
-CONNECT_TIMEOUT_S = 3
-_STATEMENT_TIMEOUT = "2s"
-# A reader passes WAL that holds nothing of ours after IDLE_OFFER_S, and needs a moment to do it.
-STANDS_STILL_S = 2 * IDLE_OFFER_S
-NEWEST_MAX = 1000
-_EXACT_S = 1.0
-_STEPS_MAX = 40
+T = TypeVar("T")
+Say = Callable[[str], None]
 
-# Through the index on (created_at, id). Times that are none to us (infinity) would stand in front of all others.
-_NEWEST = """
-select count(*), count(*) filter (where waits),
-       extract(epoch from now() - min(created_at) filter (where waits and {mine}))::float8
-from (select created_at, key, lsn >= {at}::pg_lsn as waits from {events}
-      where created_at < now() + interval '1 hour'
-      order by created_at desc, id desc limit {most}) newest
+LOCK_TIMEOUT_S = 1.0  # how long we stand in a queue: everybody who comes after us stands behind us
+SAY_AFTER_S = 2.0
+SAY_EVERY_S = 10.0
+_LOOK_EVERY_S = 0.3
+_QUEUE_AGAIN_S = 15.0  # a lock is asked for again after this time, whoever still holds it
+_NAMED_MAX = 3
+
+_HOLDERS = """
+select b.pid, l.virtualtransaction, extract(epoch from clock_timestamp() - a.xact_start)::float8,
+       a.usename::text, a.datname::text, a.state
+from (select distinct unnest(pg_blocking_pids(%s)) as pid) b
+left join pg_stat_activity a on a.pid = b.pid
+left join pg_locks l on l.pid = b.pid and l.locktype = 'virtualxid' and l.mode = 'ExclusiveLock'
+order by 3 desc nulls last
 """
-_OLDEST = """
-select extract(epoch from now() - created_at)::float8, lsn >= {at}::pg_lsn from {events}
-where created_at > '-infinity' and created_at >= {since} order by created_at, id limit 1
+_PREPARED = """
+select gid, extract(epoch from clock_timestamp() - prepared)::float8, owner::text, database::text
+from pg_prepared_xacts order by prepared
 """
-# Whatever the server's statistics say: a look never reads a whole table.
-_PLAN = {"enable_seqscan": "off", "enable_bitmapscan": "off", "max_parallel_workers_per_gather": "0"}
+_STILL_OPEN = "select exists (select from pg_locks where virtualtransaction = any(%s))"
 
 
-class OutboxLook:
-    """Looks at the events of one slot. Has a connection of its own, and waits for nobody long."""
+@dataclass(frozen=True)
+class Holder:
+    """A transaction that stands in our way."""
 
-    def __init__(self, place: PostgresPlace, clock: Callable[[], float] = time.monotonic) -> None:
-        self._place = place
-        self._clock = clock
-        self._link: Link | None = None
-        self._marks = Marks()
+    said: str
+    end: str  # what ends it
+    virtual: str | None = None  # its number in pg_locks; none: prepared, or gone
 
-    def untaken(self, after: str) -> Untaken | None:
-        """What the slot will give from `after` on, if anything of it is ours, or may be for too long already."""
+
+class Waiting:
+    """All the waiting of one command: `wait_s` is for all of it together. `say` gets a line now and then."""
+
+    def __init__(self, dsn: Dsn, pid: int, wait_s: float, say: Say) -> None:
+        self._dsn, self._pid, self._say = dsn, pid, say
+        self._wait_s = wait_s
+        self._began = time.monotonic()
+        self._holders: list[Holder] = []
+
+    def left_s(self) -> float:
+        return self._wait_s - (time.monotonic() - self._began)
+
+    def for_lock(self, what: str, step: Callable[[], T]) -> T:
+        """Do a step that needs a lock. It is asked for briefly and again, and in between nobody queues behind us."""
+        with self._watched(what):
+            while True:
+                try:
+                    return step()
+                except BusyError as error:
+                    if self.left_s() <= 0:
+                        raise self._given_up(what) from error
+                self._until_gone()
+
+    def for_transactions(self, what: str, step: Callable[[int], T]) -> T:
+        """Do a step that waits for open transactions by itself, in the way of nobody, for at most so many ms."""
+        with self._watched(what):
+            try:
+                return step(max(1000, int(self.left_s() * 1000)))
+            except BusyError as error:
+                raise (self._given_up(what) if self.left_s() <= 1 else error) from error
+
+    def _given_up(self, what: str) -> BusyError:
+        longer = "wait longer with --wait, for example --wait 1h"
+        waited = time.monotonic() - self._began
+        if not self._holders:
+            return BusyError(f"waited {waited:.0f} s to {what}, in vain", hint=f"try again, or {longer}")
+        return BusyError(
+            f"waited {waited:.0f} s to {what}; still open: {_listed(self._holders)}",
+            hint=f"let it end, or end it where it was begun or with: {self._holders[0].end} Or {longer}",
+        )
+
+    def _until_gone(self) -> None:
+        """Until those who stood in our way are gone, without standing in the way of others."""
+        names = [holder.virtual for holder in self._holders if holder.virtual is not None]
+        if not names:
+            time.sleep(_LOOK_EVERY_S)
+            return
+        again_at = time.monotonic() + min(max(0.0, self.left_s()), _QUEUE_AGAIN_S)
         try:
-            return self._untaken(Position.parse(after))
+            link = connect(self._dsn)
         except EvermarkError:
-            self.close()  # whatever it was, the next look begins with a new connection
-            raise
-
-    def close(self) -> None:
-        link, self._link = self._link, None
-        if link is not None:
+            time.sleep(_LOOK_EVERY_S)
+            return
+        try:
+            while time.monotonic() < again_at:
+                time.sleep(_LOOK_EVERY_S)
+                if link.one(_STILL_OPEN, (names,), doing="looking who holds a lock") == (False,):
+                    return
+        except EvermarkError:
+            return  # the next try says what is wrong
+        finally:
             link.close()
 
-    def _untaken(self, after: Position) -> Untaken | None:
-        if self._link is None:
-            self._link = connect(self._place.dsn, CONNECT_TIMEOUT_S, statement_timeout=_STATEMENT_TIMEOUT, **_PLAN)
-        survey = look(self._link, self._place)
-        trouble = unfit(survey) or stranger(survey, after)
-        if trouble is not None:
-            raise trouble
-        now, at = self._clock(), str(after)
-        upto = survey.incarnation.at(survey.flush_lsn)
-        self._marks.note(upto, now)
-        if survey.flush_lsn <= after.lsn:
-            return None
-        found: list[float] = []
-        began_s = self._oldest_s(self._link, after)
-        if began_s is not None:
-            # A transaction may have begun long ago: nothing of it was there when the WAL was last seen not to go on.
-            level_s = self._marks.level_s(at, now)
-            found.append(began_s if level_s is None else min(began_s, level_s))
-        still_s = self._marks.behind_s(at, now)
-        if still_s > STANDS_STILL_S:
-            found.append(still_s)
-        return Untaken(upto, max(found)) if found else None
+    @contextmanager
+    def _watched(self, what: str) -> Iterator[None]:
+        done = threading.Event()
+        self._holders = []
+        thread = threading.Thread(target=self._watch, args=(what, done), name="waiting", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
 
-    def _oldest_s(self, link: Link, after: Position) -> float | None:
-        """How long ago the transaction of the oldest row began that was certainly not taken; None: there is none."""
-        query = self._query(_NEWEST, after, mine=self._mine(), most=sql.Literal(NEWEST_MAX))
-        seen, waiting, oldest_s = link.one(query, doing="looking for events to take")
-        if oldest_s is None:
-            return None
-        if waiting < seen or seen < NEWEST_MAX:
-            return float(max(0.0, oldest_s))
-        return self._searched_s(link, after, max(0.0, oldest_s))
+    def _watch(self, what: str, done: threading.Event) -> None:
+        """Looks from a connection of its own, which is opened only when there is something to wait for."""
+        if done.wait(_LOOK_EVERY_S):
+            return
+        began, said_at = time.monotonic(), float("-inf")
+        try:
+            link = connect(self._dsn)
+        except EvermarkError:
+            return  # who waits is not known then; that it waits is said at its end
+        try:
+            while not done.wait(_LOOK_EVERY_S):
+                self._holders = holders(link, self._pid) or self._holders
+                now = time.monotonic()
+                if self._holders and now - began >= SAY_AFTER_S and now - said_at >= SAY_EVERY_S:
+                    said_at = now
+                    left = max(0.0, self.left_s())
+                    self._say(f"waiting to {what}, for {left:.0f} s more at most; open: {_listed(self._holders)}")
+        except EvermarkError:
+            pass
+        finally:
+            link.close()
 
-    def _searched_s(self, link: Link, after: Position, young_s: float) -> float:
-        """Too many wait to look at each: times and WAL positions of rows grow together, so halves are looked at."""
-        first = self._row_after(link, after, None)
-        if first is None:
-            return young_s
-        old_s, waits = first
-        if waits:
-            return old_s
-        for _ in range(_STEPS_MAX):
-            if old_s - young_s <= _EXACT_S:
-                break
-            middle_s = (old_s + young_s) / 2
-            row = self._row_after(link, after, middle_s)
-            if row is None or row[1]:
-                young_s = middle_s
-            else:
-                old_s = min(row[0], middle_s)
-        return young_s
 
-    def _row_after(self, link: Link, after: Position, age_s: float | None) -> tuple[float, bool] | None:
-        since = "'-infinity'" if age_s is None else f"now() - make_interval(secs => {age_s:.3f})"
-        found = link.row(
-            self._query(_OLDEST, after, since=sql.SQL(since)), doing="looking for the oldest event to take"
-        )
-        return (float(found[0]), bool(found[1])) if found is not None else None
+def holders(link: Link, pid: int) -> list[Holder]:
+    """Whose transactions the server process `pid` waits for just now."""
+    found: list[Holder] = []
+    for other, virtual, age_s, role, database, state in link.rows(_HOLDERS, (pid,), doing="looking who is in the way"):
+        if other == 0:  # a prepared transaction has no process; which one it is, the server does not tell
+            rows = link.rows(_PREPARED, doing="looking at prepared transactions")
+            found += [Holder(_said(f"prepared transaction {g!r}", r, d, "", a), _rollback(g)) for g, a, r, d in rows]
+        else:
+            said = _said(f"process {other}", role, database, state, age_s)
+            found.append(Holder(said, f"select pg_terminate_backend({other});", virtual))
+    return found
 
-    def _query(self, text: str, after: Position, **parts: sql.Composable) -> str:
-        return (
-            sql.SQL(text)
-            .format(at=sql.Literal(lsn_text(after.lsn)), events=sql.Identifier(self._place.schema, EVENTS), **parts)
-            .as_string()
-        )
 
-    def _mine(self) -> sql.Composable:
-        if self._place.share is None:
-            return sql.SQL("true")
-        share = {"n": sql.Literal(self._place.slots), "k": sql.Literal(self._place.share)}
-        return sql.SQL(MY_SHARE).format(key=sql.SQL("key"), **share)
+def _said(who: str, role: str | None, database: str | None, state: str | None, age_s: float | None) -> str:
+    parts = [f"{who} of role {role or '?'}" + (f" in {database}" if database else "")]
+    parts += [state] if state else []
+    parts += [f"open for {age_s:.0f} s"] if age_s is not None else []
+    return ", ".join(parts)
+
+
+def _rollback(gid: str) -> str:
+    return "rollback prepared '" + gid.replace("'", "''") + "';"
+
+
+def _listed(found: list[Holder]) -> str:
+    more = f"; and {len(found) - _NAMED_MAX} more" if len(found) > _NAMED_MAX else ""
+    return "; ".join(holder.said for holder in found[:_NAMED_MAX]) + more

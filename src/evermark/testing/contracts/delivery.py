@@ -133,6 +133,21 @@ class DeliveryContract(OwnedStore):
         with pytest.raises(NotFoundError):
             store.suspend("nobody", "", epoch)
 
+    def test_whatever_holds_one_back_a_person_resumes_it_at_once(self, store: DeliveryStore, epoch: int) -> None:
+        """GIVEN one behind that was told to come back in a day WHEN a person resumes it THEN it waits for nothing."""
+        begin(store, epoch, "a", "b")
+        told = Outcome("a", Fate.ENDPOINT_FAILED, reason="429", retry_after_s=86_400.0)
+        store.settle_group(P0, 0, 1, frozenset("ab"), [told, done("b")], T0, epoch)
+        behind = store.subscription("a")
+        assert behind.next_attempt_at is not None and behind.next_attempt_at >= T0 + timedelta(days=1)
+        store.resume("a", epoch)
+        found = store.subscription("a")
+        assert (found.state, found.reason, found.failures, found.next_attempt_at) == ("behind", "", 0, None)
+        assert store.cursors("a") == {P0: 0, P1: 0}
+        group = store.group()
+        store.resume("b", epoch)
+        assert (store.group(), store.subscription("b").state) == (group, SubscriptionState.LIVE)
+
     # the group
 
     def test_a_place_is_opened_once(self, store: DeliveryStore, epoch: int) -> None:

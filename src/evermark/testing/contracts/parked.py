@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
+import pytest
+
 from evermark.delivery.base import DeliveryStore, Fate, MadeBy, Outcome, Place, SubscriptionState
 from evermark.testing.contracts.owned import OwnedStore
 from evermark.testing.contracts.scene import P0, P1, T0, TakeOver, begin, done, event, failed, snapshot, spec
@@ -96,6 +98,82 @@ class ParkedContract(OwnedStore):
         (revived,) = store.claim(later, 10, LEASE_S, epoch)
         assert (revived.id, revived.attempt) == (two.id, 8)
 
+    def test_a_persons_retry_that_fails_spends_no_attempt_and_leaves_the_schedule(
+        self, store: DeliveryStore, epoch: int
+    ) -> None:
+        """GIVEN one that waits and one that is dead WHEN a person's retry is refused THEN both are as before."""
+        begin(store, epoch, "a")
+        store.settle_group(P0, 0, 1, frozenset("a"), [done("a", event(1), event(2))], T0, epoch)
+        one, two = store.claim(SOON, 10, LEASE_S, epoch)
+        later, now = SOON + timedelta(hours=2), SOON + timedelta(minutes=5)
+        store.reschedule(one, next_attempt_at=later, attempts=2, reason="no", status=422, epoch=epoch)
+        store.reschedule(two, next_attempt_at=None, attempts=8, reason="no", status=422, epoch=epoch)
+        before = store.parked()
+        store.release([one.id, two.id], now, epoch)
+        assert [row.next_attempt_at for row in store.parked()] == [now, now]
+        store.release([one.id, two.id], now, epoch)  # an impatient person
+        for row in store.claim(now, 10, LEASE_S, epoch):
+            store.reschedule(
+                row,
+                next_attempt_at=now + timedelta(days=1),
+                attempts=row.attempt + 1,
+                reason="no",
+                status=422,
+                epoch=epoch,
+            )
+        assert store.parked() == before
+        (again,) = store.claim(later, 10, LEASE_S, epoch)
+        store.reschedule(again, next_attempt_at=None, attempts=3, reason="no", status=422, epoch=epoch)
+        assert [(row.attempts, row.is_dead) for row in store.parked()] == [(3, True), (8, True)], (
+            "its own attempt counts"
+        )
+
+    def test_a_retry_that_found_nobody_there_is_still_the_persons(self, store: DeliveryStore, epoch: int) -> None:
+        """GIVEN a person's retry WHEN the endpoint is down at first and then refuses THEN no attempt is spent."""
+        begin(store, epoch, "a")
+        store.settle_group(P0, 0, 1, frozenset("a"), [done("a", event(1))], T0, epoch)
+        (due_at,) = (row.next_attempt_at for row in store.parked())
+        store.release([row.id for row in store.parked()], T0, epoch)
+        (row,) = store.claim(T0, 10, LEASE_S, epoch)
+        store.reschedule(row, next_attempt_at=SOON, attempts=1, reason="down", status=503, epoch=epoch)
+        assert [(each.attempts, each.next_attempt_at) for each in store.parked()] == [(1, SOON)]
+        (row,) = store.claim(SOON, 10, LEASE_S, epoch)
+        store.reschedule(row, next_attempt_at=AFTER_LEASE, attempts=2, reason="no", status=422, epoch=epoch)
+        assert [(each.attempts, each.next_attempt_at) for each in store.parked()] == [(1, due_at)]
+
+    def test_what_is_due_anyway_spends_its_own_attempt(self, store: DeliveryStore, epoch: int) -> None:
+        """GIVEN one whose time has come WHEN a person asks for it too THEN the attempt is its own."""
+        begin(store, epoch, "a")
+        store.settle_group(P0, 0, 1, frozenset("a"), [done("a", event(1))], T0, epoch)
+        store.release([row.id for row in store.parked()], SOON, epoch)
+        (row,) = store.claim(SOON, 10, LEASE_S, epoch)
+        store.reschedule(row, next_attempt_at=AFTER_LEASE, attempts=2, reason="no", status=422, epoch=epoch)
+        assert [(each.attempts, each.next_attempt_at) for each in store.parked()] == [(2, AFTER_LEASE)]
+
+    @pytest.mark.parametrize("how", ["resume", "another url by file", "another url by the API"])
+    def test_what_an_endpoint_put_off_is_due_when_a_person_resumes_or_moves_it(
+        self, store: DeliveryStore, epoch: int, how: str
+    ) -> None:
+        """GIVEN one put off for a day by its endpoint, and one refused WHEN it is resumed THEN the first is due."""
+        made_by = MadeBy.API if "API" in how else MadeBy.FILE
+        store.open_place(P0, 0, epoch)
+        store.register([spec("a")], made_by, {}, epoch)
+        store.settle_group(P0, 0, 1, frozenset("a"), [done("a", event(1), event(2))], T0, epoch)
+        one, two = store.claim(SOON, 10, LEASE_S, epoch)
+        tomorrow = SOON + timedelta(days=1)
+        store.reschedule(one, next_attempt_at=tomorrow, attempts=1, reason="down", status=503, epoch=epoch)
+        store.reschedule(two, next_attempt_at=tomorrow, attempts=2, reason="no", status=422, epoch=epoch)
+        assert [row.next_attempt_at for row in store.parked()] == [tomorrow, tomorrow]
+        assert store.claim(AFTER_LEASE, 10, LEASE_S, epoch) == []
+        if how == "resume":
+            store.resume("a", epoch)
+        elif made_by is MadeBy.API:
+            store.change("a", {"url": "https://elsewhere.example/"}, epoch)
+        else:
+            store.register([spec("a", url="https://elsewhere.example/")], made_by, {}, epoch)
+        assert [row.id for row in store.claim(AFTER_LEASE, 10, LEASE_S, epoch)] == [one.id]
+        assert [row.next_attempt_at for row in store.parked(after_id=one.id)] == [tomorrow]
+
     def test_a_lost_claim_cannot_reschedule(self, store: DeliveryStore, epoch: int) -> None:
         """Who took too long must not undo what the next claimer did."""
         begin(store, epoch, "a")
@@ -146,6 +224,32 @@ class ParkedContract(OwnedStore):
         assert store.claim(SOON, 20, LEASE_S, epoch) == []
         store.drop([first.id], epoch)
         assert [r.event.event_id for r in store.claim(SOON, 20, LEASE_S, epoch)] == ["e3"]
+
+    def test_a_change_of_a_key_waits_for_both_keys_and_holds_both_back(self, store: DeliveryStore, epoch: int) -> None:
+        """GIVEN k1, k2 and a change of k1 to k2 parked, and what follows THEN each waits for what has a key of its."""
+        store.open_place(P0, 0, epoch)
+        store.register([spec("a", ordered=True)], MadeBy.FILE, {}, epoch)
+        moved = replace(event(3, key="k2"), previous_key="k1")
+        parked = [
+            event(1, key="k1"),
+            event(2, key="k2"),
+            moved,
+            event(4, key="k1"),
+            event(5, key="k2"),
+            event(6, key="l"),
+        ]
+        store.settle_group(P0, 0, 9, frozenset("a"), [done("a", *parked)], T0, epoch)
+        held = {(P0, "orders", "k1"): 3, (P0, "orders", "k2"): 3, (P0, "orders", "l"): 1}
+        assert store.held_keys(["a"]) == {"a": held}
+        late = SOON + timedelta(days=1)
+        order: list[list[str]] = []
+        while rows := store.claim(late, 10, LEASE_S, epoch):
+            order.append([row.event.event_id for row in rows])
+            assert all(row.event == moved for row in rows if row.event.event_id == "e3")
+            for row in rows[:1]:
+                store.delivered([row.id], epoch)
+            late += timedelta(days=1)
+        assert order == [["e1", "e2", "e6"], ["e2", "e6"], ["e3", "e6"], ["e4", "e5", "e6"], ["e5", "e6"], ["e6"]]
 
     def test_the_same_key_of_another_stream_is_another_key(self, store: DeliveryStore, epoch: int) -> None:
         """Two tables of a source may use the same keys: order 1 has nothing to do with user 1."""

@@ -84,6 +84,37 @@ class ReplayContract:
         result = Replayed(piece.end if mark is None else mark, outcome)
         return replays.settle(begun, piece, result, 1.0, 1.0, T0, epoch)
 
+    def test_a_person_who_resumes_a_subscription_resumes_its_replays(
+        self, replays: ReplayStore, delivery: DeliveryStore, epoch: int
+    ) -> None:
+        """GIVEN two targets told to come back in a day WHEN one is resumed THEN it waits no longer, in its place."""
+        made, targets = self.started(replays, delivery, epoch, "a", "b")
+        told = Outcome("a", Fate.ENDPOINT_FAILED, reason="503", retry_after_s=86_400.0)
+        for name in ("a", "b"):
+            self.settle(replays, targets[name], epoch, replace(told, subscription=name), MIDDLE)
+        delivery.resume("a", epoch)
+        after = {target.subscription: target for target in replays.one(made).targets}
+        assert (after["a"].next_attempt_at, after["a"].failures, after["a"].mark) == (None, 0, MIDDLE)
+        assert after["b"].next_attempt_at is not None and after["b"].next_attempt_at >= T0 + timedelta(days=1)
+
+    def test_since_when_a_target_gets_nowhere_is_kept_until_it_moves(
+        self, replays: ReplayStore, delivery: DeliveryStore, epoch: int
+    ) -> None:
+        """The first failure counts, or that its subscription is not served; a step that moves it ends it."""
+        _, targets = self.started(replays, delivery, epoch, "a", "b")
+        down = Outcome("a", Fate.ENDPOINT_FAILED, reason="503")
+        stuck = self.settle(replays, targets["a"], epoch, down, targets["a"].mark)
+        assert stuck.stuck_since == T0
+        replays.note_stuck(stuck, LATER, epoch)
+        replays.note_stuck(targets["b"], LATER, epoch)
+        after = {target.subscription: target for target in replays.open()[0].targets}
+        assert (after["a"].stuck_since, after["b"].stuck_since) == (T0, LATER)
+        assert self.settle(replays, after["a"], epoch, down, MIDDLE).stuck_since is None, "it moved, then failed"
+        assert self.settle(replays, after["b"], epoch, done("b")).stuck_since is None
+        replays.end_target(after["b"].replay, "b", "", epoch)
+        replays.note_stuck(after["b"], LATER, epoch)
+        assert {target.stuck_since for target in replays.one(after["a"].replay).targets} == {None}
+
     # requests
 
     def test_a_request_comes_back_whole(self, replays: ReplayStore, epoch: int) -> None:
@@ -128,6 +159,7 @@ class ReplayContract:
             lambda: replays.start(waiting, {}, 0, [], old),
             lambda: self.settle(replays, targets["a"], old, done("a")),
             lambda: replays.pass_by(targets["a"], old),
+            lambda: replays.note_stuck(targets["a"], T0, old),
             lambda: replays.end_target(made, "a", "", old),
             lambda: replays.end(made, ReplayState.FAILED, "", old),
             lambda: replays.finish(made, old),

@@ -37,7 +37,7 @@ TTL_S = 10.0
 CALM_TTL_S = 10_000_000.0
 CALM_IDLE_S_MAX = 3_600.0
 
-_COLUMNS = ("event_id", "position", "stream", "key", "op", "event_time", "payload")
+_COLUMNS = ("event_id", "position", "stream", "key", "op", "event_time", "payload", "previous_key")
 
 
 class Idle:
@@ -255,9 +255,9 @@ class SourceRunner:
             columns = [b.to_pydict() for b in self._source.read(piece)]
             seen = set() if exclude is None else self._log.ids_from(piece.partition, exclude)
             rows = [
-                Row(event_id, place, batch, at, stream, key, op, when.timestamp(), About(**json.loads(about)))
+                Row(event_id, place, batch, at, stream, key, op, when.timestamp(), About(**json.loads(about)), left)
                 for c in columns
-                for event_id, at, stream, key, op, when, about in zip(*(c[name] for name in _COLUMNS), strict=True)
+                for event_id, at, stream, key, op, when, about, left in zip(*(c[n] for n in _COLUMNS), strict=True)
             ]
             fresh = [row for row in rows if row.event_id not in seen]
             file = self._log.write(piece.partition, batch, fresh)

@@ -147,17 +147,20 @@ class Job:
         """The next bundle. Keys may overtake each other; events of one key may not."""
         taken: list[Row] = []
         while self.waiting and len(taken) < self.spec.bundle:
-            first: dict[str, int] = {}
+            first: list[int] = []
+            seen: set[str | None] = set()
             for index, row in enumerate(self.waiting[:4]):
-                first.setdefault(row.key, index)
-            taken.append(self.waiting.pop(rng.choice(list(first.values()))))
+                mine = {key for _, _, key in row.keys}
+                first += [] if mine & seen else [index]
+                seen |= mine
+            taken.append(self.waiting.pop(rng.choice(first)))
         return taken
 
     def is_held(self, row: Row) -> bool:
         if self.clear is not None and row.about.session and row.about.session not in self.clear:
             self.park(row, "for its key", None, row.about.session)
             return True
-        if not self.spec.ordered or (row.place, row.stream, row.key) not in self.held:
+        if not self.spec.ordered or self.held.isdisjoint(row.keys):
             return False
         self.park(row, "held behind its key", None)
         return True
@@ -179,7 +182,7 @@ class Job:
             self.stop(Fate.FULL, "no room to park more")
             return
         self.parked[row.event_id] = replace(as_parked(row, reason, status), session=session, replay_id=self.replay)
-        self.held.add((row.place, row.stream, row.key))
+        self.held.update(self.parked[row.event_id].held_keys)
 
     def stop(self, fate: Fate, reason: str) -> None:
         self.fate, self.reason = fate, reason
@@ -228,7 +231,7 @@ def said(row: Row) -> dict[str, Any]:
 
 def as_parked(row: Row, reason: str, status: int | None) -> ParkedEvent:
     where = (row.place, row.batch, row.position, row.stream, row.key)
-    return ParkedEvent(row.event_id, *where, _json(row), reason, status)
+    return ParkedEvent(row.event_id, *where, _json(row), reason, status, previous_key=row.previous_key)
 
 
 def _json(row: Row) -> str:
@@ -255,10 +258,10 @@ class SimSink:
         for each in tries:
             row, name = from_json(each.event), each.spec.name
             replay = each.replay_id or ""
-            lane = (name, replay, each.session or (row.place, row.stream, row.key))
+            lanes = {(name, replay, lane) for lane in ([each.session] if each.session else row.keys)}
             if (name, replay) in down:
                 answer = Answer(Verdict.ENDPOINT, reason="its endpoint failed just now")
-            elif lane in failed or self.busy():
+            elif lanes & failed or self.busy():
                 answer = Answer(Verdict.BUSY, reason="behind another of its key")
             else:
                 answer = self.post(each.spec, [row], each.replay_id or "")
@@ -267,6 +270,6 @@ class SimSink:
             if answer.verdict is Verdict.ENDPOINT:
                 down.add((name, replay))
             if answer.verdict is not Verdict.ACCEPTED and not (each.session and answer.verdict is Verdict.EVENT):
-                failed.add(lane)
+                failed |= lanes
             answers.append(answer)
         return answers

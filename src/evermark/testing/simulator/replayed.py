@@ -77,21 +77,23 @@ class ReplayAccount:
         self._offered.add((one, replay, row.event_id))
         if len(self._account.promises.wishes_from(one, self._begun[replay, name].changes)) > 1:
             return  # what it did not want before it may be sent later than what followed
-        lane, at = (one, replay, row.place, row.stream, row.key), (moment_at(row.made_us), row.event_id)
-        last = self._offered_to.get(lane)
-        require(last is None or last < at or bool(row.about.session), f"{said} after {last} of its key")
-        self._offered_to[lane] = at
+        at = (moment_at(row.made_us), row.event_id)
+        for key in row.keys:
+            last = self._offered_to.get((one, replay, *key))
+            require(last is None or last < at or bool(row.about.session), f"{said} after {last} of its key")
+            self._offered_to[one, replay, *key] = at
 
     def on_handled(self, spec: SubscriptionSpec, row: Row, replay: str) -> None:
         one = who(spec)
         self._account.replayed[one, replay].add(row.event_id)
         wishes = self._account.promises.wishes_from(one, self._begun[replay, spec.name].changes)
         if len(wishes) == 1 and wishes[0].ordered:
-            lane, at = (one, replay, row.place, row.stream, row.key), (moment_at(row.made_us), row.event_id)
-            last = self._handled_to.get(lane)
-            said = f"{one} (ordered): {row.event_id} by {replay} handled after {last} of its key"
-            require(last is None or last < at, said)
-            self._handled_to[lane] = at
+            at = (moment_at(row.made_us), row.event_id)
+            for key in row.keys:
+                last = self._handled_to.get((one, replay, *key))
+                said = f"{one} (ordered): {row.event_id} by {replay} handled after {last} of its key"
+                require(last is None or last < at, said)
+                self._handled_to[one, replay, *key] = at
 
     def landed(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if method in _READS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -162,9 +163,19 @@ def _make(world: World, place: Place, at: str) -> Made:
     )
     if world.scenario.has_bot and place.source == "shop":
         event = replace(event, about=_about(world, place, event.stream, event.key))
+    elif world.scenario.moves_keys and event.op == "update":
+        event = replace(event, previous_key=_left_key(event))
     made.append(event)
     world.ledger.produced += 1
     return event
+
+
+def _left_key(event: Made) -> str | None:
+    """The key that a change took away from its record, if it did. Drawn from numbers of their own: seeds without such
+    changes stay what they were."""
+    rng = random.Random(event.event_id)
+    left = f"k{rng.randrange(_KEYS)}"
+    return left if left != event.key and rng.random() < 0.7 else None
 
 
 def _ask(world: World, place: Place, at: str) -> Made:

@@ -48,6 +48,7 @@ class Scenario:
     ttl_s: dict[str, float] = field(default_factory=dict)
     receiver_chance: dict[str, float] = field(default_factory=dict)
     replays: bool = False  # whether windows of the log are asked for again
+    moves_keys: bool = False  # whether records get other keys
 
     @property
     def has_bot(self) -> bool:
@@ -96,6 +97,7 @@ def scenario(seed: int) -> Scenario:
         repeat_reach=rng.randint(2, 8),
         forgets_tail=rng.choice((0, 0, 0.1, 0.5)),
         ttl_s=ttl_s,
+        moves_keys=seed % 3 == 0,
         receiver_chance={
             "down": rng.choice((0, 0.3, 0.7)),
             "gone": rng.choice((0, 0, 0.1)),

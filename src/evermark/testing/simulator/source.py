@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 
 import pyarrow as pa
 
-from evermark.delivery.base import Place
+from evermark.delivery.base import HeldKey, Place
 from evermark.delivery.timeslice import moment_at
 from evermark.errors import GapError
 from evermark.event import TIMESTAMP, Op, taken_batch
@@ -40,6 +40,7 @@ class Made:
     made_at: float
     again: bool = False
     about: About = About()
+    previous_key: str | None = None
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,13 @@ class Row:
     op: str
     made_at: float
     about: About = About()
+    previous_key: str | None = None
+
+    @property
+    def keys(self) -> tuple[HeldKey, ...]:
+        """An event that changed its record's key is one of both."""
+        both = (self.key, self.previous_key)
+        return tuple((self.place, self.stream, key) for key in both if key is not None)
 
     @property
     def made_us(self) -> int:
@@ -118,6 +126,7 @@ class SimSource(Source):
             "op": [m.op for m in rows.values()],
             "event_time": [int(m.made_at * 1e6) for m in rows.values()],
             "payload": [json.dumps(asdict(m.about)) for m in rows.values()],
+            "previous_key": [m.previous_key for m in rows.values()],
         }
         yield taken_batch(columns, len(rows))
 

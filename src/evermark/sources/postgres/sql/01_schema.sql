@@ -81,6 +81,7 @@ create table if not exists @schema@.events (
     schema_version integer,
     lsn pg_lsn not null default pg_current_wal_insert_lsn(),
     tx xid8 not null default pg_current_xact_id(),
+    previous_key text,  -- the key that the change took away from the record; null when it left the key as it was
     check (stream is not null or stream_id is not null),
     primary key (created_at, id)
 ) partition by range (created_at);

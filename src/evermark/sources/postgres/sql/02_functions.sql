@@ -95,6 +95,7 @@ declare
     before_image jsonb;
     image jsonb;
     record_key text;
+    earlier_key text;
 begin
     if tg_op <> 'DELETE' then
         after_image := to_jsonb(new);
@@ -112,12 +113,18 @@ begin
     if not image ?& keys then keys := @schema@.key_columns(tg_relid); end if;
     if cardinality(keys) = 1 then
         record_key := image ->> keys[1];
+        earlier_key := before_image ->> keys[1];
     elsif cardinality(keys) > 1 then
         select jsonb_object_agg(name, image -> name)::text into record_key from unnest(keys) as name;
+        if tg_op = 'UPDATE' then
+            select jsonb_object_agg(name, before_image -> name)::text into earlier_key from unnest(keys) as name;
+        end if;
     end if;
-    insert into @schema@.events (stream_id, stream, op, key, payload, before, schema_version)
+    -- Whoever keeps records by key must hear that one is free now. Only here it is known which columns make the key.
+    earlier_key := case when tg_op = 'UPDATE' then nullif(earlier_key, record_key) end;
+    insert into @schema@.events (stream_id, stream, op, key, payload, before, schema_version, previous_key)
     values (number, tg_argv[1], lower(tg_op), record_key, after_image, before_image,
-            tg_argv[2]::integer);
+            tg_argv[2]::integer, earlier_key);
     return null;
 end $fn$;
 
@@ -127,7 +134,99 @@ language plpgsql security definer set search_path = pg_catalog, pg_temp as $fn$
 begin
     insert into @schema@.events (stream_id, stream, op, schema_version)
     values (tg_argv[0]::bigint, tg_argv[1], 'truncate', tg_argv[2]::integer);
+    perform @schema@.mark_truncating(tg_relid, false);
     return null;
+end $fn$;
+
+-- Captured tables that are being truncated as a whole by the statement that runs. The mark lives in a setting of the
+-- transaction: if the statement fails it is undone with it.
+create or replace function @schema@.truncating() returns oid[]
+language sql stable set search_path = pg_catalog, pg_temp as $fn$
+    select coalesce(nullif(current_setting('@schema_name@.truncating', true), ''), '{}')::oid[]
+$fn$;
+
+create or replace function @schema@.mark_truncating(target oid, going_on boolean) returns void
+language plpgsql set search_path = pg_catalog, pg_temp as $fn$
+declare
+    marked oid[] := @schema@.truncating();
+begin
+    if going_on <> (target = any (marked)) then
+        marked := case when going_on then marked || target else array_remove(marked, target) end;
+        perform set_config('@schema_name@.truncating', marked::text, true);
+    end if;
+end $fn$;
+
+-- The captured table that a partition's rows belong to, with the arguments of its capture trigger. None when the table
+-- is not captured, or is no partition of a captured one any more: Postgres takes the cloned trigger away at `detach`.
+create or replace function @schema@.captured_root(target oid, out root oid, out args text[])
+language plpgsql stable set search_path = pg_catalog, pg_temp as $fn$
+declare
+    rest bytea;
+    zero integer;
+begin
+    with recursive upwards as (
+        select t.tgparentid, t.tgrelid, t.tgargs from pg_trigger t
+        where t.tgrelid = target and t.tgname = '@schema_name@_capture' and t.tgenabled <> 'D'
+        union all
+        select t.tgparentid, t.tgrelid, t.tgargs from upwards u join pg_trigger t on t.oid = u.tgparentid
+    )
+    select u.tgrelid, u.tgargs into root, rest from upwards u where u.tgparentid = 0;
+    zero := position('\x00'::bytea in rest);
+    while zero > 0 loop
+        args := args || convert_from(substring(rest from 1 for zero - 1), getdatabaseencoding());
+        rest := substring(rest from zero + 1);
+        zero := position('\x00'::bytea in rest);
+    end loop;
+end $fn$;
+
+-- Before a captured partitioned table, or one of its partitions, is truncated. The whole table: its partitions' triggers
+-- fire too, and are told to keep still; one event says it (capture_truncate). One partition: the other rows stay, so
+-- each row that goes is a delete. It costs what deleting the rows would cost. Postgres truncates rows, too, that came
+-- after the snapshot of a transaction in repeatable read; nothing in SQL can see those.
+create or replace function @schema@.capture_partition_truncate() returns trigger
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp set row_security = off
+set timezone = 'UTC' set datestyle = 'ISO, MDY' set intervalstyle = 'iso_8601'
+set bytea_output = 'hex' set extra_float_digits = 1 as $fn$
+declare
+    top record;
+    keys text[];
+    plain boolean;
+begin
+    select * into top from @schema@.captured_root(tg_relid);
+    if top.root is null then
+        return null;
+    elsif top.root = tg_relid then
+        if (select relkind = 'p' from pg_class where oid = tg_relid) then
+            perform @schema@.mark_truncating(tg_relid, true);
+        end if;
+        return null;
+    elsif top.root = any (@schema@.truncating()) then
+        return null;
+    end if;
+    if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
+        raise warning 'truncate of partition %: rows that came after the snapshot of this transaction are not captured',
+            tg_relid::regclass using hint = 'truncate a captured partition in a transaction of isolation read committed';
+    end if;
+    plain := top.args[5:8] = '{"{}","{}","{}","{}"}'::text[];
+    keys := top.args[4]::text[];
+    execute format('insert into @schema@.events (stream_id, stream, op, key, before, schema_version)
+        select $1, $2, ''delete'', @schema@.record_key(i.image, $4, $5), i.image, $3
+        from (select case when $6 then to_jsonb(r)
+                     else @schema@.image(to_jsonb(r), $1, $7, $8, $9, $10) end as image from only %s r) i',
+        tg_relid::regclass)
+    using top.args[1]::bigint, top.args[2], top.args[3]::integer, keys, tg_relid, plain,
+          top.args[5]::text[], top.args[6]::text[], top.args[7]::text[], top.args[8]::text[];
+    return null;
+end $fn$;
+
+-- The key of a row, by the columns that were its key at install, or that are now when one was renamed.
+create or replace function @schema@.record_key(image jsonb, keys text[], target oid) returns text
+language plpgsql stable set search_path = pg_catalog, pg_temp as $fn$
+begin
+    if not image ?& keys then keys := @schema@.key_columns(target); end if;
+    if cardinality(keys) = 1 then return image ->> keys[1]; end if;
+    return (select jsonb_object_agg(name, image -> name)::text from unnest(keys) as name);
 end $fn$;
 
 -- The plain outbox: `select emit('billing', 'invoice-7', '{"paid": true}')` inside the user's own transaction.
@@ -224,6 +323,7 @@ declare
 begin
     created := 0; dropped := 0; waiting := 0;
     perform pg_advisory_xact_lock(hashtextextended('@schema_name@.maintain', 0));
+    perform @schema@.watch_partitions();
     for day in select today + n from generate_series(-1, least(ahead, 366)) n loop
         part := 'events_p' || to_char(day, 'YYYYMMDD');
         continue when to_regclass(format('%I.%I', '@schema_name@', part)) is not null;

@@ -8,7 +8,9 @@ begin
         return;
     end if;
     if current_setting('server_version_num')::int >= 150000 then
-        columns := '(id, created_at, stream_id, stream, op, key, payload, before, schema_version) @row_filter_text@';
+        -- An outbox that was installed by an older version has fewer of them.
+        select '(' || string_agg(attname, ', ' order by attnum) || ') @row_filter_text@' into columns
+        from pg_catalog.pg_attribute where attrelid = '@schema@.events'::regclass and attname in (@published@);
     end if;
     execute 'create publication @publication@ for table @schema@.events ' || columns
         || ' with (publish = ''insert'', publish_via_partition_root = true)';

@@ -8,7 +8,17 @@ from datetime import datetime
 from typing import Any
 
 from evermark.delivery import backlog, follower, group, live, queue, work
-from evermark.delivery.base import CursorVector, Fate, Group, Outcome, Place, Reached, SubscriptionState
+from evermark.delivery.base import (
+    CursorVector,
+    Fate,
+    Group,
+    HeldKey,
+    Outcome,
+    ParkedEvent,
+    Place,
+    Reached,
+    SubscriptionState,
+)
 from evermark.delivery.group import Standing, Step
 from evermark.delivery.live import LiveGroup
 from evermark.delivery.memory import MemoryDelivery
@@ -27,6 +37,10 @@ _folded = work._folded
 _stages = follower.stages
 _group_outcome = live.group_outcome
 _BEYOND = "~"  # after every position
+
+
+def _new_key_alone(self: ParkedEvent) -> tuple[HeldKey, ...]:
+    return ((self.place, self.stream, self.key),) if self.key is not None else ()
 
 
 def _settle_current_members(
@@ -224,5 +238,11 @@ DELIVERY: tuple[Mutant, ...] = (
         ((MemoryDelivery, "_is_held", lambda self, row: False),),
         120,
         7,
+    ),
+    Mutant(
+        "left-key-not-held",
+        "with `ordered`, a parked change of a key holds back the new key alone",
+        ((ParkedEvent, "held_keys", property(_new_key_alone)),),
+        300,
     ),
 )

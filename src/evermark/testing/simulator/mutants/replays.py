@@ -70,7 +70,7 @@ def _asks_each_time(self: MemoryReplays, request: Request, epoch: int) -> bool:
     return True
 
 
-def _over_when_suspended(target: Target, subscriptions: Mapping[str, Subscription]) -> str:
+def _over_when_suspended(target: Target, subscriptions: Mapping[str, Subscription], _now: datetime) -> str:
     found = subscriptions.get(target.subscription)
     return "" if found is not None and found.failures == 0 else "the subscription is unwell"
 

@@ -14,7 +14,7 @@ from evermark.sources.postgres.install import install
 from evermark.sources.postgres.lsn import Incarnation, Position, lsn_text
 from evermark.sources.postgres.place import PlainDsn, PostgresPlace
 from evermark.sources.postgres.source import PostgresOutbox
-from evermark.sources.postgres.waiting import NEWEST_MAX, STANDS_STILL_S, OutboxLook
+from evermark.sources.postgres.untaken import NEWEST_MAX, STANDS_STILL_S, OutboxLook
 from evermark.testing.servers import PostgresServer, fresh_database
 from evermark.testing.until import until
 

@@ -1,0 +1,126 @@
+"""What `evermark up` would refuse, found beforehand and all at once. Nothing is made, started or connected to."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from evermark.app.build import local_log, require_bot_source, require_predicate
+from evermark.config import Config
+from evermark.config.spark_master import require_local_master
+from evermark.errors import ConfigError, EvermarkError
+from evermark.log.streams import streams_at, unknown_streams
+from evermark.observe.finding import Finding, ok, warning, wrong
+from evermark.sources.postgres.settings import PostgresSettings
+
+
+def checked(config: Config) -> Iterator[Finding]:
+    """One finding for each part of the file that is right, and one for each thing that is wrong with another."""
+    yield _sources(config)
+    yield _judged("log.path", lambda: f"the folder {local_log(config)}")
+    yield _data_folder(config.data)
+    yield _judged("spark.master", lambda: _master(config))
+    yield from _predicates(config)
+    yield from _warnings(config)
+
+
+def stream_warnings(config: Config, log_root: Path, wanted: Iterable[str]) -> list[str]:
+    """A sentence for each of these streams that nothing is known of. A stream may begin later: they are no errors."""
+    asked = list(wanted)
+    if not asked:
+        return []
+    logged = streams_at(log_root)
+    by_tables = [s for s in config.sources.values() if isinstance(s, PostgresSettings) and s.tables]
+    if logged is None or (not logged and len(by_tables) < len(config.sources)):
+        return []  # too much to look through, or nothing to compare with yet
+    tables = {table.name.replace('"', "") for settings in by_tables for table in settings.tables}
+    return unknown_streams(asked, sorted(logged | tables))
+
+
+def file_warnings(config: Config, log_root: Path) -> Iterator[tuple[str, str]]:
+    """What in the file is allowed and probably not meant: the key it stands at, and a sentence."""
+    for problem in config.reliability.without_effect():
+        yield ".".join(("reliability", *map(str, problem.path))), problem.text
+    for name, settings in config.sources.items():
+        if isinstance(settings, PostgresSettings) and settings.start == "copy":
+            yield f"sources.{name}.start", "copy has no effect in this version: rows from before install are not taken"
+    yield from _stream_warnings(config, log_root)
+
+
+def _stream_warnings(config: Config, log_root: Path) -> Iterator[tuple[str, str]]:
+    wanted = {
+        f"{section}.{name}.streams": each.streams
+        for section, named in (("subscriptions", config.subscriptions), ("bots", config.bots))
+        for name, each in named.items()
+        if each.streams
+    }
+    # Looked up once for all of them.
+    said = {
+        text.split(":")[0]: text for text in stream_warnings(config, log_root, [s for w in wanted.values() for s in w])
+    }
+    for key, streams in wanted.items():
+        for stream in streams:
+            if text := said.get(f"stream {stream}"):
+                yield key, text
+
+
+def _judged(check: str, look: Callable[[], str]) -> Finding:
+    try:
+        return ok(check, look())
+    except EvermarkError as error:
+        return wrong(check, error.message.removeprefix(f"{check}: "), error.hint)
+
+
+def _sources(config: Config) -> Finding:
+    if not config.sources:
+        return wrong("sources", "there is none", "name at least one; `evermark init` writes an example")
+    told = ", ".join(f"{name} ({settings.type})" for name, settings in sorted(config.sources.items()))
+    return ok("sources", told)
+
+
+def _master(config: Config) -> str:
+    require_local_master(config.spark.master, config.spark.conf, config.log_path)
+    return config.spark.conf.get("spark.master", config.spark.master)
+
+
+def _data_folder(folder: Path) -> Finding:
+    there = folder
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        return wrong(
+            "data", f"{there} is not a folder that this user may write to", "change its owner, or name another"
+        )
+    return ok("data", f"the folder {folder}" + ("" if there == folder else ", which `evermark up` makes"))
+
+
+def _predicates(config: Config) -> Iterator[Finding]:
+    for section, named in (("subscriptions", config.subscriptions), ("bots", config.bots)):
+        ill = 0
+        for name, each in named.items():
+            try:
+                require_predicate(name, each, section)
+            except ConfigError as error:
+                ill += 1
+                message = error.message.removeprefix(f"{section}.{name}: ")
+                yield wrong(f"{section}.{name}.where", message, error.hint)
+        for name, bot in config.bots.items() if section == "bots" else ():
+            try:
+                require_bot_source(name, bot, config.sources)
+            except ConfigError as error:
+                ill += 1
+                key, _, message = error.message.partition(": ")
+                yield wrong(key, message, error.hint)
+        if named and not ill:
+            yield ok(section, ", ".join(sorted(named)[:20]) + (", …" if len(named) > 20 else ""))
+
+
+def _warnings(config: Config) -> Iterator[Finding]:
+    try:
+        root = local_log(config)
+    except ConfigError:
+        return  # said above
+    for key, text in file_warnings(config, root):
+        fine = "correct it, if it is a slip; a stream that begins later is fine"
+        yield warning(key, text, fine if key.endswith(".streams") else "take it out of the file")

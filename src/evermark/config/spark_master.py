@@ -1,0 +1,42 @@
+"""Which Spark master a deployment may run on. Pure: nothing is started or asked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from evermark.errors import ConfigError
+
+_THREADS = re.compile(r"local(\[\s*(\*|\d+)\s*(,\s*\d+\s*)?\])?")
+_PROCESSES = re.compile(r"local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]")
+_CLUSTERS = ("spark://", "k8s://", "yarn")
+_USE_LOCAL = 'use a local master, for example spark: {master: "local[16,4]"}'
+
+
+def master_in_effect(master: str, conf: Mapping[str, str]) -> str:
+    """`spark.conf` wins over `spark.master`, also for the master itself."""
+    return conf.get("spark.master", master)
+
+
+def require_local_master(master: str, conf: Mapping[str, str], log_path: str) -> None:
+    """Raise `ConfigError` unless all executors surely see the disk that holds the log.
+
+    Executors write the log's files where they stand. A `local` master and a `local-cluster` run them on this machine;
+    any other master may run them elsewhere, where a local `log_path` names another disk.
+    """
+    if "spark.remote" in conf:
+        raise ConfigError(
+            "spark.conf: spark.remote names a Spark Connect server, on which Evermark cannot run",
+            hint=f"remove spark.remote and {_USE_LOCAL}",
+        )
+    named = master_in_effect(master, conf)
+    key = "spark.conf: spark.master" if "spark.master" in conf else "spark.master"
+    if _THREADS.fullmatch(named) or _PROCESSES.fullmatch(named):
+        return
+    if not named.startswith(_CLUSTERS):
+        raise ConfigError(f"{key}: {named!r} is not a Spark master", hint=_USE_LOCAL)
+    if "://" not in log_path:
+        raise ConfigError(
+            f"{key}: {named} runs its tasks on other machines, which do not see the log at {log_path} on this machine",
+            hint=f"{_USE_LOCAL}; this version cannot keep its log where a cluster sees it",
+        )

@@ -1,0 +1,90 @@
+"""Which events of a job have to keep their order among themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+I64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Which rows must keep their order: rows of one lane. Mostly a lane is a key; rows that change their record's key
+    join the two, and with them all that other rows join to these."""
+
+    of: I64  # a number for the key of each row
+    left: Mapping[int, int]  # rows that took a key away from their record: the number of that key
+    lanes: I64
+
+    def held_by(self, row: int) -> tuple[int, ...]:
+        """The keys that the row waits behind and holds back."""
+        key = int(self.of[row])
+        return (key, self.left[row]) if row in self.left else (key,)
+
+
+def keys_of(events: pa.Table | pa.RecordBatch) -> Keys:
+    changed = _changed(events)
+    if not len(changed):
+        numbers = key_numbers(events)
+        return Keys(numbers, {}, numbers)
+    names = ["source", "stream", "key"]
+    now = pa.table([_plain(events.column(name)) for name in names], names=names)
+    moved = pa.table([_plain(events.column(name)) for name in (*names[:2], "previous_key")], names=names)
+    numbers = key_numbers(pa.concat_tables([now, moved.take(pa.array(changed))]))
+    of, left = numbers[: events.num_rows], numbers[events.num_rows :]
+    return Keys(of, dict(zip(changed.tolist(), left.tolist(), strict=True)), _joined(of, of[changed], left))
+
+
+def _changed(events: pa.Table | pa.RecordBatch) -> I64:
+    """The rows that changed their record's key."""
+    if "previous_key" not in events.schema.names:
+        return np.empty(0, np.int64)
+    column = events.column("previous_key")
+    if column.null_count == events.num_rows:
+        return np.empty(0, np.int64)
+    return np.flatnonzero(pc.is_valid(column).to_numpy(zero_copy_only=False))
+
+
+def _plain(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    return column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column
+
+
+def _joined(of: I64, some: I64, others: I64) -> I64:
+    """The number of the first of all keys that are joined, for each row."""
+    parent: dict[int, int] = {}
+
+    def first(key: int) -> int:
+        while (above := parent.setdefault(key, key)) != key:
+            parent[key] = key = parent[above]
+        return key
+
+    for one, other in zip(some.tolist(), others.tolist(), strict=True):
+        low, high = sorted((first(one), first(other)))
+        parent[high] = low
+    lanes = of.copy()
+    for row in np.flatnonzero(np.isin(of, list(parent))).tolist():
+        lanes[row] = first(int(of[row]))
+    return lanes
+
+
+def key_numbers(events: pa.Table | pa.RecordBatch) -> I64:
+    """A number per row, equal for rows of one (source, stream, key); rows without a key have numbers of their own."""
+    source, stream, key = (_codes(events, name) for name in ("source", "stream", "key"))
+    numbers: I64 = (source * (int(stream.max(initial=0)) + 1) + stream) * (int(key.max(initial=0)) + 1) + key
+    keyless = key < 0
+    numbers[keyless] = -1 - np.flatnonzero(keyless)
+    return numbers
+
+
+def _codes(events: pa.Table | pa.RecordBatch, name: str) -> I64:
+    column = events.column(name)
+    whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    encoded = whole if pa.types.is_dictionary(whole.type) else whole.dictionary_encode()
+    codes: I64 = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+    return codes
