@@ -266,7 +266,10 @@ def pause(
 
 @app.command()
 def resume(name: Name, config: ConfigOption = DEFAULT_CONFIG) -> None:
-    """Deliver to it again now, from where it was left: after a pause, a 410, or while it waits after failures."""
+    """Deliver to it again now, from where it was left.
+
+    After a pause, after a 410, or while it waits for its next try after failures.
+    """
     with opened(config) as deployment:
         store = deployment.delivery
         as_deliverer(deployment, lambda epoch: store.resume(name, epoch))
