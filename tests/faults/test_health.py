@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,28 +19,12 @@ from evermark.testing.until import until
 _TABLE = "create table public.orders (id bigint generated always as identity primary key, total int)"
 
 
-def ask(instance: Instance, path: str) -> tuple[int, str]:
-    """Answer of an instance; the address is in its own log."""
-    lines = (json.loads(line) for line in instance.log.read_text().splitlines() if line.startswith("{"))
-    listen = next((line["listen"] for line in lines if line["event"] == "up"), None)
-    if listen is None:
-        assert not instance.died(), instance.log.read_text()[-3000:]
-        return 0, ""
-    try:
-        with urllib.request.urlopen(f"http://{listen}{path}", timeout=8) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as unwell:
-        return unwell.code, unwell.read().decode()
-
-
 def partition(instance: Instance, name: str = "shop/0") -> dict[str, Any]:
-    status, text = ask(instance, "/health")
-    found: dict[str, Any] = json.loads(text)["partitions"].get(name, {}) if status else {}
-    return found
+    return instance.health(name)
 
 
 def gauge(instance: Instance, name: str) -> float | None:
-    _, text = ask(instance, "/metrics")
+    _, text = instance.ask("/metrics")
     return next((float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(name)), None)
 
 
@@ -86,20 +68,20 @@ def test_a_source_that_is_down_at_the_start_is_taken_when_it_comes_up(tmp_path: 
         running = scene.up()
         orders(other.dsn(), 5)
         until(lambda: scene.delivered("steady") == 5, "the other source delivers", timeout_s=90)
-        code, text = ask(running, "/readyz")
+        code, text = running.ask("/readyz")
         assert code == 503 and "shop/0: stale" in text and "does not answer" in text and "other/0" not in text
         assert partition(running, "other/0")["status"] == "healthy"
         assert running.said("the source cannot be read yet")
 
         shop.start()
         until(lambda: scene.delivered("steady") == 10, "what had waited is taken", timeout_s=60)
-        until(lambda: ask(running, "/readyz") == (200, "ready\n"), "it is ready", timeout_s=30)
+        until(lambda: running.ask("/readyz") == (200, "ready\n"), "it is ready", timeout_s=30)
         orders(shop.dsn(), 5)
         until(lambda: scene.delivered("steady") == 15, "what comes is taken", timeout_s=30)
         until(lambda: partition(running)["lag_s"] == 0, "nothing waits", timeout_s=30)
 
         shop.stop()
-        until(lambda: ask(running, "/readyz")[0] == 503, "it is not ready while the source is away", timeout_s=30)
+        until(lambda: running.ask("/readyz")[0] == 503, "it is not ready while the source is away", timeout_s=30)
         assert partition(running)["status"] == "stale"
         assert not running.died() and running.terminate() == 0
         shop.start()
@@ -147,7 +129,7 @@ def test_lag_is_of_what_waits_now(scene: Scene) -> None:
         "a database that is idle and taken has no lag",
         timeout_s=30,
     )
-    assert found["events"] == 1 and json.loads(ask(running, "/health")[1])["delivering"]
+    assert found["events"] == 1 and json.loads(running.ask("/health")[1])["delivering"]
 
     with held(scene.dsn):
         orders(scene.dsn, 1)

@@ -153,6 +153,7 @@ class DeliveryRunner:
                 self._board.delivering = False
                 self._metrics.lease_held.labels(lease.name).set(0)
                 held.close()
+                self._told.accounts({}, _now())  # what another instance does with them, this one does not know
 
     def _own(self, held: HeldLease) -> None:
         epoch = held.lease.epoch

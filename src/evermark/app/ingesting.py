@@ -135,6 +135,8 @@ class SourceRunner:
                 self._whole_source_failed(EvermarkError(f"{type(error).__name__}: {error}"[:1000]))
             finally:
                 care.set()
+                for partition in self._known_partitions():
+                    self._metrics.partition_up.labels(self.name, partition).set(0)
                 self._metrics.lease_held.labels(lease.name).set(0)
                 held.close()
 

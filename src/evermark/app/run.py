@@ -29,15 +29,7 @@ from evermark.config.spark_master import require_local_master
 from evermark.delivery.sinks.webhook import WebhookSink
 from evermark.embedded.java import ensure_java
 from evermark.error_policy import Action, action_for, backoff_s
-from evermark.errors import (
-    BusyError,
-    ConfigError,
-    EngineError,
-    EvermarkError,
-    GapError,
-    UnreachableError,
-    of_kind,
-)
+from evermark.errors import BusyError, ConfigError, EngineError, EvermarkError, GapError, UnreachableError, of_kind
 from evermark.observe.health import Board
 from evermark.observe.logging import get_logger
 from evermark.observe.metrics import Metrics
@@ -116,40 +108,48 @@ class Pipeline:
             where = "the embedded Postgres" if self.config.state.dsn is None else "Postgres"
             self._log.info("starting", step="state", waits_for=where)
             deployment = self._opened()
-            lags = Lags(deployment, self.board)
-            try:
-                for warning in deployment.warnings:
-                    self._log.warning(warning)
-                for key, text in file_warnings(self.config, deployment.log_root):
-                    self._log.warning(f"{key}: {text}")
-                self._log.info("starting", step="sources", checks=sorted(deployment.sources))
-                lags.start()
-                self._check_sources(deployment)
-                keeper = StateKeeper(deployment.embedded) if deployment.embedded is not None else None
-                try:
-                    with served(server, deployment):
-                        self._run_with_spark(deployment)
-                finally:
-                    if keeper is not None:
-                        keeper.stop()
-            finally:
-                lags.stop()
-                deployment.close()
+            if deployment is not None:
+                self._run_deployment(server, deployment)
         finally:
             server.stop()
         self._log.info("stopped")
 
-    def _opened(self) -> Deployment:
-        """State is needed for everything. It may come up a little later than we do; who runs us may try again after."""
+    def _run_deployment(self, server: Server, deployment: Deployment) -> None:
+        lags = Lags(deployment, self.board)
+        try:
+            for warning in deployment.warnings:
+                self._log.warning(warning)
+            for key, text in file_warnings(self.config, deployment.log_root):
+                self._log.warning(f"{key}: {text}")
+            lags.start()
+            self._log.info("starting", step="sources", checks=sorted(deployment.sources))
+            self._check_sources(deployment)
+            keeper = StateKeeper(deployment.embedded) if deployment.embedded is not None else None
+            try:
+                with served(server, deployment):
+                    self._run_with_spark(deployment)
+            finally:
+                if keeper is not None:
+                    keeper.stop()
+        finally:
+            lags.stop()
+            deployment.close()
+
+    def _opened(self) -> Deployment | None:
+        """State is needed for everything. One that may come up a little later than we do is waited for, not for ever:
+        who runs us may try again after. None: told to stop first.
+        """
         give_up_at = time.monotonic() + _STATE_WAIT_S
-        while True:
+        while not self._stopping.is_set():
             try:
                 return open_deployment(self.config, self._given)
             except (UnreachableError, BusyError) as error:
-                if self.config.state.dsn is None or time.monotonic() > give_up_at or self._stopping.is_set():
+                if self.config.state.dsn is None or time.monotonic() > give_up_at:
                     raise
                 self._log.warning("state does not answer yet; it is waited for", error=error, at_most_s=_STATE_WAIT_S)
             self._stopping.wait(_STATE_PAUSE_S)
+        self._log.info("stopping", during="start")
+        return None
 
     def _check_sources(self, deployment: Deployment) -> None:
         """Before the slow part: what only a person can change is said at once, and ends the process. A source that

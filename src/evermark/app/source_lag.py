@@ -96,7 +96,11 @@ class Look:
                 self._late(silent_s)
 
     def _look(self, began: float) -> None:
-        self._ask()
+        try:
+            self._ask()
+        except Exception as error:  # noqa: BLE001 - asked again; that there is no answer is said soon
+            get_logger(part="lag").warning("a look failed", what=self._name, error=error)
+            return
         with self._changed:
             self._running = [(thread, at) for thread, at in self._running if at != began]
             self._answered = self._clock()
@@ -150,7 +154,10 @@ class Lags:
 
     def _run(self) -> None:
         while True:
-            self.ask()
+            try:
+                self.ask()
+            except Exception as error:  # noqa: BLE001 - asked again
+                self._log.warning("the lag could not be asked for", error=error)
             if self._stopping.wait(EVERY_S):
                 return
 

@@ -6,17 +6,20 @@ event exactly once, and every receiver's handler saw every event it should have 
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import threading
+import urllib.error
+import urllib.request
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import psycopg
 import pyarrow.parquet as pq
@@ -94,6 +97,25 @@ class Instance:
 
     def said(self, text: str) -> bool:
         return text in self.log.read_text()
+
+    def ask(self, path: str) -> tuple[int, str]:
+        """Status and text of an answer over HTTP; (0, "") before it is up. The address is in its own log."""
+        lines = (json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{"))
+        listen = next((line["listen"] for line in lines if line["event"] == "up"), None)
+        if listen is None:
+            assert not self.died(), self.log.read_text()[-3000:]
+            return 0, ""
+        try:
+            with urllib.request.urlopen(f"http://{listen}{path}", timeout=8) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as unwell:
+            return unwell.code, unwell.read().decode()
+
+    def health(self, partition: str) -> dict[str, Any]:
+        """What /health says of a partition; nothing when it does not know it."""
+        code, text = self.ask("/health")
+        found: dict[str, Any] = json.loads(text)["partitions"].get(partition, {}) if code else {}
+        return found
 
 
 class Writer(threading.Thread):
