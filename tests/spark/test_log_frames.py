@@ -270,3 +270,10 @@ def test_nothing_is_concluded_of_what_no_trigger_of_ours_wrote(
     fill(change("insert", "1", '{"id": 1}'))
     fill(captured("2", '{"id": 2}', '{"id": 1}'))
     assert implied(spark, tmp_path).keys() == {"1", "2"}
+
+
+def test_a_filter_may_ask_for_the_key_that_was_left(spark: SparkSession, tmp_path: Path, fill: Filler) -> None:
+    """GIVEN a record that leaves a key WHEN that key is asked for THEN its leaving is found, and nothing else is."""
+    fill(change("insert", "1", "{}"), moved("1", "2", "{}"), change("update", "2", "{}"))
+    assert found(Log(tmp_path).read(spark, where="key = '1' or previous_key = '1'")) == ["shop-0", "shop-1"]
+    assert found(Log(tmp_path).read(spark, where="previous_key is not null")) == ["shop-1"]
