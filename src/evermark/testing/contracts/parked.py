@@ -241,15 +241,24 @@ class ParkedContract(OwnedStore):
         store.settle_group(P0, 0, 9, frozenset("a"), [done("a", *parked)], T0, epoch)
         held = {(P0, "orders", "k1"): 3, (P0, "orders", "k2"): 3, (P0, "orders", "l"): 1}
         assert store.held_keys(["a"]) == {"a": held}
-        late = SOON + timedelta(days=1)
-        order: list[list[str]] = []
-        while rows := store.claim(late, 10, LEASE_S, epoch):
-            order.append([row.event.event_id for row in rows])
-            assert all(row.event == moved for row in rows if row.event.event_id == "e3")
-            for row in rows[:1]:
-                store.delivered([row.id], epoch)
+        late = SOON
+
+        def claimed() -> dict[str, int]:
+            nonlocal late
             late += timedelta(days=1)
-        assert order == [["e1", "e2", "e6"], ["e2", "e6"], ["e3", "e6"], ["e4", "e5", "e6"], ["e5", "e6"], ["e6"]]
+            rows = store.claim(late, 10, LEASE_S, epoch)
+            assert all(row.event == moved for row in rows if row.event.event_id == "e3")
+            return {row.event.event_id: row.id for row in rows}
+
+        for event_id, others in (("e2", {"e1", "e6"}), ("e1", {"e6"}), ("e3", {"e6"}), ("e4", {"e5", "e6"})):
+            found = claimed()
+            assert found.keys() == {event_id, *others}
+            store.delivered([found[event_id]], epoch)
+        # AND two that leave the same key keep their order
+        store.drop(list(claimed().values()), epoch)
+        left = [replace(event(n, key=f"n{n}"), previous_key="k") for n in (7, 8)]
+        store.settle_group(P0, 9, 10, frozenset("a"), [done("a", *left)], T0, epoch)
+        assert claimed().keys() == {"e7"}
 
     def test_the_same_key_of_another_stream_is_another_key(self, store: DeliveryStore, epoch: int) -> None:
         """Two tables of a source may use the same keys: order 1 has nothing to do with user 1."""
