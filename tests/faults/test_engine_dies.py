@@ -7,6 +7,9 @@ from pathlib import Path
 from evermark.testing.chaos_engine import killed, resumed_s, spark_processes
 from evermark.testing.pipeline import Scene, Stage, Writer
 
+# How quickly it goes on is measured by `make chaos ARGS=--engine`; a busy machine is no failure here.
+PATIENCE_S = 120.0
+
 
 class NumbersStage(Stage):
     """A deployment with a user's own source (quitting_source.py)."""
@@ -43,13 +46,13 @@ def test_delivery_goes_on_after_any_process_of_spark_was_killed_or_hangs(tmp_pat
             scene.wait_delivered(20)
             for what in ("daemon", "planner", "jvm", "jvm"):
                 killed(instance, what)
-                resumed_s(scene)
+                resumed_s(scene, within_s=PATIENCE_S)
             assert instance.said("Spark's JVM ended (signal 9)")
 
             # WHEN the JVM is alive and answers nothing
             (jvm,) = spark_processes(instance)["jvm"]
             jvm.suspend()
-            resumed_s(scene, within_s=120)
+            resumed_s(scene, within_s=PATIENCE_S)
             assert instance.said("Spark's JVM does not answer")
         finally:
             writer.finish()
