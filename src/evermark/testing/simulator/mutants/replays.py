@@ -169,6 +169,6 @@ REPLAYS: tuple[Mutant, ...] = (
         "cancelled-but-parked",
         "what a cancelled replay has parked stays",
         ((MemoryReplays, "cancel", _cancels_without_dropping),),
-        first=49,
+        first=110,
     ),
 )
