@@ -9,8 +9,7 @@ from pathlib import Path
 from evermark.bots.store import bot_inboxes, bot_users, bot_users_version
 from evermark.breaker import Limits
 from evermark.checkpoints.base import CheckpointStore
-from evermark.checkpoints.memory import MemoryCheckpoints
-from evermark.checkpoints.postgres import PostgresCheckpoints
+from evermark.checkpoints.kinds import backend_of, open_checkpoints
 from evermark.cluster.base import Holder
 from evermark.cluster.liveness import this_process
 from evermark.cluster.postgres import PostgresLeases
@@ -76,6 +75,11 @@ class Deployment:
             lock_timeout_s=lock_timeout_s,
         )
 
+    def checkpoints_through(self, state: State) -> CheckpointStore:
+        """The same checkpoints through the connections of `state`, for those who must not wait for the others."""
+        settings = self.config.reliability.checkpoint
+        return open_checkpoints(settings, state) if backend_of(settings).durable else self.checkpoints
+
     def close(self) -> None:
         self.state.close()
         if self.embedded is not None:
@@ -101,14 +105,13 @@ def open_deployment(config: Config, sources: Mapping[str, Source] | None = None)
         if embedded is not None:
             embedded.stop()
         raise
-    in_memory = config.reliability.checkpoint.backend == "memory"
     return Deployment(
         config=config,
         box=box,
         state=state,
         leases=PostgresLeases(state),
         heads=PostgresHeads(state),
-        checkpoints=MemoryCheckpoints() if in_memory else PostgresCheckpoints(state),
+        checkpoints=open_checkpoints(config.reliability.checkpoint, state),
         delivery=PostgresDelivery(state, limits=endpoint_limits(config)),
         replays=PostgresReplays(state),
         recoveries=Recoveries(state),

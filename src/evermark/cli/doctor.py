@@ -115,15 +115,14 @@ def _judged_by_state(standings: list[Standing], owner: str | None) -> Iterator[F
 def _standings(config: Config, name: str, source: Source, state: State) -> list[Standing]:
     from evermark.app.build import local_log
     from evermark.app.looking import standings
-    from evermark.checkpoints.postgres import PostgresCheckpoints
+    from evermark.checkpoints.kinds import open_checkpoints
     from evermark.ingest.recoveries import Recoveries
 
-    kept_here = config.reliability.checkpoint.backend == "postgres"
-    checkpoints = PostgresCheckpoints(state)
+    checkpoints = open_checkpoints(config.reliability.checkpoint, state)
     return standings(
         source,
         name,
-        lambda: checkpoints.list(name) if kept_here else {},
+        lambda: checkpoints.list(name),
         Recoveries(state),
         local_log(config) / name,
     )

@@ -207,11 +207,12 @@ def _seconds(text: str) -> float:
 def _remembers(config: Config, name: str) -> bool | None:
     """Whether this deployment has taken events of the source before; none: its state cannot be asked. Makes none."""
     from evermark.app.looking import existing_state
-    from evermark.checkpoints.postgres import PostgresCheckpoints
+    from evermark.checkpoints.kinds import open_checkpoints
 
     try:
         with existing_state(config) as state:
-            return state is not None and bool(PostgresCheckpoints(state).list(name))
+            settings = config.reliability.checkpoint
+            return state is not None and bool(open_checkpoints(settings, state).list(name))
     except EvermarkError as error:
         say(f"{name}: the deployment's state cannot be asked what it remembers of the source: {error.message}")
         return None
