@@ -20,9 +20,9 @@ import re
 import secrets as random_source
 import stat
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -210,6 +210,22 @@ class Sealed:
 
     def __repr__(self) -> str:
         return f"Sealed({HIDDEN})"
+
+
+class Hidden(Protocol):
+    """A text that shows itself only when opened: `Sealed`, or `Plain`."""
+
+    def open(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A text without a secret in it, or a test's."""
+
+    text: str = field(repr=False)
+
+    def open(self) -> str:
+        return self.text
 
 
 def is_sealed(text: str) -> bool:

@@ -11,8 +11,9 @@ from typing import Any
 
 from tests.contract.blocknode_scene import Client, Node
 
+from evermark.secrets import Plain
 from evermark.sources.base import Limit
-from evermark.sources.blocks.place import BlocksPlace, Pace, Plain
+from evermark.sources.blocks.place import BlocksPlace, Pace
 from evermark.sources.blocks.source import BlockStreams
 from evermark.sources.blocks.wanted import WantedStreams
 from evermark.state.connection import State

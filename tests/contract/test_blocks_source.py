@@ -11,10 +11,9 @@ from tests.contract.blocknode_scene import Client, Node, control, message
 from tests.contract.blocks_scene import ALL, EACH, NEVER, Scene, new_stream, scene
 
 from evermark.errors import ConfigError, DeniedError, IdentityError
-from evermark.secrets import KeyRef, Sealed, SecretBox
+from evermark.secrets import KeyRef, Plain, Sealed, SecretBox
 from evermark.sources.blocks.bots import BotsInState
 from evermark.sources.blocks.chain import EventKind, StreamKind
-from evermark.sources.blocks.place import Plain
 from evermark.sources.blocks.wanted import BotStreams, WantedStreams
 from evermark.state.connection import State
 from evermark.testing.servers import PostgresServer

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evermark.errors import ConfigError, FormatError, GapError, IdentityError
+from evermark.secrets import Plain
 from evermark.sources.base import Limit
 from evermark.sources.blocks.chain import START, Cookie, EventKind, make_event
-from evermark.sources.blocks.place import BlocksPlace, Plain
+from evermark.sources.blocks.place import BlocksPlace
 from evermark.sources.blocks.plan import Item, Move, Tick, partition_of, path, slices
 from evermark.sources.blocks.position import EARLIEST, Position
 from evermark.sources.blocks.resume import Answer, Case, Known, Room, answer_from, decide, fitted

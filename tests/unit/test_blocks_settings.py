@@ -8,9 +8,9 @@ import pytest
 from pydantic import ValidationError
 
 from evermark.errors import ConfigError
-from evermark.secrets import KeyRef, Sealed, SecretBox
+from evermark.secrets import KeyRef, Plain, Sealed, SecretBox
 from evermark.sources.blocks.bots import BotsInState
-from evermark.sources.blocks.place import Plain, place_of
+from evermark.sources.blocks.place import place_of
 from evermark.sources.blocks.settings import BlocksSettings
 from evermark.sources.blocks.source import BlockStreams
 from evermark.state.connection import State

@@ -127,7 +127,7 @@ def test_health_answers_in_time_though_a_source_hangs(monkeypatch: pytest.Monkey
     hanging = Hanging()
     deployment: Any = SimpleNamespace(
         sources={"hung": hanging, "well": Well()},
-        checkpoints=MemoryCheckpoints(),
+        checkpoints_through=lambda _: MemoryCheckpoints(),
         another_state=lambda **_: State(lambda: "host=127.0.0.1 port=1", "nowhere"),
     )
     board = Board()

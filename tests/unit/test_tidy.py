@@ -201,7 +201,25 @@ def second_word(file: File) -> Iterator[Finding]:
                 yield line, f"{name}: our word for {word!r} is {instead}"
 
 
+def kind_asked_for(file: File) -> Iterator[Finding]:
+    """Which kind a source is of is the business of the kind's folder: elsewhere a question to `SourceKind` does it."""
+    if not file.within("src/") or file.within("src/evermark/sources/", "src/evermark/testing/"):
+        return
+    for node in ast.walk(file.tree):
+        asked: list[ast.expr] = []
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in {"isinstance", "issubclass"}:
+            asked = node.args[1:]
+        elif isinstance(node, ast.MatchClass):
+            asked = [node.cls]
+        elif isinstance(node, ast.Compare) and ast.unparse(node.left).startswith("type("):
+            asked = node.comparators
+        for name in (ast.unparse(each) for each in asked):
+            if re.search(r"\w+Settings\b|\bCustomSource\b", name):
+                yield node.lineno, f"{name}: give `SourceKind` or `SourceConfig` a method that answers it"
+
+
 PYTHON_RULES: list[Rule] = [
+    kind_asked_for,
     function_length,
     vague_module_name,
     print_outside_terminal_code,
@@ -259,6 +277,10 @@ BAD: list[tuple[Rule, str, str]] = [
     (skip_without_reason, "tests/unit/test_a.py", "@pytest.mark.skipif(True)\ndef test_a(): ..."),
     (second_word, "src/evermark/log/a.py", "def f(start_offset): ..."),
     (second_word, "src/evermark/delivery/a.py", "class DeadLetter: ..."),
+    (kind_asked_for, "src/evermark/app/a.py", "if isinstance(settings, PostgresSettings): ..."),
+    (kind_asked_for, "src/evermark/cli/a.py", "isinstance(s, mongo.MongoSettings | CustomSource)"),
+    (kind_asked_for, "src/evermark/config/a.py", "match s:\n    case BlocksSettings(): ..."),
+    (kind_asked_for, "src/evermark/spark/a.py", "x = type(s) is BlocksSettings"),
     (unfinished, "docs/a.md", "TO" + "DO: write this"),
     (machine_or_registry, "Makefile", "pip install --index" + "-url x"),
     (machine_or_registry, "docs/a.md", "see /" + "root/x"),
@@ -272,6 +294,8 @@ def test_rule_finds_what_breaks_it(rule: Rule, path: str, text: str) -> None:
 
 
 GOOD: list[tuple[Rule, str, str]] = [
+    (kind_asked_for, "src/evermark/sources/kinds.py", "isinstance(settings, BlocksSettings)"),
+    (kind_asked_for, "src/evermark/app/a.py", "kind_of(settings, name).make(settings, context)"),
     (second_word, "src/evermark/spark/a.py", "def f(start_offset): ..."),
     (skip_without_reason, "tests/unit/test_a.py", "@pytest.mark.skipif(True, reason='no x')\ndef test_a(): ..."),
     (pyspark_outside_spark, "src/evermark/spark/a.py", "import pyspark"),

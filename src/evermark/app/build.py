@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,12 +9,11 @@ from pathlib import Path
 from evermark.bots.store import bot_inboxes, bot_users, bot_users_version
 from evermark.breaker import Limits
 from evermark.checkpoints.base import CheckpointStore
-from evermark.checkpoints.memory import MemoryCheckpoints
-from evermark.checkpoints.postgres import PostgresCheckpoints
+from evermark.checkpoints.kinds import backend_of, open_checkpoints
 from evermark.cluster.base import Holder
 from evermark.cluster.liveness import this_process
 from evermark.cluster.postgres import PostgresLeases
-from evermark.config import BotConfig, Config, CustomSource, SubscriptionConfig
+from evermark.config import BotConfig, Config, SubscriptionConfig
 from evermark.delivery.base import Place, SubscriptionSpec
 from evermark.delivery.replay_store import PostgresReplays
 from evermark.delivery.retry import EndpointLimits
@@ -28,17 +26,9 @@ from evermark.log.disk import full_disk_is_said
 from evermark.log.head import PostgresHeads
 from evermark.log.read import LogReader
 from evermark.predicate import match_sql, vet
-from evermark.secrets import Sealed, SecretBox, key_for
+from evermark.secrets import Hidden, Plain, Sealed, SecretBox, key_for
 from evermark.sources.base import Source
-from evermark.sources.blocks.bots import BotsInState
-from evermark.sources.blocks.place import BlocksPlace, Hidden, Plain
-from evermark.sources.blocks.place import place_of as blocks_place
-from evermark.sources.blocks.settings import BlocksSettings
-from evermark.sources.blocks.source import BlockStreams
-from evermark.sources.postgres.place import PlainDsn
-from evermark.sources.postgres.place import place_of as postgres_place
-from evermark.sources.postgres.settings import PostgresSettings
-from evermark.sources.postgres.source import PostgresOutbox
+from evermark.sources.kinds import BotReaders, SourceContext, kind_of
 from evermark.state.connection import State, schema_for
 from evermark.state.migrate import migrate
 
@@ -85,6 +75,11 @@ class Deployment:
             lock_timeout_s=lock_timeout_s,
         )
 
+    def checkpoints_through(self, state: State) -> CheckpointStore:
+        """The same checkpoints through the connections of `state`, for those who must not wait for the others."""
+        settings = self.config.reliability.checkpoint
+        return open_checkpoints(settings, state) if backend_of(settings).durable else self.checkpoints
+
     def close(self) -> None:
         self.state.close()
         if self.embedded is not None:
@@ -110,14 +105,13 @@ def open_deployment(config: Config, sources: Mapping[str, Source] | None = None)
         if embedded is not None:
             embedded.stop()
         raise
-    in_memory = config.reliability.checkpoint.backend == "memory"
     return Deployment(
         config=config,
         box=box,
         state=state,
         leases=PostgresLeases(state),
         heads=PostgresHeads(state),
-        checkpoints=MemoryCheckpoints() if in_memory else PostgresCheckpoints(state),
+        checkpoints=open_checkpoints(config.reliability.checkpoint, state),
         delivery=PostgresDelivery(state, limits=endpoint_limits(config)),
         replays=PostgresReplays(state),
         recoveries=Recoveries(state),
@@ -177,24 +171,17 @@ def local_log(config: Config) -> Path:
 def make_source(config: Config, name: str, box: SecretBox | None) -> Source:
     """A source as the file describes it. Without a `box` its secrets are not sealed, and it stays in this process."""
     settings = config.sources[name]
-    if isinstance(settings, PostgresSettings):
-        if box is None:
-            return PostgresOutbox(postgres_place(settings, PlainDsn(settings.open_dsn())))
-        return PostgresOutbox(postgres_place(settings.sealed(box)))
-    if isinstance(settings, BlocksSettings):
-        return BlockStreams(blocks_at(config, name, settings, box))
-    if isinstance(settings, CustomSource):
-        return _custom_source(settings, name)
-    raise ConfigError(f"sources.{name}: {type(settings).__name__} is not a source this program can build")
+    return kind_of(settings, name).make(settings, source_context(config, name, box))
 
 
-def blocks_at(config: Config, name: str, settings: BlocksSettings, box: SecretBox | None) -> BlocksPlace:
-    here = (state_dsn(config, box), schema_for(config.name))
-    bots = BotsInState(*here, name, bot_users, bot_inboxes, bot_users_version)
-    if box is not None:
-        return blocks_place(name, settings.sealed(box), *here, bots=bots)
-    token = settings.open_token()
-    return blocks_place(name, settings, *here, Plain(token) if token is not None else None, bots)
+def source_context(config: Config, name: str, box: SecretBox | None) -> SourceContext:
+    return SourceContext(
+        source=name,
+        box=box,
+        state_dsn=lambda: state_dsn(config, box),
+        state_schema=schema_for(config.name),
+        bots=BotReaders(bot_users, bot_inboxes, bot_users_version),
+    )
 
 
 def state_dsn(config: Config, box: SecretBox | None) -> Hidden:
@@ -207,20 +194,6 @@ def state_dsn(config: Config, box: SecretBox | None) -> Hidden:
 
 def embedded_folder(config: Config) -> Path:
     return (config.data / "state").absolute()
-
-
-def _custom_source(settings: CustomSource, name: str) -> Source:
-    module, _, class_name = settings.type.partition(":")
-    try:
-        made = getattr(importlib.import_module(module), class_name)(**settings.options)
-    except (ImportError, AttributeError, TypeError) as error:
-        raise ConfigError(
-            f"sources.{name}: {settings.type} cannot be made: {error}",
-            hint="it must be importable where `evermark up` runs, and take the keys under `options`",
-        ) from error
-    if not isinstance(made, Source):
-        raise ConfigError(f"sources.{name}: {settings.type} is not an evermark.Source", hint="subclass evermark.Source")
-    return made
 
 
 def open_state(config: Config) -> tuple[EmbeddedPostgres | None, State]:

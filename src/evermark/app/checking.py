@@ -12,7 +12,6 @@ from evermark.config.spark_master import require_local_master
 from evermark.errors import ConfigError, EvermarkError
 from evermark.log.streams import streams_at, unknown_streams
 from evermark.observe.finding import Finding, ok, warning, wrong
-from evermark.sources.postgres.settings import PostgresSettings
 
 
 def checked(config: Config) -> Iterator[Finding]:
@@ -31,11 +30,10 @@ def stream_warnings(config: Config, log_root: Path, wanted: Iterable[str]) -> li
     if not asked:
         return []
     logged = streams_at(log_root)
-    by_tables = [s for s in config.sources.values() if isinstance(s, PostgresSettings) and s.tables]
-    if logged is None or (not logged and len(by_tables) < len(config.sources)):
+    named = [settings.streams_named() for settings in config.sources.values()]
+    if logged is None or (not logged and not all(named)):
         return []  # too much to look through, or nothing to compare with yet
-    tables = {table.name.replace('"', "") for settings in by_tables for table in settings.tables}
-    return unknown_streams(asked, sorted(logged | tables))
+    return unknown_streams(asked, sorted(logged.union(*named)))
 
 
 def file_warnings(config: Config, log_root: Path) -> Iterator[tuple[str, str]]:
@@ -43,8 +41,8 @@ def file_warnings(config: Config, log_root: Path) -> Iterator[tuple[str, str]]:
     for problem in config.reliability.without_effect():
         yield ".".join(("reliability", *map(str, problem.path))), problem.text
     for name, settings in config.sources.items():
-        if isinstance(settings, PostgresSettings) and settings.start == "copy":
-            yield f"sources.{name}.start", "copy has no effect in this version: rows from before install are not taken"
+        for problem in settings.without_effect():
+            yield ".".join(("sources", name, *map(str, problem.path))), problem.text
     yield from _stream_warnings(config, log_root)
 
 

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 
 from evermark.app.build import Deployment
 from evermark.checkpoints.base import Checkpoint, CheckpointStore
-from evermark.checkpoints.memory import MemoryCheckpoints
-from evermark.checkpoints.postgres import PostgresCheckpoints
 from evermark.delivery.accounts import durable_heads
 from evermark.delivery.base import CursorVector, Place
 from evermark.delivery.store import PostgresDelivery
@@ -120,8 +118,7 @@ class Lags:
         self._heads = PostgresHeads(self._state)
         self._delivery = PostgresDelivery(self._state)
         self._groups: dict[Place, Marks] = {}
-        in_memory = isinstance(deployment.checkpoints, MemoryCheckpoints)
-        checkpoints = deployment.checkpoints if in_memory else PostgresCheckpoints(self._state)
+        checkpoints = deployment.checkpoints_through(self._state)
         self._sources = [
             SourceLook(name, source, checkpoints, board, clock) for name, source in deployment.sources.items()
         ]

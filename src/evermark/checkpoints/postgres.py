@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from evermark.checkpoints.base import Checkpoint, require_forward
 from evermark.cluster.fence import FENCE, fence, source_lease
 from evermark.errors import ConflictError, NotFoundError, StaleError
 from evermark.state.connection import Connection, State
+
+if TYPE_CHECKING:
+    from evermark.config.reliability import CheckpointConfig
 
 _MOVE = f"""
 with fence as ({FENCE})
@@ -108,3 +112,7 @@ class PostgresCheckpoints:
             raise ConflictError(
                 f"checkpoint of {source}/{partition} was deleted while it was being saved", hint="stop before resetting"
             )
+
+
+def open_checkpoints(_: CheckpointConfig, state: State) -> PostgresCheckpoints:
+    return PostgresCheckpoints(state)

@@ -135,9 +135,12 @@ def _all(deployment: Deployment) -> dict[tuple[str, int], Checkpoint]:
 
 
 def _require_durable(deployment: Deployment) -> None:
-    if deployment.config.reliability.checkpoint.backend == "memory":
+    from evermark.checkpoints.kinds import backend_of
+
+    settings = deployment.config.reliability.checkpoint
+    if not backend_of(settings).durable:
         raise ConfigError(
-            "reliability.checkpoint.backend is memory: checkpoints end with the process that made them",
+            f"reliability.checkpoint.backend is {settings.backend}: checkpoints end with the process that made them",
             hint="use postgres, the default",
         )
 

@@ -73,26 +73,12 @@ def _found(path: Path, *, connect: bool) -> list[tuple[str, Finding]]:
 
 def _connected(config: Config) -> list[tuple[str, Finding]]:
     """What `doctor` finds; where nothing is installed yet, whether that will work instead of all that is missing."""
-    from evermark.observe.finding import warning
-    from evermark.sources.postgres.failures import INSTALL_HINT
+    from evermark.sources.kinds import kind_of
 
     rows = examined_all(config, sorted(config.sources))
-    for name in sorted(config.sources):
-        if found := _installable(config, name):
-            rows = [row for row in rows if row[0] != name or row[1].mend != INSTALL_HINT]
-            found.append(warning("outbox", "nothing is installed in this database yet", "evermark source install"))
+    for name, settings in sorted(config.sources.items()):
+        installation = kind_of(settings, name).installation(settings)
+        if installation is not None and (found := installation.foreseen()):
+            rows = [row for row in rows if row[0] != name or row[1].mend != installation.not_installed]
             rows += [(name, finding) for finding in found]
     return rows
-
-
-def _installable(config: Config, name: str) -> list[Finding]:
-    """Where nothing is installed yet: whether `evermark source install` will work."""
-    from evermark.sources.postgres.settings import PostgresSettings
-
-    settings = config.sources[name]
-    if not isinstance(settings, PostgresSettings):
-        return []
-    from evermark.sources.postgres.installable import installable
-    from evermark.sources.postgres.place import PlainDsn, place_of
-
-    return installable(place_of(settings, PlainDsn(settings.open_dsn())))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,8 +19,7 @@ if TYPE_CHECKING:
     from evermark.config import Config
     from evermark.observe.finding import Finding
     from evermark.sources.base import Source
-    from evermark.sources.blocks.settings import BlocksSettings
-    from evermark.sources.postgres.place import PostgresPlace
+    from evermark.sources.kinds import SourceState
     from evermark.state.connection import State
 
 
@@ -78,73 +78,26 @@ def _state(config: Config, stack: ExitStack) -> tuple[State | None, list[Finding
 
 
 def _examined(config: Config, name: str, state: State | None) -> Iterator[Finding]:
-    from evermark.observe.finding import wrong
-    from evermark.sources.postgres.settings import PostgresSettings
+    from evermark.app.build import source_context
+    from evermark.sources.kinds import kind_of
 
     settings = config.sources[name]
-    if isinstance(settings, PostgresSettings):
-        from evermark.sources.postgres.place import PlainDsn, place_of
-
-        yield from _examined_outbox(config, name, place_of(settings, PlainDsn(settings.open_dsn())), state)
-        return
-    from evermark.sources.blocks.settings import BlocksSettings
-
-    if isinstance(settings, BlocksSettings):
-        yield from _examined_blocks(config, name, settings, state)
-        return
-    from evermark.app.build import make_source
-
-    try:
-        source = make_source(config, name, None)
-    except EvermarkError as error:
-        yield wrong("source", error.message, error.hint)
-        return
-    if state is None:
-        yield _checked(source)
-    else:
-        yield from _judged_by_state(_standings(config, name, source, state), _owner(state, name))
+    look = None if state is None else partial(_look, config, name, state)
+    yield from kind_of(settings, name).examine(settings, source_context(config, name, None), look)
 
 
-def _examined_outbox(config: Config, name: str, place: PostgresPlace, state: State | None) -> Iterator[Finding]:
-    from evermark.sources.postgres.doctor import judged
-    from evermark.sources.postgres.examine import examine
-    from evermark.sources.postgres.facts import Kept
-    from evermark.sources.postgres.source import PostgresOutbox
+def _look(config: Config, name: str, state: State, source: Source) -> SourceState:
+    """What State and the log say of a source, and what follows from it."""
+    from evermark.sources.kinds import SourceState
 
-    facts = examine(place)
-    if state is None or facts.server is None:
-        yield from judged(facts, place, None)
-        return
     owner = _owner(state, name)
-    source = PostgresOutbox(place)
-    try:
-        standings = _standings(config, name, source, state)
-    finally:
-        source.close()
-    kept = Kept(
+    standings = _standings(config, name, source, state)
+    return SourceState(
         owner,
         {each.partition: each.checkpoint.position for each in standings if each.checkpoint is not None},
         frozenset(each.partition for each in standings if each.current is not None),
+        tuple(_judged_by_state(standings, owner)),
     )
-    yield from judged(facts, place, kept)
-    yield from _judged_by_state(standings, owner)
-
-
-def _examined_blocks(config: Config, name: str, settings: BlocksSettings, state: State | None) -> Iterator[Finding]:
-    from evermark.app.build import blocks_at
-    from evermark.sources.blocks.doctor import asked, judged, judged_streams
-    from evermark.sources.blocks.source import BlockStreams
-
-    place = blocks_at(config, name, settings, None)
-    yield from judged(asked(place))
-    if state is None:
-        return
-    source = BlockStreams(place)
-    try:
-        yield from judged_streams(source.plans, place)
-        yield from _judged_by_state(_standings(config, name, source, state), _owner(state, name))
-    finally:
-        source.close()
 
 
 def _judged_by_state(standings: list[Standing], owner: str | None) -> Iterator[Finding]:
@@ -162,15 +115,14 @@ def _judged_by_state(standings: list[Standing], owner: str | None) -> Iterator[F
 def _standings(config: Config, name: str, source: Source, state: State) -> list[Standing]:
     from evermark.app.build import local_log
     from evermark.app.looking import standings
-    from evermark.checkpoints.postgres import PostgresCheckpoints
+    from evermark.checkpoints.kinds import open_checkpoints
     from evermark.ingest.recoveries import Recoveries
 
-    kept_here = config.reliability.checkpoint.backend == "postgres"
-    checkpoints = PostgresCheckpoints(state)
+    checkpoints = open_checkpoints(config.reliability.checkpoint, state)
     return standings(
         source,
         name,
-        lambda: checkpoints.list(name) if kept_here else {},
+        lambda: checkpoints.list(name),
         Recoveries(state),
         local_log(config) / name,
     )
@@ -182,16 +134,6 @@ def _owner(state: State, name: str) -> str | None:
 
     lease = lease_rows(state).get(source_lease(name))
     return f"{lease.holder.host}:{lease.holder.pid}" if lease is not None and lease.held and lease.holder else None
-
-
-def _checked(source: Source) -> Finding:
-    from evermark.observe.finding import ok, wrong
-
-    try:
-        source.check({})
-    except EvermarkError as error:
-        return wrong("source", error.message, error.hint)
-    return ok("source", "it says that it can be read")
 
 
 def finding_row(source: str, finding: Finding) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from evermark.app.build import Deployment
     from evermark.app.looking import Standing
     from evermark.ingest.recovery import Recovery
-    from evermark.sources.postgres.facts import Behind
+    from evermark.sources.kinds import Installation
 
 
 class Way(StrEnum):
@@ -93,7 +94,7 @@ def recover(
         raise typer.Exit(EXIT_WRONG)
 
 
-def go_on(config: Path, name: str) -> None:
+def go_on(config: Path, name: str, installation: Installation) -> None:
     """After an install where there was one before: how reading goes on, and what is asked for so that it does.
 
     Whoever installs here again has said that this is the right place; only another server is not taken for granted.
@@ -106,21 +107,13 @@ def go_on(config: Path, name: str) -> None:
             say(f"{where}: events were taken here before, up to batch {each.checkpoint.batch}: {each.trouble.message}")
             if not isinstance(each.trouble, GapError) or not each.mendable:
                 say(f"  hint: {each.trouble.hint}")
-            elif not _same_server(deployment, name, each):
+            elif not installation.same_place(
+                each.checkpoint.position, deployment.sources[name].earliest(each.partition)
+            ):
                 say(f"  to go on at this server: evermark source recover {name} --choice repair")
             else:
                 _ask(deployment, name, each, Way.REPAIR)
                 say("  reading goes on with what the outbox holds. What changed while there was none is in no event")
-
-
-def _same_server(deployment: Deployment, name: str, standing: Standing) -> bool:
-    from evermark.sources.postgres.lsn import Position
-
-    if standing.checkpoint is None:
-        return True
-    left, here = Position.parse(standing.checkpoint.position), deployment.sources[name].earliest(standing.partition)
-    now = Position.parse(here)
-    return left.incarnation == now.incarnation and left.lsn <= now.lsn
 
 
 def _require_state(config: Any, name: str | None) -> None:
@@ -179,15 +172,13 @@ def _stale(deployment: Deployment, name: str) -> dict[str, str]:
 
 
 def _accept(deployment: Deployment, name: str, stream: str, *, yes: bool) -> dict[str, Any]:
-    from evermark.sources.blocks.source import BlockStreams
-
-    source = deployment.sources[name]
-    if not isinstance(source, BlockStreams):
+    forks = deployment.sources[name].forks()
+    if forks is None:
         raise ConfigError(f"sources.{name} has no block streams", hint="--accept-fork is for sources of type blocks")
-    reason = source.stale_reason(stream)
+    reason = forks.stale_reason(stream)
     say(f"{name}: {stream} is stale: {reason}")
     confirm(f"Take what the nodes have of {stream} now for the right one, from its first block on?", yes=yes)
-    source.accept_fork(stream)
+    forks.accept_fork(stream)
     return {"source": name, "owner": _owner(deployment, name), "accepted": stream, "reason": reason}
 
 
@@ -223,30 +214,31 @@ def _row(recovery: Recovery) -> dict[str, Any]:
 
 def _numbers(deployment: Deployment, name: str) -> dict[str, Any] | None:
     """What the choice is about; None for a source that cannot tell, or a place that does not answer."""
-    from evermark.app.looking import newest
-    from evermark.sources.postgres.settings import PostgresSettings
+    from evermark.sources.kinds import kind_of
 
     settings = deployment.config.sources.get(name)
-    if not isinstance(settings, PostgresSettings):
+    if settings is None:
         return None
-    from evermark.sources.postgres.examine import behind
-    from evermark.sources.postgres.place import PlainDsn, place_of
-
-    seen = newest(deployment.log_folder(name), deployment.sources[name].partitions(), ())
-    since = max((each.event_time for each in seen.values() if each.event_time), default=None)
-    try:
-        found: Behind = behind(place_of(settings, PlainDsn(settings.open_dsn())), since)
-    except EvermarkError:
+    found = kind_of(settings, name).retained(settings, partial(_log_newest, deployment, name))
+    if found is None:
         return None
     return {
-        "oldest": found.events.oldest,
-        "newest": found.events.newest,
-        "count": found.events.count,
-        "exact": found.events.exact,
-        "log_newest": found.since,
+        "oldest": found.oldest,
+        "newest": found.newest,
+        "count": found.count,
+        "exact": found.exact,
+        "log_newest": found.log_newest,
         "younger": found.younger,
         "younger_exact": found.younger_exact,
     }
+
+
+def _log_newest(deployment: Deployment, name: str) -> datetime | None:
+    """The time of the newest event in the log."""
+    from evermark.app.looking import newest
+
+    seen = newest(deployment.log_folder(name), deployment.sources[name].partitions(), ())
+    return max((each.event_time for each in seen.values() if each.event_time), default=None)
 
 
 def _unwell(name: str, found: Sequence[Standing]) -> list[Standing]:

@@ -22,8 +22,7 @@ from evermark.errors import ConfigError, EvermarkError
 
 if TYPE_CHECKING:
     from evermark.config import Config
-    from evermark.sources.postgres.place import PostgresPlace, TableChoice
-    from evermark.sources.postgres.settings import PostgresSettings
+    from evermark.sources.kinds import Installation
 
 app = noun("Sources: where events come from.")
 
@@ -37,6 +36,16 @@ WaitOption = Annotated[
     ),
 ]
 DEFAULT_WAIT = "10m"
+# These are always shown; a kind of source may list more.
+_COLUMNS = ("source", "type", "mode", "start", "slot", "publication", "tables", "nodes")
+_NOT_LISTED: dict[str, Any] = {
+    "mode": None,
+    "start": None,
+    "slot": None,
+    "publication": None,
+    "nodes": None,
+    "tables": [],
+}
 
 
 @app.command("list")
@@ -45,11 +54,9 @@ def list_sources(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = Fa
     found = config_at(config)
     rows: list[dict[str, Any]] = []
     for name, settings in sorted(found.sources.items()):
-        tables = [table.name for table in getattr(settings, "tables", ())]
-        told = {key: getattr(settings, key, None) for key in ("mode", "start", "slot", "publication", "nodes")}
-        rows.append({"source": name, "type": settings.type, **told, "tables": tables})
-    columns = ("source", "type", "mode", "start", "slot", "publication", "tables", "nodes")
-    show(rows, columns, as_json=as_json, empty="there is none; add one under `sources:` in the file")
+        rows.append({"source": name, "type": settings.type, **_NOT_LISTED, **settings.listed()})
+    columns = dict.fromkeys((*_COLUMNS, *(key for row in rows for key in row)))
+    show(rows, tuple(columns), as_json=as_json, empty="there is none; add one under `sources:` in the file")
 
 
 @app.command()
@@ -81,29 +88,22 @@ def install(
     """
     found = config_at(config)
     quiet_logging()
-    chosen, settings = _postgres(found, name)
-    tables = _tables(settings, table or [])
-    from evermark.sources.postgres import install as steps
-
-    place = _place(settings)
+    chosen, installation = _installation(found, name)
+    tables = _tables(installation, table or [])
     if only_print:
-        typer.echo(steps.install_sql(place, tables, role=None if no_role else role), nl=False)
+        typer.echo(installation.script(tables, None if no_role else role), nl=False)
         return
-    before = False if steps.registered(place) else _remembers(found, chosen)
-    done = steps.install(
-        place,
+    before = False if installation.registered() else _remembers(found, chosen)
+    done = installation.install(
         tables,
         wait_s=_seconds(wait),
         say=lambda line: say(f"{chosen}: {line}"),
         goes_on=before is not False,
     )
-    say(f"{chosen}: outbox in schema {place.schema}, publication {place.publication}, slot {place.slot}")
     for line in done:
         say(f"{chosen}: {line}")
-    if not tables:
-        say(f"{chosen}: no table is captured, only what is sent by {place.schema}.emit(); add tables with --table")
     if before:
-        go_on(config, chosen)
+        go_on(config, chosen, installation)
     say("next: evermark up")
 
 
@@ -130,28 +130,29 @@ def uninstall(
     """
     found = config_at(config)
     quiet_logging()
-    chosen, settings = _postgres(found, name)
+    chosen, installation = _installation(found, name)
     from evermark.app.looking import may_have_state
-    from evermark.sources.postgres import install as steps
 
-    place, wait_s = _place(settings), _seconds(wait)
+    wait_s = _seconds(wait)
+
+    def say_of_it(line: str) -> None:
+        say(f"{chosen}: {line}")
+
     if table:
-        names = [_table(text) for text in table]
-        for line in steps.unwatch(place, names, wait_s=wait_s, say=lambda line: say(f"{chosen}: {line}")):
-            say(f"{chosen}: {line}")
-        for left in sorted({each.name for each in settings.tables} & set(names)):
-            say(f"{chosen}: {left} stands in the file: take it out, or the next `source install` captures it again")
+        for line in installation.release(_tables(installation, table), wait_s=wait_s, say=say_of_it):
+            say_of_it(line)
         return
-    confirm(f"Remove slot {place.slot} of {chosen}? Events that were not taken yet will not be.", yes=yes)
+    confirm(f"Remove {installation.reader} of {chosen}? Events that were not taken yet will not be.", yes=yes)
     kept = ""
     if may_have_state(found):
         with opened(config) as deployment, held_sources(deployment, [chosen]):
-            steps.uninstall(place, wait_s=wait_s, say=lambda line: say(f"{chosen}: {line}"))
+            gone = installation.uninstall(wait_s=wait_s, say=say_of_it)
             if deployment.checkpoints.list(chosen):
                 kept = f"the log at {deployment.log_folder(chosen)} and the state remember what was taken, and stay"
     else:
-        steps.uninstall(place, wait_s=wait_s, say=lambda line: say(f"{chosen}: {line}"))
-    say(f"{chosen}: slot {place.slot} and publication {place.publication} are gone")
+        gone = installation.uninstall(wait_s=wait_s, say=say_of_it)
+    for line in gone:
+        say_of_it(line)
     if kept:
         say(f"{chosen}: {kept}. `evermark source install` goes on there; what changes until then is in no event.")
         say(f"{chosen}: to begin anew instead, give the source another name, or the deployment another `data` folder")
@@ -165,10 +166,8 @@ def maintain(name: NameArgument = None, config: ConfigOption = DEFAULT_CONFIG, a
     """
     found = config_at(config)
     quiet_logging()
-    chosen, settings = _postgres(found, name)
-    from evermark.sources.postgres import install as steps
-
-    created, dropped, waiting = steps.maintain(_place(settings))
+    chosen, installation = _installation(found, name)
+    created, dropped, waiting = installation.maintain()
     row = {"source": chosen, "created": created, "dropped": dropped, "waiting": waiting}
     show([row], tuple(row), as_json=as_json)
 
@@ -176,37 +175,26 @@ def maintain(name: NameArgument = None, config: ConfigOption = DEFAULT_CONFIG, a
 app.command(short_help="Show what is wrong with a source, and choose what to do.")(recover)
 
 
-def _postgres(config: Config, name: str | None) -> tuple[str, PostgresSettings]:
-    from evermark.sources.postgres.settings import PostgresSettings
+def _installation(config: Config, name: str | None) -> tuple[str, Installation]:
+    from evermark.sources.kinds import installed_kinds, kind_of
 
     chosen = known_source(config.sources, name)
     settings = config.sources[chosen]
-    if not isinstance(settings, PostgresSettings):
+    found = kind_of(settings, chosen).installation(settings)
+    if found is None:
         raise ConfigError(
-            f"sources.{chosen}: {settings.type} needs nothing installed", hint="this is for sources of type postgres"
+            f"sources.{chosen}: {settings.type} needs nothing installed",
+            hint=f"this is for sources of type {', '.join(installed_kinds())}",
         )
-    return chosen, settings
+    return chosen, found
 
 
-def _tables(settings: PostgresSettings, more: list[str]) -> list[TableChoice]:
-    """The file's tables, with what it says about their columns, and those of the command line."""
-    from evermark.sources.postgres.place import TableChoice
-
-    tables = {table.name: TableChoice(table.name, table.exclude, table.hash) for table in settings.tables}
-    for name in map(_table, more):
-        tables.setdefault(name, TableChoice(name))
-    return list(tables.values())
-
-
-def _table(text: str) -> str:
-    """A table's whole name, as SQL writes it."""
-    from evermark.sources.postgres.names import TableNameError, table_name
-
+def _tables(installation: Installation, names: list[str]) -> list[str]:
+    """The tables of the command line, by their whole names."""
     try:
-        return table_name(text).sql
-    except TableNameError as error:
-        said = f"{error}; {error.hint}" if error.hint else str(error)
-        raise typer.BadParameter(printable(said), param_hint="--table") from None
+        return [installation.table(name) for name in names]
+    except ValueError as error:
+        raise typer.BadParameter(printable(str(error)), param_hint="--table") from None
 
 
 def _seconds(text: str) -> float:
@@ -219,18 +207,12 @@ def _seconds(text: str) -> float:
 def _remembers(config: Config, name: str) -> bool | None:
     """Whether this deployment has taken events of the source before; none: its state cannot be asked. Makes none."""
     from evermark.app.looking import existing_state
-    from evermark.checkpoints.postgres import PostgresCheckpoints
+    from evermark.checkpoints.kinds import open_checkpoints
 
     try:
         with existing_state(config) as state:
-            return state is not None and bool(PostgresCheckpoints(state).list(name))
+            settings = config.reliability.checkpoint
+            return state is not None and bool(open_checkpoints(settings, state).list(name))
     except EvermarkError as error:
         say(f"{name}: the deployment's state cannot be asked what it remembers of the source: {error.message}")
         return None
-
-
-def _place(settings: PostgresSettings) -> PostgresPlace:
-    """Unsealed, for this process alone: printing SQL must not make a key first."""
-    from evermark.sources.postgres.place import PlainDsn, place_of
-
-    return place_of(settings, PlainDsn(settings.open_dsn()))

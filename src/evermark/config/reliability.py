@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Annotated, Literal
@@ -11,6 +12,7 @@ from pydantic import Field, model_validator
 from evermark.config.fields import Duration, Model, Whole, between, refusal
 from evermark.config.problems import Problem
 
+_BACKENDS = "evermark.checkpoints.kinds"  # by name: it stands on this package
 _Short = Annotated[Duration, between(timedelta(milliseconds=10), timedelta(hours=1))]
 _Long = Annotated[Duration, between(timedelta(seconds=1), timedelta(days=30))]
 
@@ -81,7 +83,7 @@ class ReliabilityConfig(Model):
             yield Problem(("gap_detection",), "it has no effect: gaps are found by positions, whatever their size")
 
     def unsupported(self) -> Iterator[Problem]:
-        if self.checkpoint.backend in ("etcd", "mongo"):
+        if self.checkpoint.backend not in importlib.import_module(_BACKENDS).BACKENDS:
             yield Problem(
                 ("checkpoint", "backend"),
                 "this checkpoint backend is not in this version",

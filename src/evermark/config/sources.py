@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Self
 
@@ -13,17 +12,12 @@ from evermark.config.fields import Model, refusal
 from evermark.config.problems import Problem, nearest
 from evermark.secrets import SecretBox
 
-# By name, so that reading a file imports only the sources it uses, and sources may build on this package.
-BUILT_IN = {
-    "postgres": "evermark.sources.postgres.settings:PostgresSettings",
-    "blocks": "evermark.sources.blocks.settings:BlocksSettings",
-}
-
-_CLASS_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+# By name: the settings of a kind build on this package.
+_KINDS = "evermark.sources.kinds"
 
 
 class SourceConfig(Model):
-    """What all sources have. A type's own settings are a subclass, named in `BUILT_IN`."""
+    """What all sources have. The settings of a kind are a subclass, which its `SourceKind` names."""
 
     type: Annotated[str, Field(max_length=400)]
 
@@ -39,6 +33,18 @@ class SourceConfig(Model):
         """Settings that are understood and cannot be done yet."""
         yield from ()
 
+    def without_effect(self) -> Iterator[Problem]:
+        """Settings that are understood and change nothing in this version."""
+        yield from ()
+
+    def streams_named(self) -> frozenset[str]:
+        """The streams that the source will have, as far as the settings name them."""
+        return frozenset()
+
+    def listed(self) -> dict[str, Any]:
+        """What `evermark source list` shows of the settings. Never a secret."""
+        return {}
+
 
 class CustomSource(SourceConfig):
     """`type: package.module:Class`: the class is called with `options` as keyword arguments."""
@@ -52,22 +58,17 @@ def source_config(value: Any, info: ValidationInfo) -> SourceConfig:
         return value
     if not isinstance(value, dict):
         raise refusal("expected a mapping of keys to values", hint="begin with: type: postgres")
-    kind = value.get("type")
-    if kind is None:
-        raise refusal("is required", hint=f"one of {', '.join(BUILT_IN)}, or package.module:Class", at=("type",))
-    return _model(kind).model_validate(value, context=info.context)
-
-
-def _model(kind: Any) -> type[SourceConfig]:
-    if isinstance(kind, str) and kind in BUILT_IN:
-        module, _, name = BUILT_IN[kind].partition(":")
-        found: type[SourceConfig] = getattr(importlib.import_module(module), name)
+    kinds = importlib.import_module(_KINDS)
+    name, choice = value.get("type"), f"one of {', '.join(kinds.KINDS)}, or package.module:Class"
+    if name is None:
+        raise refusal("is required", hint=choice, at=("type",))
+    kind = kinds.kind_named(name)
+    if kind is not None:
+        found: SourceConfig = kind.settings.model_validate(value, context=info.context)
         return found
-    if isinstance(kind, str) and _CLASS_PATH.fullmatch(kind):
-        return CustomSource
-    near = nearest(kind, BUILT_IN) if isinstance(kind, str) else None
+    near = nearest(name, kinds.KINDS) if isinstance(name, str) else None
     raise refusal(
-        f"expected one of {', '.join(BUILT_IN)}, or package.module:Class",
+        f"expected {choice}",
         hint_showing_value=f"did you mean {near}?" if near else "",
         at=("type",),
     )

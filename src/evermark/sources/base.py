@@ -145,6 +145,18 @@ class Mend(ABC):
         """Let go of what `begin` holds; the pieces cannot be read any more."""
 
 
+class Forks(ABC):
+    """Streams whose history the place may rewrite: such a stream is stale until a person accepts what is there now."""
+
+    @abstractmethod
+    def stale_reason(self, stream: str) -> str:
+        """Why the stream cannot be read on. Raises where nothing is wrong with it, or a person cannot help."""
+
+    @abstractmethod
+    def accept_fork(self, stream: str) -> None:
+        """What the place has of the stream now is right: it is taken anew, from its first event on."""
+
+
 class Source(ABC):
     """A place with a resumable history."""
 
@@ -205,6 +217,10 @@ class Source(ABC):
 
     def mend(self, partition: int) -> Mend | None:
         """How a `GapError` of this partition can be repaired; None when only a person can."""
+        return None
+
+    def forks(self) -> Forks | None:
+        """How a person accepts a rewritten history of a stream; None when no stream of this source can have one."""
         return None
 
     def condition(self) -> Condition:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import importlib
 import signal
 import sys
 
@@ -14,10 +15,13 @@ import pyspark.worker  # noqa: F401
 from pyspark import daemon
 
 # What the tasks run: reading a source into the log, and delivering from it.
-import evermark.sources.postgres.source
 import evermark.spark.datasource
 import evermark.spark.deliver
 import evermark.spark.replay  # noqa: F401
+from evermark.sources.kinds import task_modules
+
+for _module in task_modules():
+    importlib.import_module(_module)
 
 if __name__ == "__main__":
     pyarrow.array([0])  # the first one of a process loads pandas

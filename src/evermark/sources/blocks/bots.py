@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from evermark.sources.blocks.place import Hidden
+from evermark.secrets import Hidden
 from evermark.state.connection import State
 
 _VERSION_FOR_S = 1.0

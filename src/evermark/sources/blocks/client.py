@@ -27,6 +27,7 @@ from evermark.errors import (
     NotFoundError,
     UnreachableError,
 )
+from evermark.secrets import Hidden
 from evermark.sources.blocks.chain import (
     Block,
     BlockEvent,
@@ -37,7 +38,7 @@ from evermark.sources.blocks.chain import (
     verify_block,
     verify_chain,
 )
-from evermark.sources.blocks.place import Hidden, Pace
+from evermark.sources.blocks.place import Pace
 from evermark.sources.blocks.plan import Pin
 from evermark.sources.blocks.resume import Answer, answer_from, fork
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from evermark.errors import ConfigError
-from evermark.secrets import Sealed
+from evermark.secrets import Hidden, Sealed
 from evermark.sources.blocks.wanted import Bots, BotStreams, Wanted, WantedStreams
 
 if TYPE_CHECKING:
@@ -16,22 +16,6 @@ if TYPE_CHECKING:
 NODES_MAX = 16
 PARTITIONS_MAX = 16
 _SOURCE_CHARS_MAX = 64
-
-
-class Hidden(Protocol):
-    """A text that shows itself only when opened: `evermark.secrets.Sealed`, or `Plain`."""
-
-    def open(self) -> str: ...
-
-
-@dataclass(frozen=True)
-class Plain:
-    """A text without a secret in it, or a test's."""
-
-    text: str = field(repr=False)
-
-    def open(self) -> str:
-        return self.text
 
 
 @dataclass(frozen=True)

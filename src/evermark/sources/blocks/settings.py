@@ -74,3 +74,6 @@ class BlocksSettings(SourceConfig):
         if self.token is None:
             return None
         return self.token.open() if isinstance(self.token, Sealed) else self.token.reveal()
+
+    def listed(self) -> dict[str, Any]:
+        return {"start": self.start, "nodes": self.nodes}

@@ -15,7 +15,7 @@ import pyarrow as pa
 import structlog
 
 from evermark.errors import GapError, NotFoundError
-from evermark.sources.base import Condition, Limit, Seen, Slice, Source, StaleStream, StaleStreams, Untaken
+from evermark.sources.base import Condition, Forks, Limit, Seen, Slice, Source, StaleStream, StaleStreams, Untaken
 from evermark.sources.blocks.chain import Block, UnreadableError
 from evermark.sources.blocks.client import Node, NodeClient
 from evermark.sources.blocks.membership import Membership
@@ -44,7 +44,7 @@ def open_client(place: BlocksPlace) -> NodeClient:
     return NodeClient([Node(url, place.token, place.pace) for url in place.nodes], place.pace)
 
 
-class BlockStreams(Source):
+class BlockStreams(Source, Forks):
     """Picklable: the place travels, connections and what is remembered do not."""
 
     def __init__(
@@ -197,6 +197,9 @@ class BlockStreams(Source):
             if self._looker is None:
                 self._looker = self._open_client(replace(self.place, pace=brief(self.place.pace)))
             return untaken(self.plans, self._looker, self.place.partitions, after)
+
+    def forks(self) -> Forks:
+        return self
 
     def stale_reason(self, stream: str) -> str:
         found = self.plans.stale(partition_of(stream, self.place.partitions)).get(stream)

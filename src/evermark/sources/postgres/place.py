@@ -118,6 +118,11 @@ def suffixed(name: str, suffix: str) -> str:
     return f"{name[: NAME_MAX - 9 - len(suffix)]}_{digest}{suffix}"
 
 
+def open_place(settings: PostgresSettings) -> PostgresPlace:
+    """The place that named settings describe, with its secrets open: for this process alone."""
+    return place_of(settings, PlainDsn(settings.open_dsn()))
+
+
 def place_of(settings: PostgresSettings, dsn: Dsn | None = None) -> PostgresPlace:
     """The place that named settings describe; sealed ones, unless a `dsn` is given for this process alone."""
     found = dsn or (settings.dsn if isinstance(settings.dsn, Sealed) else None)

@@ -123,3 +123,14 @@ class PostgresSettings(SourceConfig):
     def unsupported(self) -> Iterator[Problem]:
         if self.mode == "tables":
             yield Problem(("mode",), "tables is not in this version", "use outbox")
+
+    def without_effect(self) -> Iterator[Problem]:
+        if self.start == "copy":
+            yield Problem(("start",), "copy has no effect in this version: rows from before install are not taken")
+
+    def streams_named(self) -> frozenset[str]:
+        return frozenset(table.name.replace('"', "") for table in self.tables)
+
+    def listed(self) -> dict[str, Any]:
+        told = {key: getattr(self, key) for key in ("mode", "start", "slot", "publication")}
+        return {**told, "tables": [table.name for table in self.tables]}

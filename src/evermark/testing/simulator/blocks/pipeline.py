@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from evermark.errors import EvermarkError
+from evermark.secrets import Plain
 from evermark.sources.base import Limit
 from evermark.sources.blocks.client import NodeClient
-from evermark.sources.blocks.place import BlocksPlace, Pace, Plain
+from evermark.sources.blocks.place import BlocksPlace, Pace
 from evermark.sources.blocks.position import Position
 from evermark.sources.blocks.source import BlockStreams
 from evermark.testing.simulator.blocks.node import ModelNode

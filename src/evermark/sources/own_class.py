@@ -1,0 +1,32 @@
+"""The kind of `type: package.module:Class`: a source that a user of Evermark wrote."""
+
+from __future__ import annotations
+
+import importlib
+
+from evermark.config.sources import CustomSource
+from evermark.errors import ConfigError
+from evermark.sources.base import Source
+from evermark.sources.kinds import SourceContext, SourceKind
+
+
+class OwnClassKind(SourceKind[CustomSource]):
+    settings = CustomSource
+
+    def make(self, settings: CustomSource, context: SourceContext) -> Source:
+        module, _, class_name = settings.type.partition(":")
+        try:
+            made = getattr(importlib.import_module(module), class_name)(**settings.options)
+        except (ImportError, AttributeError, TypeError) as error:
+            raise ConfigError(
+                f"sources.{context.source}: {settings.type} cannot be made: {error}",
+                hint="it must be importable where `evermark up` runs, and take the keys under `options`",
+            ) from error
+        if not isinstance(made, Source):
+            raise ConfigError(
+                f"sources.{context.source}: {settings.type} is not an evermark.Source", hint="subclass evermark.Source"
+            )
+        return made
+
+
+KIND = OwnClassKind()
