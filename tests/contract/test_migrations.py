@@ -190,6 +190,21 @@ def test_a_cut_connection_is_replaced(state: State) -> None:
     assert migrate(state) == []
 
 
+def test_a_connection_that_was_in_use_while_another_broke_is_not_used_again(state: State) -> None:
+    """GIVEN two connections WHEN one breaks THEN the other may be about to: whoever has it goes on, nobody after."""
+    with state.connection() as held:
+        with pytest.raises(UnreachableError), state.connection() as conn:
+            conn.execute("select pg_terminate_backend(pg_backend_pid())")
+        before = held.info.backend_pid
+        assert held.execute("select 1").fetchone() == (1,)
+    assert held.closed
+    with state.connection() as conn:
+        after = conn.info.backend_pid
+    assert after != before
+    with state.connection() as conn:
+        assert conn.info.backend_pid == after
+
+
 def test_a_failed_transaction_leaves_the_connection_clean(state: State) -> None:
     """An error inside a transaction rolls it back, and the next user of the connection sees nothing of it."""
     migrate(state)
