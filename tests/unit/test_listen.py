@@ -167,11 +167,11 @@ def test_a_taken_port_and_a_bad_secret_are_errors_with_hints(tmp_path: Path) -> 
 
 def test_a_thread_that_ends_slowly_does_not_hide_that_the_port_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """GIVEN a port in use, and a thread alive after its loop closed WHEN started THEN the error is about the port."""
-    run = Listener._run
+    run, never = Listener._run, threading.Event()
 
     def run_and_linger(self: Listener, started: Future[int]) -> None:
         run(self, started)
-        time.sleep(0.2)
+        never.wait(0.2)
 
     monkeypatch.setattr(Listener, "_run", run_and_linger)
     with socket.socket() as taken:
