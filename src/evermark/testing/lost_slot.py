@@ -88,6 +88,7 @@ def mended(
 
 def _mended_while_idle(server: PostgresServer, running: Instance) -> None:
     """Lose the slot of a process that has taken everything: the loss is noticed and mended, and no event is needed."""
+    _closed(running)  # everything may have arrived before the first repair has put the new slot in its place
     before = running.log.read_text().count("the hole is closed")
     lose(server)
     until(
