@@ -5,19 +5,22 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.contract.blocknode_scene import Client, Node, control, message
-from tests.contract.blocks_scene import ALL, EACH, NEVER, Scene, new_stream, scene
+from tests.contract.blocks_scene import ALL, EACH, NEVER, PACE, Scene, new_stream, scene
 
 from evermark.errors import ConfigError, DeniedError, IdentityError
 from evermark.secrets import KeyRef, Plain, Sealed, SecretBox
+from evermark.sources.blocks import client as blocks_client
 from evermark.sources.blocks.bots import BotsInState
 from evermark.sources.blocks.chain import EventKind, StreamKind
 from evermark.sources.blocks.wanted import BotStreams, WantedStreams
 from evermark.state.connection import State
 from evermark.testing.servers import PostgresServer
 from evermark.testing.simulator.blocks.pipeline import Crash, Cut
+from evermark.testing.until import until
 
 TOKEN = "a token of some length, for tests"
 
@@ -204,21 +207,32 @@ def test_a_recreated_stream_is_taken_anew_and_an_event_says_so(here: Scene, node
 
 
 def test_a_large_gap_is_cut_into_slices_that_are_read_apart(here: Scene, tmp_path: Path) -> None:
-    """B9: many pages, several slices, each within its own bounds; together they are the whole gap."""
-    with Node(tmp_path, *EACH, "--snapshot-every", "300", "--page-blocks", "40") as node:
+    """B9: what a stream got while nobody read it: many pages, several slices. Read in any order, each gives rows within
+    its own bounds, in order; together they are the whole gap, and nothing that was taken before."""
+    with Node(tmp_path, *EACH, "--snapshot-every", "300", "--page-blocks", "40", "--resume-blocks", "2") as node:
         client = node.client()
-        stream = new_stream(client)
+        stream = new_stream(client, 7)
+        pipe = here.pipeline([node.url])
+        pipe.drain(ALL)
+        taken = pipe.ids(stream)
         for _ in range(2):
             client.say(stream, 450)
         source = here.source([node.url])
-        start = source.earliest(0)
+        start = pipe.ends[0]
         end = source.latest({0: start}, ALL)[0]
         pieces = source.slices(0, start, end)
         assert len(pieces) >= 4
-        rows = [row for piece in reversed(pieces) for batch in source.read(piece) for row in batch.to_pylist()]
-        ids = [row["event_id"] for row in rows if row["op"] == "message"]
-        assert len(rows) == len(ids) + 1  # and how the stream was made
-        assert sorted(ids) == sorted(client.hashes(stream))
+        found: dict[str, list[dict[str, Any]]] = {}
+        for piece in reversed(pieces):
+            rows = [row for batch in source.read(piece) for row in batch.to_pylist()]
+            positions = [row["position"] for row in rows]
+            assert positions == sorted(set(positions))
+            assert all(piece.start <= position < piece.end for position in positions)
+            found[piece.start] = rows
+        assert sum(bool(rows) for rows in found.values()) >= 4
+        in_order = [row["event_id"] for piece in pieces for row in found[piece.start]]
+        assert len(taken) == 7
+        assert taken + in_order == client.hashes(stream)
         client.close()
 
 
@@ -265,6 +279,15 @@ def test_only_wanted_streams_keep_state_and_unwanted_ones_are_forgotten(
     assert both.ids(one) == client.hashes(one)
 
 
+def _until_the_next_second(node: Node) -> None:
+    """A node's clock is read to the second: until it shows a later one than that of the last change."""
+    asked = blocks_client.Node(node.url, None, PACE)
+    try:
+        until(lambda: (listing := asked.listing(0, 0)).now_us > listing.touched, "the node's clock moves on")
+    finally:
+        asked.close()
+
+
 def test_cold_streams_wait_for_their_first_event(here: Scene, tmp_path: Path) -> None:
     """B14: at the first start inboxes alone are looked at; another stream with its next event, from its first block."""
     with Node(tmp_path, *NEVER) as node:
@@ -272,11 +295,8 @@ def test_cold_streams_wait_for_their_first_event(here: Scene, tmp_path: Path) ->
         cold = new_stream(client, 3)
         inbox = new_stream(client, kind="inbox", members=["alice"])
         client.say(inbox, 1)
+        _until_the_next_second(node)
         pipe = here.pipeline([node.url], cold=True)
-        here.rows(
-            """insert into block_partitions (source, partition, cold_before)
-            values ('chat', 0, (extract(epoch from clock_timestamp()) * 1e6)::bigint) returning 1"""
-        )  # what is younger than a second counts as active: do not wait for it
         pipe.drain(ALL)
         assert (pipe.ids(cold), pipe.ids(inbox)) == ([], client.hashes(inbox))
         assert pipe.source.planner.tracked == 1

@@ -8,18 +8,33 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
 
 import pytest
+from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
+from evermark.bots.base import Learned, Stay
+from evermark.checkpoints.base import Checkpoint
+from evermark.checkpoints.postgres import PostgresCheckpoints
+from evermark.cluster.fence import DELIVER_LEASE
+from evermark.cluster.postgres import PostgresLeases
+from evermark.delivery.base import Reached
+from evermark.delivery.replay_store import PostgresReplays
 from evermark.delivery.store import PostgresDelivery
+from evermark.delivery.timeslice import Mark
 from evermark.errors import BusyError, ConfigError, DeniedError, FormatError, SetupError, UnreachableError
+from evermark.log.head import Head, PostgresHeads
 from evermark.state.connection import State, schema_for
 from evermark.state.migrate import Migration, migrate, migrations, pending, require_current
+from evermark.testing.contracts.bot_scene import WISH
+from evermark.testing.contracts.scene import P0, P1, T0, done, event
 from evermark.testing.servers import PostgresServer
-from evermark.testing.states import empty_state
+from evermark.testing.states import empty_state, owners
 
 KNOWN = [m.number for m in migrations()]
+VERSION_8 = Path(__file__).parent / "state_v8.json"
 NEXT = Migration(len(KNOWN) + 1, "more", "create table more (n integer);\nalter table more add m integer;")
 
 
@@ -45,8 +60,8 @@ def test_from_empty_and_again(state: State) -> None:
     require_current(state)
 
 
-def test_from_the_previous_version(state: State) -> None:
-    """What was there stays, what is new comes."""
+def test_a_migration_that_is_new_is_applied_and_what_was_there_stays(state: State) -> None:
+    """GIVEN this version's state WHEN a program knows one migration more THEN that one alone is applied."""
     migrate(state)
     with state.connection() as conn:
         conn.execute("insert into counters values ('expired', 'a', 3)")
@@ -57,6 +72,88 @@ def test_from_the_previous_version(state: State) -> None:
     assert "more" in _tables(state)
     with state.connection() as conn:
         assert conn.execute("select value from counters").fetchone() == (3,)
+
+
+def _filled_by_version_8(state: State) -> None:
+    """The rows that the program of version 8 (commit d9da238) wrote, in its tables: state_v8.json holds what its own
+    stores made of a group with a live, a failing, a paused subscription and a bot, and of a replay under way."""
+    migrate(state, migrations()[:8])
+    rows: dict[str, list[dict[str, Any]]] = json.loads(VERSION_8.read_text())
+    with state.transaction() as conn:
+        conn.execute("delete from delivery_group")
+        for table in sorted(rows, key=lambda table: (table != "subscriptions", table != "replays")):
+            name = sql.Identifier(table)
+            conn.execute(
+                sql.SQL(
+                    "insert into {} overriding system value select * from json_populate_recordset(null::{}, %s)"
+                ).format(name, name),
+                (json.dumps(rows[table]),),
+            )
+        for table, column in (("subscriptions", "generation"), ("enqueued_messages", "id"), ("replays", "nth")):
+            conn.execute("select setval(pg_get_serial_sequence(%s, %s), 1000)", (table, column))
+
+
+def test_what_version_8_wrote_is_read_by_the_stores_of_today(state: State) -> None:
+    """GIVEN the state of version 8 in the middle of its work WHEN migrated THEN every cursor, parked delivery, key,
+    membership, replay, head and checkpoint is what it was, and no cursor stands inside a batch."""
+    _filled_by_version_8(state)
+    assert migrate(state) == KNOWN[8:]
+    store = PostgresDelivery(state, clock=lambda: T0)
+    known = store.subscriptions()
+    assert {name: str(found.state) for name, found in known.items()} == {
+        "live": "live",
+        "behind": "behind",
+        "bot": "live",
+        "paused": "suspended",
+    }
+    live = known["live"].spec
+    assert (live.ordered, live.where, live.secrets) == (True, "data.n > 1", ("sealed",))
+    assert (known["behind"].failures, known["behind"].spec.rate_per_s, known["bot"].spec.bot) == (1, 2.5, WISH)
+    assert (store.group().members, store.group().cursors) == ({"live", "bot"}, {P0: 2, P1: 0})
+    assert store.cursors_outside() == {"behind": {P0: 0, P1: 0}, "paused": {P0: 0, P1: 0}}
+    assert store.inside(list(known)) == {}
+    assert store.counted("expired") == {"live": 1}
+    parked = {row.event.event_id: row for row in store.parked(limit=100)}
+    assert set(parked) == {"e1", "e2", "e3", "e4", "e5"}
+    assert (parked["e1"].next_attempt_at, parked["e1"].attempts) == (T0 + timedelta(hours=5), 7)
+    assert store.parked_counts()["live"] == {"waiting": 2, "dead": 1}
+    assert store.learned("shop", "helper") == Learned({0: 2}, {"room": (Stay((1, "000001")),)})
+    assert PostgresCheckpoints(state).load("shop", 0) == Checkpoint("000003", 3, 1)
+    assert PostgresHeads(state).load("shop") == {0: Head(3, 1, "000003", 3)}
+    (replay,) = PostgresReplays(state).open()
+    (target,) = replay.targets
+    assert (target.subscription, target.mark, target.parked) == ("live", Mark(T0 + timedelta(minutes=30), "e5"), 1)
+    assert target.stuck_since is None
+
+
+def test_what_version_8_left_undone_is_done_by_the_stores_of_today(state: State) -> None:
+    """GIVEN the state of version 8, migrated WHEN the work goes on THEN cursors may stop inside a batch, keys release
+    what waited, a person may ask for what is dead, nobody has asked for the rest, and keys hold their order."""
+    _filled_by_version_8(state)
+    migrate(state)
+    store = PostgresDelivery(state, clock=lambda: T0)
+    epoch = owners(PostgresLeases(state, is_gone=lambda holder: True))(DELIVER_LEASE)
+    store.settle_subscription("behind", P0, 0, 0, done("behind"), T0, epoch, done_through="000005")
+    assert store.inside(["behind"]) == {"behind": {P0: Reached(0, "000005")}}
+    store.settle_subscription("behind", P0, 0, 2, done("behind"), T0, epoch, begun_through="000005")
+    assert store.join("behind", epoch)
+    assert store.keys_wanted(T0, 10, epoch) == [], "both keys were asked for a moment ago, by version 8"
+    assert store.publish("phone", {"s1": "sealed key"}, T0, epoch) == 1
+    now = T0 + timedelta(seconds=1)
+    assert [row.event.event_id for row in store.claim(now, 10, 60.0, epoch)] == ["e3"]
+    dead = next(row for row in store.parked(limit=100) if row.event.event_id == "e2")
+    store.release([dead.id], now, epoch)
+    (asked,) = store.claim(now, 10, 60.0, epoch)
+    store.reschedule(asked, next_attempt_at=None, attempts=8, reason="no", status=None, epoch=epoch)
+    assert next(row for row in store.parked(limit=100) if row.event.event_id == "e2").attempts == 7
+    due = {row.event.event_id: row for row in store.claim(T0 + timedelta(hours=5), 10, 60.0, epoch)}
+    store.reschedule(due["e1"], next_attempt_at=None, attempts=8, reason="no", status=None, epoch=epoch)
+    assert next(row for row in store.parked(limit=100) if row.event.event_id == "e1").attempts == 8, (
+        "nobody asked for it"
+    )
+    moved = replace(event(6, key="new"), previous_key="k")
+    store.settle_group(P0, 2, 3, store.group().members, [done("live", moved)], T0, epoch)
+    assert store.held_keys(["live"], [P0]) == {"live": {(P0, "orders", "k"): 2, (P0, "orders", "new"): 1}}
 
 
 def test_parked_rows_learn_their_stream_from_their_event(state: State) -> None:
@@ -188,6 +285,21 @@ def test_a_cut_connection_is_replaced(state: State) -> None:
         with pytest.raises(UnreachableError), state.connection() as conn:
             conn.execute("select pg_terminate_backend(pg_backend_pid())")
     assert migrate(state) == []
+
+
+def test_a_connection_that_was_in_use_while_another_broke_is_not_used_again(state: State) -> None:
+    """GIVEN two connections WHEN one breaks THEN the other may be about to: whoever has it goes on, nobody after."""
+    with state.connection() as held:
+        with pytest.raises(UnreachableError), state.connection() as conn:
+            conn.execute("select pg_terminate_backend(pg_backend_pid())")
+        before = held.info.backend_pid
+        assert held.execute("select 1").fetchone() == (1,)
+    assert held.closed
+    with state.connection() as conn:
+        after = conn.info.backend_pid
+    assert after != before
+    with state.connection() as conn:
+        assert conn.info.backend_pid == after
 
 
 def test_a_failed_transaction_leaves_the_connection_clean(state: State) -> None:

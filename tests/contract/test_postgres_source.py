@@ -17,15 +17,15 @@ from evermark.errors import BusyError, DeniedError, GapError, IdentityError, Set
 from evermark.sources.base import Limit, Slice
 from evermark.sources.postgres import pace
 from evermark.sources.postgres import slot as slot_module
-from evermark.sources.postgres.connect import Link, connect
 from evermark.sources.postgres.install import install
 from evermark.sources.postgres.lsn import Incarnation, Position
-from evermark.sources.postgres.place import Dsn, PlainDsn, PostgresPlace
+from evermark.sources.postgres.place import PlainDsn, PostgresPlace
 from evermark.sources.postgres.source import PostgresOutbox
 from evermark.testing.servers import PostgresServer, fresh_database, postgres_server, system_binaries
 from evermark.testing.until import until
 
 NO_WAIT = Limit(wait_s=0.0)
+COLUMNS = "(id, created_at, stream_id, stream, op, key, payload, before, schema_version)"  # of a publication
 
 
 @pytest.fixture(scope="module", params=[None, *system_binaries()], ids=lambda b: f"pg{b.major}" if b else "bundled")
@@ -294,8 +294,7 @@ def test_publication_changed_by_somebody_is_a_gap(at: Scene, change: str) -> Non
     """Even made again exactly as it was: rows written in between are gone, and the server says little or nothing."""
     start = at.source.earliest(0)
     at.emit("s", "1")
-    columns = "(id, created_at, stream_id, stream, op, key, payload, before, schema_version)"
-    at.db.execute(change.format(pub=at.place.publication, columns=columns).encode())
+    at.db.execute(change.format(pub=at.place.publication, columns=COLUMNS).encode())
     at.emit("s", "2")
     end = at.position(at.value("select pg_current_wal_flush_lsn() - '0/0'::pg_lsn"))
     for step in (
@@ -307,23 +306,29 @@ def test_publication_changed_by_somebody_is_a_gap(at: Scene, change: str) -> Non
             step()
 
 
-def test_warning_while_decoding_is_an_error(at: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server goes on without what it warned about; a slice must not."""
-
-    def warned(dsn: Dsn, **session: str) -> Link:
-        link = connect(dsn, **session)
-        link.connection.execute("do $$ begin raise warning 'skipped loading publication'; end $$")
-        return link
-
-    monkeypatch.setattr(slot_module, "borrow", warned)
+def test_warning_while_decoding_is_an_error(at: Scene, server: PostgresServer) -> None:
+    """GIVEN a publication that was not there when an event was written, and stands now as it was installed WHEN decoded
+    THEN the slice fails: from version 18 on the server only warns, and goes on without the event."""
     start = at.source.earliest(0)
+    at.db.execute(f"drop publication {at.place.publication}".encode())
     at.emit("s", "1")
-    with pytest.raises(GapError, match="skipped loading publication"):
-        at.read(start, at.position(at.flush_lsn()))
+    options = "publish = 'insert', publish_via_partition_root = true"
+    made = f"create publication {at.place.publication} for table pgstream.events {COLUMNS} with ({options})"
+    at.db.execute(made.encode())
+    at.db.execute(
+        "update pgstream.readers set fingerprint = pgstream.publication_fingerprint(%s) where slot = %s",
+        (at.place.publication, at.place.slot),
+    )
+    end = at.position(at.flush_lsn())
+    at.source.check({0: start})  # nothing else tells that anything is wrong
+    warns = server.binaries.major >= 18
+    told = "the server warned: skipped loading publication" if warns else "does not exist"
+    with pytest.raises(GapError if warns else SetupError, match=told):
+        at.read(start, end)
 
 
 def test_invalidated_slot_is_a_gap(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """WAL beyond max_slot_wal_keep_size is thrown away, and the slot with it."""
+    """WAL beyond max_slot_wal_keep_size is thrown away, and the slot with it: no event is needed to find out."""
     settings = {"max_slot_wal_keep_size": "1MB", "max_wal_size": "64MB", "min_wal_size": "32MB"}
     with postgres_server(tmp_path_factory.mktemp("lost"), settings) as server, scene(server) as at:
         start = at.source.earliest(0)
@@ -344,6 +349,11 @@ def test_invalidated_slot_is_a_gap(tmp_path_factory: pytest.TempPathFactory) -> 
                 step()
             assert "evermark source recover" in refused.value.hint
         assert at.source.status().slot_wal_status == "lost"
+        # AND a reader that has all there is, and waits for the next event, is told as well: by `latest`
+        at.source.close()
+        level = at.position(at.value("select pg_current_wal_flush_lsn() - '0/0'::pg_lsn"))
+        with pytest.raises(GapError, match="invalidated"):
+            at.source.latest({0: level}, NO_WAIT)
 
 
 def test_server_restarted_under_us_is_unreachable_then_back(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -101,7 +101,6 @@ def test_b13_an_inbox_that_a_bot_names_is_never_cold() -> None:
     node, plans, bots = ModelNode(), MemoryPlans(), Some(named={"mail"})
     for stream in ("mail", "later", "room"):
         _room(node, stream, "bot")
-    plans.begin(0, node._touched)
     pipe = _read(node, bots, plans, cold=True)
     pipe.drain(ALL)
     assert set(plans.streams) == {"mail"}

@@ -23,6 +23,7 @@ def test_settings_become_a_place_once_they_are_sealed(monkeypatch: pytest.Monkey
     """Neither the settings nor the pickled source show the token."""
     monkeypatch.setenv("BLOCKS_TEST_KEY", "a key for sealing, of some length")
     chosen = {"streams": ["room"], "kinds": ["inbox"], "partitions": 2, "start": "snapshot", "idle_after": "2h"}
+    chosen |= {"requests_per_s": 7, "cold_streams_enabled": True}
     settings = BlocksSettings.model_validate(GIVEN | chosen)
     assert TOKEN not in repr(settings)
     assert TOKEN not in settings.model_dump_json()
@@ -32,6 +33,7 @@ def test_settings_become_a_place_once_they_are_sealed(monkeypatch: pytest.Monkey
     place = place_of("chat", sealed, Plain("x"), "s")
     assert place.nodes == ("http://127.0.0.1:8330", "https://two.example")
     assert (place.partitions, place.whole, place.idle_after_s) == (2, False, 7200.0)
+    assert (place.pace.requests_per_s, place.cold) == (7.0, True)
     assert place.wanted.wants("room", "channel", frozenset)
     assert place.wanted.wants("any", "inbox", frozenset)
     assert not place.wanted.wants("any", "channel", frozenset)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,22 @@ def test_a_taken_port_and_a_bad_secret_are_errors_with_hints(tmp_path: Path) -> 
         Listener(record=tmp_path).start()
     assert CliRunner().invoke(app, ["--fail", "nonsense"]).exit_code == 2
     assert CliRunner().invoke(app, ["--slow", "nonsense"]).exit_code == 2
+
+
+def test_a_thread_that_ends_slowly_does_not_hide_that_the_port_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN a port in use, and a thread alive after its loop closed WHEN started THEN the error is about the port."""
+    run, never = Listener._run, threading.Event()
+
+    def run_and_linger(self: Listener, started: Future[int]) -> None:
+        run(self, started)
+        never.wait(0.2)
+
+    monkeypatch.setattr(Listener, "_run", run_and_linger)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(BusyError, match="--port"):
+            Listener(port=taken.getsockname()[1]).start()
 
 
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT])

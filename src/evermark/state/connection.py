@@ -1,8 +1,9 @@
 """State: the one Postgres that holds the small mutable facts, as a bounded set of connections.
 
-Every connection is in autocommit, in UTC, and sees only the schema of its deployment. A connection that breaks is
-thrown away together with the idle ones, and the next call connects anew: nothing here retries by itself, because
-only the caller knows whether its work may be repeated.
+Every connection is in autocommit, in UTC, and sees only the schema of its deployment. When a connection breaks, all
+that were opened before are thrown away, because whatever cut it has most likely cut them too, and the server's word of
+that may be late: idle connections at once, those in use when they come back. The next call connects anew. Nothing here
+retries by itself, because only the caller knows whether its work may be repeated.
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ class State:
         self._lock_ms = int(lock_timeout_s * 1000)
         self._wait_s = statement_timeout_s
         self._idle: list[Connection] = []
+        self._breaks = 0  # how often connections were found broken: those opened before the last time are not kept
         self._lock = threading.Lock()
         self._free = threading.BoundedSemaphore(connections_max)
         self._closed = False
@@ -90,15 +92,15 @@ class State:
                 hint="the state database is slow, or too much works on it at once",
             )
         try:
-            conn = self._take()
+            conn, breaks = self._take()
             try:
                 yield conn
             except psycopg.Error as error:
                 if conn.closed or conn.broken:
-                    self._drop_idle()  # they were most likely cut by the same thing
+                    self._drop_idle()
                 raise from_driver(error, "state") from error
             finally:
-                self._give_back(conn)
+                self._give_back(conn, breaks)
         finally:
             self._free.release()
 
@@ -113,27 +115,31 @@ class State:
         self._closed = True
         self._drop_idle()
 
-    def _take(self) -> Connection:
+    def _take(self) -> tuple[Connection, int]:
+        """A connection, and how often connections had broken when it was taken."""
         while True:
             with self._lock:
+                breaks = self._breaks
                 if not self._idle:
                     break
                 conn = self._idle.pop()
             if _is_quiet(conn):
-                return conn
+                return conn, breaks
             conn.close()
-        return self._connect()
+        return self._connect(), breaks
 
-    def _give_back(self, conn: Connection) -> None:
+    def _give_back(self, conn: Connection, breaks: int) -> None:
         idle = conn.pgconn.transaction_status == psycopg.pq.TransactionStatus.IDLE
-        if conn.closed or not idle or self._closed:
-            conn.close()
-            return
         with self._lock:
-            self._idle.append(conn)
+            keep = idle and not conn.closed and not self._closed and breaks == self._breaks
+            if keep:
+                self._idle.append(conn)
+        if not keep:
+            conn.close()
 
     def _drop_idle(self) -> None:
         with self._lock:
+            self._breaks += 1
             dropped, self._idle = self._idle, []
         for conn in dropped:
             conn.close()

@@ -170,6 +170,7 @@ class Listener:
         try:
             self.port = started.result()
         except OSError as error:
+            self._thread.join()  # its event loop is closed: `stop` must not find the thread alive and wake that loop
             self.stop()
             raise _cannot_listen(self.host, self.port, error) from error
         return self

@@ -49,9 +49,11 @@ def write_many(dsn: str, events: int) -> None:
             conn.execute("insert into public.orders (total) select n from generate_series(1, %s) n", (rows,))
 
 
-def mended(folder: Path, server: PostgresServer, events: int, kills: Sequence[str] = ()) -> Ledger:
+def mended(
+    folder: Path, server: PostgresServer, events: int, kills: Sequence[str] = (), *, once_more_while_idle: bool = False
+) -> Ledger:
     """Lose the slot while five transactions are open and `events` are written; die at each of `kills` while it is
-    mended; what was counted in the end."""
+    mended; perhaps lose the slot a second time, when nothing is written any more; what was counted in the end."""
     with fresh_database(server) as dsn, Scene(folder, dsn, {"steady": None}, steady="bundle: 50") as scene:
         writer = Writer(dsn)
         writer.start()
@@ -76,8 +78,24 @@ def mended(folder: Path, server: PostgresServer, events: int, kills: Sequence[st
         finally:
             writer.finish()
         ledger = scene.check_complete(timeout_s=300)
+        if once_more_while_idle:
+            _mended_while_idle(server, running)
+            write_many(dsn, 10)
+            ledger = scene.check_complete()
         assert running.terminate() == 0
         return ledger
+
+
+def _mended_while_idle(server: PostgresServer, running: Instance) -> None:
+    """Lose the slot of a process that has taken everything: the loss is noticed and mended, and no event is needed."""
+    _closed(running)  # everything may have arrived before the first repair has put the new slot in its place
+    before = running.log.read_text().count("the hole is closed")
+    lose(server)
+    until(
+        lambda: running.log.read_text().count("the hole is closed") > before,
+        "the hole is closed without an event",
+        timeout_s=120,
+    )
 
 
 def mended_twice(folder: Path, server: PostgresServer, events: int) -> Ledger:

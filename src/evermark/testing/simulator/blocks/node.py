@@ -47,7 +47,7 @@ class ModelStream:
 
 class ModelNode(Node):
     """Streams as a node has them. `refusing` requests for blocks fail; blocks in `lies` come with another event, and of
-    the first event of blocks in `garbled` comes the hash alone."""
+    the first event of blocks in `garbled` comes the hash alone. Its clock counts changes, as its `touched` does."""
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class ModelNode(Node):
             key=lambda row: row.touched,
         )
         some = tuple(row for row in rows if row.touched > touched_after)[:3]
-        return Listing(self.name, some, some[-1].touched if some else touched_after, 0)
+        return Listing(self.name, some, some[-1].touched if some else touched_after, self._touched)
 
     def view(self, stream: str, cookie: Cookie | None) -> Answer:
         it = self._stream(stream)
