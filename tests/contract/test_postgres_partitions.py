@@ -139,6 +139,20 @@ def test_hidden_columns_of_a_truncated_partition_stay_hidden(server: PostgresSer
         assert "geheim" not in str(at.db.execute("select * from pgstream.events").fetchall())
 
 
+@pytest.mark.parametrize("columns", ["id int, r text, i text", "id int, r text, i numeric, image jsonb, top int"])
+def test_columns_may_be_called_as_in_our_own_statements(server: PostgresServer, columns: str) -> None:
+    """GIVEN columns with the names that our trigger uses WHEN a partition is truncated THEN rows are what they were."""
+    create = f"""create table h ({columns}, primary key (id, r)) partition by list (r);
+                 create table h1 partition of h for values in ('e')"""
+    with scene(server, TableChoice("public.h"), create=create) as at:
+        at.db.execute("insert into h (id, r) values (1, 'e'), (2, 'e')")
+        at.db.execute("truncate h1")
+        rows = at.drain()
+        inserts, gone = rows[:2], rows[2:]
+        assert [row["op"] for row in gone] == ["delete", "delete"]
+        assert {(row["key"], row["before"]) for row in gone} == {(row["key"], row["payload"]) for row in inserts}
+
+
 def test_partition_made_or_attached_later_is_captured_at_once(at: Scene) -> None:
     """GIVEN an outbox installed by a superuser WHEN a partition is made or attached THEN its truncate is captured."""
     at.db.execute("create table p3 partition of p for values from (30) to (40)")

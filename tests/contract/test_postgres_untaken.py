@@ -246,3 +246,11 @@ def test_a_connection_that_was_cut_is_made_anew(outbox: Scene, look: OutboxLook)
         look.untaken(end)
     outbox.emit("shop", "a")
     assert waiting_s(look, end) is not None
+
+
+def test_no_statement_of_ours_is_compiled_whatever_the_server_is_set_to(outbox: Scene, look: OutboxLook) -> None:
+    """GIVEN a server that compiles expensive statements WHEN a look begins THEN it is switched off for our session."""
+    outbox.db.execute(f"alter database {psycopg.conninfo.conninfo_to_dict(outbox.dsn)['dbname']} set jit = on")
+    look.untaken(taken(outbox))
+    assert look._link is not None
+    assert look._link.one("show jit", doing="asking") == ("off",)

@@ -122,6 +122,27 @@ def test_events_of_a_key_arrive_in_log_order_one_at_a_time(receiver: Receiver, s
     assert 1 < receiver.under_way_max <= 3
 
 
+@pytest.mark.parametrize("bundle", [1, 7])
+def test_a_truncate_is_sent_between_what_came_before_and_after_it(
+    receiver: Receiver, sink: WebhookSink, bundle: int
+) -> None:
+    """GIVEN answers that take their time WHEN a stream is truncated THEN no event of it passes the truncate."""
+
+    async def answer(got: Got) -> int:
+        await asyncio.sleep(hash(got.body) % 5 / 1000)
+        return 200
+
+    receiver.answer = answer
+    table, at = events(60, keys=20), 30
+    for name, value in (("op", "truncate"), ("key", None)):
+        column = table.column(name).to_pylist()
+        column[at] = value
+        table = table.set_column(table.schema.get_field_index(name), name, pa.array(column, pa.string()))
+    results = sink.deliver([Job(spec_for(receiver.url, bundle=bundle, concurrency=8), table)], 30)
+    assert one_outcome(results).fate is Fate.DONE
+    assert [int(ident[1:]) for ident in receiver.ids] == list(range(60))
+
+
 def test_keyless_events_go_side_by_side(receiver: Receiver, sink: WebhookSink) -> None:
     """An event without a key waits for no other."""
 

@@ -133,7 +133,7 @@ def test_lag_is_of_what_waits_now(scene: Scene) -> None:
 
     with held(scene.dsn):
         orders(scene.dsn, 1)
-        until(lambda: partition(running)["lag_s"] > 6, "what waits is seen to wait", timeout_s=25)
+        until(lambda: (partition(running)["lag_s"] or 0) > 6, "what waits is seen to wait", timeout_s=25)
         assert (gauge(running, 'evermark_partition_lag_seconds{partition="0",source="shop"}') or 0) > 6
         assert scene.delivered("steady") == 1
     until(lambda: scene.delivered("steady") == 2, "it is taken", timeout_s=60)

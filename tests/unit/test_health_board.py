@@ -124,6 +124,7 @@ def test_a_source_that_cannot_be_asked_is_stale_with_the_reason(
     assert partition(board, "shop/0").state is before
     found = partition(board, "shop/1")
     assert (found.state, found.reason, found.hint) == (STALE, "Postgres does not answer", "is it up?")
+    assert found.lag_s is None, "nobody knows it: 0 would say that nothing waits"
 
 
 @pytest.mark.parametrize("before", [STALE, FAILED])
@@ -136,7 +137,9 @@ def test_what_a_reader_says_goes_before_what_the_source_says(
     found = partition(board)
     assert (found.state, found.reason, found.lag_s) == (before, "no space left", 100.0)
     board.answered("shop", SourceAnswer(clock(), refused={0: ("does not answer", "")}))
-    assert partition(board).reason == "no space left"
+    assert (partition(board).reason, partition(board).lag_s) == ("no space left", None)
+    told = as_json(board.partitions(), version="1", uptime_s=1)
+    assert told["partitions"]["shop/0"]["lag_s"] is None
 
 
 def test_a_standby_shows_the_lag_and_is_not_ill(board: Board, clock: Clock) -> None:

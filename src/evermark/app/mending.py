@@ -98,7 +98,7 @@ class Mending:
                     self._log.warning("stepping down", error=error)
                     self._on_step_down()
                     return
-                self._log.warning("the hole is not closed yet", error=error)
+                self._log.warning("looking for holes, or closing one, failed; it is tried again", error=error)
                 wait_s = backoff_s(failures, base_s=1.0)
                 failures += 1
             self._wake.wait(wait_s)

@@ -73,6 +73,7 @@ class Pipeline:
         self.started = threading.Event()
         self._dead_thread: str | None = None
         self._spark_starts = False
+        self._said_stopping = False
 
     @classmethod
     def from_file(cls, path: str | Path, sources: Mapping[str, Source] | None = None) -> Pipeline:
@@ -95,9 +96,10 @@ class Pipeline:
             self._listen_for_signals()
             self._run()
         except KeyboardInterrupt:  # by PySpark's own handler, in the moment before ours is back
-            self._log.info("stopped")
+            self._say_stopping()
         finally:
             threading.excepthook = hook
+        self._log.info("stopped")
 
     def _run(self) -> None:
         tokens = Tokens(self.config.server.tokens)
@@ -111,8 +113,9 @@ class Pipeline:
             if deployment is not None:
                 self._run_deployment(server, deployment)
         finally:
+            if self._stopping.is_set():
+                self._say_stopping()
             server.stop()
-        self._log.info("stopped")
 
     def _run_deployment(self, server: Server, deployment: Deployment) -> None:
         lags = Lags(deployment, self.board)
@@ -179,7 +182,7 @@ class Pipeline:
                 engine = self._start_engine()
             except Exception as error:
                 if self._stopping.is_set():
-                    self._log.info("stopping", during="start")
+                    self._say_stopping()
                     return
                 if not self.started.is_set():
                     raise
@@ -292,7 +295,7 @@ class Pipeline:
         """Stop consuming, flush, checkpoint, let go of the leases; a second signal does not wait."""
         limits = self.config.reliability.shutdown
         wait_s = limits.flush_timeout.total_seconds() + limits.checkpoint_timeout.total_seconds() + _JOIN_GRACE_S
-        self._log.info("stopping", within_s=wait_s)
+        self._say_stopping(within_s=wait_s)
         for runner in runners:
             runner.stop()
         left = [r for r in runners if not self._joined(r, wait_s)]
@@ -303,6 +306,12 @@ class Pipeline:
             self._log.warning(
                 "not ended in time; the next start resumes from the checkpoint", sources=[r.name for r in left]
             )
+
+    def _say_stopping(self, **more: float) -> None:
+        """Once, wherever the signal came."""
+        if not self._said_stopping:
+            self._said_stopping = True
+            self._log.info("stopping", **more)
 
     def _joined(self, runner: SourceRunner | DeliveryRunner, wait_s: float) -> bool:
         waited = 0.0

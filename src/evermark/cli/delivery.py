@@ -55,7 +55,7 @@ def list_deliveries(
                 break
             rows.append(DeliveryAnswer.of(row))
     columns = ("id", "subscription", "state", "event_id", "key", "attempts", "status", "next_attempt_at", "reason")
-    show(rows, columns, as_json=as_json, empty="nothing is parked")
+    show(rows, columns, as_json=as_json, empty="nothing is parked" if state is None else f"nothing is {state}")
 
 
 @app.command("show")

@@ -55,7 +55,7 @@ def _show(document: dict[str, Any]) -> None:
         for row in document["sources"]:
             said = told["partitions"].get(f"{row['source']}/{row['partition']}", {})
             row["health"], row["note"] = said.get("status"), said.get("reason") or _stale(said)
-            row["lag"] = f"{said['lag_s']:.1f} s" if "lag_s" in said else None
+            row["lag"] = f"{said['lag_s']:.1f} s" if said.get("lag_s") is not None else None
         if not told.get("delivering") and not told.get("delivery", {}).get("standby"):
             say("this instance does not deliver: it is starting, or delivery has failed; see its log")
     columns = ["source", "partition", "owner", "epoch", "log_head", "checkpoint", "position"]

@@ -64,7 +64,9 @@ def parse_document(text: str, name: str) -> Document:
         try:
             root = loader.get_single_node()
             if root is None:
-                raise ConfigError(f"{name} is empty", hint="write a starter file with: evermark init --force")
+                raise ConfigError(
+                    f"{name} is empty", hint=f"write a starter file with: evermark init -c {name} --force"
+                )
             if not isinstance(root, yaml.MappingNode):
                 raise ConfigError(
                     f"{name}, line {root.start_mark.line + 1}: expected a mapping of keys to values",

@@ -78,9 +78,15 @@ class EmbeddedPostgres:
             else:
                 password = datafolder.password_in(self.passfile)
                 datafolder.create(self.data, self.binaries, password, self._run, self._own)
-            self._running = self._serve(deadline)
-            # The turn is ours, so nobody holds this lock alone for longer than a look at it.
-            self._users.share(timeout_s)
+            found = postmaster.running(self.data)
+            try:
+                self._running = self._serve(deadline)
+                # The turn is ours, so nobody holds this lock alone for longer than a look at it.
+                self._users.share(timeout_s)
+            except BaseException:
+                if found is None and postmaster.running(self.data) is not None:
+                    self._shut_down()  # started here, and nobody would ever stop it
+                raise
             self._pid = os.getpid()
         return self.dsn()
 

@@ -41,7 +41,7 @@ _ASKED = (PartitionHealth.STARTING, PartitionHealth.HEALTHY, PartitionHealth.STA
 class PartitionReport:
     state: PartitionHealth
     last_event_at: datetime | None = None
-    lag_s: float = 0.0  # for how long the oldest event has been waiting that the log does not have
+    lag_s: float | None = 0.0  # for how long the oldest event has waited that the log lacks; None: it cannot be known
     events: int = 0
     events_per_s: float = 0.0
     reason: str = ""
@@ -77,9 +77,11 @@ def judged(report: PartitionReport, partition: int, answer: SourceAnswer | None,
     """What a reader said of a partition, and what the source said, as one. Pure."""
     if answer is None:
         return report
-    if partition in answer.refused and report.state in _ASKED:
+    if partition in answer.refused:
+        report = replace(report, lag_s=None)
         reason, hint = answer.refused[partition]
-        return replace(report, state=PartitionHealth.STALE, reason=reason, hint=hint)
+        asked = report.state in _ASKED
+        return replace(report, state=PartitionHealth.STALE, reason=reason, hint=hint) if asked else report
     waits = answer.lag_s.get(partition)
     if waits is None:
         return report
@@ -263,7 +265,7 @@ def as_json(
         "partitions": {
             name: {
                 "status": str(r.state),
-                "lag_s": round(r.lag_s, 3),
+                "lag_s": None if r.lag_s is None else round(r.lag_s, 3),
                 "events": r.events,
                 "events_per_s": round(r.events_per_s, 3),
                 "last_event": r.last_event_at.isoformat() if r.last_event_at else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from importlib.metadata import version
@@ -106,7 +107,9 @@ class Server:
         """The same numbers as in /health."""
         for name, report in self._board.partitions().items():
             source, _, partition = name.rpartition("/")
-            self._metrics.partition_lag_s.labels(source, partition).set(report.lag_s)
+            self._metrics.partition_lag_s.labels(source, partition).set(
+                math.nan if report.lag_s is None else report.lag_s
+            )
             for state in PartitionHealth:
                 self._metrics.partition_state.labels(source, partition, state.value).set(report.state is state)
         self._metrics.delivery_lag_s.set(self._board.delivery().lag_s)

@@ -10,13 +10,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from evermark.event import Op
+
 I64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Keys:
     """Which rows must keep their order: rows of one lane. Mostly a lane is a key; rows that change their record's key
-    join the two, and with them all that other rows join to these."""
+    join the two, and with them all that other rows join to these. A truncate joins all rows of its stream."""
 
     of: I64  # a number for the key of each row
     left: Mapping[int, int]  # rows that took a key away from their record: the number of that key
@@ -32,13 +34,30 @@ def keys_of(events: pa.Table | pa.RecordBatch) -> Keys:
     changed = _changed(events)
     if not len(changed):
         numbers = key_numbers(events)
-        return Keys(numbers, {}, numbers)
+        return Keys(numbers, {}, _behind_truncates(events, numbers))
     names = ["source", "stream", "key"]
     now = pa.table([_plain(events.column(name)) for name in names], names=names)
     moved = pa.table([_plain(events.column(name)) for name in (*names[:2], "previous_key")], names=names)
     numbers = key_numbers(pa.concat_tables([now, moved.take(pa.array(changed))]))
     of, left = numbers[: events.num_rows], numbers[events.num_rows :]
-    return Keys(of, dict(zip(changed.tolist(), left.tolist(), strict=True)), _joined(of, of[changed], left))
+    lanes = _behind_truncates(events, _joined(of, of[changed], left))
+    return Keys(of, dict(zip(changed.tolist(), left.tolist(), strict=True)), lanes)
+
+
+def _behind_truncates(events: pa.Table | pa.RecordBatch, lanes: I64) -> I64:
+    """One lane for all rows of a stream that has a truncate among them: it is of every key."""
+    if "op" not in events.schema.names:
+        return lanes
+    truncates = pc.equal(_plain(events.column("op")), str(Op.TRUNCATE)).to_numpy(zero_copy_only=False)
+    if not truncates.any():
+        return lanes
+    source, stream = _codes(events, "source"), _codes(events, "stream")
+    streams = source * (int(stream.max(initial=0)) + 1) + stream
+    joined = lanes.copy()
+    for each in np.unique(streams[truncates]).tolist():
+        rows = np.flatnonzero(streams == each)
+        joined[rows] = lanes[rows[0]]
+    return joined
 
 
 def _changed(events: pa.Table | pa.RecordBatch) -> I64:

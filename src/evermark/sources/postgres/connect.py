@@ -29,6 +29,8 @@ _SESSION = {
     "idle_in_transaction_session_timeout": "0",
     "lock_timeout": "5s",
     "synchronous_commit": "on",
+    # Our statements are small. One that the planner takes for expensive would be compiled for half a second each time.
+    "jit": "off",
 }
 
 

@@ -39,7 +39,7 @@ def judged(facts: Facts, place: PostgresPlace, kept: Kept | None) -> list[Findin
         found += _outbox(facts.outbox, place, server)
     for slot in facts.slots:
         found += _publication(slot, facts.outbox is not None)
-        found += _slot(slot, server, kept)
+        found += _slot(slot, server, kept, installed=facts.outbox is not None)
         found += _spare(slot, kept)
         found += _wal(slot, place, server)
         found += _lag(slot, server, kept)
@@ -136,12 +136,13 @@ def _publication(slot: SlotFacts, installed: bool) -> Iterator[Finding]:
         yield ok("publication", f"{name} is as it was installed")
 
 
-def _slot(facts: SlotFacts, server: ServerFacts, kept: Kept | None) -> Iterator[Finding]:
+def _slot(facts: SlotFacts, server: ServerFacts, kept: Kept | None, *, installed: bool) -> Iterator[Finding]:
     slot, name = facts.slot, facts.name
     known = kept is not None and facts.partition in kept.checkpoints
     if slot is None:
         gone = f"slot {name} is gone" if known else f"there is no slot {name}"
-        yield wrong("slot", gone, _RECOVER if known else INSTALL_HINT)
+        # Without an outbox nothing can be repaired; `source install` says how reading goes on where it was left.
+        yield wrong("slot", gone, _RECOVER if known and installed else INSTALL_HINT)
         return
     if slot.database != server.database or slot.plugin != "pgoutput":
         found = f"slot {name} belongs to database {slot.database} and plugin {slot.plugin}"

@@ -23,7 +23,8 @@ _PRINT = "or give a DBA the SQL that `evermark source install --print` prints"
 
 
 def installable(place: PostgresPlace) -> list[Finding]:
-    """Nothing where the outbox is there already, or the server does not answer: `doctor` judges that."""
+    """Where the outbox is there already only what install would miss is said: `doctor` judges the rest, and a server
+    that does not answer."""
     try:
         link = connect(place.dsn)
     except EvermarkError:
@@ -31,7 +32,7 @@ def installable(place: PostgresPlace) -> list[Finding]:
     try:
         role, database, may_create, there = link.one(_RIGHTS, (place.schema,), doing="asking what our role may do")
         if there:
-            return []
+            return [finding for table in place.tables for finding in _absent(link, table)]
         found = []
         if may_create:
             found.append(ok("may_install", f"role {role} may make a schema in database {database}"))
@@ -43,6 +44,11 @@ def installable(place: PostgresPlace) -> list[Finding]:
         return [wrong("may_install", error.message, error.hint)]
     finally:
         link.close()
+
+
+def _absent(link: Link, table: TableChoice) -> Iterator[Finding]:
+    if link.one("select to_regclass(%s) is null", (table.name,), doing=f"looking for table {table.name}")[0]:
+        yield wrong("tables", f"there is no table {table.name}", "create it first, or correct its name in the file")
 
 
 def _table(link: Link, table: TableChoice, role: str) -> Iterator[Finding]:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from psycopg import sql
 
-from evermark.errors import EvermarkError
+from evermark.errors import EvermarkError, UnreachableError
 from evermark.sources.base import Untaken
 from evermark.sources.marks import Marks
 from evermark.sources.postgres.connect import Link, connect
@@ -59,10 +59,21 @@ class OutboxLook:
 
     def untaken(self, after: str) -> Untaken | None:
         """What the slot will give from `after` on, if anything of it is ours, or may be for too long already."""
+        kept = self._link is not None
+        try:
+            return self._untaken(Position.parse(after))
+        except UnreachableError:
+            self.close()
+            if not kept:
+                raise
+        except EvermarkError:
+            self.close()  # whatever it was, the next look begins with a new connection
+            raise
+        # A connection that was kept may have been cut at any time since: that says nothing of the server now.
         try:
             return self._untaken(Position.parse(after))
         except EvermarkError:
-            self.close()  # whatever it was, the next look begins with a new connection
+            self.close()
             raise
 
     def close(self) -> None:

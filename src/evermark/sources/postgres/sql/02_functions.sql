@@ -212,9 +212,9 @@ begin
     keys := top.args[4]::text[];
     execute format('insert into @schema@.events (stream_id, stream, op, key, before, schema_version)
         select $1, $2, ''delete'', @schema@.record_key(i.image, $4, $5), i.image, $3
-        from (select case when $6 then to_jsonb(r)
-                     else @schema@.image(to_jsonb(r), $1, $7, $8, $9, $10) end as image from only %s r) i',
-        tg_relid::regclass)
+        from (select case when $6 then to_jsonb(r.*)
+                     else @schema@.image(to_jsonb(r.*), $1, $7, $8, $9, $10) end as image from only %s r) i',
+        tg_relid::regclass)  -- r.* is the row, whatever its columns are called: r alone would be a column r
     using top.args[1]::bigint, top.args[2], top.args[3]::integer, keys, tg_relid, plain,
           top.args[5]::text[], top.args[6]::text[], top.args[7]::text[], top.args[8]::text[];
     return null;
