@@ -16,7 +16,7 @@ import pytest
 
 from evermark.embedded import demote, postmaster
 from evermark.embedded.postgres import EmbeddedPostgres
-from evermark.errors import BusyError, ConfigError, FormatError
+from evermark.errors import BusyError, ConfigError, FormatError, SetupError
 from evermark.testing.servers import PostgresServer, fresh_database, postgres_server, system_binaries
 from evermark.testing.until import until
 
@@ -255,3 +255,16 @@ def test_older_major_versions_can_be_run_too(tmp_path: Path) -> None:
     with postgres_server(tmp_path, binaries=oldest) as server:
         assert str(one(server.dsn(), "show server_version")).startswith(str(oldest.major))
         assert one(server.dsn(), "show wal_level") == "logical"
+
+
+def test_a_start_that_fails_half_way_leaves_no_server_behind(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN a server that was just launched WHEN it cannot be used THEN it is stopped: nobody else knows of it."""
+    server = EmbeddedPostgres(folder)
+
+    def refused(*_: object) -> None:
+        raise SetupError("no database can be made")
+
+    monkeypatch.setattr(server, "_ensure_database", refused)
+    with pytest.raises(SetupError, match="no database"):
+        server.start()
+    assert postmaster.running(server.data) is None
