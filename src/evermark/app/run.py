@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -244,6 +245,7 @@ class Pipeline:
             )
             for name in deployment.sources
         ]
+        self._dead_thread = None  # before the first thread starts: none that ends is overlooked
         try:
             delivery.start()
             for runner in runners:
@@ -267,7 +269,6 @@ class Pipeline:
 
     def _watch(self, engine: Engine, runners: Sequence[SourceRunner | DeliveryRunner]) -> str | None:
         """Returns when told to stop; or else when Spark or a thread that must not end has ended, and why."""
-        self._dead_thread = None
         while not self._stopping.wait(_LOOK_EVERY_S):
             trouble = engine.trouble() or self._dead_thread
             ended = [runner.name for runner in runners if runner.join(0.0)]
@@ -330,7 +331,8 @@ class Pipeline:
         self.stop()
         if self._spark_starts:  # nobody waits for that any more; its start fails when its JVM is gone
             for child in psutil.Process().children():
-                child.kill()
+                with suppress(psutil.Error):  # it may have ended by itself
+                    child.kill()
 
     def _on_thread_error(self, failed: threading.ExceptHookArgs) -> None:
         """An error that nobody caught has ended a thread: whatever it did, nobody does any more."""
