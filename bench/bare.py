@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import aiohttp
 
-from evermark.delivery.guard import Guard
-from evermark.delivery.sinks.wire import Pool
+from evermark.delivery.webhook.guard import Guard
+from evermark.delivery.webhook.http1 import Pool
 from evermark.errors import EvermarkError
 
 _TIMEOUT_S = 10.0

@@ -32,11 +32,11 @@ from bench.shop import shop
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.liveness import this_process
 from evermark.cluster.postgres import PostgresLeases
-from evermark.delivery.base import MadeBy, Place, SubscriptionSpec
-from evermark.delivery.live import LiveGroup
-from evermark.delivery.signing import new_secret
-from evermark.delivery.sinks.ready import BUNDLE_LANES_MAX
-from evermark.delivery.store import PostgresDelivery
+from evermark.delivery.base import MadeBy, SourcePartition, SubscriptionSpec
+from evermark.delivery.run.live import LiveGroup
+from evermark.delivery.store.postgres import PostgresDelivery
+from evermark.delivery.webhook.bundles_ahead import BUNDLE_LANES_MAX
+from evermark.delivery.webhook.signing import new_secret
 from evermark.delivery.work import Span
 from evermark.embedded.java import ensure_java
 from evermark.errors import EvermarkError
@@ -51,7 +51,7 @@ _LONG_S = 20.0
 _RECEIVERS = 2
 _BUNDLE = 100
 _CONCURRENCY = SubscriptionSpec("any", "").concurrency
-_PLACE = Place("shop", 0)
+_PLACE = SourcePartition("shop", 0)
 _IDENT = re.compile(rb'"evermark":\{"v":1,"id":"([^"]+)"')
 
 
@@ -76,7 +76,7 @@ class _Ours:
         self._group = LiveGroup(
             self._store, SparkDeliverer(self._spark, self._box), self._epoch, lambda: datetime.now(UTC)
         )
-        self._store.open_place(_PLACE, 0, self._epoch)
+        self._store.open_partition(_PLACE, 0, self._epoch)
 
     def close(self) -> None:
         self._spark.stop()

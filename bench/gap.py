@@ -24,8 +24,8 @@ from evermark.log.append import DeltaLog
 from evermark.log.base import Append
 from evermark.log.write import BatchWriter
 from evermark.sources.base import Limit
-from evermark.sources.blocks.place import BlocksPlace
 from evermark.sources.blocks.source import BlockStreams
+from evermark.sources.blocks.target import BlocksTarget
 from evermark.testing.blocknodes import Node
 
 _BLOCKS = 20_000
@@ -61,7 +61,7 @@ class _Gap:
         return set(ids)
 
 
-def _known(place: BlocksPlace) -> str:
+def _known(place: BlocksTarget) -> str:
     """The first block, taken as if it were logged; where reading goes on."""
     source = BlockStreams(place)
     start = source.earliest(0)
@@ -72,7 +72,7 @@ def _known(place: BlocksPlace) -> str:
     return end
 
 
-def _sequential(place: BlocksPlace, start: str, folder: Path) -> tuple[float, list[str]]:
+def _sequential(place: BlocksTarget, start: str, folder: Path) -> tuple[float, list[str]]:
     """One after the other: as much in one slice as there is, read and written in this process."""
     alone = replace(place, pace=replace(place.pace, slices_max=1, requests_per_s=1e9))
     source = BlockStreams(alone)

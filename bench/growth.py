@@ -16,8 +16,8 @@ from evermark.event import taken_batch
 from evermark.ingest.take import Taken, Taker
 from evermark.log.append import DeltaLog
 from evermark.log.base import Append
-from evermark.log.care import Care
 from evermark.log.head import PostgresHeads
+from evermark.log.maintenance import Maintenance
 from evermark.log.read import LogReader
 from evermark.log.write import BatchWriter
 from evermark.sources.base import Limit, Slice, Source
@@ -70,7 +70,7 @@ class _Log:
         self.taker.begin(0)
         self.batch = 0
         self.events = 0
-        self._care = Care(self.folder)
+        self._care = Maintenance(self.folder)
         self._cared = time.monotonic()
 
     def add(self, rows: int) -> float:

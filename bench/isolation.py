@@ -22,7 +22,7 @@ import psycopg
 from bench.report import Report, say
 from bench.shop import shop
 from bench.sick_child import SickReceivers
-from evermark.delivery.signing import new_secret
+from evermark.delivery.webhook.signing import new_secret
 from evermark.errors import EvermarkError
 
 _RECEIVERS, _SLOW, _DEAD = 50, 5, 5

@@ -20,7 +20,7 @@ import psycopg
 from bench.debezium import Debezium, debezium, subscribe
 from bench.report import Report, say
 from bench.shop import shop
-from evermark.delivery.signing import new_secret
+from evermark.delivery.webhook.signing import new_secret
 from evermark.errors import EvermarkError
 from evermark.testing.listener import Listener, Record
 

@@ -11,9 +11,9 @@ from bench.taking import drain
 from evermark.embedded.address import EmbeddedDsn
 from evermark.embedded.java import ensure_java
 from evermark.embedded.postgres import EmbeddedPostgres
-from evermark.sources.blocks.place import BlocksPlace, Pace
 from evermark.sources.blocks.source import BlockStreams
-from evermark.sources.blocks.wanted import WantedStreams
+from evermark.sources.blocks.stream_choice import ChosenStreams
+from evermark.sources.blocks.target import BlocksTarget, Pace
 from evermark.state.connection import State, schema_for
 from evermark.state.migrate import migrate
 from evermark.testing.blocknodes import Client, Node
@@ -54,9 +54,9 @@ class Kept:
         self.state = State(self.dsn.open, schema_for("bench"))
         migrate(self.state)
 
-    def place(self, source: str, node: Node, streams: Sequence[str] = ()) -> BlocksPlace:
-        wanted = WantedStreams(frozenset(streams))
-        return BlocksPlace(source, (node.url,), self.dsn, self.state.schema, wanted=wanted, pace=Pace())
+    def place(self, source: str, node: Node, streams: Sequence[str] = ()) -> BlocksTarget:
+        wanted = ChosenStreams(frozenset(streams))
+        return BlocksTarget(source, (node.url,), self.dsn, self.state.schema, wanted=wanted, pace=Pace())
 
     def close(self) -> None:
         self.state.close()
@@ -76,7 +76,7 @@ class Reading:
     def close(self) -> None:
         self._spark.stop()
 
-    def drain(self, place: BlocksPlace, start: str, events: int) -> tuple[float, list[str]]:
+    def drain(self, place: BlocksTarget, start: str, events: int) -> tuple[float, list[str]]:
         source = BlockStreams(place)
         try:
             return drain(self._spark, self._kept.state, source, place.source, self._folder, events, start)

@@ -36,22 +36,22 @@ from evermark.cluster.base import Lease
 from evermark.cluster.fence import DELIVER_LEASE, source_lease
 from evermark.cluster.liveness import this_process
 from evermark.cluster.postgres import PostgresLeases
-from evermark.delivery.base import MadeBy, Place, SubscriptionSpec
-from evermark.delivery.replay import SLICE_ROWS_MAX, AskedBy, Request
-from evermark.delivery.replay_store import PostgresReplays
-from evermark.delivery.replayer import Replayer
-from evermark.delivery.signing import new_secret
-from evermark.delivery.sinks.ready import BUNDLE_LANES_MAX
-from evermark.delivery.store import PostgresDelivery
-from evermark.delivery.timeslice import Mark, TimeSlice, next_slice
+from evermark.delivery.base import MadeBy, SourcePartition, SubscriptionSpec
+from evermark.delivery.replay.plan import SLICE_ROWS_MAX, AskedBy, Request
+from evermark.delivery.replay.postgres import PostgresReplays
+from evermark.delivery.replay.replayer import Replayer
+from evermark.delivery.replay.timeslice import Mark, TimeSlice, next_slice
+from evermark.delivery.store.postgres import PostgresDelivery
+from evermark.delivery.webhook.bundles_ahead import BUNDLE_LANES_MAX
+from evermark.delivery.webhook.signing import new_secret
 from evermark.embedded.java import ensure_java
 from evermark.embedded.postgres import EmbeddedPostgres
 from evermark.ingest.take import Taken, Taker
 from evermark.log.append import DeltaLog
-from evermark.log.care import Care
 from evermark.log.head import PostgresHeads
-from evermark.log.pick import ROWS
+from evermark.log.maintenance import Maintenance
 from evermark.log.read import FileRange, LogReader
+from evermark.log.row_reader import ROWS
 from evermark.secrets import KeyRef, SecretBox
 from evermark.sources.base import Limit
 from evermark.sources.postgres.place import PostgresPlace
@@ -132,7 +132,7 @@ class _Ours:
         self.spark = make_session("bench", "local[16,4]", folder / "scratch", {}, noise=folder / "spark.log")
         self.reader = LogReader(self.log)
         self._drain(PostgresOutbox(place), events)
-        Care(self.log).run()
+        Maintenance(self.log).run()
         say(f"the log has {sum(f.rows for f in self.reader.files())} events in {len(self.reader.files())} files")
 
     def close(self) -> None:
@@ -171,9 +171,9 @@ class _Ours:
         if failed:
             raise next(iter(failed.values()))
 
-    def heads(self) -> dict[Place, tuple[int, datetime]]:
+    def heads(self) -> dict[SourcePartition, tuple[int, datetime]]:
         long_ago = datetime(2000, 1, 1, tzinfo=UTC)
-        return {Place(self.source, 0): (self.reader.tail_batch(0), long_ago)}
+        return {SourcePartition(self.source, 0): (self.reader.tail_batch(0), long_ago)}
 
     def files(self, source: str) -> list[FileRange]:
         return self.reader.files()

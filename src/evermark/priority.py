@@ -9,7 +9,7 @@ from contextlib import suppress
 _HUMBLE = 10
 
 
-def step_back() -> None:
+def lower_priority() -> None:
     """This thread, and no other of its process, leaves the processor to whoever else wants it. It cannot step forward
     again: that takes a privilege.
     """

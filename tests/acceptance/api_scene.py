@@ -28,7 +28,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from evermark.delivery.signing import new_secret, verify
+from evermark.delivery.webhook.signing import new_secret, verify
 from evermark.errors import DeniedError
 from evermark.testing.pipeline import Instance
 from evermark.testing.until import until
@@ -36,7 +36,7 @@ from evermark.testing.until import until
 WRITER, READER = "acceptance-writer-token-1", "acceptance-reader-token-2"
 _OPENED = """\
 from evermark.config import addresses
-from evermark.delivery import guard
+from evermark.delivery.webhook import guard
 
 guard._CLOSED_V4 = tuple(closed for closed in guard._CLOSED_V4 if closed[1] != "loopback")
 _is_public = addresses.is_public

@@ -17,7 +17,7 @@ from typing import Any
 
 import psycopg
 
-from evermark.delivery.guard import closed_because
+from evermark.delivery.webhook.guard import closed_because
 from evermark.embedded import postmaster
 from evermark.testing.pipeline import Instance
 from evermark.testing.until import until

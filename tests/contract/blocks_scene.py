@@ -13,9 +13,9 @@ from tests.contract.blocknode_scene import Client, Node
 
 from evermark.secrets import Plain
 from evermark.sources.base import Limit
-from evermark.sources.blocks.place import BlocksPlace, Pace
 from evermark.sources.blocks.source import BlockStreams
-from evermark.sources.blocks.wanted import WantedStreams
+from evermark.sources.blocks.stream_choice import ChosenStreams
+from evermark.sources.blocks.target import BlocksTarget, Pace
 from evermark.state.connection import State
 from evermark.testing.servers import PostgresServer
 from evermark.testing.simulator.blocks.pipeline import Pipeline
@@ -37,9 +37,9 @@ class Scene:
     state: State
     sources: list[BlockStreams] = field(default_factory=list)
 
-    def place(self, urls: Sequence[str], streams: Sequence[str] = (), **more: Any) -> BlocksPlace:
-        chosen: dict[str, Any] = {"wanted": WantedStreams(frozenset(streams)), "pace": PACE} | more
-        return BlocksPlace("chat", tuple(urls), Plain(self.dsn), self.state.schema, **chosen)
+    def place(self, urls: Sequence[str], streams: Sequence[str] = (), **more: Any) -> BlocksTarget:
+        chosen: dict[str, Any] = {"wanted": ChosenStreams(frozenset(streams)), "pace": PACE} | more
+        return BlocksTarget("chat", tuple(urls), Plain(self.dsn), self.state.schema, **chosen)
 
     def source(self, urls: Sequence[str], streams: Sequence[str] = (), **more: Any) -> BlockStreams:
         made = BlockStreams(self.place(urls, streams, **more))

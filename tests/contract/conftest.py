@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from tests.contract.webhook_receiver import Receiver
 
-from evermark.delivery.sinks.webhook import WebhookSink
+from evermark.delivery.webhook.sink import WebhookSink
 
 
 @pytest.fixture

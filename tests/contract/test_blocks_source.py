@@ -16,7 +16,7 @@ from evermark.secrets import KeyRef, Plain, Sealed, SecretBox
 from evermark.sources.blocks import client as blocks_client
 from evermark.sources.blocks.bots import BotsInState
 from evermark.sources.blocks.chain import EventKind, StreamKind
-from evermark.sources.blocks.wanted import BotStreams, WantedStreams
+from evermark.sources.blocks.stream_choice import BotStreams, ChosenStreams
 from evermark.state.connection import State
 from evermark.testing.servers import PostgresServer
 from evermark.testing.simulator.blocks.pipeline import Crash, Cut
@@ -312,7 +312,7 @@ def test_streams_are_chosen_by_kind(here: Scene, tmp_path: Path) -> None:
         client = node.client()
         room, inbox = new_stream(client, 1), new_stream(client, kind="inbox", members=["alice"])
         client.say(inbox, 1)
-        pipe = here.pipeline([node.url], wanted=WantedStreams(kinds=frozenset({StreamKind.INBOX})))
+        pipe = here.pipeline([node.url], wanted=ChosenStreams(kinds=frozenset({StreamKind.INBOX})))
         pipe.drain(ALL)
         assert (pipe.ids(room), pipe.ids(inbox)) == ([], client.hashes(inbox))
         client.close()

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from evermark.bots.asking import KeyAsker
-from evermark.bots.base import ASK_EVERY
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.postgres import PostgresLeases
-from evermark.delivery.retry import Verdict
-from evermark.delivery.sinks.base import Answer, Try
-from evermark.delivery.store import PostgresDelivery
+from evermark.delivery.bots.asking import KeyAsker
+from evermark.delivery.bots.base import ASK_EVERY
+from evermark.delivery.decide.retry import Verdict
+from evermark.delivery.store.postgres import PostgresDelivery
+from evermark.delivery.webhook.base import Answer, Try
 from evermark.secrets import KeyRef, SecretBox
 from evermark.server.bot_desk import BotDesk
 from evermark.server.desk import Desk

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from evermark.bots.base import BotWish
-from evermark.bots.store import bot_inboxes, bot_users, bot_users_version
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
 from evermark.cluster.postgres import PostgresLeases
-from evermark.delivery import parked_rows
 from evermark.delivery.base import MadeBy, ParkedEvent
-from evermark.delivery.memory import MemoryDelivery
-from evermark.delivery.store import PostgresDelivery
+from evermark.delivery.bots.base import BotSpec
+from evermark.delivery.bots.postgres import bot_inboxes, bot_users, bot_users_version
+from evermark.delivery.store import postgres_parked
+from evermark.delivery.store.memory import MemoryDelivery
+from evermark.delivery.store.postgres import PostgresDelivery
 from evermark.state.connection import State
 from evermark.testing.contracts import BotContract, SessionContract
 from evermark.testing.contracts.bot_scene import WISH, Store, settle, waiting
@@ -68,7 +68,7 @@ class TestPostgresBots(BotContract, SessionContract):
 def _paused_after_the_decision(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
     """Parking stops between its decision and its write until the second event is set; the first says it is there."""
     there, go_on = threading.Event(), threading.Event()
-    decide: Callable[..., Any] = parked_rows._waits
+    decide: Callable[..., Any] = postgres_parked._waits
 
     def slowly(conn: Any, parked: dict[str, Sequence[ParkedEvent]]) -> Any:
         found = decide(conn, parked)
@@ -76,7 +76,7 @@ def _paused_after_the_decision(monkeypatch: pytest.MonkeyPatch) -> tuple[threadi
         assert go_on.wait(30)
         return found
 
-    monkeypatch.setattr(parked_rows, "_waits", slowly)
+    monkeypatch.setattr(postgres_parked, "_waits", slowly)
     return there, go_on
 
 
@@ -89,8 +89,8 @@ def test_d3_a_key_published_while_an_event_is_being_parked_is_not_missed(
     store, epoch = PostgresDelivery(state), take_over()
     begin(store, epoch, "bot", bot=WISH)
     if not locked:
-        monkeypatch.setattr(parked_rows, "lock_sessions", lambda *_: None)
-        monkeypatch.setattr("evermark.bots.store.lock_sessions", lambda *_: None)
+        monkeypatch.setattr(postgres_parked, "lock_sessions", lambda *_: None)
+        monkeypatch.setattr("evermark.delivery.bots.postgres.lock_sessions", lambda *_: None)
     there, go_on = _paused_after_the_decision(monkeypatch)
     with ThreadPoolExecutor(2) as pool:
         parking = pool.submit(settle, store, epoch, 0, waiting(1))
@@ -120,7 +120,7 @@ def test_d3_an_event_parked_while_the_device_changes_waits_for_the_key_of_the_ne
 ) -> None:
     """GIVEN an event about to be parked as due WHEN its bot gets a device without that key THEN it waits."""
     store, epoch = PostgresDelivery(state), take_over()
-    store.open_place(P0, 0, epoch)
+    store.open_partition(P0, 0, epoch)
     store.add(spec("bot", bot=WISH), None, epoch)
     store.publish("phone", {"s1": "sealed"}, T0, epoch)
     there, go_on = _paused_after_the_decision(monkeypatch)
@@ -142,11 +142,11 @@ def test_d3_a_key_published_while_the_device_changes_is_not_missed(
     """GIVEN a bot about to have another device WHEN a key of that one is published THEN what needs it is released;
     without the lock it would be stuck, until a sweep."""
     store, epoch = PostgresDelivery(state), take_over()
-    store.open_place(P0, 0, epoch)
+    store.open_partition(P0, 0, epoch)
     store.add(spec("bot", bot=WISH), None, epoch)
     settle(store, epoch, 0, waiting(1))
     if not locked:
-        monkeypatch.setattr("evermark.bots.store.lock_every_session", lambda *_: None)
+        monkeypatch.setattr("evermark.delivery.bots.postgres.lock_every_session", lambda *_: None)
     there, go_on = threading.Event(), threading.Event()
     decide: Callable[..., Any] = store._with_other_devices
 
@@ -211,9 +211,9 @@ def test_b13_users_of_bots_are_told_by_source_with_a_version(state: State, take_
     store, epoch = PostgresDelivery(state), take_over()
     assert (bot_users(state, "chat"), bot_users_version(state, "chat")) == (frozenset(), "")
     bots = [
-        spec("a", bot=BotWish("chat", "ann", inbox="mail")),
-        spec("b", bot=BotWish("chat", "ben")),
-        spec("c", bot=BotWish("other", "cid")),
+        spec("a", bot=BotSpec("chat", "ann", inbox="mail")),
+        spec("b", bot=BotSpec("chat", "ben")),
+        spec("c", bot=BotSpec("other", "cid")),
         spec("d"),
     ]
     store.register(bots, MadeBy.FILE, {}, epoch)

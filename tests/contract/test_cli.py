@@ -24,17 +24,17 @@ from evermark.cli.main import app
 from evermark.cluster.base import Holder, Lease
 from evermark.cluster.fence import DELIVER_LEASE, source_lease
 from evermark.config import load
-from evermark.delivery.base import MadeBy, Place, Reached, SubscriptionState
+from evermark.delivery.base import MadeBy, Reached, SourcePartition, SubscriptionState
 from evermark.event import taken_batch
 from evermark.log.append import DeltaLog
 from evermark.log.base import Append
-from evermark.log.care import Care
 from evermark.log.head import Head
+from evermark.log.maintenance import Maintenance
 from evermark.log.write import BatchWriter
 from evermark.testing.contracts.scene import done, event
 
 SECRET = "whsec_" + "A" * 43 + "="
-PLACE = Place("shop", 0)
+PLACE = SourcePartition("shop", 0)
 OTHER = Holder("shop", "elsewhere", "boot", 4711, "1")  # an instance on a machine we cannot look into
 AHEAD = json.dumps(
     {
@@ -114,7 +114,7 @@ def park(deployment: Deployment, *numbers: int) -> None:
     lease = deployment.leases.acquire(DELIVER_LEASE, deployment.holder, 60.0)
     assert lease is not None
     store = deployment.delivery
-    store.open_place(PLACE, 0, lease.epoch)
+    store.open_partition(PLACE, 0, lease.epoch)
     store.register(deployment.specs, MadeBy.FILE, {}, lease.epoch)
     outcome = done("billing", *(event(number) for number in numbers))
     group = store.group()
@@ -397,8 +397,8 @@ def test_the_log_is_described_compacted_and_retained(
         conn.execute("update cursors set batch = 2")
     assert "nothing to do" in said("log", "compact", "-c", file)
     assert "nothing to do" in said("log", "retain", "-c", file)
-    in_90_days = partial(Care, clock=lambda: time.time() + 90 * 86_400)
-    monkeypatch.setattr("evermark.log.care.Care", in_90_days)
+    in_90_days = partial(Maintenance, clock=lambda: time.time() + 90 * 86_400)
+    monkeypatch.setattr("evermark.log.maintenance.Maintenance", in_90_days)
     (kept,) = told("log", "retain", "-c", file)
     assert kept["retained_out_rows"] == 2
     assert told("log", "info", "-c", file)[0]["batch_min"] == 3

@@ -10,7 +10,7 @@ from tests.contract.test_cli import deployment, file, held_elsewhere, log_batche
 from evermark.app.build import Deployment
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.delivery.base import MadeBy
-from evermark.delivery.replay import targets_of
+from evermark.delivery.replay.plan import targets_of
 from evermark.errors import NotFoundError
 
 __all__ = ["deployment", "file"]

@@ -16,14 +16,14 @@ from evermark.cli.main import app
 from evermark.cluster.base import Holder
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.config import load
-from evermark.delivery.base import MadeBy, Place, SubscriptionState
-from evermark.delivery.roster import secret_ends
+from evermark.delivery.base import MadeBy, SourcePartition, SubscriptionState
+from evermark.delivery.decide.registration import secret_ends
 from evermark.testing.contracts.scene import done, event
 from evermark.testing.listener import Failing, Listener
 
 SECRET = "whsec_" + "A" * 43 + "="
 OTHER = Holder("shop", "elsewhere", "boot", 4711, "1")  # an instance on a machine we cannot look into
-PLACE = Place("shop", 0)
+PLACE = SourcePartition("shop", 0)
 FILE = """
 version: 1
 name: shop
@@ -233,7 +233,7 @@ def test_removing_says_what_goes_with_it(file: Path, deployment: Deployment) -> 
     lease = deployment.leases.acquire(DELIVER_LEASE, deployment.holder, 60.0)
     assert lease is not None
     store = deployment.delivery
-    store.open_place(PLACE, 0, lease.epoch)
+    store.open_partition(PLACE, 0, lease.epoch)
     assert store.subscription("mail").state is SubscriptionState.LIVE
     store.settle_group(
         PLACE, 0, 1, frozenset({"mail"}), [done("mail", event(1), event(2))], datetime.now(UTC), lease.epoch

@@ -17,8 +17,8 @@ import pytest
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.postgres import PostgresLeases
 from evermark.delivery.base import DeliveryStore, Fate, MadeBy, Outcome, SubscriptionState
-from evermark.delivery.group import is_due
-from evermark.delivery.store import PostgresDelivery
+from evermark.delivery.decide.group import is_due
+from evermark.delivery.store.postgres import PostgresDelivery
 from evermark.errors import EvermarkError
 from evermark.state.connection import State
 from evermark.testing.contracts.scene import P0, P1, T0, begin, done, event, failed, snapshot, spec
@@ -152,7 +152,7 @@ def test_d4_the_first_retry_waits_as_long_as_the_refusal_asked(state: State, epo
 def test_d6_what_one_subscription_has_parked_uses_up_nobody_elses_room(state: State, epoch: int) -> None:
     """GIVEN one channel's subscription at its limit WHEN another's of the same receiver parks THEN it has its room."""
     store = steady(state)
-    store.open_place(P0, 0, epoch)
+    store.open_partition(P0, 0, epoch)
     same = "https://bot.example/hook"
     store.register([spec("a", parked_max=2, url=same), spec("b", parked_max=2, url=same)], MadeBy.FILE, {}, epoch)
     members = frozenset("ab")

@@ -17,10 +17,10 @@ import pytest
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
 from evermark.cluster.postgres import PostgresLeases
-from evermark.delivery import queries
-from evermark.delivery.base import DeliveryStore, Fate, MadeBy, Outcome, Place, Reached
-from evermark.delivery.memory import MemoryDelivery
-from evermark.delivery.store import PostgresDelivery
+from evermark.delivery.base import DeliveryStore, Fate, MadeBy, Outcome, Reached, SourcePartition
+from evermark.delivery.store import queries
+from evermark.delivery.store.memory import MemoryDelivery
+from evermark.delivery.store.postgres import PostgresDelivery
 from evermark.errors import ConflictError, EvermarkError, NotFoundError, StaleError
 from evermark.state.connection import State
 from evermark.testing.contracts import DeliveryContract, ParkedContract, ProgressContract, RosterContract
@@ -435,7 +435,7 @@ def _random_call(rng: random.Random, store: DeliveryStore, epoch: int, turn: int
         lambda s: s.suspend(name, "rest", epoch),
         lambda s: s.resume(name, epoch),
         lambda s: s.register(specs, MadeBy.FILE, starts, epoch),
-        lambda s: s.open_place(Place("late", 0), 3, epoch),
+        lambda s: s.open_partition(SourcePartition("late", 0), 3, epoch),
         lambda s: s.add(spec(mine, parked_max=6, secrets=("s0",)), start, epoch),
         lambda s: s.change(name, changes, epoch),
         lambda s: s.rotate(mine, f"s{turn}", until, now, epoch),

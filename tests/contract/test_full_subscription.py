@@ -17,16 +17,16 @@ from tests.contract.webhook_receiver import Receiver, events, spec_for
 from evermark.cluster.base import Holder
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
-from evermark.delivery.base import MadeBy, Place, Subscription, SubscriptionState
-from evermark.delivery.follower import Follower
-from evermark.delivery.live import LiveGroup
-from evermark.delivery.memory import MemoryDelivery
-from evermark.delivery.queue import ParkedQueue
-from evermark.delivery.retry import ENDPOINT_BACKOFF_S_MAX, LIMITS
-from evermark.delivery.sinks import lanes
-from evermark.delivery.sinks.base import Job, as_it_is
-from evermark.delivery.sinks.webhook import WebhookSink
-from evermark.delivery.work import BatchResult, Delivered, Errand, Manner, Span, fold
+from evermark.delivery.base import MadeBy, SourcePartition, Subscription, SubscriptionState
+from evermark.delivery.decide.retry import ENDPOINT_BACKOFF_S_MAX, LIMITS
+from evermark.delivery.run.follower import Follower
+from evermark.delivery.run.live import LiveGroup
+from evermark.delivery.run.parked_retries import ParkedQueue
+from evermark.delivery.store.memory import MemoryDelivery
+from evermark.delivery.webhook import dispatch
+from evermark.delivery.webhook.base import Job, as_it_is
+from evermark.delivery.webhook.sink import WebhookSink
+from evermark.delivery.work import Assignment, BatchResult, Delivered, DeliveryOptions, Span, fold
 from evermark.log.read import FileRange
 from evermark.spark.posting import held_lanes
 from evermark.testing.contracts.scene import P0, T0
@@ -46,7 +46,7 @@ class World:
         lease = leases.acquire(DELIVER_LEASE, Holder("i", "h", "b", 1, "1"), 1e9)
         assert lease is not None
         self.store = MemoryDelivery(leases, jitter=lambda: 0.0, clock=self.clock)
-        self.store.open_place(P0, 0, lease.epoch)
+        self.store.open_partition(P0, 0, lease.epoch)
         self.store.register([spec_for(receiver.url, ordered=True, **settings)], MadeBy.FILE, {}, lease.epoch)
         self.live = LiveGroup(self.store, self, lease.epoch, self.clock)
         self.follower = Follower(self.store, self, self.live, self, lease.epoch, self.clock)
@@ -55,18 +55,18 @@ class World:
     def clock(self) -> datetime:
         return self.now
 
-    def heads(self) -> Mapping[Place, tuple[int, datetime]]:
+    def heads(self) -> Mapping[SourcePartition, tuple[int, datetime]]:
         return {P0: (self.head, self.now - timedelta(seconds=10))}
 
     def files(self, source: str) -> list[FileRange]:
         return [FileRange(f"b{n}", 0, 0, n, n, BATCH_ROWS, 100) for n in range(1, self.head + 1)]
 
-    def deliver(self, errands: Sequence[Errand], manner: Manner) -> list[Delivered]:
-        (errand,) = errands
-        rows = self._rows(errand.span)
-        held = held_lanes(rows, manner.held.get(errand.spec.name, {}))
-        results = self._sink.deliver([Job(errand.spec, rows, held=held, parked_room=errand.parked_room)], 5)
-        return fold(errands, [BatchResult(r.subscription, r.batch, r.outcome, r.through) for r in results])
+    def deliver(self, assignments: Sequence[Assignment], options: DeliveryOptions) -> list[Delivered]:
+        (assignment,) = assignments
+        rows = self._rows(assignment.span)
+        held = held_lanes(rows, options.held.get(assignment.spec.name, {}))
+        results = self._sink.deliver([Job(assignment.spec, rows, held=held, parked_room=assignment.parked_room)], 5)
+        return fold(assignments, [BatchResult(r.subscription, r.batch, r.outcome, r.through) for r in results])
 
     def _rows(self, span: Span) -> pa.RecordBatch:
         rows = self._events.slice(span.after * BATCH_ROWS, (span.to - span.after) * BATCH_ROWS)
@@ -96,7 +96,7 @@ def test_one_that_is_full_stops_without_a_failure_and_comes_back_once_its_rows_a
 ) -> None:
     """GIVEN a key that is refused WHEN no more may be parked THEN suspended; WHEN accepted THEN all of it, in order."""
     if not settings:
-        monkeypatch.setattr(lanes, "HELD_PER_LANE_MAX", HELD_MAX)
+        monkeypatch.setattr(dispatch, "HELD_PER_LANE_MAX", HELD_MAX)
     world = World(receiver, sink, **settings)
     receiver.answer = lambda got: 422 if got.ids == ["e0"] else 200
     world.turn(batches=1)
@@ -129,7 +129,7 @@ def test_one_that_is_full_and_then_fails_comes_back_too(
     receiver: Receiver, sink: WebhookSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """GIVEN a full one WHEN its receiver is down for an hour, then well THEN it drains and comes back."""
-    monkeypatch.setattr(lanes, "HELD_PER_LANE_MAX", HELD_MAX)
+    monkeypatch.setattr(dispatch, "HELD_PER_LANE_MAX", HELD_MAX)
     world = World(receiver, sink)
     receiver.answer = lambda got: 422
     world.turn(batches=1)

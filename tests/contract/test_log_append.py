@@ -23,11 +23,11 @@ from evermark.error_policy import Action, action_for
 from evermark.errors import ConflictError, DiskFullError, EngineError, FormatError, StaleError
 from evermark.ingest.take import Taken, Taker
 from evermark.log import append as append_module
-from evermark.log import care
+from evermark.log import maintenance
 from evermark.log.append import DeltaLog
 from evermark.log.base import Tail
-from evermark.log.care import Care
 from evermark.log.head import MemoryHeads
+from evermark.log.maintenance import Maintenance
 from evermark.log.read import LogReader
 from evermark.log.table import CHECKPOINT_EVERY, commit_file
 
@@ -70,8 +70,8 @@ def test_an_owner_that_read_the_tail_before_the_fence_cannot_commit(
 @pytest.fixture
 def few_commits_kept(monkeypatch: pytest.MonkeyPatch) -> int:
     """How many commits it takes until the first is cleaned: far fewer than in production."""
-    monkeypatch.setattr(care, "KEPT_COMMITS", 2)
-    return CHECKPOINT_EVERY + care.KEPT_COMMITS + 2
+    monkeypatch.setattr(maintenance, "KEPT_COMMITS", 2)
+    return CHECKPOINT_EVERY + maintenance.KEPT_COMMITS + 2
 
 
 def test_a_stale_owner_that_slept_through_cleaning_commits_nothing(
@@ -85,7 +85,7 @@ def test_a_stale_owner_that_slept_through_cleaning_commits_nothing(
         new.fence(0, 2)
         for batch in range(2, few_commits_kept + 2):
             new.commit(append([write(folder, batch)], batch, epoch=2))
-        Care(folder).run()
+        Maintenance(folder).run()
         assert not commit_file(folder, 2).exists()
 
     between_read_and_commit(old, monkeypatch, meanwhile)
@@ -104,11 +104,11 @@ def test_a_batch_of_another_owner_in_between_is_a_conflict(folder: Path, monkeyp
 
 
 def test_compaction_in_between_does_not_hurt_a_commit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Care may replace files between an owner's look and its commit."""
+    """Maintenance may replace files between an owner's look and its commit."""
     log = DeltaLog(folder, pause=no_pause)
     fill(log, 40)
     compacted: list[int] = []
-    between_read_and_commit(log, monkeypatch, lambda: compacted.append(Care(folder).run().compacted))
+    between_read_and_commit(log, monkeypatch, lambda: compacted.append(Maintenance(folder).run().compacted))
     fill(log, 41, first=41)
     assert compacted == [40]
     assert ids(folder) == expected(41)
@@ -259,7 +259,7 @@ def test_the_end_of_a_batch_is_known_until_its_commit_is_cleaned(folder: Path, f
     log, last = DeltaLog(folder, pause=no_pause), few_commits_kept + 2
     fill(log, 1, partition=7)
     fill(log, last)
-    Care(folder).run()
+    Maintenance(folder).run()
     assert log.tail(7) == Tail(1, 1, None)
     assert DeltaLog(folder).tail(0) == Tail(last, 1, position(last + 1))
 
@@ -333,16 +333,16 @@ def test_a_merged_file_that_is_not_there_replaces_nothing(folder: Path, monkeypa
     """GIVEN a merged file that vanishes before its commit WHEN care compacts THEN the files it would replace stay."""
     log = DeltaLog(folder, pause=no_pause)
     fill(log, 40)
-    real = care.merge
+    real = maintenance.merge
 
     def merged_and_lost(where: Path, group: Any) -> Any:
         made = real(where, group)
         (where / made.path).unlink()
         return made
 
-    monkeypatch.setattr(care, "merge", merged_and_lost)
+    monkeypatch.setattr(maintenance, "merge", merged_and_lost)
     with pytest.raises(EngineError, match=r"-c1-"):
-        Care(folder).run()
+        Maintenance(folder).run()
     assert ids(folder) == expected(40)
 
 

@@ -15,11 +15,18 @@ import pytest
 from tests.contract.log_scene import append, events, expected, fill, ids, write
 
 from evermark.errors import FormatError
-from evermark.log import care as care_module
 from evermark.log import compact
+from evermark.log import maintenance as care_module
 from evermark.log.append import DeltaLog
-from evermark.log.care import KEPT_COMMITS, ORPHAN_AGE_S, REPLACED_AGE_S, SCAN_EVERY_S, Care, may_be_collected
 from evermark.log.compact import FAN_IN, groups_to_merge, level_of
+from evermark.log.maintenance import (
+    KEPT_COMMITS,
+    ORPHAN_AGE_S,
+    REPLACED_AGE_S,
+    SCAN_EVERY_S,
+    Maintenance,
+    may_be_collected,
+)
 from evermark.log.read import FileRange, LogReader
 from evermark.log.table import CHECKPOINT_EVERY
 from evermark.log.tails import LogTails
@@ -63,7 +70,7 @@ def test_a_row_is_rewritten_once_a_level(folder: Path, monkeypatch: pytest.Monke
         return real(where, group)
 
     monkeypatch.setattr(care_module, "merge", counting)
-    log, care = DeltaLog(folder), Care(folder)
+    log, care = DeltaLog(folder), Maintenance(folder)
     for batch in range(1, 126):
         slices = [BatchWriter(folder, "shop", 0, batch).write_all([row]) for row in _one_by_one(events(0, batch, 16))]
         files = [file for file in slices if file]
@@ -133,7 +140,7 @@ def test_appends_and_care_side_by_side_lose_and_double_nothing(folder: Path) -> 
             done.set()
 
     def carer() -> None:
-        care = Care(folder)
+        care = Maintenance(folder)
         while not done.is_set():
             care.run()
         care.run()
@@ -159,7 +166,7 @@ def test_appends_and_care_side_by_side_lose_and_double_nothing(folder: Path) -> 
 def test_of_two_carers_with_one_plan_only_one_commits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both merged the same files: the second commit would double every row, and is refused."""
     fill(DeltaLog(folder), 40)
-    one, other = Care(folder), Care(folder)
+    one, other = Maintenance(folder), Maintenance(folder)
     real = compact.merge
     rival = [other]
 
@@ -174,7 +181,7 @@ def test_of_two_carers_with_one_plan_only_one_commits(folder: Path, monkeypatch:
 
 
 def test_a_merge_that_lost_a_row_is_not_committed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Care counts before it replaces."""
+    """Maintenance counts before it replaces."""
     fill(DeltaLog(folder), 40)
     real = groups_to_merge
 
@@ -183,13 +190,13 @@ def test_a_merge_that_lost_a_row_is_not_committed(folder: Path, monkeypatch: pyt
 
     monkeypatch.setattr(care_module, "groups_to_merge", wrong)
     with pytest.raises(FormatError, match="gave 40 rows, not 80"):
-        Care(folder).run()
+        Maintenance(folder).run()
     assert ids(folder) == expected(40)
     assert len(list(folder.glob("*.parquet"))) == 40
 
 
 def test_a_crash_at_any_step_leaves_a_log_that_opens(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Care ends before each of its file operations in turn; a fresh reader and the kept ones see every row once."""
+    """Maintenance ends before each of its file operations in turn; every reader, fresh or kept, sees every row once."""
     monkeypatch.setattr(compact, "FAN_IN", (6, 3))
     monkeypatch.setattr(care_module, "CHECKPOINT_EVERY", 6)
     monkeypatch.setattr(care_module, "KEPT_COMMITS", 8)
@@ -202,13 +209,13 @@ def test_a_crash_at_any_step_leaves_a_log_that_opens(folder: Path, monkeypatch: 
         with monkeypatch.context() as patch:
             steps = _crash_at(patch, step)
             with suppress(_PowerGoneError):
-                Care(folder).run()
+                Maintenance(folder).run()
         assert ids(folder) == expected(batch), f"after a crash before operation {step}"
         assert {f.path for f in reader.files()} == {f.path for f in LogReader(folder).files()}
         assert tails.batch(0) == batch
         if steps[0] < step:
             break
-        Care(folder).run()
+        Maintenance(folder).run()
         assert ids(folder) == expected(batch), f"after care that followed a crash before operation {step}"
         step += 1
     assert step > 12
@@ -247,7 +254,7 @@ def test_what_compaction_writes_is_durable_before_it_is_committed(
 ) -> None:
     """Otherwise an append right after it would call a file durable that is not."""
     fill(DeltaLog(folder), 40)
-    care = Care(folder)
+    care = Maintenance(folder)
     happened: list[str] = []
 
     def syncing(fd: int) -> None:
@@ -270,7 +277,7 @@ def test_what_compaction_writes_is_durable_before_it_is_committed(
 
 def test_cleaning_keeps_the_recent_commits_and_the_newest_checkpoint(folder: Path) -> None:
     """`_delta_log` stays small, and handles of any age find their way to the newest version."""
-    log, care = DeltaLog(folder), Care(folder)
+    log, care = DeltaLog(folder), Maintenance(folder)
     old_reader, old_tails, old_log = LogReader(folder), LogTails(folder), DeltaLog(folder)
     assert old_reader.files() == []
     for batch in range(1, 200):
@@ -289,7 +296,7 @@ def test_a_list_of_files_stays_readable_for_an_hour(folder: Path, clock: Clock) 
     """GIVEN a reader's list WHEN its files are replaced THEN they go only after an hour, and are counted."""
     fill(DeltaLog(folder), 40)
     held = LogReader(folder).files()
-    care = Care(folder, clock=clock)
+    care = Maintenance(folder, clock=clock)
     assert care.run().compacted == 40
     clock.now += REPLACED_AGE_S - 1
     assert care.run().replaced_removed == 0
@@ -305,8 +312,8 @@ def test_after_a_restart_replaced_files_are_kept_an_hour_however_old_they_are(fo
     fill(DeltaLog(folder), 40)
     held = LogReader(folder).files()
     clock.now += 3 * ORPHAN_AGE_S
-    assert Care(folder, clock=clock).run().compacted == 40
-    restarted = Care(folder, clock=clock)
+    assert Maintenance(folder, clock=clock).run().compacted == 40
+    restarted = Maintenance(folder, clock=clock)
     assert restarted.run().orphans_removed == 0
     assert all(Path(f.path).exists() for f in held)
     clock.now += REPLACED_AGE_S
@@ -317,7 +324,7 @@ def test_after_a_restart_replaced_files_are_kept_an_hour_however_old_they_are(fo
 def test_files_nobody_committed_wait_a_day(folder: Path, clock: Clock) -> None:
     """A task may be slow: its file is an orphan only when it is a day old."""
     file = write(folder, 1)
-    care = Care(folder, clock=clock)
+    care = Maintenance(folder, clock=clock)
     for _ in range(20):
         care.run()
         clock.now += REPLACED_AGE_S
@@ -336,7 +343,7 @@ def test_retention_takes_whole_files_that_are_old_and_passed_by_all(folder: Path
     """Younger than the horizon, or not yet passed by a cursor: it stays. What goes is counted."""
     log = DeltaLog(folder)
     fill(log, 6, rows=2)
-    care = Care(folder, timedelta(days=30), clock)
+    care = Maintenance(folder, timedelta(days=30), clock)
     assert care.run({0: 6}).retained_out_rows == 0
     clock.now += 31 * 86_400
     assert care.run({}).retained_out_rows == 0
@@ -354,8 +361,8 @@ def test_retention_yields_to_a_compaction_in_between(
     """Files merged since they were looked at are not removed under the merged one: it would bring them back."""
     fill(DeltaLog(folder), 40)
     clock.now += 31 * 86_400
-    care = Care(folder, timedelta(days=30), clock)
-    rival = [Care(folder)]
+    care = Maintenance(folder, timedelta(days=30), clock)
+    rival = [Maintenance(folder)]
     real = care._commit
 
     def late(*args: Any, **kwargs: Any) -> bool:
@@ -385,7 +392,7 @@ def test_may_be_collected(age_days: int, cursors: dict[int, int], collected: boo
 
 def test_the_number_of_commits_costs_nothing(folder: Path) -> None:
     """What a batch has to read of the table's history is bounded: few commits after the checkpoint, few files."""
-    log, care = DeltaLog(folder), Care(folder)
+    log, care = DeltaLog(folder), Maintenance(folder)
     for batch in range(1, 321):
         fill(log, batch, first=batch)
         if batch % CHECKPOINT_EVERY == 0:

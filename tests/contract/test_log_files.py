@@ -16,12 +16,12 @@ from tests.contract.log_scene import TIME, append, events, fill, position, write
 
 from evermark.errors import NotFoundError
 from evermark.event import EVENT, taken_batch
-from evermark.log import care
+from evermark.log import maintenance
 from evermark.log import write as write_module
 from evermark.log.append import DeltaLog
 from evermark.log.base import LogFile
-from evermark.log.care import Care
 from evermark.log.compact import FAN_IN
+from evermark.log.maintenance import Maintenance
 from evermark.log.read import LogReader
 from evermark.log.table import CHECKPOINT_EVERY
 from evermark.log.tails import LogTails
@@ -113,7 +113,7 @@ def test_rows_come_back_as_they_were(folder: Path) -> None:
     before = pa.concat_tables(
         pq.read_table(f.path).cast(EVENT) for f in sorted(LogReader(folder).files(), key=lambda f: f.batch_min)
     )
-    Care(folder).run()
+    Maintenance(folder).run()
     (merged,) = LogReader(folder).files()
     assert pq.read_table(merged.path).cast(EVENT).equals(before)
     assert (merged.rows, merged.batch_min, merged.batch_max) == (2 * FAN_IN[0], 1, FAN_IN[0])
@@ -189,12 +189,12 @@ def reader(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             log.commit(append([file], batch, partition=partition))
     fill(log, 1, partition=2)
     if request.param != "as committed":
-        assert Care(folder).run().compacted == 80
+        assert Maintenance(folder).run().compacted == 80
     if request.param == "compacted and cleaned":
         fill(log, CHECKPOINT_EVERY, partition=3)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(care, "KEPT_COMMITS", 10)
-            assert Care(folder).run().commits_cleaned
+            patch.setattr(maintenance, "KEPT_COMMITS", 10)
+            assert Maintenance(folder).run().commits_cleaned
     return reader
 
 

@@ -13,9 +13,9 @@ from tests.contract.log_scene import append, expected, fill, ids, position, writ
 
 from evermark.log.append import DeltaLog
 from evermark.log.base import Tail
-from evermark.log.care import Care
-from evermark.log.mend import set_aside_torn
+from evermark.log.maintenance import Maintenance
 from evermark.log.table import commit_file
+from evermark.log.torn import set_aside_torn
 
 Damage = Callable[[Path, int], None]
 
@@ -101,7 +101,7 @@ def test_whole_commits_are_left_alone(folder: Path) -> None:
     log.fence(0, 2)
     for batch in range(6, 40):
         log.commit(append([write(folder, batch)], batch, epoch=2))
-    assert Care(folder).run().compacted == 39
+    assert Maintenance(folder).run().compacted == 39
     before = sorted((folder / "_delta_log").iterdir())
     for durable in (-1, 0, 5, 41):
         assert set_aside_torn(folder, durable) == []
@@ -116,7 +116,7 @@ def test_a_torn_compaction_brings_the_replaced_files_back(folder: Path, damage: 
     fill(log, 31, first=6)
     fill(log, 40, first=32)
     version = log.sync()
-    assert Care(folder).run().compacted == 40
+    assert Maintenance(folder).run().compacted == 40
     damage(folder, version + 1)
     assert set_aside_torn(folder, version) == [version + 1]
     assert ids(folder) == expected(40)
@@ -135,7 +135,7 @@ def test_a_torn_checkpoint_is_set_aside(folder: Path, contents: bytes) -> None:
     """All commits are whole and durable, only the checkpoint is not: the commits it stands for are still there."""
     log = DeltaLog(folder)
     fill(log, 31, first=6)
-    Care(folder).run()
+    Maintenance(folder).run()
     assert ids(folder) == expected(31)
     for checkpoint in (folder / "_delta_log").glob("*.checkpoint*.parquet"):
         checkpoint.write_bytes(contents)
@@ -147,7 +147,7 @@ def test_a_torn_checkpoint_is_set_aside(folder: Path, contents: bytes) -> None:
 def test_a_checkpoint_of_a_torn_version_goes_with_it(folder: Path) -> None:
     """A checkpoint that holds a torn commit would keep it alive, also when that commit's own name is gone."""
     fill(DeltaLog(folder), 31, first=6)
-    Care(folder).run()
+    Maintenance(folder).run()
     made = next((folder / "_delta_log").glob("*.checkpoint*.parquet"))
     missing(folder, int(made.name[:20]))
     missing_file(folder, 20)
@@ -159,7 +159,7 @@ def test_a_checkpoint_of_a_torn_version_goes_with_it(folder: Path) -> None:
 def test_a_torn_pointer_to_the_checkpoint_is_dropped(folder: Path, contents: str) -> None:
     """`_last_checkpoint` is a hint; a wrong one is worse than none."""
     fill(DeltaLog(folder), 31, first=6)
-    Care(folder).run()
+    Maintenance(folder).run()
     (folder / "_delta_log" / "_last_checkpoint").write_text(contents)
     assert set_aside_torn(folder, 10_000) == []
     assert ids(folder) == expected(31)

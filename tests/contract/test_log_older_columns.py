@@ -15,12 +15,12 @@ from evermark.event import ADDED_SINCE, EVENT
 from evermark.log import compact
 from evermark.log import write as log_write
 from evermark.log.append import DeltaLog
-from evermark.log.care import Care
 from evermark.log.format import TABLE_CONFIGURATION
-from evermark.log.mend import set_aside_torn
-from evermark.log.pick import RowPicker, code_of
+from evermark.log.maintenance import Maintenance
 from evermark.log.read import LogReader
+from evermark.log.row_reader import RowReader, code_of
 from evermark.log.table import commit_file, open_table
+from evermark.log.torn import set_aside_torn
 
 AT_FIRST = pa.schema([field for field in EVENT if field.name not in ADDED_SINCE])
 
@@ -72,16 +72,16 @@ def test_files_with_and_without_the_column_are_read_and_merged_together(folder: 
 
     def previous_keys() -> list[str | None]:
         files = sorted(LogReader(folder).files(), key=lambda f: f.batch_min)
-        picker = RowPicker([f.path for f in files])
+        picker = RowReader([f.path for f in files])
         return [key for f in files for key in picked(picker, f.path, f.rows)]
 
     assert previous_keys() == [None] * 40 + ["before"]
-    assert Care(folder).run().compacted == 41
+    assert Maintenance(folder).run().compacted == 41
     assert previous_keys() == [None] * 40 + ["before"]
     assert ids(folder) == expected(41)
 
 
-def picked(picker: RowPicker, path: str, rows: int) -> list[str | None]:
+def picked(picker: RowReader, path: str, rows: int) -> list[str | None]:
     numbers = pa.array(range(rows)).to_numpy()
     found: list[str | None] = picker.pick(numbers * 0 + code_of(path), numbers)["previous_key"].to_pylist()
     return found

@@ -16,7 +16,7 @@ from evermark.errors import BusyError, ConflictError, EngineError, EvermarkError
 from evermark.ingest.mender import Mender as Steps
 from evermark.ingest.recoveries import Recoveries
 from evermark.ingest.recovery import Choice, Recovery, Step
-from evermark.observe.health import Board
+from evermark.observe.health import HealthBoard
 from evermark.observe.metrics import Metrics
 from evermark.sources.base import Hole, Mend
 from evermark.testing.states import fresh_state, owners
@@ -65,7 +65,7 @@ class Scene:
             lambda _, error: self.ended.append(error),
             lambda partition: self.told.append(f"let go {partition}"),
             lambda: self.told.append("step down"),
-            Board(),
+            HealthBoard(),
             Metrics(),
             epoch,
         )

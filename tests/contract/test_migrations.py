@@ -15,15 +15,15 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from evermark.bots.base import Learned, Stay
 from evermark.checkpoints.base import Checkpoint
 from evermark.checkpoints.postgres import PostgresCheckpoints
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.postgres import PostgresLeases
 from evermark.delivery.base import Reached
-from evermark.delivery.replay_store import PostgresReplays
-from evermark.delivery.store import PostgresDelivery
-from evermark.delivery.timeslice import Mark
+from evermark.delivery.bots.base import Membership, Stay
+from evermark.delivery.replay.postgres import PostgresReplays
+from evermark.delivery.replay.timeslice import Mark
+from evermark.delivery.store.postgres import PostgresDelivery
 from evermark.errors import BusyError, ConfigError, DeniedError, FormatError, SetupError, UnreachableError
 from evermark.log.head import Head, PostgresHeads
 from evermark.state.connection import State, schema_for
@@ -117,7 +117,7 @@ def test_what_version_8_wrote_is_read_by_the_stores_of_today(state: State) -> No
     assert set(parked) == {"e1", "e2", "e3", "e4", "e5"}
     assert (parked["e1"].next_attempt_at, parked["e1"].attempts) == (T0 + timedelta(hours=5), 7)
     assert store.parked_counts()["live"] == {"waiting": 2, "dead": 1}
-    assert store.learned("shop", "helper") == Learned({0: 2}, {"room": (Stay((1, "000001")),)})
+    assert store.learned("shop", "helper") == Membership({0: 2}, {"room": (Stay((1, "000001")),)})
     assert PostgresCheckpoints(state).load("shop", 0) == Checkpoint("000003", 3, 1)
     assert PostgresHeads(state).load("shop") == {0: Head(3, 1, "000003", 3)}
     (replay,) = PostgresReplays(state).open()

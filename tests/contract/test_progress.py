@@ -16,13 +16,13 @@ from tests.contract.webhook_receiver import Got, Receiver, events, spec_for
 
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.postgres import PostgresLeases
-from evermark.delivery.base import MadeBy, Place
-from evermark.delivery.follower import Follower
-from evermark.delivery.live import LiveGroup
-from evermark.delivery.sinks.base import Job
-from evermark.delivery.sinks.webhook import WebhookSink
-from evermark.delivery.store import PostgresDelivery
-from evermark.delivery.work import BatchResult, Delivered, Errand, Manner, Span, fold
+from evermark.delivery.base import MadeBy, SourcePartition
+from evermark.delivery.run.follower import Follower
+from evermark.delivery.run.live import LiveGroup
+from evermark.delivery.store.postgres import PostgresDelivery
+from evermark.delivery.webhook.base import Job
+from evermark.delivery.webhook.sink import WebhookSink
+from evermark.delivery.work import Assignment, BatchResult, Delivered, DeliveryOptions, Span, fold
 from evermark.log.read import FileRange
 from evermark.state.connection import State
 from evermark.testing.contracts.scene import P0, T0
@@ -49,7 +49,7 @@ class World:
         self.store = PostgresDelivery(state, jitter=lambda: 0.0, clock=self.clock)
         self._take_over = owners(PostgresLeases(state, is_gone=lambda holder: True))
         self.start()
-        self.store.open_place(P0, 0, self.epoch)
+        self.store.open_partition(P0, 0, self.epoch)
 
     def start(self) -> None:
         self.epoch = self._take_over(DELIVER_LEASE)
@@ -59,17 +59,19 @@ class World:
     def clock(self) -> datetime:
         return self.now
 
-    def heads(self) -> Mapping[Place, tuple[int, datetime]]:
+    def heads(self) -> Mapping[SourcePartition, tuple[int, datetime]]:
         return {P0: (1, self.now - timedelta(seconds=10))}
 
     def files(self, source: str) -> list[FileRange]:
         return [FileRange("b1", 0, 0, 1, 1, ROWS, 100)]
 
-    def deliver(self, errands: Sequence[Errand], manner: Manner) -> list[Delivered]:
-        (errand,) = errands
-        job = Job(errand.spec, self._left(errand.span), parked_room=errand.parked_room, probe=errand.probe)
+    def deliver(self, assignments: Sequence[Assignment], options: DeliveryOptions) -> list[Delivered]:
+        (assignment,) = assignments
+        job = Job(
+            assignment.spec, self._left(assignment.span), parked_room=assignment.parked_room, probe=assignment.probe
+        )
         results = self._sink.deliver([job], 30)
-        return fold(errands, [BatchResult(r.subscription, r.batch, r.outcome, r.through) for r in results])
+        return fold(assignments, [BatchResult(r.subscription, r.batch, r.outcome, r.through) for r in results])
 
     def _left(self, span: Span) -> pa.RecordBatch:
         return self._rows.filter(pc.greater(self._rows["position"], span.through))

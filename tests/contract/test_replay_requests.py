@@ -13,7 +13,7 @@ from tests.contract.outbox_scene import Scene, scene
 from evermark.app.replaying import RequestDesk
 from evermark.cluster.fence import source_lease
 from evermark.cluster.postgres import PostgresLeases
-from evermark.delivery.replay_store import PostgresReplays
+from evermark.delivery.replay.postgres import PostgresReplays
 from evermark.event import TAKEN, taken_batch
 from evermark.log.append import DeltaLog
 from evermark.log.base import Append

@@ -10,11 +10,11 @@ from evermark.cluster.fence import DELIVER_LEASE, source_lease
 from evermark.cluster.memory import MemoryLeases
 from evermark.cluster.postgres import PostgresLeases
 from evermark.delivery.base import DeliveryStore
-from evermark.delivery.memory import MemoryDelivery
-from evermark.delivery.replay_base import ReplayStore
-from evermark.delivery.replay_memory import MemoryReplays
-from evermark.delivery.replay_store import PostgresReplays
-from evermark.delivery.store import PostgresDelivery
+from evermark.delivery.replay.base import ReplayStore
+from evermark.delivery.replay.memory import MemoryReplays
+from evermark.delivery.replay.postgres import PostgresReplays
+from evermark.delivery.store.memory import MemoryDelivery
+from evermark.delivery.store.postgres import PostgresDelivery
 from evermark.state.connection import State
 from evermark.testing.contracts.replays import ReplayContract
 from evermark.testing.contracts.scene import TakeOver

@@ -15,7 +15,7 @@ from evermark.cluster.base import Holder
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.config import load
 from evermark.delivery.base import MadeBy
-from evermark.delivery.signing import new_secret
+from evermark.delivery.webhook.signing import new_secret
 from evermark.state.connection import State
 
 FILE_SECRET, API_SECRET = new_secret(), new_secret()

@@ -10,8 +10,8 @@ from aiohttp import web
 from tests.contract.webhook_receiver import Got, Receiver, events, one_outcome, spec_for
 
 from evermark.delivery.base import Fate
-from evermark.delivery.sinks.base import Job
-from evermark.delivery.sinks.webhook import WebhookSink
+from evermark.delivery.webhook.base import Job
+from evermark.delivery.webhook.sink import WebhookSink
 
 PIECE = b"x" * 64 * 1024
 # What two sockets may hold on their way, beyond what is read.

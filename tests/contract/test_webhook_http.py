@@ -16,9 +16,9 @@ from aiohttp import web
 from tests.contract.webhook_receiver import Got, RawServer, Receiver, events, one_outcome, spec_for, tls_context
 
 from evermark.delivery.base import Fate, MadeBy
-from evermark.delivery.sinks.base import Job
-from evermark.delivery.sinks.http import http_loop
-from evermark.delivery.sinks.webhook import WebhookSink
+from evermark.delivery.webhook.base import Job
+from evermark.delivery.webhook.client import http_loop
+from evermark.delivery.webhook.sink import WebhookSink
 from evermark.testing.until import until
 
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\nconnection: keep-alive\r\n\r\n"

@@ -11,15 +11,14 @@ import pyarrow as pa
 import pytest
 from tests.contract.webhook_receiver import Receiver, events, one_outcome, spec_for
 
-from evermark.delivery import body
 from evermark.delivery.base import Fate
-from evermark.delivery.body import Rendering, render_column
-from evermark.delivery.kept import row_from_json, row_json
-from evermark.delivery.retry import Verdict
-from evermark.delivery.sinks import lanes
-from evermark.delivery.sinks.base import Job, Try
-from evermark.delivery.sinks.ready import prepared
-from evermark.delivery.sinks.webhook import WebhookSink
+from evermark.delivery.decide.retry import Verdict
+from evermark.delivery.webhook import body, dispatch
+from evermark.delivery.webhook.base import Job, Try
+from evermark.delivery.webhook.body import Rendering, render_column
+from evermark.delivery.webhook.bundles_ahead import prepared
+from evermark.delivery.webhook.parked_json import row_from_json, row_json
+from evermark.delivery.webhook.sink import WebhookSink
 from evermark.errors import FormatError
 from evermark.event import EVENT
 
@@ -31,7 +30,7 @@ def test_d10_the_bound_of_held_events_counts_those_of_earlier_work(
     receiver: Receiver, sink: WebhookSink, monkeypatch: pytest.MonkeyPatch, bundle: int
 ) -> None:
     """GIVEN a bound of 5 held events a key WHEN they come in several pieces of work THEN no more than 5 are held."""
-    monkeypatch.setattr(lanes, "HELD_PER_LANE_MAX", 5)
+    monkeypatch.setattr(dispatch, "HELD_PER_LANE_MAX", 5)
     spec = spec_for(receiver.url, ordered=True, bundle=bundle)
     fates, parked = [], 1
     for _ in range(4):  # as four batches would bring them
@@ -46,7 +45,7 @@ def test_d10_the_bound_counts_the_refused_one_and_those_behind_it_alike(
     receiver: Receiver, sink: WebhookSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """GIVEN one refused event WHEN just as many follow as may be held THEN all are parked; one more is too many."""
-    monkeypatch.setattr(lanes, "HELD_PER_LANE_MAX", 5)
+    monkeypatch.setattr(dispatch, "HELD_PER_LANE_MAX", 5)
     receiver.answer = lambda got: 400
     spec = spec_for(receiver.url, ordered=True)
     assert one_outcome(sink.deliver([Job(spec, events(6, keys=1))], 5)).fate is Fate.DONE
@@ -141,7 +140,7 @@ def choosy(monkeypatch: pytest.MonkeyPatch) -> None:
         return render_column(events, how, after)
 
     monkeypatch.setattr(body, "render_column", render)
-    monkeypatch.setattr("evermark.delivery.sinks.packs.render_column", render)
+    monkeypatch.setattr("evermark.delivery.webhook.bundles.render_column", render)
 
 
 def _some_bad(count: int, *bad: int, keys: int = 0) -> pa.Table:

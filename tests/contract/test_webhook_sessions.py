@@ -10,11 +10,11 @@ from aiohttp import web
 from tests.contract.webhook_receiver import Receiver, events, one_outcome, spec_for
 
 from evermark.delivery.base import Fate
-from evermark.delivery.kept import row_json
-from evermark.delivery.retry import Verdict
-from evermark.delivery.sinks.base import Job, Try
-from evermark.delivery.sinks.ready import prepared
-from evermark.delivery.sinks.webhook import WebhookSink
+from evermark.delivery.decide.retry import Verdict
+from evermark.delivery.webhook.base import Job, Try
+from evermark.delivery.webhook.bundles_ahead import prepared
+from evermark.delivery.webhook.parked_json import row_json
+from evermark.delivery.webhook.sink import WebhookSink
 
 
 def _came(receiver: Receiver) -> list[int]:

@@ -15,15 +15,15 @@ from aiohttp import web
 from standardwebhooks import Webhook
 from tests.contract.webhook_receiver import SECRET, Got, Receiver, events, one_outcome, spec_for
 
-from evermark.delivery.base import Fate, Outcome, Place
-from evermark.delivery.body import Rendering
-from evermark.delivery.kept import row_json
-from evermark.delivery.retry import Verdict
-from evermark.delivery.signing import new_secret
-from evermark.delivery.sinks import lanes
-from evermark.delivery.sinks.base import Job, Sink, Try
-from evermark.delivery.sinks.stdout import StdoutSink
-from evermark.delivery.sinks.webhook import WebhookSink
+from evermark.delivery.base import Fate, Outcome, SourcePartition
+from evermark.delivery.decide.retry import Verdict
+from evermark.delivery.webhook import dispatch
+from evermark.delivery.webhook.base import Job, Sink, Try
+from evermark.delivery.webhook.body import Rendering
+from evermark.delivery.webhook.parked_json import row_json
+from evermark.delivery.webhook.signing import new_secret
+from evermark.delivery.webhook.sink import WebhookSink
+from evermark.delivery.webhook.stdout import StdoutSink
 from evermark.event import EVENT
 
 
@@ -32,7 +32,7 @@ def test_accepted_events_are_done_signed_and_carry_the_promised_headers(receiver
     spec = spec_for(receiver.url, headers={"x-team": "billing"})
     results = sink.deliver([Job(spec, events(30, batch_rows=10))], 10)
     assert [(r.place, r.batch, r.outcome.fate, r.outcome.accepted) for r in results] == [
-        (Place("shop", 0), batch, Fate.DONE, 10) for batch in (1, 2, 3)
+        (SourcePartition("shop", 0), batch, Fate.DONE, 10) for batch in (1, 2, 3)
     ]
     assert sorted(receiver.ids) == sorted(f"e{n}" for n in range(30))
     for got in receiver.got:
@@ -293,7 +293,7 @@ def test_past_the_bound_of_held_events_the_subscription_stops(
     receiver: Receiver, sink: WebhookSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One bad event must not park a whole backlog."""
-    monkeypatch.setattr(lanes, "HELD_PER_LANE_MAX", 3)
+    monkeypatch.setattr(dispatch, "HELD_PER_LANE_MAX", 3)
     receiver.answer = lambda got: 400 if "e0" in got.ids else 200
     outcome = one_outcome(sink.deliver([Job(spec_for(receiver.url, ordered=True), events(10, keys=1))], 10))
     assert outcome.fate is Fate.FULL
@@ -547,15 +547,15 @@ def test_many_jobs_at_once_render_fewer_rows_ahead_each(
     receiver: Receiver, sink: WebhookSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """GIVEN room for 30 rows ahead WHEN ten want 50 each one by one THEN few are rendered at a time; all arrive."""
-    monkeypatch.setattr(lanes, "AHEAD_ROWS_MAX", 30)
+    monkeypatch.setattr(dispatch, "AHEAD_ROWS_MAX", 30)
     rendered: list[int] = []
-    render = lanes.render
+    render = dispatch.render
 
     def seen(rows: pa.Table, how: Rendering) -> list[bytes]:
         rendered.append(rows.num_rows)
         return render(rows, how)
 
-    monkeypatch.setattr(lanes, "render", seen)
+    monkeypatch.setattr(dispatch, "render", seen)
     jobs = [Job(spec_for(receiver.url, name=f"s{n}", concurrency=2), events(50, keys=3)) for n in range(10)]
     results = sink.deliver(jobs, 30)
     assert [result.outcome.accepted for result in results] == [50] * 10

@@ -15,10 +15,10 @@ from aiohttp import web
 from tests.contract.webhook_receiver import LOOPBACK, Receiver, events, one_outcome, spec_for
 
 from evermark.delivery.base import Fate, MadeBy, Outcome
-from evermark.delivery.kept import row_json
-from evermark.delivery.retry import Verdict
-from evermark.delivery.sinks.base import Job, Try
-from evermark.delivery.sinks.webhook import WebhookSink
+from evermark.delivery.decide.retry import Verdict
+from evermark.delivery.webhook.base import Job, Try
+from evermark.delivery.webhook.parked_json import row_json
+from evermark.delivery.webhook.sink import WebhookSink
 
 PUBLIC = "93.184.216.34"
 Names = Callable[..., None]

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
-from evermark.delivery.guard import Guard
-from evermark.delivery.sinks.wire import Pool, Wire
+from evermark.delivery.webhook.guard import Guard
+from evermark.delivery.webhook.http1 import Pool, Wire
 
 _REQUEST = b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n\r\n"
 _OK = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"

@@ -18,8 +18,8 @@ import pyarrow as pa
 from aiohttp import web
 
 from evermark.delivery.base import Outcome, SubscriptionSpec
-from evermark.delivery.signing import new_secret
-from evermark.delivery.sinks.base import Result
+from evermark.delivery.webhook.base import Result
+from evermark.delivery.webhook.signing import new_secret
 from evermark.event import EVENT
 
 AT = datetime(2026, 11, 15, 1, 2, 3, 4, tzinfo=UTC)

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from evermark.delivery.base import Fate, Place, SubscriptionSpec, SubscriptionState
+from evermark.delivery.base import Fate, SourcePartition, SubscriptionSpec, SubscriptionState
 from evermark.log.base import Append
 from evermark.testing.simulator.__main__ import main
 from evermark.testing.simulator.baton import Baton, Process, SimLock
@@ -57,7 +57,7 @@ def test_seeds_come_upon_what_they_are_for() -> None:
 def test_change_is_owed_from_the_batches_taken_after_it() -> None:
     """What all wishes since the taking of a batch want is owed; what none of them wants is never sent."""
     # GIVEN a subscription to orders that is changed to users when the log has two batches
-    log, place = SimLog("shop"), Place("shop", 0)
+    log, place = SimLog("shop"), SourcePartition("shop", 0)
     promises = Promises({"shop": log})
     spec = SubscriptionSpec("a", "https://a.example", streams=("orders",))
     promises.begin(spec, {place: 1})

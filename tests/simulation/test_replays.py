@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from evermark.delivery.replay import ReplayState
+from evermark.delivery.replay.plan import ReplayState
 from evermark.testing.simulator.__main__ import run_replays
 
 SEEDS = 12

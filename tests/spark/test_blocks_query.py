@@ -21,8 +21,8 @@ from evermark.log.append import DeltaLog
 from evermark.log.head import PostgresHeads
 from evermark.log.read import LogReader
 from evermark.sources.base import Limit
-from evermark.sources.blocks.place import BlocksPlace
 from evermark.sources.blocks.source import BlockStreams
+from evermark.sources.blocks.target import BlocksTarget
 from evermark.testing.blocknodes import Client, Node
 from evermark.testing.servers import PostgresServer
 
@@ -47,7 +47,7 @@ class Owner:
         self._starts = 0
         self.taken: list[Taken] = []
 
-    def read(self, place: BlocksPlace, enough: Callable[[], bool], kind: type[BlockStreams] = BlockStreams) -> None:
+    def read(self, place: BlocksTarget, enough: Callable[[], bool], kind: type[BlockStreams] = BlockStreams) -> None:
         from evermark.spark.datasource import IngestPlan
         from evermark.spark.ingest import IngestQuery
 

@@ -11,22 +11,22 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from evermark.bots.asking import KeyAsker
-from evermark.bots.base import BotMode, BotWish
-from evermark.bots.scan import streams_in, telling
-from evermark.bots.sight import Sight
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
-from evermark.delivery.base import Fate, MadeBy, Place, SubscriptionSpec
-from evermark.delivery.follower import Follower
-from evermark.delivery.live import LiveGroup
-from evermark.delivery.memory import MemoryDelivery
-from evermark.delivery.queue import ParkedQueue
-from evermark.delivery.replay import ReplayWork
-from evermark.delivery.signing import new_secret
-from evermark.delivery.sinks.webhook import WebhookSink
-from evermark.delivery.timeslice import Mark, TimeSlice
-from evermark.delivery.work import Delivered, Errand, Manner, Span, fold
+from evermark.delivery.base import Fate, MadeBy, SourcePartition, SubscriptionSpec
+from evermark.delivery.bots.asking import KeyAsker
+from evermark.delivery.bots.base import BotMode, BotSpec
+from evermark.delivery.bots.scan import streams_in, telling
+from evermark.delivery.bots.views import BotViews
+from evermark.delivery.replay.plan import ReplayWork
+from evermark.delivery.replay.timeslice import Mark, TimeSlice
+from evermark.delivery.run.follower import Follower
+from evermark.delivery.run.live import LiveGroup
+from evermark.delivery.run.parked_retries import ParkedQueue
+from evermark.delivery.store.memory import MemoryDelivery
+from evermark.delivery.webhook.signing import new_secret
+from evermark.delivery.webhook.sink import WebhookSink
+from evermark.delivery.work import Assignment, Delivered, DeliveryOptions, Span, fold
 from evermark.event import taken_batch
 from evermark.log.append import DeltaLog
 from evermark.log.base import Append
@@ -39,7 +39,7 @@ from evermark.testing.listener import Listener
 from evermark.testing.states import owners
 
 SECRET = new_secret()
-PLACE = Place("chat", 0)
+PLACE = SourcePartition("chat", 0)
 NOON = datetime(2026, 11, 15, 12, tzinfo=UTC)
 Said = tuple[str, dict[str, Any]]  # a stream and a payload
 
@@ -58,11 +58,11 @@ class TaskDeliverer:
     def __init__(self, box: SecretBox) -> None:
         self._box = box
 
-    def deliver(self, errands: list[Errand], manner: Manner) -> list[Delivered]:
-        mine = tuple(errand for errand in errands if errand.bot is None or errand.bot.streams)
-        post = deliver._Post(mine, self._box, manner, matches_here=True)
+    def deliver(self, assignments: list[Assignment], options: DeliveryOptions) -> list[Delivered]:
+        mine = tuple(assignment for assignment in assignments if assignment.bot is None or assignment.bot.streams)
+        post = deliver._Post(mine, self._box, options, matches_here=True)
         rows = [json.loads(text) for batch in post(iter(())) for text in batch["row"].to_pylist()] if mine else []
-        return fold(errands, deliver._joined(rows))
+        return fold(assignments, deliver._joined(rows))
 
 
 class Chat:
@@ -74,25 +74,27 @@ class Chat:
         self.epoch = owners(leases)(DELIVER_LEASE)
         self.now = NOON
         self.store = MemoryDelivery(leases, jitter=lambda: 0.0, clock=lambda: self.now)
-        self.store.open_place(PLACE, 0, self.epoch)
+        self.store.open_partition(PLACE, 0, self.epoch)
         self.reader, self.log = LogReader(self.folder), DeltaLog(self.folder)
         self.batch = 0
-        self.sight = Sight(self.store, self.files, self.epoch)
+        self.bot_views = BotViews(self.store, self.files, self.epoch)
         deliverer: Any = TaskDeliverer(box)
-        self.live = LiveGroup(self.store, deliverer, self.epoch, lambda: self.now, sight=self.sight)
-        self.follower = Follower(self.store, self, self.live, deliverer, self.epoch, lambda: self.now, sight=self.sight)
+        self.live = LiveGroup(self.store, deliverer, self.epoch, lambda: self.now, bot_views=self.bot_views)
+        self.follower = Follower(
+            self.store, self, self.live, deliverer, self.epoch, lambda: self.now, bot_views=self.bot_views
+        )
         self.sink = WebhookSink()
         self.queue = ParkedQueue(self.store, self.sink, box.open, self.epoch, lambda: self.now, lambda: 0.0)
 
     def spec(self, name: str = "helper", **bot: Any) -> SubscriptionSpec:
-        wish = BotWish(**{"source": "chat", "user": "bot", **bot})
+        wish = BotSpec(**{"source": "chat", "user": "bot", **bot})
         secrets = (self.box.seal(SECRET),)
         return SubscriptionSpec(name, self.receiver.url, secrets, allow_networks=("127.0.0.0/8",), bot=wish)
 
     def files(self, _source: str) -> list[FileRange]:
         return self.reader.files_if_any()
 
-    def heads(self) -> dict[Place, tuple[int, datetime]]:
+    def heads(self) -> dict[SourcePartition, tuple[int, datetime]]:
         return {PLACE: (self.batch, NOON - timedelta(hours=1))}
 
     def take(self, *events: Said) -> Span:
@@ -206,7 +208,7 @@ def test_a_replay_gives_a_bot_what_it_was_a_member_of(spark: SparkSession, chat:
         ("room", said("after")),
     )
     spec = chat.spec()
-    view = chat.sight.view_of_all(spec, {PLACE: 1})
+    view = chat.bot_views.view_of_all(spec, {PLACE: 1})
     until = NOON + timedelta(hours=1)
     for where in (None, "op = 'message'"):
         chat.receiver.records.clear()

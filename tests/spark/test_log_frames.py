@@ -14,7 +14,7 @@ from evermark.errors import ConfigError, NotFoundError
 from evermark.event import taken_batch
 from evermark.log.append import DeltaLog
 from evermark.log.base import Append
-from evermark.log.care import Care
+from evermark.log.maintenance import Maintenance
 from evermark.log.write import BatchWriter
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def test_the_table_is_the_same_after_compaction(spark: SparkSession, tmp_path: P
         fill(change("update", str(i % 7), f"v{i}"))
     log = Log(tmp_path)
     before = table(log.table(spark, "shop", "public.orders"))
-    assert Care(fill.folder).run().compacted == 40
+    assert Maintenance(fill.folder).run().compacted == 40
     assert table(log.table(spark, "shop", "public.orders")) == before
     assert before["6"] == "v34"
 

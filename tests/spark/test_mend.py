@@ -13,13 +13,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from evermark.event import taken_batch
-from evermark.ingest.mender import Wanted, batches_of
+from evermark.ingest.mender import RepairTarget, batches_of
 from evermark.log.append import DeltaLog
 from evermark.log.base import Append
 from evermark.log.read import LogReader
 from evermark.log.write import BatchWriter
 from evermark.sources.base import Hole, Slice
-from evermark.spark.mend import found_missing
+from evermark.spark.repair import found_missing
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -79,7 +79,7 @@ def test_p6_exactly_what_the_log_lacks_is_found_in_order_and_cut_into_batches(
         log.commit(Append(0, batch, 1, "", "m", (file,)))
     reader = LogReader(tmp_path)
     shelf = Shelf(numbers, since=datetime.fromtimestamp(DAY / 1e6, UTC))
-    wanted = Wanted("shop", 0, 3, 1, "m")
+    wanted = RepairTarget("shop", 0, 3, 1, "m")
     taken = batches_of(found_missing(spark, shelf, reader.files(), wanted, tmp_path, rows_max=150), shelf, wanted)
     assert [(t.batch, t.append.rows) for t in taken] == [(4, 150), (5, 150), (6, 100)]
     assert [t.start for t in taken] == ["m", *(t.end for t in taken[:-1])]
@@ -92,9 +92,9 @@ def test_p6_exactly_what_the_log_lacks_is_found_in_order_and_cut_into_batches(
     assert [row["position"] for row in rows] == [f"y{n:08d}" for n in range(400)]
     assert rows[0]["flags"] == ["recovered"] and rows[0]["payload"] == f'{{"n": {missing[0]}}}'
     # A second look finds nothing more.
-    assert found_missing(spark, shelf, reader.files(), Wanted("shop", 0, 6, 1, "z"), tmp_path) == []
+    assert found_missing(spark, shelf, reader.files(), RepairTarget("shop", 0, 6, 1, "z"), tmp_path) == []
 
 
 def test_a_hole_without_candidates_needs_no_job(spark: SparkSession, tmp_path: Path) -> None:
     """An idle source that lost its slot has nothing to look through."""
-    assert found_missing(spark, Shelf([]), [], Wanted("shop", 0, 3, 1, "m"), tmp_path) == []
+    assert found_missing(spark, Shelf([]), [], RepairTarget("shop", 0, 3, 1, "m"), tmp_path) == []

@@ -16,18 +16,18 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from evermark.delivery.base import Fate, Place, SubscriptionSpec
-from evermark.delivery.signing import new_secret
-from evermark.delivery.sinks import lanes
-from evermark.delivery.sinks.base import Job, Result
-from evermark.delivery.sinks.webhook import WebhookSink
-from evermark.delivery.work import Errand, Manner, Span, fold
+from evermark.delivery.base import Fate, SourcePartition, SubscriptionSpec
+from evermark.delivery.webhook import dispatch
+from evermark.delivery.webhook.base import Job, Result
+from evermark.delivery.webhook.signing import new_secret
+from evermark.delivery.webhook.sink import WebhookSink
+from evermark.delivery.work import Assignment, DeliveryOptions, Span, fold
 from evermark.event import taken_batch
 from evermark.log.append import DeltaLog
 from evermark.log.base import Append
-from evermark.log.care import Care
-from evermark.log.pick import code_of
+from evermark.log.maintenance import Maintenance
 from evermark.log.read import LogReader
+from evermark.log.row_reader import code_of
 from evermark.log.write import BatchWriter
 from evermark.secrets import KeyRef, SecretBox
 from evermark.spark import deliver, replay
@@ -59,7 +59,7 @@ def span_of(folder: Path, keys: str) -> Span:
     }
     file = BatchWriter(folder, "shop", 0, 1).write_all([taken_batch(columns, rows)])
     assert file is not None
-    return Span(Place("shop", 0), 0, 1, (str(folder / file.path),), rows, exact=True)
+    return Span(SourcePartition("shop", 0), 0, 1, (str(folder / file.path),), rows, exact=True)
 
 
 @pytest.mark.parametrize(("ordered", "parked"), [(True, ["e1", "e2"]), (False, ["e1"])])
@@ -71,7 +71,7 @@ def test_what_one_chunk_parks_holds_back_its_key_in_the_next(
     box = SecretBox(KeyRef("env", "POSTING_KEY"))
     spec = SubscriptionSpec("one", receiver.url, (box.seal(SECRET),), ordered=ordered, allow_networks=("127.0.0.0/8",))
     monkeypatch.setattr(deliver, "_CHUNK_ROWS", 1)
-    post = deliver._Post((Errand(span_of(tmp_path, "aab"), spec),), box, Manner(), matches_here=True)
+    post = deliver._Post((Assignment(span_of(tmp_path, "aab"), spec),), box, DeliveryOptions(), matches_here=True)
     rows = list(post(iter(())))
     found = [one for row in rows for text in row["row"].to_pylist() for one in json.loads(text)["parked"]]
     assert [one["event_id"] for one in found] == parked
@@ -84,12 +84,14 @@ def test_d10_the_bound_of_held_events_counts_all_chunks_and_what_was_parked_befo
 ) -> None:
     """GIVEN one parked and a bound of 3 held WHEN five more of its key come, a chunk each THEN three are held."""
     monkeypatch.setenv("POSTING_KEY", "a key for this test only")
-    monkeypatch.setattr(lanes, "HELD_PER_LANE_MAX", 3)
+    monkeypatch.setattr(dispatch, "HELD_PER_LANE_MAX", 3)
     monkeypatch.setattr(deliver, "_CHUNK_ROWS", 1)
     box = SecretBox(KeyRef("env", "POSTING_KEY"))
     spec = SubscriptionSpec("one", receiver.url, (box.seal(SECRET),), ordered=True, allow_networks=("127.0.0.0/8",))
-    manner = Manner(held={"one": {(Place("shop", 0), "s", "a"): 1, (Place("shop", 0), "other", "b"): 9}})
-    post = deliver._Post((Errand(span_of(tmp_path, "aaaaa"), spec),), box, manner, matches_here=True)
+    options = DeliveryOptions(
+        held={"one": {(SourcePartition("shop", 0), "s", "a"): 1, (SourcePartition("shop", 0), "other", "b"): 9}}
+    )
+    post = deliver._Post((Assignment(span_of(tmp_path, "aaaaa"), spec),), box, options, matches_here=True)
     found = [json.loads(text) for row in post(iter(())) for text in row["row"].to_pylist()]
     assert [one["fate"] for one in found] == ["done", "done", "done", "full"]
     assert [parked["event_id"] for one in found for parked in one["parked"]] == ["e1", "e2", "e3"]
@@ -105,17 +107,17 @@ def test_d1_a_batch_of_several_chunks_is_kept_as_far_as_it_was_done(
     box = SecretBox(KeyRef("env", "POSTING_KEY"))
     spec = SubscriptionSpec("one", receiver.url, (box.seal(SECRET),), ordered=True, allow_networks=("127.0.0.0/8",))
     # The first of key a is refused, the sixth event is of the same key: it would have to wait behind it.
-    errand = Errand(span_of(tmp_path, "abcdeafg"), replace(spec, concurrency=1), parked_room=1)
-    rows = [json.loads(text) for found in deliver._Post((errand,), box, Manner(), matches_here=True)(iter(()))
-            for text in found["row"].to_pylist()]  # fmt: skip
-    (found,) = fold([errand], deliver._joined(rows))
+    assignment = Assignment(span_of(tmp_path, "abcdeafg"), replace(spec, concurrency=1), parked_room=1)
+    post = deliver._Post((assignment,), box, DeliveryOptions(), matches_here=True)
+    rows = [json.loads(text) for found in post(iter(())) for text in found["row"].to_pylist()]
+    (found,) = fold([assignment], deliver._joined(rows))
     assert (found.done_to, found.through, found.outcome.fate) == (0, "0004", Fate.FULL)
     assert [one.event_id for one in found.outcome.parked] == ["e1"]
     # WHEN it begins there the next time THEN the rest comes
     receiver.records.clear()
-    rest = replace(errand, span=replace(errand.span, through=found.through), parked_room=9)
-    manner = Manner(held={"one": {(Place("shop", 0), "s", "a"): 1}})
-    rows = [json.loads(text) for found in deliver._Post((rest,), box, manner, matches_here=True)(iter(()))
+    rest = replace(assignment, span=replace(assignment.span, through=found.through), parked_room=9)
+    options = DeliveryOptions(held={"one": {(SourcePartition("shop", 0), "s", "a"): 1}})
+    rows = [json.loads(text) for found in deliver._Post((rest,), box, options, matches_here=True)(iter(()))
             for text in found["row"].to_pylist()]  # fmt: skip
     (ended,) = fold([rest], deliver._joined(rows))
     assert (ended.done_to, ended.outcome.fate, ended.outcome.accepted) == (1, Fate.DONE, 2)
@@ -133,7 +135,9 @@ def test_d13_the_time_for_a_piece_of_work_begins_when_its_task_does(
     spec = SubscriptionSpec("one", receiver.url, (box.seal(SECRET),), allow_networks=("127.0.0.0/8",))
     now = [1_000.0]
     monkeypatch.setattr(deliver, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    post = deliver._Post((Errand(span_of(tmp_path, "ab"), spec),), box, Manner(budget_s=30), matches_here=True)
+    post = deliver._Post(
+        (Assignment(span_of(tmp_path, "ab"), spec),), box, DeliveryOptions(budget_s=30), matches_here=True
+    )
     now[0] += waited_s
     given: list[float] = []
     real = WebhookSink.deliver_each
@@ -218,7 +222,7 @@ def test_found_by_the_task_or_by_spark_everybody_gets_what_is_theirs_in_order(
     box = SecretBox(KeyRef("env", "POSTING_KEY"))
     log = Log(tmp_path)
     if merged:
-        assert Care(log.folder).run().compacted
+        assert Maintenance(log.folder).run().compacted
     # More than are tested one by one: some are looked up, which is a join, before which Spark drops a sort.
     choices = 4 * [((), ()), (("a",), ()), (("a", "b"), ("insert",)), ((), ("update",)), (("nobody",), ())]
     assert len(choices) > TESTED_MAX
@@ -229,7 +233,7 @@ def test_found_by_the_task_or_by_spark_everybody_gets_what_is_theirs_in_order(
 
     def span(partition: int, after: int, to: int) -> Span:
         paths = tuple(file.path for file in log.reader.files_of(partition, after, to))
-        return Span(Place("shop", partition), after, to, paths, 1, exact=not merged)
+        return Span(SourcePartition("shop", partition), after, to, paths, 1, exact=not merged)
 
     def wanted_by(of: Span, streams: tuple[str, ...], ops: tuple[str, ...]) -> list[str]:
         return log.ids(of.place.partition, of.after, of.to, streams, ops)
@@ -239,19 +243,19 @@ def test_found_by_the_task_or_by_spark_everybody_gets_what_is_theirs_in_order(
     # WHEN some begin inside a batch THEN they have the rest of it
     inside = [replace(three[0], through="1-001-1"), replace(three[2], through="0-026-2"), three[2]]
     for spans in ([three[0]], [three[1]], [three[2]], three, inside):
-        errands = tuple(Errand(spans[n % len(spans)], one) for n, one in enumerate(specs))
-        post = deliver._Post(errands, box, Manner(), matches_here=True)
-        by_spark = deliver.SparkDeliverer(spark, box)._wanted(errands)
+        assignments = tuple(Assignment(spans[n % len(spans)], one) for n, one in enumerate(specs))
+        post = deliver._Post(assignments, box, DeliveryOptions(), matches_here=True)
+        by_spark = deliver.SparkDeliverer(spark, box)._wanted(assignments)
         assert by_spark.rdd.getNumPartitions() == 1
         ways = [post._found_here(()), map(deliver.arrays, by_spark.toArrow().to_batches())]
         for places in ways:
             found: dict[int, list[str]] = {n: [] for n in range(len(specs))}
-            for wanted in deliver.read(deliver.paths_of(errands), deliver.gathered(places)):
+            for wanted in deliver.read(deliver.paths_of(assignments), deliver.gathered(places)):
                 for number, rows in deliver.by_subscription(*wanted):
                     found[number] += rows.column("event_id").to_pylist()
             wanted_ids = {
-                n: [i for i in wanted_by(errand.span, *choice) if i > errand.span.through]
-                for n, (errand, choice) in enumerate(zip(errands, choices, strict=True))
+                n: [i for i in wanted_by(assignment.span, *choice) if i > assignment.span.through]
+                for n, (assignment, choice) in enumerate(zip(assignments, choices, strict=True))
             }
             assert found == wanted_ids
 
@@ -274,12 +278,17 @@ def test_d13_errands_of_several_spans_run_side_by_side_and_each_has_its_own_time
         )
     ]
     ranges = {"well": (0, 5), "down": (2, 9), "choosy": (7, 11)}
-    errands = []
+    assignments = []
     for spec in specs:
         after, to = ranges[spec.name]
         paths = tuple(file.path for file in log.reader.files_of(0, after, to))
-        errands.append(Errand(Span(Place("shop", 0), after, to, paths, 1), spec, probe=spec.name == "down"))
-    found = {one.subscription: one for one in deliver.SparkDeliverer(spark, box).deliver(errands, Manner(budget_s=10))}
+        assignments.append(
+            Assignment(Span(SourcePartition("shop", 0), after, to, paths, 1), spec, probe=spec.name == "down")
+        )
+    found = {
+        one.subscription: one
+        for one in deliver.SparkDeliverer(spark, box).deliver(assignments, DeliveryOptions(budget_s=10))
+    }
     assert found["down"].outcome.fate is Fate.ENDPOINT_FAILED
     assert found["down"].done_to < 9
     assert [found[name].done_to for name in ("well", "choosy")] == [5, 11]
@@ -300,14 +309,14 @@ def test_d6_what_is_too_old_is_passed_over_and_counted_and_nobody_is_asked(
     box = SecretBox(KeyRef("file", str(key)))
     log = Log(tmp_path)
     paths = tuple(file.path for file in log.reader.files_of(0, 0, 5))
-    span = Span(Place("shop", 0), 0, 5, paths, 1)
+    span = Span(SourcePartition("shop", 0), 0, 5, paths, 1)
     specs = [
         SubscriptionSpec(name, receiver.url, (box.seal(SECRET),), streams=("a",), allow_networks=("127.0.0.0/8",))
         for name in ("late", "young")
     ]
     soon = datetime.now(UTC) + timedelta(hours=1)
-    errands = [Errand(span, specs[0], expires_before=soon), Errand(span, specs[1])]
-    late, young = deliver.SparkDeliverer(spark, box).deliver(errands, Manner())
+    assignments = [Assignment(span, specs[0], expires_before=soon), Assignment(span, specs[1])]
+    late, young = deliver.SparkDeliverer(spark, box).deliver(assignments, DeliveryOptions())
     wanted = log.ids(0, 0, 5, ("a",), ())
     assert (late.done_to, late.outcome.fate, late.outcome.accepted) == (5, Fate.DONE, 0)
     assert (late.outcome.expired, young.outcome.expired) == (len(wanted), 0)
@@ -325,10 +334,10 @@ def test_d6_what_expires_for_one_that_is_stopped_is_counted_and_nothing_is_sent(
     box = SecretBox(KeyRef("env", "POSTING_KEY"))
     spec = SubscriptionSpec("one", receiver.url, (box.seal(SECRET),), allow_networks=("127.0.0.0/8",))
     before = datetime.now(UTC) + timedelta(hours=-1 if young else 1)
-    errand = Errand(span_of(tmp_path, "aab"), spec, expires_before=before)
-    post = deliver._Post((errand,), box, Manner(historical=True, sends=False), matches_here=True)
+    assignment = Assignment(span_of(tmp_path, "aab"), spec, expires_before=before)
+    post = deliver._Post((assignment,), box, DeliveryOptions(historical=True, sends=False), matches_here=True)
     rows = [json.loads(text) for batch in post(iter(())) for text in batch["row"].to_pylist()]
-    (found,) = fold([errand], deliver._joined(rows))
+    (found,) = fold([assignment], deliver._joined(rows))
     told = (found.outcome.fate, found.done_to, found.outcome.expired, found.outcome.accepted)
     assert told == ((Fate.UNFINISHED, 0, 0, 0) if young else (Fate.DONE, 1, 3, 0))
     assert not receiver.records

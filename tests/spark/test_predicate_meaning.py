@@ -17,7 +17,7 @@ from evermark.delivery.base import SubscriptionSpec
 from evermark.errors import ConfigError
 from evermark.log.frames import SCHEMA as LOG_SCHEMA
 from evermark.predicate import Path, Predicate, match_sql, variant_sql, vet
-from evermark.predicate.index import Wish, index_of
+from evermark.predicate.index import Filter, index_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -451,7 +451,7 @@ def test_looked_up_or_tested_one_by_one_the_same_events_match_in_the_same_order(
 
     specs = random_specs(random_predicates(SEED, 40))
     # Of one line, or all would be tested or all in one table.
-    index = index_of([Wish(spec.streams, spec.ops, vet(spec.where)) for spec in specs])
+    index = index_of([Filter(spec.streams, spec.ops, vet(spec.where)) for spec in specs])
     assert len(index.tables) > 2
     assert len(index.whole) > 2
     assert len(index.tested) > 2

@@ -15,7 +15,7 @@ from evermark import Log
 from evermark.event import ADDED_SINCE, EVENT
 from evermark.log import write
 from evermark.log.append import DeltaLog
-from evermark.log.care import Care
+from evermark.log.maintenance import Maintenance
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -119,7 +119,7 @@ def test_a_stream_reads_everything_once_over_restarts_and_compaction(log: DeltaL
     assert stream.got == expected(5, rows=2)
     assert stream.batches == 3
     fill(log, 40, first=6, rows=2)
-    assert Care(log.folder).run().compacted == 40
+    assert Maintenance(log.folder).run().compacted == 40
     stream.run(maxBatchesPerTrigger=13)
     fill(log, 41, first=41, rows=2)
     stream.run()
@@ -151,7 +151,7 @@ def test_a_stream_that_retention_passed_says_what_is_missing(log: DeltaLog, stre
     """Nothing is skipped in silence; a stream that begins later reads what there is."""
     stream.run()
     fill(log, 9, first=6, rows=2)
-    later = Care(log.folder, timedelta(days=1), clock=lambda: 4_000_000_000.0)
+    later = Maintenance(log.folder, timedelta(days=1), clock=lambda: 4_000_000_000.0)
     assert later.run({0: 7}).retained_out_rows == 14
     with pytest.raises(Exception, match="batches 6 to 7 of shop/0 are no longer in the log"):
         stream.run()

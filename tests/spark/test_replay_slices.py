@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from evermark.delivery.base import Fate, SubscriptionSpec
-from evermark.delivery.replay import ReplayWork
-from evermark.delivery.timeslice import Mark, TimeSlice, next_slice, readable
+from evermark.delivery.replay.plan import ReplayWork
+from evermark.delivery.replay.timeslice import Mark, TimeSlice, next_slice, readable
 from evermark.event import taken_batch
 from evermark.log.append import DeltaLog
 from evermark.log.base import Append
-from evermark.log.care import Care
+from evermark.log.maintenance import Maintenance
 from evermark.log.read import LogReader
 from evermark.log.write import BatchWriter
 from evermark.secrets import KeyRef, SecretBox
@@ -119,7 +119,7 @@ def test_slices_give_exactly_the_window_in_order(spark: SparkSession, filled: Fi
     assert len(wanted) > 100
     assert _read(spark, filled, since, until, 120) == wanted
     # WHEN files were merged meanwhile THEN nothing changes
-    assert Care(filled.folder).run().compacted
+    assert Maintenance(filled.folder).run().compacted
     assert _read(spark, filled, since, until, 10_000) == wanted
 
 
@@ -149,7 +149,7 @@ def test_streams_predicates_and_heads_narrow_it(spark: SparkSession, filled: Fil
     got = _read(spark, filled, at(0), at(5_000), 10_000, head=20, streams=["public.users"])
     assert got == filled.wanted(at(0), at(5_000), head=20, streams=("public.users",))
     # WHEN a merged file reaches beyond the heads THEN what is beyond them is not there
-    assert Care(filled.folder).run().compacted
+    assert Maintenance(filled.folder).run().compacted
     piece = TimeSlice(Mark(at(0)), at(5_000), tuple(file.path for file in filled.reader.files()), 1)
     spec = SubscriptionSpec("a", "http://a.example")
     assert _ids(spark, piece, {0: 20}, spec) == filled.wanted(at(0), at(5_000), head=20)

@@ -14,12 +14,12 @@ from evermark.cluster.base import Holder
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
 from evermark.config import TokenConfig
-from evermark.delivery.base import MadeBy, Place
-from evermark.delivery.memory import MemoryDelivery
-from evermark.delivery.retry import Verdict
-from evermark.delivery.sinks.base import Answer, Try
+from evermark.delivery.base import MadeBy, SourcePartition
+from evermark.delivery.decide.retry import Verdict
+from evermark.delivery.store.memory import MemoryDelivery
+from evermark.delivery.webhook.base import Answer, Try
 from evermark.log.read import FileRange
-from evermark.observe.health import Board
+from evermark.observe.health import HealthBoard
 from evermark.observe.metrics import Metrics
 from evermark.secrets import KeyRef, Secret, SecretBox
 from evermark.server.bot_desk import BotDesk
@@ -87,15 +87,15 @@ class Scene:
         self.epoch = lease.epoch
         self.store = MemoryDelivery(leases, jitter=lambda: 0.0)
         self.sink = Fired()
-        self.heads: dict[Place, int] = {P0: 7, P1: 3}
+        self.heads: dict[SourcePartition, int] = {P0: 7, P1: 3}
         self.before: Callable[[], None] = lambda: None  # runs in the thread that asks state
         for place in self.heads:
-            self.store.open_place(place, 0, self.epoch)
+            self.store.open_partition(place, 0, self.epoch)
         self.store.register([spec("file", secrets=("sealed",))], MadeBy.FILE, {}, self.epoch)
         sink: Any = self.sink
         desk = Desk(self.store, self.box, self._as_deliverer, lambda: self.heads, self._files, lambda place, _: 2, sink)
         self.desk = replace(desk, bots=BotDesk(desk, self.store, {P0.source}))
-        self.server = Server("127.0.0.1", 0, Board(), Metrics(), Tokens(tokens))
+        self.server = Server("127.0.0.1", 0, HealthBoard(), Metrics(), Tokens(tokens))
 
     def _files(self, source: str) -> list[FileRange]:
         return [FileRange("f", P0.partition, P0.partition, 1, 7, 700, 1, event_time_min=T0, event_time_max=T0)]

@@ -13,11 +13,11 @@ from evermark.app.reporting import DeliveryReport
 from evermark.cluster.base import Holder
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
-from evermark.delivery.accounts import Account, account, accounts, durable_heads, least_cursors
-from evermark.delivery.base import Fate, Group, MadeBy, Outcome, Parked, Place
-from evermark.delivery.memory import MemoryDelivery
-from evermark.delivery.retry import Verdict
-from evermark.delivery.sinks.base import Answer
+from evermark.delivery.base import Fate, Group, MadeBy, Outcome, Parked, SourcePartition
+from evermark.delivery.decide.retry import Verdict
+from evermark.delivery.status import Account, account, accounts, durable_heads, least_cursors
+from evermark.delivery.store.memory import MemoryDelivery
+from evermark.delivery.webhook.base import Answer
 from evermark.delivery.work import Delivered
 from evermark.log.head import Head, MemoryHeads
 from evermark.log.read import FileRange
@@ -62,7 +62,7 @@ def test_d7_lag_age_and_parked_rows_are_told_for_each() -> None:
 
 def test_the_least_cursor_counts_what_a_reader_has_not_seen() -> None:
     """GIVEN readers at different batches WHEN the least cursor is asked for THEN unseen places count from 0."""
-    group = Group(1, frozenset({"a"}), {P0: 9, P1: 4, Place("crm", 0): 3})
+    group = Group(1, frozenset({"a"}), {P0: 9, P1: 4, SourcePartition("crm", 0): 3})
     assert least_cursors(group, {"b": {P0: 5}}, "shop") == {0: 5, 1: 0}
     assert least_cursors(group, {}, "shop") == {0: 9, 1: 4}
 
@@ -79,7 +79,11 @@ def test_heads_of_all_sources_are_one_vector() -> None:
 
     leases = MemoryLeases(is_gone=lambda _: True)
     assert durable_heads(Heads(leases), ["shop"]) == {P0: 7}
-    assert durable_heads(Heads(leases), ["shop", "crm"]) == {P0: 7, Place("crm", 0): 2, Place("crm", 1): 3}
+    assert durable_heads(Heads(leases), ["shop", "crm"]) == {
+        P0: 7,
+        SourcePartition("crm", 0): 2,
+        SourcePartition("crm", 1): 3,
+    }
 
 
 class Lines:

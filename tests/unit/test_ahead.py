@@ -55,5 +55,5 @@ def test_a_humble_reader_steps_back_and_nobody_else_does() -> None:
         yield os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
     assert list(ahead(priorities())) == [ours]
-    assert list(ahead(priorities(), humble=True)) == [max(ours, 10)]
+    assert list(ahead(priorities(), low_priority=True)) == [max(ours, 10)]
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == ours

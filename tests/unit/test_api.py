@@ -15,8 +15,8 @@ import pytest
 from tests.unit.api_scene import READER, SECRET, WANTED, WRITER, Scene, served
 
 from evermark.delivery.base import Fate, Outcome, SubscriptionState
-from evermark.delivery.retry import Verdict
-from evermark.delivery.sinks.base import Answer
+from evermark.delivery.decide.retry import Verdict
+from evermark.delivery.webhook.base import Answer
 from evermark.errors import BusyError, EvermarkError, Kind, UnreachableError
 from evermark.server.api import BODY_BYTES_MAX, STATUSES, WAITING_MAX
 from evermark.testing.contracts.scene import P0, P1, T0, done, event

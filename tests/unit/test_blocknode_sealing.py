@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evermark.blocknode.ledger import Clocks, Ledger
-from evermark.blocknode.reading import Answers, Standing
+from evermark.blocknode.reading import Answers, ReaderPosition
 from evermark.blocknode.refusal import Refused
 from evermark.blocknode.sealing import (
     Answer,
@@ -128,7 +128,7 @@ class World:
         self.ledger = Ledger(self.db, SETTINGS, self.clocks)
         self.answers = Answers(SETTINGS)
         self.accepted: dict[str, list[BlockEvent]] = {}
-        self.standings: dict[str, Standing | None] = {}
+        self.standings: dict[str, ReaderPosition | None] = {}
         self.read: dict[str, dict[str, None]] = {}
         self._numbers = itertools.count()
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from evermark.bots.base import Stay
-from evermark.bots.membership import lesson, moves_of
+from evermark.delivery.bots.base import Stay
+from evermark.delivery.bots.membership import lesson, moves_of
 from evermark.sources.base import Limit
 from evermark.sources.blocks.chain import Cookie
 from evermark.sources.blocks.membership import members_at
 from evermark.sources.blocks.resume import Known
-from evermark.sources.blocks.wanted import BotStreams
+from evermark.sources.blocks.stream_choice import BotStreams
 from evermark.testing.simulator.blocks.node import ModelNode
 from evermark.testing.simulator.blocks.pipeline import PACE, Crash, Cut, Pipeline, pipeline
 from evermark.testing.simulator.blocks.plans import MemoryPlans

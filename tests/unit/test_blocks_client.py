@@ -11,7 +11,7 @@ import pytest
 
 from evermark.errors import UnreachableError
 from evermark.sources.blocks.client import Node
-from evermark.sources.blocks.place import Pace
+from evermark.sources.blocks.target import Pace
 
 DRIPS = 400
 GOOD = b"HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\n" + b'{"n": 1}'

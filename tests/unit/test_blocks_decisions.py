@@ -14,12 +14,12 @@ from evermark.errors import ConfigError, FormatError, GapError, IdentityError
 from evermark.secrets import Plain
 from evermark.sources.base import Limit
 from evermark.sources.blocks.chain import START, Cookie, EventKind, make_event
-from evermark.sources.blocks.place import BlocksPlace
 from evermark.sources.blocks.plan import Item, Move, Tick, partition_of, path, slices
 from evermark.sources.blocks.position import EARLIEST, Position
 from evermark.sources.blocks.resume import Answer, Case, Known, Room, answer_from, decide, fitted
 from evermark.sources.blocks.rows import envelope
-from evermark.sources.blocks.wanted import WantedStreams
+from evermark.sources.blocks.stream_choice import ChosenStreams
+from evermark.sources.blocks.target import BlocksTarget
 from evermark.testing.simulator.blocks.node import ModelNode
 from evermark.testing.simulator.blocks.pipeline import Crash, pipeline
 from evermark.testing.simulator.blocks.plans import MemoryPlans
@@ -366,11 +366,11 @@ def test_unwanted_streams_leave_no_trace_until_they_are_wanted() -> None:
     node.create("b")
     said = node.say("b", 2)
     plans = MemoryPlans()
-    pipe = pipeline([node], plans, wanted=WantedStreams(frozenset({"b"})))
+    pipe = pipeline([node], plans, wanted=ChosenStreams(frozenset({"b"})))
     pipe.drain(ALL)
     assert list(plans.streams) == ["b"]
     assert pipe.ids("b") == said
-    both = pipeline([node], plans, wanted=WantedStreams(frozenset({"a", "b"})))
+    both = pipeline([node], plans, wanted=ChosenStreams(frozenset({"a", "b"})))
     both.drain(ALL)
     assert both.ids("a") == node.hashes("a")
     assert both.ids("b") == []
@@ -501,7 +501,7 @@ def test_positions_are_text_in_order() -> None:
 def test_a_place_is_checked_before_anything_is_asked() -> None:
     """Bad addresses and numbers are named, without a token in the text."""
     good = ("chat", ("http://127.0.0.1:8330",), Plain("x"), "s")
-    assert BlocksPlace(*good).partitions == 1
+    assert BlocksTarget(*good).partitions == 1
     for bad in (
         ("a/b", *good[1:]),
         (good[0], (), *good[2:]),
@@ -509,10 +509,10 @@ def test_a_place_is_checked_before_anything_is_asked() -> None:
         (good[0], ("http://user:pass@x",), *good[2:]),
     ):
         with pytest.raises(ConfigError) as refused:
-            BlocksPlace(*bad)
+            BlocksTarget(*bad)
         assert "pass" not in str(refused.value)
     with pytest.raises(ConfigError):
-        BlocksPlace(*good, partitions=0)
+        BlocksTarget(*good, partitions=0)
 
 
 def test_all_streams_of_a_name_are_in_one_partition_for_ever() -> None:

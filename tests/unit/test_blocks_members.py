@@ -10,7 +10,7 @@ from evermark.sources.base import Limit
 from evermark.sources.blocks.chain import StreamKind
 from evermark.sources.blocks.client import Listing
 from evermark.sources.blocks.membership import Membership
-from evermark.sources.blocks.wanted import BotStreams, WantedStreams
+from evermark.sources.blocks.stream_choice import BotStreams, ChosenStreams
 from evermark.testing.simulator.blocks.node import ModelNode
 from evermark.testing.simulator.blocks.pipeline import Crash, Cut, Pipeline, pipeline
 from evermark.testing.simulator.blocks.plans import MemoryPlans
@@ -178,7 +178,7 @@ def test_what_is_named_is_wanted_beside_the_bots_streams() -> None:
     node, plans = ModelNode(), MemoryPlans()
     _room(node, "named", "ann")
     _room(node, "other", "ann")
-    pipe = pipeline([node], plans, wanted=BotStreams(Some(), WantedStreams(frozenset({"named"}))))
+    pipe = pipeline([node], plans, wanted=BotStreams(Some(), ChosenStreams(frozenset({"named"}))))
     pipe.drain(ALL)
     node.say("named")
     pipe.drain(ALL)

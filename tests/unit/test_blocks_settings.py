@@ -10,9 +10,9 @@ from pydantic import ValidationError
 from evermark.errors import ConfigError
 from evermark.secrets import KeyRef, Plain, Sealed, SecretBox
 from evermark.sources.blocks.bots import BotsInState
-from evermark.sources.blocks.place import place_of
 from evermark.sources.blocks.settings import BlocksSettings
 from evermark.sources.blocks.source import BlockStreams
+from evermark.sources.blocks.target import place_of
 from evermark.state.connection import State
 
 TOKEN = "a token of some length, for tests"

@@ -16,8 +16,8 @@ from evermark.sources.base import Limit
 from evermark.sources.blocks.chain import Undecoded, UnreadableError, block_from, verify_block
 from evermark.sources.blocks.client import NodeClient
 from evermark.sources.blocks.doctor import judged_streams
+from evermark.sources.blocks.stream_choice import BotStreams
 from evermark.sources.blocks.unreadable import read_by_any
-from evermark.sources.blocks.wanted import BotStreams
 from evermark.testing.simulator.blocks.node import ModelNode
 from evermark.testing.simulator.blocks.pipeline import PACE, Pipeline, pipeline, place
 from evermark.testing.simulator.blocks.plans import MemoryPlans

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from evermark.delivery.body import Rendering, Style, bundle, bundle_id, content_type, delivery_ids, render
-from evermark.delivery.kept import row_from_json, row_json, text_of, texts_of
+from evermark.delivery.webhook.body import Rendering, Style, bundle, bundle_id, content_type, delivery_ids, render
+from evermark.delivery.webhook.parked_json import row_from_json, row_json, text_of, texts_of
 from evermark.errors import FormatError
 from evermark.event import EVENT
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from evermark.bots.asking import ASK_TIMEOUT_S, KeyAsker
-from evermark.bots.base import ASK_EVERY, ASK_EVERY_MAX, KeyWanted
-from evermark.bots.keys import ask_event, next_ask_at
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
-from evermark.delivery.memory import MemoryDelivery
-from evermark.delivery.retry import Verdict
-from evermark.delivery.sinks.base import Answer, Try
+from evermark.delivery.bots.asking import ASK_TIMEOUT_S, KeyAsker
+from evermark.delivery.bots.base import ASK_EVERY, ASK_EVERY_MAX, KeyWanted
+from evermark.delivery.bots.keys import ask_event, next_ask_at
+from evermark.delivery.decide.retry import Verdict
+from evermark.delivery.store.memory import MemoryDelivery
+from evermark.delivery.webhook.base import Answer, Try
 from evermark.testing.contracts.bot_scene import WISH, settle, waiting
 from evermark.testing.contracts.scene import T0, begin
 from evermark.testing.states import owners

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from evermark.bots import expiry
-from evermark.bots.base import Surplus
-from evermark.bots.expiry import sweep_waiting
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
-from evermark.delivery.memory import MemoryDelivery
+from evermark.delivery.bots import expiry
+from evermark.delivery.bots.base import Surplus
+from evermark.delivery.bots.expiry import sweep_waiting
+from evermark.delivery.store.memory import MemoryDelivery
 from evermark.testing.contracts.bot_scene import WISH, settle, waiting
 from evermark.testing.contracts.scene import begin
 from evermark.testing.states import owners

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evermark.bots.membership import lesson, moves_of
+from evermark.delivery.bots.membership import lesson, moves_of
 from evermark.sources.base import Limit
 from evermark.testing.simulator.blocks.node import ModelNode
 from evermark.testing.simulator.blocks.pipeline import pipeline

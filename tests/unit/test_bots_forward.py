@@ -9,11 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from evermark.bots.base import BotMode, BotView, BotWish, Stay
-from evermark.bots.forward import forwarded, forwards, session_of, waiting
+from evermark.delivery.bots.base import BotMode, BotSpec, BotView, Stay
+from evermark.delivery.bots.forward import forwarded, forwards, session_of, waiting
 from evermark.event import EVENT
 
-WISH = BotWish("chat", "bot", device="phone")
+WISH = BotSpec("chat", "bot", device="phone")
 MENTIONS = replace(WISH, mode=BotMode.MENTIONS_REPLIES_REACTIONS)
 NONE = replace(WISH, mode=BotMode.NONE)
 

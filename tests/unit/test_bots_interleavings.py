@@ -12,19 +12,19 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from evermark.bots import forward
-from evermark.bots.base import BotView, BotWish
-from evermark.bots.sight import Sight
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
 from evermark.delivery.base import Parked, ParkedEvent
-from evermark.delivery.memory import MemoryDelivery
+from evermark.delivery.bots import forward
+from evermark.delivery.bots.base import BotSpec, BotView
+from evermark.delivery.bots.views import BotViews
+from evermark.delivery.store.memory import MemoryDelivery
 from evermark.delivery.work import Span
 from evermark.event import EVENT
 from evermark.testing.contracts.scene import P0, T0, begin, done, event
 from evermark.testing.states import owners
 
-WISH = BotWish("shop", "helper", device="phone", inbox="room")
+WISH = BotSpec("shop", "helper", device="phone", inbox="room")
 BATCHES = 2
 TURNS = 2  # of the queue, before everything comes to rest
 
@@ -38,7 +38,7 @@ class Run:
         self.take_over = lambda: owners(leases)(DELIVER_LEASE)
         self.epoch = self.take_over()
         begin(self.store, self.epoch, "bot", bot=WISH)
-        self.sight = Sight(self.store, lambda _source: [], self.epoch, lambda *_: [])
+        self.bot_views = BotViews(self.store, lambda _source: [], self.epoch, lambda *_: [])
         self.handled: list[str] = []
         self.published = False
         self.sent_early = False
@@ -48,7 +48,7 @@ class Run:
 
     def _deliver(self) -> Iterator[None]:
         for batch in range(1, BATCHES + 1):
-            view = self.sight.views(self._specs(), Span(P0, batch - 1, batch, (), 1, exact=True))["bot"]
+            view = self.bot_views.views(self._specs(), Span(P0, batch - 1, batch, (), 1, exact=True))["bot"]
             parked = self._post(batch, view)
             yield
             self.store.settle_group(P0, batch - 1, batch, frozenset({"bot"}), [done("bot", *parked)], T0, self.epoch)
@@ -81,7 +81,7 @@ class Run:
             for row in rows:
                 self._handle(row.event)
             if fault == "crash" and turn == 0:  # after it sent, before it said so
-                self.epoch = self.sight.epoch = self.take_over()
+                self.epoch = self.bot_views.epoch = self.take_over()
             else:
                 self.store.delivered([row.id for row in rows], self.epoch)
             yield
@@ -246,5 +246,5 @@ def test_d3_what_is_published_and_what_is_queued_are_seen_at_one_moment() -> Non
     run.store.publish("phone", {"s1": "sealed"}, T0, run.epoch)
     parked = replace(event(1, status=None, stream="room"), session="s1")
     run.store.settle_group(P0, 0, 1, frozenset({"bot"}), [done("bot", parked)], T0, run.epoch)
-    view = run.sight.views(run._specs(), Span(P0, 1, 2, (), 1, exact=True))["bot"]
+    view = run.bot_views.views(run._specs(), Span(P0, 1, 2, (), 1, exact=True))["bot"]
     assert view.clear == frozenset()

@@ -11,21 +11,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evermark.bots.base import BotWish, Move, Stay
-from evermark.bots.membership import after_move, lesson, moves_of, view_of
-from evermark.bots.sight import NARROWED_FROM, Sight
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
-from evermark.delivery.base import Place
-from evermark.delivery.memory import MemoryDelivery
+from evermark.delivery.base import SourcePartition
+from evermark.delivery.bots.base import BotSpec, Move, Stay
+from evermark.delivery.bots.membership import after_move, lesson, moves_of, view_of
+from evermark.delivery.bots.views import NARROWED_FROM, BotViews
+from evermark.delivery.store.memory import MemoryDelivery
 from evermark.delivery.work import Span
 from evermark.errors import EngineError, UnreachableError
 from evermark.log.read import FileRange
 from evermark.testing.contracts.scene import spec
 from evermark.testing.states import owners
 
-PLACE = Place("chat", 0)
-WISH = BotWish("chat", "bot")
+PLACE = SourcePartition("chat", 0)
+WISH = BotSpec("chat", "bot")
 
 
 def row(stream: str, batch: int, position: str, payload: dict[str, Any], op: str = "message") -> dict[str, Any]:
@@ -157,9 +157,9 @@ def store() -> MemoryDelivery:
     return MemoryDelivery(MemoryLeases(is_gone=lambda holder: True))
 
 
-def sight_of(store: MemoryDelivery, log: Log) -> Sight:
+def sight_of(store: MemoryDelivery, log: Log) -> BotViews:
     epoch = owners(store._leases)(DELIVER_LEASE)
-    return Sight(store, log.files, epoch, log.read)
+    return BotViews(store, log.files, epoch, log.read)
 
 
 def span(after: int, to: int) -> Span:
@@ -180,11 +180,11 @@ def test_d3_nothing_is_judged_before_its_memberships_are_learned(store: MemoryDe
 def test_each_batch_is_looked_through_once(store: MemoryDelivery) -> None:
     """GIVEN spans in a row THEN each is read once, and the view of a quiet span is that of the last join."""
     log = Log(join("room", 1))
-    sight = sight_of(store, log)
-    views = [sight.views([BOT], span(n, n + 1), quick=True)["helper"] for n in range(4)]
+    bot_views = sight_of(store, log)
+    views = [bot_views.views([BOT], span(n, n + 1), quick=True)["helper"] for n in range(4)]
     assert log.reads == [(0, 1), (1, 2), (2, 3), (3, 4)]
     assert [view.member for view in views] == [frozenset(), *[frozenset({"room"})] * 3]
-    assert sight.views([BOT], span(3, 4))["helper"] == views[-1]
+    assert bot_views.views([BOT], span(3, 4))["helper"] == views[-1]
     assert len(log.reads) == 4
 
 
@@ -209,16 +209,16 @@ def test_d3_an_opening_states_the_whole_membership(store: MemoryDelivery, restar
     nothing from there on, and one that is named does; also where the join was learned by another owner."""
     other = spec("other", bot=replace(WISH, user="other"))
     log = Log(join("room", 1), opening("room", 3, "m", "alice", "other"), join("room", 5))
-    sight = sight_of(store, log)
-    assert sight.views([BOT, other], span(0, 1))["helper"].streams == {"room"}
+    bot_views = sight_of(store, log)
+    assert bot_views.views([BOT, other], span(0, 1))["helper"].streams == {"room"}
     if restarted:
-        sight = sight_of(store, log)
-    views = sight.views([BOT, other], span(2, 3))
+        bot_views = sight_of(store, log)
+    views = bot_views.views([BOT, other], span(2, 3))
     assert views["helper"].partly == {"room": (Stay((1, "a"), (3, "m")),)}
     assert views["other"].partly == {"room": (Stay((3, "m")),)}
-    views = sight.views([BOT, other], span(3, 4))
+    views = bot_views.views([BOT, other], span(3, 4))
     assert (views["helper"].streams, views["other"].member) == (frozenset(), {"room"})
-    assert sight.views([BOT, other], span(4, 5))["helper"].partly == {"room": (Stay((5, "a")),)}
+    assert bot_views.views([BOT, other], span(4, 5))["helper"].partly == {"room": (Stay((5, "a")),)}
 
 
 def test_d3_a_note_that_a_fork_was_accepted_ends_stays_and_begins_none() -> None:
@@ -242,21 +242,21 @@ def test_d3_what_is_told_of_a_stream_that_is_taken_again_counts_as_the_event_doe
 def test_a_bot_that_would_keep_others_waiting_is_left_out(store: MemoryDelivery) -> None:
     """GIVEN a bot registered late in a long log WHEN others wait THEN it has no view yet; by itself it gets one."""
     log = Log(join("room", 1), rows_each=100_000)
-    sight = sight_of(store, log)
-    assert sight.views([BOT], span(4, 5), quick=True) == {}
+    bot_views = sight_of(store, log)
+    assert bot_views.views([BOT], span(4, 5), quick=True) == {}
     assert log.reads == []
-    assert sight.views([BOT], span(4, 5))["helper"].member == {"room"}
-    assert sight.views([BOT], span(4, 5), quick=True)["helper"].member == {"room"}
+    assert bot_views.views([BOT], span(4, 5))["helper"].member == {"room"}
+    assert bot_views.views([BOT], span(4, 5), quick=True)["helper"].member == {"room"}
 
 
 def test_a_later_bot_learns_from_the_beginning_and_the_first_does_not(store: MemoryDelivery) -> None:
     """GIVEN a second bot WHEN it is first asked for THEN only its own past is looked up."""
     log = Log(join("room", 1), join("room", 2, user="other"))
-    sight = sight_of(store, log)
-    sight.views([BOT], span(3, 4))
+    bot_views = sight_of(store, log)
+    bot_views.views([BOT], span(3, 4))
     log.reads.clear()
     later = spec("later", bot=replace(WISH, user="other"))
-    found = sight.views([BOT, later], span(4, 5))
+    found = bot_views.views([BOT, later], span(4, 5))
     assert log.reads == [(4, 5), (0, 5)]
     assert (found["helper"].member, found["later"].member) == ({"room"}, {"room"})
 
@@ -264,7 +264,7 @@ def test_a_later_bot_learns_from_the_beginning_and_the_first_does_not(store: Mem
 def test_a_bot_has_nothing_to_do_with_other_sources(store: MemoryDelivery) -> None:
     """GIVEN a span of another source THEN the bot gets nothing, and nothing is read for it."""
     log = Log(join("room", 1))
-    elsewhere = replace(span(0, 1), place=Place("shop", 0))
+    elsewhere = replace(span(0, 1), place=SourcePartition("shop", 0))
     assert sight_of(store, log).views([BOT], elsewhere, quick=True)["helper"].streams == frozenset()
     assert log.reads == []
 
@@ -301,8 +301,8 @@ def test_a_replay_sees_every_stay(store: MemoryDelivery) -> None:
 
 def test_a_replay_of_another_source_gives_a_bot_nothing(store: MemoryDelivery) -> None:
     """GIVEN a member of a room WHEN another source has a stream of that name THEN a replay of it is not the bot's."""
-    sight = sight_of(store, Log(join("room", 1)))
-    here, elsewhere = (sight.view_of_all(BOT, {place: 5}) for place in (PLACE, Place("elsewhere", 0)))
+    bot_views = sight_of(store, Log(join("room", 1)))
+    here, elsewhere = (bot_views.view_of_all(BOT, {place: 5}) for place in (PLACE, SourcePartition("elsewhere", 0)))
     assert here is not None and elsewhere is not None
     assert ("room" in here.streams, "room" in elsewhere.streams) == (True, False)
 
@@ -310,7 +310,7 @@ def test_a_replay_of_another_source_gives_a_bot_nothing(store: MemoryDelivery) -
 def test_a_lesson_that_was_kept_without_an_answer_is_not_given_again(store: MemoryDelivery) -> None:
     """GIVEN State that keeps a lesson and does not answer THEN the next look begins where State stands, and goes on."""
     log = Log(join("room", 1), join("room", 2, kind="leave"), join("den", 3))
-    sight, learn = sight_of(store, log), store.learn
+    bot_views, learn = sight_of(store, log), store.learn
 
     def lost(*given: Any) -> None:
         learn(*given)
@@ -318,45 +318,45 @@ def test_a_lesson_that_was_kept_without_an_answer_is_not_given_again(store: Memo
 
     store.learn = lost  # type: ignore[method-assign]
     with pytest.raises(UnreachableError):
-        sight.views([BOT], span(0, 1))
+        bot_views.views([BOT], span(0, 1))
     store.learn = learn  # type: ignore[method-assign]
-    assert sight.views([BOT], span(0, 1))["helper"].partly == {"room": (Stay((1, "a")),)}
-    assert sight.views([BOT], span(1, 2))["helper"].partly == {"room": (Stay((1, "a"), (2, "a")),)}
-    assert sight.views([BOT], span(2, 3))["helper"].streams == {"den"}
+    assert bot_views.views([BOT], span(0, 1))["helper"].partly == {"room": (Stay((1, "a")),)}
+    assert bot_views.views([BOT], span(1, 2))["helper"].partly == {"room": (Stay((1, "a"), (2, "a")),)}
+    assert bot_views.views([BOT], span(2, 3))["helper"].streams == {"den"}
 
 
 def test_a_log_that_cannot_be_read_is_an_error_that_says_so(store: MemoryDelivery) -> None:
     """GIVEN a file that is gone THEN it is an error of ours, told by its name, and the next look begins anew."""
     log = Log(join("room", 1))
-    sight = sight_of(store, log)
+    bot_views = sight_of(store, log)
 
     def gone(*_: Any) -> list[dict[str, Any]]:
         raise FileNotFoundError("a file")
 
-    sight.read = gone
+    bot_views.read = gone
     with pytest.raises(EngineError, match="batches 1 to 1 of chat"):
-        sight.views([BOT], span(0, 1))
-    sight.read = log.read
-    assert sight.views([BOT], span(0, 1))["helper"].streams == {"room"}
+        bot_views.views([BOT], span(0, 1))
+    bot_views.read = log.read
+    assert bot_views.views([BOT], span(0, 1))["helper"].streams == {"room"}
 
 
 def test_d3_two_that_look_at_once_leave_nothing_out(store: MemoryDelivery) -> None:
     """GIVEN somebody else who learns a part meanwhile THEN whoever asked for more gets all of it, the rest included."""
     log = Log(join("room", 1), join("den", 5))
-    sight = sight_of(store, log)
+    bot_views = sight_of(store, log)
 
     def meanwhile(*given: Any) -> list[dict[str, Any]]:
-        sight.read = log.read
-        assert sight.views([BOT], span(0, 3))["helper"].streams == {"room"}
+        bot_views.read = log.read
+        assert bot_views.views([BOT], span(0, 3))["helper"].streams == {"room"}
         return log.read(*given)
 
-    sight.read = meanwhile
-    assert sight.views([BOT], span(4, 5))["helper"].streams == {"room", "den"}
+    bot_views.read = meanwhile
+    assert bot_views.views([BOT], span(4, 5))["helper"].streams == {"room", "den"}
 
 
 def test_a_view_of_thousands_of_streams_is_cut_down_to_those_of_the_span(store: MemoryDelivery) -> None:
     """GIVEN a bot in very many streams THEN a task is told of those that the span has events of, and of no other."""
     log = Log(*(join(f"s{n}", 1, f"{n:04}") for n in range(NARROWED_FROM + 1)))
-    sight = sight_of(store, log)
-    sight.streams = lambda paths: frozenset({"s7", "elsewhere"}) if paths == ("2",) else frozenset()
-    assert sight.views([BOT], span(1, 2))["helper"].streams == {"s7"}
+    bot_views = sight_of(store, log)
+    bot_views.streams = lambda paths: frozenset({"s7", "elsewhere"}) if paths == ("2",) else frozenset()
+    assert bot_views.views([BOT], span(1, 2))["helper"].streams == {"s7"}

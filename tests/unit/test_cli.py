@@ -14,10 +14,10 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from evermark.bots.base import BotMode
 from evermark.cli import console, deployment
 from evermark.cli.main import COMMANDS, app, loaded
 from evermark.config.subscriptions import DELIVERED_OPS
+from evermark.delivery.bots.base import BotMode
 from evermark.errors import ConfigError, EvermarkError, NotFoundError
 
 PYTHON_TYPES = re.compile(r"<(str|int|float|bool|path)\b|list\[|\brange>|None\b")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.unit.config_file import MINIMAL, WHSEC, read, refused
 
-from evermark.bots.base import BotMode, BotWish
+from evermark.delivery.bots.base import BotMode, BotSpec
 from evermark.secrets import KeyRef, SecretBox
 
 BOT = f"url: https://helper.example/hooks, secret: {WHSEC}, source: chat, user: helper-bot"
@@ -23,10 +23,10 @@ def test_a_bot_of_the_file_has_a_subscriptions_keys_and_its_own(tmp_path: Path) 
     key.write_text("a key that nobody will ever guess")
     box = SecretBox(KeyRef("file", str(key)))
     plain = read(tmp_path, bots(BOT)).bots["helper"].to_spec("helper", box)
-    assert plain.bot == BotWish("chat", "helper-bot", BotMode.ALL)
+    assert plain.bot == BotSpec("chat", "helper-bot", BotMode.ALL)
     whole = read(tmp_path, bots(f"{BOT}, mode: mentions_replies_reactions, device: d1, inbox: mail, bundle: 5"))
     spec = whole.bots["helper"].to_spec("helper", box)
-    assert spec.bot == BotWish("chat", "helper-bot", BotMode.MENTIONS_REPLIES_REACTIONS, "d1", "mail")
+    assert spec.bot == BotSpec("chat", "helper-bot", BotMode.MENTIONS_REPLIES_REACTIONS, "d1", "mail")
     assert spec.bundle == 5 and spec.url == "https://helper.example/hooks"
 
 

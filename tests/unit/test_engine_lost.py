@@ -11,7 +11,7 @@ from evermark.app.run import Pipeline, StuckError
 from evermark.cluster.base import Lease
 from evermark.cluster.memory import MemoryLeases
 from evermark.config import Config
-from evermark.observe.health import ENGINE_LOST_MAX_S, Board, PartitionHealth
+from evermark.observe.health import ENGINE_LOST_MAX_S, HealthBoard, PartitionHealth
 from evermark.testing.until import until
 
 
@@ -75,7 +75,7 @@ def test_a_thread_that_cannot_be_ended_ends_the_process(monkeypatch: pytest.Monk
 def test_livez_waits_for_a_restart_and_then_says_that_the_process_is_lost() -> None:
     """GIVEN Spark lost WHEN it does not come back for long THEN the process is given up; once it runs, it is not."""
     now = [0.0]
-    board = Board(lambda: now[0])
+    board = HealthBoard(lambda: now[0])
     board.put("shop", 0, PartitionHealth.HEALTHY)
     board.engine_lost("Spark's JVM ended")
     assert board.partitions()["shop/0"].state is PartitionHealth.STALE

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from evermark.cluster.base import Holder
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
-from evermark.delivery import expiry
 from evermark.delivery.base import Fate, MadeBy, Outcome, Subscription, SubscriptionState
-from evermark.delivery.expiry import expires_before, sweep, with_expired, without_expired
-from evermark.delivery.memory import MemoryDelivery
-from evermark.delivery.rounds import both
-from evermark.delivery.sinks.base import Result
+from evermark.delivery.decide import expiry
+from evermark.delivery.decide.expiry import expires_before, sweep, with_expired, without_expired
+from evermark.delivery.replay.rounds import both
+from evermark.delivery.store.memory import MemoryDelivery
+from evermark.delivery.webhook.base import Result
 from evermark.spark.posting import outcome_fields, outcome_of
 from evermark.testing.contracts.scene import P0, T0, begin, done, event, spec
 

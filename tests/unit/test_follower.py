@@ -12,13 +12,13 @@ import pytest
 from evermark.cluster.base import Holder
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
-from evermark.delivery import follower as following
-from evermark.delivery.base import Fate, MadeBy, Outcome, Place, Reached, Subscription, SubscriptionState
-from evermark.delivery.follower import Follower
-from evermark.delivery.live import LiveGroup
-from evermark.delivery.memory import MemoryDelivery
-from evermark.delivery.turns import Company, next_turns
-from evermark.delivery.work import Delivered, Errand, Manner, Span
+from evermark.delivery.base import Fate, MadeBy, Outcome, Reached, SourcePartition, Subscription, SubscriptionState
+from evermark.delivery.decide.turns import TurnClass, next_turns
+from evermark.delivery.run import follower as following
+from evermark.delivery.run.follower import Follower
+from evermark.delivery.run.live import LiveGroup
+from evermark.delivery.store.memory import MemoryDelivery
+from evermark.delivery.work import Assignment, Delivered, DeliveryOptions, Span
 from evermark.errors import ConflictError, UnreachableError
 from evermark.log.read import FileRange
 from evermark.testing.contracts.scene import P0, T0, event, failed, spec
@@ -49,14 +49,14 @@ class World:
         assert lease is not None
         self.epoch = lease.epoch
         self.store = MemoryDelivery(leases, clock=lambda: self.now, jitter=lambda: 0.5)
-        self.store.open_place(P0, 0, self.epoch)
+        self.store.open_partition(P0, 0, self.epoch)
         self.store.register([spec(name) for name in self.pace_s], MadeBy.FILE, {}, self.epoch)
         self.live = LiveGroup(self.store, self, self.epoch, lambda: self.now)
         self.follower = Follower(self.store, self, self.live, self, self.epoch, lambda: self.now)
 
     # LogView
 
-    def heads(self) -> Mapping[Place, tuple[int, datetime]]:
+    def heads(self) -> Mapping[SourcePartition, tuple[int, datetime]]:
         return {P0: (self.head, self.now - timedelta(seconds=10))}
 
     def files(self, source: str) -> list[FileRange]:
@@ -64,30 +64,30 @@ class World:
 
     # Deliverer
 
-    def deliver(self, errands: Sequence[Errand], manner: Manner) -> list[Delivered]:
-        names = [errand.spec.name for errand in errands]
-        self.spans += [errand.span for errand in errands]
+    def deliver(self, assignments: Sequence[Assignment], options: DeliveryOptions) -> list[Delivered]:
+        names = [assignment.spec.name for assignment in assignments]
+        self.spans += [assignment.span for assignment in assignments]
         self.together.append(set(names))
         if self.unreadable & set(names):
             raise UnreachableError("a file of the log is not there", hint="none")
-        self.lock_held += [(name if manner.historical else "group", self.live.lock.locked()) for name in names]
-        self.budgets.append(manner.budget_s)
-        limit = manner.budget_s if manner.slack_s is None else manner.slack_s
+        self.lock_held += [(name if options.historical else "group", self.live.lock.locked()) for name in names]
+        self.budgets.append(options.budget_s)
+        limit = options.budget_s if options.slack_s is None else options.slack_s
         took = [min(self.pace_s[name], limit if limit is not None else 1e9) for name in names]
         self.now += timedelta(seconds=max(took))
-        return [self._delivered(errand, limit) for errand in errands]
+        return [self._delivered(assignment, limit) for assignment in assignments]
 
-    def _delivered(self, errand: Errand, limit: float | None) -> Delivered:
-        name, took_s = errand.spec.name, self.pace_s[errand.spec.name]
+    def _delivered(self, assignment: Assignment, limit: float | None) -> Delivered:
+        name, took_s = assignment.spec.name, self.pace_s[assignment.spec.name]
         if name in self.down:
-            return Delivered(name, errand.span.after, failed(name), took_s)
+            return Delivered(name, assignment.span.after, failed(name), took_s)
         if name in self.full:
-            return Delivered(name, errand.span.after, Outcome(name, Fate.FULL, reason="no room"), took_s)
+            return Delivered(name, assignment.span.after, Outcome(name, Fate.FULL, reason="no room"), took_s)
         if limit is not None and took_s > limit:
-            through = self.through.get(name, errand.span.through)
+            through = self.through.get(name, assignment.span.through)
             unfinished = Outcome(name, Fate.UNFINISHED, accepted=3, reason="slow")
-            return Delivered(name, errand.span.after, unfinished, limit, through=through)
-        return Delivered(name, errand.span.to, Outcome(name, Fate.DONE, accepted=5), took_s)
+            return Delivered(name, assignment.span.after, unfinished, limit, through=through)
+        return Delivered(name, assignment.span.to, Outcome(name, Fate.DONE, accepted=5), took_s)
 
     def state(self, name: str) -> SubscriptionState:
         return self.store.subscriptions()[name].state
@@ -157,10 +157,10 @@ def test_a_turn_ends_and_one_that_got_nowhere_gets_a_longer_one() -> None:
 
 
 def turn_by_company(world: World) -> None:
-    """One more batch, the group, and whoever is due: those of one company together."""
+    """One more batch, the group, and whoever is due: those of one class together."""
     world.head += 1
     world.follower.catch_up_group()
-    turns, _ = next_turns(world.follower.due(), world.follower.company, serving=[])
+    turns, _ = next_turns(world.follower.due(), world.follower.turn_class, serving=[])
     for turn in turns:
         world.follower.catch_up(*turn.subscriptions)
 
@@ -214,12 +214,12 @@ def test_whoever_was_caught_by_a_stall_does_not_wait_for_the_slow() -> None:
     assert {world.state(name) for name in names} == {SubscriptionState.BEHIND}
     world.pace_s.update(dict.fromkeys(names, 0.05))
     began = world.now
-    late = [one for one in world.follower.due() if world.follower.company(one) is Company.LATE]
+    late = [one for one in world.follower.due() if world.follower.turn_class(one) is TurnClass.LATE]
     assert {one.name for one in late} == {"slow", *names}
     world.follower.catch_up(*late)
     assert (world.now - began).total_seconds() <= 2.0
-    assert {world.follower.company(world.one(name)) for name in names} == {Company.NEAR}
-    assert world.follower.company(world.one("slow")) is Company.SLOW
+    assert {world.follower.turn_class(world.one(name)) for name in names} == {TurnClass.NEAR}
+    assert world.follower.turn_class(world.one("slow")) is TurnClass.SLOW
 
 
 def test_one_that_was_removed_meanwhile_leaves_the_others_settled() -> None:
@@ -231,8 +231,8 @@ def test_one_that_was_removed_meanwhile_leaves_the_others_settled() -> None:
     (a, b) = (world.one("a"), world.one("b"))
     deliver = world.deliver
 
-    def meddled(errands: Sequence[Errand], manner: Manner) -> list[Delivered]:
-        found = deliver(errands, manner)
+    def meddled(assignments: Sequence[Assignment], options: DeliveryOptions) -> list[Delivered]:
+        found = deliver(assignments, options)
         world.store.register([spec("good"), spec("b")], MadeBy.FILE, {}, world.epoch)
         return found
 
@@ -243,9 +243,9 @@ def test_one_that_was_removed_meanwhile_leaves_the_others_settled() -> None:
     assert world.store.cursors("b")[P0] > before
 
 
-@pytest.mark.parametrize("seen", [{}, {P0: 0, Place("other", 0): 0}], ids=["member", "place not open yet"])
+@pytest.mark.parametrize("seen", [{}, {P0: 0, SourcePartition("other", 0): 0}], ids=["member", "place not open yet"])
 def test_whoever_cannot_be_compared_with_the_group_is_left_for_later(
-    monkeypatch: pytest.MonkeyPatch, seen: dict[Place, int]
+    monkeypatch: pytest.MonkeyPatch, seen: dict[SourcePartition, int]
 ) -> None:
     """GIVEN cursors read while it was a member, or a place was opened WHEN it is its turn THEN nothing is sent yet."""
     world = World({"good": 0.05, "slow": 5.0})
@@ -265,7 +265,7 @@ def test_one_that_needs_very_long_is_served_alone() -> None:
     world = World({"good": 0.05, "late": 5.0, "glacier": 60.0})
     for _ in range(3):
         turn_by_company(world)
-    assert world.follower.company(world.one("glacier")) is Company.NONE
+    assert world.follower.turn_class(world.one("glacier")) is TurnClass.NONE
     assert {"glacier"} in world.together
 
 
@@ -281,12 +281,12 @@ def test_one_that_is_down_is_asked_with_a_few_events_and_gets_all_of_them_when_i
     assert [span.rows for span in world.spans] == [following.PROBE_ROWS_MAX]
     world.down.clear()
     world.now = world.one("down").next_attempt_at or world.now
-    companies: list[Company] = []
+    companies: list[TurnClass] = []
     for _ in range(2):
         world.follower.catch_up(world.one("down"))
-        companies.append(world.follower.company(world.one("down")))
+        companies.append(world.follower.turn_class(world.one("down")))
     # THEN while much is left it has turns of its own, and then one with all who are about to join
-    assert companies == [Company.NONE, Company.NEAR]
+    assert companies == [TurnClass.NONE, TurnClass.NEAR]
     assert [span.rows for span in world.spans[1:]] == [following.PROBE_ROWS_MAX, 500 - following.PROBE_ROWS_MAX]
 
 
@@ -308,7 +308,7 @@ def test_d1_a_batch_that_takes_hours_goes_on_where_it_stopped() -> None:
         assert world.store.inside(["slow"]) == {"slow": {P0: Reached(0, f"{nth:03}")}}
     assert [span.through for span in world.spans if span.paths][-3:] == ["", "001", "002"]
     assert world.budgets[-3:] == [10.0] * 3, "it gets somewhere: no reason for longer turns"
-    assert world.follower.company(world.one("slow")) is Company.NONE, "nobody else waits for it"
+    assert world.follower.turn_class(world.one("slow")) is TurnClass.NONE, "nobody else waits for it"
     # WHEN everything starts anew THEN nothing is forgotten
     world.follower = Follower(world.store, world, world.live, world, world.epoch, lambda: world.now)
     world.pace_s["slow"] = 0.05
@@ -335,7 +335,7 @@ def test_leftovers_of_the_group_end_in_minutes_however_large_a_batch_is() -> Non
 
 
 def test_one_whose_files_cannot_be_read_holds_up_nobody_of_its_turn() -> None:
-    """GIVEN three that share a turn WHEN the errand of one cannot be done THEN the others move on."""
+    """GIVEN three that share a turn WHEN the assignment of one cannot be done THEN the others move on."""
     names = ["a", "b", "c"]
     world = World({"good": 0.05, **dict.fromkeys(names, 5.0)})
     turn_by_company(world)
@@ -347,11 +347,11 @@ def test_one_whose_files_cannot_be_read_holds_up_nobody_of_its_turn() -> None:
         world.follower.catch_up(*map(world.one, names))
     moved = {name for name in names if world.store.cursors(name)[P0] > before[name]}
     assert moved == {"a", "c"}
-    assert world.follower.company(world.one("b")) is Company.NONE
+    assert world.follower.turn_class(world.one("b")) is TurnClass.NONE
     world.unreadable.clear()
     world.follower.catch_up(world.one("b"))
     assert world.store.cursors("b")[P0] > before["b"]
-    assert world.follower.company(world.one("b")) is not Company.NONE
+    assert world.follower.turn_class(world.one("b")) is not TurnClass.NONE
 
 
 def test_one_that_fails_and_is_full_is_left_to_the_queue() -> None:

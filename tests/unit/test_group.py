@@ -13,10 +13,19 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from evermark.cluster.base import Holder
 from evermark.cluster.memory import MemoryLeases
-from evermark.delivery.base import Fate, Group, MadeBy, Outcome, ParkedEvent, Place, Subscription, SubscriptionState
-from evermark.delivery.group import (
+from evermark.delivery.base import (
+    Fate,
+    Group,
+    MadeBy,
+    Outcome,
+    ParkedEvent,
+    SourcePartition,
+    Subscription,
+    SubscriptionState,
+)
+from evermark.delivery.decide.group import (
     Settlement,
-    Standing,
+    SubscriptionRecord,
     Work,
     after_outcome,
     is_due,
@@ -24,7 +33,7 @@ from evermark.delivery.group import (
     settle,
     subscription_after_failure,
 )
-from evermark.delivery.memory import MemoryDelivery
+from evermark.delivery.store.memory import MemoryDelivery
 from evermark.errors import ConflictError, StaleError
 from evermark.testing.contracts.scene import P0, P1, T0, event, spec
 
@@ -34,8 +43,8 @@ places = st.sampled_from([P0, P1])
 PARKED_MAX = 3
 
 
-def _standing(name: str, joined_version: int = 0) -> Standing:
-    return Standing(name, SubscriptionState.LIVE, parked_max=PARKED_MAX, joined_version=joined_version)
+def _standing(name: str, joined_version: int = 0) -> SubscriptionRecord:
+    return SubscriptionRecord(name, SubscriptionState.LIVE, parked_max=PARKED_MAX, joined_version=joined_version)
 
 
 @st.composite
@@ -165,7 +174,7 @@ def test_the_follower_works_for_who_is_due(state: SubscriptionState, wait_s: int
 
 
 @given(st.dictionaries(places, st.integers(0, 2)), st.dictionaries(places, st.integers(0, 2)))
-def test_joining_needs_the_same_vector(mine: dict[Place, int], theirs: dict[Place, int]) -> None:
+def test_joining_needs_the_same_vector(mine: dict[SourcePartition, int], theirs: dict[SourcePartition, int]) -> None:
     """Equal everywhere, and nowhere unknown."""
     behind = replace(_standing("a"), state=SubscriptionState.BEHIND)
     assert may_join(behind, mine, Group(0, frozenset(), theirs)) == (mine == theirs)
@@ -185,8 +194,8 @@ class Story(RuleBasedStateMachine):
         self.store = MemoryDelivery(self.leases, jitter=lambda: 0.0)
         self.head = {P0: 0, P1: 0}
         self.lives: dict[str, int] = {}
-        self.start: dict[tuple[str, int], dict[Place, int]] = {}
-        self.stood: dict[tuple[str, int], dict[Place, int]] = {}
+        self.start: dict[tuple[str, int], dict[SourcePartition, int]] = {}
+        self.stood: dict[tuple[str, int], dict[SourcePartition, int]] = {}
         self.got: dict[tuple[str, int], set[str]] = {}
         self.works: list[tuple[Any, ...]] = []
         self.now = T0
@@ -197,7 +206,7 @@ class Story(RuleBasedStateMachine):
     def begin(self) -> None:
         self.take_over(7)
         for place in self.head:
-            self.store.open_place(place, 0, self.epoch)
+            self.store.open_partition(place, 0, self.epoch)
         for name in "abc":
             self.add_or_remove(name, early=False)
 
@@ -219,7 +228,7 @@ class Story(RuleBasedStateMachine):
         if name in wanted:
             self._born(name, dict(starts.get(name, self.store.group().cursors)))
 
-    def _born(self, name: str, start: dict[Place, int]) -> None:
+    def _born(self, name: str, start: dict[SourcePartition, int]) -> None:
         self.lives[name] = self.lives.get(name, 0) + 1
         life = (name, self.lives[name])
         self.start[life] = start
@@ -241,7 +250,7 @@ class Story(RuleBasedStateMachine):
 
     @precondition(lambda self: len(self.works) < 3)
     @rule(place=places, data=st.data())
-    def begin_group_work(self, place: Place, data: st.DataObject) -> None:
+    def begin_group_work(self, place: SourcePartition, data: st.DataObject) -> None:
         group = self.store.group()
         begun_at = group.cursors[place]
         done_to = self._batches_after(place, begun_at, data)
@@ -251,7 +260,7 @@ class Story(RuleBasedStateMachine):
 
     @precondition(lambda self: len(self.works) < 3 and self.store.cursors_outside())
     @rule(place=places, data=st.data())
-    def begin_follower_work(self, place: Place, data: st.DataObject) -> None:
+    def begin_follower_work(self, place: SourcePartition, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.store.cursors_outside())))
         begun_at = self.store.cursors(name)[place]
         done_to = self._batches_after(place, begun_at, data)
@@ -321,11 +330,11 @@ class Story(RuleBasedStateMachine):
                     one = _event_id(place, batch)
                     assert one in self.got[life] or (name, one) in parked, f"{life} lost {one}"
 
-    def _batches_after(self, place: Place, begun_at: int, data: st.DataObject) -> int:
+    def _batches_after(self, place: SourcePartition, begun_at: int, data: st.DataObject) -> int:
         self.head[place] = max(self.head[place], begun_at + data.draw(st.integers(1, 3)))
         return data.draw(st.integers(begun_at + 1, self.head[place]))
 
-    def _post(self, name: str, place: Place, begun_at: int, done_to: int, data: st.DataObject) -> Outcome:
+    def _post(self, name: str, place: SourcePartition, begun_at: int, done_to: int, data: st.DataObject) -> Outcome:
         """What the receiver does with these events, now; it becomes known to the store only when it is settled."""
         fate = data.draw(st.sampled_from([*[Fate.DONE] * 8, *Fate]))
         refused: list[ParkedEvent] = []
@@ -338,7 +347,7 @@ class Story(RuleBasedStateMachine):
         return Outcome(name, fate, accepted=done_to - begun_at - len(refused), parked=tuple(refused))
 
 
-def _event_id(place: Place, batch: int) -> str:
+def _event_id(place: SourcePartition, batch: int) -> str:
     return f"{place.partition}-{batch}"
 
 

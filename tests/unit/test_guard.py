@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evermark.delivery.guard import AddressRefusedError, Guard
+from evermark.delivery.webhook.guard import AddressRefusedError, Guard
 from evermark.errors import ConfigError, DeniedError
 
 CLOSED = [

@@ -11,7 +11,7 @@ import pytest
 from evermark.observe.health import (
     LAGGING_AFTER_S,
     RATE_OVER_S,
-    Board,
+    HealthBoard,
     LiveGroupReport,
     PartitionHealth,
     PartitionReport,
@@ -40,15 +40,15 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def board(clock: Clock) -> Board:
-    return Board(clock)
+def board(clock: Clock) -> HealthBoard:
+    return HealthBoard(clock)
 
 
-def partition(board: Board, name: str = "shop/0") -> PartitionReport:
+def partition(board: HealthBoard, name: str = "shop/0") -> PartitionReport:
     return board.partitions()[name]
 
 
-def test_a_failure_and_a_new_try_do_not_forget_what_was_taken(board: Board) -> None:
+def test_a_failure_and_a_new_try_do_not_forget_what_was_taken(board: HealthBoard) -> None:
     """GIVEN ten events taken WHEN the partition fails and is read again THEN the count and the time stay."""
     board.put("shop", 0, HEALTHY)
     board.seen("shop", 0, 10, NOON)
@@ -60,7 +60,7 @@ def test_a_failure_and_a_new_try_do_not_forget_what_was_taken(board: Board) -> N
     assert (again.events, again.last_event_at, again.reason, again.hint) == (10, NOON, "", "")
 
 
-def test_a_batch_clears_reason_and_hint(board: Board) -> None:
+def test_a_batch_clears_reason_and_hint(board: HealthBoard) -> None:
     """GIVEN a partition that failed WHEN a batch is taken THEN neither the reason nor the hint is left."""
     board.put("shop", 0, STALE, "no space left", "free some")
     board.seen("shop", 0, 1, NOON)
@@ -68,7 +68,7 @@ def test_a_batch_clears_reason_and_hint(board: Board) -> None:
     assert (found.state, found.reason, found.hint) == (HEALTHY, "", "")
 
 
-def test_a_batch_that_closes_a_hole_does_not_make_it_healthy(board: Board) -> None:
+def test_a_batch_that_closes_a_hole_does_not_make_it_healthy(board: HealthBoard) -> None:
     """GIVEN a hole that is being closed WHEN batches of it are taken THEN it is stale until reading goes on."""
     board.put("shop", 0, STALE, "failover: slot was lost", "wait", mending=True)
     board.seen("shop", 0, 50_000, NOON)
@@ -83,7 +83,7 @@ def test_a_batch_that_closes_a_hole_does_not_make_it_healthy(board: Board) -> No
     [(None, HEALTHY), (0.5, HEALTHY), (LAGGING_AFTER_S, HEALTHY), (LAGGING_AFTER_S + 0.1, LAGGING), (86_400, LAGGING)],
 )
 def test_s7_a_partition_whose_events_wait_for_more_than_30_s_is_lagging(
-    board: Board, clock: Clock, waits_s: float | None, state: PartitionHealth
+    board: HealthBoard, clock: Clock, waits_s: float | None, state: PartitionHealth
 ) -> None:
     """GIVEN a reader that says nothing is wrong WHEN the source has untaken events THEN their age decides."""
     assert LAGGING_AFTER_S == 30.0
@@ -94,7 +94,7 @@ def test_s7_a_partition_whose_events_wait_for_more_than_30_s_is_lagging(
     assert bool(found.reason) is (state is LAGGING)
 
 
-def test_lag_grows_while_the_source_does_not_answer_and_ends_when_it_says_so(board: Board, clock: Clock) -> None:
+def test_lag_grows_while_the_source_does_not_answer_and_ends_when_it_says_so(board: HealthBoard, clock: Clock) -> None:
     """GIVEN an event that waits WHEN time goes by THEN lag is what it is now, not what it was; 0 once it is taken."""
     board.put("shop", 0, HEALTHY)
     board.answered("shop", SourceAnswer(clock(), {0: 25.0}))
@@ -104,7 +104,7 @@ def test_lag_grows_while_the_source_does_not_answer_and_ends_when_it_says_so(boa
     assert (partition(board).state, partition(board).lag_s, partition(board).reason) == (HEALTHY, 0.0, "")
 
 
-def test_a_batch_of_old_events_says_nothing_of_what_waits(board: Board, clock: Clock) -> None:
+def test_a_batch_of_old_events_says_nothing_of_what_waits(board: HealthBoard, clock: Clock) -> None:
     """GIVEN an instance that was down for an hour WHEN it has taken what had come THEN it is healthy, with no lag."""
     board.put("shop", 0, HEALTHY)
     board.answered("shop", SourceAnswer(clock(), {0: 3600.0}))
@@ -115,7 +115,7 @@ def test_a_batch_of_old_events_says_nothing_of_what_waits(board: Board, clock: C
 
 @pytest.mark.parametrize("before", [HEALTHY, STANDBY, STARTING])
 def test_a_source_that_cannot_be_asked_is_stale_with_the_reason(
-    board: Board, clock: Clock, before: PartitionHealth
+    board: HealthBoard, clock: Clock, before: PartitionHealth
 ) -> None:
     """GIVEN partitions whose reader has nothing to say WHEN the source does not answer THEN that is said of them."""
     board.put("shop", 0, before)
@@ -129,7 +129,7 @@ def test_a_source_that_cannot_be_asked_is_stale_with_the_reason(
 
 @pytest.mark.parametrize("before", [STALE, FAILED])
 def test_what_a_reader_says_goes_before_what_the_source_says(
-    board: Board, clock: Clock, before: PartitionHealth
+    board: HealthBoard, clock: Clock, before: PartitionHealth
 ) -> None:
     """GIVEN a reader that failed WHEN the source is well, or not THEN its own reason stands, with the lag."""
     board.put("shop", 0, before, "no space left", "free some")
@@ -142,7 +142,7 @@ def test_what_a_reader_says_goes_before_what_the_source_says(
     assert told["partitions"]["shop/0"]["lag_s"] is None
 
 
-def test_a_standby_shows_the_lag_and_is_not_ill(board: Board, clock: Clock) -> None:
+def test_a_standby_shows_the_lag_and_is_not_ill(board: HealthBoard, clock: Clock) -> None:
     """GIVEN another instance that owns the source and is late WHEN the standby is asked THEN it is standing by."""
     board.put("shop", 0, STANDBY)
     board.answered("shop", SourceAnswer(clock(), {0: 100.0}))
@@ -202,7 +202,7 @@ def test_delivery_that_stands_still_is_shown(group: LiveGroupReport, whole: str)
     assert (told["delivering"], told["delivery"]["lag_s"]) == (group.delivering, group.lag_s)
 
 
-def test_s7_the_event_rate_is_of_the_last_minute(board: Board, clock: Clock) -> None:
+def test_s7_the_event_rate_is_of_the_last_minute(board: HealthBoard, clock: Clock) -> None:
     """GIVEN batches WHEN time goes by THEN the rate follows, down to 0, and the count stays."""
     rate: Callable[[], float] = lambda: partition(board).events_per_s  # noqa: E731 - read below
     board.seen("shop", 0, 90, NOON)

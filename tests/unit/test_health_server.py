@@ -16,7 +16,7 @@ import pytest
 from evermark.app import source_lag
 from evermark.app.source_lag import Lags
 from evermark.checkpoints.memory import MemoryCheckpoints
-from evermark.observe.health import LAGGING_AFTER_S, Board, PartitionHealth, SourceAnswer
+from evermark.observe.health import LAGGING_AFTER_S, HealthBoard, PartitionHealth, SourceAnswer
 from evermark.observe.metrics import Metrics
 from evermark.server.http import Server
 from evermark.sources.base import Source, Untaken
@@ -25,7 +25,7 @@ from evermark.testing.until import until
 
 
 @contextmanager
-def served(board: Board, metrics: Metrics | None = None) -> Iterator[Server]:
+def served(board: HealthBoard, metrics: Metrics | None = None) -> Iterator[Server]:
     server = Server("127.0.0.1", 0, board, metrics or Metrics())
     server.start()
     try:
@@ -46,7 +46,7 @@ def ask(server: Server, path: str) -> tuple[int, str]:
 
 def test_health_ready_and_metrics_say_the_same() -> None:
     """GIVEN a source whose events wait WHEN each is asked THEN lag and state are the same in all, and codes follow."""
-    board = Board()
+    board = HealthBoard()
     board.put("shop", 0, PartitionHealth.HEALTHY)
     waits = [LAGGING_AFTER_S + 10]
     board.ask_with(lambda: board.answered("shop", SourceAnswer(time.monotonic(), {0: waits[0]} if waits else {})))
@@ -71,7 +71,7 @@ def test_health_ready_and_metrics_say_the_same() -> None:
 
 def test_before_anything_is_known_it_is_not_ready() -> None:
     """GIVEN a server without a deployment WHEN asked THEN it is not ready, and says that nobody delivers."""
-    with served(Board()) as server:
+    with served(HealthBoard()) as server:
         assert ask(server, "/readyz")[0] == 503
         code, text = ask(server, "/health")
         assert code == 200 and json.loads(text)["delivering"] is False
@@ -79,7 +79,7 @@ def test_before_anything_is_known_it_is_not_ready() -> None:
 
 def test_many_who_ask_at_once_wait_for_one_answer() -> None:
     """GIVEN a slow answer WHEN twenty ask meanwhile THEN the sources are asked twice at most, and all are answered."""
-    board = Board()
+    board = HealthBoard()
     board.put("shop", 0, PartitionHealth.HEALTHY)
     gate, asked = threading.Event(), []
     board.ask_with(lambda: (asked.append(1), gate.wait(20), None)[-1])
@@ -130,7 +130,7 @@ def test_health_answers_in_time_though_a_source_hangs(monkeypatch: pytest.Monkey
         checkpoints_through=lambda _: MemoryCheckpoints(),
         another_state=lambda **_: State(lambda: "host=127.0.0.1 port=1", "nowhere"),
     )
-    board = Board()
+    board = HealthBoard()
     for name in deployment.sources:
         board.put(name, 0, PartitionHealth.HEALTHY)
     lags = Lags(deployment, board)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pyarrow as pa
 from tests.contract.webhook_receiver import events
 
-from evermark.delivery.base import Place
+from evermark.delivery.base import SourcePartition
 from evermark.spark.posting import held_lanes, now_held
 from evermark.testing.contracts.scene import P0, P1, event, spec
 
@@ -38,10 +38,16 @@ def test_d10_a_change_of_a_key_is_held_back_by_either_key() -> None:
 def test_d10_what_a_chunk_parks_is_counted_by_key() -> None:
     """GIVEN events that were parked WHEN the next chunk comes THEN each key waits, with how many; only if ordered."""
     other, keyless = event(3, key="1", stream="users"), event(4)
-    parked = [event(1, key="1"), event(2, key="1"), other, keyless, replace(event(5, key="1"), place=Place("crm", 0))]
+    parked = [
+        event(1, key="1"),
+        event(2, key="1"),
+        other,
+        keyless,
+        replace(event(5, key="1"), place=SourcePartition("crm", 0)),
+    ]
     assert now_held(spec("a", ordered=True), parked) == {
         (P0, "orders", "1"): 2,
         (P0, "users", "1"): 1,
-        (Place("crm", 0), "orders", "1"): 1,
+        (SourcePartition("crm", 0), "orders", "1"): 1,
     }
     assert not now_held(spec("a"), parked)

@@ -15,18 +15,18 @@ from evermark.app.reporting import DeliveryReport
 from evermark.cluster.base import Holder
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
-from evermark.delivery.accounts import kept_for, least_cursors
-from evermark.delivery.backlog import expired_to
-from evermark.delivery.base import Fate, MadeBy, Outcome, Place, SubscriptionState
-from evermark.delivery.follower import Follower
-from evermark.delivery.live import LiveGroup
-from evermark.delivery.memory import MemoryDelivery
-from evermark.delivery.replay import AskedBy, Control, Replayed, ReplayState, Request, TargetState
-from evermark.delivery.replay_memory import MemoryReplays
-from evermark.delivery.replayer import START_WAIT_MAX, Replayer
-from evermark.delivery.wish import request_of
-from evermark.delivery.work import Delivered, Errand, Manner
-from evermark.log.care import may_be_collected
+from evermark.delivery.base import Fate, MadeBy, Outcome, SourcePartition, SubscriptionState
+from evermark.delivery.decide.backlog import expired_to
+from evermark.delivery.replay.memory import MemoryReplays
+from evermark.delivery.replay.plan import AskedBy, Control, Replayed, ReplayState, Request, TargetState
+from evermark.delivery.replay.replayer import START_WAIT_MAX, Replayer
+from evermark.delivery.replay.request import request_of
+from evermark.delivery.run.follower import Follower
+from evermark.delivery.run.live import LiveGroup
+from evermark.delivery.status import kept_for, least_cursors
+from evermark.delivery.store.memory import MemoryDelivery
+from evermark.delivery.work import Assignment, Delivered, DeliveryOptions
+from evermark.log.maintenance import may_be_collected
 from evermark.log.read import FileRange
 from evermark.observe.metrics import Metrics
 from evermark.testing.contracts.scene import P0, T0, spec
@@ -50,7 +50,7 @@ class World:
         assert lease is not None
         self.epoch = lease.epoch
         self.store = MemoryDelivery(self._leases, jitter=lambda: 0.0, clock=lambda: self.now)
-        self.store.open_place(P0, 0, self.epoch)
+        self.store.open_partition(P0, 0, self.epoch)
         self.store.register([spec("a"), spec("b"), spec("c", ttl_s=0.0)], MadeBy.FILE, {}, self.epoch)
         live = LiveGroup(self.store, self, self.epoch, lambda: self.now)
         self.follower = Follower(self.store, self, live, self, self.epoch, lambda: self.now)
@@ -59,7 +59,7 @@ class World:
 
     # LogView
 
-    def heads(self) -> Mapping[Place, tuple[int, datetime]]:
+    def heads(self) -> Mapping[SourcePartition, tuple[int, datetime]]:
         return {P0: (self.head, self.now - timedelta(seconds=10))}
 
     def files(self, source: str) -> list[FileRange]:
@@ -70,15 +70,15 @@ class World:
 
     # Deliverer
 
-    def deliver(self, errands: Sequence[Errand], manner: Manner) -> list[Delivered]:
-        return [self._one(errand, manner) for errand in errands]
+    def deliver(self, assignments: Sequence[Assignment], options: DeliveryOptions) -> list[Delivered]:
+        return [self._one(assignment, options) for assignment in assignments]
 
-    def _one(self, errand: Errand, manner: Manner) -> Delivered:
-        name, span, before = errand.spec.name, errand.span, errand.expires_before
+    def _one(self, assignment: Assignment, options: DeliveryOptions) -> Delivered:
+        name, span, before = assignment.spec.name, assignment.span, assignment.expires_before
         batches = range(span.after + 1, span.to + 1)
         old = [n for n in batches if before is not None and T0 + n * DAY < before]
         young = [n for n in batches if n not in old]
-        if young and not manner.sends:
+        if young and not options.sends:
             return Delivered(name, young[0] - 1, Outcome(name, Fate.UNFINISHED, expired=ROWS * len(old)))
         self.sent.setdefault(name, []).extend(young)
         return Delivered(name, span.to, Outcome(name, Fate.DONE, accepted=len(young), expired=ROWS * len(old)))

@@ -7,12 +7,12 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evermark.delivery.base import Place
+from evermark.delivery.base import SourcePartition
 from evermark.delivery.lag import Lag, lag_of
 from evermark.log.read import FileRange
 
 NOON = datetime(2026, 11, 15, 12, tzinfo=UTC)
-SHOP = Place("shop", 0)
+SHOP = SourcePartition("shop", 0)
 
 
 def batch(first: int, last: int | None = None, rows: int = 10, partition: int = 0) -> FileRange:
@@ -36,7 +36,7 @@ def test_events_after_the_cursor_are_counted_and_the_first_of_them_tells_the_age
 def test_a_place_without_a_cursor_is_all_before_the_reader() -> None:
     """GIVEN a partition a reader has not seen WHEN looked at THEN all of it counts, and no other partition's."""
     files = {"shop": [batch(1), batch(1, partition=1), batch(2, partition=1)]}
-    assert lag_of({SHOP: 1}, {SHOP: 1, Place("shop", 1): 2}, files) == Lag(20, NOON + timedelta(minutes=1))
+    assert lag_of({SHOP: 1}, {SHOP: 1, SourcePartition("shop", 1): 2}, files) == Lag(20, NOON + timedelta(minutes=1))
 
 
 def test_a_merged_file_is_taken_as_evenly_spread() -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from evermark.delivery.base import Place
-from evermark.delivery.live import together
+from evermark.delivery.base import SourcePartition
+from evermark.delivery.run.live import together
 from evermark.delivery.work import Span
 
-PLACE = Place("shop", 0)
+PLACE = SourcePartition("shop", 0)
 
 
 def fresh(*batches: int) -> list[Span]:

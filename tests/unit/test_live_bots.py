@@ -5,28 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from evermark.bots.base import BotWish
-from evermark.bots.sight import QUICK_ROWS_MAX, Sight
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
-from evermark.delivery.base import Fate, MadeBy, Outcome, Place, SubscriptionState
-from evermark.delivery.live import LOOKED_UP, LiveGroup
-from evermark.delivery.memory import MemoryDelivery
-from evermark.delivery.work import Delivered, Errand, Manner, Span
+from evermark.delivery.base import Fate, MadeBy, Outcome, SourcePartition, SubscriptionState
+from evermark.delivery.bots.base import BotSpec
+from evermark.delivery.bots.views import QUICK_ROWS_MAX, BotViews
+from evermark.delivery.run.live import LOOKED_UP, LiveGroup
+from evermark.delivery.store.memory import MemoryDelivery
+from evermark.delivery.work import Assignment, Delivered, DeliveryOptions, Span
 from evermark.log.read import FileRange
 from evermark.testing.contracts.scene import T0, spec
 from evermark.testing.states import owners
 
-PLACE = Place("chat", 0)
+PLACE = SourcePartition("chat", 0)
 
 
 class Deliverer:
     def __init__(self) -> None:
-        self.errands: list[Errand] = []
+        self.assignments: list[Assignment] = []
 
-    def deliver(self, errands: Sequence[Errand], manner: Manner) -> list[Delivered]:
-        self.errands += errands
-        return [Delivered(e.spec.name, e.span.to, Outcome(e.spec.name, Fate.DONE, 1)) for e in errands]
+    def deliver(self, assignments: Sequence[Assignment], options: DeliveryOptions) -> list[Delivered]:
+        self.assignments += assignments
+        return [Delivered(e.spec.name, e.span.to, Outcome(e.spec.name, Fate.DONE, 1)) for e in assignments]
 
 
 def test_d13_a_bot_that_must_be_looked_up_first_leaves_the_group() -> None:
@@ -34,10 +34,10 @@ def test_d13_a_bot_that_must_be_looked_up_first_leaves_the_group() -> None:
     and without a failure on record."""
     leases = MemoryLeases(is_gone=lambda holder: True)
     store, epoch = MemoryDelivery(leases), owners(leases)(DELIVER_LEASE)
-    store.open_place(PLACE, 8, epoch)
-    bot = BotWish("chat", "bot")
+    store.open_partition(PLACE, 8, epoch)
+    bot = BotSpec("chat", "bot")
     store.register(
-        [spec("plain"), spec("helper", bot=bot), spec("away", bot=BotWish("shop", "bot"))], MadeBy.FILE, {}, epoch
+        [spec("plain"), spec("helper", bot=bot), spec("away", bot=BotSpec("shop", "bot"))], MadeBy.FILE, {}, epoch
     )
 
     def files(_source: str) -> list[FileRange]:
@@ -47,10 +47,10 @@ def test_d13_a_bot_that_must_be_looked_up_first_leaves_the_group() -> None:
         raise AssertionError("nobody may look through that much while others wait")
 
     deliverer = Deliverer()
-    live = LiveGroup(store, deliverer, epoch, lambda: T0, sight=Sight(store, files, epoch, read))
+    live = LiveGroup(store, deliverer, epoch, lambda: T0, bot_views=BotViews(store, files, epoch, read))
     assert live.hand_over(Span(PLACE, 8, 9, ("f",), 10, exact=True))
-    assert [errand.spec.name for errand in deliverer.errands] == ["away", "plain"]
-    views = {errand.spec.name: errand.bot for errand in deliverer.errands}
+    assert [assignment.spec.name for assignment in deliverer.assignments] == ["away", "plain"]
+    views = {assignment.spec.name: assignment.bot for assignment in deliverer.assignments}
     assert views["plain"] is None and views["away"] is not None and not views["away"].streams
     helper = store.subscriptions()["helper"]
     assert (helper.state, helper.reason, helper.failures) == (SubscriptionState.BEHIND, LOOKED_UP, 0)

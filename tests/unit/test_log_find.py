@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evermark.event import EVENT
-from evermark.log.find import Stretch, find, in_order
-from evermark.log.pick import code_of
+from evermark.log.row_reader import code_of
+from evermark.log.window_search import Stretch, find, in_order
 
 ROWS = st.lists(st.tuples(st.integers(0, 3), st.text("ab", max_size=2)), max_size=6, unique=True)
 

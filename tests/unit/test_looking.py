@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from evermark.app.looking import Standing, check_at, judged
+from evermark.app.inspect import PartitionStatus, check_at, judged
 from evermark.checkpoints.base import Checkpoint
 from evermark.errors import EvermarkError, GapError, IdentityError, SetupError
 from evermark.ingest.recovery import TRIES_MAX, TRIES_WITHIN, Choice, Recovery, Step
@@ -17,7 +17,7 @@ from evermark.observe.finding import Grade
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 DONE = Recovery(1, "shop", 0, Choice.REPAIR, False, "slot was lost", "p", Step.DONE, "q", 1, 5, "", NOW, NOW)
-WELL = Standing(0, Checkpoint("p", 3, 1), None, True, ())
+WELL = PartitionStatus(0, Checkpoint("p", 3, 1), None, True, ())
 
 
 def past(count: int, **changes: object) -> tuple[Recovery, ...]:

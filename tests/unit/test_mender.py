@@ -12,7 +12,7 @@ import pytest
 from evermark.cluster.fence import source_lease
 from evermark.cluster.memory import MemoryLeases
 from evermark.errors import EvermarkError, GapError, IdentityError, StaleError, UnreachableError
-from evermark.ingest.mender import TIDY_EVERY, FoundFile, Mender, Wanted, batches_of
+from evermark.ingest.mender import TIDY_EVERY, FoundFile, Mender, RepairTarget, batches_of
 from evermark.ingest.recoveries_memory import MemoryRecoveries
 from evermark.ingest.recovery import Recovery, Step
 from evermark.log.base import LogFile
@@ -149,7 +149,7 @@ def test_what_a_late_owner_left_behind_is_removed_by_its_successor(scene: Scene)
 
 def test_batches_that_close_a_hole_follow_each_other_and_end_where_reading_goes_on() -> None:
     """GIVEN what was found WHEN it is cut into batches THEN they are dense; without any only the place is kept."""
-    wanted = Wanted("shop", 0, 3, 7, "m")
+    wanted = RepairTarget("shop", 0, 3, 7, "m")
     found = [FoundFile(LogFile(f"f{n}", 2, 1), f"n{n}") for n in range(2)]
     batches = [(t.batch, t.start, t.end, t.append.rows, t.append.epoch) for t in batches_of(found, HOLE, wanted)]
     assert batches == [(4, "m", "n0", 2, 7), (5, "n0", "9", 2, 7)]

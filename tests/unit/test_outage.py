@@ -15,12 +15,12 @@ import pytest
 from evermark.cluster.base import Holder
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
-from evermark.delivery.base import Fate, MadeBy, Outcome, Place, SubscriptionState
-from evermark.delivery.follower import Follower
-from evermark.delivery.live import LiveGroup
-from evermark.delivery.memory import MemoryDelivery
-from evermark.delivery.retry import ENDPOINT_BACKOFF_S_MAX, LIMITS
-from evermark.delivery.work import Delivered, Errand, Manner, Span
+from evermark.delivery.base import Fate, MadeBy, Outcome, SourcePartition, SubscriptionState
+from evermark.delivery.decide.retry import ENDPOINT_BACKOFF_S_MAX, LIMITS
+from evermark.delivery.run.follower import Follower
+from evermark.delivery.run.live import LiveGroup
+from evermark.delivery.store.memory import MemoryDelivery
+from evermark.delivery.work import Assignment, Delivered, DeliveryOptions, Span
 from evermark.log.read import FileRange
 from evermark.testing.contracts.scene import P0, T0, spec
 
@@ -37,14 +37,14 @@ class World:
     retry_after_s: float | None = None
     fate: Fate = Fate.ENDPOINT_FAILED
     got: dict[str, list[int]] = field(default_factory=dict)
-    asked: list[tuple[Errand, datetime, Manner]] = field(default_factory=list)
+    asked: list[tuple[Assignment, datetime, DeliveryOptions]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._leases = MemoryLeases(is_gone=lambda holder: True)
         self._owners = 0
         self.store = MemoryDelivery(self._leases, jitter=lambda: 0.0, clock=lambda: self.now)
         self.restart()
-        self.store.open_place(P0, 0, self.epoch)
+        self.store.open_partition(P0, 0, self.epoch)
         self.store.register([spec("ill"), spec("well")], MadeBy.FILE, {}, self.epoch)
 
     def restart(self) -> None:
@@ -58,7 +58,7 @@ class World:
 
     # LogView
 
-    def heads(self) -> Mapping[Place, tuple[int, datetime]]:
+    def heads(self) -> Mapping[SourcePartition, tuple[int, datetime]]:
         return {P0: (self.head, self.now - timedelta(seconds=10))}
 
     def files(self, source: str) -> list[FileRange]:
@@ -66,9 +66,9 @@ class World:
 
     # Deliverer
 
-    def deliver(self, errands: Sequence[Errand], manner: Manner) -> list[Delivered]:
-        self.asked += [(errand, self.now, manner) for errand in errands]
-        return [self._one(errand.spec.name, errand.span) for errand in errands]
+    def deliver(self, assignments: Sequence[Assignment], options: DeliveryOptions) -> list[Delivered]:
+        self.asked += [(assignment, self.now, options) for assignment in assignments]
+        return [self._one(assignment.spec.name, assignment.span) for assignment in assignments]
 
     def _one(self, name: str, span: Span) -> Delivered:
         if name in self.down:
@@ -90,7 +90,7 @@ class World:
         return self.store.subscription(name).state
 
     def times(self, name: str = "ill") -> list[datetime]:
-        return [at for errand, at, _ in self.asked if errand.spec.name == name]
+        return [at for assignment, at, _ in self.asked if assignment.spec.name == name]
 
 
 def until_suspended(world: World) -> None:
@@ -237,10 +237,10 @@ def test_d5_an_endpoint_that_failed_is_met_with_one_request_until_one_is_accepte
     world.asked.clear()
     world.down.clear()
     world.turn(600, batches=20)
-    mine = [errand.probe for errand, _, _ in world.asked if errand.spec.name == "ill"]
+    mine = [assignment.probe for assignment, _, _ in world.asked if assignment.spec.name == "ill"]
     assert mine[0] is True
     assert not any(mine[1:])
-    assert not any(errand.probe for errand, _, _ in world.asked if errand.spec.name == "well")
+    assert not any(assignment.probe for assignment, _, _ in world.asked if assignment.spec.name == "well")
 
 
 def test_d9_caught_up_events_are_historical_and_live_ones_are_not() -> None:
@@ -252,11 +252,11 @@ def test_d9_caught_up_events_are_historical_and_live_ones_are_not() -> None:
     world.asked.clear()
     while world.state() is not SubscriptionState.LIVE:
         world.turn(300)
-    late = [manner.historical for errand, _, manner in world.asked if errand.spec.name == "ill"]
+    late = [options.historical for assignment, _, options in world.asked if assignment.spec.name == "ill"]
     assert late and all(late)
     world.asked.clear()
     world.turn()
-    told = [(errand.spec.name, manner.historical) for errand, _, manner in world.asked]
+    told = [(assignment.spec.name, options.historical) for assignment, _, options in world.asked]
     assert told == [("ill", False), ("well", False)]
 
 

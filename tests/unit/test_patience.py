@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evermark.delivery.sinks.patience import Patience
+from evermark.delivery.webhook.stragglers import Stragglers
 
 
 def test_nobody_is_hurried_before_half_are_done() -> None:
     """GIVEN five jobs WHEN two are done THEN nobody is cut off; WHEN a third is THEN the other two have some time."""
-    patience = Patience([1] * 5, slack_s=0.5)
+    patience = Stragglers([1] * 5, slack_s=0.5)
     patience.finished(0, 0.01)
     patience.finished(1, 0.02)
     assert patience.next_s() is None
@@ -26,13 +26,13 @@ def test_nobody_is_hurried_before_half_are_done() -> None:
 
 def test_a_healthy_one_with_more_to_send_gets_the_time_for_it() -> None:
     """GIVEN one event for one receiver and 20 000 for another WHEN the first is done THEN the other is not cut off."""
-    patience = Patience([10, 20_000, 10], slack_s=0.5)
+    patience = Stragglers([10, 20_000, 10], slack_s=0.5)
     patience.finished(0, 0.002)
     patience.finished(2, 0.002)
     assert patience.over(7.9) == []
     assert patience.over(8.1) == [1]
     # WHEN it has more than anybody can wait for THEN they do not wait for all of it
-    patience = Patience([1, 2_000_000, 1], slack_s=0.5)
+    patience = Stragglers([1, 2_000_000, 1], slack_s=0.5)
     patience.finished(0, 0.002)
     patience.finished(2, 0.002)
     assert patience.over(10.1) == [1]
@@ -40,7 +40,7 @@ def test_a_healthy_one_with_more_to_send_gets_the_time_for_it() -> None:
 
 def test_without_slack_nobody_is_cut_off() -> None:
     """GIVEN no slack WHEN the others are long done THEN there is no hurry."""
-    patience = Patience([1, 1], slack_s=None)
+    patience = Stragglers([1, 1], slack_s=None)
     patience.finished(0, 0.1)
     assert patience.next_s() is None
     assert patience.over(1e9) == []
@@ -50,7 +50,7 @@ def test_without_slack_nobody_is_cut_off() -> None:
 def test_whoever_is_not_done_is_cut_off_in_the_end(work: list[int], data: st.DataObject) -> None:
     """GIVEN any work WHEN half are done THEN everybody else gets at least the slack, and is cut off some time."""
     order = data.draw(st.permutations(range(len(work))))
-    patience = Patience(work, slack_s=0.5)
+    patience = Stragglers(work, slack_s=0.5)
     done = order[: len(work) - len(work) // 2]
     for at, job in enumerate(done):
         patience.finished(job, 0.1 * (at + 1))

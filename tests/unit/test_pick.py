@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from evermark.event import EVENT
-from evermark.log.pick import RowPicker, code_of
+from evermark.log.row_reader import RowReader, code_of
 
 _FILES, _ROWS, _GROUP = 3, 70, 30
 
@@ -57,7 +57,7 @@ def test_rows_come_in_the_order_they_were_asked_for(paths: list[str], order: lis
     """GIVEN places in some order WHEN picked THEN exactly those rows come, in that order."""
     codes = np.array([code_of(paths[file]) for file, _ in order], np.int64)
     numbers = np.array([row for _, row in order], np.int64)
-    found = RowPicker(paths).pick(codes, numbers)
+    found = RowReader(paths).pick(codes, numbers)
     assert found.column("event_id").to_pylist() == [f"{file}-{row}" for file, row in order]
     assert found.column("stream").to_pylist() == [f"s{file}" if row % 3 else "s" for file, row in order]
     assert found.column("op").to_pylist() == ["insert" if row < _GROUP else "update" for _, row in order]

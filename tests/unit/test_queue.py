@@ -15,10 +15,10 @@ from evermark.cluster.base import Holder
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
 from evermark.delivery.base import ParkedEvent, ParkedRow, Subscription, SubscriptionState
-from evermark.delivery.memory import MemoryDelivery
-from evermark.delivery.queue import CLAIM_LEASE_S, ParkedQueue, Tried, after_answer
-from evermark.delivery.retry import LIMITS, SCHEDULE_S, Verdict
-from evermark.delivery.sinks.base import Answer, Try, as_it_is
+from evermark.delivery.decide.retry import LIMITS, SCHEDULE_S, Verdict
+from evermark.delivery.run.parked_retries import CLAIM_LEASE_S, ParkedQueue, Tried, after_answer
+from evermark.delivery.store.memory import MemoryDelivery
+from evermark.delivery.webhook.base import Answer, Try, as_it_is
 from evermark.errors import UnreachableError
 from evermark.testing.contracts.scene import P0, P1, T0, begin, done, event
 

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evermark.delivery.base import SubscriptionSpec
-from evermark.delivery.body import Rendering, Style, bundle_id, delivery_ids, render
-from evermark.delivery.sinks import ready
-from evermark.delivery.sinks.base import Job
-from evermark.delivery.sinks.keys import key_numbers, keys_of
-from evermark.delivery.sinks.packs import Pack, Packer, _all_differ
-from evermark.delivery.sinks.ready import packs_of, prepared
+from evermark.delivery.webhook import bundles_ahead
+from evermark.delivery.webhook.base import Job
+from evermark.delivery.webhook.body import Rendering, Style, bundle_id, delivery_ids, render
+from evermark.delivery.webhook.bundles import Pack, Packer, _all_differ
+from evermark.delivery.webhook.bundles_ahead import packs_of, prepared
+from evermark.delivery.webhook.ordering import key_numbers, keys_of
 from evermark.event import taken_batch
 
 
@@ -76,11 +76,11 @@ def test_who_wants_the_same_shares_and_nobody_else(monkeypatch: pytest.MonkeyPat
     """GIVEN jobs of which two want the same WHEN prepared THEN three kinds of bundles are made, not four."""
     made: list[str] = []
 
-    def counted(one: Job, style: Style) -> ready.Packs:
+    def counted(one: Job, style: Style) -> bundles_ahead.Packs:
         made.append(one.spec.name)
         return packs_of(one, style)
 
-    monkeypatch.setattr(ready, "packs_of", counted)
+    monkeypatch.setattr(bundles_ahead, "packs_of", counted)
     events, others = rows(100), rows(100)
     jobs = [
         job(events, "a"),
@@ -112,7 +112,7 @@ def test_what_everybody_has_taken_is_let_go() -> None:
 def test_large_rows_are_not_all_made_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """GIVEN more rows than may be held twice WHEN prepared THEN the rest is made while it is sent."""
     some, more = rows(100), rows(100)
-    monkeypatch.setattr(ready, "PIECE_BYTES_MAX", int(1.5 * some.nbytes))
+    monkeypatch.setattr(bundles_ahead, "PIECE_BYTES_MAX", int(1.5 * some.nbytes))
     first, second = prepared([job(some, "a"), job(more, "b")])
     assert first.packer is not None and second.packer is None
 

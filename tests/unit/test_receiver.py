@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from evermark.delivery.body import delivery_ids
+from evermark.delivery.webhook.body import delivery_ids
 from evermark_receiver import (
     ASGIReceiver,
     Busy,

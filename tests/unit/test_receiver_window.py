@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from evermark.delivery.retry import SCHEDULE_S, next_attempt
+from evermark.delivery.decide.retry import SCHEDULE_S, next_attempt
 from evermark_receiver import DedupCache
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from evermark.bots.base import BotWish
-from evermark.delivery import replay as decide
-from evermark.delivery import wish as wish_module
-from evermark.delivery.base import Fate, Outcome, Place, Subscription, SubscriptionState
-from evermark.delivery.replay import (
+from evermark.delivery.base import Fate, Outcome, SourcePartition, Subscription, SubscriptionState
+from evermark.delivery.bots.base import BotSpec
+from evermark.delivery.replay import plan as decide
+from evermark.delivery.replay import request as wish_module
+from evermark.delivery.replay.plan import (
     AskedBy,
     Control,
     Replay,
@@ -23,8 +23,8 @@ from evermark.delivery.replay import (
     Target,
     TargetState,
 )
-from evermark.delivery.timeslice import Mark, TimeSlice
-from evermark.delivery.wish import request_of
+from evermark.delivery.replay.request import request_of
+from evermark.delivery.replay.timeslice import Mark, TimeSlice
 from evermark.errors import ConfigError
 from evermark.testing.contracts.scene import event, spec
 
@@ -107,8 +107,8 @@ def test_nonsense_is_refused(payload: Any) -> None:
 def test_a_replay_starts_only_when_the_log_is_durable_up_to_what_asked() -> None:
     """GIVEN a control event in batch 7 WHEN the head is before it THEN the replay waits."""
     one = asked(1, control=control(None))
-    assert not decide.may_start(one, {Place("shop", 0): 6})
-    assert decide.may_start(one, {Place("shop", 0): 7})
+    assert not decide.may_start(one, {SourcePartition("shop", 0): 6})
+    assert decide.may_start(one, {SourcePartition("shop", 0): 7})
     assert decide.may_start(asked(1), {})
 
 
@@ -130,8 +130,8 @@ def test_a_replay_goes_to_those_that_may_want_its_streams() -> None:
 def test_a_replay_goes_to_no_bot_of_another_source() -> None:
     """GIVEN bots of two sources, with streams of one name WHEN one is replayed THEN only its bots get it."""
     known = {
-        "near": subscription("near", bot=BotWish("shop", "u")),
-        "far": subscription("far", bot=BotWish("bank", "u")),
+        "near": subscription("near", bot=BotSpec("shop", "u")),
+        "far": subscription("far", bot=BotSpec("bank", "u")),
         "all": subscription("all"),
     }
     chosen = decide.targets_of(asked(1), known)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evermark.breaker import Limits
-from evermark.delivery.retry import (
+from evermark.delivery.decide.retry import (
     RETRY_AFTER_S_MAX,
     SCHEDULE_S,
     EndpointLimits,

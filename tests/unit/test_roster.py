@@ -12,9 +12,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 from tests.unit.test_group import PARKED_MAX, Story
 
-from evermark.delivery.base import CursorVector, MadeBy, Place, Subscription, SubscriptionSpec, SubscriptionState
-from evermark.delivery.group import Standing
-from evermark.delivery.roster import (
+from evermark.delivery.base import (
+    CursorVector,
+    MadeBy,
+    SourcePartition,
+    Subscription,
+    SubscriptionSpec,
+    SubscriptionState,
+)
+from evermark.delivery.decide.group import SubscriptionRecord
+from evermark.delivery.decide.registration import (
     CHANGEABLE,
     added,
     changed,
@@ -25,15 +32,15 @@ from evermark.delivery.roster import (
     secret_ends,
     start_vector,
 )
-from evermark.delivery.signing import SECRETS_MAX
+from evermark.delivery.webhook.signing import SECRETS_MAX
 from evermark.errors import ConfigError, ConflictError
 from evermark.testing.contracts.scene import P0, P1, T0, spec
 
 SECONDS = st.integers(-1000, 1000)
 moments = st.builds(lambda s: T0 + timedelta(seconds=s), SECONDS)
-cursors = st.dictionaries(st.sampled_from([P0, P1, Place("late", 0)]), st.integers(0, 9))
+cursors = st.dictionaries(st.sampled_from([P0, P1, SourcePartition("late", 0)]), st.integers(0, 9))
 standings = st.builds(
-    Standing,
+    SubscriptionRecord,
     name=st.just("a"),
     state=st.sampled_from(list(SubscriptionState)),
     reason=st.sampled_from(["", "503"]),
@@ -90,7 +97,7 @@ def test_a_taken_name_is_refused_whoever_has_it(owner: MadeBy, start: CursorVect
 
 
 @given(standings, changes)
-def test_a_change_moves_nobody_in_or_out_of_the_group(standing: Standing, given: dict[str, Any]) -> None:
+def test_a_change_moves_nobody_in_or_out_of_the_group(standing: SubscriptionRecord, given: dict[str, Any]) -> None:
     """State and record stay, but for a new url, after which a failing or gone one is behind with a clean record."""
     before = replace(spec("a"), made_by=MadeBy.API)
     standing = replace(standing, parked_max=before.parked_max)
@@ -110,7 +117,7 @@ def test_what_cannot_be_changed_is_refused(field: str) -> None:
     """Every field of a spec is either changeable or refused; a new one must be thought about."""
     assert field in {"name", "secrets", "secrets_until", "start", "allow_networks", "made_by", "bot"}
     with pytest.raises(ConfigError):
-        changed(replace(spec("a"), made_by=MadeBy.API), Standing("a", SubscriptionState.LIVE), {field: "x"})
+        changed(replace(spec("a"), made_by=MadeBy.API), SubscriptionRecord("a", SubscriptionState.LIVE), {field: "x"})
 
 
 @given(rotations(), st.integers(0, 4000))
@@ -158,7 +165,7 @@ def test_what_the_file_made_is_nobody_elses() -> None:
     """Changed, rotated, retired: each is refused with where to edit it."""
     mine = spec("a", secrets=("s0",))
     for call in (
-        lambda: changed(mine, Standing("a", SubscriptionState.LIVE), {}),
+        lambda: changed(mine, SubscriptionRecord("a", SubscriptionState.LIVE), {}),
         lambda: rotated(mine, "s1", None, T0),
         lambda: retired(mine),
     ):
@@ -168,7 +175,7 @@ def test_what_the_file_made_is_nobody_elses() -> None:
 
 
 @given(st.frozensets(st.sampled_from([P0, P1])), st.integers(0, 9))
-def test_where_a_subscription_begins(places: frozenset[Place], batch: int) -> None:
+def test_where_a_subscription_begins(places: frozenset[SourcePartition], batch: int) -> None:
     """Now has no vector; the beginning is 0 everywhere; a time asks every place."""
     assert start_vector("now", places, lambda *_: batch) is None
     assert start_vector("beginning", places, lambda *_: batch) == dict.fromkeys(places, 0)

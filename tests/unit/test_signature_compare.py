@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import evermark_receiver
-from evermark.delivery import signing
-from evermark.delivery.signing import Signer, new_secret
+from evermark.delivery.webhook import signing
+from evermark.delivery.webhook.signing import Signer, new_secret
 from evermark.errors import DeniedError
 
 NOW = 1_000_000

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from standardwebhooks import Webhook
 
-from evermark.delivery.signing import Signer, new_secret, verify
+from evermark.delivery.webhook.signing import Signer, new_secret, verify
 from evermark.errors import ConfigError, DeniedError
 
 

@@ -11,9 +11,9 @@ import pytest
 from evermark.app.source_lag import FRESH_S, OVERDUE_S, LagOf, Look, SourceLook, group_lag_s
 from evermark.checkpoints.base import Checkpoint
 from evermark.checkpoints.memory import MemoryCheckpoints
-from evermark.delivery.base import Place
+from evermark.delivery.base import SourcePartition
 from evermark.errors import EvermarkError, UnreachableError
-from evermark.observe.health import Board, PartitionHealth
+from evermark.observe.health import HealthBoard, PartitionHealth
 from evermark.sources.base import Limit, Source, Untaken
 from evermark.sources.marks import MARKS_MAX, Marks
 from evermark.testing.until import until
@@ -70,7 +70,7 @@ class Scene:
     def __init__(self, clock: Clock, partitions: int = 1) -> None:
         self.source = Counted(partitions)
         self.checkpoints = MemoryCheckpoints()
-        self.board = Board(clock)
+        self.board = HealthBoard(clock)
         self.look = SourceLook("shop", self.source, self.checkpoints, self.board, clock)
 
     def found(self, partition: int = 0) -> tuple[PartitionHealth, float]:
@@ -170,8 +170,8 @@ def test_marks_are_few_and_know_when_it_was_level() -> None:
 
 def test_a_live_group_that_stands_still_is_behind_since_the_log_went_on() -> None:
     """GIVEN places of the log WHEN the group has passed all but one THEN the lag is that one's, and 0 when it has."""
-    first, second = Place("shop", 0), Place("shop", 1)
-    marks: dict[Place, Marks] = {}
+    first, second = SourcePartition("shop", 0), SourcePartition("shop", 1)
+    marks: dict[SourcePartition, Marks] = {}
     assert group_lag_s(marks, {first: 7, second: 3}, {first: 7, second: 3}, 0.0) == 0.0
     assert group_lag_s(marks, {first: 8, second: 4}, {first: 8, second: 3}, 10.0) == 0.0
     assert group_lag_s(marks, {first: 9, second: 9}, {first: 9, second: 3}, 50.0) == 40.0
@@ -237,7 +237,7 @@ def test_a_source_that_has_never_answered_is_said_to_after_the_first_wait(clock:
     """GIVEN a source that hangs from the start WHEN health is asked for THEN it does not look healthy for long."""
     asked = Asked()
     asked.gate.clear()
-    board = Board(clock)
+    board = HealthBoard(clock)
     look = SourceLook("shop", Counted(), MemoryCheckpoints(), board, clock)
     board.put("shop", 0, PartitionHealth.HEALTHY)
     waiting = Look("shop", asked, look.late, clock)

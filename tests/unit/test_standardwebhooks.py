@@ -1,6 +1,7 @@
 """Our signatures and those of the `standardwebhooks` package are the same, in both directions.
 
-Three verify: the package, `evermark.delivery.signing.verify` and the receiver kit. What one accepts or refuses, all do.
+Three verify: the package, `evermark.delivery.webhook.signing.verify` and the receiver kit. They accept and refuse the
+same messages.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from standardwebhooks import Webhook, WebhookVerificationError
 
 import evermark_receiver
-from evermark.delivery import signing
+from evermark.delivery.webhook import signing
 from evermark.errors import DeniedError
 
 SECRET, OTHER = ("whsec_" + base64.b64encode(key * 24).decode() for key in (b"k", b"o"))

@@ -9,7 +9,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evermark.delivery.timeslice import (
+from evermark.delivery.replay.timeslice import (
     Mark,
     TimeSlice,
     exceeds,

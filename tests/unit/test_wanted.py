@@ -6,7 +6,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evermark.delivery.wanted import expanded
+from evermark.delivery.decide.matching import expanded
 from evermark.event import UNDELIVERED_OPS, Op
 from evermark.testing.contracts.scene import spec
 

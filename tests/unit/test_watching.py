@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from evermark.app.watching import UPKEEP_AGAIN_S, UPKEEP_DUE_S, UPKEEP_EVERY_S, WARN_AGAIN_S, Bell, Watching
+from evermark.app.watching import UPKEEP_AGAIN_S, UPKEEP_DUE_S, UPKEEP_EVERY_S, WARN_AGAIN_S, WarningThrottle, Watching
 from evermark.errors import UnreachableError
-from evermark.observe.health import Board, PartitionHealth, overall
+from evermark.observe.health import HealthBoard, PartitionHealth, overall
 from evermark.observe.metrics import Metrics
 from evermark.sources.base import Condition, Source, StaleStream, StaleStreams, Warned
 from evermark.testing.until import until
@@ -18,7 +18,7 @@ from evermark.testing.until import until
 
 def test_the_bell_rings_when_it_begins_and_now_and_then_while_it_lasts() -> None:
     """GIVEN something that lasts WHEN heard again and again THEN it is said once per crossing and every ten minutes."""
-    bell = Bell()
+    bell = WarningThrottle()
     much, more, again = (Warned(said, "") for said in ("much", "more", "again"))
     assert bell.heard({"wal": much}, 0.0) == ([much], [])
     assert bell.heard({"wal": more}, WARN_AGAIN_S - 1) == ([], [])
@@ -64,7 +64,7 @@ def test_gauges_are_metrics_until_they_cannot_be_asked_for() -> None:
     """GIVEN gauges, then a failure WHEN watched THEN they are shown, then gone: an old value is no good one."""
     metrics = Metrics()
     source = Told(Condition({"wal_retained_bytes": 7.0}), RuntimeError("no answer"))
-    watching = Watching(source, "shop", Board(), metrics)
+    watching = Watching(source, "shop", HealthBoard(), metrics)
     watching._look()
     assert value(metrics, "wal_retained_bytes") == 7.0
     watching._look()
@@ -74,7 +74,7 @@ def test_gauges_are_metrics_until_they_cannot_be_asked_for() -> None:
 def test_a_warning_names_what_it_is_about_and_stays_rare() -> None:
     """GIVEN too much WAL at every look WHEN watched THEN one warning is logged, with the source's own hint."""
     much = Condition({"wal_retained_bytes": 5.0}, {"wal_retained_bytes": Warned("5.0 GiB", "see the playbook")})
-    watching = Watching(Told(much, much, much, Condition()), "shop", Board(), Metrics())
+    watching = Watching(Told(much, much, much, Condition()), "shop", HealthBoard(), Metrics())
     with capture_logs() as lines:
         for _ in range(4):
             watching._look()
@@ -84,7 +84,7 @@ def test_a_warning_names_what_it_is_about_and_stays_rare() -> None:
 
 def test_stale_streams_stand_on_the_board_by_name_until_they_are_read_again() -> None:
     """GIVEN a healthy partition with stale streams WHEN watched THEN health counts them and names some; later none."""
-    board = Board()
+    board = HealthBoard()
     board.put("chat", 1, PartitionHealth.HEALTHY)
     stale = Condition(stale={1: StaleStreams(2, [StaleStream("room", "block 9 is forged")])})
     watching = Watching(Told(stale, Condition()), "chat", board, Metrics())
@@ -101,7 +101,7 @@ def test_upkeep_runs_at_start_and_every_hour_though_nothing_happens() -> None:
     """GIVEN an idle source WHEN time goes by THEN upkeep is called at once, hourly, and sooner after a failure."""
     now = [0.0]
     source = Told(Condition())
-    watching = Watching(source, "shop", Board(), Metrics(), clock=lambda: now[0])
+    watching = Watching(source, "shop", HealthBoard(), Metrics(), clock=lambda: now[0])
     for now[0] in (0.0, UPKEEP_EVERY_S - 1, UPKEEP_EVERY_S):
         watching._keep_up()
     assert source.kept_up == 2
@@ -115,7 +115,7 @@ def test_upkeep_comes_within_a_minute_when_the_source_asks_for_it() -> None:
     """GIVEN something for upkeep to see to WHEN looked at THEN it comes, and not again at every look while it lasts."""
     now = [0.0]
     source = Told(Condition(), Condition(upkeep_due=True))
-    watching = Watching(source, "shop", Board(), Metrics(), clock=lambda: now[0])
+    watching = Watching(source, "shop", HealthBoard(), Metrics(), clock=lambda: now[0])
     seen = []
     for now[0] in (0.0, UPKEEP_DUE_S, UPKEEP_DUE_S + 15, UPKEEP_DUE_S + 30, 2 * UPKEEP_DUE_S + 15):
         watching._keep_up()
@@ -135,7 +135,7 @@ def test_upkeep_comes_within_a_minute_when_the_source_asks_for_it() -> None:
 def test_stopping_clears_the_gauges_and_does_not_wait_for_a_silent_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """GIVEN a source that answers, and one that hangs WHEN stopped THEN gauges are gone, and nobody waits."""
     metrics = Metrics()
-    watching = Watching(Told(Condition({"wal_retained_bytes": 7.0})), "shop", Board(), metrics, every_s=60.0)
+    watching = Watching(Told(Condition({"wal_retained_bytes": 7.0})), "shop", HealthBoard(), metrics, every_s=60.0)
     watching.start()
     until(lambda: value(metrics, "wal_retained_bytes") == 7.0, "the gauge is shown", timeout_s=5)
     watching.stop()
@@ -149,7 +149,7 @@ def test_stopping_clears_the_gauges_and_does_not_wait_for_a_silent_server(monkey
             release.wait(30)
             return Condition()
 
-    hanging = Watching(Silent(Condition()), "shop", Board(), Metrics())
+    hanging = Watching(Silent(Condition()), "shop", HealthBoard(), Metrics())
     hanging.start()
     hanging.stop()
     release.set()

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evermark.delivery.base import Fate, Outcome, Reached
-from evermark.delivery.follower import stages
-from evermark.delivery.live import group_outcome
-from evermark.delivery.work import BatchResult, Delivered, Errand, Span, fold
+from evermark.delivery.run.follower import stages
+from evermark.delivery.run.live import group_outcome
+from evermark.delivery.work import Assignment, BatchResult, Delivered, Span, fold
 from evermark.testing.contracts.scene import P0, event, spec
 
 AFTER = 10
@@ -34,7 +34,7 @@ def works(draw: st.DrawFn) -> Work:
 def folded(work: Work) -> Delivered:
     span, outcomes, through = work
     results = [BatchResult("a", batch, outcome, through) for batch, outcome in outcomes.items()]
-    (found,) = fold([Errand(span, spec("a"))], results)
+    (found,) = fold([Assignment(span, spec("a"))], results)
     return found
 
 
@@ -115,6 +115,6 @@ def test_d1_somebody_without_a_result_had_nothing_to_get(work: Work) -> None:
     """GIVEN several subscriptions WHEN folded THEN there is one result each, and none is lost among them."""
     span, outcomes, through = work
     results = [BatchResult("a", batch, outcome, through) for batch, outcome in outcomes.items()]
-    found = {one.subscription: one for one in fold([Errand(span, spec(name)) for name in "ab"], results)}
+    found = {one.subscription: one for one in fold([Assignment(span, spec(name)) for name in "ab"], results)}
     assert found["a"] == folded(work)
     assert found["b"] == Delivered("b", span.to, Outcome("b", Fate.DONE))

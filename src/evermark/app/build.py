@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from evermark.bots.store import bot_inboxes, bot_users, bot_users_version
 from evermark.breaker import Limits
 from evermark.checkpoints.base import CheckpointStore
 from evermark.checkpoints.kinds import backend_of, open_checkpoints
@@ -14,10 +13,11 @@ from evermark.cluster.base import Holder
 from evermark.cluster.liveness import this_process
 from evermark.cluster.postgres import PostgresLeases
 from evermark.config import BotConfig, Config, SubscriptionConfig
-from evermark.delivery.base import Place, SubscriptionSpec
-from evermark.delivery.replay_store import PostgresReplays
-from evermark.delivery.retry import EndpointLimits
-from evermark.delivery.store import PostgresDelivery
+from evermark.delivery.base import SourcePartition, SubscriptionSpec
+from evermark.delivery.bots.postgres import bot_inboxes, bot_users, bot_users_version
+from evermark.delivery.decide.retry import EndpointLimits
+from evermark.delivery.replay.postgres import PostgresReplays
+from evermark.delivery.store.postgres import PostgresDelivery
 from evermark.embedded.address import EmbeddedDsn
 from evermark.embedded.postgres import EmbeddedPostgres
 from evermark.errors import ConfigError
@@ -59,7 +59,7 @@ class Deployment:
     def log_folder(self, source: str) -> Path:
         return self.log_root / source
 
-    def batch_at(self, place: Place, since: str) -> int:
+    def batch_at(self, place: SourcePartition, since: str) -> int:
         """The last batch of a place before a time."""
         return LogReader(self.log_folder(place.source)).batch_at(place.partition, since)
 

@@ -14,26 +14,26 @@ from evermark.app.build import Deployment
 from evermark.app.leasing import HeldLease, acquire
 from evermark.app.replaying import ReplayRunner
 from evermark.app.reporting import DeliveryReport
-from evermark.bots.asking import KeyAsker
-from evermark.bots.expiry import sweep_waiting
-from evermark.bots.sight import Sight
 from evermark.cluster.fence import DELIVER_LEASE
-from evermark.delivery import roster
-from evermark.delivery.accounts import accounts, kept_for, least_cursors
-from evermark.delivery.base import CursorVector, MadeBy, Place
-from evermark.delivery.expiry import sweep
-from evermark.delivery.follower import Follower
-from evermark.delivery.live import LiveGroup
-from evermark.delivery.queue import CLAIM_LIMIT, ParkedQueue
-from evermark.delivery.replay import ReplayDeliverer
-from evermark.delivery.replayer import Replayer
-from evermark.delivery.sinks.base import Sink
-from evermark.delivery.turns import ALONE_AT_ONCE, Company, Turn, goes_on, next_turns
+from evermark.delivery.base import CursorVector, MadeBy, SourcePartition
+from evermark.delivery.bots.asking import KeyAsker
+from evermark.delivery.bots.expiry import sweep_waiting
+from evermark.delivery.bots.views import BotViews
+from evermark.delivery.decide import registration
+from evermark.delivery.decide.expiry import sweep
+from evermark.delivery.decide.turns import ALONE_AT_ONCE, Turn, TurnClass, goes_on, next_turns
+from evermark.delivery.replay.plan import ReplayDeliverer
+from evermark.delivery.replay.replayer import Replayer
+from evermark.delivery.run.follower import Follower
+from evermark.delivery.run.live import LiveGroup
+from evermark.delivery.run.parked_retries import CLAIM_LIMIT, ParkedQueue
+from evermark.delivery.status import accounts, kept_for, least_cursors
+from evermark.delivery.webhook.base import Sink
 from evermark.delivery.work import Deliverer, Span
 from evermark.error_policy import Action, action_for
 from evermark.errors import ConflictError, EvermarkError, NotFoundError
 from evermark.log.read import FileRange, LogReader
-from evermark.observe.health import Board
+from evermark.observe.health import HealthBoard
 from evermark.observe.logging import get_logger
 from evermark.observe.metrics import Metrics
 
@@ -55,15 +55,15 @@ class DeploymentLog:
     def __init__(self, deployment: Deployment) -> None:
         self._d = deployment
         self._readers: dict[str, LogReader] = {}
-        self._seen: dict[Place, tuple[int, datetime]] = {}
+        self._seen: dict[SourcePartition, tuple[int, datetime]] = {}
         self._lock = threading.Lock()
 
-    def heads(self) -> Mapping[Place, tuple[int, datetime]]:
+    def heads(self) -> Mapping[SourcePartition, tuple[int, datetime]]:
         now = _now()
         with self._lock:
             for source in self._d.sources:
                 for partition, head in self._d.heads.load(source).items():
-                    place = Place(source, partition)
+                    place = SourcePartition(source, partition)
                     if self._seen.get(place, (-1, now))[0] != head.batch:
                         self._seen[place] = (head.batch, now)
             return dict(self._seen)
@@ -86,7 +86,7 @@ class DeliveryRunner:
     name = "delivery"
 
     def __init__(
-        self, deployment: Deployment, deliverer: BothDeliverer, sink: Sink, board: Board, metrics: Metrics
+        self, deployment: Deployment, deliverer: BothDeliverer, sink: Sink, board: HealthBoard, metrics: Metrics
     ) -> None:
         self._d = deployment
         self._deliverer = deliverer
@@ -99,7 +99,7 @@ class DeliveryRunner:
         self._stopping = threading.Event()
         self._wake = threading.Event()
         self._live: LiveGroup | None = None
-        self._busy: dict[str, Company] = {}
+        self._busy: dict[str, TurnClass] = {}
         self._served_at: dict[str, float] = {}
         self._queued = False  # whether somebody waits for a turn of its own
         self._busy_lock = threading.Lock()
@@ -160,9 +160,9 @@ class DeliveryRunner:
         store = self._d.delivery
         self._register(epoch)
         store.forget_users(epoch)
-        sight = Sight(store, self._view.files, epoch)
-        live = LiveGroup(store, self._deliverer, epoch, _now, self._told.by_group, sight)
-        follower = Follower(store, self._view, live, self._deliverer, epoch, _now, self._told.by_follower, sight)
+        bot_views = BotViews(store, self._view.files, epoch)
+        live = LiveGroup(store, self._deliverer, epoch, _now, self._told.by_group, bot_views)
+        follower = Follower(store, self._view, live, self._deliverer, epoch, _now, self._told.by_follower, bot_views)
         queue = ParkedQueue(store, self._sink, self._d.box.open, epoch, _now, random.random, self._told.by_queue)
         asker = KeyAsker(store, store.subscriptions, self._sink, self._d.box.open, epoch, _now, self._told.by_asker)
         self._live = live
@@ -183,7 +183,7 @@ class DeliveryRunner:
             if given_up := sweep_waiting(store, epoch, over):
                 self._log.warning("too many events of a stream waited for session keys", expired=given_up)
 
-        with ThreadPoolExecutor(ALONE_AT_ONCE + len(Company), thread_name_prefix="behind") as pool:
+        with ThreadPoolExecutor(ALONE_AT_ONCE + len(TurnClass), thread_name_prefix="behind") as pool:
             repeated: list[tuple[str, Callable[[], object], float]] = [
                 ("queue", run_queue, _QUEUE_EVERY_S),
                 ("report", self._report, _REPORT_EVERY_S),
@@ -196,7 +196,7 @@ class DeliveryRunner:
                 for name, step, every_s in repeated
             ]
             replayer = Replayer(
-                self._d.replays, store, self._view, self._deliverer, epoch, _now, self._d.sources, sight=sight
+                self._d.replays, store, self._view, self._deliverer, epoch, _now, self._d.sources, bot_views=bot_views
             )
             replays = ReplayRunner(self._d, replayer, self._board, self._metrics, over)
             for thread in threads:
@@ -213,7 +213,7 @@ class DeliveryRunner:
                     thread.join(max(0.0, deadline - time.monotonic()))
 
     def _register(self, epoch: int) -> None:
-        mine, taken = roster.free_names(self._d.specs, self._d.delivery.subscriptions())
+        mine, taken = registration.free_names(self._d.specs, self._d.delivery.subscriptions())
         for name in taken:
             self._log.error(
                 "a subscription of the file is left out: its name was taken at run time",
@@ -244,14 +244,14 @@ class DeliveryRunner:
             waiting = [one for one in follower.due() if one.name not in self._busy]
             serving = list(self._busy.values())
         waiting.sort(key=lambda one: self._served_at.get(one.name, 0.0))
-        turns, self._queued = next_turns(waiting, follower.company, serving)
+        turns, self._queued = next_turns(waiting, follower.turn_class, serving)
         for turn in turns:
             self._begin(turn, follower, pool, over)
 
     def _begin(self, turn: Turn, follower: Follower, pool: ThreadPoolExecutor, over: Callable[[], bool]) -> None:
         began = time.monotonic()
         with self._busy_lock:
-            self._busy.update(dict.fromkeys(turn.names, turn.company))
+            self._busy.update(dict.fromkeys(turn.names, turn.turn_class))
         self._served_at.update(dict.fromkeys(turn.names, began))
 
         def work() -> bool:
@@ -300,7 +300,7 @@ class DeliveryRunner:
     def _starts(self) -> dict[str, CursorVector]:
         """Where new subscriptions begin that do not begin now."""
         places = self._view.heads()
-        starts = {spec.name: roster.start_vector(spec.start, places, self._d.batch_at) for spec in self._d.specs}
+        starts = {spec.name: registration.start_vector(spec.start, places, self._d.batch_at) for spec in self._d.specs}
         return {name: start for name, start in starts.items() if start is not None}
 
     def _say_standby(self) -> None:

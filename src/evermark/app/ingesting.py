@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evermark.app.build import Deployment
+from evermark.app.inspect import newest
 from evermark.app.leasing import HeldLease, acquire
-from evermark.app.looking import newest
 from evermark.app.mending import Mending
 from evermark.app.replaying import RequestDesk
 from evermark.app.watching import Watching
 from evermark.cluster.fence import source_lease
-from evermark.delivery.base import Place
+from evermark.delivery.base import SourcePartition
 from evermark.delivery.work import Span
 from evermark.error_policy import Action, action_for, backoff_s
 from evermark.errors import EvermarkError, StaleError
@@ -26,11 +26,11 @@ from evermark.ingest.gather import WHOLE_SOURCE, Gathered
 from evermark.ingest.resume import Resume
 from evermark.ingest.take import Taken, Taker
 from evermark.log.append import DeltaLog
-from evermark.log.care import Care
 from evermark.log.disk import require_room
-from evermark.log.mend import set_aside_torn
+from evermark.log.maintenance import Maintenance
 from evermark.log.read import LogReader
-from evermark.observe.health import Board, PartitionHealth
+from evermark.log.torn import set_aside_torn
+from evermark.observe.health import HealthBoard, PartitionHealth
 from evermark.observe.logging import get_logger
 from evermark.observe.metrics import Metrics
 from evermark.sources.base import Limit
@@ -64,7 +64,7 @@ class SourceRunner:
         spark: SparkSession,
         name: str,
         scratch: Path,
-        board: Board,
+        board: HealthBoard,
         metrics: Metrics,
         on_span: Callable[[Span], None],
         least_cursors: Callable[[str], dict[int, int]],
@@ -341,7 +341,7 @@ class SourceRunner:
         self._metrics.batches_taken.labels(self.name, taken.partition).inc()
         self._metrics.log_head.labels(self.name, taken.partition).set(taken.batch)
         paths = tuple(str(self._folder / f.path) for f in taken.append.files)
-        place = Place(self.name, taken.partition)
+        place = SourcePartition(self.name, taken.partition)
         self._on_span(Span(place, taken.batch - 1, taken.batch, paths, rows, exact=True))
 
     def _may_retain(self) -> bool:
@@ -349,7 +349,7 @@ class SourceRunner:
         return self._checked and self._mending is not None and not self._mending.partitions()
 
     def _care(self, done: threading.Event) -> None:
-        care = Care(self._folder, self._d.config.log.retention)
+        care = Maintenance(self._folder, self._d.config.log.retention)
         while not done.wait(_CARE_EVERY_S):
             try:
                 report = care.run(self._least_cursors(self.name) if self._may_retain() else None)

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from evermark.app.build import Deployment
 from evermark.error_policy import Action, action_for, backoff_s
 from evermark.errors import EvermarkError
-from evermark.ingest.mender import FoundFile, Mender, Wanted
+from evermark.ingest.mender import FoundFile, Mender, RepairTarget
 from evermark.ingest.recovery import Choice, Recovery
 from evermark.ingest.take import Taken, Taker
 from evermark.log.append import DeltaLog
 from evermark.log.read import LogReader
-from evermark.observe.health import Board, PartitionHealth
+from evermark.observe.health import HealthBoard, PartitionHealth
 from evermark.observe.logging import get_logger
 from evermark.observe.metrics import Metrics
 from evermark.sources.base import Hole
@@ -40,7 +40,7 @@ class Mending:
         on_ended: Callable[[int, EvermarkError | None], None],
         let_go: Callable[[int], None],
         on_step_down: Callable[[], None],
-        board: Board,
+        board: HealthBoard,
         metrics: Metrics,
         epoch: int,
     ) -> None:
@@ -108,8 +108,8 @@ class Mending:
         log = DeltaLog(self._folder)
         return log, self._make_taker(log, LogReader(self._folder))
 
-    def _find(self, hole: Hole, wanted: Wanted) -> list[FoundFile]:
-        from evermark.spark.mend import found_missing
+    def _find(self, hole: Hole, wanted: RepairTarget) -> list[FoundFile]:
+        from evermark.spark.repair import found_missing
 
         return found_missing(self._spark, hole, LogReader(self._folder).files(), wanted, self._folder)
 

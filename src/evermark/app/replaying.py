@@ -14,7 +14,8 @@ from typing import Protocol
 import pyarrow as pa
 
 from evermark.app.build import Deployment
-from evermark.delivery.replay import (
+from evermark.delivery.replay.base import ReplayStore
+from evermark.delivery.replay.plan import (
     Control,
     Due,
     Replay,
@@ -25,11 +26,10 @@ from evermark.delivery.replay import (
     running_windows,
     to_begin,
 )
-from evermark.delivery.replay_base import ReplayStore
-from evermark.delivery.replayer import Replayer
-from evermark.delivery.wish import request_of
+from evermark.delivery.replay.replayer import Replayer
+from evermark.delivery.replay.request import request_of
 from evermark.errors import ConfigError, ConflictError, EvermarkError, StaleError
-from evermark.observe.health import Board
+from evermark.observe.health import HealthBoard
 from evermark.observe.logging import get_logger
 from evermark.observe.metrics import Metrics
 
@@ -77,7 +77,7 @@ class ReplayRunner:
     """One look-out and a few workers. A bad receiver holds up nobody's replay but its own, and nothing that is live."""
 
     def __init__(
-        self, deployment: Deployment, replayer: Replayer, board: Board, metrics: Metrics, over: Callable[[], bool]
+        self, deployment: Deployment, replayer: Replayer, board: HealthBoard, metrics: Metrics, over: Callable[[], bool]
     ) -> None:
         self._d = deployment
         self._replayer = replayer

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from evermark.bots.base import KeyWanted
-from evermark.delivery.accounts import Account
-from evermark.delivery.base import Fate, Place, SubscriptionState
-from evermark.delivery.queue import Tried
-from evermark.delivery.retry import Verdict
-from evermark.delivery.sinks.base import Answer
+from evermark.delivery.base import Fate, SourcePartition, SubscriptionState
+from evermark.delivery.bots.base import KeyWanted
+from evermark.delivery.decide.retry import Verdict
+from evermark.delivery.run.parked_retries import Tried
+from evermark.delivery.status import Account
+from evermark.delivery.webhook.base import Answer
 from evermark.delivery.work import Delivered
 from evermark.observe.metrics import Metrics
 
@@ -93,14 +93,14 @@ class DeliveryReport:
         for wanted, answer in asked:
             self._metrics.keys_asked.labels(wanted.subscription, _ATTEMPT[answer.verdict]).inc()
 
-    def by_group(self, place: Place, results: Sequence[Delivered]) -> None:
+    def by_group(self, place: SourcePartition, results: Sequence[Delivered]) -> None:
         """Whatever the group could not finish leaves it: once, and worth a line."""
         for result in results:
             self._count(result)
             if result.outcome.fate is not Fate.DONE:
                 self._fail(place, result, "subscription fell behind")
 
-    def by_follower(self, place: Place, results: Sequence[Delivered]) -> None:
+    def by_follower(self, place: SourcePartition, results: Sequence[Delivered]) -> None:
         """A turn that ended before its work is no failure: the next one goes on where it stopped."""
         for result in results:
             self._count(result)
@@ -124,7 +124,7 @@ class DeliveryReport:
             if number:
                 self._metrics.attempts.labels(name, what).inc(number)
 
-    def _fail(self, place: Place, result: Delivered, what: str) -> None:
+    def _fail(self, place: SourcePartition, result: Delivered, what: str) -> None:
         fate, reason = result.outcome.fate, result.outcome.reason
         self._metrics.failures.labels(result.subscription, fate).inc()
         self._log.warning(what, subscription=result.subscription, source=place.source, fate=str(fate), reason=reason)

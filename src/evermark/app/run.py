@@ -20,18 +20,18 @@ from evermark.app.build import Deployment, open_deployment
 from evermark.app.checking import file_warnings
 from evermark.app.delivering import DeliveryRunner
 from evermark.app.ingesting import SourceRunner
+from evermark.app.inspect import check_at
 from evermark.app.keeping import StateKeeper
-from evermark.app.looking import check_at
 from evermark.app.scratch import ScratchKeeper, scratch_folder
 from evermark.app.serving import served
 from evermark.app.source_lag import Lags
 from evermark.config import Config, load
 from evermark.config.spark_master import require_local_master
-from evermark.delivery.sinks.webhook import WebhookSink
+from evermark.delivery.webhook.sink import WebhookSink
 from evermark.embedded.java import ensure_java
 from evermark.error_policy import Action, action_for, backoff_s
 from evermark.errors import BusyError, ConfigError, EngineError, EvermarkError, GapError, UnreachableError, of_kind
-from evermark.observe.health import Board
+from evermark.observe.health import HealthBoard
 from evermark.observe.logging import get_logger
 from evermark.observe.metrics import Metrics
 from evermark.server.http import Server
@@ -68,7 +68,7 @@ class Pipeline:
         self._stopping = threading.Event()
         self._hurry = threading.Event()
         self._log = get_logger(deployment=config.name)
-        self.board = Board()
+        self.board = HealthBoard()
         self.metrics = Metrics()
         self.port: int | None = None
         self.started = threading.Event()

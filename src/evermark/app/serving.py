@@ -13,9 +13,9 @@ from evermark.app.leasing import as_holder
 from evermark.cluster.base import Holder
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.postgres import PostgresLeases
-from evermark.delivery.accounts import durable_heads
-from evermark.delivery.sinks.webhook import WebhookSink
-from evermark.delivery.store import PostgresDelivery
+from evermark.delivery.status import durable_heads
+from evermark.delivery.store.postgres import PostgresDelivery
+from evermark.delivery.webhook.sink import WebhookSink
 from evermark.errors import BusyError
 from evermark.log.head import PostgresHeads
 from evermark.log.read import LogReader

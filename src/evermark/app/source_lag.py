@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 
 from evermark.app.build import Deployment
 from evermark.checkpoints.base import Checkpoint, CheckpointStore
-from evermark.delivery.accounts import durable_heads
-from evermark.delivery.base import CursorVector, Place
-from evermark.delivery.store import PostgresDelivery
+from evermark.delivery.base import CursorVector, SourcePartition
+from evermark.delivery.status import durable_heads
+from evermark.delivery.store.postgres import PostgresDelivery
 from evermark.errors import EvermarkError
 from evermark.log.head import PostgresHeads
-from evermark.observe.health import Board, SourceAnswer
+from evermark.observe.health import HealthBoard, SourceAnswer
 from evermark.observe.logging import get_logger, without_secrets
 from evermark.sources.base import Source, Untaken
 from evermark.sources.marks import Marks
@@ -108,7 +108,7 @@ class Look:
 class Lags:
     """Asks all sources of a deployment, and State, each by itself: one that hangs keeps no other from answering."""
 
-    def __init__(self, deployment: Deployment, board: Board, clock: Clock = time.monotonic) -> None:
+    def __init__(self, deployment: Deployment, board: HealthBoard, clock: Clock = time.monotonic) -> None:
         self._board = board
         self._clock = clock
         self._names = sorted(deployment.sources)
@@ -117,7 +117,7 @@ class Lags:
         )
         self._heads = PostgresHeads(self._state)
         self._delivery = PostgresDelivery(self._state)
-        self._groups: dict[Place, Marks] = {}
+        self._groups: dict[SourcePartition, Marks] = {}
         checkpoints = deployment.checkpoints_through(self._state)
         self._sources = [
             SourceLook(name, source, checkpoints, board, clock) for name, source in deployment.sources.items()
@@ -168,7 +168,9 @@ class Lags:
         self._board.delivery_lag_s = group_lag_s(self._groups, heads, cursors, self._clock())
 
 
-def group_lag_s(marks: dict[Place, Marks], heads: Mapping[Place, int], cursors: CursorVector, now: float) -> float:
+def group_lag_s(
+    marks: dict[SourcePartition, Marks], heads: Mapping[SourcePartition, int], cursors: CursorVector, now: float
+) -> float:
     """For how long the log has been seen to go beyond the live group. Pure, but for the marks."""
     lags = [0.0]
     for place, head in heads.items():
@@ -181,7 +183,9 @@ def group_lag_s(marks: dict[Place, Marks], heads: Mapping[Place, int], cursors: 
 class SourceLook:
     """Asks one source through a copy of its own: connections and locks of whoever reads are not waited for."""
 
-    def __init__(self, name: str, source: Source, checkpoints: CheckpointStore, board: Board, clock: Clock) -> None:
+    def __init__(
+        self, name: str, source: Source, checkpoints: CheckpointStore, board: HealthBoard, clock: Clock
+    ) -> None:
         self.name = name
         self._original = source
         self._copy: Source | None = None

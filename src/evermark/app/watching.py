@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from evermark.observe.health import Board
+from evermark.observe.health import HealthBoard
 from evermark.observe.logging import get_logger
 from evermark.observe.metrics import Metrics
 from evermark.sources.base import Condition, Source, Warned
@@ -21,7 +21,7 @@ _JOIN_S = 1.0
 
 
 @dataclass
-class Bell:
+class WarningThrottle:
     """Rings when something begins, again every now and then while it lasts, and not at all in between. Pure."""
 
     rung_at: dict[str, float] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class Watching:
         self,
         source: Source,
         name: str,
-        board: Board,
+        board: HealthBoard,
         metrics: Metrics,
         *,
         every_s: float = EVERY_S,
@@ -55,7 +55,7 @@ class Watching:
         self._metrics = metrics
         self._every_s = every_s
         self._clock = clock
-        self._bell = Bell()
+        self._bell = WarningThrottle()
         self._shown: set[str] = set()
         self._keep_up_at = float("-inf")
         self._kept_up_at = float("-inf")

@@ -23,7 +23,7 @@ _THREADS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ReaderPosition:
     """What a reader of a stream has: everything before the cookie, and that many events of the minipool behind it."""
 
     cookie: Cookie
@@ -39,7 +39,7 @@ class View:
     reset: bool
     blocks: list[bytes]
     minipool: list[bytes]
-    standing: Standing
+    standing: ReaderPosition
     more: bool
 
     @property
@@ -77,7 +77,9 @@ class Answers:
     def __init__(self, settings: NodeSettings) -> None:
         self._settings = settings
 
-    def view(self, db: sqlite3.Connection, stream: str, standing: Standing | None, *, snapshots_back: int = 0) -> View:
+    def view(
+        self, db: sqlite3.Connection, stream: str, standing: ReaderPosition | None, *, snapshots_back: int = 0
+    ) -> View:
         """What follows `standing`, or everything since the latest snapshot; `snapshots_back` starts at an older one."""
         row = self._stream(db, stream)
         sid, kind, next_number, last_hash, start, pool_count = row
@@ -95,9 +97,9 @@ class Answers:
             start = start if place is None else place & 0xFFFFFFFF
         blocks = [body for body, _ in self._blocks(db, sid, start, next_number)]
         pool = self._pool(db, sid, 0, pool_count)
-        return View(stream, kind, True, blocks, pool, Standing(Cookie(next_number, last_hash), pool_count), False)
+        return View(stream, kind, True, blocks, pool, ReaderPosition(Cookie(next_number, last_hash), pool_count), False)
 
-    def _continue(self, db: sqlite3.Connection, stream: str, row: tuple[Any, ...], standing: Standing) -> View:
+    def _continue(self, db: sqlite3.Connection, stream: str, row: tuple[Any, ...], standing: ReaderPosition) -> View:
         sid, kind, next_number, _, _, pool_count = row
         cookie, seen = standing.cookie, standing.seen
         blocks: list[bytes] = []
@@ -110,7 +112,7 @@ class Answers:
                 break
         more = cookie.minipool_gen < next_number
         pool = [] if more else self._pool(db, sid, seen, pool_count)
-        return View(stream, kind, False, blocks, pool, Standing(cookie, seen + len(pool)), more)
+        return View(stream, kind, False, blocks, pool, ReaderPosition(cookie, seen + len(pool)), more)
 
     def page(self, db: sqlite3.Connection, stream: str, start: int, end: int) -> Page:
         """Blocks from `start` on: up to `end`, or up to what one answer holds."""

@@ -16,7 +16,7 @@ from typing import Any
 from aiohttp import web
 
 from evermark.blocknode.faults import Faults, Op
-from evermark.blocknode.reading import Reader, Standing
+from evermark.blocknode.reading import Reader, ReaderPosition
 from evermark.blocknode.refusal import Code, Refused, bad_request, read_only
 from evermark.blocknode.settings import BODY_BYTES_MAX, LISTED_MAX, WAIT_S_MAX, NodeSettings
 from evermark.blocknode.shapes import (
@@ -171,7 +171,7 @@ class Routes:
         if "minipool_gen" in request.query or "prev_miniblock_hash" in request.query:
             asked = {"minipool_gen": _number(request, "minipool_gen"), "prev_miniblock_hash": ""}
             asked["prev_miniblock_hash"] = request.query.get("prev_miniblock_hash", "")
-            standing = Standing(parsed(CookieAsked, text_of(asked)).cookie())
+            standing = ReaderPosition(parsed(CookieAsked, text_of(asked)).cookie())
         back = self._faults.snapshots_back(Op.STREAM)
         view = await self._reader.run(partial(self._reader.view, stream=stream, standing=standing, snapshots_back=back))
         self._faults.spoil(Op.STREAM, view)

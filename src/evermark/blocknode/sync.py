@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
 from evermark.blocknode.faults import Faults, Op
-from evermark.blocknode.reading import Reader, Standing, View
+from evermark.blocknode.reading import Reader, ReaderPosition, View
 from evermark.blocknode.refusal import Code, Refused, too_many
 from evermark.blocknode.settings import MIB, NodeSettings
 from evermark.blocknode.shapes import text_of
@@ -81,7 +81,7 @@ class Hub:
             raise too_many(f"a sync holds {self._settings.sync_streams_max} streams", "open another one")
         for stream, cookie in streams.items():
             self._by_stream.setdefault(stream, set()).add(sync)
-            sync.standings[stream] = None if cookie is None else Standing(cookie)
+            sync.standings[stream] = None if cookie is None else ReaderPosition(cookie)
             sync.mark(stream)
 
     def remove(self, sync: Sync, streams: list[str]) -> None:
@@ -102,7 +102,7 @@ class Hub:
 class Sync:
     def __init__(self, sync_id: str, reader: Reader, settings: NodeSettings, faults: Faults) -> None:
         self.id = sync_id
-        self.standings: dict[str, Standing | None] = {}
+        self.standings: dict[str, ReaderPosition | None] = {}
         self._reader, self._settings, self._faults = reader, settings, faults
         self._marked: dict[str, None] = {}
         self._wake = asyncio.Event()
@@ -140,7 +140,7 @@ class Sync:
             del self._marked[stream]
         return streams
 
-    def _read(self, asked: Mapping[str, Standing | None], db: sqlite3.Connection) -> dict[str, View | Refused]:
+    def _read(self, asked: Mapping[str, ReaderPosition | None], db: sqlite3.Connection) -> dict[str, View | Refused]:
         """As many as fit; runs in a thread."""
         found: dict[str, View | Refused] = {}
         size = 0

@@ -173,7 +173,7 @@ def set_bot(
 def remove(name: Name, config: ConfigOption = DEFAULT_CONFIG, yes: YesOption = False) -> None:
     """Remove a bot and its parked deliveries. The events stay in the log, and so do the keys of its device."""
     with desk_at(config) as (deployment, desk):
-        from evermark.delivery.roster import require_ours
+        from evermark.delivery.decide.registration import require_ours
 
         found = _bots(desk).one(name)
         require_ours(deployment.delivery.subscription(name).spec, "removed")
@@ -223,7 +223,7 @@ def keys(
 
 
 def _publish(name: str, given: dict[str, Any], config: Path, as_json: bool) -> None:
-    from evermark.bots.base import KEYS_AT_ONCE_MAX
+    from evermark.delivery.bots.base import KEYS_AT_ONCE_MAX
 
     if not given:
         raise ConfigError("no key was given", hint='write them as {"session": "key", …}')

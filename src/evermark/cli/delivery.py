@@ -159,7 +159,7 @@ def _in_parts(deployment: Deployment, rows: list[ParkedRow], step: Callable[[lis
 
 def _held_up(deployment: Deployment, rows: list[ParkedRow]) -> dict[str, str]:
     """Subscriptions for which nothing is tried now, whatever is asked of their parked deliveries, and why."""
-    from evermark.delivery.group import waits_because
+    from evermark.delivery.decide.group import waits_because
 
     now, names = datetime.now(UTC), {row.subscription for row in rows}
     known = deployment.delivery.subscriptions()

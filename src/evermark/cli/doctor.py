@@ -15,7 +15,7 @@ from evermark.cli.deployment import DEFAULT_CONFIG, ConfigOption, config_at, kno
 from evermark.errors import EvermarkError
 
 if TYPE_CHECKING:
-    from evermark.app.looking import Standing
+    from evermark.app.inspect import PartitionStatus
     from evermark.config import Config
     from evermark.observe.finding import Finding
     from evermark.sources.base import Source
@@ -64,7 +64,7 @@ def examined_all(config: Config, names: Iterable[str]) -> list[tuple[str, Findin
 
 def _state(config: Config, stack: ExitStack) -> tuple[State | None, list[Finding]]:
     """State as it is. What keeps it from being read is a finding, and not the end of the examination."""
-    from evermark.app.looking import existing_state
+    from evermark.app.inspect import existing_state
     from evermark.observe.finding import ok, wrong
 
     try:
@@ -100,8 +100,8 @@ def _look(config: Config, name: str, state: State, source: Source) -> SourceStat
     )
 
 
-def _judged_by_state(standings: list[Standing], owner: str | None) -> Iterator[Finding]:
-    from evermark.app.looking import judged
+def _judged_by_state(standings: list[PartitionStatus], owner: str | None) -> Iterator[Finding]:
+    from evermark.app.inspect import judged
     from evermark.observe.finding import ok, warning
 
     for standing in standings:
@@ -112,9 +112,9 @@ def _judged_by_state(standings: list[Standing], owner: str | None) -> Iterator[F
         yield ok("reader", f"read by {owner}")
 
 
-def _standings(config: Config, name: str, source: Source, state: State) -> list[Standing]:
+def _standings(config: Config, name: str, source: Source, state: State) -> list[PartitionStatus]:
     from evermark.app.build import local_log
-    from evermark.app.looking import standings
+    from evermark.app.inspect import standings
     from evermark.checkpoints.kinds import open_checkpoints
     from evermark.ingest.recoveries import Recoveries
 

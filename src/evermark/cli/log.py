@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from evermark.app.build import Deployment
     from evermark.config import Config
-    from evermark.log.care import CareReport
+    from evermark.log.maintenance import CareReport
 
 app = noun("The log: query it, compact it.")
 
@@ -156,12 +156,12 @@ def _care(path: Path, source: str | None, *, as_json: bool, retain: bool) -> Non
 
 
 def _care_for(deployment: Deployment, name: str, retention: timedelta | None) -> CareReport:
-    from evermark.delivery.accounts import least_cursors
-    from evermark.log.care import Care
+    from evermark.delivery.status import least_cursors
+    from evermark.log.maintenance import Maintenance
 
     passed = least_cursors(deployment.delivery.group(), deployment.delivery.cursors_outside(), name)
     kept = name in deployment.replays.open_sources()  # a replay may still need all of it
-    return Care(deployment.log_folder(name), retention).run({} if kept else passed)
+    return Maintenance(deployment.log_folder(name), retention).run({} if kept else passed)
 
 
 def _summary(folder: Path) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from evermark.errors import ConfigError, EvermarkError, GapError, NotFoundError
 
 if TYPE_CHECKING:
     from evermark.app.build import Deployment
-    from evermark.app.looking import Standing
+    from evermark.app.inspect import PartitionStatus
     from evermark.ingest.recovery import Recovery
     from evermark.sources.kinds import Installation
 
@@ -117,15 +117,15 @@ def go_on(config: Path, name: str, installation: Installation) -> None:
 
 
 def _require_state(config: Any, name: str | None) -> None:
-    from evermark.app.looking import may_have_state
+    from evermark.app.inspect import may_have_state
 
     known_source(config.sources, name)
     if not may_have_state(config):
         raise NotFoundError("nothing was ever started here: there is nothing to recover", hint="evermark up")
 
 
-def _standings(deployment: Deployment, name: str, partition: int | None) -> list[Standing]:
-    from evermark.app.looking import standings
+def _standings(deployment: Deployment, name: str, partition: int | None) -> list[PartitionStatus]:
+    from evermark.app.inspect import standings
 
     source = deployment.sources[name]
     if partition is not None and partition not in source.partitions():
@@ -140,7 +140,7 @@ def _standings(deployment: Deployment, name: str, partition: int | None) -> list
     return [each for each in found if partition is None or each.partition == partition]
 
 
-def _document(deployment: Deployment, name: str, found: Sequence[Standing]) -> dict[str, Any]:
+def _document(deployment: Deployment, name: str, found: Sequence[PartitionStatus]) -> dict[str, Any]:
     now = datetime.now(UTC)
     unwell = any(each.trouble is not None for each in found)
     return {
@@ -182,7 +182,7 @@ def _accept(deployment: Deployment, name: str, stream: str, *, yes: bool) -> dic
     return {"source": name, "owner": _owner(deployment, name), "accepted": stream, "reason": reason}
 
 
-def _standing(standing: Standing, now: datetime) -> dict[str, Any]:
+def _standing(standing: PartitionStatus, now: datetime) -> dict[str, Any]:
     trouble, current = standing.trouble, standing.current
     return {
         "partition": standing.partition,
@@ -235,13 +235,13 @@ def _numbers(deployment: Deployment, name: str) -> dict[str, Any] | None:
 
 def _log_newest(deployment: Deployment, name: str) -> datetime | None:
     """The time of the newest event in the log."""
-    from evermark.app.looking import newest
+    from evermark.app.inspect import newest
 
     seen = newest(deployment.log_folder(name), deployment.sources[name].partitions(), ())
     return max((each.event_time for each in seen.values() if each.event_time), default=None)
 
 
-def _unwell(name: str, found: Sequence[Standing]) -> list[Standing]:
+def _unwell(name: str, found: Sequence[PartitionStatus]) -> list[PartitionStatus]:
     """Those a choice can help."""
     unwell = [each for each in found if each.trouble is not None or each.current is not None]
     if not unwell:
@@ -257,7 +257,7 @@ def _unwell(name: str, found: Sequence[Standing]) -> list[Standing]:
     return unwell
 
 
-def _ask(deployment: Deployment, name: str, standing: Standing, way: Way) -> Recovery:
+def _ask(deployment: Deployment, name: str, standing: PartitionStatus, way: Way) -> Recovery:
     from evermark.cluster.fence import source_lease
     from evermark.ingest.recovery import Choice
 
@@ -287,7 +287,7 @@ def _show(document: dict[str, Any]) -> None:
     show(document["past"], _COLUMNS, empty=f"{name}: there was no recovery yet")
 
 
-def _explain(name: str, unwell: Sequence[Standing], numbers: dict[str, Any] | None) -> None:
+def _explain(name: str, unwell: Sequence[PartitionStatus], numbers: dict[str, Any] | None) -> None:
     now = datetime.now(UTC)
     _say_troubles(name, [_standing(each, now) for each in unwell])
     if numbers is not None:

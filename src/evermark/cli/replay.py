@@ -13,7 +13,7 @@ from evermark.errors import ConfigError, NotFoundError
 
 if TYPE_CHECKING:
     from evermark.app.build import Deployment
-    from evermark.delivery.replay import Replay, Target
+    from evermark.delivery.replay.plan import Replay, Target
 
 app = noun("Replays: deliver past events again.")
 
@@ -46,8 +46,8 @@ def start(
 ) -> None:
     """Deliver the events of a window of time again. Without a running instance, the next `evermark up` begins it."""
     with opened(config) as deployment:
-        from evermark.delivery.replay import AskedBy, Request
-        from evermark.delivery.wish import STREAMS_MAX, bounded
+        from evermark.delivery.replay.plan import AskedBy, Request
+        from evermark.delivery.replay.request import STREAMS_MAX, bounded
         from evermark.log.read import moment_of
         from evermark.predicate import vet
 
@@ -130,7 +130,7 @@ def _known_subscription(deployment: Deployment, name: str) -> None:
 
 def summary(replay: Replay) -> dict[str, Any]:
     """One replay as a person sees it; how far it is, is how far its slowest target is."""
-    from evermark.delivery.replay import percent
+    from evermark.delivery.replay.plan import percent
 
     request = replay.request
     over = replay.state in ("done", "cancelled", "failed")
@@ -156,7 +156,7 @@ def summary(replay: Replay) -> dict[str, Any]:
 
 
 def _target(replay: Replay, target: Target) -> dict[str, Any]:
-    from evermark.delivery.replay import percent
+    from evermark.delivery.replay.plan import percent
 
     return {
         "subscription": target.subscription,

@@ -131,7 +131,7 @@ def uninstall(
     found = config_at(config)
     quiet_logging()
     chosen, installation = _installation(found, name)
-    from evermark.app.looking import may_have_state
+    from evermark.app.inspect import may_have_state
 
     wait_s = _seconds(wait)
 
@@ -206,7 +206,7 @@ def _seconds(text: str) -> float:
 
 def _remembers(config: Config, name: str) -> bool | None:
     """Whether this deployment has taken events of the source before; none: its state cannot be asked. Makes none."""
-    from evermark.app.looking import existing_state
+    from evermark.app.inspect import existing_state
     from evermark.checkpoints.kinds import open_checkpoints
 
     try:

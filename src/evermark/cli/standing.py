@@ -48,7 +48,7 @@ def partition_rows(deployment: Deployment) -> list[dict[str, Any]]:
 
 def subscription_rows(deployment: Deployment) -> list[dict[str, Any]]:
     """One row per subscription, those of the file that no instance has seen yet included. No secret is in them."""
-    from evermark.delivery.accounts import accounts, durable_heads, kept_for
+    from evermark.delivery.status import accounts, durable_heads, kept_for
     from evermark.log.read import LogReader
 
     heads = durable_heads(deployment.heads, deployment.sources)

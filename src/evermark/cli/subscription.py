@@ -233,7 +233,7 @@ def fire(name: Name, config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption 
 def remove(name: Name, config: ConfigOption = DEFAULT_CONFIG, yes: YesOption = False) -> None:
     """Remove a subscription and its parked deliveries. The events stay in the log."""
     with desk_at(config) as (deployment, desk):
-        from evermark.delivery.roster import require_ours
+        from evermark.delivery.decide.registration import require_ours
 
         require_ours(deployment.delivery.subscription(name).spec, "removed")
         found = desk.one(name)
@@ -246,7 +246,7 @@ def remove(name: Name, config: ConfigOption = DEFAULT_CONFIG, yes: YesOption = F
 @app.command()
 def secret() -> None:
     """Make a fresh signing secret and print it."""
-    from evermark.delivery.signing import new_secret
+    from evermark.delivery.webhook.signing import new_secret
 
     typer.echo(new_secret())
 

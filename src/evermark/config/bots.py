@@ -7,10 +7,10 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, model_validator
 
-from evermark.bots.base import BotMode, BotWish
 from evermark.config.fields import NAME, refusal
 from evermark.config.subscriptions import SubscriptionConfig
 from evermark.delivery.base import SubscriptionSpec
+from evermark.delivery.bots.base import BotMode, BotSpec
 from evermark.secrets import SecretBox
 
 
@@ -40,8 +40,8 @@ class BotConfig(SubscriptionConfig):
             )
         return self
 
-    def wish(self) -> BotWish:
-        return BotWish(self.source, self.user, self.mode, self.device or "", self.inbox or "")
+    def wish(self) -> BotSpec:
+        return BotSpec(self.source, self.user, self.mode, self.device or "", self.inbox or "")
 
     def to_spec(self, name: str, box: SecretBox) -> SubscriptionSpec:
         return replace(super().to_spec(name, box), bot=self.wish())

@@ -29,18 +29,18 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Protocol
 
-from evermark.bots.base import BotWish
+from evermark.delivery.bots.base import BotSpec
 
 
 @dataclass(frozen=True, order=True)
-class Place:
+class SourcePartition:
     """An ordering domain of the log: one partition of one source."""
 
     source: str
     partition: int
 
 
-CursorVector = Mapping[Place, int]
+CursorVector = Mapping[SourcePartition, int]
 
 
 @dataclass(frozen=True, order=True)
@@ -56,7 +56,7 @@ class Reached:
 
 
 # With `ordered`, what has to keep its order: (place, stream, key). Two streams of a source may use the same keys.
-HeldKey = tuple[Place, str, str]
+HeldKey = tuple[SourcePartition, str, str]
 
 CLAIM_MAX = 10_000  # rows that one call may return
 
@@ -97,7 +97,7 @@ class SubscriptionSpec:
     parked_max: int = 10_000
     ttl_s: float = 7 * 86_400.0  # what could not be delivered for this long is passed over; 0: never
     made_by: MadeBy = MadeBy.FILE
-    bot: BotWish | None = None  # what makes it a bot
+    bot: BotSpec | None = None  # what makes it a bot
 
     @property
     def device(self) -> str:
@@ -133,7 +133,7 @@ class ParkedEvent:
     """One delivery to be set aside: the event as the receiver would have got it, and why it did not take it."""
 
     event_id: str
-    place: Place
+    place: SourcePartition
     batch: int
     position: str
     stream: str
@@ -267,10 +267,10 @@ class DeliveryStore(Protocol):
     def cursors_outside(self) -> dict[str, CursorVector]:
         """The same for all subscriptions outside the group, at one moment."""
 
-    def inside(self, subscriptions: Sequence[str]) -> dict[str, dict[Place, Reached]]:
+    def inside(self, subscriptions: Sequence[str]) -> dict[str, dict[SourcePartition, Reached]]:
         """Those of them that stopped in the middle of a batch, and where. A member of the group is never there."""
 
-    def open_place(self, place: Place, batch: int, epoch: int) -> None:
+    def open_partition(self, place: SourcePartition, batch: int, epoch: int) -> None:
         """A place the group has not seen: its cursor begins at `batch`. Known places are left alone.
 
         Readers outside the group get the same place at batch 0: for them it all counts as backlog.
@@ -278,7 +278,7 @@ class DeliveryStore(Protocol):
 
     def settle_group(
         self,
-        place: Place,
+        place: SourcePartition,
         begun_at: int,
         done_to: int,
         members: frozenset[str],
@@ -305,7 +305,7 @@ class DeliveryStore(Protocol):
     def settle_subscription(
         self,
         subscription: str,
-        place: Place,
+        place: SourcePartition,
         begun_at: int,
         done_to: int,
         outcome: Outcome,
@@ -384,7 +384,7 @@ class DeliveryStore(Protocol):
         """How many more first deliveries may be parked for each of them that is there."""
 
     def held_keys(
-        self, subscriptions: Sequence[str], places: Collection[Place] | None = None, replay_id: str = ""
+        self, subscriptions: Sequence[str], places: Collection[SourcePartition] | None = None, replay_id: str = ""
     ) -> dict[str, dict[HeldKey, int]]:
         """Per ordered one of these: keys with something parked, and how much. Their next events are parked behind it.
 

@@ -4,7 +4,8 @@
 in the simulator). Its contract:
 
 - Every event of the span that the subscription matches is offered to the receiver, in log order per key.
-- A bot is offered what `evermark.bots.forward` says, and of that nothing whose session is not clear: it is parked.
+- A bot is offered the events that `delivery.bots.forward` selects; events of a session whose key is missing are parked
+  instead.
 - `Delivered.done_to` is the last batch of the span all of whose matched events were accepted or are in
   `outcome.parked`; `through` is the position in the next one up to and with which that holds too. Everything after it
   counts as not done, though some of it may have been accepted.
@@ -18,15 +19,15 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
 
-from evermark.bots.base import BotView
-from evermark.delivery.base import Fate, HeldKey, Outcome, ParkedEvent, Place, Reached, SubscriptionSpec
+from evermark.delivery.base import Fate, HeldKey, Outcome, ParkedEvent, Reached, SourcePartition, SubscriptionSpec
+from evermark.delivery.bots.base import BotView
 
 
 @dataclass(frozen=True)
 class Span:
     """The batches `after < batch <= to` of one place, and the files that hold them (and perhaps others too)."""
 
-    place: Place
+    place: SourcePartition
     after: int
     to: int
     paths: tuple[str, ...]
@@ -40,7 +41,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Errand:
+class Assignment:
     """A span on its way to one subscription."""
 
     span: Span
@@ -79,8 +80,8 @@ class Delivered:
 
 
 @dataclass(frozen=True)
-class Manner:
-    """How errands are done. Times begin when the first request could be sent: starting the work is nobody's fault."""
+class DeliveryOptions:
+    """How assignments are carried out. Times begin when the first request could be sent, not when the job starts."""
 
     historical: bool = False  # these events come late: their receiver was behind
     budget_s: float | None = None  # no new request begins after this; None: as long as it takes
@@ -93,16 +94,16 @@ class Manner:
 
 
 class Deliverer(Protocol):
-    def deliver(self, errands: Sequence[Errand], manner: Manner) -> list[Delivered]:
-        """One `Delivered` for each, in their order. At most one errand of a subscription in a call."""
+    def deliver(self, assignments: Sequence[Assignment], options: DeliveryOptions) -> list[Delivered]:
+        """One `Delivered` for each, in their order. At most one assignment of a subscription in a call."""
 
 
-def fold(errands: Sequence[Errand], results: Iterable[BatchResult]) -> list[Delivered]:
+def fold(assignments: Sequence[Assignment], results: Iterable[BatchResult]) -> list[Delivered]:
     """Per subscription: how far it got, and what is to be parked on the way. Batches without a match are done."""
-    by_name: dict[str, dict[int, BatchResult]] = {errand.spec.name: {} for errand in errands}
+    by_name: dict[str, dict[int, BatchResult]] = {assignment.spec.name: {} for assignment in assignments}
     for result in results:
         by_name[result.subscription][result.batch] = result
-    return [_folded(errand.spec.name, errand.span, by_name[errand.spec.name]) for errand in errands]
+    return [_folded(assignment.spec.name, assignment.span, by_name[assignment.spec.name]) for assignment in assignments]
 
 
 def _folded(name: str, span: Span, results: Mapping[int, BatchResult]) -> Delivered:

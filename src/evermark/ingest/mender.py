@@ -30,7 +30,7 @@ _RECOVER_HINT = "`evermark source recover` says what can be done; docs/playbook.
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RepairTarget:
     """Where the events that are found belong."""
 
     source: str
@@ -48,7 +48,7 @@ class FoundFile:
     end: str
 
 
-def batches_of(found: Sequence[FoundFile], hole: Hole, wanted: Wanted) -> list[Taken]:
+def batches_of(found: Sequence[FoundFile], hole: Hole, wanted: RepairTarget) -> list[Taken]:
     """The batches that close the hole; the last ends where reading goes on. Without a file only that is kept."""
     batches: list[Taken] = []
     start = wanted.start
@@ -59,7 +59,7 @@ def batches_of(found: Sequence[FoundFile], hole: Hole, wanted: Wanted) -> list[T
     return batches or [_taken(wanted, wanted.batch + 1, start, hole.position, ())]
 
 
-def _taken(wanted: Wanted, batch: int, start: str, end: str, files: tuple[LogFile, ...]) -> Taken:
+def _taken(wanted: RepairTarget, batch: int, start: str, end: str, files: tuple[LogFile, ...]) -> Taken:
     append = Append(wanted.partition, batch, wanted.epoch, start, end, files)
     return Taken(wanted.partition, batch, start, end, append)
 
@@ -92,7 +92,7 @@ class Mender:
         source: Source,
         recoveries: RecoveryStore,
         open_log: Callable[[], tuple[AppendLog, Taker]],
-        find: Callable[[Hole, Wanted], list[FoundFile]],
+        find: Callable[[Hole, RepairTarget], list[FoundFile]],
         let_go: Callable[[int], None],
         stopped: Callable[[], bool],
         clock: Callable[[], datetime],
@@ -194,7 +194,7 @@ class Mender:
         batch = log.fence(partition, self._epoch).batch
         if batch:
             start = taker.begin(partition).position or start
-        wanted = Wanted(self._name, partition, batch, self._epoch, start)
+        wanted = RepairTarget(self._name, partition, batch, self._epoch, start)
         found = self._find(hole, wanted) if recovery.choice is Choice.REPAIR else []
         failpoint.hit("mend.found")
         rows = 0

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from evermark.log.find import in_order
-from evermark.log.pick import I64, code_of
+from evermark.log.row_reader import I64, code_of
+from evermark.log.window_search import in_order
 
 _ORDERED = ("batch", "position")
 _SCHEMA = pa.schema(
@@ -30,7 +30,7 @@ _SCHEMA = pa.schema(
 
 
 @dataclass(frozen=True)
-class Places:
+class RowAddresses:
     """By row: the file's code, the row's number in it, and two columns of it."""
 
     codes: I64
@@ -40,7 +40,7 @@ class Places:
 
 
 @dataclass(frozen=True)
-class _Wanted:
+class _Batches:
     partition: int
     after: int
     to: int
@@ -55,20 +55,22 @@ class _Wanted:
         return mine
 
 
-def places_of(paths: Sequence[str], partition: int, after: int, to: int, *, exact: bool, through: str = "") -> Places:
+def row_addresses(
+    paths: Sequence[str], partition: int, after: int, to: int, *, exact: bool, through: str = ""
+) -> RowAddresses:
     """The rows of the batches `after < batch <= to`. `exact`: the files hold nothing else.
 
     `through`: without those of the first batch up to and with this position.
     """
     whole = exact and len(paths) == 1 and not through  # and so in log order as it is
-    wanted = _Wanted(partition, after, to, through)
+    wanted = _Batches(partition, after, to, through)
     found = pa.concat_tables([_SCHEMA.empty_table(), *(t for p in paths for t in _in_file(p, wanted, whole=whole))])
     if not whole and not in_order(*(found[name] for name in _ORDERED)):
         found = found.take(pc.sort_indices(found, sort_keys=[(name, "ascending") for name in _ORDERED]))
-    return Places(found["code"].to_numpy(), found["number"].to_numpy(), found["stream"], found["op"])
+    return RowAddresses(found["code"].to_numpy(), found["number"].to_numpy(), found["stream"], found["op"])
 
 
-def _in_file(path: str, wanted: _Wanted, *, whole: bool) -> Iterator[pa.Table]:
+def _in_file(path: str, wanted: _Batches, *, whole: bool) -> Iterator[pa.Table]:
     code = code_of(path)
     with pq.ParquetFile(path) as file:
         at = file.metadata.schema.names.index("batch")
@@ -82,7 +84,7 @@ def _in_file(path: str, wanted: _Wanted, *, whole: bool) -> Iterator[pa.Table]:
             first += described.num_rows
 
 
-def _in_group(file: pq.ParquetFile, group: int, code: int, first: int, wanted: _Wanted | None) -> pa.Table:
+def _in_group(file: pq.ParquetFile, group: int, code: int, first: int, wanted: _Batches | None) -> pa.Table:
     columns = ["stream", "op"] if wanted is None else ["stream", "op", "partition", *_ORDERED]
     rows = file.read_row_group(group, columns=columns, use_threads=False)
     numbers = np.arange(first, first + rows.num_rows)

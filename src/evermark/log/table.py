@@ -19,7 +19,7 @@ from evermark.event import EVENT
 from evermark.log import format as log_format
 from evermark.log.disk import full_disk_is_said, sync_folder
 
-# Care makes a checkpoint every so many commits, and handles look for it after as many.
+# Maintenance makes a checkpoint every so many commits, and handles look for it after as many.
 CHECKPOINT_EVERY = 32
 _REOPEN_TRIES = 3
 
@@ -100,7 +100,7 @@ class TableHandle:
                 self.table.update_incremental()
                 break
             except DeltaError:
-                # Care cleaned away a commit just as this handle was reading it: the newest checkpoint holds it.
+                # Maintenance cleaned away a commit just as this handle was reading it: the newest checkpoint holds it.
                 self._reopen()
         else:
             self.table.update_incremental()

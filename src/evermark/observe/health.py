@@ -99,7 +99,7 @@ _LAGGING_HINT = (
 )
 
 
-class Board:
+class HealthBoard:
     """Where threads write how they are, and the server reads it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -116,7 +116,7 @@ def _emit_choice(node: exp.Expr, form: Form) -> Fragment:
     if isinstance(node, exp.Coalesce):
         return sql("coalesce(", joined(", ", [emit(value, form) for value in choices(node)]), ")")
     if isinstance(node, exp.Nullif):
-        # As Spark would, but with the repetition in sight of the limit.
+        # As Spark would, but with the repetition close to the limit.
         value = emit(node.this, form)
         return _filled(
             f"(case when {{}} = {{}} then cast(null as {form}) else {{}} end)",

@@ -19,7 +19,7 @@ from evermark.predicate import Path, Predicate, wanted_ops
 TABLES_MAX = 6
 TABLE_ROWS_MIN = 2
 # One subscription may name many streams and operations: each pair of them is a row.
-ROWS_PER_WISH_MAX = 64
+ROWS_PER_FILTER_MAX = 64
 
 Column = str | Path
 Value = str | int | float | bool | Decimal
@@ -29,7 +29,7 @@ _SHORT = ("partition", "schema_version")  # columns of 32 bits
 
 
 @dataclass(frozen=True)
-class Wish:
+class Filter:
     """What one subscription wants."""
 
     streams: tuple[str, ...]
@@ -39,7 +39,7 @@ class Wish:
 
 @dataclass(frozen=True)
 class Table:
-    """Values of some columns, and the numbers of the wishes that need exactly these."""
+    """Values of some columns, and the numbers of the filters that need exactly these."""
 
     columns: tuple[Column, ...]
     rows: Mapping[tuple[Value, ...], tuple[int, ...]]
@@ -48,13 +48,13 @@ class Table:
 @dataclass(frozen=True)
 class Index:
     tables: tuple[Table, ...]
-    tested: tuple[int, ...]  # wishes that every event is tested for
-    whole: frozenset[int]  # wishes in a table that does not hold all they name: what is found is tested for everything
+    tested: tuple[int, ...]  # filters that every event is tested for
+    whole: frozenset[int]  # filters in a table that does not hold all they name: what is found is tested for everything
 
 
-def index_of(wishes: Sequence[Wish]) -> Index:
-    """Every wish is in exactly one table, or tested, or can never be met."""
-    named = [_named(wish) for wish in wishes]
+def index_of(filters: Sequence[Filter]) -> Index:
+    """Every filter_ is in exactly one table, or tested, or can never be met."""
+    named = [_named(filter_) for filter_ in filters]
     exact = Counter(_columns(one.values) for one in named if one is not None and one.values)
     chosen = {columns for columns, count in exact.most_common(TABLES_MAX - 1) if count >= TABLE_ROWS_MIN and columns}
     rows: dict[tuple[Column, ...], dict[tuple[Value, ...], list[int]]] = defaultdict(lambda: defaultdict(list))
@@ -92,15 +92,15 @@ class _Named:
     is_all: bool
 
 
-def _named(wish: Wish) -> _Named | None:
+def _named(filter_: Filter) -> _Named | None:
     """None: no event can be what is wished for."""
     values: dict[Column, tuple[Value, ...]] = {}
-    if wish.streams:
-        values["stream"] = tuple(dict.fromkeys(wish.streams))
-    if wish.ops:
-        values["op"] = tuple(wanted_ops(wish.ops))
+    if filter_.streams:
+        values["stream"] = tuple(dict.fromkeys(filter_.streams))
+    if filter_.ops:
+        values["op"] = tuple(wanted_ops(filter_.ops))
     is_all = True
-    for column, value in wish.predicate.equalities:
+    for column, value in filter_.predicate.equalities:
         if not _fits(column, value):
             is_all = False
         elif column in values and value not in values[column]:
@@ -108,7 +108,7 @@ def _named(wish: Wish) -> _Named | None:
         else:
             values[column] = (value,)
     for column in ("op", "stream"):
-        if _size(values.values()) > ROWS_PER_WISH_MAX:
+        if _size(values.values()) > ROWS_PER_FILTER_MAX:
             values.pop(column, None)
             is_all = False
     return _Named(values, is_all)

@@ -8,13 +8,13 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from evermark import failpoint
-from evermark.bots.base import KEY_CHARS_MAX, BotMode, BotStore, BotWish
 from evermark.config.asked import asked
 from evermark.config.bots import BotConfig
 from evermark.config.problems import Problem, refused
-from evermark.delivery.accounts import accounts
 from evermark.delivery.base import DeliveryStore, MadeBy, SubscriptionSpec
-from evermark.delivery.roster import unknown_bot
+from evermark.delivery.bots.base import KEY_CHARS_MAX, BotMode, BotSpec, BotStore
+from evermark.delivery.decide.registration import unknown_bot
+from evermark.delivery.status import accounts
 from evermark.secrets import SecretBox
 from evermark.server.bot_shapes import BotAnswer, BotChange, BotMade, BotPage, KeyAnswer, KeyPage, PublishedAnswer
 from evermark.server.desk import PAGE_MAX, Desk
@@ -117,7 +117,7 @@ class BotDesk:
         device, now = self.wish(name).device, self._clock()
         self.desk.as_deliverer(lambda epoch: self.store.withdraw(device, session, now, epoch))
 
-    def wish(self, name: str) -> BotWish:
+    def wish(self, name: str) -> BotSpec:
         wish = self.store.subscription(name).spec.bot
         if wish is None:
             raise unknown_bot(name)

@@ -15,12 +15,12 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from evermark.config.asked import asked, asked_changes
-from evermark.delivery.accounts import Account, account, accounts
-from evermark.delivery.base import DeliveryStore, MadeBy, ParkedRow, Place, SubscriptionSpec
-from evermark.delivery.retry import Verdict
-from evermark.delivery.roster import start_vector
-from evermark.delivery.signing import new_secret
-from evermark.delivery.sinks.base import Sink, Try
+from evermark.delivery.base import DeliveryStore, MadeBy, ParkedRow, SourcePartition, SubscriptionSpec
+from evermark.delivery.decide.registration import start_vector
+from evermark.delivery.decide.retry import Verdict
+from evermark.delivery.status import Account, account, accounts
+from evermark.delivery.webhook.base import Sink, Try
+from evermark.delivery.webhook.signing import new_secret
 from evermark.errors import ConfigError, ConflictError, NotFoundError
 from evermark.log.read import FileRange
 from evermark.predicate import match_sql, vet
@@ -55,9 +55,9 @@ class Desk:
     store: DeliveryStore
     box: SecretBox
     as_deliverer: AsDeliverer
-    heads: Callable[[], Mapping[Place, int]]  # how far the log is durable
+    heads: Callable[[], Mapping[SourcePartition, int]]  # how far the log is durable
     files: Callable[[str], Sequence[FileRange]]  # of a source's log
-    batch_at: Callable[[Place, str], int]  # the last batch before a time
+    batch_at: Callable[[SourcePartition, str], int]  # the last batch before a time
     sink: Sink
     clock: Callable[[], datetime] = lambda: datetime.now(UTC)
     bots: BotDesk | None = None

@@ -12,7 +12,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from evermark.errors import ConfigError
-from evermark.observe.health import Board, PartitionHealth, as_json, unready
+from evermark.observe.health import HealthBoard, PartitionHealth, as_json, unready
 from evermark.observe.metrics import Metrics
 from evermark.server.api import BODY_BYTES_MAX, Api
 from evermark.server.tokens import Tokens
@@ -24,7 +24,9 @@ _STOP_WAIT_S = 1.0
 class Server:
     """Runs in a thread of its own, so that it answers while everything else is busy."""
 
-    def __init__(self, host: str, port: int, board: Board, metrics: Metrics, tokens: Tokens | None = None) -> None:
+    def __init__(
+        self, host: str, port: int, board: HealthBoard, metrics: Metrics, tokens: Tokens | None = None
+    ) -> None:
         self._host, self._port = host, port
         self._board, self._metrics = board, metrics
         self.api = Api(tokens or Tokens({}))

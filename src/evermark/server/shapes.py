@@ -11,10 +11,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from evermark import durations
 from evermark.config.fields import Duration, between
 from evermark.config.subscriptions import SubscriptionConfig, signing_secret
-from evermark.delivery.accounts import Account
 from evermark.delivery.base import MadeBy, ParkedRow, SubscriptionState
-from evermark.delivery.retry import Verdict
-from evermark.delivery.roster import secret_ends
+from evermark.delivery.decide.registration import secret_ends
+from evermark.delivery.decide.retry import Verdict
+from evermark.delivery.status import Account
 from evermark.errors import EvermarkError, Kind
 from evermark.observe.logging import without_secrets
 from evermark.secrets import Secret

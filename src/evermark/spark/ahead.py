@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from typing import TypeVar
 
-from evermark.priority import step_back
+from evermark.priority import lower_priority
 
 T = TypeVar("T")
 
@@ -19,11 +19,11 @@ class _End:
         self.error = error
 
 
-def ahead(items: Iterator[T], depth: int = _DEPTH, *, humble: bool = False) -> Iterator[T]:
+def ahead(items: Iterator[T], depth: int = _DEPTH, *, low_priority: bool = False) -> Iterator[T]:
     """The same items in the same order, taken in a thread of their own, at most `depth` ahead.
 
-    Closing the result early closes `items` too, in the thread that used it. `humble`: the thread leaves the processor
-    to whoever else wants it. A thread of its own, because who has stepped back may not step forward again.
+    Closing the result early closes `items` too, in the thread that used it. `low_priority`: the thread leaves the
+    processor to others. It needs a thread of its own, because a thread cannot raise its priority again.
     """
     found: queue.Queue[T | _End] = queue.Queue(depth)
     stopped = threading.Event()
@@ -39,8 +39,8 @@ def ahead(items: Iterator[T], depth: int = _DEPTH, *, humble: bool = False) -> I
 
     def take() -> None:
         error: BaseException | None = None
-        if humble:
-            step_back()
+        if low_priority:
+            lower_priority()
         try:
             for item in items:
                 if not put(item):

@@ -21,18 +21,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 
-from evermark.bots.forward import forwarded, waiting
 from evermark.delivery.base import Fate, HeldKey, Outcome, SubscriptionSpec
-from evermark.delivery.expiry import with_expired, without_expired
-from evermark.delivery.rounds import both
-from evermark.delivery.sinks.base import Job
-from evermark.delivery.sinks.ready import prepared
-from evermark.delivery.sinks.webhook import WebhookSink
-from evermark.delivery.wanted import expanded
-from evermark.delivery.work import BatchResult, Delivered, Errand, Manner, Span, fold
+from evermark.delivery.bots.forward import forwarded, waiting
+from evermark.delivery.decide.expiry import with_expired, without_expired
+from evermark.delivery.decide.matching import expanded
+from evermark.delivery.replay.rounds import both
+from evermark.delivery.webhook.base import Job
+from evermark.delivery.webhook.bundles_ahead import prepared
+from evermark.delivery.webhook.sink import WebhookSink
+from evermark.delivery.work import Assignment, BatchResult, Delivered, DeliveryOptions, Span, fold
 from evermark.log.frames import files_frame
-from evermark.log.pick import I64, PLACE, PLACE_SQL, RowPicker
-from evermark.log.span import places_of
+from evermark.log.row_reader import I64, ROW_ADDRESS, ROW_ADDRESS_SQL, RowReader
+from evermark.log.span import row_addresses
 from evermark.secrets import SecretBox
 from evermark.spark.ahead import ahead
 from evermark.spark.ingest import engine_error
@@ -50,11 +50,11 @@ _CHUNK_MATCHES = 1_000_000
 _CUT_BYTES = 64 * 1024 * 1024
 
 
-# File code, row number and number of the errand, for each row that an errand wants.
-Places = tuple[I64, I64, I64]
+# File code, row number and number of the assignment, for each row that an assignment wants.
+Addresses = tuple[I64, I64, I64]
 # A piece of work of a task: rows of the log, and per (row, subscription that wants it) the row's index and the
 # subscription's number, by row.
-Wanted = tuple[pa.RecordBatch, I64, I64]
+MatchedRows = tuple[pa.RecordBatch, I64, I64]
 # Per subscription and batch: positions of rows that are too old to be sent.
 Late = dict[str, dict[int, pa.Array]]
 
@@ -72,56 +72,58 @@ class _SoFar:
 class _Post:
     """What a task needs to post; pickled into the job, secrets sealed."""
 
-    errands: tuple[Errand, ...]
+    assignments: tuple[Assignment, ...]
     box: SecretBox
-    manner: Manner
+    options: DeliveryOptions
     matches_here: bool  # else places come with the rows of the job
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        budget_s = _NO_BUDGET_S if self.manner.budget_s is None else self.manner.budget_s
+        budget_s = _NO_BUDGET_S if self.options.budget_s is None else self.options.budget_s
         deadline = time.monotonic() + budget_s
-        held = {name: Counter(keys) for name, keys in self.manner.held.items()}
-        room = {one.spec.name: one.parked_room for one in self.errands if one.parked_room is not None}
+        held = {name: Counter(keys) for name, keys in self.options.held.items()}
+        room = {one.spec.name: one.parked_room for one in self.assignments if one.parked_room is not None}
         so_far = _SoFar(held, room)
         places = gathered(self._found_here(batches) if self.matches_here else map(arrays, batches))
-        pieces = map(self._jobs, read(paths_of(self.errands), places))
-        for jobs, late in ahead(pieces, depth=1, humble=self.manner.historical):
+        pieces = map(self._jobs, read(paths_of(self.assignments), places))
+        for jobs, late in ahead(pieces, depth=1, low_priority=self.options.historical):
             rows = list(self._send(jobs, late, so_far, max(0.0, deadline - time.monotonic())))
             if rows:
                 yield rows_batch(rows)
-            if len(so_far.stopped) == len(self.errands):
+            if len(so_far.stopped) == len(self.assignments):
                 return
 
-    def _found_here(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Places]:
+    def _found_here(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Addresses]:
         for _ in batches:
             pass  # a worker that leaves something unread is not used again, and its successor imports everything anew
-        require_codes(paths_of(self.errands))
-        for span, numbers in by_span(self.errands):
+        require_codes(paths_of(self.assignments))
+        for span, numbers in by_span(self.assignments):
             where = (span.paths, span.place.partition, span.after, span.to)
-            found = places_of(*where, exact=span.exact, through=span.through)
-            mine = [self.errands[number] for number in numbers]
-            specs = [errand.spec for errand in mine]
-            among = {n: errand.bot.streams for n, errand in enumerate(mine) if errand.bot is not None}
+            found = row_addresses(*where, exact=span.exact, through=span.through)
+            mine = [self.assignments[number] for number in numbers]
+            specs = [assignment.spec for assignment in mine]
+            among = {n: assignment.bot.streams for n, assignment in enumerate(mine) if assignment.bot is not None}
             # Piece by piece: a batch may have millions of rows, and there may be thousands that want each of them.
             size = max(1, min(_CHUNK_ROWS, _CHUNK_MATCHES // len(specs)))
             for start in range(0, len(found.codes), size):
                 rows, of = expanded(found.streams.slice(start, size), found.ops.slice(start, size), specs, among)
                 yield found.codes[start + rows], found.numbers[start + rows], np.asarray(numbers)[of]
 
-    def _jobs(self, wanted: Wanted) -> tuple[list[Job], Late]:
+    def _jobs(self, wanted: MatchedRows) -> tuple[list[Job], Late]:
         """What is to be sent, rendered while what came before is sent; and what is too old to be."""
         jobs: list[Job] = []
         expired: Late = {}
         for index, rows in by_subscription(*wanted):
-            errand = self.errands[index]
-            wanted_rows = rows if errand.bot is None else forwarded(rows, errand.bot)
-            mine, late = without_expired(wanted_rows, errand.expires_before)
+            assignment = self.assignments[index]
+            wanted_rows = rows if assignment.bot is None else forwarded(rows, assignment.bot)
+            mine, late = without_expired(wanted_rows, assignment.expires_before)
             if late:
-                expired[errand.spec.name] = late
+                expired[assignment.spec.name] = late
             if mine.num_rows:
-                historical = self.manner.historical
-                waits = {} if errand.bot is None else waiting(mine, errand.bot)
-                job = Job(errand.spec, mine, self.box.open, historical=historical, probe=errand.probe, waits=waits)
+                historical = self.options.historical
+                waits = {} if assignment.bot is None else waiting(mine, assignment.bot)
+                job = Job(
+                    assignment.spec, mine, self.box.open, historical=historical, probe=assignment.probe, waits=waits
+                )
                 jobs.append(job)
         return prepared(jobs), expired
 
@@ -136,14 +138,14 @@ class _Post:
             for job in jobs
             if job.spec.name not in so_far.stopped
         ]
-        if not self.manner.sends:
+        if not self.options.sends:
             yield from map(_row, _unsent(going, late, so_far.stopped))
             going = []
         specs = {job.spec.name: job.spec for job in going}
         for name in late.keys() - specs.keys() - so_far.stopped:
             yield from map(_row, with_expired(name, [], late[name]))
         began = time.monotonic()
-        for results in WebhookSink().deliver_each(going, left_s, self.manner.grace_s, self.manner.slack_s):
+        for results in WebhookSink().deliver_each(going, left_s, self.options.grace_s, self.options.slack_s):
             took_s = time.monotonic() - began
             name = results[0].subscription
             for result in with_expired(name, results, late.get(name, {})):
@@ -171,21 +173,21 @@ def _row(result: BatchResult, took_s: float = 0.0) -> dict[str, Any]:
     return {**fields, "batch": result.batch, "through": result.through, "took_s": took_s}
 
 
-def paths_of(errands: Sequence[Errand]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(path for errand in errands for path in errand.span.paths))
+def paths_of(assignments: Sequence[Assignment]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(path for assignment in assignments for path in assignment.span.paths))
 
 
-def by_span(errands: Sequence[Errand]) -> list[tuple[Span, list[int]]]:
-    """Each span once, with the numbers of the errands that have it."""
+def by_span(assignments: Sequence[Assignment]) -> list[tuple[Span, list[int]]]:
+    """Each span once, with the numbers of the assignments that have it."""
     numbers: dict[Span, list[int]] = {}
-    for number, errand in enumerate(errands):
-        numbers.setdefault(errand.span, []).append(number)
+    for number, assignment in enumerate(assignments):
+        numbers.setdefault(assignment.span, []).append(number)
     return list(numbers.items())
 
 
-def gathered(pieces: Iterable[Places]) -> Iterator[Places]:
+def gathered(pieces: Iterable[Addresses]) -> Iterator[Addresses]:
     """The same places, more of them at a time: what is sent together is served side by side."""
-    waiting: list[Places] = []
+    waiting: list[Addresses] = []
     rows = 0
     for piece in pieces:
         waiting.append(piece)
@@ -197,19 +199,19 @@ def gathered(pieces: Iterable[Places]) -> Iterator[Places]:
         yield _together(waiting)
 
 
-def _together(pieces: Sequence[Places]) -> Places:
+def _together(pieces: Sequence[Addresses]) -> Addresses:
     codes, numbers, of = (np.concatenate(column) for column in zip(*pieces, strict=True))
     return codes, numbers, of
 
 
-def arrays(batch: pa.RecordBatch) -> Places:
+def arrays(batch: pa.RecordBatch) -> Addresses:
     codes, numbers, of = (column.to_numpy() for column in batch.columns)
     return codes, numbers, of
 
 
-def read(paths: Sequence[str], places: Iterable[Places]) -> Iterator[Wanted]:
+def read(paths: Sequence[str], places: Iterable[Addresses]) -> Iterator[MatchedRows]:
     """The rows at some places, each read once however many want it; fewer at a time if they are large."""
-    picker = RowPicker(paths)
+    picker = RowReader(paths)
     size = min(_CHUNK_ROWS, picker.rows_within(_CHUNK_BYTES))
     for codes, numbers, of in places:
         new = np.ones(len(of), np.bool_)
@@ -238,12 +240,16 @@ class SparkDeliverer(SparkReplays):
     def __init__(self, spark: SparkSession, box: SecretBox) -> None:
         super().__init__(spark, box)
 
-    def deliver(self, errands: Sequence[Errand], manner: Manner) -> list[Delivered]:
-        mine = [errand for errand in errands if errand.span.paths and (errand.bot is None or errand.bot.streams)]
+    def deliver(self, assignments: Sequence[Assignment], options: DeliveryOptions) -> list[Delivered]:
+        mine = [
+            assignment
+            for assignment in assignments
+            if assignment.span.paths and (assignment.bot is None or assignment.bot.streams)
+        ]
         if not mine:
-            return fold(errands, [])
-        here = not any(errand.spec.where for errand in mine)
-        post = _Post(tuple(mine), self._box, manner, matches_here=here)
+            return fold(assignments, [])
+        here = not any(assignment.spec.where for assignment in mine)
+        post = _Post(tuple(mine), self._box, options, matches_here=here)
         try:
             places = self._spark.range(0, 1, 1, 1) if here else self._wanted(mine)
             rows = [json.loads(row[0]) for row in places.mapInArrow(post, ROW_DDL).collect()]
@@ -251,27 +257,29 @@ class SparkDeliverer(SparkReplays):
             spans = ", ".join(f"{span.after + 1} to {span.to}" for span, _ in by_span(mine)[:3])
             raise engine_error(f"delivery of batches {spans} failed", error) from error
         took = _took_s(rows)
-        return [replace(one, took_s=took.get(one.subscription, 0.0)) for one in fold(errands, _joined(rows))]
+        return [replace(one, took_s=took.get(one.subscription, 0.0)) for one in fold(assignments, _joined(rows))]
 
-    def _wanted(self, errands: Sequence[Errand]) -> DataFrame:
-        """The places of all errands, one span after another, and the number of the errand."""
-        found = [self.places(span, [errands[n].spec for n in numbers], numbers) for span, numbers in by_span(errands)]
+    def _wanted(self, assignments: Sequence[Assignment]) -> DataFrame:
+        """The places of all assignments, one span after another, and the number of the assignment."""
+        found = [
+            self.places(span, [assignments[n].spec for n in numbers], numbers) for span, numbers in by_span(assignments)
+        ]
         return reduce(DataFrame.union, found).coalesce(1) if len(found) > 1 else found[0]
 
     def places(self, span: Span, specs: Sequence[SubscriptionSpec], numbers: Sequence[int] | None = None) -> DataFrame:
         """Where the events are that somebody wants, in log order, and who wants them: by number, if not by index."""
         require_codes(span.paths)
-        frame = files_frame(self._spark, span.paths).selectExpr("*", *PLACE_SQL)
+        frame = files_frame(self._spark, span.paths).selectExpr("*", *ROW_ADDRESS_SQL)
         if not span.exact:
             # Only where it is needed: each new number in a condition is new code for the JVM to compile.
             frame = frame.where(f"partition = {span.place.partition} and batch > {span.after} and batch <= {span.to}")
         if span.through:
             frame = frame.where((frame.batch > span.after + 1) | (frame.position > span.through))
         if span.exact and _in_one_piece(span.paths):
-            return _numbered(matched(frame.coalesce(1), specs, PLACE), numbers)
+            return _numbered(matched(frame.coalesce(1), specs, ROW_ADDRESS), numbers)
         # After the match: Spark drops a sort that comes before a join.
-        found = matched(frame.coalesce(1), specs, ("batch", "position", *PLACE))
-        return _numbered(found.sortWithinPartitions("batch", "position").select(*PLACE, SUBSCRIPTION), numbers)
+        found = matched(frame.coalesce(1), specs, ("batch", "position", *ROW_ADDRESS))
+        return _numbered(found.sortWithinPartitions("batch", "position").select(*ROW_ADDRESS, SUBSCRIPTION), numbers)
 
 
 def _numbered(found: DataFrame, numbers: Sequence[int] | None) -> DataFrame:
@@ -279,7 +287,9 @@ def _numbered(found: DataFrame, numbers: Sequence[int] | None) -> DataFrame:
     if numbers is None or list(numbers) == list(range(len(numbers))):
         return found
     given = ", ".join(f"{number}L" for number in numbers)
-    return found.selectExpr(*PLACE, f"element_at(array({given}), cast({SUBSCRIPTION} as int) + 1) as {SUBSCRIPTION}")
+    return found.selectExpr(
+        *ROW_ADDRESS, f"element_at(array({given}), cast({SUBSCRIPTION} as int) + 1) as {SUBSCRIPTION}"
+    )
 
 
 def _in_one_piece(paths: Sequence[str]) -> bool:

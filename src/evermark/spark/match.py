@@ -15,7 +15,7 @@ from evermark.event import EVENT
 from evermark.log.frames import with_paths
 from evermark.predicate import Alias, Path, match_sql, vet, wanted_ops
 from evermark.predicate.fragment import string_sql
-from evermark.predicate.index import Column, Index, Table, Value, Wish, index_of
+from evermark.predicate.index import Column, Filter, Index, Table, Value, index_of
 
 SUBSCRIPTION = "_subscription"
 # Up to here each event is tested for each subscription: a look-up costs more than a few tests.
@@ -36,33 +36,33 @@ def matched(
     JSON is parsed once and each path extracted once, however many predicates use them. Rows keep the order of the
     files; one that `frame` was given is lost, for Spark drops a sort that comes before a join.
     """
-    wishes = _wishes(tuple((spec.streams, spec.ops, spec.where) for spec in specs))
-    wide, alias = with_paths(frame, [wish.predicate for wish in wishes])
+    filters = _wishes(tuple((spec.streams, spec.ops, spec.where) for spec in specs))
+    wide, alias = with_paths(frame, [filter_.predicate for filter_ in filters])
     # What can never be delivered goes first, so that a test is about its predicate alone.
     wide = wide.where(f"op in ({', '.join(map(string_sql, wanted_ops(())))})")
     if len(specs) <= tested_max:
-        tests = _tests(wishes, range(len(wishes)), alias)
+        tests = _tests(filters, range(len(filters)), alias)
         return wide.selectExpr(*columns, f"explode({tests}) as {SUBSCRIPTION}")
-    index = _index(wishes)
+    index = _index(filters)
     # By a step of its own: there Spark evaluates what several tests have in common once.
-    wide = wide.selectExpr("*", f"{_tests(wishes, index.tested, alias)} as {_TESTED}")
+    wide = wide.selectExpr("*", f"{_tests(filters, index.tested, alias)} as {_TESTED}")
     for number, table in enumerate(index.tables):
         wide = _looked_up(wide, table, f"{_FOUND}_{number}", alias)
     found = [f"coalesce({_FOUND}_{number}, array())" for number in range(len(index.tables))]
     rows = wide.selectExpr("*", f"explode(concat({', '.join([*found, _TESTED])})) as {SUBSCRIPTION}")
-    rest = _rest(wishes, index, alias)
+    rest = _rest(filters, index, alias)
     return (rows.where(rest) if rest else rows).select(*columns, SUBSCRIPTION)
 
 
 # Subscriptions seldom change, and batches are many.
 @lru_cache(maxsize=_KEPT_MAX)
-def _wishes(asked: tuple[tuple[tuple[str, ...], tuple[str, ...], str | None], ...]) -> tuple[Wish, ...]:
-    return tuple(Wish(streams, ops, vet(where)) for streams, ops, where in asked)
+def _wishes(asked: tuple[tuple[tuple[str, ...], tuple[str, ...], str | None], ...]) -> tuple[Filter, ...]:
+    return tuple(Filter(streams, ops, vet(where)) for streams, ops, where in asked)
 
 
 @lru_cache(maxsize=_KEPT_MAX)
-def _index(wishes: tuple[Wish, ...]) -> Index:
-    return index_of(wishes)
+def _index(filters: tuple[Filter, ...]) -> Index:
+    return index_of(filters)
 
 
 def wanted_by(frame: DataFrame, spec: SubscriptionSpec, more: str | None = None) -> tuple[DataFrame, str]:
@@ -76,21 +76,21 @@ def wanted_by(frame: DataFrame, spec: SubscriptionSpec, more: str | None = None)
     return wide, f"{wanted} and coalesce({and_also.sql(alias)}, false)" if more else wanted
 
 
-def _tests(wishes: Sequence[Wish], numbers: Sequence[int], alias: Alias) -> str:
-    """An array of those among some wishes that an event meets, each of them tested."""
+def _tests(filters: Sequence[Filter], numbers: Sequence[int], alias: Alias) -> str:
+    """An array of those among some filters that an event meets, each of them tested."""
     # Not by array_compact, which calls a function for each element.
-    tests = [f"if({_test(wishes[n], alias)}, {n}, -1)" for n in numbers]
+    tests = [f"if({_test(filters[n], alias)}, {n}, -1)" for n in numbers]
     return f"array_remove(array({', '.join(tests)}), -1)" if tests else "cast(array() as array<int>)"
 
 
-def _test(wish: Wish, alias: Alias) -> str:
-    if wish.streams or wish.ops:
-        return match_sql(wish.streams, wish.ops, wish.predicate, alias)
-    return wish.predicate.sql(alias)
+def _test(filter_: Filter, alias: Alias) -> str:
+    if filter_.streams or filter_.ops:
+        return match_sql(filter_.streams, filter_.ops, filter_.predicate, alias)
+    return filter_.predicate.sql(alias)
 
 
 def _looked_up(frame: DataFrame, table: Table, name: str, alias: Alias) -> DataFrame:
-    """The frame with a column of the wishes that a table has for each row."""
+    """The frame with a column of the filters that a table has for each row."""
     rows = _frame_of(frame.sparkSession, table, name)
     on = None
     for n, column in enumerate(table.columns):
@@ -118,13 +118,13 @@ def _values(column: Column, values: Sequence[Value]) -> pa.Array:
 _KINDS = {"string": pa.string(), "boolean": pa.bool_(), "bigint": pa.int64(), "double": pa.float64()}
 
 
-def _rest(wishes: Sequence[Wish], index: Index, alias: Alias) -> str | None:
-    """What is left to check of those that a table found, as one expression over the number of the wish."""
+def _rest(filters: Sequence[Filter], index: Index, alias: Alias) -> str | None:
+    """What is left to check of those that a table found, as one expression over the number of the filter_."""
     conditions: dict[int, str] = {}
     for table in index.tables:
         for numbers in table.rows.values():
             for n in numbers:
-                condition = _test(wishes[n], alias) if n in index.whole else wishes[n].predicate.residual_sql(alias)
+                condition = _test(filters[n], alias) if n in index.whole else filters[n].predicate.residual_sql(alias)
                 if condition is not None:
                     conditions[n] = condition
     if not conditions:
@@ -133,7 +133,7 @@ def _rest(wishes: Sequence[Wish], index: Index, alias: Alias) -> str | None:
 
 
 def _by_number(conditions: Sequence[tuple[int, str]]) -> str:
-    """A tree of comparisons: a wish's condition is found in a few steps, and only that one is evaluated."""
+    """A tree of comparisons: a filter_'s condition is found in a few steps, and only that one is evaluated."""
     if len(conditions) == 1:
         number, condition = conditions[0]
         return f"if({SUBSCRIPTION} = {number}, coalesce({condition}, false), true)"

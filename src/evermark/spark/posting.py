@@ -10,9 +10,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from evermark.delivery.base import Fate, HeldKey, Outcome, ParkedEvent, Place, SubscriptionSpec
-from evermark.delivery.kept import texts_of
-from evermark.delivery.sinks.base import Lane
+from evermark.delivery.base import Fate, HeldKey, Outcome, ParkedEvent, SourcePartition, SubscriptionSpec
+from evermark.delivery.webhook.base import Lane
+from evermark.delivery.webhook.parked_json import texts_of
 
 ROW = pa.schema([pa.field("row", pa.string())])
 ROW_DDL = "row string"
@@ -35,7 +35,7 @@ def outcome_fields(outcome: Outcome) -> dict[str, Any]:
 
 
 def outcome_of(row: Mapping[str, Any]) -> Outcome:
-    parked = tuple(ParkedEvent(**{**p, "place": Place(**p["place"])}) for p in row["parked"])
+    parked = tuple(ParkedEvent(**{**p, "place": SourcePartition(**p["place"])}) for p in row["parked"])
     return Outcome(
         row["subscription"],
         Fate(row["fate"]),
@@ -57,7 +57,7 @@ def held_lanes(rows: pa.RecordBatch, waiting: Mapping[HeldKey, int]) -> dict[Lan
     """The lanes among these rows whose key has something parked, and how much."""
     held: dict[Lane, int] = {}
     if waiting:
-        places = list(map(Place, rows.column("source").to_pylist(), rows.column("partition").to_pylist()))
+        places = list(map(SourcePartition, rows.column("source").to_pylist(), rows.column("partition").to_pylist()))
         streams = texts_of(rows.column("stream"))
         found = {
             lane

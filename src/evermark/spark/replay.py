@@ -19,18 +19,18 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from evermark.bots.forward import forwarded, waiting
 from evermark.delivery.base import Fate, Outcome, ParkedEvent, SubscriptionSpec
-from evermark.delivery.replay import Replayed, ReplayWork
-from evermark.delivery.rounds import Round, folded
-from evermark.delivery.sinks.base import Job, Prefix
-from evermark.delivery.sinks.ready import prepared
-from evermark.delivery.sinks.webhook import WebhookSink
-from evermark.delivery.timeslice import Mark, TimeSlice, micros, moment_at
+from evermark.delivery.bots.forward import forwarded, waiting
+from evermark.delivery.replay.plan import Replayed, ReplayWork
+from evermark.delivery.replay.rounds import Round, folded
+from evermark.delivery.replay.timeslice import Mark, TimeSlice, micros, moment_at
+from evermark.delivery.webhook.base import Job, Prefix
+from evermark.delivery.webhook.bundles_ahead import prepared
+from evermark.delivery.webhook.sink import WebhookSink
 from evermark.errors import EngineError
-from evermark.log.find import Stretch, find
 from evermark.log.frames import files_frame
-from evermark.log.pick import I64, PLACE, PLACE_SQL, RowPicker, codes_differ
+from evermark.log.row_reader import I64, ROW_ADDRESS, ROW_ADDRESS_SQL, RowReader, codes_differ
+from evermark.log.window_search import Stretch, find
 from evermark.predicate import wanted_ops
 from evermark.predicate.fragment import string_sql
 from evermark.secrets import SecretBox
@@ -48,7 +48,7 @@ _PREPARED_MAX = 4
 ROUND_ROWS_FIRST = 10_000
 ROUND_ROWS = 100_000
 ROUND_BYTES = 64 * 1024 * 1024
-_FILE, _ROW = PLACE
+_FILE, _ROW = ROW_ADDRESS
 
 
 def places(
@@ -80,7 +80,7 @@ def places(
         conditions.append(wanted)
     return (
         frame.where(" and ".join(conditions))
-        .selectExpr("event_time", "event_id", *PLACE_SQL)
+        .selectExpr("event_time", "event_id", *ROW_ADDRESS_SQL)
         .coalesce(1)
         .sortWithinPartitions("event_time", "event_id")
         .select(_FILE, _ROW)
@@ -121,7 +121,7 @@ def places_here(
 
 def rows_at(codes: I64, numbers: I64, paths: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """The rows at these places, in their order, some ten thousand at a time: fewer if they are large."""
-    picker = RowPicker(paths)
+    picker = RowReader(paths)
     most = min(ROUND_ROWS, picker.rows_within(ROUND_BYTES))
     start, rows = 0, min(ROUND_ROWS_FIRST, most)
     while start < len(codes):
@@ -142,7 +142,7 @@ class _Send:
         for _ in batches:
             pass  # a worker that leaves something unread is not used again, and its successor imports everything anew
         room, held = self.work.parked_room, Counter(self.work.held)
-        for job, looked_at in ahead(self._jobs(), depth=1, humble=True):
+        for job, looked_at in ahead(self._jobs(), depth=1, low_priority=True):
             row, parked = self._send(replace(job, held=held_lanes(job.events, held), parked_room=room), looked_at)
             room -= len(parked)
             held += now_held(self.work.spec, parked)
@@ -158,7 +158,7 @@ class _Send:
         work = self.work
         among = None if work.bot is None else work.bot.streams
         found = self.found or places_here(work.slice, work.heads, work.spec, work.streams, work.rows_max, among)
-        for rows in ahead(rows_at(*found, work.slice.paths), depth=1, humble=True):
+        for rows in ahead(rows_at(*found, work.slice.paths), depth=1, low_priority=True):
             mine = rows if work.bot is None else forwarded(rows, work.bot)
             waits = {} if work.bot is None else waiting(mine, work.bot)
             job = Job(
@@ -170,7 +170,7 @@ class _Send:
         left = max(0.0, self.deadline - time.time())
         done = Prefix(0, Outcome(job.spec.name, Fate.DONE))
         if job.events.num_rows:
-            done = WebhookSink(humble=True).deliver_prefix(job, left, _GRACE_S)
+            done = WebhookSink(low_priority=True).deliver_prefix(job, left, _GRACE_S)
         # All that was looked at is done with the last of it that had to be sent.
         whole = done.outcome.fate is Fate.DONE
         passed, rows = (looked_at, looked_at.num_rows) if whole else (job.events, done.rows)

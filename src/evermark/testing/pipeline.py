@@ -24,7 +24,7 @@ from typing import Any, Self
 import psycopg
 import pyarrow.parquet as pq
 
-from evermark.delivery.signing import new_secret
+from evermark.delivery.webhook.signing import new_secret
 from evermark.log.read import LogReader
 from evermark.testing.listener import Failing, Listener, Record
 from evermark.testing.until import until

@@ -38,9 +38,9 @@ from evermark.sources.blocks.chain import (
     verify_block,
     verify_chain,
 )
-from evermark.sources.blocks.place import Pace
 from evermark.sources.blocks.plan import Pin
 from evermark.sources.blocks.resume import Answer, answer_from, fork
+from evermark.sources.blocks.target import Pace
 
 _T = TypeVar("_T")
 _ANSWER_BYTES_MAX = 64 * 1024 * 1024

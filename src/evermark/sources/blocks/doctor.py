@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping
 from evermark.errors import EvermarkError
 from evermark.observe.finding import Finding, ok, warning, wrong
 from evermark.sources.blocks.client import Family, Node
-from evermark.sources.blocks.place import BlocksPlace
 from evermark.sources.blocks.plans import Plans, Stale
+from evermark.sources.blocks.target import BlocksTarget
 
 _NAMED_MAX = 20
 _NODE_HINT = "start it, or take it out of the source's `nodes`"
 
 
-def asked(place: BlocksPlace) -> dict[str, Family | EvermarkError]:
+def asked(place: BlocksTarget) -> dict[str, Family | EvermarkError]:
     """Who each node says it is, or why it does not."""
     found: dict[str, Family | EvermarkError] = {}
     for url in place.nodes:
@@ -45,7 +45,7 @@ def judged(found: Mapping[str, Family | EvermarkError]) -> Iterator[Finding]:
         yield wrong("family", f"the nodes are of {len(leaders)} families: only one of them can be read", _NODE_HINT)
 
 
-def judged_streams(plans: Plans, place: BlocksPlace) -> Iterator[Finding]:
+def judged_streams(plans: Plans, place: BlocksTarget) -> Iterator[Finding]:
     """What State says of its streams."""
     stale: dict[str, Stale] = {}
     for partition in range(place.partitions):

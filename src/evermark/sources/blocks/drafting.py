@@ -8,10 +8,10 @@ from evermark.errors import EvermarkError
 from evermark.sources.base import Limit
 from evermark.sources.blocks.chain import BlockEvent, Cookie, Undecoded
 from evermark.sources.blocks.client import TRANSIENT, NodeClient
-from evermark.sources.blocks.place import Pace
 from evermark.sources.blocks.plan import SLICE_WEIGHT, Carried, Item, Move, Pin, pin_numbers, placed
 from evermark.sources.blocks.position import ITEMS_MAX
 from evermark.sources.blocks.resume import ANEW, Case, Decision, Known, Room
+from evermark.sources.blocks.target import Pace
 
 _ITEMS_OF_A_STREAM_MAX = 5
 _EVENT_BYTES = 300  # of an event besides its payload, about

@@ -12,7 +12,7 @@ from evermark.sources.kinds import SourceContext, SourceKind, SourceState
 if TYPE_CHECKING:
     from evermark.observe.finding import Finding
     from evermark.sources.base import Source
-    from evermark.sources.blocks.place import BlocksPlace
+    from evermark.sources.blocks.target import BlocksTarget
 
 
 class BlocksKind(SourceKind[BlocksSettings]):
@@ -41,10 +41,10 @@ class BlocksKind(SourceKind[BlocksSettings]):
             source.close()
 
 
-def place_in(settings: BlocksSettings, context: SourceContext) -> BlocksPlace:
+def place_in(settings: BlocksSettings, context: SourceContext) -> BlocksTarget:
     """The place that the settings describe, with its secrets sealed if the context has a box for them."""
     from evermark.sources.blocks.bots import BotsInState
-    from evermark.sources.blocks.place import place_of
+    from evermark.sources.blocks.target import place_of
 
     name, state = context.source, (context.state_dsn(), context.state_schema)
     bots = BotsInState(*state, name, context.bots.users, context.bots.inboxes, context.bots.version)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from evermark.errors import DeniedError, FormatError, GapError
 from evermark.sources.blocks.chain import Block, BlockEvent, Cookie, EventKind, Undecoded
 from evermark.sources.blocks.client import Node, NodeClient
-from evermark.sources.blocks.place import BlocksPlace
 from evermark.sources.blocks.plans import Stale
 from evermark.sources.blocks.resume import Known
+from evermark.sources.blocks.target import BlocksTarget
 from evermark.sources.blocks.unreadable import read_by_any, waited_enough
 
 _REMEMBERED_MAX = 10_000
@@ -56,7 +56,7 @@ class Members:
     """Who is in streams, and whether they are wanted: what the node that is asked hides, or lies about, the others
     say."""
 
-    def __init__(self, place: BlocksPlace, client: NodeClient) -> None:
+    def __init__(self, place: BlocksTarget, client: NodeClient) -> None:
         self._place, self._client = place, client
         self._remembered = Membership()
 

@@ -26,11 +26,10 @@ from evermark.sources.base import Limit
 from evermark.sources.blocks.chain import StreamKind, UnreadableError
 from evermark.sources.blocks.client import TRANSIENT, Beyond, Listed, Listing, Node, NodeClient
 from evermark.sources.blocks.drafting import Draft, Unpinned
-from evermark.sources.blocks.family import Kin
+from evermark.sources.blocks.identity import NodeIdentity
 from evermark.sources.blocks.membership import Members
-from evermark.sources.blocks.place import BlocksPlace
 from evermark.sources.blocks.plan import Move, Tick, partition_of, way_to
-from evermark.sources.blocks.plans import Plans, Stale, Standing, stale_reason
+from evermark.sources.blocks.plans import Plans, PlanState, Stale, stale_reason
 from evermark.sources.blocks.resume import (
     ANEW,
     UNTOLD,
@@ -43,6 +42,7 @@ from evermark.sources.blocks.resume import (
     unclosed,
     witnessed,
 )
+from evermark.sources.blocks.target import BlocksTarget
 
 log = structlog.get_logger(__name__)
 
@@ -75,7 +75,7 @@ class _Round:
 
     node: Node
     partition: int
-    standing: Standing
+    standing: PlanState
     draft: Draft
     moves: dict[str, Move]  # of ticks that are not confirmed
     passed_before: int  # streams with state and no change since need no look
@@ -87,10 +87,10 @@ class _Round:
 
 class Planner:
     def __init__(
-        self, place: BlocksPlace, plans: Plans, client: NodeClient, clock: Callable[[], float] = time.monotonic
+        self, place: BlocksTarget, plans: Plans, client: NodeClient, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._place, self._plans, self._client, self._clock = place, plans, client, clock
-        self.kin = Kin(client.nodes, plans, place.partitions)
+        self.kin = NodeIdentity(client.nodes, plans, place.partitions)
         self._members = Members(place, client)
         self._tracked: OrderedDict[str, float] = OrderedDict()
         self._remembered: dict[int, _Remembered] = {}
@@ -139,7 +139,7 @@ class Planner:
             return
 
     def _round(
-        self, node: Node, partition: int, standing: Standing, way: list[Tick], after: int, limit: Limit
+        self, node: Node, partition: int, standing: PlanState, way: list[Tick], after: int, limit: Limit
     ) -> int | None:
         wanted = self._place.wanted.version()
         touched, passed = self._listed_to(partition, standing, way, after, wanted)
@@ -169,7 +169,7 @@ class Planner:
         return None
 
     def _listed_to(
-        self, partition: int, standing: Standing, way: list[Tick], after: int, wanted: str
+        self, partition: int, standing: PlanState, way: list[Tick], after: int, wanted: str
     ) -> tuple[int, int]:
         """How far the listing was looked through, and up to where streams with state need no second look."""
         touched, by = (way[-1].touched, way[-1].wanted) if way else (standing.touched, standing.wanted)

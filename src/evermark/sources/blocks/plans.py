@@ -21,7 +21,7 @@ UNREADABLE = "unreadable: "
 
 
 @dataclass(frozen=True)
-class Standing:
+class PlanState:
     """What is known of a partition as a whole."""
 
     confirmed: int = 0
@@ -61,7 +61,7 @@ def stale_reason(error: EvermarkError) -> str:
 
 
 class Plans(Protocol):
-    def standing(self, partition: int) -> Standing: ...
+    def standing(self, partition: int) -> PlanState: ...
     def begin(self, partition: int, cold_before: int) -> None: ...
     def ticks(self, partition: int) -> list[Tick]: ...
     def items(self, partition: int, ends: int) -> list[Item]: ...

@@ -12,7 +12,7 @@ from evermark.config.fields import Duration, between, refusal
 from evermark.config.sources import SourceConfig
 from evermark.secrets import HIDDEN, Sealed, Secret, SecretBox
 from evermark.sources.blocks.chain import StreamKind
-from evermark.sources.blocks.place import NODES_MAX, PARTITIONS_MAX
+from evermark.sources.blocks.target import NODES_MAX, PARTITIONS_MAX
 
 _STREAMS_MAX = 10_000
 

@@ -19,13 +19,13 @@ from evermark.sources.base import Condition, Forks, Limit, Seen, Slice, Source, 
 from evermark.sources.blocks.chain import Block, UnreadableError
 from evermark.sources.blocks.client import Node, NodeClient
 from evermark.sources.blocks.membership import Membership
-from evermark.sources.blocks.place import BlocksPlace
 from evermark.sources.blocks.plan import partition_of, path, slices, way_to
 from evermark.sources.blocks.planner import Planner
 from evermark.sources.blocks.plans import Plans
 from evermark.sources.blocks.position import EARLIEST, Position
 from evermark.sources.blocks.reading import SliceReader
 from evermark.sources.blocks.store import StatePlans
+from evermark.sources.blocks.target import BlocksTarget
 from evermark.sources.blocks.unreadable import read_by_any
 from evermark.sources.blocks.waiting import brief, untaken
 from evermark.state.connection import State
@@ -35,12 +35,12 @@ _CONNECTIONS_MAX = 2
 _NAMED_MAX = 20  # stale streams that are named on the board
 
 
-def open_plans(place: BlocksPlace) -> Plans:
+def open_plans(place: BlocksTarget) -> Plans:
     state = State(place.state_dsn.open, place.state_schema, connections_max=_CONNECTIONS_MAX)
     return StatePlans(state, place.source)
 
 
-def open_client(place: BlocksPlace) -> NodeClient:
+def open_client(place: BlocksTarget) -> NodeClient:
     return NodeClient([Node(url, place.token, place.pace) for url in place.nodes], place.pace)
 
 
@@ -49,9 +49,9 @@ class BlockStreams(Source, Forks):
 
     def __init__(
         self,
-        place: BlocksPlace,
-        plans: Callable[[BlocksPlace], Plans] = open_plans,
-        client: Callable[[BlocksPlace], NodeClient] = open_client,
+        place: BlocksTarget,
+        plans: Callable[[BlocksTarget], Plans] = open_plans,
+        client: Callable[[BlocksTarget], NodeClient] = open_client,
     ) -> None:
         self.place = place
         self._open_plans, self._open_client = plans, client

@@ -11,7 +11,7 @@ from evermark.error_policy import backoff_s
 from evermark.errors import ConfigError, NotFoundError
 from evermark.sources.blocks.chain import Cookie
 from evermark.sources.blocks.plan import Item, Move, Tick, way_to
-from evermark.sources.blocks.plans import UNREADABLE, Stale, Standing
+from evermark.sources.blocks.plans import UNREADABLE, PlanState, Stale
 from evermark.sources.blocks.resume import Known
 from evermark.state.connection import Connection, State
 
@@ -30,12 +30,12 @@ class StatePlans:
     def close(self) -> None:
         self._state.close()
 
-    def standing(self, partition: int) -> Standing:
+    def standing(self, partition: int) -> PlanState:
         asked = """select confirmed, last_tick, touched, wanted, cold_before, forgot_us from block_partitions
             where source = %s and partition = %s"""
         with self._state.connection() as conn:
             row = conn.execute(asked, (self._source, partition)).fetchone()
-        return Standing(*row) if row else Standing()
+        return PlanState(*row) if row else PlanState()
 
     def begin(self, partition: int, cold_before: int) -> None:
         asked = """insert into block_partitions (source, partition, cold_before) values (%s, %s, %s)

@@ -15,8 +15,8 @@ import structlog
 from evermark.errors import DeniedError, EvermarkError, FormatError, GapError, NotFoundError
 from evermark.sources.blocks.chain import Block, BlockEvent, Undecoded, UnreadableError
 from evermark.sources.blocks.client import TRANSIENT, Beyond, Node, NodeClient
-from evermark.sources.blocks.place import Pace
 from evermark.sources.blocks.plans import Stale
+from evermark.sources.blocks.target import Pace
 
 log = structlog.get_logger(__name__)
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 from evermark.errors import DeniedError, EvermarkError, FormatError, GapError, UnreachableError
 from evermark.sources.base import Untaken
 from evermark.sources.blocks.client import TRANSIENT, Listing, Node, NodeClient
-from evermark.sources.blocks.place import Pace
 from evermark.sources.blocks.plan import partition_of, way_to
 from evermark.sources.blocks.plans import Plans
 from evermark.sources.blocks.position import Position
+from evermark.sources.blocks.target import Pace
 
 _CONNECT_S_MAX = 2.0
 _READ_S_MAX = 2.0

@@ -12,7 +12,7 @@ from evermark.sources.postgres.failures import INSTALL_HINT
 from evermark.sources.postgres.installable import installable
 from evermark.sources.postgres.lsn import Position
 from evermark.sources.postgres.names import TableNameError, table_name
-from evermark.sources.postgres.place import PostgresPlace, TableChoice, open_place
+from evermark.sources.postgres.place import PostgresPlace, TableChoice, open_partition
 from evermark.sources.postgres.settings import PostgresSettings
 
 
@@ -25,7 +25,7 @@ class OutboxInstallation(Installation):
     @cached_property
     def _place(self) -> PostgresPlace:
         """Unsealed, for this process alone: printing SQL must not make a key first."""
-        return open_place(self._settings)
+        return open_partition(self._settings)
 
     def table(self, text: str) -> str:
         try:

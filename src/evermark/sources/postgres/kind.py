@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from evermark.errors import EvermarkError
 from evermark.sources.kinds import Installation, Retained, SourceContext, SourceKind, SourceState
-from evermark.sources.postgres.place import open_place, place_of
+from evermark.sources.postgres.place import open_partition, place_of
 from evermark.sources.postgres.settings import PostgresSettings
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class PostgresKind(SourceKind[PostgresSettings]):
         from evermark.sources.postgres.source import PostgresOutbox
 
         if context.box is None:
-            return PostgresOutbox(open_place(settings))
+            return PostgresOutbox(open_partition(settings))
         return PostgresOutbox(place_of(settings.sealed(context.box)))
 
     def examine(
@@ -35,7 +35,7 @@ class PostgresKind(SourceKind[PostgresSettings]):
         from evermark.sources.postgres.facts import Kept
         from evermark.sources.postgres.source import PostgresOutbox
 
-        place = open_place(settings)
+        place = open_partition(settings)
         facts = examine(place)
         if look is None or facts.server is None:
             yield from judged(facts, place, None)
@@ -58,7 +58,7 @@ class PostgresKind(SourceKind[PostgresSettings]):
 
         log_newest = since()
         try:
-            found = behind(open_place(settings), log_newest)
+            found = behind(open_partition(settings), log_newest)
         except EvermarkError:
             return None  # a place that does not answer has said so already
         events = found.events

@@ -118,7 +118,7 @@ def suffixed(name: str, suffix: str) -> str:
     return f"{name[: NAME_MAX - 9 - len(suffix)]}_{digest}{suffix}"
 
 
-def open_place(settings: PostgresSettings) -> PostgresPlace:
+def open_partition(settings: PostgresSettings) -> PostgresPlace:
     """The place that named settings describe, with its secrets open: for this process alone."""
     return place_of(settings, PlainDsn(settings.open_dsn()))
 

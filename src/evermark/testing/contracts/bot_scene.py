@@ -6,13 +6,13 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Protocol
 
-from evermark.bots.base import BotStore, BotWish
 from evermark.delivery.base import DeliveryStore, ParkedEvent
+from evermark.delivery.bots.base import BotSpec, BotStore
 from evermark.testing.contracts.scene import P0, T0, done, event
 
 LEASE_S = 30.0
 SECOND = timedelta(seconds=1)
-WISH = BotWish("shop", "helper", device="phone")
+WISH = BotSpec("shop", "helper", device="phone")
 
 
 class Store(DeliveryStore, BotStore, Protocol):

@@ -7,8 +7,17 @@ from datetime import timedelta
 
 import pytest
 
-from evermark.bots.base import ASK_EVERY, ASK_EVERY_MAX, BotMode, BotWish, Learned, Lesson, Stay, Surplus
 from evermark.delivery.base import MadeBy
+from evermark.delivery.bots.base import (
+    ASK_EVERY,
+    ASK_EVERY_MAX,
+    BotMode,
+    BotSpec,
+    Membership,
+    MembershipDelta,
+    Stay,
+    Surplus,
+)
 from evermark.errors import ConfigError, ConflictError, NotFoundError, StaleError
 from evermark.testing.contracts.bot_scene import SECOND, WISH, Store, keyed, settle, waiting
 from evermark.testing.contracts.owned import OwnedStore
@@ -20,7 +29,7 @@ class BotContract(OwnedStore):
 
     def test_what_makes_a_bot_comes_back_whole(self, store: Store, epoch: int) -> None:
         """Every setting of a bot survives the store; a subscription without one has none."""
-        wish = BotWish("chat", "weather-bot", BotMode.MENTIONS_REPLIES_REACTIONS, "phone", "mail")
+        wish = BotSpec("chat", "weather-bot", BotMode.MENTIONS_REPLIES_REACTIONS, "phone", "mail")
         store.register([spec("a", bot=wish), spec("b")], MadeBy.FILE, {}, epoch)
         assert {name: found.spec.bot for name, found in store.subscriptions().items()} == {"a": wish, "b": None}
 
@@ -28,28 +37,34 @@ class BotContract(OwnedStore):
 
     def test_lessons_are_kept_by_user_and_partition(self, store: Store, epoch: int) -> None:
         """What was learned comes back; streams that are named again are replaced, others stay."""
-        assert store.learned("chat", "bot") == Learned()
+        assert store.learned("chat", "bot") == Membership()
         open_, closed = (Stay((3, "a")),), (Stay((3, "a"), (7, "b")), Stay((9, "c"), None, inbox=True))
-        store.learn("chat", 0, [Lesson("bot", 0, 5, {"x": open_, "y": open_}), Lesson("other", 0, 5)], epoch)
-        store.learn("chat", 0, [Lesson("bot", 5, 9, {"x": closed})], epoch)
-        store.learn("chat", 1, [Lesson("bot", 0, 2)], epoch)
-        assert store.learned("chat", "bot") == Learned({0: 9, 1: 2}, {"x": closed, "y": open_})
-        assert store.learned("chat", "other") == Learned({0: 5})
-        assert store.learned("elsewhere", "bot") == Learned()
+        store.learn(
+            "chat", 0, [MembershipDelta("bot", 0, 5, {"x": open_, "y": open_}), MembershipDelta("other", 0, 5)], epoch
+        )
+        store.learn("chat", 0, [MembershipDelta("bot", 5, 9, {"x": closed})], epoch)
+        store.learn("chat", 1, [MembershipDelta("bot", 0, 2)], epoch)
+        assert store.learned("chat", "bot") == Membership({0: 9, 1: 2}, {"x": closed, "y": open_})
+        assert store.learned("chat", "other") == Membership({0: 5})
+        assert store.learned("elsewhere", "bot") == Membership()
 
     def test_a_lesson_that_begins_elsewhere_is_refused_whole(self, store: Store, epoch: int) -> None:
         """Somebody else looked meanwhile: nothing is written, not for the others either."""
-        store.learn("chat", 0, [Lesson("bot", 0, 5)], epoch)
+        store.learn("chat", 0, [MembershipDelta("bot", 0, 5)], epoch)
         with pytest.raises(ConflictError):
-            store.learn("chat", 0, [Lesson("new", 0, 6, {"x": (Stay((1, "a")),)}), Lesson("bot", 4, 6)], epoch)
-        assert (store.learned("chat", "bot").to, store.learned("chat", "new")) == ({0: 5}, Learned())
+            store.learn(
+                "chat", 0, [MembershipDelta("new", 0, 6, {"x": (Stay((1, "a")),)}), MembershipDelta("bot", 4, 6)], epoch
+            )
+        assert (store.learned("chat", "bot").to, store.learned("chat", "new")) == ({0: 5}, Membership())
 
     def test_users_that_no_bot_speaks_for_are_forgotten(self, store: Store, epoch: int) -> None:
         """Only those: a bot that is there keeps what was learned for it."""
         store.register([spec("a", bot=replace(WISH, user="kept"))], MadeBy.FILE, {}, epoch)
-        store.learn("shop", 0, [Lesson(user, 0, 5, {"x": (Stay((1, "a")),)}) for user in ("kept", "gone")], epoch)
+        store.learn(
+            "shop", 0, [MembershipDelta(user, 0, 5, {"x": (Stay((1, "a")),)}) for user in ("kept", "gone")], epoch
+        )
         assert store.forget_users(epoch) == 1
-        assert (store.learned("shop", "kept").to, store.learned("shop", "gone")) == ({0: 5}, Learned())
+        assert (store.learned("shop", "kept").to, store.learned("shop", "gone")) == ({0: 5}, Membership())
 
     # keys
 
@@ -174,7 +189,7 @@ class BotContract(OwnedStore):
         settle(store, old, 0, waiting(1))
         take_over()
         for write in (
-            lambda: store.learn("shop", 0, [Lesson("helper", 0, 1)], old),
+            lambda: store.learn("shop", 0, [MembershipDelta("helper", 0, 1)], old),
             lambda: store.forget_users(old),
             lambda: store.publish("phone", {"s1": "sealed"}, T0, old),
             lambda: store.release_keyed(T0, old),
@@ -184,4 +199,4 @@ class BotContract(OwnedStore):
         ):
             with pytest.raises(StaleError):
                 write()
-        assert (store.learned("shop", "helper"), keyed(store, "phone")) == (Learned(), set())
+        assert (store.learned("shop", "helper"), keyed(store, "phone")) == (Membership(), set())

@@ -15,7 +15,7 @@ from evermark.delivery.base import (
     MadeBy,
     Outcome,
     Parked,
-    Place,
+    SourcePartition,
     SubscriptionState,
 )
 from evermark.errors import ConfigError, ConflictError, NotFoundError, StaleError
@@ -154,9 +154,9 @@ class DeliveryContract(OwnedStore):
         """The group begins a new place at the given batch, everybody outside at 0; known places stay."""
         begin(store, epoch, "a")
         store.register([spec("a"), spec("b")], MadeBy.FILE, {"b": {P0: 0}}, epoch)
-        new = Place("blog", 0)
-        store.open_place(new, 7, epoch)
-        store.open_place(new, 9, epoch)
+        new = SourcePartition("blog", 0)
+        store.open_partition(new, 7, epoch)
+        store.open_partition(new, 9, epoch)
         assert store.group().cursors == {P0: 0, P1: 0, new: 7}
         assert store.cursors("b") == {P0: 0, P1: 0, new: 0}
 
@@ -175,7 +175,13 @@ class DeliveryContract(OwnedStore):
         begin(store, epoch, "a")
         store.settle_group(P0, 0, 1, frozenset("a"), [done("a")], T0, epoch)
         before = snapshot(store)
-        for place, begun_at, done_to in ((P0, 0, 1), (P0, 2, 3), (P0, 1, 1), (P0, 1, 0), (Place("no", 0), 0, 1)):
+        for place, begun_at, done_to in (
+            (P0, 0, 1),
+            (P0, 2, 3),
+            (P0, 1, 1),
+            (P0, 1, 0),
+            (SourcePartition("no", 0), 0, 1),
+        ):
             with pytest.raises(ConflictError):
                 store.settle_group(place, begun_at, done_to, frozenset("a"), [done("a", event(9))], T0, epoch)
         assert snapshot(store) == before
@@ -341,7 +347,7 @@ class DeliveryContract(OwnedStore):
 
     def test_work_for_one_that_was_made_anew_is_a_conflict(self, store: DeliveryStore, epoch: int) -> None:
         """The same name, the same cursor, and yet another subscription, which got none of it."""
-        store.open_place(P0, 0, epoch)
+        store.open_partition(P0, 0, epoch)
         store.register([spec("a")], MadeBy.FILE, {"a": {P0: 0}}, epoch)
         generation = store.subscriptions()["a"].generation
         store.register([], MadeBy.FILE, {}, epoch)
@@ -383,7 +389,7 @@ def _writes(store: DeliveryStore, row: Parked) -> Mapping[str, Callable[[int], o
         "disable": lambda epoch: store.disable("a", "gone", epoch),
         "retried": lambda epoch: store.retried("a", failed("a"), T0, epoch),
         "resume": lambda epoch: store.resume("b", epoch),
-        "open_place": lambda epoch: store.open_place(Place("new", 0), 0, epoch),
+        "open_partition": lambda epoch: store.open_partition(SourcePartition("new", 0), 0, epoch),
         "settle_group": lambda epoch: store.settle_group(P0, 1, 2, frozenset("a"), [done("a")], T0, epoch),
         "settle_subscription": lambda epoch: store.settle_subscription("b", P0, 0, 1, done("b"), T0, epoch),
         "join": lambda epoch: store.join("b", epoch),

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from evermark.delivery.base import DeliveryStore, Fate, MadeBy, Outcome, Place, SubscriptionState
+from evermark.delivery.base import DeliveryStore, Fate, MadeBy, Outcome, SourcePartition, SubscriptionState
 from evermark.testing.contracts.owned import OwnedStore
 from evermark.testing.contracts.scene import P0, P1, T0, TakeOver, begin, done, event, failed, snapshot, spec
 
@@ -156,7 +156,7 @@ class ParkedContract(OwnedStore):
     ) -> None:
         """GIVEN one put off for a day by its endpoint, and one refused WHEN it is resumed THEN the first is due."""
         made_by = MadeBy.API if "API" in how else MadeBy.FILE
-        store.open_place(P0, 0, epoch)
+        store.open_partition(P0, 0, epoch)
         store.register([spec("a")], made_by, {}, epoch)
         store.settle_group(P0, 0, 1, frozenset("a"), [done("a", event(1), event(2))], T0, epoch)
         one, two = store.claim(SOON, 10, LEASE_S, epoch)
@@ -206,8 +206,8 @@ class ParkedContract(OwnedStore):
 
     def test_order_holds_per_key_through_retries(self, store: DeliveryStore, epoch: int) -> None:
         """With `ordered`, a row waits for every earlier one of its key and place, dead ones too, and no other."""
-        store.open_place(P0, 0, epoch)
-        store.open_place(P1, 0, epoch)
+        store.open_partition(P0, 0, epoch)
+        store.open_partition(P1, 0, epoch)
         store.register([spec("a", ordered=True), spec("b")], MadeBy.FILE, {}, epoch)
         events = (event(3, key="k"), event(1, key="k"), event(2, key="l"), event(4), event(5))
         elsewhere = event(6, P1, key="k")
@@ -227,7 +227,7 @@ class ParkedContract(OwnedStore):
 
     def test_a_change_of_a_key_waits_for_both_keys_and_holds_both_back(self, store: DeliveryStore, epoch: int) -> None:
         """GIVEN k1, k2 and a change of k1 to k2 parked, and what follows THEN each waits for what has a key of its."""
-        store.open_place(P0, 0, epoch)
+        store.open_partition(P0, 0, epoch)
         store.register([spec("a", ordered=True)], MadeBy.FILE, {}, epoch)
         moved = replace(event(3, key="k2"), previous_key="k1")
         parked = [
@@ -262,7 +262,7 @@ class ParkedContract(OwnedStore):
 
     def test_the_same_key_of_another_stream_is_another_key(self, store: DeliveryStore, epoch: int) -> None:
         """Two tables of a source may use the same keys: order 1 has nothing to do with user 1."""
-        store.open_place(P0, 0, epoch)
+        store.open_partition(P0, 0, epoch)
         store.register([spec("a", ordered=True)], MadeBy.FILE, {}, epoch)
         parked = [event(1, key="1"), event(2, key="1", stream="users"), event(3, key="1")]
         store.settle_group(P0, 0, 9, frozenset("a"), [done("a", *parked)], T0, epoch)
@@ -289,7 +289,7 @@ class ParkedContract(OwnedStore):
     def test_parked_rows_are_listed_page_by_page(self, store: DeliveryStore, epoch: int) -> None:
         """By id, of one subscription or of all."""
         begin(store, epoch, "a", "b")
-        outcomes = [done("a", event(1), event(2)), done("b", event(1, Place("shop", 0)))]
+        outcomes = [done("a", event(1), event(2)), done("b", event(1, SourcePartition("shop", 0)))]
         store.settle_group(P0, 0, 9, frozenset("ab"), outcomes, T0, epoch)
         page = store.parked(limit=2)
         assert [row.subscription for row in page] == ["a", "a"]

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from evermark.delivery.base import DeliveryStore, Fate, MadeBy, Outcome, ParkedEvent, Subscription
-from evermark.delivery.replay import (
+from evermark.delivery.replay.base import ReplayStore
+from evermark.delivery.replay.plan import (
     AskedBy,
     Control,
     Replayed,
@@ -20,8 +21,7 @@ from evermark.delivery.replay import (
     TargetState,
     targets_of,
 )
-from evermark.delivery.replay_base import ReplayStore
-from evermark.delivery.timeslice import Mark, TimeSlice
+from evermark.delivery.replay.timeslice import Mark, TimeSlice
 from evermark.errors import ConflictError, NotFoundError, StaleError
 from evermark.testing.contracts.scene import T0, TakeOver, begin, done, event, spec
 

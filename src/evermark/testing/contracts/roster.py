@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from evermark.delivery.base import DeliveryStore, Fate, MadeBy, Outcome, SubscriptionState
-from evermark.delivery.roster import secret_ends
-from evermark.delivery.signing import SECRETS_MAX
+from evermark.delivery.decide.registration import secret_ends
+from evermark.delivery.webhook.signing import SECRETS_MAX
 from evermark.errors import ConfigError, ConflictError, NotFoundError
 from evermark.testing.contracts.owned import OwnedStore
 from evermark.testing.contracts.scene import P0, P1, T0, begin, done, event, failed, snapshot, spec

@@ -7,12 +7,12 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from evermark.delivery.base import DeliveryStore, Fate, MadeBy, Outcome, ParkedEvent, Place, SubscriptionSpec
+from evermark.delivery.base import DeliveryStore, Fate, MadeBy, Outcome, ParkedEvent, SourcePartition, SubscriptionSpec
 
 TakeOver = Callable[[], int]
 
 T0 = datetime(2026, 11, 15, 12, 0, tzinfo=UTC)
-P0, P1 = Place("shop", 0), Place("shop", 1)
+P0, P1 = SourcePartition("shop", 0), SourcePartition("shop", 1)
 
 
 def spec(name: str, **settings: Any) -> SubscriptionSpec:
@@ -20,7 +20,7 @@ def spec(name: str, **settings: Any) -> SubscriptionSpec:
 
 
 def event(
-    number: int, place: Place = P0, key: str | None = None, status: int | None = 400, stream: str = "orders"
+    number: int, place: SourcePartition = P0, key: str | None = None, status: int | None = 400, stream: str = "orders"
 ) -> ParkedEvent:
     return ParkedEvent(
         event_id=f"e{number}",
@@ -52,6 +52,6 @@ def snapshot(store: DeliveryStore) -> tuple[object, ...]:
 
 def begin(store: DeliveryStore, epoch: int, *names: str, **settings: Any) -> None:
     """Two places, both at batch 0, and these members."""
-    store.open_place(P0, 0, epoch)
-    store.open_place(P1, 0, epoch)
+    store.open_partition(P0, 0, epoch)
+    store.open_partition(P1, 0, epoch)
     store.register([spec(name, **settings) for name in names], MadeBy.FILE, {}, epoch)

@@ -126,7 +126,7 @@ class SessionContract(OwnedStore):
 
     def test_d6_the_same_for_a_bot_that_is_behind(self, store: Store, epoch: int) -> None:
         """Outside the group what waits takes no room either, and what was refused does."""
-        store.open_place(P0, 5, epoch)
+        store.open_partition(P0, 5, epoch)
         store.register([spec("bot", bot=WISH, parked_max=1)], MadeBy.FILE, {"bot": {P0: 0}}, epoch)
         store.settle_subscription("bot", P0, 0, 1, done("bot", *map(waiting, range(1, 6)), event(9)), T0, epoch)
         store.settle_subscription("bot", P0, 1, 2, done("bot", waiting(6)), T0, epoch)
@@ -210,7 +210,7 @@ class SessionContract(OwnedStore):
     def test_d3_another_device_decides_anew_what_waits(self, store: Store, epoch: int, made_by: MadeBy) -> None:
         """What was not tried and has no key there waits again, but for what is under way; what has one is due, and
         nothing overtakes it; without a device nothing waits. Of no other bot."""
-        store.open_place(P0, 0, epoch)
+        store.open_partition(P0, 0, epoch)
         _give_device(store, epoch, made_by, "phone")
         store.publish("phone", {"s1": "sealed", "s3": "sealed"}, T0, epoch)
         store.publish("tablet", {"s2": "sealed", "s3": "sealed"}, T0, epoch)

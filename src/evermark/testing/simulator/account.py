@@ -15,13 +15,13 @@ from evermark.delivery.base import (
     CursorVector,
     Fate,
     MadeBy,
-    Place,
     Reached,
+    SourcePartition,
     Subscription,
     SubscriptionSpec,
     SubscriptionState,
 )
-from evermark.delivery.memory import MemoryDelivery
+from evermark.delivery.store.memory import MemoryDelivery
 from evermark.event import Op
 from evermark.log.head import MemoryHeads
 from evermark.testing.simulator.broken import Broken, require
@@ -63,10 +63,10 @@ class Account:
         self.by_generation: dict[int, str] = {}
         self.ever_disabled: set[str] = set()
         self.met: Counter[str] = Counter()  # writes, states and fates: what this seed was about
-        self._passed: dict[str, dict[Place, Reached]] = {}
+        self._passed: dict[str, dict[SourcePartition, Reached]] = {}
         self._offered: dict[str, set[str]] = defaultdict(set)
-        self._offered_to: dict[tuple[str, Place, str, str], str] = {}
-        self._handled_to: dict[tuple[str, Place, str, str], str] = {}
+        self._offered_to: dict[tuple[str, SourcePartition, str, str], str] = {}
+        self._handled_to: dict[tuple[str, SourcePartition, str, str], str] = {}
 
     # requests
 
@@ -217,7 +217,7 @@ class Account:
         if not fine and not self.queued.has(name, row.event_id):
             raise Broken(f"cursor of {one} at {row.place} passed {row.event_id}: neither handled nor parked")
 
-    def _rows(self, place: Place, after: int, to: int) -> Iterator[Row]:
+    def _rows(self, place: SourcePartition, after: int, to: int) -> Iterator[Row]:
         log = self._logs[place.source]
         for append in log.commits:
             if append.partition == place.partition and after < append.batch <= to:

@@ -6,17 +6,17 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from evermark.bots.sight import Sight
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.delivery.base import CursorVector, MadeBy, Subscription, SubscriptionSpec
-from evermark.delivery.follower import Follower
-from evermark.delivery.live import LiveGroup
-from evermark.delivery.queue import ParkedQueue
-from evermark.delivery.replayer import Replayer
-from evermark.delivery.retry import Verdict
-from evermark.delivery.roster import free_names
-from evermark.delivery.sinks.base import Answer, as_it_is
-from evermark.delivery.turns import Company, Turn, goes_on, next_turns
+from evermark.delivery.bots.views import BotViews
+from evermark.delivery.decide.registration import free_names
+from evermark.delivery.decide.retry import Verdict
+from evermark.delivery.decide.turns import Turn, TurnClass, goes_on, next_turns
+from evermark.delivery.replay.replayer import Replayer
+from evermark.delivery.run.follower import Follower
+from evermark.delivery.run.live import LiveGroup
+from evermark.delivery.run.parked_retries import ParkedQueue
+from evermark.delivery.webhook.base import Answer, as_it_is
 from evermark.delivery.work import Span
 from evermark.error_policy import Action, action_for
 from evermark.errors import ConflictError, EvermarkError, NotFoundError, UnreachableError
@@ -49,7 +49,7 @@ class DeliveryRunner:
         self._baton = instance.world.baton
         self._view = SimLogView(instance)
         self._epoch = 0
-        self._serving: dict[str, Company] = {}
+        self._serving: dict[str, TurnClass] = {}
         scenario, rng = self._world.scenario, self._baton.rng
         self._deliverer = SimDeliverer(
             self._world.account,
@@ -96,11 +96,11 @@ class DeliveryRunner:
         mine, _ = free_names(self._world.file_specs(), store.subscriptions())
         store.register(mine, MadeBy.FILE, self._starts(), epoch)
         store.forget_users(epoch)
-        sight = Sight(store, self._view.files, epoch, self._telling)
-        sight._lock = cast(Any, SimLock(self._baton))
-        live = LiveGroup(store, self._deliverer, epoch, instance.clock, sight=sight)
+        bot_views = BotViews(store, self._view.files, epoch, self._telling)
+        bot_views._lock = cast(Any, SimLock(self._baton))
+        live = LiveGroup(store, self._deliverer, epoch, instance.clock, bot_views=bot_views)
         live.lock = cast(Any, SimLock(self._baton))
-        follower = WatchedFollower(store, self._view, live, self._deliverer, epoch, instance.clock, sight=sight)
+        follower = WatchedFollower(store, self._view, live, self._deliverer, epoch, instance.clock, bot_views=bot_views)
         follower.watch = self._world.account.standings.look_at_due
         queue = ParkedQueue(store, cast(Any, self._sink), as_it_is, epoch, instance.clock, self._baton.rng.random)
         instance.on_span = lambda span: self._hand_over(live, span)
@@ -110,7 +110,7 @@ class DeliveryRunner:
             return ended[0] or held.lost
 
         task = instance.spawn("queue", lambda: self._repeat(queue.run, over, 1.0))
-        replaying = self._replaying(sight, over) if self._world.scenario.replays else None
+        replaying = self._replaying(bot_views, over) if self._world.scenario.replays else None
         try:
             self._follow(follower, over)
         finally:
@@ -119,7 +119,7 @@ class DeliveryRunner:
             while replaying is not None and replaying.busy:
                 self._baton.sleep(0.1)
 
-    def _replaying(self, sight: Sight, over: Callable[[], bool]) -> ReplayingRunner:
+    def _replaying(self, bot_views: BotViews, over: Callable[[], bool]) -> ReplayingRunner:
         instance = self._instance
         replayer = Replayer(
             instance.replays,
@@ -129,7 +129,7 @@ class DeliveryRunner:
             self._epoch,
             instance.clock,
             list(self._world.sources),
-            sight=sight,
+            bot_views=bot_views,
             stopwatch=lambda: self._baton.now,
         )
         runner = ReplayingRunner(instance, replayer, over)
@@ -137,7 +137,7 @@ class DeliveryRunner:
         return runner
 
     def _telling(self, paths: Sequence[str], partition: int, after: int, to: int) -> list[dict[str, Any]]:
-        """What `evermark.bots.scan` finds in files."""
+        """What `evermark.delivery.bots.scan` finds in files."""
         held = [log.contents[path] for log in self._world.logs.values() for path in paths if path in log.contents]
         rows = [r for some in held for r in some if r.place.partition == partition and after < r.batch <= to]
         found = sorted((row for row in rows if row.about.kind != "message"), key=lambda r: (r.batch, r.position))
@@ -178,7 +178,7 @@ class DeliveryRunner:
 
     def _serve(self, follower: Follower, over: Callable[[], bool]) -> None:
         waiting = [one for one in follower.due() if one.name not in self._instance.busy]
-        turns, queued = next_turns(waiting, follower.company, list(self._serving.values()))
+        turns, queued = next_turns(waiting, follower.turn_class, list(self._serving.values()))
         for turn in turns:
             self._begin(turn, follower, over, queued=queued)
 
@@ -197,7 +197,7 @@ class DeliveryRunner:
                 for name in turn.names:
                     del busy[name], self._serving[name]
 
-        self._serving.update(dict.fromkeys(turn.names, turn.company))
+        self._serving.update(dict.fromkeys(turn.names, turn.turn_class))
         task = self._instance.spawn(f"behind {', '.join(turn.names)}", work)
         busy.update(dict.fromkeys(turn.names, task))
 

@@ -14,7 +14,7 @@ from typing import Any, cast
 from evermark.app.replaying import RequestDesk
 from evermark.cluster.base import Holder, Lease
 from evermark.cluster.fence import source_lease
-from evermark.delivery.base import Place
+from evermark.delivery.base import SourcePartition
 from evermark.delivery.work import Span
 from evermark.error_policy import Action, action_for
 from evermark.errors import EvermarkError, StaleError
@@ -204,7 +204,7 @@ class SourceRunner:
         resumes = {}
         for partition in partitions:
             resumes[partition] = taker.begin(partition)
-            place = Place(self._name, partition)
+            place = SourcePartition(self._name, partition)
             self._world.truth.begun[place] = max(taker.epoch, self._world.truth.begun.get(place, 0))
         starts = {p: cast(str, r.position) for p, r in resumes.items()}
         repeats = {p: r.repeats_to for p, r in resumes.items()}
@@ -250,7 +250,7 @@ class SourceRunner:
         return [{**where, "batch": batch, **self._write(piece, batch, exclude)} for piece in slices]
 
     def _write(self, piece: Slice, batch: int, exclude: str | None) -> dict[str, Any]:
-        place = Place(self._name, piece.partition)
+        place = SourcePartition(self._name, piece.partition)
         try:
             columns = [b.to_pydict() for b in self._source.read(piece)]
             seen = set() if exclude is None else self._log.ids_from(piece.partition, exclude)
@@ -274,7 +274,7 @@ class SourceRunner:
         if not taken.append.rows:
             return
         paths = tuple(f.path for f in taken.append.files)
-        place = Place(self._name, taken.partition)
+        place = SourcePartition(self._name, taken.partition)
         span = Span(place, taken.batch - 1, taken.batch, paths, taken.append.rows, exact=True)
         self._instance.on_span(span)
 
@@ -295,13 +295,13 @@ class SimLogView:
     instance: Instance
 
     def __post_init__(self) -> None:
-        self._seen: dict[Place, tuple[int, datetime]] = {}
+        self._seen: dict[SourcePartition, tuple[int, datetime]] = {}
 
-    def heads(self) -> dict[Place, tuple[int, datetime]]:
+    def heads(self) -> dict[SourcePartition, tuple[int, datetime]]:
         now = self.instance.clock()
         for source in self.instance.world.logs:
             for partition, head in self.instance.heads.load(source).items():
-                place = Place(source, partition)
+                place = SourcePartition(source, partition)
                 if self._seen.get(place, (-1, now))[0] != head.batch:
                     self._seen[place] = (head.batch, now)
         return dict(self._seen)

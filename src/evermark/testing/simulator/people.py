@@ -15,9 +15,9 @@ from typing import Any
 from evermark.cluster.base import Lease
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.delivery.base import CursorVector, MadeBy, ParkedRow, Subscription, SubscriptionState
-from evermark.delivery.replay import AskedBy, Request
-from evermark.delivery.roster import start_vector
-from evermark.delivery.timeslice import moment_at
+from evermark.delivery.decide.registration import start_vector
+from evermark.delivery.replay.plan import AskedBy, Request
+from evermark.delivery.replay.timeslice import moment_at
 from evermark.errors import BusyError, ConflictError, EvermarkError, NotFoundError, StaleError
 from evermark.testing.simulator.instance import TTL_S, Idle, Instance, SimLogView
 from evermark.testing.simulator.promises import who

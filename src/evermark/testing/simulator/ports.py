@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from evermark.delivery.base import Place, Reached
-from evermark.delivery.memory import MemoryDelivery
-from evermark.delivery.replay import Target, TargetState
-from evermark.delivery.replay_memory import MemoryReplays
+from evermark.delivery.base import Reached, SourcePartition
+from evermark.delivery.replay.memory import MemoryReplays
+from evermark.delivery.replay.plan import Target, TargetState
+from evermark.delivery.store.memory import MemoryDelivery
 from evermark.errors import ConflictError
 from evermark.log.base import Append, Tail
 from evermark.testing.simulator.account import Account
@@ -123,7 +123,9 @@ def delivery_landed(account: Account) -> Landed:
 class SimStore(MemoryDelivery):
     """`MemoryDelivery` that shows what was refused although nobody else was there."""
 
-    def settle_subscription(self, subscription: str, place: Place, begun_at: int, *rest: Any, **named: Any) -> bool:
+    def settle_subscription(
+        self, subscription: str, place: SourcePartition, begun_at: int, *rest: Any, **named: Any
+    ) -> bool:
         try:
             return super().settle_subscription(subscription, place, begun_at, *rest, **named)
         except ConflictError as error:

@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import takewhile
 from typing import Any
 
-from evermark.bots.base import BotView
-from evermark.bots.forward import forwards, is_member
-from evermark.delivery.base import Fate, HeldKey, Outcome, ParkedEvent, Place, SubscriptionSpec
-from evermark.delivery.retry import Verdict
-from evermark.delivery.sinks.base import Answer, Try
-from evermark.delivery.work import BatchResult, Delivered, Errand, Manner, Span, fold
+from evermark.delivery.base import Fate, HeldKey, Outcome, ParkedEvent, SourcePartition, SubscriptionSpec
+from evermark.delivery.bots.base import BotView
+from evermark.delivery.bots.forward import forwards, is_member
+from evermark.delivery.decide.retry import Verdict
+from evermark.delivery.webhook.base import Answer, Try
+from evermark.delivery.work import Assignment, BatchResult, Delivered, DeliveryOptions, Span, fold
 from evermark.predicate import wanted_ops
 from evermark.testing.simulator.account import Account
 from evermark.testing.simulator.promises import who
@@ -44,17 +44,17 @@ class SimDeliverer:
     takes_s: Callable[[SubscriptionSpec], float]  # how long a receiver needs for a request
     ttl_s: Mapping[str, float]
 
-    def deliver(self, errands: Sequence[Errand], manner: Manner) -> list[Delivered]:
-        jobs = [self._job(errand, manner) for errand in errands]
-        cut_s = _cut_s([job.needs_s for job in jobs], manner.slack_s)
+    def deliver(self, assignments: Sequence[Assignment], options: DeliveryOptions) -> list[Delivered]:
+        jobs = [self._job(assignment, options) for assignment in assignments]
+        cut_s = _cut_s([job.needs_s for job in jobs], options.slack_s)
         for job in self.rng.sample(jobs, len(jobs)):
-            self.work(job, manner, cut_s)
+            self.work(job, options, cut_s)
         self.account.met.update(job.fate or Fate.DONE for job in jobs)
         took_s = max((job.took_s for job in jobs), default=0.0)
         if took_s > 0:
             self.sleep(took_s)
         took = {job.spec.name: job.took_s for job in jobs}
-        found = fold(errands, [result for job in jobs for result in job.results()])
+        found = fold(assignments, [result for job in jobs for result in job.results()])
         return [replace(one, took_s=took[one.subscription]) for one in found]
 
     def _rows(self, span: Span) -> list[Row]:
@@ -65,11 +65,13 @@ class SimDeliverer:
         rows = [r for r in rows if r.batch > span.after + 1 or r.position > span.through]
         return sorted(rows, key=lambda row: (row.batch, row.position))
 
-    def _job(self, errand: Errand, manner: Manner) -> Job:
-        spec = errand.spec
-        rows = [row for row in matching(spec, self._rows(errand.span)) if concerns(errand.bot, row)]
-        clear = errand.bot.clear if errand.bot is not None else None
-        job = Job(spec, rows, set(manner.held.get(spec.name, ())), self.takes_s(spec), clear, room=errand.parked_room)
+    def _job(self, assignment: Assignment, options: DeliveryOptions) -> Job:
+        spec = assignment.spec
+        rows = [row for row in matching(spec, self._rows(assignment.span)) if concerns(assignment.bot, row)]
+        clear = assignment.bot.clear if assignment.bot is not None else None
+        job = Job(
+            spec, rows, set(options.held.get(spec.name, ())), self.takes_s(spec), clear, room=assignment.parked_room
+        )
         if spec.name in self.ttl_s:
             oldest = self.now() - self.ttl_s[spec.name]
             job.expired = {row.event_id for row in job.rows if row.made_at < oldest}
@@ -77,10 +79,10 @@ class SimDeliverer:
             job.waiting = [row for row in job.waiting if row.event_id not in job.expired]
         return job
 
-    def work(self, job: Job, manner: Manner, cut_s: float) -> None:
+    def work(self, job: Job, options: DeliveryOptions, cut_s: float) -> None:
         """No request begins after the budget; what is under way may end within the grace, or is cut off."""
-        budget_s = _NEVER if manner.budget_s is None else manner.budget_s
-        grace_s = job.spec.timeout_s if manner.grace_s is None else manner.grace_s
+        budget_s = _NEVER if options.budget_s is None else options.budget_s
+        grace_s = job.spec.timeout_s if options.grace_s is None else options.grace_s
         end_s = min(budget_s + grace_s, cut_s if job.needs_s > cut_s else _NEVER)
         while job.waiting and job.fate is None:
             if job.took_s >= min(budget_s, end_s):
@@ -240,7 +242,7 @@ def _json(row: Row) -> str:
 
 def from_json(text: str) -> Row:
     body: dict[str, Any] = json.loads(text)
-    return Row(**{**body, "place": Place(**body["place"]), "about": About(**body["about"])})
+    return Row(**{**body, "place": SourcePartition(**body["place"]), "about": About(**body["about"])})
 
 
 @dataclass

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from evermark.delivery.base import CursorVector, Place, SubscriptionSpec
+from evermark.delivery.base import CursorVector, SourcePartition, SubscriptionSpec
 from evermark.event import Op
 from evermark.testing.simulator.source import Row, SimLog
 
@@ -103,6 +103,6 @@ class Promises:
             if wish is wishes[-1] or row.batch <= wishes[number + 1].since.get(row.place, 0)
         ]
 
-    def _tails(self) -> dict[Place, int]:
+    def _tails(self) -> dict[SourcePartition, int]:
         logged = ((source, append) for source, log in self._logs.items() for append in log.commits)
-        return {Place(source, append.partition): append.batch for source, append in logged}
+        return {SourcePartition(source, append.partition): append.batch for source, append in logged}

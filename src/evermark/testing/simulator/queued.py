@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from evermark.delivery.memory import MemoryDelivery
+from evermark.delivery.store.memory import MemoryDelivery
 from evermark.testing.simulator.broken import require
 
 _PARK = frozenset({"settle_group", "settle_subscription", "replays.settle"})

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from evermark.delivery.base import SubscriptionSpec
-from evermark.delivery.body import delivery_ids
-from evermark.delivery.retry import Verdict
-from evermark.delivery.sinks.base import Answer
+from evermark.delivery.decide.retry import Verdict
+from evermark.delivery.webhook.base import Answer
+from evermark.delivery.webhook.body import delivery_ids
 from evermark.testing.simulator.account import Account
 from evermark.testing.simulator.promises import who
 from evermark.testing.simulator.source import Row

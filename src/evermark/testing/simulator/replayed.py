@@ -10,10 +10,10 @@ from typing import Any
 
 from evermark.cluster.fence import DELIVER_LEASE, source_lease
 from evermark.cluster.memory import MemoryLeases
-from evermark.delivery.base import Place, SubscriptionSpec
-from evermark.delivery.replay import Replay, ReplayState, Request, Target, TargetState
-from evermark.delivery.replay_memory import MemoryReplays
-from evermark.delivery.timeslice import Mark, moment_at
+from evermark.delivery.base import SourcePartition, SubscriptionSpec
+from evermark.delivery.replay.memory import MemoryReplays
+from evermark.delivery.replay.plan import Replay, ReplayState, Request, Target, TargetState
+from evermark.delivery.replay.timeslice import Mark, moment_at
 from evermark.event import Op
 from evermark.testing.simulator.account import Account
 from evermark.testing.simulator.broken import require
@@ -54,8 +54,8 @@ class ReplayAccount:
         self._begun: dict[tuple[str, str], _Begun] = {}
         self._marks: dict[tuple[str, str], Mark] = {}
         self._offered: set[tuple[str, str, str]] = set()
-        self._offered_to: dict[tuple[str, str, Place, str, str], tuple[datetime, str]] = {}
-        self._handled_to: dict[tuple[str, str, Place, str, str], tuple[datetime, str]] = {}
+        self._offered_to: dict[tuple[str, str, SourcePartition, str, str], tuple[datetime, str]] = {}
+        self._handled_to: dict[tuple[str, str, SourcePartition, str, str], tuple[datetime, str]] = {}
         self._states: dict[str, ReplayState] = {}
         self._asked: dict[str, frozenset[str]] = {}  # who was there when it was asked for
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from evermark.delivery.base import Fate, Outcome
-from evermark.delivery.replay import Due, Replayed, ReplayWork, to_begin
-from evermark.delivery.replayer import Replayer
-from evermark.delivery.rounds import Round, folded
-from evermark.delivery.timeslice import Mark, moment_at
-from evermark.delivery.work import Manner
+from evermark.delivery.replay.plan import Due, Replayed, ReplayWork, to_begin
+from evermark.delivery.replay.replayer import Replayer
+from evermark.delivery.replay.rounds import Round, folded
+from evermark.delivery.replay.timeslice import Mark, moment_at
+from evermark.delivery.work import DeliveryOptions
 from evermark.errors import ConflictError, EvermarkError, StaleError
 from evermark.testing.simulator.baton import Task
 from evermark.testing.simulator.instance import Idle, Instance
@@ -38,7 +38,7 @@ class SimReplays:
             clear = work.bot.clear if work.bot is not None else None
             pace_s = self.deliverer.takes_s(work.spec)
             job = Job(work.spec, mine, held, pace_s, clear, replay=work.replay, room=room)
-            self.deliverer.work(job, Manner(budget_s=left_s, grace_s=1.0), float("inf"))
+            self.deliverer.work(job, DeliveryOptions(budget_s=left_s, grace_s=1.0), float("inf"))
             rounds.append(_round(job, mine, some))
             room, left_s, held = room - len(job.parked), max(0.0, left_s - job.took_s), job.held
             if job.took_s > 0:

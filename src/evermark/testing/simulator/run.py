@@ -9,9 +9,11 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from unittest import mock
 
-from evermark.bots import sight
-from evermark.delivery import follower, live, replay, retry
-from evermark.delivery.base import Place, SubscriptionState
+from evermark.delivery.base import SourcePartition, SubscriptionState
+from evermark.delivery.bots import views
+from evermark.delivery.decide import retry
+from evermark.delivery.replay import plan as replay
+from evermark.delivery.run import follower, live
 from evermark.event import Op
 from evermark.testing.simulator.baton import Process
 from evermark.testing.simulator.broken import Broken, require
@@ -53,9 +55,9 @@ def _small_limits() -> Iterator[None]:
     """Spans of a few rows: limits made for millions would never be met."""
     with (
         mock.patch.object(live, "HANDOVER_ROWS_MAX", 8),
-        mock.patch.object(sight, "QUICK_ROWS_MAX", 6),
-        mock.patch.object(sight, "_LOOK_ROWS", 6),
-        mock.patch.object(sight, "_KEEP_EVERY", 3),
+        mock.patch.object(views, "QUICK_ROWS_MAX", 6),
+        mock.patch.object(views, "_LOOK_ROWS", 6),
+        mock.patch.object(views, "_KEEP_EVERY", 3),
         mock.patch.object(follower, "JOIN_DISTANCE_MAX", 3),
         mock.patch.object(follower, "JOIN_ROWS_MAX", 8),
         mock.patch.object(follower, "SPAN_ROWS_MAX", 10),
@@ -146,7 +148,7 @@ def _produce(world: World) -> None:
             world.sources[place.source].made[place.partition].append([_ask(world, place, position(numbers[place]))])
 
 
-def _make(world: World, place: Place, at: str) -> Made:
+def _make(world: World, place: SourcePartition, at: str) -> Made:
     rng, made = world.rng, world.truth.made[place]
     if rng.random() < world.scenario.repeat_chance:
         within = [m for m in made if int(at) - int(m.position) <= world.scenario.repeat_reach]
@@ -178,7 +180,7 @@ def _left_key(event: Made) -> str | None:
     return left if left != event.key and rng.random() < 0.7 else None
 
 
-def _ask(world: World, place: Place, at: str) -> Made:
+def _ask(world: World, place: SourcePartition, at: str) -> Made:
     """`update pgstream.streams set replay_from_ts = …`: the row shows it, and a control event asks for it."""
     rng, source, stream = world.rng, world.sources[place.source], world.rng.choice(STREAMS)
     since, until = (moment.isoformat() for moment in window(rng, world.baton.now))
@@ -193,7 +195,7 @@ def _ask(world: World, place: Place, at: str) -> Made:
     return event
 
 
-def _about(world: World, place: Place, stream: str, key: str) -> About:
+def _about(world: World, place: SourcePartition, stream: str, key: str) -> About:
     """Some events are about where the bot is a member, and some are encrypted."""
     rng, here = world.rng, (place, stream)
     drawn, member = rng.random(), here in world.joined

@@ -6,8 +6,8 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from evermark.bots.base import BotWish
-from evermark.delivery.base import MadeBy, Place, SubscriptionSpec
+from evermark.delivery.base import MadeBy, SourcePartition, SubscriptionSpec
+from evermark.delivery.bots.base import BotSpec
 
 STREAMS = ("orders", "users")
 BOT = "bot"
@@ -29,7 +29,7 @@ class Rates:
 @dataclass(frozen=True)
 class Scenario:
     seed: int
-    places: tuple[Place, ...]
+    places: tuple[SourcePartition, ...]
     transactions: int
     instances: int
     steps: int  # effects under faults, before the calm
@@ -113,7 +113,7 @@ def _bot(seed: int, rows_max: int) -> SubscriptionSpec:
     """A bot with a device. It draws from numbers of its own: seeds without one stay what they were."""
     rng = random.Random(f"bot {seed}")
     spec = _spec(rng, BOT, rows_max, start=rng.choice(("now", "beginning")))
-    return replace(spec, ordered=False, bot=BotWish("shop", "bot", device="phone"))
+    return replace(spec, ordered=False, bot=BotSpec("shop", "bot", device="phone"))
 
 
 def session_of(partition: int, stream: str, key: str) -> str:
@@ -152,10 +152,10 @@ def wanted(rng: random.Random, rows_max: int, count: int) -> dict[str, Any]:
     return {name: values[name] for name in rng.sample(sorted(values), count)}
 
 
-def _places(rng: random.Random) -> tuple[Place, ...]:
-    places = [Place("shop", partition) for partition in range(rng.randint(1, 3))]
+def _places(rng: random.Random) -> tuple[SourcePartition, ...]:
+    places = [SourcePartition("shop", partition) for partition in range(rng.randint(1, 3))]
     if rng.random() < 0.3:
-        places.append(Place("bank", 0))
+        places.append(SourcePartition("bank", 0))
     return tuple(places)
 
 

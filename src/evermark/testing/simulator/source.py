@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 
 import pyarrow as pa
 
-from evermark.delivery.base import HeldKey, Place
-from evermark.delivery.timeslice import moment_at
+from evermark.delivery.base import HeldKey, SourcePartition
+from evermark.delivery.replay.timeslice import moment_at
 from evermark.errors import GapError
 from evermark.event import TIMESTAMP, Op, taken_batch
 from evermark.log.base import Append, LogFile
@@ -48,7 +48,7 @@ class Row:
     """One event in the log."""
 
     event_id: str
-    place: Place
+    place: SourcePartition
     batch: int
     position: str
     stream: str

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from evermark.delivery.base import Fate, Outcome, Subscription, SubscriptionState
-from evermark.delivery.retry import ENDPOINT_BACKOFF_S_MAX
+from evermark.delivery.decide.retry import ENDPOINT_BACKOFF_S_MAX
 from evermark.testing.simulator.broken import require
 from evermark.testing.simulator.promises import who
 

@@ -12,7 +12,7 @@ from evermark.checkpoints.base import Checkpoint
 from evermark.checkpoints.memory import MemoryCheckpoints
 from evermark.cluster.fence import source_lease
 from evermark.cluster.memory import MemoryLeases
-from evermark.delivery.base import Place
+from evermark.delivery.base import SourcePartition
 from evermark.log.head import Head
 from evermark.testing.simulator.broken import require
 from evermark.testing.simulator.source import Made, SimLog
@@ -31,14 +31,14 @@ class Truth:
         self._logs = logs
         self._leases = leases
         self._checkpoints = checkpoints
-        self.made: dict[Place, list[Made]] = defaultdict(list)  # without repeats
-        self.begun: dict[Place, int] = {}  # the epoch of the last owner that began
+        self.made: dict[SourcePartition, list[Made]] = defaultdict(list)  # without repeats
+        self.begun: dict[SourcePartition, int] = {}  # the epoch of the last owner that began
         self._durable_ids: dict[str, set[str]] = defaultdict(set)
         self._durable_seen: dict[str, int] = defaultdict(int)
-        self._safe: dict[Place, int] = defaultdict(int)  # how many of `made` were seen to be durable
+        self._safe: dict[SourcePartition, int] = defaultdict(int)  # how many of `made` were seen to be durable
 
     def after_commit(self, source: str, batch: int, partition: int, epoch: int) -> None:
-        log, place = self._logs[source], Place(source, partition)
+        log, place = self._logs[source], SourcePartition(source, partition)
         require(epoch >= self.begun.get(place, 0), f"epoch {epoch} committed to {place} after a later owner began")
         mine = [a for a in log.commits if a.partition == partition]
         require([a.batch for a in mine] == list(range(1, len(mine) + 1)), f"{place}: batches are not dense")
@@ -62,7 +62,7 @@ class Truth:
 
     def after_checkpoint(self, source: str, partition: int, checkpoint: Checkpoint) -> None:
         require_epoch(self._leases, source_lease(source), checkpoint.epoch, "a checkpoint")
-        place = Place(source, partition)
+        place = SourcePartition(source, partition)
         made, safe = self.made[place], self._safe[place]
         while safe < len(made) and made[safe].position < checkpoint.position:
             require(

@@ -14,8 +14,8 @@ from evermark.breaker import Limits
 from evermark.checkpoints.memory import MemoryCheckpoints
 from evermark.cluster.base import Holder
 from evermark.cluster.memory import MemoryLeases
-from evermark.delivery.base import Place, SubscriptionSpec
-from evermark.delivery.retry import EndpointLimits
+from evermark.delivery.base import SourcePartition, SubscriptionSpec
+from evermark.delivery.decide.retry import EndpointLimits
 from evermark.errors import EvermarkError, UnreachableError
 from evermark.log.head import MemoryHeads
 from evermark.testing.simulator.account import Account
@@ -87,7 +87,7 @@ class World:
         self.replays = SimReplayStore(self.leases, self.store, clock=self.clock, new_id=lambda: f"r{self.number()}")
         self.replayed = ReplayAccount(self.account, self.replays, self.leases, self.logs)
         self._receivers: dict[str, Receiver] = {}
-        self.joined: set[tuple[Place, str]] = set()  # where the bot is a member, as the source has it
+        self.joined: set[tuple[SourcePartition, str]] = set()  # where the bot is a member, as the source has it
 
     def effect(self, process: Process, label: str, act: Callable[[], Any]) -> Any:
         """Carry out `act`, unless a fault strikes before it; a fault may strike after it, too."""

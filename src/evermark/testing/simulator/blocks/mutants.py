@@ -12,13 +12,13 @@ from evermark.errors import EvermarkError
 from evermark.sources.blocks import client, drafting, membership, plan, planner, reading, resume, source
 from evermark.sources.blocks.chain import Block, BlockEvent, Cookie
 from evermark.sources.blocks.client import NodeClient
-from evermark.sources.blocks.place import Pace
 from evermark.sources.blocks.plan import Item, Part
 from evermark.sources.blocks.plans import Stale
 from evermark.sources.blocks.reading import SliceReader
 from evermark.sources.blocks.resume import Answer, Case, Decision, Known
 from evermark.sources.blocks.rows import Rows
 from evermark.sources.blocks.source import BlockStreams
+from evermark.sources.blocks.target import Pace
 from evermark.testing.simulator.blocks.plans import MemoryPlans
 from evermark.testing.simulator.mutants.mutant import Mutant
 

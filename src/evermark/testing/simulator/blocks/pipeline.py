@@ -9,9 +9,9 @@ from evermark.errors import EvermarkError
 from evermark.secrets import Plain
 from evermark.sources.base import Limit
 from evermark.sources.blocks.client import NodeClient
-from evermark.sources.blocks.place import BlocksPlace, Pace
 from evermark.sources.blocks.position import Position
 from evermark.sources.blocks.source import BlockStreams
+from evermark.sources.blocks.target import BlocksTarget, Pace
 from evermark.testing.simulator.blocks.node import ModelNode
 from evermark.testing.simulator.blocks.plans import MemoryPlans
 
@@ -100,9 +100,9 @@ class Pipeline:
         return [row["payload"] for row in self.rows(stream) if row["op"] == "truncate"]
 
 
-def place(*, nodes: int = 1, **more: Any) -> BlocksPlace:
+def place(*, nodes: int = 1, **more: Any) -> BlocksTarget:
     names = tuple(f"http://{n}" for n in range(nodes))
-    return BlocksPlace("chat", names, Plain("none"), "none", **({"pace": PACE} | more))
+    return BlocksTarget("chat", names, Plain("none"), "none", **({"pace": PACE} | more))
 
 
 def pipeline(nodes: Sequence[ModelNode], plans: MemoryPlans | None = None, **more: Any) -> Pipeline:

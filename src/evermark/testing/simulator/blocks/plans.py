@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from evermark.errors import NotFoundError
 from evermark.sources.blocks.plan import Item, Move, Tick, way_to
-from evermark.sources.blocks.plans import Stale, Standing
+from evermark.sources.blocks.plans import PlanState, Stale
 from evermark.sources.blocks.resume import Known
 
 _numbers = itertools.count(2**40)
@@ -19,7 +19,7 @@ class MemoryPlans:
     """`Plans`, kept by nobody. Stale streams are due whenever `patient` is not set."""
 
     def __init__(self) -> None:
-        self.partitions: dict[int, Standing] = {}
+        self.partitions: dict[int, PlanState] = {}
         self.all_ticks: dict[int, dict[int, tuple[Tick, list[Item]]]] = {}
         self.streams: dict[str, tuple[int, Move]] = {}
         self.anew: set[str] = set()  # of `streams`: only to compare with
@@ -33,11 +33,11 @@ class MemoryPlans:
     def close(self) -> None:
         pass
 
-    def standing(self, partition: int) -> Standing:
-        return self.partitions.get(partition, Standing())
+    def standing(self, partition: int) -> PlanState:
+        return self.partitions.get(partition, PlanState())
 
     def begin(self, partition: int, cold_before: int) -> None:
-        self.partitions.setdefault(partition, Standing(cold_before=cold_before))
+        self.partitions.setdefault(partition, PlanState(cold_before=cold_before))
 
     def ticks(self, partition: int) -> list[Tick]:
         return [tick for tick, _ in self.all_ticks.get(partition, {}).values()]

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
-from evermark.bots.membership import lesson, moves_of
+from evermark.delivery.bots.membership import lesson, moves_of
 from evermark.errors import EvermarkError
 from evermark.sources.base import Limit
 from evermark.sources.blocks.client import NodeClient

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, cast
 
 from evermark.cluster.fence import source_lease
-from evermark.delivery.base import Place
+from evermark.delivery.base import SourcePartition
 from evermark.error_policy import Action, action_for, backoff_s
 from evermark.errors import EvermarkError
 from evermark.ingest.gather import WHOLE_SOURCE, gather
-from evermark.ingest.mender import FoundFile, Mender, Wanted
+from evermark.ingest.mender import FoundFile, Mender, RepairTarget
 from evermark.ingest.recovery import Choice, Recovery
 from evermark.ingest.take import Taken, Taker
 from evermark.log.read import within
@@ -184,13 +184,13 @@ class MendingRunner(SourceRunner):
             self._end_query = True
             self._baton.sleep(0.1)
 
-    def _find(self, hole: Hole, wanted: Wanted) -> list[FoundFile]:
-        """What `evermark.spark.mend` does: all candidates without those in the log, in order, cut into batches."""
+    def _find(self, hole: Hole, wanted: RepairTarget) -> list[FoundFile]:
+        """What `evermark.spark.repair` does: all candidates without those in the log, in order, cut into batches."""
         rows = [row for piece in hole.pieces for batch in hole.read(piece) for row in batch.to_pylist()]
         files = [f for f in self._log.files() if f.timeless != 0 or within(f, hole.since, None)] if rows else []
         logged = {row.event_id for f in files for row in self._world.logs[NAME].contents[f.path]}
         missing = sorted((r for r in rows if r["event_id"] not in logged), key=lambda r: (r["position"], r["event_id"]))
-        place, size = Place(NAME, wanted.partition), self._mended.scenario.rows_max
+        place, size = SourcePartition(NAME, wanted.partition), self._mended.scenario.rows_max
         found: list[FoundFile] = []
         for first in range(0, len(missing), size):
             some = missing[first : first + size]

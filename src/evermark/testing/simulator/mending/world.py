@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from evermark.cluster.fence import source_lease
-from evermark.delivery.base import Place
+from evermark.delivery.base import SourcePartition
 from evermark.ingest.recoveries_memory import MemoryRecoveries
 from evermark.ingest.recovery import TRIES_MAX, TRIES_WITHIN, Choice, Recovery, Step
 from evermark.sources.postgres.lsn import Position
@@ -167,7 +167,7 @@ class MendTruth(Truth):
         self._world = world
 
     def after_commit(self, source: str, batch: int, partition: int, epoch: int) -> None:
-        log, place = self._logs[source], Place(source, partition)
+        log, place = self._logs[source], SourcePartition(source, partition)
         require(epoch >= self.begun.get(place, 0), f"epoch {epoch} committed to {place} after a later owner began")
         mine = [a for a in log.commits if a.partition == partition]
         require([a.batch for a in mine] == list(range(1, len(mine) + 1)), f"{place}: batches are not dense")
@@ -189,7 +189,7 @@ def scenario_of(base: Scenario) -> Scenario:
     slots = 1 + base.seed % 2
     return replace(
         base,
-        places=tuple(Place(NAME, partition) for partition in range(slots)),
+        places=tuple(SourcePartition(NAME, partition) for partition in range(slots)),
         specs=(),
         late_spec=None,
         wish_chance={},

@@ -6,10 +6,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
-from evermark.bots.base import Lesson, Stay
-from evermark.bots.sight import Sight
-from evermark.delivery.base import Place
-from evermark.delivery.memory import MemoryDelivery
+from evermark.delivery.base import SourcePartition
+from evermark.delivery.bots.base import MembershipDelta, Stay
+from evermark.delivery.bots.views import BotViews
+from evermark.delivery.store.memory import MemoryDelivery
 from evermark.testing.simulator.mutants.mutant import Mutant
 from evermark.testing.simulator.scenario import STREAMS, session_of
 
@@ -21,12 +21,12 @@ def _all_published(self: MemoryDelivery, devices: Collection[str]) -> dict[str, 
     return dict.fromkeys(devices, named)
 
 
-def _nobody_looks(self: Sight, place: Place, users: set[str], *_: Any) -> set[str]:
+def _nobody_looks(self: BotViews, place: SourcePartition, users: set[str], *_: Any) -> set[str]:
     return users
 
 
 def _learn_how_far_only(
-    self: MemoryDelivery, source: str, partition: int, lessons: Sequence[Lesson], epoch: int
+    self: MemoryDelivery, source: str, partition: int, lessons: Sequence[MembershipDelta], epoch: int
 ) -> None:
     _learn(self, source, partition, [replace(one, stays={}) for one in lessons], epoch)
 
@@ -35,7 +35,7 @@ BOTS: tuple[Mutant, ...] = (
     Mutant(
         "members-unlearned",
         "a span is delivered to a bot before its joins and leaves were learned",
-        ((Sight, "_learn", _nobody_looks),),
+        ((BotViews, "_learn", _nobody_looks),),
     ),
     Mutant(
         "joined-for-the-batch",

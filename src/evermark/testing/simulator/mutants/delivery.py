@@ -1,4 +1,4 @@
-"""Bugs of the live group, the follower and the queue."""
+"""Bugs of the live group, the follower and the parked_retries."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from evermark.delivery import backlog, follower, group, live, queue, work
+from evermark.delivery import work
 from evermark.delivery.base import (
     CursorVector,
     Fate,
@@ -15,15 +15,17 @@ from evermark.delivery.base import (
     HeldKey,
     Outcome,
     ParkedEvent,
-    Place,
     Reached,
+    SourcePartition,
     SubscriptionState,
 )
-from evermark.delivery.group import Standing, Step
-from evermark.delivery.live import LiveGroup
-from evermark.delivery.memory import MemoryDelivery
-from evermark.delivery.queue import ParkedQueue
-from evermark.delivery.sinks.base import Try
+from evermark.delivery.decide import backlog, group
+from evermark.delivery.decide.group import Step, SubscriptionRecord
+from evermark.delivery.run import follower, live, parked_retries
+from evermark.delivery.run.live import LiveGroup
+from evermark.delivery.run.parked_retries import ParkedQueue
+from evermark.delivery.store.memory import MemoryDelivery
+from evermark.delivery.webhook.base import Try
 from evermark.delivery.work import BatchResult, Delivered, Span
 from evermark.log.read import FileRange
 from evermark.testing.simulator.mutants.mutant import Mutant
@@ -45,7 +47,7 @@ def _new_key_alone(self: ParkedEvent) -> tuple[HeldKey, ...]:
 
 def _settle_current_members(
     self: MemoryDelivery,
-    place: Place,
+    place: SourcePartition,
     begun_at: int,
     done_to: int,
     members: frozenset[str],
@@ -65,23 +67,23 @@ def _settle_any_version(self: MemoryDelivery, *given: Any, version: int | None =
     return _settle_group(self, *given)
 
 
-def _any_generation(name: str, standing: Standing | None, generation: int | None) -> Standing:
+def _any_generation(name: str, standing: SubscriptionRecord | None, generation: int | None) -> SubscriptionRecord:
     return _require_outside(name, standing, None)
 
 
-def _pass_failed_endpoint(standing: Standing, outcome: Outcome, *rest: Any) -> Step:
+def _pass_failed_endpoint(standing: SubscriptionRecord, outcome: Outcome, *rest: Any) -> Step:
     failed = outcome.fate is Fate.ENDPOINT_FAILED
     return _after_outcome(standing, replace(outcome, fate=Fate.DONE) if failed else outcome, *rest)
 
 
 def _delete_before_post(self: ParkedQueue) -> int:
-    claimed = self.store.claim(self.clock(), queue.CLAIM_LIMIT, queue.CLAIM_LEASE_S, self.epoch)
+    claimed = self.store.claim(self.clock(), parked_retries.CLAIM_LIMIT, parked_retries.CLAIM_LEASE_S, self.epoch)
     known = self.store.subscriptions()
     mine = [p for p in claimed if p.subscription in known]
     if mine:
         self.store.delivered([p.id for p in mine], self.epoch)
         tries = [Try(known[p.subscription].spec, p.event.event, p.attempt + 1) for p in mine]
-        self.sink.attempt(tries, queue.ATTEMPT_DEADLINE_S)
+        self.sink.attempt(tries, parked_retries.ATTEMPT_DEADLINE_S)
     return len(mine)
 
 
@@ -90,11 +92,13 @@ def _claim_unfenced(self: MemoryDelivery, now: datetime, limit: int, lease_s: fl
     return _claim(self, now, limit, lease_s, held.epoch) if held.holder else []
 
 
-def _join_anyway(standing: Standing, cursors: CursorVector, of: Group) -> bool:
+def _join_anyway(standing: SubscriptionRecord, cursors: CursorVector, of: Group) -> bool:
     return standing.state is SubscriptionState.BEHIND
 
 
-def _span_to_tail(place: Place, after: int, head: int, files: Sequence[FileRange], rows_max: int) -> Span | None:
+def _span_to_tail(
+    place: SourcePartition, after: int, head: int, files: Sequence[FileRange], rows_max: int
+) -> Span | None:
     tail = max((f.batch_max for f in files if f.partition_min == f.partition_max == place.partition), default=head)
     return _next_span(place, after, max(head, tail), files, rows_max)
 
@@ -223,7 +227,9 @@ DELIVERY: tuple[Mutant, ...] = (
         120,
     ),
     Mutant(
-        "dead-at-once", "a parked event is given up at its first retry", ((queue, "next_attempt", lambda *_: None),)
+        "dead-at-once",
+        "a parked event is given up at its first retry",
+        ((parked_retries, "next_attempt", lambda *_: None),),
     ),
     Mutant("expired-uncounted", "expired events are not counted", ((work, "_folded", _expired_uncounted),)),
     Mutant(

@@ -7,11 +7,12 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from evermark.delivery import follower, group
 from evermark.delivery.base import Outcome, Subscription, SubscriptionState
-from evermark.delivery.follower import Follower
-from evermark.delivery.group import Standing, Step
-from evermark.delivery.memory import MemoryDelivery
+from evermark.delivery.decide import group
+from evermark.delivery.decide.group import Step, SubscriptionRecord
+from evermark.delivery.run import follower
+from evermark.delivery.run.follower import Follower
+from evermark.delivery.store.memory import MemoryDelivery
 from evermark.testing.simulator.mutants.mutant import Mutant
 
 _is_due = group.is_due
@@ -39,16 +40,16 @@ def _register_afresh(self: MemoryDelivery, *given: Any) -> None:
         self._known[name] = (spec, group.clean(standing))
 
 
-def _gone_is_behind(standing: Standing, reason: str) -> Standing:
+def _gone_is_behind(standing: SubscriptionRecord, reason: str) -> SubscriptionRecord:
     return replace(standing, state=SubscriptionState.BEHIND, reason=reason)
 
 
-def _drop_beyond_limit(standing: Standing, outcome: Outcome, parked_now: int, *rest: Any) -> Step:
+def _drop_beyond_limit(standing: SubscriptionRecord, outcome: Outcome, parked_now: int, *rest: Any) -> Step:
     room = max(0, standing.parked_max - parked_now)
     return _after_done(standing, replace(outcome, parked=outcome.parked[:room]), parked_now, *rest)
 
 
-def _park_beyond_limit(standing: Standing, outcome: Outcome, parked_now: int, *rest: Any) -> Step:
+def _park_beyond_limit(standing: SubscriptionRecord, outcome: Outcome, parked_now: int, *rest: Any) -> Step:
     return _after_done(standing, outcome, -len(outcome.parked), *rest)
 
 

@@ -8,12 +8,14 @@ from datetime import datetime
 from typing import Any
 
 from evermark import predicate
-from evermark.delivery import queue, replay, rounds
 from evermark.delivery.base import Fate, Outcome, Subscription
-from evermark.delivery.replay import Due, Replayed, ReplayWork, Request, Target
-from evermark.delivery.replay_memory import MemoryReplays
-from evermark.delivery.rounds import Round
-from evermark.delivery.timeslice import TimeSlice
+from evermark.delivery.replay import plan as replay
+from evermark.delivery.replay import rounds
+from evermark.delivery.replay.memory import MemoryReplays
+from evermark.delivery.replay.plan import Due, Replayed, ReplayWork, Request, Target
+from evermark.delivery.replay.rounds import Round
+from evermark.delivery.replay.timeslice import TimeSlice
+from evermark.delivery.run import parked_retries
 from evermark.ingest import take
 from evermark.testing.simulator.mutants.mutant import Mutant
 
@@ -21,7 +23,7 @@ _after_step = replay.after_step
 _settle = MemoryReplays.settle
 _cancel = MemoryReplays.cancel
 _folded = rounds.folded
-_endpoint_outcomes = queue.endpoint_outcomes
+_endpoint_outcomes = parked_retries.endpoint_outcomes
 _work_of = replay.work_of
 
 
@@ -47,7 +49,7 @@ def _limit_is_the_end(work: ReplayWork, some: Sequence[Round], limit: int) -> Re
     return _folded(work, some, limit + 1)
 
 
-def _all_blamed(subscription: Subscription, tried: Sequence[queue.Tried]) -> list[Outcome]:
+def _all_blamed(subscription: Subscription, tried: Sequence[parked_retries.Tried]) -> list[Outcome]:
     live = [(replace(parked, event=replace(parked.event, replay_id="")), answer) for parked, answer in tried]
     return _endpoint_outcomes(subscription, live)
 
@@ -94,7 +96,7 @@ def _failure_ends_window(
     return _after_step(target, piece, done, took_s, step_s, now, jitter)
 
 
-_MEMORY = "evermark.delivery.replay_memory"
+_MEMORY = "evermark.delivery.replay.memory"
 _RECEIVER = "evermark.testing.simulator.receiver"
 
 REPLAYS: tuple[Mutant, ...] = (
@@ -144,7 +146,7 @@ REPLAYS: tuple[Mutant, ...] = (
     Mutant(
         "replay-blames-live",
         "failures of a replay's retries count as the subscription's",
-        ((queue, "endpoint_outcomes", _all_blamed),),
+        ((parked_retries, "endpoint_outcomes", _all_blamed),),
         first=22,
     ),
     Mutant("control-sent", "control events are delivered", ((predicate, "UNDELIVERED_OPS", frozenset()),)),

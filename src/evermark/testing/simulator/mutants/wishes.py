@@ -7,15 +7,15 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, cast
 
-from evermark.delivery import roster
 from evermark.delivery.base import CursorVector, DeliveryStore, Subscription, SubscriptionSpec
-from evermark.delivery.follower import Follower
-from evermark.delivery.live import LiveGroup
-from evermark.delivery.memory import MemoryDelivery
-from evermark.delivery.roster import Addition
+from evermark.delivery.decide import registration
+from evermark.delivery.decide.registration import Addition
+from evermark.delivery.run.follower import Follower
+from evermark.delivery.run.live import LiveGroup
+from evermark.delivery.store.memory import MemoryDelivery
 from evermark.testing.simulator.mutants.mutant import Mutant
 
-_added = roster.added
+_added = registration.added
 _rotate = MemoryDelivery.rotate
 _resume = MemoryDelivery.resume
 _made = LiveGroup.__init__
@@ -88,12 +88,12 @@ WISHES: tuple[Mutant, ...] = (
     Mutant(
         "added-one-batch-late",
         "a subscription that is added begins a batch after its start",
-        ((roster, "added", _add_one_batch_late),),
+        ((registration, "added", _add_one_batch_late),),
     ),
     Mutant(
         "added-into-a-batch",
         "one that was made anew is taken for its former self by the batch under way",
-        ((roster, "added", _add_as_old_member),),
+        ((registration, "added", _add_as_old_member),),
         300,
         66,
     ),
@@ -114,7 +114,7 @@ WISHES: tuple[Mutant, ...] = (
         "a new secret moves the cursor to the group's",
         ((MemoryDelivery, "rotate", _rotate_from_now),),
     ),
-    Mutant("rotated-at-once", "a new secret ends the former ones", ((roster, "rotated", _rotated_at_once),)),
+    Mutant("rotated-at-once", "a new secret ends the former ones", ((registration, "rotated", _rotated_at_once),)),
     Mutant(
         "resumed-from-now",
         "one that is resumed goes on where the group is",
@@ -123,7 +123,7 @@ WISHES: tuple[Mutant, ...] = (
     Mutant(
         "file-changed-by-api",
         "what the file made may be changed and removed by anybody",
-        ((roster, "require_ours", lambda spec, done: None),),
+        ((registration, "require_ours", lambda spec, done: None),),
         120,
         32,
     ),

@@ -1,0 +1,166 @@
+"""A deployment looked at from outside: how each partition of a source stands. Looking makes and changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from evermark.app.build import open_state
+from evermark.checkpoints.base import Checkpoint
+from evermark.config import Config
+from evermark.errors import EvermarkError, GapError, NotFoundError
+from evermark.ingest.recoveries import Recoveries
+from evermark.ingest.recovery import Recovery, Step, exhausted, may_open
+from evermark.log.read import LogReader
+from evermark.observe.finding import Finding, ok, warning, wrong
+from evermark.sources.base import Seen, Source
+from evermark.state.connection import State
+from evermark.state.migrate import require_current
+
+UNDER_WAY = (Step.OPENED, Step.CLOSED)
+_LOOKS_MAX = 10
+
+
+@dataclass(frozen=True)
+class PartitionStatus:
+    """One partition. `trouble` is why it cannot be read on from its checkpoint."""
+
+    partition: int
+    checkpoint: Checkpoint | None
+    trouble: EvermarkError | None
+    mendable: bool
+    past: tuple[Recovery, ...]  # the newest first, what is under way included
+
+    @property
+    def current(self) -> Recovery | None:
+        return next((r for r in self.past if r.step in UNDER_WAY), None)
+
+    def needs_person(self, now: datetime) -> bool:
+        """Whether nothing gets better by waiting, or by starting an instance."""
+        if self.trouble is None or self.current is not None:
+            return False
+        return not (self.mendable and may_open(self.trouble)) or exhausted(self.past, now)
+
+
+def standings(
+    source: Source,
+    name: str,
+    checkpoints: Callable[[], Mapping[int, Checkpoint]],
+    recoveries: Recoveries,
+    log_folder: Path,
+) -> list[PartitionStatus]:
+    """`checkpoints` is asked again while an instance reads the source: what it finds must be of one moment."""
+    past = recoveries.past(name)
+    partitions = list(source.partitions())
+    seen = newest(log_folder, partitions, past)
+    found: list[PartitionStatus] = []
+    for partition in partitions:
+        checkpoint, trouble = _trouble(source, partition, checkpoints, seen.get(partition))
+        mine = tuple(r for r in past if r.partition == partition)
+        found.append(PartitionStatus(partition, checkpoint, trouble, source.mend(partition) is not None, mine))
+    return found
+
+
+def newest(log_folder: Path, partitions: Sequence[int], past: Sequence[Recovery]) -> dict[int, Seen]:
+    """The last event of each partition, unless a person has since said that this place is the right one."""
+    reader = LogReader(log_folder)
+    found: dict[int, Seen] = {}
+    for partition in partitions:
+        try:
+            seen = reader.newest(partition)
+        except NotFoundError:
+            return {}
+        said = [r.changed_at for r in past if r.by_person and r.step is Step.DONE and r.partition == partition]
+        if seen is not None and not any(seen.at < when for when in said):
+            found[partition] = seen
+    return found
+
+
+def _trouble(
+    source: Source, partition: int, checkpoints: Callable[[], Mapping[int, Checkpoint]], seen: Seen | None
+) -> tuple[Checkpoint | None, EvermarkError | None]:
+    """A partition's checkpoint, and why it cannot be read on from there."""
+    checkpoint: Checkpoint | None = None
+
+    def load() -> dict[int, str]:
+        nonlocal checkpoint
+        checkpoint = checkpoints().get(partition)
+        return {partition: checkpoint.position} if checkpoint is not None else {}
+
+    try:
+        check_at(source, load, {partition: seen} if seen is not None else {})
+    except EvermarkError as error:
+        # Without a checkpoint all are looked at: what is another's is not ours.
+        return checkpoint, error if error.partition in (None, partition) else None
+    return checkpoint, None
+
+
+def check_at(source: Source, load: Callable[[], dict[int, str]], newest: Mapping[int, Seen] | None = None) -> None:
+    """`Source.check` against the positions of checkpoints, though an instance may be reading.
+
+    The instance saves its checkpoint first and moves the source after that: a source that stands past a checkpoint was
+    moved by somebody else only if the checkpoint is still the same afterwards. If it moves at every look, it is read.
+    """
+    resume = load()
+    for _ in range(_LOOKS_MAX):
+        try:
+            source.check(resume, newest)
+        except GapError:
+            before, resume = resume, load()
+            if resume == before:
+                raise
+        else:
+            return
+
+
+def may_have_state(config: Config) -> bool:
+    """Whether anything may ever have been started here: without it there is nobody to ask for a lease."""
+    return config.state.dsn is not None or (config.data / "state").exists()
+
+
+@contextmanager
+def existing_state(config: Config) -> Iterator[State | None]:
+    """State, if there is one of this program's version; None when nothing was ever started here. Makes none."""
+    if not may_have_state(config):
+        yield None
+        return
+    embedded, state = open_state(config)
+    try:
+        with state.connection() as conn:
+            there = conn.execute("select to_regclass(%s) is not null", (f"{state.schema}.migrations",)).fetchone()
+        if there is None or not there[0]:
+            yield None
+            return
+        require_current(state)
+        yield state
+    finally:
+        state.close()
+        if embedded is not None:
+            embedded.stop()
+
+
+def judged(standing: PartitionStatus, owner: str | None, now: datetime | None = None) -> list[Finding]:
+    """What state says of a partition, and what follows from it. Pure."""
+    found: list[Finding] = []
+    name = f"partition {standing.partition}"
+    if standing.checkpoint is None:
+        found.append(ok("resume", f"{name} has no checkpoint yet: `evermark up` makes it"))
+    trouble, current = standing.trouble, standing.current
+    if trouble is not None:
+        by_itself = not standing.needs_person(now or datetime.now(UTC))
+        mend = "`evermark up` repairs it by itself; see `evermark source recover`" if by_itself else trouble.hint
+        found.append(wrong("resume", trouble.message, mend or "evermark source recover"))
+    elif standing.checkpoint is not None:
+        found.append(ok("resume", f"{name} can be read on from its checkpoint, batch {standing.checkpoint.batch}"))
+    if current is not None:
+        who = "the running instance is at it" if owner else "evermark up"
+        said = f"{name}: {current.choice} is under way ({current.step}, {current.tries} tries), since {current.reason}"
+        found.append(warning("recovery", f"{said}: {current.error}" if current.error else said, who))
+    elif standing.past:
+        last = standing.past[0]
+        said = f"{name}: the last {last.choice} ended {last.step} at {last.changed_at:%Y-%m-%d %H:%M:%S}"
+        found.append(ok("recovery", f"{said}, {last.taken} events taken, because {last.reason}"))
+    return found

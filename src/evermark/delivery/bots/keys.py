@@ -1,0 +1,85 @@
+"""Session keys: what may be published, when a missing one is asked for, and how. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+
+from evermark.delivery.bots.base import (
+    ASK_EVERY,
+    ASK_EVERY_MAX,
+    KEYS_AT_ONCE_MAX,
+    KEYS_MAX,
+    SESSION_CHARS_MAX,
+    KeyWanted,
+    MembershipDelta,
+)
+from evermark.delivery.bots.forward import is_session
+from evermark.errors import ConfigError, ConflictError, NotFoundError
+
+
+def require_keys(device: str, keys: Mapping[str, str]) -> None:
+    if not device:
+        raise ConfigError("this bot has no device, so it needs no session keys", hint="name its `device`")
+    if not 0 < len(keys) <= KEYS_AT_ONCE_MAX:
+        raise ConfigError(f"{len(keys)} keys were given", hint=f"publish 1 to {KEYS_AT_ONCE_MAX} at a time")
+    for session in keys:
+        if not is_session(session):
+            raise ConfigError(
+                "a session has a name that cannot be one", hint=f"1 to {SESSION_CHARS_MAX} printable characters"
+            )
+
+
+def require_room(device: str, keys: int) -> None:
+    if keys > KEYS_MAX:
+        raise ConflictError(
+            f"device {device!r} would have {keys} session keys, and {KEYS_MAX} is the most",
+            hint="use another device for new sessions",
+        )
+
+
+def require_learned(lessons: Sequence[MembershipDelta], at: Mapping[str, int]) -> None:
+    for one in lessons:
+        if at.get(one.user, 0) != one.begun_at:
+            raise ConflictError(
+                f"user {one.user!r} was looked up to batch {at.get(one.user, 0)}, and this begins at {one.begun_at}",
+                hint="somebody else looked meanwhile; nothing is lost",
+            )
+
+
+def unknown_key(session: str) -> NotFoundError:
+    return NotFoundError(f"no key is published for session {session[:80]!r}", hint="publish it: PUT …/keys")
+
+
+def next_ask_at(asked_at: datetime | None, asks: int, now: datetime) -> datetime:
+    """When a key that was asked for `asks` times, the last time then, is asked for again."""
+    if asked_at is None:
+        return now
+    wait: timedelta = min(ASK_EVERY_MAX, ASK_EVERY * 2.0 ** (min(asks, 20) - 1))
+    return asked_at + wait
+
+
+def ask_event(wanted: KeyWanted, now: datetime) -> str:
+    """A row as the log would have it; its stream and operation make its type `evermark.session_key.wanted`."""
+    told = now.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
+    since = wanted.since.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
+    about = {"device": wanted.device, "session": wanted.session, "stream": wanted.stream, "since": since}
+    named = hashlib.sha256(f"{wanted.subscription}\x00{wanted.session}\x00{wanted.asks}\x00{told}".encode())
+    return json.dumps(
+        {
+            "event_id": f"session-key-{named.hexdigest()[:32]}",
+            "source": "evermark",
+            "partition": 0,
+            "position": "",
+            "batch": 0,
+            "stream": "evermark.session_key",
+            "op": "wanted",
+            "event_time": told,
+            "ingested_at": told,
+            "payload": json.dumps(about, ensure_ascii=False),
+            "flags": [],
+        },
+        ensure_ascii=False,
+    )

@@ -1,0 +1,186 @@
+"""What is known of bots, in State: memberships, session keys, and what was asked for. Fenced, as all of delivery."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any
+
+from evermark.cluster.fence import fence
+from evermark.delivery.bots import queries
+from evermark.delivery.bots.base import (
+    ASK_EVERY,
+    ASK_EVERY_MAX,
+    WAITING_MAX,
+    KeyWanted,
+    Membership,
+    MembershipDelta,
+    SessionKey,
+    Stay,
+    Surplus,
+)
+from evermark.delivery.bots.keys import require_keys, require_learned, require_room, unknown_key
+from evermark.delivery.store.postgres_parked import PostgresParkedRows, lock_every_session, lock_sessions, storable
+from evermark.state import counters
+from evermark.state.connection import Connection, State
+
+PUBLISHED_MAX = 20_000  # sessions of one device that a task is told of
+PAGE_MAX = 1_000
+
+
+class PostgresBots(PostgresParkedRows):
+    """A `BotStore`, and the part of the delivery store about parked deliveries."""
+
+    # membership
+
+    def learned(self, source: str, user: str) -> Membership:
+        stays: dict[str, tuple[Stay, ...]] = defaultdict(tuple)
+        with self._state.transaction() as conn:
+            conn.execute("set transaction isolation level repeatable read")  # one moment for both
+            to = dict(conn.execute(queries.LEARNED, (source, user)).fetchall())
+            rows = conn.execute(queries.STAYS, (source, user)).fetchall()
+        for stream, begin_batch, begin_position, end_batch, end_position, inbox in rows:
+            end = None if end_batch is None else (end_batch, end_position)
+            stays[stream] += (Stay((begin_batch, begin_position), end, inbox),)
+        return Membership(to, dict(stays))
+
+    def learn(self, source: str, partition: int, lessons: Sequence[MembershipDelta], epoch: int) -> None:
+        users = sorted(lesson.user for lesson in lessons)
+        stays = [
+            (one.user, stream, *stay.begin, *(stay.end or (None, None)), stay.inbox)
+            for one in lessons
+            for stream, times in one.stays.items()
+            for stay in times
+        ]
+        with self._state.transaction() as conn:
+            fence(conn, self._lease, epoch)
+            at = dict(conn.execute(queries.LEARNED_LOCKED, (source, partition, users)).fetchall())
+            require_learned(lessons, at)
+            batches = [[one.user for one in lessons], [one.done_to for one in lessons]]
+            conn.execute(queries.SET_LEARNED, (source, partition, *batches))
+            if stays:
+                conn.execute(queries.SET_STAYS, (source, *map(list, zip(*stays, strict=True))))
+
+    def forget_users(self, epoch: int) -> int:
+        with self._state.transaction() as conn:
+            fence(conn, self._lease, epoch)
+            conn.execute(queries.FORGET_STAYS)
+            row = conn.execute(queries.FORGET_LEARNED).fetchone()
+            return int(row[0]) if row else 0
+
+    # session keys
+
+    def publish(self, device: str, keys: Mapping[str, str], now: datetime, epoch: int) -> int:
+        require_keys(device, keys)
+        sessions = sorted(keys)
+        with self._state.transaction() as conn:
+            fence(conn, self._lease, epoch)
+            lock_sessions(conn, [(device, session) for session in sessions])
+            row = conn.execute(queries.KEY_COUNTS, (sessions, device)).fetchone()
+            require_room(device, row[0] + len(keys) - row[1] if row else len(keys))
+            conn.execute(queries.PUT_KEYS, (device, now, sessions, [keys[session] for session in sessions]))
+            return conn.execute(queries.RELEASE_SESSIONS, (now, sessions, device)).rowcount
+
+    def withdraw(self, device: str, session: str, now: datetime, epoch: int) -> int:
+        given = {"device": storable(device), "session": storable(session), "now": now, "epoch": epoch}
+        with self._state.transaction() as conn:
+            fence(conn, self._lease, epoch)
+            lock_sessions(conn, [(device, session)])
+            if conn.execute(queries.WITHDRAW_KEY, given).rowcount == 0:
+                raise unknown_key(session)
+            return conn.execute(queries.HOLD_SESSION, given).rowcount
+
+    def session_key(self, device: str, session: str) -> SessionKey:
+        with self._state.connection() as conn:
+            row = conn.execute(queries.KEY, (storable(device), storable(session))).fetchone()
+        if row is None:
+            raise unknown_key(session)
+        return SessionKey(*row)
+
+    def session_keys(self, device: str, *, after: str = "", limit: int = 100) -> list[SessionKey]:
+        given = (storable(device), storable(after), max(0, min(limit, PAGE_MAX)))
+        with self._state.connection() as conn:
+            return [SessionKey(*row) for row in conn.execute(queries.KEY_PAGE, given)]
+
+    def sessions_clear(self, subscriptions: Collection[str], replay_id: str = "") -> dict[str, frozenset[str]]:
+        given = {"names": sorted(subscriptions), "replay_id": replay_id, "most": PUBLISHED_MAX}
+        with self._state.connection() as conn:
+            rows = conn.execute(queries.KEYED_AND_QUEUED, given).fetchall()
+        keyed = _sets((name, session) for is_keyed, name, session in rows if is_keyed)
+        queued = _sets((name, session) for is_keyed, name, session in rows if not is_keyed)
+        return {name: sessions - queued.get(name, frozenset()) for name, sessions in keyed.items()}
+
+    def _with_other_devices(self, conn: Connection, names: Collection[str], now: datetime, epoch: int) -> None:
+        """These have another device since this transaction: what waits, and what does not, is decided anew.
+
+        To be called where nothing can be parked for them until it ends.
+        """
+        if names:
+            given = {"names": sorted(names), "now": now, "epoch": epoch}
+            lock_every_session(conn)
+            conn.execute(queries.HOLD_KEYLESS_OF, given)
+            conn.execute(queries.RELEASE_KEYED_OF, given)
+
+    def release_keyed(self, now: datetime, epoch: int) -> int:
+        with self._state.transaction() as conn:
+            if conn.execute(queries.IS_ANY_WAITING).fetchone() == (False,):
+                return 0
+            fence(conn, self._lease, epoch)
+            return conn.execute(queries.RELEASE_KEYED, {"now": now}).rowcount
+
+    def waiting_beyond(self, keep: int = WAITING_MAX) -> list[Surplus]:
+        with self._state.connection() as conn:
+            rows = conn.execute(queries.WAITING_BEYOND, {"keep": keep}).fetchall()
+        return [Surplus(*row) for row in rows]
+
+    def expire_waiting(self, surplus: Surplus, epoch: int, limit: int = 1000) -> int:
+        with self._state.transaction() as conn:
+            fence(conn, self._lease, epoch)
+            expired = conn.execute(queries.EXPIRE_WAITING, {**asdict(surplus), "limit": limit}).rowcount
+            counters.count(conn, "expired", {surplus.subscription: expired})
+        return expired
+
+    def keys_wanted(self, now: datetime, limit: int, epoch: int) -> list[KeyWanted]:
+        given = {"now": now, "limit": limit, "every": ASK_EVERY, "most": ASK_EVERY_MAX}
+        with self._state.transaction() as conn:
+            if conn.execute(queries.IS_ANY_WAITING).fetchone() == (False,):
+                return []
+            fence(conn, self._lease, epoch)
+            rows = conn.execute(queries.WANTED, given).fetchall()
+            found = [
+                KeyWanted(name, device, session, stream, since, n + 1)
+                for name, device, session, stream, since, n in rows
+            ]
+            if found:
+                names, sessions = [one.subscription for one in found], [one.session for one in found]
+                conn.execute(queries.ASKED, (now, names, sessions))
+            conn.execute(queries.FORGET_ASKS, (now - 2 * ASK_EVERY_MAX,))
+            return found
+
+
+def _sets(pairs: Iterable[Sequence[Any]]) -> dict[str, frozenset[str]]:
+    found: dict[str, set[str]] = defaultdict(set)
+    for name, session in pairs:
+        found[name].add(session)
+    return {name: frozenset(sessions) for name, sessions in found.items()}
+
+
+def bot_users(state: State, source: str) -> frozenset[str]:
+    """The users that bots speak for in a source: streams they are members of, and their inboxes, matter."""
+    with state.connection() as conn:
+        return frozenset(user for user, _ in conn.execute(queries.USERS, (source,)))
+
+
+def bot_inboxes(state: State, source: str) -> frozenset[str]:
+    """The streams that bots of a source named as their inboxes."""
+    with state.connection() as conn:
+        return frozenset(inbox for _, inbox in conn.execute(queries.USERS, (source,)) if inbox)
+
+
+def bot_users_version(state: State, source: str) -> str:
+    """Another text whenever `bot_users` or `bot_inboxes` would say something else; empty: there are none."""
+    with state.connection() as conn:
+        row = conn.execute(queries.USERS_VERSION, (source,)).fetchone()
+        return str(row[0]) if row else ""

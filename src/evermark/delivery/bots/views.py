@@ -1,0 +1,236 @@
+"""What has to be known of bots before a span of the log is delivered to them: learned from the log itself.
+
+Nothing is delivered to a bot before every join and leave up to the end of the span was learned: `views` looks through
+what is missing before it answers. What it learned stands in State with a cursor of its own, so that a crash repeats a
+look, and never skips one. Without news the cursor is written now and then only: looking again finds nothing again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+
+from evermark import failpoint
+from evermark.delivery.base import SourcePartition, SubscriptionSpec
+from evermark.delivery.bots.base import BotSpec, BotStore, BotView, Membership, MembershipDelta, Move, Stay
+from evermark.delivery.bots.membership import lesson, moves_of, view_of
+from evermark.delivery.bots.scan import streams_in, telling
+from evermark.delivery.decide.backlog import next_span
+from evermark.delivery.work import Span
+from evermark.errors import EngineError, EvermarkError
+from evermark.log.read import FileRange
+
+# What may be looked through while others wait; a bot that needs more is served by itself until it is level.
+QUICK_ROWS_MAX = 20_000
+# From so many streams on, a bot's view is cut down to those of the span.
+NARROWED_FROM = 100
+_LOOK_ROWS = 500_000
+_KEEP_EVERY = 64
+_ALL_BATCHES = 2**63 - 1
+
+Read = Callable[[Sequence[str], int, int, int], list[dict[str, object]]]
+
+
+@dataclass
+class _User:
+    """What is known of a user: as State has it, and further."""
+
+    to: dict[int, int]
+    stays: dict[str, tuple[Stay, ...]]
+    kept: dict[int, int]  # how far State knows
+    moved: dict[int, int] = field(default_factory=dict)  # the last batch of a partition that changed anything
+    open: frozenset[str] | None = None  # where it is a member now; None: to be found out
+    inboxes: frozenset[str] = frozenset()
+
+
+@dataclass
+class BotViews:
+    """One per owner of the `deliver` lease. Several threads may ask at once."""
+
+    store: BotStore
+    files: Callable[[str], Sequence[FileRange]]
+    epoch: int
+    read: Read = telling
+    streams: Callable[[Sequence[str]], frozenset[str]] = streams_in
+    _known: dict[tuple[str, str], _User] = field(default_factory=dict, init=False)
+    # By source and stream: the users of `_known` that are members, as far as was learned.
+    _staying: dict[tuple[str, str], set[str]] = field(default_factory=dict, init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+
+    def views(self, specs: Iterable[SubscriptionSpec], span: Span, *, quick: bool = False) -> dict[str, BotView]:
+        """For each bot among some subscriptions what it has to do with a span. `quick`: others wait; those about whom
+        too much is unknown are left out.
+        """
+        bots = {spec.name: spec.bot for spec in specs if spec.bot is not None}
+        mine = {name: wish for name, wish in bots.items() if wish.source == span.place.source}
+        found = {name: BotView(wish) for name, wish in bots.items() if name not in mine}
+        if mine:
+            users = {wish.user for wish in mine.values()}
+            ready = self._learn(span.place, users, span.to, span, QUICK_ROWS_MAX if quick else None)
+            with self._lock:
+                views = {name: self._view(wish, span) for name, wish in mine.items() if wish.user in ready}
+            found |= self._narrowed(views, span)
+        return self._with_sessions(found)
+
+    def view_of_all(
+        self, spec: SubscriptionSpec, heads: dict[SourcePartition, int], replay_id: str = ""
+    ) -> BotView | None:
+        """What a bot has to do with all of a source's log up to some heads; None for one that is no bot."""
+        wish = spec.bot
+        if wish is None:
+            return None
+        if any(place.source != wish.source for place in heads):
+            return BotView(wish)  # streams of another source may be called the same
+        for place, head in heads.items():
+            self._learn(place, {wish.user}, head, None, None)
+        with self._lock:
+            view = view_of(wish, self._user(wish.source, wish.user).stays, 0, _ALL_BATCHES)
+        return self._with_sessions({spec.name: view}, replay_id)[spec.name]
+
+    def _narrowed(self, views: dict[str, BotView], span: Span) -> dict[str, BotView]:
+        """Without streams that the span has nothing of: there may be thousands, and each view goes to a task."""
+        if all(len(view.member) <= NARROWED_FROM for view in views.values()):
+            return views
+        with _said(span):
+            here = self.streams(span.paths)
+        return {name: replace(view, member=view.member & here) for name, view in views.items()}
+
+    def _with_sessions(self, views: dict[str, BotView], replay_id: str = "") -> dict[str, BotView]:
+        names = [name for name, view in views.items() if view.wish.device and view.streams]
+        if not names:
+            return views
+        clear = self.store.sessions_clear(names, replay_id)
+        return views | {name: replace(views[name], clear=clear.get(name, frozenset())) for name in names}
+
+    def _view(self, wish: BotSpec, span: Span) -> BotView:
+        user = self._user(wish.source, wish.user)
+        if user.moved.get(span.place.partition, 0) > span.after:
+            return view_of(wish, user.stays, span.after, span.to)
+        if user.open is None:  # nothing changed in this span or after it: the same for every span from here on
+            # Without the inbox this bot names: another one may speak for the same user.
+            now = view_of(replace(wish, inbox=""), user.stays, _ALL_BATCHES - 1, _ALL_BATCHES)
+            user.open, user.inboxes = now.member, now.inboxes
+        return BotView(wish, user.open, {}, user.inboxes | ({wish.inbox} if wish.inbox else frozenset()))
+
+    def _learn(
+        self, place: SourcePartition, users: set[str], to: int, span: Span | None, rows_max: int | None
+    ) -> set[str]:
+        """Look through what is missing up to `to`; those of whom everything is known then."""
+        ready = set(users)
+        while True:
+            by_level: dict[int, set[str]] = defaultdict(set)
+            with self._lock:
+                for name in ready:
+                    by_level[self._user(place.source, name).to.get(place.partition, 0)].add(name)
+            behind = sorted(((at, some) for at, some in by_level.items() if at < to), reverse=True)
+            if not behind:
+                return ready
+            # Asked again afterwards: somebody else may have looked through a part of it meanwhile.
+            for at, some in behind:
+                if not self._look(place, some, at, to, span, rows_max):
+                    ready -= some
+
+    def _look(
+        self, place: SourcePartition, users: set[str], after: int, to: int, span: Span | None, rows_max: int | None
+    ) -> bool:
+        if span is not None and after >= span.after:
+            self._take(replace(span, after=after), users)
+            return True
+        files = self.files(place.source)
+        whole = next_span(place, after, to, files, _ALL_BATCHES)
+        if rows_max is not None and whole is not None and whole.rows > rows_max:
+            return False
+        while after < to:
+            piece = next_span(place, after, to, files, _LOOK_ROWS) or Span(place, after, to, (), 0)
+            self._take(piece, users)
+            after = piece.to
+        return True
+
+    def _take(self, piece: Span, users: set[str]) -> None:
+        """Look through some batches for these users, who stand right before them."""
+        place = piece.place
+        with _said(piece):
+            rows = self.read(piece.paths, place.partition, piece.after, piece.to)
+        with self._lock:
+            known = {name: self._user(place.source, name) for name in users}
+            moves: dict[str, list[Move]] = defaultdict(list)
+            for move in moves_of(rows, users, lambda stream: self._staying.get((place.source, stream), ())):
+                moves[move.user].append(move)
+            # Somebody else may have looked meanwhile.
+            mine = {n: u for n, u in known.items() if u.to.get(place.partition, 0) == piece.after}
+            lessons = [lesson(n, piece.after, piece.to, u.stays, moves.get(n, ())) for n, u in mine.items()]
+            try:
+                self._keep(place, lessons, known)
+            except EvermarkError:
+                for name in mine:  # it may have been kept all the same: State is asked before the next look
+                    del self._known[place.source, name]
+                raise
+            for one in lessons:
+                _apply(known[one.user], place.partition, one)
+                self._note(place.source, one.user, one.stays)
+
+    def _keep(self, place: SourcePartition, lessons: Sequence[MembershipDelta], known: dict[str, _User]) -> None:
+        """Write down what is news, and how far was looked: at once with news, else now and then."""
+        due: list[MembershipDelta] = []
+        for one in lessons:
+            kept = known[one.user].kept.get(place.partition, 0)
+            if one.stays or one.done_to - kept >= _KEEP_EVERY:
+                due.append(replace(one, begun_at=kept))
+        if due:
+            self.store.learn(place.source, place.partition, due, self.epoch)
+            failpoint.hit("bots.learned")
+            for one in due:
+                known[one.user].kept[place.partition] = one.done_to
+
+    def _user(self, source: str, name: str) -> _User:
+        """To be called with the lock."""
+        user = self._known.get((source, name))
+        if user is None:
+            found: Membership = self.store.learned(source, name)
+            moved: dict[int, int] = {}
+            user = _User(dict(found.to), dict(found.stays), dict(found.to), moved)
+            # Which partition a stream is in is not known here: the last change of any counts for all.
+            last = max((_last(times) for times in user.stays.values()), default=0)
+            user.moved = dict.fromkeys(found.to, last)
+            self._known[source, name] = user
+            self._note(source, name, user.stays)
+        return user
+
+    def _note(self, source: str, user: str, stays: Mapping[str, Sequence[Stay]]) -> None:
+        for stream, times in stays.items():
+            if times[-1].end is None:
+                self._staying.setdefault((source, stream), set()).add(user)
+            elif here := self._staying.get((source, stream)):
+                here.discard(user)
+                if not here:
+                    del self._staying[source, stream]
+
+
+@contextmanager
+def _said(span: Span) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, pa.ArrowException) as error:
+        raise EngineError(
+            f"memberships in batches {span.after + 1} to {span.to} of {span.place.source} could not be read: "
+            f"{type(error).__name__}",
+            hint="it is tried again",
+        ) from error
+
+
+def _apply(user: _User, partition: int, one: MembershipDelta) -> None:
+    user.to[partition] = one.done_to
+    if one.stays:
+        user.stays.update(one.stays)
+        user.moved[partition] = max(user.moved.get(partition, 0), *map(_last, one.stays.values()))
+        user.open = None
+
+
+def _last(stays: Sequence[Stay]) -> int:
+    last = stays[-1]
+    return (last.end or last.begin)[0]

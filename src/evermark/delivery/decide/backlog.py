@@ -1,0 +1,63 @@
+"""Which piece of the log to deliver next. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from evermark.delivery.base import CursorVector, SourcePartition
+from evermark.delivery.work import Span
+from evermark.log.read import FileRange, overlaps
+
+SPAN_ROWS_MAX = 20_000
+
+
+def next_span(
+    place: SourcePartition, after: int, head: int, files: Sequence[FileRange], rows_max: int = SPAN_ROWS_MAX
+) -> Span | None:
+    """The next batches for a reader at `after`, never beyond `head`; None when there are none.
+
+    At least one batch, however large: a cursor cannot stop inside one.
+    """
+    if after >= head:
+        return None
+    mine = sorted((f for f in files if overlaps(f, place.partition, after, head)), key=lambda f: f.batch_min)
+    to, rows = head, 0
+    for file in mine:
+        share = _rows_within(file, after)
+        if rows and rows + share > rows_max:
+            to = max(after + 1, min(to, file.batch_min - 1))
+            break
+        rows += share
+        if rows >= rows_max:
+            to = min(to, max(after + 1, file.batch_max))
+            break
+    needed = [f for f in mine if overlaps(f, place.partition, after, to)]
+    return Span(place, after, to, tuple(f.path for f in needed), sum(_rows_within(f, after) for f in needed))
+
+
+def expired_to(place: SourcePartition, after: int, head: int, files: Sequence[FileRange], before: datetime) -> int:
+    """The last batch up to which everything a reader at `after` has not passed was taken before then; `after`: none.
+
+    By whole files, as retention goes: a file with one later event keeps all of its batches.
+    """
+    mine = [file for file in files if overlaps(file, place.partition, after, head)]
+    kept = [file.batch_min for file in mine if file.ingested_at_max is None or file.ingested_at_max >= before]
+    return max(after, min([head, *(first - 1 for first in kept)])) if mine else after
+
+
+def _rows_within(file: FileRange, after: int) -> int:
+    """An estimate: rows are taken as evenly spread over a compacted file's batches."""
+    batches = file.batch_max - file.batch_min + 1
+    ahead = min(batches, file.batch_max - after)
+    return max(1, file.rows * ahead // batches)
+
+
+def level_with(mine: CursorVector, theirs: CursorVector) -> bool:
+    """Whether two readers have passed exactly the same batches everywhere."""
+    return dict(mine) == dict(theirs)
+
+
+def distance(mine: CursorVector, theirs: CursorVector) -> int:
+    """How many batches `mine` lacks to be where `theirs` is."""
+    return sum(max(0, theirs[place] - mine.get(place, 0)) for place in theirs)

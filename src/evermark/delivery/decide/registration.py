@@ -1,0 +1,303 @@
+"""Who is subscribed: all of a file at once, or one by one at run time. Pure: every store carries out what is decided.
+
+At run time whoever asks (a person at a terminal, a program over HTTP) may touch only what was made this way. What the
+file made is the file's: its next start would undo any change without a word.
+
+A secret that is being replaced goes on signing beside the new one, so that a receiver may change over when it likes:
+until a time that was given with the rotation, or until somebody ends the overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from evermark.delivery.base import (
+    CursorVector,
+    Group,
+    MadeBy,
+    SourcePartition,
+    Subscription,
+    SubscriptionSpec,
+    SubscriptionState,
+)
+from evermark.delivery.decide.group import SubscriptionRecord, clean
+from evermark.delivery.webhook.signing import SECRETS_MAX
+from evermark.errors import ConfigError, ConflictError, NotFoundError
+
+NAME_CHARS_MAX = 200
+
+# Everything else hangs on the name, a start is over once it began, secrets are rotated, networks are the file's.
+CHANGEABLE = frozenset(
+    {
+        "url",
+        "streams",
+        "ops",
+        "where",
+        "ordered",
+        "bundle",
+        "concurrency",
+        "timeout_s",
+        "rate_per_s",
+        "body",
+        "headers",
+        "body_bytes_max",
+        "parked_max",
+        "ttl_s",
+        "bot",  # but neither its source nor its user: what was learned hangs on them
+    }
+)
+
+
+@dataclass(frozen=True)
+class Registration:
+    group: Group
+    kept: Mapping[str, tuple[SubscriptionSpec, SubscriptionRecord]]
+    added: Mapping[str, tuple[SubscriptionSpec, SubscriptionRecord]]
+    begun: Mapping[str, CursorVector]  # of those added that do not join the group
+    removed: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Addition:
+    """A subscription to be made. `begun`: its cursors when it begins behind; None when it joins the group."""
+
+    spec: SubscriptionSpec
+    standing: SubscriptionRecord
+    begun: CursorVector | None
+    version: int  # of the group afterwards
+
+
+def registered(
+    specs: Sequence[SubscriptionSpec],
+    made_by: MadeBy,
+    starts: Mapping[str, CursorVector],
+    known: Mapping[str, tuple[SubscriptionSpec, SubscriptionRecord]],
+    group: Group,
+) -> Registration:
+    """Make the subscriptions of one origin be exactly `specs`."""
+    require_names(specs, made_by, known)
+    named = {spec.name: replace(spec, made_by=made_by) for spec in specs}
+    kept: dict[str, tuple[SubscriptionSpec, SubscriptionRecord]] = {}
+    added: dict[str, tuple[SubscriptionSpec, SubscriptionRecord]] = {}
+    begun: dict[str, CursorVector] = {}
+    removed = frozenset(n for n, (spec, _) in known.items() if spec.made_by is made_by and n not in named)
+    joining = frozenset(name for name in named if name not in known and name not in starts)
+    members = (group.members - removed) | joining
+    version = group.version + 1 if members != group.members else group.version
+    for name, spec in named.items():
+        if name in known:
+            kept[name] = (spec, with_spec(known[name][1], known[name][0], spec))
+        elif name in joining:
+            member = SubscriptionRecord(
+                name, SubscriptionState.LIVE, parked_max=spec.parked_max, joined_version=version
+            )
+            added[name] = (spec, member)
+        else:
+            added[name] = (spec, SubscriptionRecord(name, SubscriptionState.BEHIND, parked_max=spec.parked_max))
+            # A place that nobody gave a start for is backlog from its beginning: rather twice than never.
+            begun[name] = {**dict.fromkeys(group.cursors, 0), **starts[name]}
+    return Registration(Group(version, members, group.cursors), kept, added, begun, removed)
+
+
+def with_other_devices(
+    before: Mapping[str, tuple[SubscriptionSpec, SubscriptionRecord]],
+    after: Mapping[str, tuple[SubscriptionSpec, SubscriptionRecord]],
+) -> list[str]:
+    return [name for name, (spec, _) in after.items() if spec.device != before[name][0].device]
+
+
+def added(
+    spec: SubscriptionSpec, start: CursorVector | None, owner: MadeBy | None, version: int, cursors: CursorVector
+) -> Addition:
+    """One more. `owner` is who made the one that has this name already; `version` and `cursors` are the group's."""
+    require_names([spec], MadeBy.API, {})
+    if owner is not None:
+        raise ConflictError(
+            f"a subscription called {spec.name!r} is there already, made by {_maker(owner)}",
+            hint="choose another name"
+            + ("" if owner is MadeBy.FILE else ", change that one, or remove it and make it anew"),
+        )
+    if spec.allow_networks:
+        raise ConfigError(
+            f"subscription {spec.name!r}: allow_networks stands only in the operator's file",
+            hint="make this subscription in evermark.yaml",
+        )
+    ours = replace(spec, made_by=MadeBy.API)
+    if start is None:
+        joined = version + 1
+        member = SubscriptionRecord(
+            spec.name, SubscriptionState.LIVE, parked_max=spec.parked_max, joined_version=joined
+        )
+        return Addition(ours, member, None, joined)
+    behind = SubscriptionRecord(spec.name, SubscriptionState.BEHIND, parked_max=spec.parked_max)
+    # As in `registered`: a place that nobody gave a start for is backlog from its beginning.
+    return Addition(ours, behind, {**dict.fromkeys(cursors, 0), **start}, version)
+
+
+def changed(
+    spec: SubscriptionSpec, standing: SubscriptionRecord, changes: Mapping[str, object]
+) -> tuple[SubscriptionSpec, SubscriptionRecord]:
+    """Other wishes of the same subscription: it stays where and what it is, but for what a new url changes."""
+    require_ours(spec, "changed")
+    fixed = sorted(changes.keys() - CHANGEABLE)
+    if fixed:
+        raise ConfigError(
+            f"subscription {spec.name!r}: {', '.join(fixed)} cannot be changed",
+            hint="remove it and make it anew, or see rotate and replay",
+        )
+    given: dict[str, Any] = dict(changes)
+    if "bot" in given:  # only what is given of it: two who change something else at once both have their way
+        if spec.bot is None:
+            raise unknown_bot(spec.name)
+        given["bot"] = replace(spec.bot, **given["bot"])
+    wanted = replace(spec, **given)
+    require_names([wanted], MadeBy.API, {})
+    _require_bot(spec, wanted)
+    return wanted, with_spec(standing, spec, wanted)
+
+
+def _require_bot(old: SubscriptionSpec, new: SubscriptionSpec) -> None:
+    if new.bot is None or old.bot is None:
+        return
+    if (new.bot.source, new.bot.user) != (old.bot.source, old.bot.user):
+        raise ConfigError(f"bot {old.name!r}: whom it speaks for cannot be changed", hint="remove it and make it anew")
+    if new.ordered and new.bot.device:
+        raise ConfigError(
+            f"bot {old.name!r}: with a device it keeps the order of each session; by key, one that waits would stop "
+            "its stream",
+            hint="leave out ordered, or device",
+        )
+
+
+def with_spec(standing: SubscriptionRecord, old: SubscriptionSpec, new: SubscriptionSpec) -> SubscriptionRecord:
+    standing = replace(standing, parked_max=new.parked_max)
+    if new.url == old.url or standing.is_paused:
+        return standing
+    # What we know of the old address says nothing about the new one.
+    state = SubscriptionState.LIVE if standing.is_member else SubscriptionState.BEHIND
+    return clean(replace(standing, state=state))
+
+
+def rotated(spec: SubscriptionSpec, secret: str, until: datetime | None, now: datetime) -> SubscriptionSpec:
+    """A new secret first. The others keep signing until then at the latest; one that ends sooner still does."""
+    require_ours(spec, "rotated")
+    kept = [(secret, None), *((old, _sooner(end, until)) for old, end in _ends(spec))]
+    kept = [(one, end) for one, end in kept if end is None or end > now]
+    if len(kept) > SECRETS_MAX:
+        raise ConflictError(
+            f"subscription {spec.name!r} has {SECRETS_MAX} secrets that are still good",
+            hint="end the overlap of the former ones first",
+        )
+    return _with_secrets(spec, kept)
+
+
+def retired(spec: SubscriptionSpec) -> SubscriptionSpec:
+    """The newest secret alone."""
+    require_ours(spec, "rotated")
+    return _with_secrets(spec, [(secret, None) for secret, _ in _ends(spec)[:1]])
+
+
+def current(spec: SubscriptionSpec, now: datetime) -> SubscriptionSpec:
+    """The spec with the secrets that sign now. One that expired is not there, wherever the spec goes from here."""
+    if not any(spec.secrets_until):
+        return spec  # nearly everybody, nearly always
+    return _with_secrets(spec, [(secret, end) for secret, end in _ends(spec) if end is None or end > now])
+
+
+def secret_ends(spec: SubscriptionSpec) -> list[datetime | None]:
+    """When each secret ends, the newest first; None: it does not."""
+    return [end for _, end in _ends(spec)]
+
+
+def start_vector(
+    start: str, places: Iterable[SourcePartition], batch_at: Callable[[SourcePartition, str], int]
+) -> CursorVector | None:
+    """Where a subscription begins: None from now on, 0 everywhere from the beginning, else before that time."""
+    if start == "now":
+        return None
+    if start == "beginning":
+        return dict.fromkeys(places, 0)
+    return {place: batch_at(place, start) for place in places}
+
+
+def require_names(
+    specs: Sequence[SubscriptionSpec],
+    made_by: MadeBy,
+    known: Mapping[str, tuple[SubscriptionSpec, SubscriptionRecord]],
+) -> None:
+    seen: set[str] = set()
+    for spec in specs:
+        if not spec.name or len(spec.name) > NAME_CHARS_MAX:
+            raise ConfigError(
+                f"subscription {spec.name[:80]!r}: not a usable name", hint=f"use 1 to {NAME_CHARS_MAX} characters"
+            )
+        if any("\x00" in text for text in (spec.name, spec.url, spec.where or "", *spec.streams)):
+            raise ConfigError(f"subscription {spec.name[:80]!r} holds the character NUL", hint="remove it")
+        if spec.ordered and spec.bot is not None and spec.bot.device:
+            raise ConfigError(
+                f"bot {spec.name!r} has a device, and cannot be ordered: one event that waits would stop its stream",
+                hint="its sessions keep their order anyway",
+            )
+        if spec.name in seen:
+            raise ConfigError(f"subscription {spec.name!r} is named twice", hint="give each its own name")
+        seen.add(spec.name)
+        owner = known[spec.name][0].made_by if spec.name in known else made_by
+        if owner is not made_by:
+            raise ConfigError(
+                f"subscription {spec.name!r} was already made by {owner}",
+                hint=f"choose another name, or remove the one made by {owner}",
+            )
+
+
+def require_ours(spec: SubscriptionSpec, done: str) -> None:
+    if spec.made_by is not MadeBy.API:
+        section = "subscriptions" if spec.bot is None else "bots"
+        raise ConflictError(
+            f"subscription {spec.name!r} was made by the file, and is {done} there",
+            hint=f"edit {section}.{spec.name} in evermark.yaml, then start `evermark up` again",
+        )
+
+
+def unknown(name: str) -> NotFoundError:
+    return NotFoundError(
+        f"no subscription is called {name[:80]!r}", hint="`evermark subscription list` shows those there are"
+    )
+
+
+def unknown_bot(name: str) -> NotFoundError:
+    return NotFoundError(f"no bot is called {name[:80]!r}", hint="`evermark bot list` shows those there are")
+
+
+def _maker(owner: MadeBy) -> str:
+    return "the file" if owner is MadeBy.FILE else "the API"
+
+
+def _ends(spec: SubscriptionSpec) -> list[tuple[str, datetime | None]]:
+    texts = [*spec.secrets_until, *[""] * len(spec.secrets)]
+    return [
+        (secret, datetime.fromisoformat(text) if text else None)
+        for secret, text in zip(spec.secrets, texts, strict=False)
+    ]
+
+
+def _with_secrets(spec: SubscriptionSpec, kept: list[tuple[str, datetime | None]]) -> SubscriptionSpec:
+    ends = tuple("" if end is None else end.astimezone(UTC).isoformat() for _, end in kept)
+    return replace(spec, secrets=tuple(secret for secret, _ in kept), secrets_until=ends if any(ends) else ())
+
+
+def _sooner(end: datetime | None, other: datetime | None) -> datetime | None:
+    return min((moment for moment in (end, other) if moment is not None), default=None)
+
+
+def free_names(
+    specs: Sequence[SubscriptionSpec], known: Mapping[str, Subscription]
+) -> tuple[list[SubscriptionSpec], list[str]]:
+    """The file's subscriptions whose names are free or the file's own, and the names that were taken at run time.
+
+    One name that is taken must not keep all the others from their events.
+    """
+    taken = {name for name, found in known.items() if found.spec.made_by is not MadeBy.FILE}
+    return [spec for spec in specs if spec.name not in taken], [spec.name for spec in specs if spec.name in taken]

@@ -1,0 +1,72 @@
+"""Which subscriptions outside the group are served next, and together with which others. Pure.
+
+Slow or failing subscriptions share turns only with others of the same class; each class has one turn running at a time.
+Every other subscription has a turn of its own, a few at once, which lasts until another one waits for a turn.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+
+from evermark.delivery.base import Subscription
+
+# A turn that others wait for, and a piece of work in it, end after this.
+TURN_S = 10.0
+ALONE_AT_ONCE = 6
+SHARED_MAX = 16
+
+
+class TurnClass(Enum):
+    NONE = "none"
+    FAILING = "failing"
+    LATE = "late"  # just left the group because the others would have had to wait: slow, or caught by a stall of ours
+    SLOW = "slow"
+    NEAR = "near"  # quick, and about to join: the group, which waits for them meanwhile, waits once
+
+
+@dataclass(frozen=True)
+class Turn:
+    turn_class: TurnClass
+    subscriptions: tuple[Subscription, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(one.name for one in self.subscriptions)
+
+
+def next_turns(
+    waiting: Iterable[Subscription], company_of: Callable[[Subscription], TurnClass], serving: Sequence[TurnClass]
+) -> tuple[list[Turn], bool]:
+    """The turns that begin now, and whether somebody has to wait for a place of its own.
+
+    `waiting`: who is due and not being served, whoever waited longest first. `serving`: the turn_class of each that is.
+    """
+    by_company: dict[TurnClass, list[Subscription]] = {}
+    for one in waiting:
+        by_company.setdefault(company_of(one), []).append(one)
+    alone = by_company.pop(TurnClass.NONE, [])
+    turns = [
+        Turn(turn_class, tuple(some[:SHARED_MAX]))
+        for turn_class, some in by_company.items()
+        if turn_class not in serving
+    ]
+    free = max(0, ALONE_AT_ONCE - serving.count(TurnClass.NONE))
+    return turns + [Turn(TurnClass.NONE, (one,)) for one in alone[:free]], len(alone) > free
+
+
+def draw(now: datetime) -> str:
+    """Decides whose parked deliveries come first where not all can: the lesser hash of this and the name."""
+    return now.isoformat()
+
+
+def drawn(lot: str, name: str) -> str:
+    return hashlib.md5(f"{lot}{name}".encode(), usedforsecurity=False).hexdigest()
+
+
+def goes_on(turn: Turn, took_s: float, *, queued: bool) -> bool:
+    """Whether a turn whose work went well takes up the next piece, or ends."""
+    return turn.turn_class is TurnClass.NONE and not (queued and took_s >= TURN_S)

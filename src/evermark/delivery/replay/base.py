@@ -1,0 +1,105 @@
+"""The port that keeps replays. What is to be done is decided in `delivery/replay.py`.
+
+Contract of `ReplayStore` (checked by `ReplayContract` over every backend):
+
+- Every call that writes takes the lease epoch and is refused with `StaleError` when it is old: `register` that of the
+  source's lease, for it is ingest that finds control events; all others that of the `deliver` lease.
+- `register` is idempotent by the control event's id: one event asks once, however often it is found.
+- `settle` is one transaction: the mark moves by compare-and-set, together with what is parked on the way. A target
+  that is not where the work began, or was ended meanwhile, raises `ConflictError`, and nothing is written.
+- A replay's row is never removed: it is the answer to "was this done?".
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Protocol
+
+from evermark.delivery.replay.plan import Replay, Replayed, ReplayState, Request, Target, TargetState
+from evermark.delivery.replay.timeslice import TimeSlice
+from evermark.errors import ConflictError, NotFoundError
+
+OPEN_MAX = 1_000
+LIST_MAX = 10_000
+_ID_CHARS = 12
+_ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789"
+
+
+class ReplayStore(Protocol):
+    def register(self, request: Request, epoch: int) -> bool:
+        """A control event asked; False when it had been registered before."""
+
+    def ask(self, request: Request, epoch: int) -> str:
+        """A person asks; returns the new replay's id."""
+
+    def cancel(self, replay: str, epoch: int) -> bool:
+        """A person ends it; what it parked is dropped and counted. False when it was over already."""
+
+    def open(self) -> list[Replay]:
+        """Waiting and running ones with their targets, in the order of the requests."""
+
+    def newest(self, limit: int) -> list[Replay]: ...
+
+    def one(self, replay: str) -> Replay: ...
+
+    def open_sources(self) -> set[str]:
+        """Sources with a replay that is not over: their log must keep what it has."""
+
+    def start(
+        self, replay: str, heads: Mapping[int, int], log_rows: int, targets: Sequence[Target], epoch: int
+    ) -> None:
+        """From waiting to running, with everything that is fixed by its start."""
+
+    def settle(
+        self, begun: Target, piece: TimeSlice, result: Replayed, took_s: float, step_s: float, now: datetime, epoch: int
+    ) -> Target:
+        """Close one step of a target; returns it as it then is."""
+
+    def pass_by(self, begun: Target, epoch: int) -> Target:
+        """Nothing is left in its window: the target is done."""
+
+    def note_stuck(self, target: Target, now: datetime, epoch: int) -> None:
+        """In its turn, and its subscription is not served; harmless for one that is stuck since earlier, or ended."""
+
+    def end_target(self, replay: str, subscription: str, reason: str, epoch: int) -> None: ...
+
+    def end(self, replay: str, state: ReplayState, reason: str, epoch: int) -> None: ...
+
+    def finish(self, replay: str, epoch: int) -> bool:
+        """Done, if no target of it runs any more."""
+
+    def parked_now(self, subscription: str) -> int:
+        """What replays have parked for it."""
+
+    def uncleared(self) -> list[Replay]:
+        """Ended ones whose request the source still shows."""
+
+    def cleared(self, replay: str, epoch: int) -> None: ...
+
+
+def new_replay_id() -> str:
+    return "".join(secrets.choice(_ALPHABET) for _ in range(_ID_CHARS))
+
+
+def require_begun(begun: Target, found: Target | None) -> Target:
+    """The target, if it is exactly where the work began."""
+    if found is None or found.state is not TargetState.RUNNING or found.mark != begun.mark:
+        raise moved(begun)
+    return found
+
+
+def moved(begun: Target) -> ConflictError:
+    return ConflictError(
+        f"replay {begun.replay} for {begun.subscription!r} is not where this work began",
+        hint="it was cancelled, or somebody else did this work meanwhile; it is not repeated",
+    )
+
+
+def not_waiting(replay: str) -> ConflictError:
+    return ConflictError(f"replay {replay} is not waiting any more", hint="it was cancelled, or has started")
+
+
+def unknown(replay: str) -> NotFoundError:
+    return NotFoundError(f"no replay has the id {replay[:80]!r}", hint="`evermark replay list` shows those there are")

@@ -1,0 +1,229 @@
+"""Replays in this process: for tests and simulations. Shipped, and held to the same contract as those in State."""
+
+# ruff: noqa: SLF001 - parked deliveries, their counts and one lock are shared with the delivery store, as in State
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from evermark.cluster.fence import DELIVER_LEASE, source_lease
+from evermark.cluster.memory import MemoryLeases
+from evermark.delivery.decide.group import shortened
+from evermark.delivery.replay.base import (
+    LIST_MAX,
+    OPEN_MAX,
+    moved,
+    new_replay_id,
+    not_waiting,
+    require_begun,
+    unknown,
+)
+from evermark.delivery.replay.plan import (
+    Replay,
+    Replayed,
+    ReplayState,
+    Request,
+    Target,
+    TargetState,
+    after_step,
+    passed,
+    without_room,
+)
+from evermark.delivery.replay.timeslice import TimeSlice
+from evermark.delivery.store.memory import MemoryDelivery
+
+_OPEN = (ReplayState.WAITING, ReplayState.RUNNING)
+_BY_PERSON = "cancelled by a person"
+
+
+class MemoryReplays:
+    """A `ReplayStore` beside the delivery store it parks in; both are fenced by `leases`."""
+
+    def __init__(
+        self,
+        leases: MemoryLeases,
+        delivery: MemoryDelivery,
+        lease: str = DELIVER_LEASE,
+        lease_for: Callable[[str], str] = source_lease,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        new_id: Callable[[], str] = new_replay_id,
+    ) -> None:
+        self._leases = leases
+        self._delivery = delivery
+        self._lease = lease
+        self._lease_for = lease_for
+        self._clock = clock
+        self._new_id = new_id
+        self._replays: dict[str, Replay] = {}  # in the order of the requests
+        self._targets: dict[tuple[str, str], Target] = {}
+        self._cleared: set[str] = set()
+        delivery.on_try_now = self._try_now
+
+    def _try_now(self, subscription: str) -> None:
+        for at, target in self._targets.items():
+            if target.subscription == subscription and target.state is TargetState.RUNNING:
+                self._targets[at] = replace(target, failures=0, next_attempt_at=None)
+
+    def register(self, request: Request, epoch: int) -> bool:
+        with self._fenced(epoch, self._lease_for(request.source)):
+            control = request.control
+            known = [r.request.control.event_id for r in self._replays.values() if r.request.control is not None]
+            if control is not None and control.event_id in known:
+                return False
+            self._add(request)
+            return True
+
+    def ask(self, request: Request, epoch: int) -> str:
+        with self._fenced(epoch):
+            return self._add(request)
+
+    def cancel(self, replay: str, epoch: int) -> bool:
+        with self._fenced(epoch):
+            if self._found(replay).state not in _OPEN:
+                return False
+            self._end(replay, ReplayState.CANCELLED, _BY_PERSON)
+            mine = [row.id for row in self._delivery._rows.values() if row.event.replay_id == replay]
+            dropped = [self._delivery._rows.pop(row_id) for row_id in mine]
+            self._delivery._counted["dropped"].update(row.subscription for row in dropped)
+            return True
+
+    def open(self) -> list[Replay]:
+        return [replay for replay in self._read() if replay.state in _OPEN][:OPEN_MAX]
+
+    def newest(self, limit: int) -> list[Replay]:
+        return self._read()[::-1][: max(0, min(limit, LIST_MAX))]
+
+    def one(self, replay: str) -> Replay:
+        with self._delivery._lock:
+            return self._whole(self._found(replay))
+
+    def open_sources(self) -> set[str]:
+        return {replay.request.source for replay in self._read() if replay.state in _OPEN}
+
+    def start(
+        self, replay: str, heads: Mapping[int, int], log_rows: int, targets: Sequence[Target], epoch: int
+    ) -> None:
+        with self._fenced(epoch):
+            found = self._found(replay)
+            if found.state is not ReplayState.WAITING:
+                raise not_waiting(replay)
+            self._set(replace(found, state=ReplayState.RUNNING, heads=dict(heads), log_rows=log_rows))
+            self._targets.update({(replay, target.subscription): target for target in targets})
+
+    def settle(
+        self, begun: Target, piece: TimeSlice, result: Replayed, took_s: float, step_s: float, now: datetime, epoch: int
+    ) -> Target:
+        with self._fenced(epoch):
+            known = self._delivery._known.get(begun.subscription)
+            target = self._begun(begun)
+            if known is None or known[1].generation != target.generation:
+                raise moved(begun)
+            parked, parked_max, jitter = result.outcome.parked, known[1].parked_max, self._delivery._jitter
+            if parked and self.parked_now(begun.subscription) + len(parked) > parked_max:
+                return self._set_target(without_room(target, now, jitter, parked_max))
+            after = after_step(target, piece, result, took_s, step_s, now, jitter)
+            self._delivery._park(begun.subscription, parked, now)
+            return self._set_target(after)
+
+    def pass_by(self, begun: Target, epoch: int) -> Target:
+        with self._fenced(epoch):
+            return self._set_target(passed(self._begun(begun)))
+
+    def note_stuck(self, target: Target, now: datetime, epoch: int) -> None:
+        with self._fenced(epoch):
+            found = self._targets.get((target.replay, target.subscription))
+            if found is not None and found.state is TargetState.RUNNING and found.stuck_since is None:
+                self._set_target(replace(found, stuck_since=now))
+
+    def end_target(self, replay: str, subscription: str, reason: str, epoch: int) -> None:
+        with self._fenced(epoch):
+            self._end_targets(replay, shortened(reason), subscription)
+
+    def end(self, replay: str, state: ReplayState, reason: str, epoch: int) -> None:
+        with self._fenced(epoch):
+            if self._found(replay).state in _OPEN:
+                self._end(replay, state, shortened(reason))
+
+    def finish(self, replay: str, epoch: int) -> bool:
+        with self._fenced(epoch):
+            found = self._replays.get(replay)
+            runs = any(t.replay == replay and t.state is TargetState.RUNNING for t in self._targets.values())
+            if found is None or found.state is not ReplayState.RUNNING or runs:
+                return False
+            self._set(replace(found, state=ReplayState.DONE))
+            return True
+
+    def parked_now(self, subscription: str) -> int:
+        with self._delivery._lock:
+            rows = self._delivery._rows.values()
+            return sum(row.subscription == subscription and bool(row.event.replay_id) for row in rows)
+
+    def uncleared(self) -> list[Replay]:
+        """A later request for the same window keeps the source's record until it is over, too."""
+        every = self._read()
+        shown = {_shown(replay) for replay in every if replay.state in _OPEN}
+        ended = [r for r in every if r.state not in _OPEN and r.id not in self._cleared and _shown(r) not in shown]
+        return ended[:OPEN_MAX]
+
+    def cleared(self, replay: str, epoch: int) -> None:
+        with self._fenced(epoch):
+            self._cleared.add(replay)
+
+    @contextmanager
+    def _fenced(self, epoch: int, lease: str | None = None) -> Iterator[None]:
+        with self._delivery._lock:
+            self._leases.fence(self._lease if lease is None else lease, epoch)
+            yield
+
+    def _add(self, request: Request) -> str:
+        made, now = self._new_id(), self._clock()
+        # What a control event says of itself is not kept: the request was made of it.
+        control = replace(request.control, event_time=None, payload=None) if request.control is not None else None
+        asked = replace(request, control=control)
+        nth = len(self._replays) + 1
+        self._replays[made] = Replay(made, nth, asked, ReplayState.WAITING, created_at=now, changed_at=now)
+        if control is None:
+            self._cleared.add(made)
+        return made
+
+    def _found(self, replay: str) -> Replay:
+        if replay not in self._replays:
+            raise unknown(replay)
+        return self._replays[replay]
+
+    def _begun(self, begun: Target) -> Target:
+        running = self._replays[begun.replay].state is ReplayState.RUNNING
+        return require_begun(begun, self._targets.get((begun.replay, begun.subscription)) if running else None)
+
+    def _set(self, replay: Replay) -> None:
+        self._replays[replay.id] = replace(replay, changed_at=self._clock())
+
+    def _set_target(self, target: Target) -> Target:
+        self._targets[target.replay, target.subscription] = target
+        return target
+
+    def _end(self, replay: str, state: ReplayState, reason: str) -> None:
+        self._set(replace(self._found(replay), state=state, reason=reason))
+        self._end_targets(replay, reason)
+
+    def _end_targets(self, replay: str, reason: str, subscription: str | None = None) -> None:
+        for target in list(self._targets.values()):
+            mine = target.replay == replay and subscription in (None, target.subscription)
+            if mine and target.state is TargetState.RUNNING:
+                ended = replace(target, state=TargetState.CANCELLED, reason=reason, next_attempt_at=None)
+                self._set_target(ended)
+
+    def _read(self) -> list[Replay]:
+        with self._delivery._lock:
+            return [self._whole(replay) for replay in self._replays.values()]
+
+    def _whole(self, replay: Replay) -> Replay:
+        mine = [target for target in self._targets.values() if target.replay == replay.id]
+        return replace(replay, targets=tuple(sorted(mine, key=lambda target: target.subscription)))
+
+
+def _shown(replay: Replay) -> tuple[object, ...]:
+    request = replay.request
+    return request.source, request.streams, request.asked_since, request.asked_until

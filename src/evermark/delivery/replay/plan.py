@@ -1,0 +1,407 @@
+"""Replays: a window of the log, delivered once more under ids of its own. Pure decisions; stores carry them out.
+
+A replay reads time slices of the log, in the order (event_time, event_id), for one subscription at a time. Its
+**mark** is its cursor: everything before it is done. It has its own failures and its own backoff, and touches neither
+the subscription's cursor nor its state, with one exception: a receiver that says it is gone is gone.
+
+| replay    | set by                                                             | left by                           |
+|-----------|--------------------------------------------------------------------|-----------------------------------|
+| waiting   | a request: SQL at the source, or the command line                  | its start, which fixes the heads  |
+| running   | its start                                                          | its last target; a person         |
+| done      | every target is done, or was ended with its subscription           | -                                 |
+| cancelled | a person                                                           | -                                 |
+| failed    | it can never run: its source or its subscription is not there      | -                                 |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Protocol
+
+from evermark.delivery.base import (
+    Fate,
+    HeldKey,
+    Outcome,
+    SourcePartition,
+    Subscription,
+    SubscriptionSpec,
+    SubscriptionState,
+)
+from evermark.delivery.bots.base import BotView
+from evermark.delivery.decide.group import REASON_CHARS_MAX, Jitter
+from evermark.delivery.decide.retry import endpoint_backoff_s
+from evermark.delivery.replay.timeslice import Mark, TimeSlice, exceeds, with_rest
+from evermark.log.read import FileRange
+
+# As much as there may be: a step is cut off in time, and finding the rows of a slice costs next to nothing.
+SLICE_ROWS_START = 1_000_000
+SLICE_ROWS_MIN = 100
+SLICE_ROWS_MAX = 1_000_000
+SLICE_ROWS_MAX_FLOWING = 2_000
+# With this many cores a replay may work half of the time beside fresh events; with a third of them, a quarter.
+CORES_BESIDE = 6
+# How long one step should take; while fresh events flow, short ones with rests in between.
+STEP_S = 4.0
+STEP_S_FLOWING = 1.0
+# A step that was not done by then is cut off; what it did counts.
+STEP_S_MAX = 20.0
+# A step that moved nothing though nothing failed is tried again after this.
+IDLE_WAIT_S = 1.0
+
+
+class AskedBy(StrEnum):
+    SQL = "sql"
+    CLI = "cli"
+    API = "api"
+
+
+class ReplayState(StrEnum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    DONE = "done"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+class TargetState(StrEnum):
+    RUNNING = "running"
+    DONE = "done"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True)
+class Control:
+    """A control event as it stands in the log."""
+
+    event_id: str
+    partition: int
+    batch: int
+    stream: str
+    event_time: datetime | None
+    payload: str | None
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be replayed: events of `source` with `since` ≤ event_time ≤ `until`, to whom, and how."""
+
+    asked_by: AskedBy
+    source: str
+    since: datetime
+    until: datetime
+    streams: tuple[str, ...] = ()  # empty: all
+    where: str | None = None
+    subscription: str | None = None  # None: all there are when it starts
+    rate_per_s: float = 0.0
+    control: Control | None = None  # the event that asked
+    asked_since: str | None = None  # the window as the event wrote it: what is cleared afterwards
+    asked_until: str | None = None
+
+
+@dataclass(frozen=True)
+class Target:
+    """How far a replay is with one subscription."""
+
+    replay: str
+    subscription: str
+    generation: int
+    state: TargetState
+    mark: Mark
+    reason: str = ""
+    slice_rows: int = SLICE_ROWS_START
+    passed_rows: int = 0
+    delivered: int = 0
+    parked: int = 0
+    failures: int = 0
+    next_attempt_at: datetime | None = None
+    stuck_since: datetime | None = None  # in its turn, and nothing of it could be delivered since
+
+
+@dataclass(frozen=True)
+class Replay:
+    id: str
+    nth: int
+    request: Request
+    state: ReplayState
+    reason: str = ""
+    heads: Mapping[int, int] = field(default_factory=dict)  # per partition, the last batch when it started
+    log_rows: int = 0
+    created_at: datetime | None = None
+    changed_at: datetime | None = None
+    targets: tuple[Target, ...] = ()
+
+
+@dataclass(frozen=True)
+class Due:
+    """A target whose turn it is."""
+
+    replay: Replay
+    target: Target
+    subscription: Subscription
+
+
+@dataclass(frozen=True)
+class ReplayWork:
+    """One step of one target, for whoever reads and posts."""
+
+    replay: str
+    slice: TimeSlice
+    spec: SubscriptionSpec
+    streams: tuple[str, ...]
+    where: str | None
+    heads: Mapping[int, int] | None  # None: the files hold nothing beyond them
+    rows_max: int  # at most this many matching events, however dense the slice is
+    budget_s: float
+    probe: bool
+    parked_room: int
+    held: Mapping[HeldKey, int] = field(default_factory=dict)
+    bot: BotView | None = None  # as in `Assignment`
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What came of it. Every matching event before `mark` was accepted or is in `outcome.parked`."""
+
+    mark: Mark
+    outcome: Outcome
+
+
+class ReplayDeliverer(Protocol):
+    def replay(self, work: ReplayWork, ahead: ReplayWork | None = None) -> Replayed:
+        """Offer the events of the slice that the subscription matches, in the order of (event_time, event_id).
+
+        `ahead` is what will be asked for next if this goes well: it may be prepared meanwhile.
+        """
+
+
+def may_start(replay: Replay, heads: Mapping[SourcePartition, int]) -> bool:
+    """Whether the log is durable at least up to the event that asked: what came before it must be replayed."""
+    control = replay.request.control
+    return control is None or heads.get(SourcePartition(replay.request.source, control.partition), 0) >= control.batch
+
+
+def targets_of(replay: Replay, subscriptions: Mapping[str, Subscription]) -> list[Target] | str:
+    """The targets of a replay that starts now; a text when it never can."""
+    request = replay.request
+    wanted = list(subscriptions.values())
+    if request.subscription is not None:
+        if request.subscription not in subscriptions:
+            return f"no subscription is called {request.subscription[:80]!r}"
+        wanted = [subscriptions[request.subscription]]
+        if wanted[0].state is SubscriptionState.DISABLED:
+            return f"subscription {request.subscription!r} is disabled: {wanted[0].reason}"
+        if not _hears(wanted[0].spec, request.source):
+            return f"bot {request.subscription!r} hears another source than {request.source!r}"
+    return [
+        Target(replay.id, s.name, s.generation, TargetState.RUNNING, Mark(request.since), slice_rows=SLICE_ROWS_START)
+        for s in sorted(wanted, key=lambda s: s.name)
+        if s.state is not SubscriptionState.DISABLED
+        and _hears(s.spec, request.source)
+        and (not (s.spec.streams and request.streams) or set(s.spec.streams) & set(request.streams))
+    ]
+
+
+def _hears(spec: SubscriptionSpec, source: str) -> bool:
+    """A bot hears the streams of one source: those of another may be called the same, and are none of its business."""
+    return spec.bot is None or spec.bot.source == source
+
+
+def is_orphaned(target: Target, subscriptions: Mapping[str, Subscription]) -> bool:
+    """Whether the subscription it was begun for is gone; another one of its name has not asked for this."""
+    found = subscriptions.get(target.subscription)
+    return found is None or found.generation != target.generation
+
+
+def is_over_for(target: Target, subscriptions: Mapping[str, Subscription], now: datetime) -> str:
+    """Why a target can end unfinished; empty while it cannot.
+
+    One that is suspended, or whose endpoint fails, may come back: it is waited for as long as for any event of the
+    subscription, and not for ever, because the log keeps everything while a replay is open.
+    """
+    if is_orphaned(target, subscriptions):
+        return "the subscription is gone"
+    subscription = subscriptions[target.subscription]
+    if subscription.state is SubscriptionState.DISABLED:
+        return "the subscription is disabled"
+    ttl = timedelta(seconds=subscription.spec.ttl_s)
+    if ttl and target.stuck_since is not None and now - target.stuck_since > ttl:
+        return f"expired: nothing of it could be delivered since {target.stuck_since:%Y-%m-%d %H:%M} UTC, its ttl"
+    return ""
+
+
+def newly_stuck(replays: Iterable[Replay], subscriptions: Mapping[str, Subscription]) -> list[Target]:
+    """Targets whose turn it is and whose subscription is not served, so that no step would ever note it."""
+    first: dict[str, Target] = {}
+    for each in sorted(replays, key=lambda r: r.nth):
+        for target in each.targets if each.state is ReplayState.RUNNING else ():
+            if target.state is TargetState.RUNNING and not is_orphaned(target, subscriptions):
+                first.setdefault(target.subscription, target)
+    served = (SubscriptionState.LIVE, SubscriptionState.BEHIND)
+    return [t for name, t in first.items() if t.stuck_since is None and subscriptions[name].state not in served]
+
+
+def due(replays: Iterable[Replay], subscriptions: Mapping[str, Subscription], now: datetime) -> list[Due]:
+    """Per subscription the oldest request that is not done, if its time has come: requests do not overtake."""
+    found: dict[str, Due | None] = {}
+    for each in sorted(replays, key=lambda r: r.nth):
+        if each.state is not ReplayState.RUNNING:
+            continue
+        for target in each.targets:
+            name = target.subscription
+            if target.state is not TargetState.RUNNING or name in found or is_orphaned(target, subscriptions):
+                continue
+            ready = _is_ready(target, subscriptions[name], now)
+            found[name] = Due(each, target, subscriptions[name]) if ready else None
+    return [one for one in found.values() if one is not None]
+
+
+def to_begin(waiting: Sequence[Due], busy: Collection[str], served: Mapping[str, float], at_once: int) -> list[Due]:
+    """Whoever waited longest comes first: the oldest request must not starve the others.
+
+    `busy` are those that were worked for before it was looked who is due: what was seen of them may be old by now, and
+    a slice that was sent and settled meanwhile would be sent once more.
+    """
+    free = [one for one in waiting if one.target.subscription not in busy]
+    free.sort(key=lambda one: served.get(one.target.subscription, 0.0))
+    return free[: max(0, at_once - len(busy))]
+
+
+def _is_ready(target: Target, subscription: Subscription, now: datetime) -> bool:
+    """Its own backoff and the subscription's are over; one that is suspended or disabled is left alone."""
+    if subscription.state not in (SubscriptionState.LIVE, SubscriptionState.BEHIND):
+        return False
+    return all(at is None or at <= now for at in (target.next_attempt_at, subscription.next_attempt_at))
+
+
+def work_of(
+    one: Due,
+    piece: TimeSlice,
+    files: Sequence[FileRange],
+    parked_now: int,
+    held: Mapping[HeldKey, int],
+    *,
+    flowing: bool,
+    bot: BotView | None = None,
+) -> ReplayWork:
+    """One step of a target. `files` are those the slice was cut from."""
+    request, spec = one.replay.request, one.subscription.spec
+    rate = least_rate(request.rate_per_s, spec.rate_per_s)
+    rows = rows_of(one, flowing=flowing)
+    return ReplayWork(
+        replay=one.replay.id,
+        slice=piece,
+        spec=replace(spec, rate_per_s=rate),
+        streams=request.streams,
+        where=request.where,
+        heads=one.replay.heads if exceeds(piece, files, one.replay.heads) else None,
+        # A step for the last few that the slice holds beyond what was asked for costs more than they do.
+        rows_max=rows if rate else with_rest(rows),
+        budget_s=STEP_S_MAX,
+        probe=one.target.failures > 0,
+        parked_room=max(0, spec.parked_max - parked_now),
+        held=held,
+        bot=bot,
+    )
+
+
+def least_rate(*rates: float) -> float:
+    """The least of some limits, where 0 is none."""
+    return min((rate for rate in rates if rate > 0), default=0.0)
+
+
+def rows_of(one: Due, *, flowing: bool) -> int:
+    """How many rows the next step takes: what fits into its time, and never more than its rate lets through.
+
+    While fresh events flow it is few: they share processors and receivers with them.
+    """
+    rate = least_rate(one.replay.request.rate_per_s, one.subscription.spec.rate_per_s)
+    rows = min(one.target.slice_rows, SLICE_ROWS_MAX_FLOWING) if flowing else one.target.slice_rows
+    if rate:
+        rows = min(rows, max(1, int(rate * STEP_S)) * max(1, one.subscription.spec.bundle))
+    return max(1, rows)
+
+
+def after_step(
+    target: Target, piece: TimeSlice, result: Replayed, took_s: float, step_s: float, now: datetime, jitter: Jitter
+) -> Target:
+    """What a step makes of a target. Its mark moves over what was done, whatever became of the rest."""
+    outcome = result.outcome
+    moved = result.mark != target.mark
+    target = replace(
+        target,
+        mark=result.mark,
+        passed_rows=target.passed_rows + round(piece.rows * piece.share_before(result.mark)),
+        delivered=target.delivered + outcome.accepted,
+        parked=target.parked + len(outcome.parked),
+    )
+    if outcome.fate is Fate.DONE:
+        rows = next_rows(target.slice_rows, took_s, step_s)
+        return replace(target, slice_rows=rows, failures=0, next_attempt_at=None, reason="", stuck_since=None)
+    target = replace(target, stuck_since=None if moved else target.stuck_since or now)
+    smaller = max(SLICE_ROWS_MIN, target.slice_rows // 2)
+    reason = outcome.reason[:REASON_CHARS_MAX]
+    if outcome.fate is Fate.UNFINISHED:
+        wait = None if moved else now + timedelta(seconds=IDLE_WAIT_S)
+        return replace(target, slice_rows=smaller, next_attempt_at=wait, reason="" if moved else reason)
+    failures = 1 if moved else target.failures + 1
+    wait_s = endpoint_backoff_s(failures, jitter(), outcome.retry_after_s)
+    return replace(
+        target,
+        slice_rows=smaller,
+        failures=failures,
+        next_attempt_at=now + timedelta(seconds=wait_s),
+        reason=reason or "the receiver did not answer",
+    )
+
+
+def passed(target: Target) -> Target:
+    """Nothing is left in the window."""
+    return replace(target, state=TargetState.DONE, reason="", failures=0, next_attempt_at=None)
+
+
+def without_room(target: Target, now: datetime, jitter: Jitter, parked_max: int) -> Target:
+    """Nothing moves: what was refused could not be parked."""
+    failures = target.failures + 1
+    return replace(
+        target,
+        failures=failures,
+        stuck_since=target.stuck_since or now,
+        next_attempt_at=now + timedelta(seconds=endpoint_backoff_s(failures, jitter())),
+        reason=f"{parked_max} deliveries of replays are parked: parked_max allows no more",
+    )
+
+
+def next_rows(rows: int, took_s: float, step_s: float) -> int:
+    """Towards steps that take `step_s`, at most four times as large: what a first step takes says little."""
+    wanted = int(rows * step_s / max(took_s, 0.001))
+    return min(SLICE_ROWS_MAX, max(SLICE_ROWS_MIN, min(wanted, 4 * rows)))
+
+
+def rest_s(took_s: float, flowing: bool, cores: int) -> float:
+    """While fresh events flow, a replay rests: the fewer cores there are to share, the longer."""
+    return took_s * max(1, CORES_BESIDE // cores) if flowing else 0.0
+
+
+def has_ended(replay: Replay) -> bool:
+    return replay.state is ReplayState.RUNNING and all(t.state is not TargetState.RUNNING for t in replay.targets)
+
+
+def percent(replay: Replay, target: Target) -> float:
+    """How much of the window is behind it, by the log's own statistics."""
+    if target.state is TargetState.DONE:
+        return 100.0
+    return min(99.9, 100.0 * target.passed_rows / replay.log_rows) if replay.log_rows else 0.0
+
+
+def running_windows(replays: Sequence[Replay]) -> dict[str, tuple[datetime, datetime]]:
+    """Per source, the window that is being replayed: from the earliest to the latest of all that run."""
+    found: dict[str, tuple[datetime, datetime]] = {}
+    for each in replays:
+        if each.state is ReplayState.RUNNING:
+            since, until = each.request.since, each.request.until
+            old = found.get(each.request.source, (since, until))
+            found[each.request.source] = (min(old[0], since), max(old[1], until))
+    return found

@@ -1,0 +1,248 @@
+"""Replays in State. What is to be done is decided in `delivery/replay.py`; here it is done, fenced."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from evermark.cluster.fence import DELIVER_LEASE, fence, source_lease
+from evermark.delivery.decide.group import Jitter, shortened
+from evermark.delivery.replay import queries as sql
+from evermark.delivery.replay.base import (
+    LIST_MAX,
+    OPEN_MAX,
+    moved,
+    new_replay_id,
+    not_waiting,
+    require_begun,
+    unknown,
+)
+from evermark.delivery.replay.plan import (
+    AskedBy,
+    Control,
+    Replay,
+    Replayed,
+    ReplayState,
+    Request,
+    Target,
+    TargetState,
+    after_step,
+    passed,
+    without_room,
+)
+from evermark.delivery.replay.timeslice import Mark, TimeSlice
+from evermark.delivery.store import queries
+from evermark.delivery.store.postgres_parked import park, storable
+from evermark.state import counters
+from evermark.state.connection import Connection, State
+
+
+class PostgresReplays:
+    """A `ReplayStore`."""
+
+    def __init__(
+        self,
+        state: State,
+        lease: str = DELIVER_LEASE,
+        lease_for: Callable[[str], str] = source_lease,
+        jitter: Jitter = random.random,
+    ) -> None:
+        self._state = state
+        self._lease = lease
+        self._lease_for = lease_for
+        self._jitter = jitter
+
+    def register(self, request: Request, epoch: int) -> bool:
+        with self._state.transaction() as conn:
+            fence(conn, self._lease_for(request.source), epoch)
+            return conn.execute(sql.REGISTER, _given(request, new_replay_id())).rowcount == 1
+
+    def ask(self, request: Request, epoch: int) -> str:
+        made = new_replay_id()
+        with self._state.transaction() as conn:
+            fence(conn, self._lease, epoch)
+            conn.execute(sql.REGISTER, _given(request, made))
+        return made
+
+    def cancel(self, replay: str, epoch: int) -> bool:
+        with self._state.transaction() as conn:
+            fence(conn, self._lease, epoch)
+            if _lock(conn, replay) not in (ReplayState.WAITING, ReplayState.RUNNING):
+                return False
+            conn.execute(sql.END, (ReplayState.CANCELLED, "cancelled by a person", replay))
+            conn.execute(sql.END_TARGETS, ("cancelled by a person", replay, None, None))
+            counters.count(conn, "dropped", dict(conn.execute(sql.DROP_PARKED, (replay,)).fetchall()))
+        return True
+
+    def open(self) -> list[Replay]:
+        return self._read(sql.OPEN, OPEN_MAX)
+
+    def newest(self, limit: int) -> list[Replay]:
+        return self._read(sql.NEWEST, max(0, min(limit, LIST_MAX)))
+
+    def one(self, replay: str) -> Replay:
+        found = self._read(sql.ONE, replay)
+        if not found:
+            raise unknown(replay)
+        return found[0]
+
+    def open_sources(self) -> set[str]:
+        with self._state.connection() as conn:
+            return {row[0] for row in conn.execute(sql.OPEN_SOURCES)}
+
+    def start(
+        self, replay: str, heads: Mapping[int, int], log_rows: int, targets: Sequence[Target], epoch: int
+    ) -> None:
+        with self._state.transaction() as conn:
+            fence(conn, self._lease, epoch)
+            if _lock(conn, replay) is not ReplayState.WAITING:
+                raise not_waiting(replay)
+            fixed = json.dumps({str(partition): batch for partition, batch in heads.items()})
+            conn.execute(sql.START, {"id": replay, "heads": fixed, "log_rows": log_rows})
+            for target in targets:
+                conn.execute(sql.ADD_TARGET, _target_row(target))
+
+    def settle(
+        self, begun: Target, piece: TimeSlice, result: Replayed, took_s: float, step_s: float, now: datetime, epoch: int
+    ) -> Target:
+        with self._state.transaction() as conn:
+            fence(conn, self._lease, epoch)
+            row = conn.execute(queries.STANDING_LOCKED, (begun.subscription,)).fetchone()
+            target = _locked(conn, begun)
+            if row is None or row[-1] != target.generation:
+                raise moved(begun)
+            parked_max, parked = row[5], result.outcome.parked
+            parked_now = _parked_now(conn, begun.subscription) if parked else 0
+            if parked and parked_now + len(parked) > parked_max:
+                after = without_room(target, now, self._jitter, parked_max)
+            else:
+                after = after_step(target, piece, result, took_s, step_s, now, self._jitter)
+                park(conn, {begun.subscription: parked}, now, self._jitter)
+            conn.execute(sql.SET_TARGET, _target_row(after))
+        return after
+
+    def pass_by(self, begun: Target, epoch: int) -> Target:
+        with self._state.transaction() as conn:
+            fence(conn, self._lease, epoch)
+            target = _locked(conn, begun)
+            after = passed(target)
+            conn.execute(sql.SET_TARGET, _target_row(after))
+        return after
+
+    def note_stuck(self, target: Target, now: datetime, epoch: int) -> None:
+        with self._state.transaction() as conn:
+            fence(conn, self._lease, epoch)
+            conn.execute(sql.STUCK, (now, target.replay, target.subscription))
+
+    def end_target(self, replay: str, subscription: str, reason: str, epoch: int) -> None:
+        with self._state.transaction() as conn:
+            fence(conn, self._lease, epoch)
+            conn.execute(sql.END_TARGETS, (shortened(reason), replay, subscription, subscription))
+
+    def end(self, replay: str, state: ReplayState, reason: str, epoch: int) -> None:
+        with self._state.transaction() as conn:
+            fence(conn, self._lease, epoch)
+            if _lock(conn, replay) in (ReplayState.WAITING, ReplayState.RUNNING):
+                conn.execute(sql.END, (state, storable(shortened(reason)), replay))
+                conn.execute(sql.END_TARGETS, (storable(shortened(reason)), replay, None, None))
+
+    def finish(self, replay: str, epoch: int) -> bool:
+        with self._state.transaction() as conn:
+            fence(conn, self._lease, epoch)
+            return conn.execute(sql.FINISH, (replay,)).rowcount == 1
+
+    def parked_now(self, subscription: str) -> int:
+        with self._state.connection() as conn:
+            return _parked_now(conn, subscription)
+
+    def uncleared(self) -> list[Replay]:
+        return self._read(sql.UNCLEARED, OPEN_MAX)
+
+    def cleared(self, replay: str, epoch: int) -> None:
+        with self._state.transaction() as conn:
+            fence(conn, self._lease, epoch)
+            conn.execute(sql.CLEARED, (replay,))
+
+    def _read(self, query: str, given: int | str) -> list[Replay]:
+        """Replays and their targets, at one moment."""
+        with self._state.transaction() as conn:
+            conn.execute("set transaction isolation level repeatable read, read only")
+            rows = conn.execute(query, (given,)).fetchall()
+            targets: dict[str, list[Target]] = defaultdict(list)
+            for row in conn.execute(sql.TARGETS, ([row[0] for row in rows],)) if rows else []:
+                targets[row[0]].append(_target(row))
+        return [_replay(row, tuple(targets[row[0]])) for row in rows]
+
+
+def _lock(conn: Connection, replay: str) -> ReplayState:
+    row = conn.execute(sql.STATE_LOCKED, (replay,)).fetchone()
+    if row is None:
+        raise unknown(replay)
+    return ReplayState(row[0])
+
+
+def _locked(conn: Connection, begun: Target) -> Target:
+    row = conn.execute(sql.TARGET_LOCKED, (begun.replay, begun.subscription)).fetchone()
+    return require_begun(begun, _target(row) if row is not None else None)
+
+
+def _parked_now(conn: Connection, subscription: str) -> int:
+    row = conn.execute(sql.PARKED_OF_REPLAYS, (subscription,)).fetchone()
+    return int(row[0]) if row is not None else 0
+
+
+def _given(request: Request, made: str) -> dict[str, Any]:
+    control = request.control
+    return {
+        "id": made,
+        "asked_by": request.asked_by.value,
+        "control_event_id": storable(control.event_id) if control else None,
+        "source": request.source,
+        "asked_partition": control.partition if control else None,
+        "asked_batch": control.batch if control else None,
+        "streams": [storable(stream) for stream in request.streams],
+        "since": request.since,
+        "until": request.until,
+        "asked_since": request.asked_since,
+        "asked_until": request.asked_until,
+        "where_sql": storable(request.where) if request.where else None,
+        "subscription": request.subscription,
+        "rate_per_s": request.rate_per_s,
+        "cleared": control is None,
+    }
+
+
+def _target_row(target: Target) -> dict[str, Any]:
+    return {
+        **vars(target),
+        "state": target.state.value,
+        "reason": storable(target.reason),
+        "at_time": target.mark.time,
+        "at_id": target.mark.event_id,
+    }
+
+
+def _target(row: Sequence[Any]) -> Target:
+    replay, subscription, generation, state, at_time, at_id, *rest = row
+    return Target(replay, subscription, generation, TargetState(state), Mark(at_time, at_id), *rest)
+
+
+def _replay(row: Sequence[Any], targets: tuple[Target, ...]) -> Replay:
+    (
+        made, nth, asked_by, control_id, source, partition, batch, streams, since, until, asked_since, asked_until,
+        where, subscription, rate, state, reason, heads, log_rows, created_at, changed_at,
+    ) = row  # fmt: skip
+    stream = streams[0] if streams else ""
+    control = Control(control_id, partition, batch, stream, None, None) if control_id is not None else None
+    request = Request(
+        AskedBy(asked_by), source, since, until, tuple(streams), where, subscription, rate, control,
+        asked_since, asked_until,
+    )  # fmt: skip
+    fixed = {int(p): int(b) for p, b in (heads or {}).items()}
+    return Replay(
+        made, nth, request, ReplayState(state), reason, fixed, log_rows, created_at, changed_at, targets
+    )  # fmt: skip

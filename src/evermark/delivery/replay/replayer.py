@@ -1,0 +1,160 @@
+"""Replays at work: requests are started, their targets moved on slice by slice, and ended.
+
+Crash-safe by the same means as everything else: read → send → settle by compare-and-set. What was sent and not
+settled is sent again, under the same ids.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from evermark import failpoint
+from evermark.delivery.base import DeliveryStore, Fate, SourcePartition
+from evermark.delivery.bots.base import BotView
+from evermark.delivery.bots.views import BotViews
+from evermark.delivery.replay import plan as decide
+from evermark.delivery.replay.base import ReplayStore
+from evermark.delivery.replay.plan import (
+    Due,
+    Replay,
+    ReplayDeliverer,
+    Replayed,
+    ReplayState,
+    ReplayWork,
+    Target,
+    TargetState,
+)
+from evermark.delivery.replay.timeslice import TimeSlice, next_slice, readable, rows_between
+from evermark.delivery.run.follower import LogView
+from evermark.errors import NotFoundError
+from evermark.log.read import FileRange
+
+# Fresh events flow when a head moved this recently.
+FLOWING = timedelta(seconds=2)
+# A request whose own event the log has lost (it was put back to an earlier day, perhaps) would wait for ever.
+START_WAIT_MAX = timedelta(days=7)
+
+
+@dataclass
+class Replayer:
+    replays: ReplayStore
+    store: DeliveryStore
+    log: LogView
+    deliverer: ReplayDeliverer
+    epoch: int
+    clock: Callable[[], datetime]
+    sources: Collection[str]  # those there are: a replay of any other can never run
+    on_step: Callable[[Due, Replayed], None] = lambda _due, _result: None
+    on_ended: Callable[[Replay, Target, str], None] = lambda _replay, _target, _why: None  # unfinished
+    bot_views: BotViews | None = None  # needed where there are bots
+    stopwatch: Callable[[], float] = time.monotonic
+    _prepared: dict[tuple[str, str], TimeSlice] = field(default_factory=dict)
+
+    def look(self) -> tuple[list[Replay], list[Due]]:
+        """Start what waits, end what is over; what runs, and whose turn it is."""
+        found: list[Replay] = []
+        ended: set[tuple[str, str]] = set()
+        replays = self.replays.open()
+        known = self.store.subscriptions() if replays else {}
+        now = self.clock()
+        for replay in replays:
+            if replay.state is ReplayState.WAITING:
+                self._start(replay, now)
+                continue
+            for target in replay.targets:
+                why = decide.is_over_for(target, known, now) if target.state is TargetState.RUNNING else ""
+                if why:
+                    self.replays.end_target(replay.id, target.subscription, why, self.epoch)
+                    ended.add((replay.id, target.subscription))
+                    self.on_ended(replay, target, why)
+            if decide.has_ended(replay):
+                self.replays.finish(replay.id, self.epoch)
+            found.append(replay)
+        for target in decide.newly_stuck(found, known):
+            self.replays.note_stuck(target, now, self.epoch)
+        due = decide.due(found, known, now)
+        return found, [one for one in due if (one.replay.id, one.target.subscription) not in ended]
+
+    def flowing(self) -> bool:
+        """Whether fresh events come in just now: a replay then rests as much as it works."""
+        now = self.clock()
+        return any(now - moved_at < FLOWING for _, moved_at in self.log.heads().values())
+
+    def step(self, one: Due, *, flowing: bool) -> float:
+        """One slice for one target, sent and settled; the seconds it took."""
+        began = self.stopwatch()
+        target = one.target
+        files = self._files(one.replay.request.source, one.replay.heads)
+        piece = self._slice(one, files, flowing=flowing)
+        if piece is None:
+            self.replays.pass_by(target, self.epoch)
+            return self.stopwatch() - began
+        name, spec = target.subscription, one.subscription.spec
+        held = self.store.held_keys([name], replay_id=one.replay.id).get(name, {}) if spec.ordered else {}
+        bot = self._bot(one)
+        work = decide.work_of(one, piece, files, self.replays.parked_now(name), held, flowing=flowing, bot=bot)
+        result = self.deliverer.replay(work, None if flowing else self._ahead_of(one, work, files))
+        failpoint.hit("replay.sent")
+        took_s = self.stopwatch() - began
+        step_s = decide.STEP_S_FLOWING if flowing else decide.STEP_S
+        self.replays.settle(target, piece, result, took_s, step_s, self.clock(), self.epoch)
+        failpoint.hit("replay.settled")
+        if result.outcome.fate is Fate.GONE:
+            self.store.disable(name, result.outcome.reason, self.epoch, generation=target.generation)
+        self.on_step(one, result)
+        return took_s
+
+    def _slice(self, one: Due, files: list[FileRange], *, flowing: bool) -> TimeSlice | None:
+        """The next slice: the one that was prepared, if the target stands where it begins."""
+        rows = decide.rows_of(one, flowing=flowing)
+        prepared = self._prepared.pop((one.replay.id, one.target.subscription), None)
+        fits = prepared is not None and rows <= 2 * prepared.rows and prepared.rows <= 2 * rows
+        if prepared is not None and fits and prepared.mark == one.target.mark:
+            return prepared
+        return next_slice(one.target.mark, one.replay.request.until, files, rows)
+
+    def _ahead_of(self, one: Due, work: ReplayWork, files: list[FileRange]) -> ReplayWork | None:
+        """What comes next if this step goes well. While fresh events flow, nothing is done before its time."""
+        rows = decide.rows_of(one, flowing=False)
+        piece = next_slice(work.slice.end, one.replay.request.until, files, rows)
+        if piece is None:
+            return None
+        self._prepared[one.replay.id, one.target.subscription] = piece
+        return decide.work_of(one, piece, files, 0, {}, flowing=False, bot=work.bot)
+
+    def _bot(self, one: Due) -> BotView | None:
+        if self.bot_views is None:
+            return None
+        heads = {
+            SourcePartition(one.replay.request.source, partition): batch
+            for partition, batch in one.replay.heads.items()
+        }
+        return self.bot_views.view_of_all(one.subscription.spec, heads, one.replay.id)
+
+    def _start(self, replay: Replay, now: datetime) -> None:
+        request = replay.request
+        if request.source not in self.sources:
+            self.replays.end(replay.id, ReplayState.FAILED, f"no source is called {request.source!r}", self.epoch)
+            return
+        heads = {place: head for place, (head, _) in self.log.heads().items()}
+        if not decide.may_start(replay, heads):
+            if replay.created_at is not None and now - replay.created_at > START_WAIT_MAX:
+                why = f"the log of {request.source!r} never got to the event that asked for it"
+                self.replays.end(replay.id, ReplayState.FAILED, why, self.epoch)
+            return
+        mine = {place.partition: head for place, head in heads.items() if place.source == request.source}
+        targets: list[Target] | str = decide.targets_of(replay, self.store.subscriptions())
+        if isinstance(targets, str):
+            self.replays.end(replay.id, ReplayState.FAILED, targets, self.epoch)
+            return
+        rows = rows_between(request.since, request.until, self._files(request.source, mine))
+        self.replays.start(replay.id, mine, rows, targets, self.epoch)
+
+    def _files(self, source: str, heads: Mapping[int, int]) -> list[FileRange]:
+        try:
+            return readable(self.log.files(source), heads)
+        except NotFoundError:  # nothing was ever taken from it
+            return []

@@ -1,0 +1,161 @@
+"""The live group at work: fresh batches handed over by ingest, and what was left behind.
+
+The hand-over is an optimisation. It happens only when the group stands exactly before the fresh batch and nobody else
+is working for the group; whatever it leaves belongs to the follower.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import datetime
+from itertools import pairwise
+
+from evermark import failpoint
+from evermark.delivery.base import DeliveryStore, Fate, Outcome, SourcePartition, SubscriptionState
+from evermark.delivery.bots.views import BotViews
+from evermark.delivery.decide.expiry import expires_before
+from evermark.delivery.work import Assignment, Delivered, Deliverer, DeliveryOptions, Span
+
+# More than this in one batch would hold ingest up: the follower takes it.
+HANDOVER_ROWS_MAX = 2_000
+HANDOVER_BUDGET_S = 2.0
+# What is under way when the budget ends may still finish in this time; then a slow receiver leaves the group.
+GRACE_S = 1.0
+# Nobody in the group waits longer for the slowest: it leaves, and is served by itself.
+SLACK_S = 1.0
+HANDOVER_WAIT_S = 1.0
+HANDOVER_BATCHES_MAX = 32
+LOOKED_UP = "its streams are being looked up in the log"
+
+
+class LiveGroup:
+    """One per process that holds the `deliver` lease. `lock` is held while somebody works for the group."""
+
+    def __init__(
+        self,
+        store: DeliveryStore,
+        deliverer: Deliverer,
+        epoch: int,
+        clock: Callable[[], datetime],
+        on_delivered: Callable[[SourcePartition, list[Delivered]], None] = lambda _place, _results: None,
+        bot_views: BotViews | None = None,  # needed where there are bots
+    ) -> None:
+        self._store = store
+        self._deliverer = deliverer
+        self._epoch = epoch
+        self._clock = clock
+        self._on_delivered = on_delivered
+        self._bot_views = bot_views
+        self.lock = threading.Lock()
+        self._fresh: dict[SourcePartition, deque[Span]] = {}
+        self._slow_at: dict[str, datetime] = {}
+
+    def hand_over(self, span: Span) -> bool:
+        """Deliver a fresh batch, with the few before it that were left; False leaves it to the follower.
+
+        A group that is a little behind is caught up here and not by the follower: two that take turns, each a batch
+        too late for the other, would stay behind for ever.
+        """
+        fresh = self._fresh.setdefault(span.place, deque(maxlen=HANDOVER_BATCHES_MAX))
+        fresh.append(span)
+        if span.rows > HANDOVER_ROWS_MAX or not self.lock.acquire(timeout=HANDOVER_WAIT_S):
+            return False
+        try:
+            whole = together(fresh, self._store.group().cursors.get(span.place))
+            if whole is None or whole.rows > HANDOVER_ROWS_MAX:
+                return False
+            return self.work(whole, budget_s=HANDOVER_BUDGET_S)
+        finally:
+            self.lock.release()
+
+    def work(self, span: Span, *, budget_s: float | None) -> bool:
+        """Deliver a span to everybody in the group and settle it; False if the group is not exactly before it.
+
+        The caller holds `lock`. Members and cursor come from one look: whoever joined after the span is not sent it.
+        """
+        group = self._store.group()
+        if group.cursors.get(span.place) != span.after:
+            return False
+        known = self._store.subscriptions()
+        # One that was removed and made anew in between may begin elsewhere, and is not sent this before that.
+        live = SubscriptionState.LIVE
+        members = frozenset(name for name in group.members if name in known and known[name].state is live)
+        assignments, unready = with_bots(
+            [
+                Assignment(span, known[name].spec, expires_before=expires_before(known[name], self._clock()))
+                for name in sorted(members)
+            ],
+            self._bot_views,
+        )
+        ordered = [assignment.spec.name for assignment in assignments if assignment.spec.ordered]
+        held = self._store.held_keys(ordered, [span.place]) if ordered else {}
+        options = DeliveryOptions(budget_s=budget_s, grace_s=GRACE_S, slack_s=SLACK_S, held=held)
+        results = self._deliverer.deliver(assignments, options) if assignments else []
+        self._remember_slow(results)
+        failpoint.hit("settle.begun")
+        self._store.settle_group(
+            span.place,
+            span.after,
+            span.to,
+            members,
+            [*(group_outcome(result) for result in results), *unready],
+            self._clock(),
+            self._epoch,
+            version=group.version,
+        )
+        failpoint.hit("settle.done")
+        self._on_delivered(span.place, results)
+        return True
+
+    def was_slow(self, name: str, since: datetime) -> bool:
+        """Whether somebody left because the others would have had to wait."""
+        return self._slow_at.get(name, since) > since
+
+    def _remember_slow(self, results: Sequence[Delivered]) -> None:
+        for result in results:
+            if result.outcome.fate is Fate.UNFINISHED:
+                self._slow_at[result.subscription] = self._clock()
+            else:
+                self._slow_at.pop(result.subscription, None)
+
+
+def together(fresh: Sequence[Span], after: int | None) -> Span | None:
+    """The fresh batches after `after` as one span; None when one of them is no longer known."""
+    wanted = [span for span in fresh if after is not None and span.after >= after]
+    if not wanted or wanted[0].after != after:
+        return None
+    if any(one.to != other.after for one, other in pairwise(wanted)):
+        return None
+    paths = tuple(path for span in wanted for path in span.paths)
+    return Span(wanted[0].place, wanted[0].after, wanted[-1].to, paths, sum(s.rows for s in wanted), exact=True)
+
+
+def with_bots(assignments: Sequence[Assignment], bot_views: BotViews | None) -> tuple[list[Assignment], list[Outcome]]:
+    """The assignments of one span, each bot's with its memberships and session keys; and the outcomes of bots whose
+    memberships would take too long to find here: the follower serves those bots by themselves.
+    """
+    bots = [assignment.spec for assignment in assignments if assignment.spec.bot is not None]
+    if not bots or bot_views is None:
+        return list(assignments), []
+    views = bot_views.views(bots, assignments[0].span, quick=True)
+    missing = {spec.name for spec in bots} - views.keys()
+    ready = [
+        replace(assignment, bot=views.get(assignment.spec.name))
+        for assignment in assignments
+        if assignment.spec.name not in missing
+    ]
+    return ready, [Outcome(name, Fate.UNFINISHED, reason=LOOKED_UP) for name in sorted(missing)]
+
+
+def group_outcome(result: Delivered) -> Outcome:
+    """A member that did not finish leaves where it got to; at the span's beginning if something would have to be parked
+    or counted on the way: then all of it comes again.
+    """
+    outcome = result.outcome
+    if outcome.fate is Fate.DONE:
+        return outcome
+    reached = None if outcome.parked or outcome.expired else result.reached
+    return replace(outcome, parked=(), expired=0, reached=reached)

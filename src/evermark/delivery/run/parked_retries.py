@@ -1,0 +1,113 @@
+"""Parked deliveries, tried again on their schedule. Claim → POST → settle: a crash in between re-sends, never loses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from evermark import failpoint
+from evermark.delivery.base import DeliveryStore, Fate, Outcome, Parked, Subscription
+from evermark.delivery.decide.retry import Verdict, next_attempt
+from evermark.delivery.webhook.base import Answer, OpenSecret, Sink, Try
+
+CLAIM_LIMIT = 100
+CLAIM_LEASE_S = 60.0
+ATTEMPT_DEADLINE_S = 30.0
+# A receiver that is busy with this very event, or down, costs the event no attempt; it is asked again after this.
+UNSPENT_DELAY_S = 30.0
+
+Tried = tuple[Parked, Answer]
+
+
+@dataclass
+class ParkedQueue:
+    """Sends what is due from where it stands: parked deliveries are few, and bounded per subscription."""
+
+    store: DeliveryStore
+    sink: Sink
+    open_secret: OpenSecret
+    epoch: int
+    clock: Callable[[], datetime]
+    jitter: Callable[[], float]
+    on_tried: Callable[[Sequence[Tried]], None] = lambda _tried: None
+
+    def run(self) -> int:
+        """Try what is due, up to a limit; returns how many were claimed."""
+        claimed = self.store.claim(self.clock(), CLAIM_LIMIT, CLAIM_LEASE_S, self.epoch)
+        if not claimed:
+            return 0
+        failpoint.hit("queue.claimed")
+        known = self.store.subscriptions()
+        # Made anew since it was claimed: then the row went with its former self, and the new one never asked for it.
+        mine = [p for p in claimed if p.subscription in known and known[p.subscription].generation == p.generation]
+        tries = [
+            Try(
+                known[p.subscription].spec,
+                p.event.event,
+                p.attempt + 1,
+                self.open_secret,
+                historical=True,
+                replay_id=p.event.replay_id or None,
+                probe=known[p.subscription].failures > 0,
+                session=p.event.session,
+            )
+            for p in mine
+        ]
+        tried = list(zip(mine, self.sink.attempt(tries, ATTEMPT_DEADLINE_S), strict=True))
+        failpoint.hit("queue.posted")
+        taken = [parked.id for parked, answer in tried if answer.verdict is Verdict.ACCEPTED]
+        if taken:
+            self.store.delivered(taken, self.epoch)
+        for parked, answer in tried:
+            if answer.verdict is not Verdict.ACCEPTED:
+                self._put_back(parked, answer)
+        for name in sorted({parked.subscription for parked in mine}):
+            self._tell(known[name], [one for one in tried if one[0].subscription == name])
+        failpoint.hit("queue.settled")
+        self.on_tried(tried)
+        return len(claimed)
+
+    def _tell(self, subscription: Subscription, tried: Sequence[Tried]) -> None:
+        for outcome in endpoint_outcomes(subscription, tried):
+            self.store.retried(subscription.name, outcome, self.clock(), self.epoch, generation=subscription.generation)
+
+    def _put_back(self, parked: Parked, answer: Answer) -> None:
+        spent, delay = after_answer(parked.attempt, answer, self.jitter())
+        self.store.reschedule(
+            parked,
+            next_attempt_at=None if delay is None else self.clock() + timedelta(seconds=delay),
+            attempts=parked.attempt + spent,
+            reason=answer.reason,
+            status=answer.status,
+            epoch=self.epoch,
+        )
+
+
+def endpoint_outcomes(subscription: Subscription, tried: Sequence[Tried]) -> list[Outcome]:
+    """What the retries of one subscription say about its endpoint, all together: one failure, however many failed.
+
+    A replay never disturbs live: those of replays count only if the receiver says that it is gone.
+    """
+    name = subscription.name
+    gone = [answer for _, answer in tried if answer.verdict is Verdict.GONE]
+    if gone:
+        return [Outcome(name, Fate.GONE, reason=gone[0].reason)]
+    mine = [answer for parked, answer in tried if not parked.event.replay_id]
+    outcomes: list[Outcome] = []
+    refused = any(answer.verdict is Verdict.EVENT and answer.status is not None for answer in mine)
+    if subscription.failures and (refused or any(answer.verdict is Verdict.ACCEPTED for answer in mine)):
+        outcomes.append(Outcome(name, Fate.DONE, accepted=1))
+    failed = [answer for answer in mine if answer.verdict is Verdict.ENDPOINT and not answer.ours]
+    if failed:
+        waits = [answer.retry_after_s for answer in failed if answer.retry_after_s is not None]
+        wait_s = max(waits, default=None)
+        outcomes.append(Outcome(name, Fate.ENDPOINT_FAILED, reason=failed[0].reason, retry_after_s=wait_s))
+    return outcomes
+
+
+def after_answer(attempts_before: int, answer: Answer, jitter: float) -> tuple[int, float | None]:
+    """(attempts spent, seconds to wait or None for dead). Only a fault of the event spends an attempt."""
+    if answer.verdict is Verdict.EVENT:
+        return 1, next_attempt(attempts_before + 1, answer.retry_after_s, jitter)
+    return 0, max(UNSPENT_DELAY_S, answer.retry_after_s or 0.0) * (1 + 0.25 * jitter)

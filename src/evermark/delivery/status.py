@@ -1,0 +1,102 @@
+"""Where every subscription stands: one answer for the metrics, the API and the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from evermark.delivery.base import CursorVector, DeliveryStore, Group, SourcePartition, Subscription
+from evermark.delivery.decide.backlog import distance
+from evermark.delivery.lag import Lag, lag_of
+from evermark.log.head import HeadStore
+from evermark.log.read import FileRange
+
+
+@dataclass(frozen=True)
+class Account:
+    subscription: Subscription
+    lag_batches: int
+    lag_events: int
+    oldest: datetime | None  # when the oldest event happened that it has not got; None: it has all
+    waiting: int
+    dead: int
+
+
+def accounts(
+    store: DeliveryStore, heads: Mapping[SourcePartition, int], files: Callable[[str], Sequence[FileRange]]
+) -> dict[str, Account]:
+    """By name, in a number of queries that does not depend on how many there are."""
+    return _accounts(store, store.subscriptions().values(), heads, files)
+
+
+def account(
+    store: DeliveryStore, name: str, heads: Mapping[SourcePartition, int], files: Callable[[str], Sequence[FileRange]]
+) -> Account:
+    return _accounts(store, [store.subscription(name)], heads, files)[name]
+
+
+def _accounts(
+    store: DeliveryStore,
+    wanted: Iterable[Subscription],
+    heads: Mapping[SourcePartition, int],
+    files: Callable[[str], Sequence[FileRange]],
+) -> dict[str, Account]:
+    live, outside = store.group().cursors, store.cursors_outside()
+    counts, since = store.parked_counts(), store.parked_since()
+    by_source = {source: files(source) for source in {place.source for place in heads}}
+    lags: dict[frozenset[tuple[SourcePartition, int]], Lag] = {}  # nearly all stand where the group does
+    found: dict[str, Account] = {}
+    for subscription in wanted:
+        name = subscription.name
+        cursors = outside.get(name, live)
+        at = frozenset(cursors.items())
+        if at not in lags:
+            lags[at] = lag_of(cursors, heads, by_source)
+        moments = [moment for moment in (lags[at].oldest, since.get(name)) if moment is not None]
+        parked = counts.get(name, {})
+        found[name] = Account(
+            subscription,
+            distance(cursors, heads),
+            lags[at].events,
+            min(moments, default=None),
+            parked.get("waiting", 0),
+            parked.get("dead", 0),
+        )
+    return found
+
+
+def durable_heads(heads: HeadStore, sources: Iterable[str]) -> dict[SourcePartition, int]:
+    """How far the log may be read, everywhere."""
+    return {SourcePartition(source, p): head.batch for source in sources for p, head in heads.load(source).items()}
+
+
+def kept_for(
+    outside: Mapping[str, CursorVector], files: Mapping[str, Sequence[FileRange]], horizon: datetime
+) -> dict[str, int]:
+    """Per subscription outside the group: how many events taken before `horizon` the log keeps because of its cursor.
+
+    Those that none is kept for are not named. `files` by source; by whole files, as retention goes.
+    """
+    kept: dict[str, int] = {}
+    for source, some in files.items():
+        old = [file for file in some if file.ingested_at_max is not None and file.ingested_at_max < horizon]
+        for name, cursors in outside.items():
+            rows = sum(
+                file.rows
+                for file in old
+                if any(
+                    cursors.get(SourcePartition(source, partition), 0) < file.batch_max
+                    for partition in range(file.partition_min, file.partition_max + 1)
+                )
+            )
+            if rows:
+                kept[name] = kept.get(name, 0) + rows
+    return kept
+
+
+def least_cursors(group: Group, outside: Mapping[str, CursorVector], source: str) -> dict[int, int]:
+    """Per partition of a source, the batch that every reader has passed; a place one has not seen counts as 0."""
+    readers = [group.cursors, *outside.values()]
+    places = {place for cursors in readers for place in cursors if place.source == source}
+    return {place.partition: min(cursors.get(place, 0) for cursors in readers) for place in places}

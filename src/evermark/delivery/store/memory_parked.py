@@ -1,0 +1,305 @@
+"""Parked deliveries in memory: what the simulator runs on, and the twin of `parked_rows.py`."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from evermark.cluster.memory import MemoryLeases
+from evermark.delivery.base import CLAIM_MAX, HeldKey, Parked, ParkedEvent, ParkedRow, SourcePartition, SubscriptionSpec
+from evermark.delivery.bots.base import WAITING_MAX, SessionKey
+from evermark.delivery.decide import group as decide
+from evermark.delivery.decide import registration
+from evermark.delivery.decide.group import Jitter, SubscriptionRecord
+from evermark.delivery.decide.turns import draw, drawn
+
+
+@dataclass(frozen=True)
+class Row:
+    id: int
+    subscription: str
+    event: ParkedEvent
+    attempts: int
+    next_attempt_at: datetime | None
+    created_at: datetime
+    claimed_until: datetime | None = None
+    claim_epoch: int = 0
+    waits: bool = False  # for the key of its session
+    # A row that was put back untried keeps its time, by which a session is in order, and rests.
+    rests_until: datetime | None = None
+    # A person asked for it to be tried now; if that fails, it goes back to the time it had (None: it was dead).
+    asked: bool = False
+    scheduled_at: datetime | None = None
+
+    @property
+    def line(self) -> tuple[object, ...]:
+        return self.subscription, self.event.replay_id, self.event.session
+
+    @property
+    def lanes(self) -> set[tuple[object, ...]]:
+        return {(self.subscription, self.event.replay_id, key) for key in self.event.held_keys}
+
+    def is_due(self, now: datetime) -> bool:
+        rested = self.rests_until is None or self.rests_until <= now
+        return self.next_attempt_at is not None and self.next_attempt_at <= now and rested
+
+    def is_free(self, now: datetime, epoch: int) -> bool:
+        return self.claimed_until is None or self.claimed_until <= now or self.claim_epoch < epoch
+
+
+class MemoryParkedRows:
+    """The part of a `DeliveryStore` that is about parked deliveries, fenced by `leases`."""
+
+    def __init__(self, leases: MemoryLeases, lease: str, jitter: Jitter) -> None:
+        self._leases = leases
+        self._lease = lease
+        self._jitter = jitter
+        self._lock = threading.RLock()
+        self._known: dict[str, tuple[SubscriptionSpec, SubscriptionRecord]] = {}
+        self._rows: dict[int, Row] = {}
+        self._id = 0
+        self._counted: dict[str, Counter[str]] = defaultdict(Counter)
+        self.on_try_now: Callable[[str], None] = lambda _subscription: None  # set by the replays beside it
+        self._keys: dict[tuple[str, str], SessionKey] = {}
+
+    def claim(self, now: datetime, limit: int, lease_s: float, epoch: int) -> list[Parked]:
+        with self._fenced(epoch):
+            due = [
+                row
+                for row in self._rows.values()
+                if row.is_due(now)
+                and row.is_free(now, epoch)
+                and decide.drains(self._standing(row.subscription), now)
+                and not self._is_held(row)
+                and not self._is_behind(row, now, epoch)
+            ]
+            most = max(0, min(limit, CLAIM_MAX))
+            got = self._shared([row for row in due if not row.event.replay_id], most, now)
+            got |= self._shared([row for row in due if row.event.replay_id], most - len(got), now)
+            until = now + timedelta(seconds=lease_s)
+            claimed = []
+            for row_id in sorted(got):
+                row = replace(self._rows[row_id], claimed_until=until, claim_epoch=epoch)
+                self._rows[row_id] = row
+                event = replace(row.event, retry_after_s=None)
+                generation = self._known[row.subscription][1].generation
+                claimed.append(Parked(row.id, row.subscription, event, row.attempts, until, generation))
+            return claimed
+
+    def _shared(self, due: Sequence[Row], most: int, now: datetime) -> set[int]:
+        """Everybody's first rows before anybody's second ones; those of a session without a hole."""
+        ranked: list[tuple[int, str, int]] = []
+        for name in {row.subscription for row in due}:
+            mine = sorted((row.next_attempt_at or now, row.id) for row in due if row.subscription == name)
+            ranked += [(nth, drawn(draw(now), name), row_id) for nth, (_, row_id) in enumerate(mine)]
+        got = {row_id for _, _, row_id in sorted(ranked)[:most]}
+        return {row_id for row_id in got if self._follows_none_but(self._rows[row_id], got)}
+
+    def delivered(self, ids: Sequence[int], epoch: int) -> None:
+        with self._fenced(epoch):
+            for row_id in ids:
+                self._rows.pop(row_id, None)
+
+    def reschedule(
+        self,
+        parked: Parked,
+        *,
+        next_attempt_at: datetime | None,
+        attempts: int,
+        reason: str,
+        status: int | None,
+        epoch: int,
+    ) -> None:
+        with self._fenced(epoch):
+            row = self._rows.get(parked.id)
+            if row is None or (row.claimed_until, row.claim_epoch) != (parked.claimed_until, epoch):
+                return
+            event = replace(row.event, reason=decide.shortened(reason), status=status)
+            free = replace(row, event=event, claimed_until=None, claim_epoch=0)
+            if attempts <= parked.attempt:  # untried
+                self._rows[row.id] = replace(free, rests_until=next_attempt_at)
+                return
+            self._rows[row.id] = replace(
+                free,
+                event=replace(event, session=""),  # it was tried: it holds nobody back
+                attempts=row.attempts if row.asked else attempts,
+                next_attempt_at=row.scheduled_at if row.asked else next_attempt_at,
+                rests_until=None,
+                asked=False,
+                scheduled_at=None,
+            )
+
+    def parked_counts(self) -> dict[str, dict[str, int]]:
+        with self._lock:
+            counts: dict[str, dict[str, int]] = {}
+            for row in self._rows.values():
+                of = counts.setdefault(row.subscription, {"waiting": 0, "dead": 0})
+                of["dead" if row.next_attempt_at is None and not row.waits else "waiting"] += 1
+            return counts
+
+    def parked_since(self) -> dict[str, datetime]:
+        with self._lock:
+            since: dict[str, datetime] = {}
+            for row in self._rows.values():
+                if row.next_attempt_at is not None or row.waits:
+                    since[row.subscription] = min(since.get(row.subscription, row.created_at), row.created_at)
+            return since
+
+    def parked(
+        self, subscription: str | None = None, *, dead: bool | None = None, after_id: int = 0, limit: int = 100
+    ) -> list[ParkedRow]:
+        with self._lock:
+            rows = [
+                row
+                for row_id, row in sorted(self._rows.items())
+                if row_id > after_id
+                and subscription in (None, row.subscription)
+                and dead in (None, row.next_attempt_at is None and not row.waits)
+            ]
+        return [
+            ParkedRow(
+                r.id,
+                r.subscription,
+                replace(r.event, retry_after_s=None),
+                r.attempts,
+                r.next_attempt_at and max(r.next_attempt_at, r.rests_until or r.next_attempt_at),
+                r.created_at,
+                r.waits,
+            )
+            for r in rows[: max(0, min(limit, CLAIM_MAX))]
+        ]
+
+    def room(self, subscriptions: Sequence[str]) -> dict[str, int]:
+        with self._lock:
+            known = [name for name in subscriptions if name in self._known]
+            return {name: max(0, self._known[name][0].parked_max - self._parked_by(name)) for name in known}
+
+    def held_keys(
+        self, subscriptions: Sequence[str], places: Collection[SourcePartition] | None = None, replay_id: str = ""
+    ) -> dict[str, dict[HeldKey, int]]:
+        held: dict[str, Counter[HeldKey]] = defaultdict(Counter)
+        with self._lock:
+            for row in self._rows.values():
+                event = row.event
+                mine = row.subscription in subscriptions and self._known[row.subscription][0].ordered
+                here = places is None or event.place in places
+                if mine and here and event.held_keys and event.replay_id == replay_id:
+                    held[row.subscription].update(event.held_keys)
+        return {name: dict(keys) for name, keys in held.items()}
+
+    def release(self, ids: Sequence[int], now: datetime, epoch: int) -> int:
+        with self._fenced(epoch):
+            there = [row_id for row_id in set(ids) if row_id in self._rows]
+            for row_id in there:
+                row = self._rows[row_id]
+                at = row.next_attempt_at
+                if not row.waits:
+                    self._rows[row_id] = replace(row, next_attempt_at=min(now, at or now), rests_until=None)
+                if not row.waits and not row.event.session and (at is None or at > now):
+                    self._rows[row_id] = replace(self._rows[row_id], asked=True, scheduled_at=at)
+            return len(there)
+
+    def _try_all_now(self, subscription: str) -> None:
+        """What failures of the endpoint put off is put off no longer; a refused event keeps its schedule."""
+        self.on_try_now(subscription)
+        for row in list(self._rows.values()):
+            if row.subscription == subscription and row.rests_until is not None:
+                self._rows[row.id] = replace(row, rests_until=None)
+
+    def drop(self, ids: Sequence[int], epoch: int) -> int:
+        with self._fenced(epoch):
+            dropped = [self._rows.pop(row_id) for row_id in set(ids) if row_id in self._rows]
+            self._counted["dropped"].update(row.subscription for row in dropped)
+            return len(dropped)
+
+    def expire(self, subscription: str, before: datetime, now: datetime, epoch: int, limit: int = 1000) -> int:
+        with self._fenced(epoch):
+            old = [
+                row.id
+                for row in self._rows.values()
+                if row.subscription == subscription and row.created_at < before and row.is_free(now, epoch)
+            ][:limit]
+            for row_id in old:
+                del self._rows[row_id]
+            self._counted["expired"][subscription] += len(old)
+            return len(old)
+
+    def counted(self, name: str) -> dict[str, int]:
+        with self._lock:
+            return {label: number for label, number in self._counted[name].items() if number}
+
+    @contextmanager
+    def _fenced(self, epoch: int) -> Iterator[None]:
+        with self._lock:
+            self._leases.fence(self._lease, epoch)
+            yield
+
+    def _standing(self, name: str) -> SubscriptionRecord:
+        if name not in self._known:
+            raise registration.unknown(name)
+        return self._known[name][1]
+
+    def _park(self, subscription: str, events: Sequence[ParkedEvent], now: datetime) -> None:
+        known = {
+            (row.event.event_id, row.event.replay_id) for row in self._rows.values() if row.subscription == subscription
+        }
+        for event in events:
+            if (event.event_id, event.replay_id) in known:
+                continue
+            self._id += 1
+            waits = bool(event.session) and self._lacks_key(subscription, event.session)
+            due = now if event.session else decide.first_attempt_at(event, now, self._jitter())
+            self._rows[self._id] = Row(
+                id=self._id,
+                subscription=subscription,
+                event=replace(event, reason=decide.shortened(event.reason)),
+                attempts=decide.attempts_made(event),
+                next_attempt_at=None if waits else due,
+                created_at=now,
+                waits=waits,
+            )
+            known.add((event.event_id, event.replay_id))
+
+    def _is_held(self, row: Row) -> bool:
+        if not row.event.held_keys or not self._known[row.subscription][0].ordered:
+            return False
+        return any(other.id < row.id and other.lanes & row.lanes for other in self._rows.values())
+
+    # sessions
+
+    def _parked_by(self, subscription: str) -> int:
+        """How much of what is parked for first deliveries counts for `parked_max`."""
+        own = [r for r in self._rows.values() if r.subscription == subscription and not r.event.replay_id]
+        leaving = Counter(row.event.stream for row in own if row.event.session and not row.waits)
+        too_much = sum(max(0, number - WAITING_MAX) for number in leaving.values())
+        return sum(not row.event.session for row in own) + too_much
+
+    def _device(self, subscription: str) -> str:
+        return self._known[subscription][0].device
+
+    def _lacks_key(self, subscription: str, session: str) -> bool:
+        device = self._device(subscription)
+        return bool(device) and (device, session) not in self._keys
+
+    def _make_due(self, now: datetime, which: Callable[[str, str], bool]) -> int:
+        """Those that wait, of some subscriptions and sessions, may be tried now."""
+        some = [row for row in self._rows.values() if row.waits and which(row.subscription, row.event.session)]
+        for row in some:
+            self._rows[row.id] = replace(row, waits=False, next_attempt_at=now)
+        return len(some)
+
+    def _before_in_line(self, row: Row) -> list[Row]:
+        if not row.event.session:
+            return []
+        return [other for other in self._rows.values() if other.id < row.id and other.line == row.line]
+
+    def _is_behind(self, row: Row, now: datetime, epoch: int) -> bool:
+        """Whether something of its session that was parked earlier is not due, or under way."""
+        return any(not (o.is_due(now) and o.is_free(now, epoch)) for o in self._before_in_line(row))
+
+    def _follows_none_but(self, row: Row, ids: set[int]) -> bool:
+        return all(other.id in ids for other in self._before_in_line(row))

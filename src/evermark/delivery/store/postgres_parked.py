@@ -1,0 +1,237 @@
+"""Parked deliveries in State: the table `enqueued_messages`. A row goes only when its event was taken or given up."""
+
+from __future__ import annotations
+
+import zlib
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from evermark.cluster.fence import DELIVER_LEASE, fence
+from evermark.delivery.base import CLAIM_MAX, HeldKey, Parked, ParkedEvent, ParkedRow, SourcePartition
+from evermark.delivery.decide.group import Jitter, attempts_made, first_attempt_at, shortened
+from evermark.delivery.decide.turns import draw
+from evermark.delivery.store import queries
+from evermark.state import counters
+from evermark.state.connection import Connection, State
+
+SESSION_LOCKS = 256
+
+
+class PostgresParkedRows:
+    """The half of the delivery store that keeps parked deliveries."""
+
+    def __init__(self, state: State, jitter: Jitter, lease: str = DELIVER_LEASE) -> None:
+        self._state = state
+        self._jitter = jitter
+        self._lease = lease
+
+    def claim(self, now: datetime, limit: int, lease_s: float, epoch: int) -> list[Parked]:
+        given: dict[str, Any] = {
+            "lease": self._lease,
+            "now": now,
+            "epoch": epoch,
+            "limit": max(0, min(limit, CLAIM_MAX)),
+            "claimed_until": now + timedelta(seconds=lease_s),
+            "draw": draw(now),
+        }
+        with self._state.connection() as conn:
+            if conn.execute(queries.IS_ANY_DUE, given).fetchone() == (True, False):
+                return []
+            with conn.transaction():
+                fence(conn, self._lease, epoch)
+                rows = conn.execute(queries.CLAIM, given | {"of_replays": False}).fetchall()
+                left = given["limit"] - len(rows)
+                if left > 0:
+                    rows += conn.execute(queries.CLAIM, given | {"of_replays": True, "limit": left}).fetchall()
+        claimed = []
+        for row_id, claimed_until, generation, *rest in sorted(rows):
+            subscription, event, attempts = _parked(rest)
+            claimed.append(Parked(row_id, subscription, event, attempts, claimed_until, generation))
+        return claimed
+
+    def delivered(self, ids: Sequence[int], epoch: int) -> None:
+        with self._state.transaction() as conn:
+            fence(conn, self._lease, epoch)
+            conn.execute(queries.DELIVERED, (sorted(ids),))
+
+    def reschedule(
+        self,
+        parked: Parked,
+        *,
+        next_attempt_at: datetime | None,
+        attempts: int,
+        reason: str,
+        status: int | None,
+        epoch: int,
+    ) -> None:
+        said = storable(shortened(reason))
+        with self._state.transaction() as conn:
+            fence(conn, self._lease, epoch)
+            tried = attempts > parked.attempt
+            given = {
+                "at": next_attempt_at,
+                "attempts": attempts,
+                "reason": said,
+                "status": status,
+                "tried": tried,
+                "id": parked.id,
+                "claimed_until": parked.claimed_until,
+                "epoch": epoch,
+            }
+            conn.execute(queries.RESCHEDULE, given)
+
+    def parked_counts(self) -> dict[str, dict[str, int]]:
+        with self._state.connection() as conn:
+            rows = conn.execute(queries.PARKED_COUNTS).fetchall()
+        return {name: {"waiting": waiting, "dead": dead} for name, waiting, dead in rows}
+
+    def parked_since(self) -> dict[str, datetime]:
+        with self._state.connection() as conn:
+            return dict(conn.execute(queries.PARKED_SINCE).fetchall())
+
+    def parked(
+        self, subscription: str | None = None, *, dead: bool | None = None, after_id: int = 0, limit: int = 100
+    ) -> list[ParkedRow]:
+        given: dict[str, Any] = {"subscription": subscription, "dead": dead, "after_id": after_id}
+        given["limit"] = max(0, min(limit, CLAIM_MAX))
+        with self._state.connection() as conn:
+            rows = conn.execute(queries.PARKED_ROWS, given).fetchall()
+        found = []
+        for row_id, next_attempt_at, created_at, waits, *rest in rows:
+            name, event, attempts = _parked(rest)
+            found.append(ParkedRow(row_id, name, event, attempts, next_attempt_at, created_at, waits))
+        return found
+
+    def held_keys(
+        self, subscriptions: Sequence[str], places: Collection[SourcePartition] | None = None, replay_id: str = ""
+    ) -> dict[str, dict[HeldKey, int]]:
+        given: dict[str, Any] = {"names": list(subscriptions), "replay_id": replay_id, "everywhere": places is None}
+        given["sources"] = [place.source for place in places or ()]
+        given["partitions"] = [place.partition for place in places or ()]
+        held: dict[str, dict[HeldKey, int]] = defaultdict(dict)
+        with self._state.connection() as conn:
+            for subscription, source, partition, stream, key, rows in conn.execute(queries.HELD_KEYS, given):
+                held[subscription][SourcePartition(source, partition), stream, key] = rows
+        return dict(held)
+
+    def release(self, ids: Sequence[int], now: datetime, epoch: int) -> int:
+        with self._state.transaction() as conn:
+            fence(conn, self._lease, epoch)
+            return conn.execute(queries.RELEASE, {"now": now, "ids": sorted(ids)}).rowcount
+
+    def drop(self, ids: Sequence[int], epoch: int) -> int:
+        with self._state.transaction() as conn:
+            fence(conn, self._lease, epoch)
+            dropped: dict[str, int] = dict(conn.execute(queries.DROP, (sorted(ids),)).fetchall())
+            counters.count(conn, "dropped", dropped)
+        return sum(dropped.values())
+
+    def expire(self, subscription: str, before: datetime, now: datetime, epoch: int, limit: int = 1000) -> int:
+        given = {"subscription": subscription, "before": before, "now": now, "epoch": epoch, "limit": limit}
+        with self._state.transaction() as conn:
+            fence(conn, self._lease, epoch)
+            expired = conn.execute(queries.EXPIRE, given).rowcount
+            counters.count(conn, "expired", {subscription: expired})
+        return expired
+
+    def counted(self, name: str) -> dict[str, int]:
+        return counters.read(self._state, name)
+
+
+def park(conn: Connection, parked: Mapping[str, Sequence[ParkedEvent]], now: datetime, jitter: Jitter) -> None:
+    """Set deliveries aside, per subscription, inside the caller's transaction."""
+    waits = _waits(conn, parked)
+    rows = [
+        (
+            name,
+            storable(event.event_id),
+            event.replay_id,
+            event.place.source,
+            event.place.partition,
+            event.batch,
+            event.position,
+            storable(event.stream),
+            None if event.key is None else storable(event.key),
+            None if event.previous_key is None else storable(event.previous_key),
+            storable(event.event),
+            storable(shortened(event.reason)),
+            event.status,
+            attempts_made(event),
+            *_queued(event, storable(event.session) in waits.get(name, ()), now, jitter),
+        )
+        for name in sorted(parked)
+        for event in parked[name]
+    ]
+    if rows:
+        conn.execute(queries.PARK, (now, *map(list, zip(*rows, strict=True))))
+
+
+def _queued(event: ParkedEvent, waits: bool, now: datetime, jitter: Jitter) -> tuple[datetime | None, str | None, bool]:
+    """When it is tried, for which session it queues, and whether it waits for its key."""
+    if not event.session:
+        return first_attempt_at(event, now, jitter()), None, False
+    return None if waits else now, storable(event.session), waits
+
+
+def lock_sessions(conn: Connection, wanted: Iterable[tuple[str, str]]) -> None:
+    """Be alone with these (device, session) until the transaction ends. Publishing a key and parking what needs it
+    come one after the other: whichever is second sees what the first did.
+    """
+    # A bounded number of locks, however many sessions there are; two that share one wait for each other, no more.
+    buckets = {zlib.crc32(f"{device}\x00{session}".encode()) % SESSION_LOCKS for device, session in wanted}
+    if buckets:
+        _lock_buckets(conn, sorted(buckets))
+
+
+def lock_every_session(conn: Connection) -> None:
+    """The same, with all sessions of all devices."""
+    _lock_buckets(conn, list(range(SESSION_LOCKS)))
+
+
+def _lock_buckets(conn: Connection, buckets: Sequence[int]) -> None:
+    row = conn.execute("select hashtext(current_schema())").fetchone()
+    conn.execute(queries.LOCK_SESSIONS, (row[0] if row else 0, list(buckets)))
+
+
+def _waits(conn: Connection, parked: Mapping[str, Sequence[ParkedEvent]]) -> dict[str, set[str]]:
+    """Per subscription: sessions without a key, decided under the locks of all sessions that are parked for."""
+    sessions = {name: {storable(e.session) for e in events if e.session} for name, events in parked.items()}
+    named = sorted(name for name, some in sessions.items() if some)
+    if not named:
+        return {}
+    devices: dict[str, str | None] = dict(conn.execute(queries.DEVICES, (named,)).fetchall())
+    wanted = sorted({(device, s) for name in named if (device := devices.get(name)) for s in sessions[name]})
+    lock_sessions(conn, wanted)
+    given = [list(column) for column in zip(*wanted, strict=True)] or [[], []]
+    published = set(conn.execute(queries.PUBLISHED_AMONG, given).fetchall())
+    return {
+        name: {session for session in sessions[name] if devices.get(name) and (devices[name], session) not in published}
+        for name in named
+    }
+
+
+def storable(text: str) -> str:
+    """Postgres keeps neither the character NUL nor half a surrogate pair; a receiver's answer may hold both."""
+    return text.encode("utf-8", "replace").decode().replace("\x00", "\ufffd")
+
+
+def _parked(row: Sequence[Any]) -> tuple[str, ParkedEvent, int]:
+    subscription, event_id, replay_id, source, partition, batch, position, stream, key, previous_key, *rest = row
+    event, reason, status, session, attempts = rest
+    parked = ParkedEvent(
+        event_id=event_id,
+        place=SourcePartition(source, partition),
+        batch=batch,
+        position=position,
+        stream=stream,
+        key=key,
+        event=event,
+        reason=reason,
+        status=status,
+        replay_id=replay_id,
+        session=session,
+        previous_key=previous_key,
+    )
+    return subscription, parked, attempts

@@ -1,0 +1,140 @@
+"""The port between delivery and whatever takes the events.
+
+Contract of a `Sink`:
+
+- Order: events of one subscription that share (source, stream, key) are sent strictly one after another, in the order
+  of the rows given. Events of different keys, and events without a key, may overtake each other. An event that changed
+  its record's key is one of both keys.
+- Completeness: every (place, batch) among a job's rows gets exactly one `Result`. Its fate is DONE only if each of its
+  rows was accepted or is in `parked`, and only if that holds for all earlier batches of the same place too: the DONE
+  results of a place are always a prefix, so a cursor may be moved over them without looking any further.
+- Duplicates: an event of a batch that is not DONE may have reached the receiver. It will be sent again.
+- Isolation: subscriptions share nothing that one could use up for another.
+- A subscription stops at the first failure of its endpoint; what was not sent by then is not tried.
+- Time: no new request begins after `deadline_s`; those under way get `grace_s` more (None: their own timeout).
+- A sink never raises for what a receiver or a subscription's settings did: that is in the results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import pyarrow as pa
+
+from evermark.delivery.base import Outcome, SourcePartition, SubscriptionSpec
+from evermark.delivery.decide.retry import Verdict
+from evermark.delivery.webhook.bundles import Packer
+
+# Which events must keep their order among themselves: (source, stream, key).
+Lane = tuple[str, str, str]
+
+OpenSecret = Callable[[str], str]
+
+
+def as_it_is(secret: str) -> str:
+    return secret
+
+
+@dataclass(frozen=True)
+class Job:
+    """Rows of the log for one subscription. At most one job per subscription in one call."""
+
+    spec: SubscriptionSpec
+    events: pa.Table | pa.RecordBatch  # log columns; per place in log order
+    open_secret: OpenSecret = field(default=as_it_is, repr=False)
+    historical: bool = False
+    attempt: int = 1
+    replay_id: str | None = None
+    probe: bool = False  # the endpoint failed last time: send one at a time until one is accepted
+    # With `ordered`: lanes that have parked events waiting, and how many. Their events are parked behind these.
+    held: Mapping[Lane, int] = field(default_factory=dict)
+    waits: Mapping[int, str] = field(default_factory=dict)  # rows to be parked until the key of a session is published
+    parked_room: int | None = None  # how many more may be parked; None: the subscription's `parked_max`
+    packer: Packer | None = field(default=None, repr=False)  # with bundles made before, by whoever had the time
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of one subscription's events of one batch.
+
+    Every row up to and including position `through` was accepted or is among `outcome.parked`, which holds no other;
+    for a batch that is DONE it is the last. A caller that keeps this may leave those rows out next time. None: not even
+    the first.
+    """
+
+    place: SourcePartition
+    batch: int
+    outcome: Outcome
+    through: str | None = None
+
+    @property
+    def subscription(self) -> str:
+        return self.outcome.subscription
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """What became of one subscription's rows, in the order given: the first `rows` were accepted or are parked.
+
+    `outcome.parked` holds what was parked among them; `outcome.accepted` counts all that was accepted, also after them.
+    """
+
+    rows: int
+    outcome: Outcome
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one request came to."""
+
+    verdict: Verdict
+    status: int | None = None
+    reason: str = ""
+    retry_after_s: float | None = None
+    sent: bool = True  # False: nothing was asked, and this is what was known before
+    ours: bool = False  # this machine lacked something (descriptors, memory): nobody else is to blame
+
+
+@dataclass(frozen=True)
+class Try:
+    """One parked delivery, to be sent again."""
+
+    spec: SubscriptionSpec
+    event: str  # ParkedEvent.event
+    attempt: int  # the number of this attempt: 2 for the first retry
+    open_secret: OpenSecret = field(default=as_it_is, repr=False)
+    historical: bool = False
+    replay_id: str | None = None
+    probe: bool = False  # as in `Job`; the same for all tries of a subscription
+    session: str = ""  # tries of one session are one lane, and one that is not answered holds the others back
+
+
+class Sink(Protocol):
+    def deliver(
+        self, jobs: Sequence[Job], deadline_s: float, grace_s: float | None = None, slack_s: float | None = None
+    ) -> list[Result]:
+        """Send, wait for all, and say per (subscription, place, batch) what became of it.
+
+        `slack_s`: once half of the subscriptions are done, the others get this much longer, or what their share of the
+        work makes fair, if that is more (`Stragglers`); then they are cut off, unfinished.
+        """
+
+    def deliver_each(
+        self, jobs: Sequence[Job], deadline_s: float, grace_s: float | None = None, slack_s: float | None = None
+    ) -> Iterator[list[Result]]:
+        """The same, one subscription after another as each is finished: none waits for a slow one's results."""
+
+    def deliver_prefix(self, job: Job, deadline_s: float, grace_s: float | None = None) -> Prefix:
+        """The same for rows in an order of their own, of whatever places and batches: how far it got."""
+
+    def attempt(self, tries: Sequence[Try], deadline_s: float) -> list[Answer]:
+        """Send parked deliveries again; the answers come in the order of `tries`.
+
+        Tries of one lane are sent in the given order; when one fails, those behind it answer BUSY unsent. After a
+        failure of the endpoint the subscription's other tries of the same replay, or of none, answer ENDPOINT unsent.
+        What its rate leaves no time for answers BUSY unsent. None of these spends an attempt.
+        """
+
+    def close(self) -> None: ...

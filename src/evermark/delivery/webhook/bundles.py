@@ -1,0 +1,239 @@
+"""Bundles made column by column: no Python object per event, unless one of them is refused.
+
+The lanes of a job are dealt out to a few shares; the events of a share keep their order. All bundles of a job are
+planned at once; they are rendered a few at a time, each event with the comma that follows it, so that a bundle is a
+piece of the rendered column as it lies in memory.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+
+from evermark.delivery.webhook.body import (
+    BUNDLE_BYTES_AROUND,
+    UNRENDERABLE,
+    Rendering,
+    around,
+    bundle_id_of,
+    delivery_ids,
+    render_column,
+    render_sound,
+)
+from evermark.delivery.webhook.ordering import I64, Keys
+from evermark.delivery.webhook.signing import Body
+
+PIECE_ROWS = 4_096
+PIECE_BYTES_MAX = 64 * 1024 * 1024
+
+# One event on its way: its row in the job, its webhook id, its body.
+Parcel = tuple[int, str, bytes]
+
+
+@dataclass(frozen=True)
+class Pack:
+    """One bundle, ready to be sent, and what it was made of."""
+
+    share: int
+    rows: I64
+    ident: str
+    body: Body
+    _ids: pa.Array  # of the events of several packs
+    _bodies: _Texts  # theirs, each with its comma
+    _at: int  # its first row in those two
+    _replay_id: str | None
+    problem: str = ""  # why its only event has no body
+
+    def parcels(self) -> list[Parcel]:
+        rows = self.rows.tolist()
+        idents = delivery_ids(self._ids.slice(self._at, len(rows)).to_pylist(), self._replay_id)
+        places = range(self._at, self._at + len(rows))
+        bodies = [bytes(self._bodies.between(n, n + 1, 1)) for n in places]
+        return list(zip(rows, idents, bodies, strict=True))
+
+
+class _Texts:
+    """A column of texts as they lie in memory."""
+
+    def __init__(self, column: pa.Array) -> None:
+        ends = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
+        self.sizes = np.diff(ends)
+        self._ends: list[int] = ends.tolist()
+        self._memory = memoryview(column.buffers()[2])
+
+    def between(self, start: int, stop: int, without: int = 0) -> memoryview:
+        """The texts of some rows, one after another, without the last ones of the characters."""
+        return self._memory[self._ends[start] : self._ends[stop] - without]
+
+
+class Packs:
+    """The bundles of some rows, made a few at a time, and kept for all who take them from here."""
+
+    def __init__(
+        self,
+        events: pa.Table | pa.RecordBatch,
+        keys: Keys,
+        how: Rendering,
+        bundle: int,
+        shares: int,
+        body_bytes_max: int,
+    ) -> None:
+        self.keys = keys
+        self._events = events
+        self._how = how
+        self._room = body_bytes_max - BUNDLE_BYTES_AROUND
+        self._around = around(how.style)
+        row_bytes = events.nbytes // max(1, events.num_rows) + 1
+        self._piece_rows = max(1, min(PIECE_ROWS, PIECE_BYTES_MAX // row_bytes))
+        # Large events: rather a bundle that is not full than one that must not be sent or cannot be held.
+        bundle = max(1, min(bundle, self._room // row_bytes, self._piece_rows))
+        self._plan = deque(_planned(keys.lanes, shares, bundle))
+        self._made: deque[list[Pack]] = deque()
+        self._gone = 0  # how many pieces nobody wants any more
+        self._takers = 0
+        self._taken: dict[int, int] = {}  # by piece: how many have it
+        self.body_bytes_max = 0  # of the bodies rendered so far
+
+    def taker(self) -> Packer:
+        """For one more job that wants all of them. All jobs send from one thread."""
+        self._takers += 1
+        return Packer(self)
+
+    def make_all(self) -> None:
+        """Make all bundles now: in a thread that would only wait, and for rows that are not too large."""
+        while self._plan:
+            self._made.append(self._pack())
+
+    def has(self, piece: int) -> bool:
+        return bool(self._plan) or piece < self._gone + len(self._made)
+
+    def piece(self, piece: int) -> list[Pack]:
+        if piece >= self._gone + len(self._made):
+            self._made.append(self._pack())
+        found = self._made[piece - self._gone]
+        self._taken[piece] = self._taken.get(piece, 0) + 1
+        while self._made and self._taken.get(self._gone) == self._takers:
+            self._made.popleft()
+            del self._taken[self._gone]
+            self._gone += 1
+        return found
+
+    def _pack(self) -> list[Pack]:
+        planned = [self._plan.popleft()]
+        left = self._piece_rows - len(planned[0][1])
+        while self._plan and len(self._plan[0][1]) <= left:
+            planned.append(self._plan.popleft())
+            left -= len(planned[-1][1])
+        events = self._rows(np.concatenate([rows for _, rows in planned]))
+        problems: dict[int, str] = {}
+        try:
+            bodies = render_column(events, self._how, after=",")
+        except UNRENDERABLE:
+            bodies, problems = render_sound(events, self._how, after=",")
+        column = events.column("event_id")
+        ids = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        idents, texts, replay_id = _Texts(ids), _Texts(bodies), self._how.replay_id
+        self.body_bytes_max = max(self.body_bytes_max, int(texts.sizes.max()) - 1)
+        before, after = self._around
+        packs: list[Pack] = []
+        starts = np.cumsum([0, *(len(rows) for _, rows in planned)])
+        fits = (np.add.reduceat(texts.sizes, starts[:-1]) <= self._room).tolist()
+        for (share, rows), start, whole in zip(planned, starts[:-1].tolist(), fits, strict=True):
+            cuts: Iterable[tuple[int, int]] = [(0, len(rows))]
+            if problems or not whole:
+                alone = [row - start for row in problems if start <= row < start + len(rows)]
+                cuts = self._cuts(texts.sizes[start : start + len(rows)], alone)
+            for at, stop in cuts:
+                first, last = start + at, start + stop
+                ident = bundle_id_of(idents.between(first, last), idents.sizes[first:last], replay_id)
+                body = before, texts.between(first, last, len(",")), after
+                problem = problems.get(first, "")
+                packs.append(Pack(share, rows[at:stop], ident, body, ids, texts, first, replay_id, problem))
+        return packs
+
+    def _rows(self, rows: I64) -> pa.Table | pa.RecordBatch:
+        first = int(rows[0])
+        if int(rows[-1]) - first == len(rows) - 1 and bool((np.diff(rows) == 1).all()):
+            return self._events.slice(first, len(rows))
+        return self._events.take(pa.array(rows))
+
+    def _cuts(self, sizes: I64, alone: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """A planned bundle, cut so that each part can be sent in one request; those without a body stand alone."""
+        if not alone:
+            yield from self._fitting(sizes)
+            return
+        bounds = sorted({0, len(sizes), *alone, *(row + 1 for row in alone)})
+        for first, last in pairwise(bounds):
+            yield from ((first + at, first + stop) for at, stop in self._fitting(sizes[first:last]))
+
+    def _fitting(self, sizes: I64) -> Iterator[tuple[int, int]]:
+        """Cut so that each part fits; one event always stays whole."""
+        start, room = 0, self._room
+        if int(sizes.sum()) > room:
+            for n, size in enumerate(sizes.tolist()):
+                if n > start and size > room:
+                    yield start, n
+                    start, room = n, self._room
+                room -= size
+        yield start, len(sizes)
+
+
+class Packer:
+    """What one job has taken of its bundles."""
+
+    def __init__(self, packs: Packs) -> None:
+        self._packs = packs
+        self.keys = packs.keys
+        self.at = 0
+
+    @property
+    def more(self) -> bool:
+        return self._packs.has(self.at)
+
+    @property
+    def body_bytes_max(self) -> int:
+        return self._packs.body_bytes_max
+
+    def pack(self) -> list[Pack]:
+        """The next few bundles, the one with the first row first."""
+        self.at += 1
+        return self._packs.piece(self.at - 1)
+
+
+def _planned(lanes: I64, shares: int, bundle: int) -> list[tuple[int, I64]]:
+    """The share and the rows of each bundle, the one with the first row first."""
+    rows = len(lanes)
+    if _all_differ(lanes):
+        # No event has to wait for another one: bundles are taken as the rows come.
+        starts = range(0, rows, bundle)
+        return [(n % shares, np.arange(at, min(at + bundle, rows))) for n, at in enumerate(starts)]
+    of = lanes % shares
+    order = np.argsort(of, kind="stable")
+    found: list[tuple[int, I64]] = []
+    for start, stop in _runs(of[order]):
+        share = int(of[order[start]])
+        found += [(share, order[at : min(at + bundle, stop)]) for at in range(start, stop, bundle)]
+    return sorted(found, key=lambda one: int(one[1][0]))
+
+
+def _all_differ(keys: I64) -> bool:
+    if not len(keys):
+        return True
+    least = int(keys.min())
+    # Numbers are dense where there is one stream: counting them takes a tenth of what sorting them does.
+    if int(keys.max()) - least < 4 * len(keys):
+        return bool((np.bincount(keys - least) <= 1).all())
+    return len(np.unique(keys)) == len(keys)
+
+
+def _runs(of: I64) -> list[tuple[int, int]]:
+    """Where each value of an ordered array begins and ends."""
+    if not len(of):
+        return []
+    starts = [0, *(np.flatnonzero(np.diff(of)) + 1).tolist()]
+    return list(zip(starts, [*starts[1:], len(of)], strict=True))

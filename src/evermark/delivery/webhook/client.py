@@ -1,0 +1,279 @@
+"""The HTTP side of webhooks: one event loop thread per process, connections by what may be dialled, one POST.
+
+Everything is made when first used and belongs to the process that made it: after a fork the child starts with none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import errno
+import importlib.metadata
+import os
+import re
+import socket
+import ssl
+import threading
+from base64 import b64encode
+from collections.abc import Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from time import time
+from typing import Any, TypeVar
+
+from yarl import URL
+
+from evermark.delivery.base import MadeBy, SubscriptionSpec
+from evermark.delivery.decide.retry import Failure, Verdict, classify, retry_after_s
+from evermark.delivery.webhook.base import Answer, OpenSecret
+from evermark.delivery.webhook.body import Style, content_type
+from evermark.delivery.webhook.guard import AddressRefusedError, Guard
+from evermark.delivery.webhook.http1 import NoConnectionError, NotHttpError, Pool, Reply
+from evermark.delivery.webhook.signing import Body, Signer
+from evermark.errors import ConfigError
+from evermark.priority import lower_priority
+
+T = TypeVar("T")
+
+HEADERS_MAX = 32
+TIMEOUT_S_MAX = 300.0
+# Name look-ups run in threads and may hang for seconds each; a hanging one must not queue the others.
+_LOOKUP_THREADS = 64
+_OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
+_RESERVED = frozenset({"host", "content-length", "content-type", "transfer-encoding", "connection", "user-agent"})
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}")
+
+
+def _user_agent() -> str:
+    try:
+        return f"evermark/{importlib.metadata.version('evermark')}"
+    except importlib.metadata.PackageNotFoundError:
+        return "evermark"
+
+
+class HttpLoop:
+    """An event loop in a thread of its own, with its connections; `low_priority`: others get the processor first."""
+
+    def __init__(self, *, low_priority: bool = False) -> None:
+        self._low_priority = low_priority
+        self.pid = os.getpid()
+        self.loop = asyncio.new_event_loop()
+        self.loop.set_default_executor(ThreadPoolExecutor(_LOOKUP_THREADS, thread_name_prefix="evermark-lookup"))
+        self._pools: dict[tuple[frozenset[str], bool], Pool] = {}
+        self._tls: ssl.SSLContext | None = None
+        # When each subscription, or replay for one, may send next: its rate holds across calls.
+        self.next_send_at: dict[tuple[str, str | None], float] = {}
+        self._thread = threading.Thread(target=self._run, name="evermark-http", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        if self._low_priority:
+            lower_priority()
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
+
+    def pool(self, allow_networks: tuple[str, ...], secure: bool) -> Pool:
+        """The connections that are guarded for exactly these networks. Call it in the loop."""
+        key = (frozenset(allow_networks), secure)
+        pool = self._pools.get(key)
+        if pool is None:
+            if secure and self._tls is None:
+                self._tls = ssl.create_default_context()
+            guard = Guard(sorted(key[0]), opened_only=not secure)
+            pool = self._pools[key] = Pool(guard.socket, self._tls if secure else None)
+        return pool
+
+    async def turn(self, who: tuple[str, str | None], rate_per_s: float, deadline: float) -> bool:
+        """Wait until this subscription, or replay for it, may send; False when that is not before the deadline.
+
+        First deliveries and retries share this within a process. Where they run in two, each keeps the rate by itself.
+        """
+        now = self.loop.time()
+        turn = max(now, self.next_send_at.get(who, 0.0))
+        if turn >= deadline:
+            return False
+        self.next_send_at[who] = turn + 1 / rate_per_s
+        await asyncio.sleep(turn - now)
+        return True
+
+    def close(self) -> None:
+        if self.pid != os.getpid() or self.loop.is_closed():
+            return
+        self.submit(self._end()).result(timeout=10)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(timeout=10)
+        if not self._thread.is_alive():
+            self.loop.close()
+
+    async def _end(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        for pool in self._pools.values():
+            pool.close()
+        self._pools.clear()
+        # Transports say goodbye in the next turn of the loop.
+        await asyncio.sleep(0)
+
+
+class _Process:
+    """What this process has: its loops, once somebody needs them."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        # After a fork the thread did not come along, and the lock may have been held by one that did not either.
+        self.lock = threading.Lock()
+        self.loops: dict[bool, HttpLoop] = {}
+
+
+_PROCESS = _Process()
+os.register_at_fork(after_in_child=_PROCESS.forget)
+
+
+def http_loop(*, low_priority: bool = False) -> HttpLoop:
+    """This process's loop: one for each priority."""
+    with _PROCESS.lock:
+        if low_priority not in _PROCESS.loops:
+            _PROCESS.loops[low_priority] = HttpLoop(low_priority=low_priority)
+        return _PROCESS.loops[low_priority]
+
+
+def close_http_loops() -> None:
+    with _PROCESS.lock:
+        closing, _PROCESS.loops = _PROCESS.loops, {}
+    for loop in closing.values():
+        loop.close()
+
+
+class Endpoint:
+    """Posts the bodies of one subscription. Raises `ConfigError` when made from settings that cannot be used."""
+
+    def __init__(self, spec: SubscriptionSpec, open_secret: OpenSecret) -> None:
+        url = _url_of(spec)
+        self._host, self._port = url.raw_host or "", url.port or 443
+        self._secure = url.scheme == "https"
+        self._signer = Signer([open_secret(sealed) for sealed in spec.secrets])
+        style = Style(spec.body) if spec.body in set(Style) else None
+        if style is None:
+            raise ConfigError(f"body {spec.body!r} is not known", hint=f"use one of {', '.join(Style)}")
+        self.style = style
+        headers = {name: open_secret(value) for name, value in spec.headers.items()}
+        self._head = _head_of(url, spec.name, headers, content_type(style, bundled=spec.bundle > 1))
+        # Only the operator's file may open networks, whatever the row says.
+        self._allow = spec.allow_networks if spec.made_by is MadeBy.FILE else ()
+        Guard(self._allow)
+        self.timeout_s = min(max(0.05, spec.timeout_s), TIMEOUT_S_MAX)
+
+    async def post(self, http: HttpLoop, webhook_id: str, body: Body) -> Answer:
+        """Send once; once more on a new connection if a kept one ended, for that is how kept ones end."""
+        request = self._request(webhook_id, body)
+        pool = http.pool(self._allow, self._secure)
+        try:
+            wire = pool.kept(self._host, self._port)
+            if wire is not None:
+                try:
+                    return _answer_of(await wire.post(request, self.timeout_s))
+                except ConnectionError:
+                    pass
+            begun = http.loop.time()
+            wire = await pool.dial(self._host, self._port, self.timeout_s)
+            left = max(0.05, begun + self.timeout_s - http.loop.time())
+            return _answer_of(await wire.post(request, left))
+        except Exception as problem:  # noqa: BLE001 - every way a request can fail has a verdict
+            return self._answer_for(problem)
+
+    def _request(self, webhook_id: str, body: Body) -> bytes:
+        signed = self._signer.headers(webhook_id, int(time()), body)
+        lines = "".join([f"{name}: {value}\r\n" for name, value in signed.items()])
+        if isinstance(body, bytes):
+            return b"%b%bcontent-length: %d\r\n\r\n%b" % (self._head, lines.encode(), len(body), body)
+        head = b"%b%bcontent-length: %d\r\n\r\n" % (self._head, lines.encode(), sum(map(len, body)))
+        return b"".join((head, *body))
+
+    def _answer_for(self, problem: Exception) -> Answer:
+        """The answer that a failed request amounts to."""
+        cause = problem.__cause__ if isinstance(problem, NoConnectionError) else problem
+        ours = isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno in _OURS)
+        failure, reason = self._failure(problem, cause)
+        return Answer(classify(failure), None, reason, ours=ours)
+
+    def _failure(self, problem: Exception, cause: BaseException | None) -> tuple[Failure, str]:
+        match cause:
+            case AddressRefusedError():
+                return Failure.DENIED, str(cause)
+            case TimeoutError():
+                return Failure.TIMEOUT, f"no answer within {self.timeout_s:g} s"
+            case socket.gaierror():
+                return Failure.DNS, f"the name {self._host} cannot be resolved: {cause.strerror or cause}"
+            case ssl.SSLCertVerificationError():
+                return Failure.TLS, f"the certificate of {self._host} is not trusted: {cause.verify_message}"
+            case ssl.SSLError():
+                return Failure.TLS, f"no TLS with {self._host}:{self._port}: {cause.reason}"
+            case UnicodeError():
+                return Failure.CONFIG, "the url's host cannot be used"
+            case OSError() if isinstance(problem, NoConnectionError):
+                why = os.strerror(cause.errno) if cause.errno else str(cause)
+                return Failure.CONNECT, f"no connection to {self._host}:{self._port}: {why}"
+            case OSError():
+                return Failure.CUT, "the connection ended before the answer"
+            case NotHttpError():
+                return Failure.PROTOCOL, "what came back is not HTTP"
+        return Failure.PROTOCOL, f"the request failed: {type(cause).__name__}"
+
+
+_ACCEPTED = {status: Answer(Verdict.ACCEPTED, status) for status in range(200, 300)}
+
+
+def _answer_of(reply: Reply) -> Answer:
+    status = reply.status
+    if accepted := _ACCEPTED.get(status):
+        return accepted
+    said = "".join(c if c.isprintable() else " " for c in reply.said.decode(errors="replace")).strip()
+    wait = retry_after_s(reply.headers.get("retry-after"), datetime.now(UTC))
+    return Answer(classify(status, reply.headers), status, f"HTTP {status}" + (f": {said}" if said else ""), wait)
+
+
+def _url_of(spec: SubscriptionSpec) -> URL:
+    try:
+        url = URL(spec.url)
+        usable = url.scheme in ("http", "https") and bool(url.host)
+    except (ValueError, TypeError):
+        usable = False
+    if not usable:
+        # The url is not repeated: its path or query may be a secret.
+        raise ConfigError(f"the url of subscription {spec.name!r} cannot be used", hint="write https://host/path")
+    return url
+
+
+def _head_of(url: URL, subscription: str, own: Mapping[str, str], body_type: str) -> bytes:
+    """The request up to the headers that differ from one to the next."""
+    if len(own) > HEADERS_MAX:
+        raise ConfigError(f"subscription {subscription!r} sets {len(own)} headers", hint=f"at most {HEADERS_MAX}")
+    for name, value in own.items():
+        if name.lower() in _RESERVED or name.lower().startswith("webhook-"):
+            raise ConfigError(
+                f"subscription {subscription!r} sets the header {name}", hint="that one is set by Evermark"
+            )
+        if not (_HEADER_NAME.fullmatch(name) and value.isascii() and value.isprintable()):
+            raise ConfigError(
+                f"a header of subscription {subscription!r} has odd characters", hint="use printable ASCII"
+            )
+    headers = {
+        "host": url.host_port_subcomponent or "",
+        "user-agent": _USER_AGENT,
+        "content-type": body_type,
+        **own,
+    }
+    if url.user is not None and "authorization" not in {name.lower() for name in own}:
+        headers["authorization"] = "Basic " + b64encode(f"{url.user}:{url.password or ''}".encode()).decode()
+    lines = [f"POST {url.raw_path_qs or '/'} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items()), ""]
+    return "\r\n".join(lines).encode()
+
+
+_USER_AGENT = _user_agent()

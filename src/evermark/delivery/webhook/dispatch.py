@@ -1,0 +1,363 @@
+"""Sends one job: which event may go now, what an answer means for the rest, and when to stop.
+
+Events wait in lanes. Without bundles a lane is one key, so that events of a key never overtake each other and keys
+do not wait for each other; an event without a key is alone in its lane, and keys between which a record moved share one
+(`keys`). With bundles a lane is a share of these, and sends one bundle after another; they are made in `packs`. A lane
+is either idle, ready (in `_ready`) or busy; workers take ready lanes.
+
+Rows are rendered in small pieces as they are needed: the loop is shared, and bodies are bigger than rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from itertools import count
+
+import numpy as np
+import pyarrow as pa
+
+from evermark import failpoint
+from evermark.delivery.base import Fate, ParkedEvent, SourcePartition
+from evermark.delivery.decide.retry import Verdict, in_place_wait_s
+from evermark.delivery.webhook.base import Answer, Job
+from evermark.delivery.webhook.body import (
+    BUNDLE_BYTES_AROUND,
+    UNRENDERABLE,
+    Rendering,
+    bundle,
+    bundle_id,
+    delivery_ids,
+    render,
+    render_sound,
+)
+from evermark.delivery.webhook.bundles import PIECE_BYTES_MAX, Pack, Packer, Parcel
+from evermark.delivery.webhook.bundles_ahead import BUNDLE_LANES_MAX, BUNDLE_MAX, packs_of
+from evermark.delivery.webhook.client import Endpoint, HttpLoop
+from evermark.delivery.webhook.ordering import keys_of
+from evermark.delivery.webhook.parked_json import row_json, text_of, texts_of
+from evermark.delivery.webhook.signing import Body
+from evermark.delivery.webhook.tally import Tally
+
+PIECE_ROWS = 512
+# What all jobs of a call together render ahead, about: thousands of them may want the same large rows one by one.
+AHEAD_ROWS_MAX = 65_536
+FAILURE_GRACE_S = 1.0
+HELD_PER_LANE_MAX = 1_000
+CONCURRENCY_MAX = 1_000
+
+
+class Dispatch:
+    """One job, sent by up to `concurrency` workers in the loop of `http`. Made anywhere, run in that loop."""
+
+    def __init__(self, job: Job, courier: Endpoint, http: HttpLoop, jobs: int = 1) -> None:
+        spec = job.spec
+        self._job, self._courier, self._http = job, courier, http
+        self._deadline = 0.0
+        self._how = Rendering(courier.style, job.historical, job.attempt, job.replay_id)
+        self._size = job.events.num_rows
+        self._bundle = min(max(1, spec.bundle), BUNDLE_MAX)
+        self._concurrency = min(max(1, spec.concurrency), CONCURRENCY_MAX)
+        workers = BUNDLE_LANES_MAX if self._bundle > 1 else self._concurrency
+        self._jobs = max(1, jobs)  # that are sent side by side
+        self._piece_rows = PIECE_ROWS if self._bundle > 1 else max(1, min(PIECE_ROWS, AHEAD_ROWS_MAX // self._jobs))
+        self._window = max(self._piece_rows, 2 * workers * self._bundle)
+        self._parked_max = spec.parked_max if job.parked_room is None else job.parked_room
+        self._roomless = 0  # parked for their keys: of first deliveries they take no room from others
+        self._packer: Packer | None = None
+        if self._bundle > 1:
+            self._packer = job.packer or packs_of(job, courier.style).taker()
+        self._keys = self._packer.keys if self._packer is not None else keys_of(job.events)
+        self._held: dict[int, str] = {}  # per key what it is held behind, and how many of it are parked
+        self._held_counts: dict[int, int] = self._held_before() if spec.ordered and job.held else {}
+        self._held.update(dict.fromkeys(self._held_counts, "an earlier one of its key"))
+        self._bad: dict[int, str] = {}  # rows that cannot be rendered, and why: parked when it is their turn
+
+        self._next_row = 0
+        self._waiting = 0
+        self._body_bytes_max = 0  # of the bodies rendered so far
+        self._lanes: dict[int, deque[Parcel | Pack]] = {}
+        self._ready: deque[int] = deque()
+        self._workers: set[asyncio.Task[None]] = set()
+        self._over = asyncio.Event()
+
+        self.tally = Tally(spec.name, job.events)
+        self.fate: Fate | None = None
+        self.reason = ""
+        self.retry_after_s: float | None = None
+
+    def _held_before(self) -> dict[int, int]:
+        """Which keys of the job have something parked already, and how much."""
+        keys, held = self._keys, self._job.held
+        _, first_rows = np.unique(keys.of, return_index=True)
+        numbered = [("key", first_rows.tolist(), keys.of[first_rows].tolist())]
+        if keys.left:
+            numbered.append(("previous_key", list(keys.left), list(keys.left.values())))
+        found: dict[int, int] = {}
+        for name, rows, numbers in numbered:
+            some = self._job.events.select(["source", "stream", name]).take(pa.array(rows))
+            lanes = zip(*(texts_of(some.column(n)) for n in ("source", "stream", name)), strict=True)
+            found |= {number: held[lane] for number, lane in zip(numbers, lanes, strict=True) if lane in held}
+        return found
+
+    async def run(self, deadline_s: float, grace_s: float | None) -> None:
+        """Send until everything is sent, the endpoint fails, or the deadline comes."""
+        self._deadline = asyncio.get_running_loop().time() + deadline_s
+        try:
+            self._hire()
+            try:
+                async with asyncio.timeout_at(self._deadline):
+                    await self._over.wait()
+            except TimeoutError:
+                self._stop(Fate.UNFINISHED, "the time given to this work ran out")
+            await self._wind_up(self._courier.timeout_s if grace_s is None else grace_s)
+        finally:
+            for worker in self._workers:
+                worker.cancel()
+        await asyncio.gather(*self._workers, return_exceptions=True)
+        if self.fate is None and not self.tally.complete:
+            self._stop(Fate.UNFINISHED, "not everything was sent")
+
+    async def _wind_up(self, grace_s: float) -> None:
+        """Wait for what is under way: after a failure a second at most, otherwise as long as was granted."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + grace_s
+        failed = False
+        while self._workers:
+            if not failed and self.fate not in (None, Fate.UNFINISHED):
+                failed, until = True, min(until, loop.time() + FAILURE_GRACE_S)
+            if loop.time() >= until:
+                return
+            await asyncio.wait(self._workers, timeout=until - loop.time(), return_when=asyncio.FIRST_COMPLETED)
+
+    def _stop(self, fate: Fate, reason: str, retry_after_s: float | None = None) -> None:
+        # Running out of time is the weakest reason: a failure that shows itself later replaces it.
+        if self.fate in (None, Fate.UNFINISHED):
+            self.fate, self.reason, self.retry_after_s = fate, reason, retry_after_s
+        self._over.set()
+
+    # who works
+
+    def _hire(self) -> None:
+        limit = 1 if self._job.probe and not self.tally.accepted else self._concurrency
+        if self.fate is None and len(self._workers) < limit and self._something_ready():
+            worker = asyncio.get_running_loop().create_task(self._work())
+            self._workers.add(worker)
+            worker.add_done_callback(self._leave)
+        elif not self._workers:
+            self._over.set()
+
+    def _leave(self, worker: asyncio.Task[None]) -> None:
+        self._workers.discard(worker)
+        if not worker.cancelled() and (problem := worker.exception()) is not None:
+            self._stop(Fate.UNFINISHED, f"sending failed: {type(problem).__name__}")
+        if not self._workers:
+            self._hire()
+
+    async def _work(self) -> None:
+        while self.fate is None and self._something_ready():
+            lane = self._ready.popleft()
+            one = self._lanes[lane].popleft()
+            self._waiting -= len(one.rows) if isinstance(one, Pack) else 1
+            self._hire()
+            await (self._send_pack(one) if isinstance(one, Pack) else self._send([one]))
+            if self._lanes[lane]:
+                self._ready.append(lane)
+            else:
+                del self._lanes[lane]
+
+    # what is sent next
+
+    def _something_ready(self) -> bool:
+        while not self._ready and self._waiting < self._window:
+            if self._packer is not None and self._packer.more:
+                self._fill_bundled(self._packer)
+            elif self._packer is None and self._next_row < self._size:
+                self._fill()
+            else:
+                break
+        return bool(self._ready)
+
+    def _fill(self) -> None:
+        """Render the next few rows and put them into their lanes."""
+        start, piece = self._next_row, self._next_piece()
+        self._next_row = end = start + piece.num_rows
+        self._waiting += piece.num_rows
+        idents = delivery_ids(piece.column("event_id").to_pylist(), self._job.replay_id)
+        try:
+            bodies = render(piece, self._how)
+        except UNRENDERABLE:
+            column, bad = render_sound(piece, self._how)
+            bodies = column.to_pylist()
+            self._bad.update({start + row: reason for row, reason in bad.items()})
+        self._body_bytes_max = max(self._body_bytes_max, *map(len, bodies))
+        parcels = list(zip(range(start, end), idents, bodies, strict=True))
+        for lane, parcel in zip(self._keys.lanes[start:end].tolist(), parcels, strict=True):
+            self._queue(lane).append(parcel)
+
+    def _fill_bundled(self, packer: Packer) -> None:
+        for pack in packer.pack():
+            self._waiting += len(pack.rows)
+            self._queue(pack.share).append(pack)
+        self._body_bytes_max = packer.body_bytes_max
+
+    def _next_piece(self) -> pa.Table | pa.RecordBatch:
+        rows = self._piece_rows
+        piece = self._job.events.slice(self._next_row, rows)
+        while rows > 1 and piece.nbytes > PIECE_BYTES_MAX // self._jobs:
+            rows //= 2
+            piece = piece.slice(0, rows)
+        return piece
+
+    def _queue(self, lane: int) -> deque[Parcel | Pack]:
+        queue = self._lanes.get(lane)
+        if queue is None:
+            queue = self._lanes[lane] = deque()
+            self._ready.append(lane)
+        return queue
+
+    # one request and what follows from its answer
+
+    async def _send(self, parcels: list[Parcel]) -> None:
+        if self._is_anything_set_aside():
+            parcels = [parcel for parcel in parcels if not self._set_aside(parcel)]
+        if not parcels or self.fate is not None:
+            return
+        answer = await self._post(*self._request(parcels))
+        if answer is not None and answer.verdict is Verdict.ACCEPTED:
+            failpoint.hit("post.sent")
+            self.tally.accept([parcel[0] for parcel in parcels])
+        elif answer is not None:
+            await self._refused(parcels, answer)
+
+    async def _send_pack(self, pack: Pack) -> None:
+        if pack.problem:
+            self._bad[int(pack.rows[0])] = pack.problem
+        if self._is_anything_set_aside():
+            await self._send(pack.parcels())  # some of it may have to be set aside
+            return
+        answer = await self._post(pack.ident, pack.body)
+        if answer is not None and answer.verdict is Verdict.ACCEPTED:
+            failpoint.hit("post.sent")
+            self.tally.accept(pack.rows)
+        elif answer is not None:
+            await self._refused(pack.parcels(), answer)
+
+    async def _refused(self, parcels: list[Parcel], answer: Answer) -> None:
+        if answer.verdict is Verdict.EVENT and len(parcels) > 1:
+            half = len(parcels) // 2
+            await self._send(parcels[:half])
+            await self._send(parcels[half:])
+        elif answer.verdict is Verdict.EVENT:
+            self._park(parcels[0], answer.reason, answer)
+        elif answer.verdict is Verdict.GONE:
+            self._stop(Fate.GONE, answer.reason)
+        elif answer.ours:
+            self._stop(Fate.UNFINISHED, answer.reason)
+        else:
+            self._stop(Fate.ENDPOINT_FAILED, answer.reason, answer.retry_after_s)
+
+    def _request(self, parcels: list[Parcel]) -> tuple[str, bytes]:
+        _, ident, body = parcels[0]
+        if self._bundle > 1:
+            body = bundle([parcel[2] for parcel in parcels], self._how.style)
+            ids = self._job.events.column("event_id").take(pa.array([parcel[0] for parcel in parcels]))
+            ident = bundle_id(ids.to_pylist(), self._job.replay_id)
+        return ident, body
+
+    async def _post(self, ident: str, body: Body) -> Answer | None:
+        """The receiver's answer; None when there was no time to ask."""
+        for tries in count(1):
+            if self._job.spec.rate_per_s > 0 and not await self._turn():
+                return None
+            answer = await self._courier.post(self._http, ident, body)
+            if answer.verdict is Verdict.ACCEPTED:
+                return answer
+            wait = in_place_wait_s(answer.verdict, answer.status, answer.retry_after_s, tries)
+            unlikely = self._job.probe and not self.tally.accepted and answer.verdict is Verdict.ENDPOINT
+            if wait is None or unlikely or asyncio.get_running_loop().time() + wait >= self._deadline:
+                return answer
+            await asyncio.sleep(wait)
+            if self.fate is not None:
+                return answer
+        raise AssertionError("unreachable: the tries end by themselves")
+
+    async def _turn(self) -> bool:
+        """Wait for this subscription's next request; False when that is after the deadline."""
+        # A replay's rate is its own: it must not slow the first deliveries down.
+        who = (self._job.spec.name, self._job.replay_id)
+        if not await self._http.turn(who, self._job.spec.rate_per_s, self._deadline):
+            self._stop(Fate.UNFINISHED, "its rate allows no more requests in the time given")
+        return self.fate is None
+
+    # setting aside
+
+    def _is_anything_set_aside(self) -> bool:
+        too_large = self._body_bytes_max + BUNDLE_BYTES_AROUND > self._job.spec.body_bytes_max
+        return too_large or bool(self._held or self._bad or self._job.waits)
+
+    def _set_aside(self, parcel: Parcel) -> bool:
+        """Park what need not be tried: without a session key, too large, without a body, or behind one of its key."""
+        row, _, body = parcel
+        if (session := self._job.waits.get(row)) is not None:
+            self._park(parcel, f"for the key of session {session}", session=session)
+            return True
+        if self._held and (key := self._held_key(row)) is not None:
+            self._hold(parcel, key)
+            return True
+        if (problem := self._bad.get(row)) is not None:
+            self._park(parcel, f"unserialisable: {problem}")
+            return True
+        limit = self._job.spec.body_bytes_max
+        if len(body) + (BUNDLE_BYTES_AROUND if self._bundle > 1 else 0) > limit:
+            self._park(parcel, f"too large: {len(body)} bytes, the limit is {limit}")
+            return True
+        return False
+
+    def _held_key(self, row: int) -> int | None:
+        """The key behind which a row is held: the one with more waiting, if it is of two."""
+        held = [key for key in self._keys.held_by(row) if key in self._held]
+        return max(held, key=lambda key: self._held_counts[key], default=None)
+
+    def _hold(self, parcel: Parcel, key: int) -> None:
+        first = self._held[key]
+        # The first one of those that are parked is not held behind any other.
+        if self._held_counts[key] > HELD_PER_LANE_MAX:
+            self._stop(Fate.FULL, f"more than {HELD_PER_LANE_MAX} events of one key are held behind {first}")
+        else:
+            self._park(parcel, f"held behind {first}")
+
+    def _park(self, parcel: Parcel, reason: str, answer: Answer | None = None, session: str = "") -> None:
+        if session and not self._job.replay_id:
+            self._roomless += 1
+        elif len(self.tally.parked) - self._roomless >= self._parked_max:
+            self._stop(Fate.FULL, f"no room to park more; the last one: {reason}")
+            return
+        row, events = parcel[0], self._job.events
+        ident, source, partition, batch, position = (
+            events.column(name)[row].as_py() for name in ("event_id", "source", "partition", "batch", "position")
+        )
+        stream, key = (text_of(events.column(name)[row]) for name in ("stream", "key"))
+        previous_key = text_of(events.column("previous_key")[row]) if row in self._keys.left else None
+        status, wait = (answer.status, answer.retry_after_s) if answer else (None, None)
+        event = ParkedEvent(
+            ident,
+            SourcePartition(source, partition),
+            batch,
+            position,
+            stream or "",
+            key,
+            row_json(events, row),
+            reason,
+            status,
+            wait,
+            self._job.replay_id or "",
+            session,
+            previous_key,
+        )
+        self.tally.park(row, event)
+        self._bad.pop(row, None)
+        if self._job.spec.ordered and event.held_keys:
+            for number in self._keys.held_by(row):
+                self._held.setdefault(number, ident)
+                self._held_counts[number] = self._held_counts.get(number, 0) + 1

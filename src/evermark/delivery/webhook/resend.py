@@ -1,0 +1,141 @@
+"""Sends parked deliveries again: one by one within a lane, and not faster than their subscription wants them.
+
+All tries are of one subscription, and of one replay or of none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import count
+
+import pyarrow as pa
+
+from evermark.delivery.decide.retry import Verdict, in_place_wait_s
+from evermark.delivery.webhook.base import Answer, Lane, Try
+from evermark.delivery.webhook.body import UNRENDERABLE, Rendering, bundle, bundle_id, delivery_ids, render
+from evermark.delivery.webhook.client import Endpoint, HttpLoop
+from evermark.delivery.webhook.dispatch import CONCURRENCY_MAX
+from evermark.delivery.webhook.parked_json import row_from_json
+from evermark.errors import EvermarkError, FormatError
+
+UNSENT = Answer(Verdict.BUSY, reason="not sent: the time given to this work ran out", sent=False)
+
+# One try: its number among those given, and its event.
+Waiting = tuple[int, pa.RecordBatch]
+
+
+async def attempt(tries: Sequence[Try], http: HttpLoop, deadline_s: float) -> list[Answer]:
+    """The answers, in the order of the tries."""
+    deadline = asyncio.get_running_loop().time() + deadline_s
+    try:
+        courier = Endpoint(tries[0].spec, tries[0].open_secret)
+    except EvermarkError as problem:
+        return [Answer(Verdict.ENDPOINT, reason=str(problem), sent=False)] * len(tries)
+    return await _Retries(tries, courier, http, deadline).run()
+
+
+class _Retries:
+    def __init__(self, tries: Sequence[Try], courier: Endpoint, http: HttpLoop, deadline: float) -> None:
+        self._tries, self._courier, self._http, self._deadline = tries, courier, http, deadline
+        self._spec, self._replay_id = tries[0].spec, tries[0].replay_id
+        self._answers: list[Answer] = [UNSENT] * len(tries)
+        self._probe = tries[0].probe
+        self._concurrency = min(max(1, self._spec.concurrency), CONCURRENCY_MAX)
+        self._gate = asyncio.Semaphore(1 if self._probe else self._concurrency)
+        self._stopped: Answer | None = None
+
+    async def run(self) -> list[Answer]:
+        await asyncio.gather(*map(self._one_lane, self._lanes()))
+        return self._answers
+
+    def _lanes(self) -> list[list[Waiting]]:
+        """One after another: tries of a session, of a key, or of keys between which one of them moved its record."""
+        lanes: dict[Lane | int | str, list[Waiting]] = {}
+        for n, one in enumerate(self._tries):
+            try:
+                row = row_from_json(one.event)
+            except FormatError as problem:
+                self._answers[n] = Answer(Verdict.EVENT, reason=str(problem), sent=False)
+                continue
+            source, stream, *keys = (
+                row.column(name)[0].as_py() for name in ("source", "stream", "key", "previous_key")
+            )
+            names: list[Lane | int | str] = [(source, stream, key) for key in keys if key is not None]
+            if one.session or not names:
+                names = [one.session or n]
+            lane = _joined(lanes, names)
+            lane.append((n, row))
+            lanes.update(dict.fromkeys(names, lane))
+        return list({id(lane): lane for lane in lanes.values()}.values())
+
+    async def _one_lane(self, waiting: list[Waiting]) -> None:
+        held = ""
+        for n, row in waiting:
+            if held and (self._spec.ordered or self._tries[n].session):
+                self._answers[n] = Answer(Verdict.BUSY, reason=f"held behind {held}", sent=False)
+                continue
+            async with self._gate:
+                answer = self._answers[n] = await self._try(self._tries[n], row)
+            if self._stopped is None and answer.verdict in (Verdict.ENDPOINT, Verdict.GONE):
+                self._stopped = replace(answer, sent=False)
+            if answer.verdict is Verdict.ACCEPTED:
+                self._trust()
+            elif self._spec.ordered or answer.verdict is not Verdict.EVENT:
+                held = row.column("event_id")[0].as_py()
+
+    def _trust(self) -> None:
+        """It works: no longer one at a time."""
+        if self._probe:
+            self._probe = False
+            for _ in range(self._concurrency - 1):
+                self._gate.release()
+
+    async def _try(self, one: Try, row: pa.RecordBatch) -> Answer:
+        how = Rendering(self._courier.style, one.historical, one.attempt, one.replay_id)
+        try:
+            (body,) = render(row, how)
+        except UNRENDERABLE as problem:
+            return Answer(Verdict.EVENT, reason=f"unserialisable: {type(problem).__name__}", sent=False)
+        ids = row.column("event_id").to_pylist()
+        (ident,) = delivery_ids(ids, one.replay_id)
+        if one.spec.bundle > 1:
+            body, ident = bundle([body], how.style), bundle_id(ids, one.replay_id)
+        if len(body) > one.spec.body_bytes_max:
+            reason = f"too large: {len(body)} bytes, the limit is {one.spec.body_bytes_max}"
+            return Answer(Verdict.EVENT, reason=reason, sent=False)
+        return await self._post(ident, body)
+
+    async def _post(self, ident: str, body: bytes) -> Answer:
+        """The receiver's answer; asked again shortly when it was a hiccup, as a first delivery is."""
+        for tries in count(1):
+            if not await self._may_send():
+                return self._stopped or UNSENT
+            answer = await self._courier.post(self._http, ident, body)
+            wait = in_place_wait_s(answer.verdict, answer.status, answer.retry_after_s, tries)
+            final = self._probe or answer.verdict is Verdict.BUSY  # which comes back later, and holds nobody up here
+            if wait is None or final or asyncio.get_running_loop().time() + wait >= self._deadline:
+                return answer
+            await asyncio.sleep(wait)
+            if self._stopped is not None:
+                return answer
+        raise AssertionError("unreachable: the tries end by themselves")
+
+    async def _may_send(self) -> bool:
+        if self._stopped is not None or asyncio.get_running_loop().time() >= self._deadline:
+            return False
+        rate = self._spec.rate_per_s
+        if rate > 0 and not await self._http.turn((self._spec.name, self._replay_id), rate, self._deadline):
+            return False
+        return self._stopped is None
+
+
+def _joined(lanes: dict[Lane | int | str, list[Waiting]], names: Sequence[Lane | int | str]) -> list[Waiting]:
+    """The lane of these names; what waits in several is put together, in order, under all their names."""
+    found = {id(lanes[name]): lanes[name] for name in names if name in lanes}
+    if len(found) < 2:
+        return next(iter(found.values()), [])
+    together = sorted((one for lane in found.values() for one in lane), key=lambda waiting: waiting[0])
+    lanes.update({name: together for name, lane in lanes.items() if id(lane) in found})
+    return together

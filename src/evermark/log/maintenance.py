@@ -1,0 +1,203 @@
+"""Keeping the log quick: compaction, checkpoints, cleaning of `_delta_log`, replaced and orphaned files, retention.
+
+Runs beside the writer, from its own handle. Nothing of it conflicts with appends. Two carers of one table cannot
+remove the same file twice: each commit of care counts up an application of its own, so the second is refused.
+What is new is durable before it is committed, and what is committed is durable before anything old goes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from deltalake.exceptions import CommitFailedError
+from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
+
+from evermark.log.base import LogFile
+from evermark.log.compact import groups_to_merge, merge
+from evermark.log.disk import full_disk_is_said, require_files, sync_file, sync_folder
+from evermark.log.format import CARE_APP_ID, CareNote, stats_json
+from evermark.log.read import FileRange, files_at
+from evermark.log.table import CHECKPOINT_EVERY, NO_HOOKS, TableHandle, commit_file, last_checkpoint
+
+if TYPE_CHECKING:
+    import deltalake
+
+ORPHAN_AGE_S = 24 * 3600.0
+REPLACED_AGE_S = 3600.0
+SCAN_EVERY_S = 600.0
+# For the notes of recent batches, and for readers that are in the middle of opening the table.
+KEPT_COMMITS = 100
+_COMMIT_RETRIES_MAX = 30
+_GROUPS_MAX = 16  # a round: the next one comes soon
+# A tombstone without a time leaves with the next checkpoint: the files themselves are ours to remove, by age.
+_NO_TOMBSTONE = 0
+
+
+@dataclass
+class CareReport:
+    compacted: int = 0
+    replaced_removed: int = 0
+    orphans_removed: int = 0
+    retained_out_rows: int = 0
+    commits_cleaned: int = 0
+
+
+@dataclass
+class Maintenance:
+    """The housekeeper of one table.
+
+    It remembers since when it has seen a file unused; after a restart that time begins again, so that a file is never
+    taken from a reader that was given it less than an hour ago.
+    """
+
+    folder: Path
+    retention: timedelta | None = None
+    clock: Callable[[], float] = time.time
+    _replaced: dict[str, float] = field(default_factory=dict)
+    _orphans: dict[str, float] = field(default_factory=dict)
+    _handle: TableHandle | None = None
+    _scanned_at: float | None = None
+
+    def run(self, least_cursors: dict[int, int] | None = None) -> CareReport:
+        """One round. `least_cursors`: per partition the batch every reader is done with; retention stops there."""
+        report = CareReport()
+        with full_disk_is_said(self.folder):
+            self._compact(report)
+            if self.retention is not None and least_cursors is not None:
+                self._retain(report, self.retention, least_cursors)
+            self._checkpoint(report)
+            if self._scanned_at is None or self.clock() - self._scanned_at >= SCAN_EVERY_S:
+                self._scanned_at = self.clock()
+                self._find_orphans()
+            report.replaced_removed = self._remove(self._replaced)
+            report.orphans_removed = self._remove(self._orphans)
+        return report
+
+    def _table(self) -> deltalake.DeltaTable:
+        if self._handle is None:
+            self._handle = TableHandle(self.folder)
+        return self._handle.refresh()
+
+    def _compact(self, report: CareReport) -> None:
+        table = self._table()
+        groups = groups_to_merge(files_at(self.folder, table))[:_GROUPS_MAX]
+        if not groups:
+            return
+        merged = [merge(self.folder, group) for group in groups]
+        sync_folder(self.folder)
+        require_files(self.folder, merged)  # those they replace are removed in an hour
+        replaced = [file for group in groups for file in group]
+        note = CareNote("compact", len(merged), len(replaced))
+        # From the snapshot that listed them: a carer that was quicker since then makes this commit fail.
+        if self._commit(table, note, merged, replaced, data_change=False):
+            report.compacted += len(replaced)
+
+    def _commit(
+        self,
+        table: deltalake.DeltaTable,
+        note: CareNote,
+        added: Sequence[LogFile],
+        removed: Sequence[FileRange],
+        *,
+        data_change: bool,
+    ) -> bool:
+        now = int(self.clock() * 1000)
+        turn = (table.transaction_version(CARE_APP_ID) or 0) + 1
+        actions: list[AddAction | RemoveAction] = [
+            RemoveAction(Path(f.path).name, data_change, _NO_TOMBSTONE, f.size) for f in removed
+        ]
+        actions += [AddAction(f.path, f.size, {}, now, data_change, stats_json(f.rows, f.stats)) for f in added]
+        try:
+            table.create_write_transaction(
+                actions,
+                "append",
+                table.schema(),
+                commit_properties=CommitProperties(
+                    app_transactions=[Transaction(CARE_APP_ID, turn, now)],
+                    custom_metadata=note.as_metadata(),
+                    max_commit_retries=_COMMIT_RETRIES_MAX,
+                ),
+                post_commithook_properties=NO_HOOKS,
+            )
+        except CommitFailedError:
+            # Another carer was quicker, and the next round sees what it made. Should this one have gone through after
+            # all, its new files are in use: so they are left to the search for orphans.
+            return False
+        self._replaced.update(dict.fromkeys((f.path for f in removed), self.clock()))
+        return True
+
+    def _checkpoint(self, report: CareReport) -> None:
+        """A checkpoint, made durable, lets the commits before it go. All it speaks of must be durable before."""
+        table = self._table()
+        version = table.version()
+        last = last_checkpoint(self.folder)
+        if version - last < CHECKPOINT_EVERY:
+            return
+        log = self.folder / "_delta_log"
+        sync_folder(self.folder)
+        for each in range(max(0, last), version + 1):
+            with suppress(FileNotFoundError):
+                sync_file(commit_file(self.folder, each))
+        sync_folder(log)
+        table.create_checkpoint()
+        made = sorted(log.glob(f"{version:020d}.checkpoint*.parquet"))
+        if not made:
+            return
+        for path in (*made, log / "_last_checkpoint"):
+            sync_file(path)
+        sync_folder(log)
+        for path in log.iterdir():
+            number = path.name[:20]
+            if number.isdigit() and int(number) < version - KEPT_COMMITS and not path.name.endswith(".torn"):
+                path.unlink(missing_ok=True)
+                report.commits_cleaned += 1
+
+    def _remove(self, unused_since: dict[str, float]) -> int:
+        now = self.clock()
+        due = [path for path, since in unused_since.items() if now - since >= REPLACED_AGE_S]
+        if not due:
+            return 0
+        used = {f.path for f in files_at(self.folder, self._table())}
+        for path in due:
+            del unused_since[path]
+            if path not in used:
+                Path(path).unlink(missing_ok=True)
+        return sum(path not in used for path in due)
+
+    def _find_orphans(self) -> None:
+        """Files nobody committed, and files replaced by a carer that is no longer there to remove them."""
+        now = self.clock()
+        present = list(self.folder.glob("*.parquet"))
+        used = {f.path for f in files_at(self.folder, self._table())}
+        for path in present:
+            name = str(path)
+            if name in used or name in self._replaced or name in self._orphans:
+                continue
+            # A task may still be about to have it committed: only age tells that nobody will.
+            with suppress(FileNotFoundError):
+                if now - path.stat().st_mtime >= ORPHAN_AGE_S:
+                    self._orphans[name] = now
+
+    def _retain(self, report: CareReport, retention: timedelta, least_cursors: dict[int, int]) -> None:
+        table = self._table()
+        horizon = datetime.fromtimestamp(self.clock(), UTC) - retention
+        gone = [f for f in files_at(self.folder, table) if may_be_collected(f, horizon, least_cursors)]
+        if gone and self._commit(table, CareNote("retain", 0, len(gone)), [], gone, data_change=True):
+            report.retained_out_rows += sum(f.rows for f in gone)
+
+
+def may_be_collected(file: FileRange, horizon: datetime, least_cursors: dict[int, int]) -> bool:
+    """Whole files only, taken before the horizon, and passed by every reader of every partition in them."""
+    newest = file.ingested_at_max
+    if newest is None or newest >= horizon:
+        return False
+    return all(
+        least_cursors.get(partition, -1) >= file.batch_max
+        for partition in range(file.partition_min, file.partition_max + 1)
+    )

@@ -1,0 +1,115 @@
+"""Where a block source is, what is wanted of it, and where its state is kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from evermark.errors import ConfigError
+from evermark.secrets import Hidden, Sealed
+from evermark.sources.blocks.stream_choice import Bots, BotStreams, ChosenStreams, StreamChoice
+
+if TYPE_CHECKING:
+    from evermark.sources.blocks.settings import BlocksSettings
+
+NODES_MAX = 16
+PARTITIONS_MAX = 16
+_SOURCE_CHARS_MAX = 64
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How hard the nodes are asked, and for how long."""
+
+    connect_s: float = 5.0
+    read_s: float = 30.0
+    patience_s: float = 10.0  # how long a task tries, node after node, before it gives up for now
+    unreadable_s: float = 300.0  # for nodes that cannot be asked, before what the others give unreadable is poison
+    away_s: float = 30.0  # for which a node that did not answer is not asked again what others are asked as well
+    requests_per_s: float = 50.0  # of one task; at most `slices_max` tasks fetch one stream
+    slices_max: int = 16
+    blocks_max: int = 20_000  # to fetch, in one batch
+    streams_max: int = 1000  # in one batch
+    carried_bytes_max: int = 4 * 1024 * 1024  # in one batch; blocks beyond that are fetched by the tasks
+
+
+@dataclass(frozen=True)
+class BlocksTarget:
+    """Everything a block source needs to know. Picklable as far as its `state_dsn` and `token` are."""
+
+    source: str
+    nodes: tuple[str, ...]
+    state_dsn: Hidden
+    state_schema: str
+    token: Hidden | None = None
+    partitions: int = 1
+    wanted: StreamChoice = field(default_factory=ChosenStreams)
+    whole: bool = True  # a stream that is new to us is taken from its first block on, not from its latest snapshot
+    cold: bool = False  # at the first start, only inboxes are looked at; other streams with their next event
+    idle_after_s: float = 6 * 3600.0
+    keep_unwanted_s: float = 30 * 86_400.0
+    pace: Pace = field(default_factory=Pace)
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.source) <= _SOURCE_CHARS_MAX or "/" in self.source:
+            raise ConfigError(f"{self.source[:80]!r} cannot name a block source", hint="a short name without slashes")
+        if not 1 <= len(self.nodes) <= NODES_MAX:
+            raise ConfigError(
+                f"sources.{self.source}: {len(self.nodes)} nodes", hint=f"name 1 to {NODES_MAX} of them under nodes:"
+            )
+        for url in self.nodes:
+            check_node_url(self.source, url)
+        if not 1 <= self.partitions <= PARTITIONS_MAX:
+            raise ConfigError(
+                f"sources.{self.source}: {self.partitions} partitions", hint=f"1 to {PARTITIONS_MAX} are possible"
+            )
+
+
+def check_node_url(source: str, url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        good = False
+    if not good or len(url) > 2048 or parts.username or parts.query or parts.fragment:
+        raise ConfigError(
+            f"sources.{source}: one of the nodes has no address that can be used",
+            hint="for example http://127.0.0.1:8330; a token goes under token:",
+        )
+
+
+def place_of(
+    source: str,
+    settings: BlocksSettings,
+    state_dsn: Hidden,
+    state_schema: str,
+    token: Hidden | None = None,
+    bots: Bots | None = None,
+) -> BlocksTarget:
+    """The place that sealed settings describe; or any, if a `token` is given for this process alone."""
+    found = token or (settings.token if isinstance(settings.token, Sealed) else None)
+    if found is None and settings.token is not None:
+        raise ConfigError("the settings of a block source are not complete", hint="seal them first")
+    named = ChosenStreams(frozenset(settings.streams), frozenset(settings.kinds))
+    wanted: StreamChoice = named
+    if settings.streams_of == "bots":
+        if bots is None:
+            raise ConfigError(
+                f"sources.{source}.streams_of is bots, and nobody says who is one", hint="leave it at: all"
+            )
+        wanted = BotStreams(bots, named)
+    return BlocksTarget(
+        source,
+        settings.nodes,
+        state_dsn,
+        state_schema,
+        found,
+        partitions=settings.partitions,
+        wanted=wanted,
+        whole=settings.start == "beginning",
+        cold=settings.cold_streams_enabled,
+        idle_after_s=settings.idle_after.total_seconds(),
+        keep_unwanted_s=settings.keep_unwanted.total_seconds(),
+        pace=Pace(requests_per_s=settings.requests_per_s),
+    )

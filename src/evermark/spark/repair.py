@@ -1,0 +1,115 @@
+"""Closing a hole as a Spark job: what the source holds, without what the log holds, in order, as files of the log."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from evermark.errors import EvermarkError
+from evermark.event import TAKEN, with_all_columns
+from evermark.ingest.mender import FoundFile, RepairTarget
+from evermark.log.base import LogFile
+from evermark.log.frames import TAKEN_SCHEMA, files_frame
+from evermark.log.read import FileRange, within
+from evermark.log.write import BatchWriter
+from evermark.sources.base import Hole
+from evermark.spark.ingest import engine_error
+
+# Reads of the source at a time: it has other work to do.
+_READERS_MAX = 4
+# Of one batch: a cursor cannot stop inside one, and a whole outage is much to send again.
+BATCH_ROWS_MAX = 50_000
+BATCH_BYTES_MAX = 128 * 1024 * 1024
+
+
+def found_missing(
+    spark: SparkSession,
+    hole: Hole,
+    files: Sequence[FileRange],
+    wanted: RepairTarget,
+    folder: Path,
+    rows_max: int = BATCH_ROWS_MAX,
+) -> list[FoundFile]:
+    """What the hole holds and the log does not, in order: files written, nothing committed."""
+    if not hole.pieces:
+        return []
+    # An event has one time: files that are older than the oldest candidate cannot hold any; poison has none.
+    paths = [file.path for file in files if file.timeless != 0 or within(file, hole.since, None)]
+    readers = min(_READERS_MAX, len(hole.pieces))
+    candidates = spark.range(0, len(hole.pieces), 1, readers).mapInArrow(_Read(hole), TAKEN_SCHEMA)
+    logged = files_frame(spark, paths).select("event_id")
+    missing = candidates.join(logged, "event_id", "left_anti").select(*TAKEN.names)
+    in_order = missing.repartition(1).sortWithinPartitions("position", "event_id")
+    write = _Write(hole, str(folder), wanted.source, wanted.partition, wanted.batch, rows_max)
+    try:
+        rows = [json.loads(row[0]) for row in in_order.mapInArrow(write, "row string").collect()]
+    except EvermarkError:
+        raise
+    except Exception as error:
+        raise engine_error(f"looking for what the log of {wanted.source} lacks failed", error) from error
+    return [FoundFile(LogFile(**row["file"]), str(row["end"])) for row in rows]
+
+
+@dataclass(frozen=True)
+class _Read:
+    hole: Hole
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                for rows in self.hole.read(self.hole.pieces[number]):
+                    yield with_all_columns(rows, TAKEN)
+
+
+@dataclass(frozen=True)
+class _Write:
+    """Gives each event its place, and cuts what comes into batches."""
+
+    hole: Hole
+    folder: str
+    source: str
+    partition: int
+    batch: int
+    rows_max: int
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        placed = 0
+        batch = self.batch
+        for some in _cut(batches, self.rows_max, BATCH_BYTES_MAX):
+            batch += 1
+            writer = BatchWriter(Path(self.folder), self.source, self.partition, batch)
+            first = placed
+            placed += sum(part.num_rows for part in some)
+            file = writer.write_all(self._placed(some, first))
+            end = self.hole.positions(placed, 1)[0].as_py()
+            row = json.dumps({"file": file.as_dict() if file else None, "end": end})
+            yield pa.RecordBatch.from_arrays([pa.array([row])], names=["row"])
+
+    def _placed(self, parts: Sequence[pa.RecordBatch], first: int) -> Iterator[pa.RecordBatch]:
+        at = TAKEN.get_field_index("position")
+        for part in parts:
+            rows = part.cast(TAKEN)
+            yield rows.set_column(at, TAKEN.field(at), self.hole.positions(first, rows.num_rows))
+            first += rows.num_rows
+
+
+def _cut(batches: Iterable[pa.RecordBatch], rows_max: int, bytes_max: int) -> Iterator[list[pa.RecordBatch]]:
+    some: list[pa.RecordBatch] = []
+    rows = size = 0
+    for whole in batches:
+        left = whole
+        while left.num_rows:
+            some.append(left.slice(0, rows_max - rows))
+            left = left.slice(some[-1].num_rows)
+            rows += some[-1].num_rows
+            size += some[-1].nbytes
+            if rows >= rows_max or size >= bytes_max:
+                yield some
+                some, rows, size = [], 0, 0
+    if some:
+        yield some
