@@ -29,7 +29,6 @@ from evermark.log.maintenance import (
 )
 from evermark.log.read import FileRange, LogReader
 from evermark.log.table import CHECKPOINT_EVERY
-from evermark.log.tails import LogTails
 from evermark.log.write import BatchWriter
 
 
@@ -200,7 +199,7 @@ def test_a_crash_at_any_step_leaves_a_log_that_opens(folder: Path, monkeypatch: 
     monkeypatch.setattr(compact, "FAN_IN", (6, 3))
     monkeypatch.setattr(care_module, "CHECKPOINT_EVERY", 6)
     monkeypatch.setattr(care_module, "KEPT_COMMITS", 8)
-    log, reader, tails = DeltaLog(folder), LogReader(folder), LogTails(folder)
+    log, reader, tails = DeltaLog(folder), LogReader(folder), LogReader(folder)
     batch = 0
     step = 0
     while True:
@@ -212,7 +211,7 @@ def test_a_crash_at_any_step_leaves_a_log_that_opens(folder: Path, monkeypatch: 
                 Maintenance(folder).run()
         assert ids(folder) == expected(batch), f"after a crash before operation {step}"
         assert {f.path for f in reader.files()} == {f.path for f in LogReader(folder).files()}
-        assert tails.batch(0) == batch
+        assert tails.tail_batch(0) == batch
         if steps[0] < step:
             break
         Maintenance(folder).run()
@@ -278,7 +277,7 @@ def test_what_compaction_writes_is_durable_before_it_is_committed(
 def test_cleaning_keeps_the_recent_commits_and_the_newest_checkpoint(folder: Path) -> None:
     """`_delta_log` stays small, and handles of any age find their way to the newest version."""
     log, care = DeltaLog(folder), Maintenance(folder)
-    old_reader, old_tails, old_log = LogReader(folder), LogTails(folder), DeltaLog(folder)
+    old_reader, old_tails, old_log = LogReader(folder), LogReader(folder), DeltaLog(folder)
     assert old_reader.files() == []
     for batch in range(1, 200):
         fill(log, batch, first=batch)
@@ -287,7 +286,7 @@ def test_cleaning_keeps_the_recent_commits_and_the_newest_checkpoint(folder: Pat
     left = list((folder / "_delta_log").iterdir())
     assert len(left) < KEPT_COMMITS + 50 + 10
     assert len(old_reader.files()) == len(LogReader(folder).files())
-    assert old_tails.batch(0) == 199
+    assert old_tails.tail_batch(0) == 199
     old_log.commit(append([write(folder, 200)], 200))
     assert ids(folder) == expected(200)
 

@@ -24,7 +24,6 @@ from evermark.log.compact import FAN_IN
 from evermark.log.maintenance import Maintenance
 from evermark.log.read import LogReader
 from evermark.log.table import CHECKPOINT_EVERY
-from evermark.log.tails import LogTails
 from evermark.log.write import BatchWriter
 
 LAST = datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)
@@ -247,8 +246,6 @@ def test_batch_at_a_time(reader: LogReader, since: str, batch: int) -> None:
 
 def test_tails_are_exact_after_everything(reader: LogReader) -> None:
     """Neither compaction nor cleaning changes what the last batch was."""
-    tails = LogTails(reader.folder)
-    assert [tails.batch(p) for p in (0, 1, 2, 9)] == [40, 40, 1, 0]
     assert [reader.tail_batch(p) for p in (0, 1, 2, 9)] == [40, 40, 1, 0]
 
 

@@ -15,7 +15,7 @@ from evermark.cluster.base import Holder
 from evermark.cluster.fence import source_lease
 from evermark.cluster.memory import MemoryLeases
 from evermark.errors import GapError
-from evermark.ingest.resume import excluded_from
+from evermark.ingest.dedup import excluded_from
 from evermark.ingest.take import Taken, Taker
 from evermark.log.base import Append, LogFile, Tail
 from evermark.log.head import MemoryHeads

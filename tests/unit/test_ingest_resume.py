@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from evermark.checkpoints.base import Checkpoint
 from evermark.errors import FormatError
-from evermark.ingest.resume import Resume, excluded_from, resume
+from evermark.ingest.dedup import excluded_from
+from evermark.ingest.resume import Resume, resume
 from evermark.log.base import Tail
 
 positions = st.integers(0, 99).map("{:03}".format)

@@ -155,9 +155,8 @@ def _require_logged(deployment: Deployment, source: str, partition: int, checkpo
 
 
 def _log_batch(deployment: Deployment, source: str, partition: int) -> int:
-    from evermark.log.read import sources_at
-    from evermark.log.tails import LogTails
+    from evermark.log.read import LogReader, sources_at
 
     if source not in sources_at(deployment.log_root):
         return 0
-    return LogTails(deployment.log_folder(source)).batch(partition)
+    return LogReader(deployment.log_folder(source)).tail_batch(partition)

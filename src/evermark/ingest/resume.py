@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from evermark.checkpoints.base import Checkpoint
 from evermark.errors import FormatError
+from evermark.ingest.dedup import repeats_to
 from evermark.log.base import Tail
 
 
@@ -22,7 +23,7 @@ def resume(tail: Tail, head_batch: int, checkpoint: Checkpoint | None, logged_to
     """Decide by batch numbers, never by comparing positions: two incarnations of a source have no common order.
 
     `logged_to` is the greatest position in the tail's batch. Where reading begins at or before it, what follows is in
-    the log already; that is looked at every time, because a crash may come before the next batch is checkpointed.
+    the log already (see `dedup`); a crash may come before the next batch is checkpointed, so every resume looks.
     """
     known = max(head_batch, checkpoint.batch if checkpoint else 0)
     if tail.batch < known:
@@ -32,8 +33,7 @@ def resume(tail: Tail, head_batch: int, checkpoint: Checkpoint | None, logged_to
             " `evermark checkpoint reset` to take the missing part from the source again",
         )
     position = _position(tail, checkpoint, logged_to)
-    repeats = position is not None and logged_to is not None and position <= logged_to
-    return Resume(position, tail.batch, repeats_to=logged_to if repeats else None)
+    return Resume(position, tail.batch, repeats_to(position, logged_to))
 
 
 def _position(tail: Tail, checkpoint: Checkpoint | None, logged_to: str | None) -> str | None:
@@ -45,12 +45,3 @@ def _position(tail: Tail, checkpoint: Checkpoint | None, logged_to: str | None) 
         return tail.end
     # The last event's own position is where reading begins again; that event, and its transaction, are excluded by id.
     return checkpoint.position if checkpoint is not None else logged_to
-
-
-def excluded_from(start: str, may_repeat_from: str, repeats_to: str | None) -> str | None:
-    """From which position ids in the log must be excluded while reading on at `start`; None when nothing can repeat."""
-    if may_repeat_from < start:
-        return may_repeat_from
-    if repeats_to is not None and start <= repeats_to:
-        return start
-    return None

@@ -113,7 +113,7 @@ class LogReader:
         return [f for f in self.files() if overlaps(f, partition, after_batch, to_batch)]
 
     def ids_from(self, partition: int, position: str) -> pa.Array:
-        """Ids logged at `position` or after it: what a source that repeats itself must not add again."""
+        """The ids of the partition's events at `position` and after it (see `ingest.dedup`)."""
         found: list[pa.Array] = []
         for file in self._files_with(partition):
             if file.position_max is not None and file.position_max < position:

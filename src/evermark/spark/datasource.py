@@ -20,9 +20,8 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from evermark import failpoint
 from evermark.errors import EvermarkError, GapError, Kind
 from evermark.event import ADDED_SINCE, TAKEN, Op, with_all_columns
-from evermark.ingest.resume import excluded_from
+from evermark.ingest.dedup import Deduplicated, excluded_from
 from evermark.log.read import LogReader
-from evermark.log.tails import LogTails
 from evermark.log.write import BatchWriter
 from evermark.sources.base import Limit, Slice, Source
 from evermark.spark.ahead import ahead
@@ -74,7 +73,7 @@ def source_class(plan: IngestPlan) -> type[DataSource]:
 class _Reader(DataSourceStreamReader):
     def __init__(self, plan: IngestPlan) -> None:
         self._plan = plan
-        self._tails: LogTails | None = None
+        self._log: LogReader | None = None
         self._failures = 0
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
@@ -112,9 +111,9 @@ class _Reader(DataSourceStreamReader):
 
     def _pieces(self, partition: int, start: str, end: str) -> list[InputPartition]:
         plan = self._plan
-        if self._tails is None:
-            self._tails = LogTails(Path(plan.log_folder))
-        batch = self._tails.batch(partition) + 1
+        if self._log is None:
+            self._log = LogReader(Path(plan.log_folder))
+        batch = self._log.tail_batch(partition) + 1
         exclude = excluded_from(start, plan.source.may_repeat_from(partition, start), plan.repeats_to.get(partition))
         return [_Piece(piece, batch, start, end, exclude) for piece in plan.source.slices(partition, start, end)]
 
@@ -142,16 +141,13 @@ class _Reader(DataSourceStreamReader):
         plan = self._plan
         folder = Path(plan.log_folder)
         writer = BatchWriter(folder, plan.name, source_slice.partition, piece.batch)
-        batches = _checked(plan.source.read(source_slice))
-        duplicates = _Counter()
-        if piece.excluded_from is not None:
-            seen = LogReader(folder).ids_from(source_slice.partition, piece.excluded_from)
-            batches = _without(batches, seen, duplicates)
+        read = _checked(plan.source.read(source_slice))
+        fresh = Deduplicated(read, LogReader(folder), source_slice.partition, piece.excluded_from)
         controls = _Counter()
-        file = writer.write_all(_with_controls_counted(ahead(batches), controls))
+        file = writer.write_all(_with_controls_counted(ahead(iter(fresh)), controls))
         failpoint.hit("file.written")
         described = file.as_dict() if file else None
-        return {"file": described, "duplicates": duplicates.count, "controls": controls.count}
+        return {"file": described, "duplicates": fresh.dropped, "controls": controls.count}
 
     def commit(self, end: dict[str, Any]) -> None:
         """Spark is done with a batch. The source is confirmed by the driver, after its own checkpoint."""
@@ -165,13 +161,6 @@ _TAKEN_AT_FIRST = pa.schema([field for field in TAKEN if field.name not in ADDED
 
 class _Counter:
     count = 0
-
-
-def _without(batches: Iterator[pa.RecordBatch], seen: pa.Array, dropped: _Counter) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        kept = batch.filter(pc.invert(pc.is_in(batch.column("event_id"), value_set=seen)))
-        dropped.count += batch.num_rows - kept.num_rows
-        yield kept
 
 
 def _with_controls_counted(batches: Iterator[pa.RecordBatch], found: _Counter) -> Iterator[pa.RecordBatch]:

@@ -19,8 +19,8 @@ from evermark.delivery.work import Span
 from evermark.error_policy import Action, action_for
 from evermark.errors import EvermarkError, StaleError
 from evermark.event import Op
+from evermark.ingest.dedup import excluded_from
 from evermark.ingest.gather import WHOLE_SOURCE, gather
-from evermark.ingest.resume import excluded_from
 from evermark.ingest.take import Taken, Taker
 from evermark.log.read import FileRange
 from evermark.observe.metrics import Metrics
