@@ -13,8 +13,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from evermark.config.spark_master import master_in_effect
-from evermark.spark.archive import java_options
-from evermark.spark.home import spark_home
+from evermark.spark.home import java_options, spark_home
 from evermark.spark.start_failure import require_master_answers, start_error
 
 # Each line was measured (docs/findings.md): together they take a one-row batch from 284 ms to about 100 ms.
