@@ -1,4 +1,4 @@
-"""`evermark subscription`: who wants what, and how far they are."""
+"""`evermark subscription`: which events each subscription gets, its state and its lag."""
 
 from __future__ import annotations
 
