@@ -22,7 +22,7 @@ import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -31,9 +31,6 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from evermark.errors import ConfigError, DeniedError, DiskFullError, EvermarkError, FormatError
-
-if TYPE_CHECKING:
-    from evermark.config import Config
 
 HIDDEN = "***"
 KEY_BYTES_MIN = 16
@@ -232,19 +229,18 @@ def is_sealed(text: str) -> bool:
     return text.startswith(_PREFIX)
 
 
-def key_for(config: Config) -> tuple[KeyRef, str | None]:
-    """The reference to this deployment's key, and a warning for the operator if there is something to say.
+def key_for(given: KeyRef | None, data: Path, *, shared_state: bool) -> tuple[KeyRef, str | None]:
+    """The reference to a deployment's key, and a warning for the operator if there is something to say.
 
-    Without `secrets.key` the key is kept in `<data>/secrets.key`, and made there the first time.
+    `given` is `secrets.key` of the file. Without it the key is kept in `<data>/secrets.key`, and made there the first
+    time. `shared_state`: other instances may use the same State.
     """
-    if config.secrets.key is not None:
-        return config.secrets.key, None
-    path = config.data.absolute() / KEY_FILE_NAME
+    if given is not None:
+        return given, None
+    path = data.absolute() / KEY_FILE_NAME
     ref = KeyRef("file", str(path))
     if _make_key_file(path):
-        shared = (
-            " Every instance that uses the same state.dsn needs this same key." if config.state.dsn is not None else ""
-        )
+        shared = " Every instance that uses the same state.dsn needs this same key." if shared_state else ""
         return ref, (
             f"secrets.key is not set: a new key was made in {path}. Keep a copy: without it the secrets kept in state "
             f"cannot be opened.{shared}"

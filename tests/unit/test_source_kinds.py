@@ -17,11 +17,11 @@ from typer.testing import CliRunner, Result
 from evermark.app.build import make_source
 from evermark.cli.main import app
 from evermark.config import CustomSource
-from evermark.config.sources import SourceConfig
 from evermark.errors import ConfigError
 from evermark.sources import kinds
 from evermark.sources.base import Source
 from evermark.sources.kinds import KINDS, Registered, kind_named, kind_of
+from evermark.sources.settings import SourceConfig
 from evermark.testing import SourceContract
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "sources.md"

@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from evermark.config.fields import NAME, KeyNotes
 from evermark.config.loading import written
-from evermark.config.problems import Problem, from_validation, refused
 from evermark.config.subscriptions import SubscriptionConfig
 from evermark.errors import ConfigError
+from evermark.settings.fields import NAME, KeyNotes
+from evermark.settings.problems import Problem, from_validation, refused
 
 # How the keys of the file are called in a `SubscriptionSpec`, where they differ.
 _FIELDS = {

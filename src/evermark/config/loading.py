@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from evermark.config.document import Document, read_document
-from evermark.config.fields import KeyNotes
 from evermark.config.models import VERSION, Config
-from evermark.config.problems import KeyPath, Problem, from_validation, refused
 from evermark.config.variables import expand
 from evermark.errors import ConfigError
+from evermark.settings.fields import KeyNotes
+from evermark.settings.problems import KeyPath, Problem, from_validation, refused
 
 # What is kept as a reference: executors are told where the key is, never what it is.
 
@@ -30,8 +30,9 @@ def load(path: str | Path, environ: Mapping[str, str] | None = None) -> Config:
     notes = KeyNotes()
     problems = list(expanded.problems)
     try:
-        config = _complete(Config.model_validate(expanded.values, context=notes), file.parent)
-        problems += _unsupported(config)
+        given = Config.model_validate(expanded.values, context=notes)
+        problems += given.not_yet()
+        config = _complete(given, file.parent)
     except ValidationError as error:
         found = from_validation(
             (
@@ -83,17 +84,6 @@ def _absolute(text: str, folder: Path) -> Path:
         return Path(os.path.normpath(folder / Path(text).expanduser()))
     except RuntimeError:
         raise ConfigError("a path begins with ~, and there is no home folder", hint="write the path out") from None
-
-
-def _unsupported(config: Config) -> Iterator[Problem]:
-    for name, source in config.sources.items():
-        yield from _below(("sources", name), source.unsupported())
-    yield from _below(("reliability",), config.reliability.unsupported())
-
-
-def _below(path: KeyPath, problems: Iterator[Problem]) -> Iterator[Problem]:
-    for problem in problems:
-        yield Problem((*path, *problem.path), problem.text, problem.hint)
 
 
 def _located(problem: Problem, document: Document) -> Problem:

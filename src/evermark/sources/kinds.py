@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from evermark.errors import ConfigError, EvermarkError
 
 if TYPE_CHECKING:
-    from evermark.config.sources import SourceConfig
     from evermark.observe.finding import Finding
     from evermark.secrets import Hidden, SecretBox
     from evermark.sources.base import Source
+    from evermark.sources.settings import SourceConfig
     from evermark.state.connection import State
 
 Settings = TypeVar("Settings", bound="SourceConfig")
