@@ -30,6 +30,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from evermark.disk import write_whole
 from evermark.errors import ConfigError, DeniedError, DiskFullError, EvermarkError, FormatError
 
 HIDDEN = "***"
@@ -275,24 +276,14 @@ def read_small_file(path: str | Path, what: str) -> bytes:
 
 
 def _make_key_file(path: Path) -> bool:
-    """Make the key unless it exists. Whole or not at all, also when two processes begin at once."""
+    """Make the key unless it exists; whether it was made."""
     if path.exists():
         return False
-    draft = path.with_name(f".{path.name}.{os.getpid()}.{random_source.token_hex(4)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            with os.fdopen(fd, "w", encoding="ascii") as file:
-                file.write(random_source.token_urlsafe(32) + "\n")
-                file.flush()
-                os.fsync(fd)
-            os.link(draft, path)  # refuses to replace the key another process has just made
-        finally:
-            draft.unlink()
-        _sync_folder(path.parent)
+        write_whole(path, random_source.token_urlsafe(32) + "\n", mode=0o600)
     except FileExistsError:
-        return False
+        return False  # another process has just made it
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise DiskFullError(f"no space left to make the key file {path}", hint="free some space") from None
@@ -301,14 +292,6 @@ def _make_key_file(path: Path) -> bool:
             hint=f"make the folder writable, or set secrets.key; {_MAKE_KEY}",
         ) from None
     return True
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _not_readable(sealed: str) -> EvermarkError:

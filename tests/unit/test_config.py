@@ -37,7 +37,7 @@ def test_the_documented_file_is_understood_as_written(folder: Path) -> None:
     assert (config.server.host, config.server.port) == ("127.0.0.1", 8320)
     shop = config.sources["shop"]
     assert isinstance(shop, PostgresSettings)
-    assert shop.open_dsn() == ENVIRON["SHOP_DSN"]
+    assert shop.target().dsn.open() == ENVIRON["SHOP_DSN"]
     assert [table.name for table in shop.tables] == ["public.orders", "public.users"]
     assert shop.tables[1].exclude == ("password",)
     assert shop.tables[1].hash == ("email",)

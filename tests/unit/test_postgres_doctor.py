@@ -9,8 +9,9 @@ import pytest
 
 from evermark.errors import UnreachableError
 from evermark.observe.finding import Finding, Grade, worst
-from evermark.sources.postgres.doctor import judged, size
-from evermark.sources.postgres.facts import (
+from evermark.secrets import Plain
+from evermark.sources.postgres.admin.doctor import judged, size
+from evermark.sources.postgres.admin.facts import (
     CapturedFacts,
     EventFacts,
     Facts,
@@ -21,13 +22,13 @@ from evermark.sources.postgres.facts import (
     ServerFacts,
     SlotFacts,
 )
-from evermark.sources.postgres.install import SCHEMA_VERSION, SCHEMA_VERSION_READ
 from evermark.sources.postgres.lsn import Incarnation
-from evermark.sources.postgres.place import PlainDsn, PostgresPlace, TableChoice
+from evermark.sources.postgres.outbox import SCHEMA_VERSION, SCHEMA_VERSION_READ
 from evermark.sources.postgres.slots import Slot
+from evermark.sources.postgres.target import PostgresTarget, TableChoice
 
 GIB = 1024**3
-PLACE = PostgresPlace(PlainDsn(""), "slot", "pub", tables=(TableChoice("public.orders"),))
+PLACE = PostgresTarget(Plain(""), "slot", "pub", tables=(TableChoice("public.orders"),))
 SERVER = ServerFacts(
     where="here:5432/shop", version=180004, wal_level="logical", standby=False, database="shop", role="evermark",
     may_use_slots=True, senders_max=10, senders_used=1, slots_max=10, slots_used=1, slot_wal_keep_bytes=50 * GIB,

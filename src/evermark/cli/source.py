@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -142,20 +143,22 @@ def uninstall(
         for line in installation.release(_tables(installation, table), wait_s=wait_s, say=say_of_it):
             say_of_it(line)
         return
-    confirm(f"Remove {installation.reader} of {chosen}? Events that were not taken yet will not be.", yes=yes)
-    kept = ""
-    if may_have_state(found):
-        with opened(config) as deployment, held_sources(deployment, [chosen]):
-            gone = installation.uninstall(wait_s=wait_s, say=say_of_it)
-            if deployment.checkpoints.list(chosen):
-                kept = f"the log at {deployment.log_folder(chosen)} and the state remember what was taken, and stay"
-    else:
-        gone = installation.uninstall(wait_s=wait_s, say=say_of_it)
-    for line in gone:
-        say_of_it(line)
-    if kept:
-        say(f"{chosen}: {kept}. `evermark source install` goes on there; what changes until then is in no event.")
-        say(f"{chosen}: to begin anew instead, give the source another name, or the deployment another `data` folder")
+    with ExitStack() as stack:
+        deployment = stack.enter_context(opened(config)) if may_have_state(found) else None
+        kept = deployment.checkpoints.list(chosen) if deployment is not None else {}
+        left = installation.left_behind({partition: each.position for partition, each in kept.items()})
+        confirm(f"Remove {installation.reader} of {chosen}? {left}", yes=yes)
+        if deployment is not None:
+            stack.enter_context(held_sources(deployment, [chosen]))
+        for line in [*installation.uninstall(wait_s=wait_s, say=say_of_it), left]:
+            say_of_it(line)
+        if deployment is not None and kept:
+            where = deployment.log_folder(chosen)
+            say_of_it(
+                f"the log at {where} and the state remember what was taken, and stay."
+                " `evermark source install` goes on there; what changes until then is in no event."
+            )
+            say_of_it("to begin anew instead, give the source another name, or the deployment another `data` folder")
 
 
 @app.command(short_help="Make and drop the daily partitions of the outbox.")

@@ -8,11 +8,10 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from evermark.config.loading import written
 from evermark.config.subscriptions import SubscriptionConfig
 from evermark.errors import ConfigError
 from evermark.settings.fields import NAME, KeyNotes
-from evermark.settings.problems import Problem, from_validation, refused
+from evermark.settings.problems import Problem, from_validation, refused, written
 
 # How the keys of the file are called in a `SubscriptionSpec`, where they differ.
 _FIELDS = {

@@ -4,7 +4,7 @@ The contract, which `evermark.testing.SourceContract` checks:
 
 - **Position**: text whose plain string order is the order of events within one partition. Fixed width.
 - **Range**: `[start, end)`. An event belongs to the range its own position falls in. An event at exactly `end`
-  belongs to the *next* range. `latest` therefore returns a position that no event in front of it has.
+  belongs to the *next* range. `latest` returns a position greater than that of every event it offers.
 - **Repeatable**: the same slice gives the same rows, in the same order, however often and wherever it is read,
   until `confirm` passes it. Spark retries tasks; a crash re-reads everything after the checkpoint.
 - **Stateless**: `latest`, `read` and `confirm` run in three different processes. They share nothing but what was
@@ -29,6 +29,8 @@ from datetime import datetime
 
 import pyarrow as pa
 
+from evermark.event import Seen
+
 
 @dataclass(frozen=True)
 class Limit:
@@ -37,15 +39,6 @@ class Limit:
     rows_max: int = 2_000_000
     bytes_max: int = 1024 * 1024 * 1024
     wait_s: float = 5.0  # `latest` may block this long when there is nothing new
-
-
-@dataclass(frozen=True)
-class Seen:
-    """An event the log holds."""
-
-    event_id: str
-    event_time: datetime | None
-    at: datetime  # when it was taken
 
 
 @dataclass(frozen=True)

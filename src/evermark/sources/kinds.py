@@ -43,7 +43,7 @@ class Registered:
 
 
 KINDS = {
-    "postgres": Registered("evermark.sources.postgres.kind:KIND", tasks="evermark.sources.postgres.source"),
+    "postgres": Registered("evermark.sources.postgres.kind:KIND", tasks="evermark.sources.postgres.read.source"),
     "blocks": Registered("evermark.sources.blocks.kind:KIND"),
 }
 _OWN_CLASS = Registered("evermark.sources.own_class:KIND")
@@ -96,8 +96,6 @@ class Retained:
 class Installation(ABC):
     """What has to stand at the place of a source before the source can be read; for `evermark source install`."""
 
-    not_installed: str = ""  # the hint of findings that say no more than "this is not installed"
-
     @abstractmethod
     def table(self, text: str) -> str:
         """The whole name of a table that a person typed. Raises `ValueError` with what is wrong with it."""
@@ -135,6 +133,10 @@ class Installation(ABC):
         """What `uninstall` removes, in two or three words, for the question before it."""
 
     @abstractmethod
+    def left_behind(self, checkpoints: Mapping[int, str]) -> str:
+        """A sentence on the events that a deployment with these checkpoints did not take, for the same question."""
+
+    @abstractmethod
     def uninstall(self, *, wait_s: float, say: Say) -> list[str]:
         """Remove what `install` made and no other deployment needs. Returns what is gone, a sentence each."""
 
@@ -143,8 +145,9 @@ class Installation(ABC):
         """Housekeeping: how many partitions were created, how many dropped, and how many cannot be dropped yet."""
 
     @abstractmethod
-    def foreseen(self) -> list[Finding]:
-        """Where nothing is installed yet: whether `install` will work. Empty where something is. Changes nothing."""
+    def foreseen(self, found: Sequence[Finding]) -> list[Finding]:
+        """`found` by `SourceKind.examine`; where nothing is installed yet, whether `install` will work instead of all
+        that is missing. Changes nothing."""
 
 
 class SourceKind(ABC, Generic[Settings]):

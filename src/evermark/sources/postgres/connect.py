@@ -12,8 +12,8 @@ import psycopg
 from psycopg import errors as pg
 
 from evermark.errors import EvermarkError, GapError
+from evermark.secrets import Hidden
 from evermark.sources.postgres.failures import RECOVER_HINT, translated, unreachable, unreadable_dsn, where
-from evermark.sources.postgres.place import Dsn
 
 CONNECT_TIMEOUT_S = 10
 WARNINGS_MAX = 20
@@ -95,7 +95,7 @@ class Link:
         self.connection.close()
 
 
-def connect(dsn: Dsn, timeout_s: int = CONNECT_TIMEOUT_S, /, **session: str) -> Link:
+def connect(dsn: Hidden, timeout_s: int = CONNECT_TIMEOUT_S, /, **session: str) -> Link:
     """Open a connection; `session` adds settings for its whole life."""
     text = dsn.open()
     try:
@@ -141,7 +141,7 @@ _idle: dict[tuple[int, str], Link] = {}
 _idle_lock = threading.Lock()
 
 
-def borrow(dsn: Dsn, **session: str) -> Link:
+def borrow(dsn: Hidden, **session: str) -> Link:
     """A connection for one read: the one given back last, if it is still good, else a new one."""
     with _idle_lock:
         link = _idle.pop((os.getpid(), dsn.open()), None)

@@ -9,10 +9,17 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PlainValidator, model_validator
 
-from evermark.secrets import HIDDEN, Sealed, Secret, SecretBox
+from evermark.errors import ConfigError
+from evermark.secrets import HIDDEN, Plain, Sealed, Secret, SecretBox
 from evermark.settings.fields import Duration, Model, NotYet, Size, between, postgres_dsn, refusal
 from evermark.sources.postgres.names import TableNameError, table_name
-from evermark.sources.postgres.place import EVENTS_RETENTION_S, SLOTS_MAX, WAL_RETAINED_WARN_BYTES
+from evermark.sources.postgres.target import (
+    EVENTS_RETENTION_S,
+    SLOTS_MAX,
+    WAL_RETAINED_WARN_BYTES,
+    PostgresTarget,
+    TableChoice,
+)
 from evermark.sources.settings import SourceConfig
 
 _NAME_MAX = 63  # what Postgres keeps of an identifier
@@ -117,9 +124,20 @@ class PostgresSettings(SourceConfig):
             return self
         return self.model_copy(update={"dsn": Sealed.seal(self.dsn.reveal(), box)})
 
-    def open_dsn(self) -> str:
-        """The plain address. Ask for it where the connection is made, and keep it nowhere."""
-        return self.dsn.open() if isinstance(self.dsn, Sealed) else self.dsn.reveal()
+    def target(self) -> PostgresTarget:
+        """Where these settings lead, once they are `named`. Unsealed, it stays in this process."""
+        if self.slot is None or self.publication is None:
+            raise ConfigError("the settings of a Postgres source are not complete", hint="name them first")
+        return PostgresTarget(
+            self.dsn if isinstance(self.dsn, Sealed) else Plain(self.dsn.reveal()),
+            self.slot,
+            self.publication,
+            self.schema_name,
+            tuple(TableChoice(table.name, table.exclude, table.hash) for table in self.tables),
+            events_retention_s=self.events_retention.total_seconds(),
+            slots=self.slots,
+            wal_retained_warn_bytes=self.wal_retained_warn,
+        )
 
     def streams_named(self) -> frozenset[str]:
         return frozenset(table.name.replace('"', "") for table in self.tables)

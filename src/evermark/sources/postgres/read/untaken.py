@@ -19,10 +19,10 @@ from evermark.sources.base import Untaken
 from evermark.sources.marks import Marks
 from evermark.sources.postgres.connect import Link, connect
 from evermark.sources.postgres.lsn import Position, lsn_text
-from evermark.sources.postgres.outbox_rows import EVENTS
-from evermark.sources.postgres.pace import IDLE_OFFER_S
-from evermark.sources.postgres.place import MY_SHARE, PostgresPlace
+from evermark.sources.postgres.read.outbox_rows import EVENTS
+from evermark.sources.postgres.read.pace import IDLE_OFFER_S
 from evermark.sources.postgres.survey import look, stranger, unfit
+from evermark.sources.postgres.target import PostgresTarget
 
 CONNECT_TIMEOUT_S = 3
 _STATEMENT_TIMEOUT = "2s"
@@ -51,8 +51,8 @@ _PLAN = {"enable_seqscan": "off", "enable_bitmapscan": "off", "max_parallel_work
 class OutboxLook:
     """Looks at the events of one slot. Has a connection of its own, and waits for nobody long."""
 
-    def __init__(self, place: PostgresPlace, clock: Callable[[], float] = time.monotonic) -> None:
-        self._place = place
+    def __init__(self, target: PostgresTarget, clock: Callable[[], float] = time.monotonic) -> None:
+        self._target = target
         self._clock = clock
         self._link: Link | None = None
         self._marks = Marks()
@@ -83,8 +83,8 @@ class OutboxLook:
 
     def _untaken(self, after: Position) -> Untaken | None:
         if self._link is None:
-            self._link = connect(self._place.dsn, CONNECT_TIMEOUT_S, statement_timeout=_STATEMENT_TIMEOUT, **_PLAN)
-        survey = look(self._link, self._place)
+            self._link = connect(self._target.dsn, CONNECT_TIMEOUT_S, statement_timeout=_STATEMENT_TIMEOUT, **_PLAN)
+        survey = look(self._link, self._target)
         trouble = unfit(survey) or stranger(survey, after)
         if trouble is not None:
             raise trouble
@@ -106,7 +106,7 @@ class OutboxLook:
 
     def _oldest_s(self, link: Link, after: Position) -> float | None:
         """How long ago the transaction of the oldest row began that was certainly not taken; None: there is none."""
-        query = self._query(_NEWEST, after, mine=self._mine(), most=sql.Literal(NEWEST_MAX))
+        query = self._query(_NEWEST, after, mine=sql.SQL(self._target.share_sql()), most=sql.Literal(NEWEST_MAX))
         seen, waiting, oldest_s = link.one(query, doing="looking for events to take")
         if oldest_s is None:
             return None
@@ -143,12 +143,6 @@ class OutboxLook:
     def _query(self, text: str, after: Position, **parts: sql.Composable) -> str:
         return (
             sql.SQL(text)
-            .format(at=sql.Literal(lsn_text(after.lsn)), events=sql.Identifier(self._place.schema, EVENTS), **parts)
+            .format(at=sql.Literal(lsn_text(after.lsn)), events=sql.Identifier(self._target.schema, EVENTS), **parts)
             .as_string()
         )
-
-    def _mine(self) -> sql.Composable:
-        if self._place.share is None:
-            return sql.SQL("true")
-        share = {"n": sql.Literal(self._place.slots), "k": sql.Literal(self._place.share)}
-        return sql.SQL(MY_SHARE).format(key=sql.SQL("key"), **share)

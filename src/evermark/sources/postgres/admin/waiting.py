@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from evermark.errors import BusyError, EvermarkError
+from evermark.secrets import Hidden
 from evermark.sources.postgres.connect import Link, connect
-from evermark.sources.postgres.place import Dsn
 
 T = TypeVar("T")
 Say = Callable[[str], None]
@@ -50,7 +50,7 @@ class Holder:
 class Waiting:
     """All the waiting of one command: `wait_s` is for all of it together. `say` gets a line now and then."""
 
-    def __init__(self, dsn: Dsn, pid: int, wait_s: float, say: Say) -> None:
+    def __init__(self, dsn: Hidden, pid: int, wait_s: float, say: Say) -> None:
         self._dsn, self._pid, self._say = dsn, pid, say
         self._wait_s = wait_s
         self._began = time.monotonic()
