@@ -22,10 +22,10 @@ from evermark.cluster.fence import source_lease
 from evermark.config import load
 from evermark.observe.finding import Finding, Grade
 from evermark.secrets import Plain
+from evermark.sources.kinds import SourceState
 from evermark.sources.postgres.admin import examine as examine_module
 from evermark.sources.postgres.admin.doctor import judged
 from evermark.sources.postgres.admin.examine import examine
-from evermark.sources.postgres.admin.facts import Kept
 from evermark.sources.postgres.admin.install import install
 from evermark.sources.postgres.repair.server import repair_of
 from evermark.sources.postgres.slots import spare_name
@@ -58,7 +58,7 @@ def at(server: PostgresServer) -> Iterator[Scene]:
         yield found
 
 
-def findings(target: PostgresTarget, kept: Kept | None = None) -> list[Finding]:
+def findings(target: PostgresTarget, kept: SourceState | None = None) -> list[Finding]:
     return judged(examine(target), target, kept)
 
 
@@ -66,7 +66,7 @@ def wrong(target: PostgresTarget) -> dict[str, Finding]:
     return {f.check: f for f in findings(target) if f.grade is Grade.WRONG}
 
 
-def warned(target: PostgresTarget, kept: Kept | None = None) -> dict[str, Finding]:
+def warned(target: PostgresTarget, kept: SourceState | None = None) -> dict[str, Finding]:
     return {f.check: f for f in findings(target, kept) if f.grade is Grade.WARNING}
 
 
@@ -107,7 +107,7 @@ def test_a_lost_slot_is_found_and_so_is_what_recovery_left(at: Scene, server: Po
     spare = spare_name(at.target.slot)
     at.db.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", (spare,))
     assert spare in warned(at.target)["spare_slot"].mend
-    assert "spare_slot" not in warned(at.target, Kept(None, {}, frozenset({0})))
+    assert "spare_slot" not in warned(at.target, SourceState(None, {}, frozenset({0})))
 
 
 def test_a_publication_that_is_gone_or_changed_is_found(at: Scene) -> None:

@@ -10,12 +10,12 @@ import pytest
 from evermark.errors import UnreachableError
 from evermark.observe.finding import Finding, Grade, worst
 from evermark.secrets import Plain
+from evermark.sources.kinds import SourceState
 from evermark.sources.postgres.admin.doctor import judged, size
 from evermark.sources.postgres.admin.facts import (
     CapturedFacts,
     EventFacts,
     Facts,
-    Kept,
     OpenTransaction,
     OutboxFacts,
     PartitionFacts,
@@ -44,7 +44,7 @@ OUTBOX = OutboxFacts(
     events=EventFacts("2026-11-01 00:00:00+00", "2026-11-15 00:00:00+00", 12, True),
 )
 SOUND = Facts(server=SERVER, slots=(SLOT_FACTS,), outbox=OUTBOX)
-KEPT = Kept("host:1", {0: Incarnation(7, 1).at(100 * GIB - 500)})
+KEPT = SourceState("host:1", {0: Incarnation(7, 1).at(100 * GIB - 500)})
 
 
 def with_server(**changes: Any) -> Facts:
@@ -74,7 +74,7 @@ def with_days(**changes: Any) -> Facts:
     return with_outbox(partitions=replace(OUTBOX.partitions, **changes))
 
 
-def ill(facts: Facts, kept: Kept | None = KEPT) -> list[Finding]:
+def ill(facts: Facts, kept: SourceState | None = KEPT) -> list[Finding]:
     return [finding for finding in judged(facts, PLACE, kept) if finding.grade is not Grade.OK]
 
 
@@ -182,7 +182,7 @@ def test_lag_is_told_in_bytes_and_a_damaged_checkpoint_is_wrong() -> None:
     """GIVEN a checkpoint WHEN judged THEN how far it is behind is said; what is no position is an error."""
     (lag,) = [f.found for f in judged(SOUND, PLACE, KEPT) if f.check == "checkpoint"]
     assert "500 B" in lag
-    (found,) = ill(SOUND, Kept(None, {0: "nonsense"}))
+    (found,) = ill(SOUND, SourceState(None, {0: "nonsense"}))
     assert (found.check, found.grade) == ("checkpoint", Grade.WRONG)
 
 

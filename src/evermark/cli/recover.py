@@ -220,17 +220,7 @@ def _numbers(deployment: Deployment, name: str) -> dict[str, Any] | None:
     if settings is None:
         return None
     found = kind_of(settings, name).retained(settings, partial(_log_newest, deployment, name))
-    if found is None:
-        return None
-    return {
-        "oldest": found.oldest,
-        "newest": found.newest,
-        "count": found.count,
-        "exact": found.exact,
-        "log_newest": found.log_newest,
-        "younger": found.younger,
-        "younger_exact": found.younger_exact,
-    }
+    return vars(found) if found is not None else None
 
 
 def _log_newest(deployment: Deployment, name: str) -> datetime | None:

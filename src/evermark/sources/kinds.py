@@ -14,7 +14,7 @@ import importlib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -75,9 +75,9 @@ class SourceState:
     """What State and the log say of a source."""
 
     owner: str | None  # the process that reads it now
-    checkpoints: Mapping[int, str]  # by partition: the position where reading goes on
-    recovering: frozenset[int]  # partitions of which a repair is under way
-    findings: Sequence[Finding]
+    checkpoints: Mapping[int, str] = field(default_factory=dict)  # by partition: the position where reading goes on
+    recovering: frozenset[int] = frozenset()  # partitions of which a repair is under way
+    findings: Sequence[Finding] = ()
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import psycopg
 from psycopg import errors as pg
@@ -93,6 +93,12 @@ class Link:
 
     def close(self) -> None:
         self.connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def connect(dsn: Hidden, timeout_s: int = CONNECT_TIMEOUT_S, /, **session: str) -> Link:

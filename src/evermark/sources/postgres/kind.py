@@ -29,7 +29,6 @@ class PostgresKind(SourceKind[PostgresSettings]):
     ) -> Iterator[Finding]:
         from evermark.sources.postgres.admin.doctor import judged
         from evermark.sources.postgres.admin.examine import examine
-        from evermark.sources.postgres.admin.facts import Kept
         from evermark.sources.postgres.read.source import PostgresOutbox
 
         target = settings.target()
@@ -42,7 +41,7 @@ class PostgresKind(SourceKind[PostgresSettings]):
             state = look(source)
         finally:
             source.close()
-        yield from judged(facts, target, Kept(state.owner, state.checkpoints, state.recovering))
+        yield from judged(facts, target, state)
         yield from state.findings
 
     def installation(self, settings: PostgresSettings) -> Installation:
@@ -51,17 +50,12 @@ class PostgresKind(SourceKind[PostgresSettings]):
         return OutboxInstallation(settings)
 
     def retained(self, settings: PostgresSettings, since: Callable[[], datetime | None]) -> Retained | None:
-        from evermark.sources.postgres.admin.examine import behind
+        from evermark.sources.postgres.admin.examine import retained
 
-        log_newest = since()
         try:
-            found = behind(settings.target(), log_newest)
+            return retained(settings.target(), since())
         except EvermarkError:
-            return None  # a place that does not answer has said so already
-        events = found.events
-        return Retained(
-            events.oldest, events.newest, events.count, events.exact, found.since, found.younger, found.younger_exact
-        )
+            return None  # `doctor` has said that the server does not answer
 
 
 KIND = PostgresKind()

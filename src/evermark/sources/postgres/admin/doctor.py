@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from evermark.errors import FormatError
 from evermark.observe.finding import Finding, ok, warning, wrong
-from evermark.sources.postgres.admin.facts import CapturedFacts, Facts, Kept, OutboxFacts, ServerFacts, SlotFacts
+from evermark.sources.kinds import SourceState
+from evermark.sources.postgres.admin.facts import CapturedFacts, Facts, OutboxFacts, ServerFacts, SlotFacts
 from evermark.sources.postgres.failures import INSTALL_HINT
 from evermark.sources.postgres.lsn import Position, lsn_text
 from evermark.sources.postgres.outbox import SCHEMA_VERSION, SCHEMA_VERSION_READ
@@ -22,7 +23,7 @@ _RECOVER = "`evermark up` repairs it by itself; `evermark source recover` shows 
 _PLAYBOOK = "docs/playbook.md"
 
 
-def judged(facts: Facts, target: PostgresTarget, kept: Kept | None) -> list[Finding]:
+def judged(facts: Facts, target: PostgresTarget, kept: SourceState | None) -> list[Finding]:
     """Every check, in the order of doubt. `kept` is none when the deployment has no state yet, or it cannot be read."""
     server = facts.server
     if facts.unreachable is not None or server is None:
@@ -134,7 +135,7 @@ def _publication(slot: SlotFacts, installed: bool) -> Iterator[Finding]:
         yield ok("publication", f"{name} is as it was installed")
 
 
-def _slot(facts: SlotFacts, server: ServerFacts, kept: Kept | None, *, installed: bool) -> Iterator[Finding]:
+def _slot(facts: SlotFacts, server: ServerFacts, kept: SourceState | None, *, installed: bool) -> Iterator[Finding]:
     slot, name = facts.slot, facts.name
     known = kept is not None and facts.partition in kept.checkpoints
     if slot is None:
@@ -163,7 +164,7 @@ def _slot(facts: SlotFacts, server: ServerFacts, kept: Kept | None, *, installed
         yield warning("failover", f"slot {name} is not kept by standbys: a promotion loses it", alter)
 
 
-def _spare(facts: SlotFacts, kept: Kept | None) -> Iterator[Finding]:
+def _spare(facts: SlotFacts, kept: SourceState | None) -> Iterator[Finding]:
     if not facts.spare:
         return
     if kept is not None and facts.partition in kept.recovering:
@@ -189,7 +190,7 @@ def _wal(facts: SlotFacts, target: PostgresTarget, server: ServerFacts) -> Itera
         yield ok("wal_retained", said)
 
 
-def _lag(facts: SlotFacts, server: ServerFacts, kept: Kept | None) -> Iterator[Finding]:
+def _lag(facts: SlotFacts, server: ServerFacts, kept: SourceState | None) -> Iterator[Finding]:
     text = kept.checkpoints.get(facts.partition) if kept is not None else None
     if text is None:
         return

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from psycopg import sql
 
 from evermark.errors import EvermarkError, UnreachableError
+from evermark.sources.kinds import Retained
 from evermark.sources.postgres.admin.facts import (
-    Behind,
     CapturedFacts,
     EventFacts,
     Facts,
@@ -134,20 +134,18 @@ def examine(target: PostgresTarget) -> Facts:
         link.close()
 
 
-def behind(target: PostgresTarget, since: datetime | None) -> Behind:
-    """What a choice is about, in numbers."""
-    link = connect(target.dsn, statement_timeout=_STATEMENT_TIMEOUT)
-    try:
+def retained(target: PostgresTarget, log_newest: datetime | None) -> Retained:
+    """The events that the outbox still has, and how many of them are younger than the newest event in the log."""
+    with connect(target.dsn, statement_timeout=_STATEMENT_TIMEOUT) as link:
         look = _Look(link, target)
         events = look.events(look.partition_rows())
         younger = None
-        if since is not None:
+        if log_newest is not None:
             # Those of transactions that were open then are older, and not among them: hence "about".
-            condition = sql.SQL("where created_at > {}").format(sql.Literal(since))
+            condition = sql.SQL("where created_at > {}").format(sql.Literal(log_newest))
             younger = look.bounded("events", COUNT_ROWS_MAX, condition)
-        return Behind(events, younger, younger is None or younger <= COUNT_ROWS_MAX, since)
-    finally:
-        link.close()
+        counted = younger is None or younger <= COUNT_ROWS_MAX
+        return Retained(events.oldest, events.newest, events.count, events.exact, log_newest, younger, counted)
 
 
 def untaken_rows(target: PostgresTarget, checkpoints: Mapping[int, str]) -> int:
@@ -156,8 +154,7 @@ def untaken_rows(target: PostgresTarget, checkpoints: Mapping[int, str]) -> int:
     An event that was inserted before a checkpoint, by a transaction that ended after it, cannot be told apart from an
     event that was taken.
     """
-    link = connect(target.dsn, statement_timeout=_STATEMENT_TIMEOUT)
-    try:
+    with connect(target.dsn, statement_timeout=_STATEMENT_TIMEOUT) as link:
         found = 0
         for partition, part in enumerate(target.parts()):
             condition = sql.SQL("where {}").format(sql.SQL(part.share_sql()))
@@ -165,8 +162,6 @@ def untaken_rows(target: PostgresTarget, checkpoints: Mapping[int, str]) -> int:
                 condition += sql.SQL(" and lsn >= {}::pg_lsn").format(lsn_text(Position.parse(text).lsn))
             found += _Look(link, part).bounded("events", COUNT_ROWS_MAX, condition)
         return found
-    finally:
-        link.close()
 
 
 class _Look:

@@ -67,21 +67,19 @@ def install(
     `wait_s` is how long other people's transactions are waited for, in all; `say` hears whose they are. `goes_on`: this
     deployment has taken events here before, so that a reader made anew has to look through all of them.
     """
-    link = connect(target.dsn, lock_timeout=_LOCK_TIMEOUT)
     made = Made()
-    try:
-        require_installable(link, target, tables)
-        made.schema = not schema_there(link, target)
-        waiting = Waiting(target.dsn, link.connection.info.backend_pid, wait_s, say)
-        waiting.for_lock("install the outbox", partial(_install_schema, link, target))
-        for part in target.parts():
-            _install_reader(link, part, made, waiting, goes_on=goes_on)
-        return [_capture(link, table, target, made, waiting) for table in tables]
-    except BaseException:
-        _undo(target, made, say)
-        raise
-    finally:
-        link.close()
+    with connect(target.dsn, lock_timeout=_LOCK_TIMEOUT) as link:
+        try:
+            require_installable(link, target, tables)
+            made.schema = not schema_there(link, target)
+            waiting = Waiting(target.dsn, link.connection.info.backend_pid, wait_s, say)
+            waiting.for_lock("install the outbox", partial(_install_schema, link, target))
+            for part in target.parts():
+                _install_reader(link, part, made, waiting, goes_on=goes_on)
+            return [_capture(link, table, target, made, waiting) for table in tables]
+        except BaseException:
+            _undo(target, made, say)
+            raise
 
 
 def _install_schema(link: Link, target: PostgresTarget) -> None:
@@ -114,8 +112,7 @@ def _undo(target: PostgresTarget, made: Made, say: Say) -> None:
     if not (made.slots or made.readers or made.publications or made.tables or made.schema):
         return
     try:
-        link = connect(target.dsn, lock_timeout=_LOCK_TIMEOUT)
-        try:
+        with connect(target.dsn, lock_timeout=_LOCK_TIMEOUT) as link:
             for part in made.slots:
                 drop_slot(link, part.slot)
             with translated(link.dsn, "taking away what was made"):
@@ -129,23 +126,18 @@ def _undo(target: PostgresTarget, made: Made, say: Say) -> None:
                     link.connection.execute(script("uninstall_reader.sql", part).encode())
                 if made.schema:
                     _remove_schema(link, target)
-        finally:
-            link.close()
     except EvermarkError as error:
         say(f"not all that was made could be taken away again ({error.message}): run `evermark source uninstall`")
 
 
 def uninstall(target: PostgresTarget, *, wait_s: float = WAIT_S, say: Say = lambda line: None) -> None:
     """Remove our slot and publication; and, when no other reader is left, triggers, tables and schema."""
-    link = connect(target.dsn, lock_timeout=_LOCK_TIMEOUT)
-    try:
+    with connect(target.dsn, lock_timeout=_LOCK_TIMEOUT) as link:
         waiting = Waiting(target.dsn, link.connection.info.backend_pid, wait_s, say)
         for part in target.parts():
             drop_slot(link, spare_name(part.slot))
             drop_slot(link, part.slot)
         waiting.for_lock("remove the outbox", partial(_remove, link, target))
-    finally:
-        link.close()
 
 
 def _remove(link: Link, target: PostgresTarget) -> None:
@@ -171,26 +163,20 @@ def unwatch(
     target: PostgresTarget, tables: Sequence[str], *, wait_s: float = WAIT_S, say: Say = lambda line: None
 ) -> list[str]:
     """Stop capturing these tables; what they wrote stays, and is read. Says what was done to each."""
-    link = connect(target.dsn, lock_timeout=_LOCK_TIMEOUT)
-    try:
+    with connect(target.dsn, lock_timeout=_LOCK_TIMEOUT) as link:
         waiting = Waiting(target.dsn, link.connection.info.backend_pid, wait_s, say)
         return [waiting.for_lock(f"release {table}", partial(_release, link, table, target)) for table in tables]
-    finally:
-        link.close()
 
 
 def registered(target: PostgresTarget) -> bool:
     """Whether all readers of this place are installed."""
-    link = connect(target.dsn)
-    try:
+    with connect(target.dsn) as link:
         there = link.row("select to_regclass(%s)", (f"{target.schema}.readers",), doing="looking for readers")
         if there == (None,):
             return False
         slots = [part.slot for part in target.parts()]
         query = filled("select count(*) from @schema@.readers where slot = any(%s)", target)
         return link.one(query, (slots,), doing="looking for readers") == (len(slots),)
-    finally:
-        link.close()
 
 
 def _register(link: Link, target: PostgresTarget, name: str) -> None:

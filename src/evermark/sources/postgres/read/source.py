@@ -128,12 +128,9 @@ class PostgresOutbox(Source):
         return found
 
     def replayed(self, stream: str, since: str, until: str | None) -> None:
-        link = connect(self._target.dsn)
-        try:
+        with connect(self._target.dsn) as link:
             query = sql.SQL(_CLEAR).format(schema=sql.Identifier(self._target.schema))
             link.row(query.as_string(), (stream, since, until), doing="clearing a replay request")
-        finally:
-            link.close()
 
     def mend(self, partition: int) -> Mend:
         return repair_of(self._target.parts()[partition], on_finished=lambda: self._renew(partition))
