@@ -63,7 +63,7 @@ class PostgresCheckpoints:
             ).fetchone()
         if row is None:
             raise NotFoundError(
-                f"no checkpoint of {source}/{partition}", hint="`evermark checkpoint list` shows those there are"
+                f"no checkpoint of {source}/{partition}", hint="`evermark checkpoint list` shows all checkpoints"
             )
         return Checkpoint(*row)
 

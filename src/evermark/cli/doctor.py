@@ -90,7 +90,7 @@ def _look(config: Config, name: str, state: State, source: Source) -> SourceStat
     """What State and the log say of a source, and what follows from it."""
     from evermark.sources.kinds import SourceState
 
-    owner = _owner(state, name)
+    owner = owner_of(state, name)
     standings = _standings(config, name, source, state)
     return SourceState(
         owner,
@@ -128,7 +128,8 @@ def _standings(config: Config, name: str, source: Source, state: State) -> list[
     )
 
 
-def _owner(state: State, name: str) -> str | None:
+def owner_of(state: State, name: str) -> str | None:
+    """The process that holds the lease of a source."""
     from evermark.cluster.fence import source_lease
     from evermark.cluster.holders import lease_rows
 

@@ -85,7 +85,7 @@ def install(
     """Set up outbox, publication, slot and triggers. May be repeated: what is there stays, or is upgraded in place.
 
     Making the slot waits for every transaction that is open and has written; putting triggers on a table waits for
-    those that use the table. Whose they are is said meanwhile. If it fails, what it made is taken away again.
+    transactions that use the table. Meanwhile it is said whose they are. If it fails, what it made is taken away again.
     """
     found = config_at(config)
     quiet_logging()
@@ -163,7 +163,7 @@ def uninstall(
 
 @app.command(short_help="Make and drop the daily partitions of the outbox.")
 def maintain(name: NameArgument = None, config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
-    """Make the outbox's partitions for the days ahead, and drop those past `events_retention` that all have read.
+    """Make the outbox's partitions for the days ahead, and drop partitions past `events_retention` that all have read.
 
     `evermark up` does it every hour. What waits is being written to, or not confirmed by every reader yet.
     """

@@ -30,7 +30,7 @@ _IN_THE_FILE = "only the operator's file may open an address: make the subscript
 _REFUSED = {
     "allow_networks": Problem(
         ("allow_networks",),
-        "only the operator's file may open networks: whoever may use the API could otherwise reach what is inside",
+        "only the operator's file may open networks: a user of the API could otherwise reach machines inside them",
         "make this subscription in evermark.yaml, with its allow_networks",
     ),
 }

@@ -43,7 +43,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class Warned:
-    """Something that becomes an error if nobody does anything about it."""
+    """Something that becomes an error unless a person does something about it."""
 
     said: str
     hint: str
@@ -122,7 +122,7 @@ class Mend(ABC):
         """Make sure that nothing more is lost from here on, then say what has to be looked through.
 
         What earlier tries left behind is replaced. `stopped` is asked now and then while this has to wait. With
-        `left_at` nobody has said that this is the right place: raises `IdentityError` if it is not the one we left.
+        `left_at` no person has said that this is the right place: raises `IdentityError` if it is not the one we left.
         """
 
     @abstractmethod
@@ -131,7 +131,7 @@ class Mend(ABC):
 
     @abstractmethod
     def abandon(self) -> None:
-        """Nobody will go on from here: what was made is removed."""
+        """The repair is given up: what it made is removed."""
 
     @abstractmethod
     def close(self) -> None:
@@ -217,11 +217,11 @@ class Source(ABC):
         return None
 
     def condition(self) -> Condition:
-        """How it is; asked every few seconds by whoever owns the source."""
+        """How it is; asked every few seconds by the owner of the source."""
         return Condition()
 
     def untaken(self, after: Mapping[int, str]) -> Mapping[int, Untaken]:
-        """Of these partitions, those that have events at their position or after it; the others are left out.
+        """The partitions that have events at their position or after it; the other ones are left out.
 
         `after` is where the log ends. Asked every few seconds, and for every `/health`, by every instance, while the
         owner reads in other processes: it must be cheap, and answer or raise within seconds. The default asks `latest`;

@@ -1,7 +1,7 @@
 """The kinds of source: one line each in `KINDS`, and one folder each beside this module.
 
 A `SourceKind` holds what the rest of the program has to know of a source before there is a `Source`, or beside it: its
-settings in the file, how it is made and examined, what has to be installed for it. Nobody outside the folder of a kind
+settings in the file, how it is made and examined, what has to be installed for it. No code outside the folder of a kind
 asks which kind a source is of: the layers above know this module alone.
 
 This module imports no kind. `kind_named` imports one when a file names it, and a kind imports its driver when it is
@@ -104,7 +104,7 @@ class Installation(ABC):
     def script(self, tables: Sequence[str], role: str | None) -> str:
         """All of `install` for a person to read and run. Connects to nothing.
 
-        `tables` are captured besides those in the file; `role` gets the least rights that reading needs.
+        `tables` are captured besides the tables of the file; `role` gets the least rights that reading needs.
         """
 
     @abstractmethod

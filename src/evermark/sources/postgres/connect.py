@@ -131,7 +131,7 @@ def _configure(link: Link, session: dict[str, str]) -> None:
     wanted = {**_SESSION, **session}
     query = "select " + ", ".join(["set_config(%s, %s, false)"] * len(wanted))
     link.row(query, tuple(part for pair in wanted.items() for part in pair), doing="preparing a connection")
-    # Lets the server notice that a killed reader is gone, instead of decoding on for nobody with the slot held.
+    # Lets the server notice that a killed reader is gone, instead of decoding on with the slot held.
     with contextlib.suppress(pg.InvalidParameterValue):  # not every platform can
         link.connection.execute("set client_connection_check_interval = '1s'")
     link.warnings.clear()

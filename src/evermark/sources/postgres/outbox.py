@@ -48,7 +48,7 @@ def create_publication(link: Link, target: PostgresTarget, *, again: bool = Fals
 
 
 def maintain(target: PostgresTarget) -> tuple[int, int, int]:
-    """Partitions made for the days ahead, dropped for days past retention, and those that have to wait."""
+    """Partitions made for the days ahead, dropped for days past retention, and partitions that have to wait."""
     query = filled("select * from @schema@.maintain(make_interval(secs => %s))", target)
     with connect(target.dsn) as link:
         created, dropped, waiting = link.one(query, (target.events_retention_s,), doing="maintaining partitions")

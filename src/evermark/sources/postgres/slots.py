@@ -62,7 +62,7 @@ def drop_slot(link: Link, name: str) -> None:
     if found[0] is not None:
         with suppress(EvermarkError):
             link.row("select pg_terminate_backend(%s, 5000)", (found[0],), doing=f"ending the reader of slot {name}")
-    # One that was still being made is gone with whoever made it.
+    # A slot that was still being made is gone with the session that made it.
     query = "select pg_drop_replication_slot(slot_name) from pg_replication_slots where slot_name = %s"
     link.row(query, (name,), doing=f"dropping slot {name}")
 
@@ -90,7 +90,7 @@ def walsender(target: PostgresTarget) -> psycopg.Connection[Any]:
 
 
 def make_failover(target: PostgresTarget) -> None:
-    """A standby that synchronises slots keeps this one, too. Copies are not marked, whatever they are copies of."""
+    """A standby that synchronises slots keeps this slot, too. A copy of a marked slot is not marked."""
     connection = walsender(target)
     try:
         with translated(target.dsn.open(), f"marking slot {target.slot} for failover"):

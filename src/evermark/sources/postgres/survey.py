@@ -64,7 +64,7 @@ left join {schema}.readers r on r.slot = {slot}
 
 
 def look(link: Link, target: PostgresTarget) -> Survey:
-    """Needs no privilege beyond those `evermark source install --print` grants."""
+    """Needs no right beyond the grants of `evermark source install --print`."""
     query = sql.SQL(_QUERY).format(
         schema=sql.Identifier(target.schema),
         publication=sql.Literal(target.publication),

@@ -149,7 +149,7 @@ def _server(link: Link, target: PostgresTarget) -> Iterator[Obstacle]:
         yield Obstacle("", denied)
     if missing > free:
         text = f"{missing} replication slots are needed at {at} and {free} are free"
-        hint = "drop one that nobody reads, or raise max_replication_slots and restart the server"
+        hint = "drop a slot that no program reads, or raise max_replication_slots and restart the server"
         yield Obstacle("", SetupError(text, hint=hint))
     if not creates and (missing or not schema_there(link, target)):
         denied = DeniedError(

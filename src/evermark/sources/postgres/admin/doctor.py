@@ -17,7 +17,7 @@ from evermark.sources.postgres.survey import SAFE_SHARE_MIN, UPGRADE_HINT, VERSI
 from evermark.sources.postgres.target import PostgresTarget
 
 CLOCK_S_MAX = 5.0
-SPARE_SENDERS_MIN = 2  # one for a new slot while a hole is closed, one for whoever comes
+SPARE_SENDERS_MIN = 2  # one for the new slot of a repair, one for another program
 SPARE_SLOTS_MIN = 1  # likewise
 _RECOVER = "`evermark up` repairs it by itself; `evermark source recover` shows the choices and how it goes"
 _PLAYBOOK = "docs/playbook.md"
@@ -28,7 +28,7 @@ def judged(facts: Facts, target: PostgresTarget, kept: SourceState | None) -> li
     server = facts.server
     if facts.unreachable is not None or server is None:
         error = facts.unreachable
-        return [wrong("reachable", error.message if error else "nobody answers", error.hint if error else "")]
+        return [wrong("reachable", error.message if error else "it does not answer", error.hint if error else "")]
     found = [ok("reachable", f"{server.where}, database {server.database}, as {server.role}")]
     found += _server(server)
     found += _room(facts, server)
@@ -107,7 +107,7 @@ def _outbox(outbox: OutboxFacts, target: PostgresTarget, server: ServerFacts) ->
         missing = f"role {server.role} lacks a right{more}"
         yield wrong("rights", missing, "as the owner of the outbox: " + " ".join(outbox.missing_rights))
     else:
-        yield ok("rights", f"role {server.role} has those it needs in schema {target.schema}")
+        yield ok("rights", f"role {server.role} has the rights it needs in schema {target.schema}")
     if outbox.version is None:
         yield wrong("outbox", f"schema {target.schema} is there, its version cannot be read", INSTALL_HINT)
     elif outbox.version < SCHEMA_VERSION_READ:
@@ -153,7 +153,7 @@ def _slot(facts: SlotFacts, server: ServerFacts, kept: SourceState | None, *, in
         return
     if slot.active and facts.active_pid is not None and kept is not None and kept.owner is None:
         mend = f"select pg_terminate_backend({facts.active_pid}); it is no instance of this deployment"
-        yield warning("slot", f"slot {name} is held by process {facts.active_pid} of somebody else", mend)
+        yield warning("slot", f"slot {name} is held by process {facts.active_pid} of another program", mend)
     elif slot.wal_status == "unreserved":
         yield warning("slot", f"slot {name} is about to be lost", f"{_PLAYBOOK}, `The disk fills with WAL`")
     else:

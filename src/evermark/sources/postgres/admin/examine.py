@@ -60,7 +60,7 @@ from (select) one left join pg_replication_slots s on s.slot_name = %s
 _READER = """
 select true, fingerprint, {schema}.publication_fingerprint(%s::name) from {schema}.readers where slot = %s
 """
-# Those with a transaction id: only they hold a slot back.
+# Transactions with an id: only they hold a slot back.
 _TRANSACTIONS = """
 select extract(epoch from clock_timestamp() - xact_start)::float8,
        format('process %%s of role %%s%%s, %%s, its last statement %%s s ago', pid, usename,
@@ -141,7 +141,7 @@ def retained(target: PostgresTarget, log_newest: datetime | None) -> Retained:
         events = look.events(look.partition_rows())
         younger = None
         if log_newest is not None:
-            # Those of transactions that were open then are older, and not among them: hence "about".
+            # Events of transactions that were open then are older, and not counted: hence "about".
             condition = sql.SQL("where created_at > {}").format(sql.Literal(log_newest))
             younger = look.bounded("events", COUNT_ROWS_MAX, condition)
         counted = younger is None or younger <= COUNT_ROWS_MAX

@@ -31,7 +31,7 @@ class ServerFacts:
 
 @dataclass(frozen=True)
 class SlotFacts:
-    """One slot of the place, its publication, and the slot that exists only while a hole is being closed."""
+    """One slot of the place, its publication, and the slot that exists only while a repair is under way."""
 
     partition: int
     name: str
@@ -99,7 +99,7 @@ class OutboxFacts:
 
 @dataclass(frozen=True)
 class Facts:
-    """`server` is none when nobody answered; `outbox` when its schema is not there."""
+    """`server` is none when it did not answer; `outbox` when its schema is not there."""
 
     unreachable: EvermarkError | None = None
     server: ServerFacts | None = None

@@ -153,7 +153,7 @@ def _remove(link: Link, target: PostgresTarget) -> None:
 
 
 def _remove_schema(link: Link, target: PostgresTarget) -> None:
-    """Only when nobody reads it any more."""
+    """Only when it has no reader any more."""
     others = link.connection.execute(filled("select count(*) from @schema@.readers", target).encode()).fetchone()
     if others == (0,):
         link.connection.execute(script("uninstall_schema.sql", target).encode())
@@ -185,7 +185,7 @@ def _register(link: Link, target: PostgresTarget, name: str) -> None:
 
 
 def _create_slot(link: Link, target: PostgresTarget, timeout_ms: int) -> None:
-    """The slot waits for transactions that are open, in nobody's way: a lock's short patience is not for it."""
+    """Making the slot waits for open transactions and blocks no session: the short timeout of locks is not for it."""
     with translated(link.dsn, f"making slot {target.slot}"), link.connection.transaction():
         link.connection.execute("set local lock_timeout = 0")
         link.connection.execute(sql.SQL("set local statement_timeout = {}").format(timeout_ms))

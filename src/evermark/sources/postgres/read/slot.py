@@ -319,7 +319,7 @@ class SlotReader:
         try:
             found = link.connection.execute(query).fetchone()
         except pg.ObjectInUse:
-            return True  # somebody reads; let `read` wait for it and say so
+            return True  # another session reads the slot; `read` waits for it, or says so
         except psycopg.Error as error:
             self._drop(link)
             raise self._explain(error, start) from error

@@ -95,7 +95,7 @@ class PostgresOutbox(Source):
         self._slots[partition].confirm(end)
 
     def maintain(self) -> tuple[int, int, int]:
-        """Partitions made for the days ahead, dropped for days past retention, and those that have to wait."""
+        """Partitions made for the days ahead, dropped for days past retention, and partitions that have to wait."""
         return maintain(self._target)
 
     def upkeep(self) -> None:

@@ -1,10 +1,10 @@
-"""Which events of an outbox wait to be taken, seen without its slot: that belongs to whoever reads.
+"""Which events of an outbox wait to be taken, seen without its slot, which belongs to the reader.
 
 An event's row tells the WAL position of its *insert*, and when its transaction began; where it was committed, only the
 slot knows. So two things are looked at. Rows that were inserted at the log's end or after it were certainly committed
 after it: they wait. Rows that were inserted before it, by a transaction that ended after it, cannot be told apart from
 rows that were taken; but their commit moved the WAL on, and a reader passes all WAL within seconds, whether it holds
-events or not (pace.py). WAL that nobody has passed for longer than that is said to wait as well.
+events or not (pace.py). WAL that no reader has passed for longer than that counts as waiting, too.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _PLAN = {"enable_seqscan": "off", "enable_bitmapscan": "off", "max_parallel_work
 
 
 class OutboxLook:
-    """Looks at the events of one slot. Has a connection of its own, and waits for nobody long."""
+    """Looks at the events of one slot. Has a connection of its own, and never waits long."""
 
     def __init__(self, target: PostgresTarget, clock: Callable[[], float] = time.monotonic) -> None:
         self._target = target
@@ -67,7 +67,7 @@ class OutboxLook:
             if not kept:
                 raise
         except EvermarkError:
-            self.close()  # whatever it was, the next look begins with a new connection
+            self.close()  # after any error the next look begins with a new connection
             raise
         # A connection that was kept may have been cut at any time since: that says nothing of the server now.
         try:

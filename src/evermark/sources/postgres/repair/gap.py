@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -70,7 +71,7 @@ class OutboxGap(Hole):
         found: list[Slice] = []
         oldest: list[datetime] = []
         whole_log = False
-        with self._open() as link:
+        with _seeing(self.snapshot, self.target) as link:
             has_previous_key = self._has_previous_key(link)
             events = sql.Literal(f'"{self.target.schema}".events')
             tables = sql.SQL(_TABLES).format(events=events).as_string()
@@ -83,7 +84,7 @@ class OutboxGap(Hole):
                 oldest += [since] if since else []
                 whole_log = whole_log or timeless > 0
                 for first in range(0, blocks, _BLOCKS):
-                    # The last piece is open at its end: whatever was added since is not in the snapshot.
+                    # The last piece is open at its end: rows added since are not in the snapshot.
                     last = first + _BLOCKS if first + _BLOCKS < blocks else 2**32 - 1
                     detail = {"table": table, "first": str(first), "last": str(last)}
                     detail |= {"previous_key": "there"} if has_previous_key else {}
@@ -104,7 +105,7 @@ class OutboxGap(Hole):
         )
         copy_out = sql.SQL("copy ({}) to stdout").format(query)
         with (
-            self._open() as link,
+            _seeing(self.snapshot, self.target) as link,
             translated(link.dsn, "reading events the log may lack"),
             link.connection.cursor().copy(copy_out) as copy,
         ):
@@ -148,9 +149,6 @@ class OutboxGap(Hole):
         query = "select exists (select from pg_attribute where attrelid = %s::regclass and attname = 'previous_key')"
         return link.one(query, (f'"{self.target.schema}".events',), doing="looking at the columns of events") == (True,)
 
-    def _open(self) -> _Snapshot:
-        return _Snapshot(self.target, self.snapshot)
-
     def _table(self, name: str) -> sql.Identifier:
         return sql.Identifier(self.target.schema, name)
 
@@ -161,27 +159,13 @@ class OutboxGap(Hole):
         return sql.SQL(" and ").join(conditions)
 
 
-class _Snapshot:
+@contextmanager
+def _seeing(snapshot: str, target: PostgresTarget) -> Iterator[Link]:
     """A connection that sees exactly what the exported snapshot shows."""
-
-    def __init__(self, target: PostgresTarget, snapshot: str) -> None:
-        self._target, self._snapshot = target, snapshot
-        self._link: Link | None = None
-
-    def __enter__(self) -> Link:
-        link = connect(self._target.dsn)
-        self._link = link
-        try:
-            with translated(link.dsn, "going back to the moment of the new slot"):
-                if link.connection.info.server_version >= 170000:
-                    link.connection.execute("set transaction_timeout = 0")
-                link.connection.execute("begin isolation level repeatable read, read only")
-                link.connection.execute(sql.SQL("set transaction snapshot {}").format(sql.Literal(self._snapshot)))
-        except BaseException:
-            link.close()
-            raise
-        return link
-
-    def __exit__(self, *_: object) -> None:
-        if self._link is not None:
-            self._link.close()
+    with connect(target.dsn) as link:
+        with translated(link.dsn, "going back to the moment of the new slot"):
+            if link.connection.info.server_version >= 170000:
+                link.connection.execute("set transaction_timeout = 0")
+            link.connection.execute("begin isolation level repeatable read, read only")
+            link.connection.execute(sql.SQL("set transaction snapshot {}").format(sql.Literal(snapshot)))
+        yield link

@@ -1,4 +1,4 @@
-"""The Postgres that a lost slot is mended at: what `mending.py` asks of it, as SQL."""
+"""The Postgres at which a lost slot is repaired: what `steps.py` asks of it, as SQL."""
 
 from __future__ import annotations
 

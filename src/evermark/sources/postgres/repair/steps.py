@@ -1,8 +1,8 @@
-"""A lost slot, mended: a new slot first, so that nothing more is lost; then what the log lacks is found in `events`
-under the very moment the new slot begins; then the new slot takes the old one's name.
+"""The repair of a lost slot: a new slot first, so that nothing more is lost; then the events that the log lacks
+are found in `events` as of the very moment the new slot begins; then the new slot takes the old one's name.
 
 Two names are enough to find the way on after a crash: the reader's own slot, and `<slot>_mend`, which exists only while
-a hole is open. While it does, the own slot is not read, whatever it looks like.
+a gap is open. While it does, the own slot is not read, whatever it looks like.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class NewSlot:
 
 
 class RepairServer(ABC):
-    """What a mend asks of the server. Nothing of it is undone by a crash but the snapshot."""
+    """What a repair asks of the server. Nothing of it is undone by a crash but the snapshot."""
 
     @abstractmethod
     def look(self) -> Survey: ...
@@ -41,7 +41,7 @@ class RepairServer(ABC):
 
     @abstractmethod
     def mend_publication(self) -> None:
-        """In one transaction with its new fingerprint: whatever is done to it after this is another hole."""
+        """In one transaction with its new fingerprint: a change of it after this is another gap."""
 
     @abstractmethod
     def make(self, name: str, version: int, stopped: Callable[[], bool]) -> NewSlot:
@@ -49,7 +49,7 @@ class RepairServer(ABC):
 
     @abstractmethod
     def floor(self) -> str | None:
-        """No event of an earlier transaction is missing from the log; none: nobody knows."""
+        """No event of an earlier transaction is missing from the log; none: not known."""
 
     @abstractmethod
     def hole(self, new: NewSlot, incarnation: Incarnation, floor: str | None) -> Hole:
@@ -77,7 +77,7 @@ class RepairServer(ABC):
 
 
 class Ending(Enum):
-    """What is left to do when a hole is closed."""
+    """What is left to do when a gap is closed."""
 
     RENAME = "rename"  # the spare slot takes the name of the one that was lost
     DROP_SPARE = "drop spare"  # it has done so already
