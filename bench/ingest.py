@@ -17,8 +17,8 @@ from bench.shop import event_ids, flush_lsn, prepare, shop, write
 from bench.taking import drain
 from evermark.embedded.java import ensure_java
 from evermark.embedded.postgres import EmbeddedPostgres
-from evermark.sources.postgres.place import PostgresPlace
-from evermark.sources.postgres.source import PostgresOutbox
+from evermark.sources.postgres.read.source import PostgresOutbox
+from evermark.sources.postgres.target import PostgresTarget
 from evermark.state.connection import State, schema_for
 from evermark.state.migrate import migrate
 
@@ -48,7 +48,7 @@ class Ours:
         self._state.close()
         self._server.stop()
 
-    def drain(self, place: PostgresPlace, events: int) -> tuple[float, list[str]]:
+    def drain(self, place: PostgresTarget, events: int) -> tuple[float, list[str]]:
         return drain(self._spark, self._state, PostgresOutbox(place), place.slot, self._folder, events)
 
 

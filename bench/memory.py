@@ -10,7 +10,7 @@ import psycopg
 from bench.ingest import Ours
 from bench.report import PeakMemory, Report, say
 from bench.shop import prepare, shop, write
-from evermark.sources.postgres.place import PostgresPlace
+from evermark.sources.postgres.target import PostgresTarget
 
 _ROWS = 5_000_000
 _BIG_ROW = 50 * 1024 * 1024
@@ -46,7 +46,7 @@ def run(scale: float, folder: Path) -> Report:
 
 
 def _pass(
-    report: Report, ours: Ours, dsn: str, place: PostgresPlace, insert: str, size: int, events: int, name: str
+    report: Report, ours: Ours, dsn: str, place: PostgresTarget, insert: str, size: int, events: int, name: str
 ) -> None:
     with psycopg.connect(dsn) as conn:
         began = time.perf_counter()

@@ -54,8 +54,8 @@ from evermark.log.read import FileRange, LogReader
 from evermark.log.row_reader import ROWS
 from evermark.secrets import KeyRef, SecretBox
 from evermark.sources.base import Limit
-from evermark.sources.postgres.place import PostgresPlace
-from evermark.sources.postgres.source import PostgresOutbox
+from evermark.sources.postgres.read.source import PostgresOutbox
+from evermark.sources.postgres.target import PostgresTarget
 from evermark.state.connection import State, schema_for
 from evermark.state.migrate import migrate
 
@@ -118,7 +118,7 @@ class _Rows:
 class _Ours:
     """A warm session and a state, as a running instance has."""
 
-    def __init__(self, folder: Path, place: PostgresPlace, events: int) -> None:
+    def __init__(self, folder: Path, place: PostgresTarget, events: int) -> None:
         os.environ["JAVA_HOME"] = str(ensure_java(folder / "java"))
         from evermark.spark.session import make_session
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import psycopg
 
 from evermark.embedded.postgres import EmbeddedPostgres
-from evermark.sources.postgres.install import install
-from evermark.sources.postgres.place import PlainDsn, PostgresPlace
+from evermark.secrets import Plain
+from evermark.sources.postgres.admin.install import install
+from evermark.sources.postgres.target import PostgresTarget
 
 _WRITERS = 4
 _TRANSACTION_ROWS = 1_000
@@ -34,11 +35,11 @@ def shop(folder: Path, *, tcp: bool = False) -> Iterator[EmbeddedPostgres]:
         yield server
 
 
-def place(dsn: str, name: str) -> PostgresPlace:
-    return PostgresPlace(PlainDsn(dsn), slot=name, publication=name)
+def place(dsn: str, name: str) -> PostgresTarget:
+    return PostgresTarget(Plain(dsn), slot=name, publication=name)
 
 
-def prepare(dsn: str, name: str) -> PostgresPlace:
+def prepare(dsn: str, name: str) -> PostgresTarget:
     """An installed source with a slot of its own, from here on."""
     made = place(dsn, name)
     install(made)

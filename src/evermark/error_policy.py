@@ -1,7 +1,6 @@
 """What is done about each kind of error. The only place that decides it.
 
-The default is to stop and say so: an error nobody thought about must not be retried for ever, and must
-never be skipped.
+The default is to stop and say so: an error nobody thought about is tried a few times at most, and never skipped.
 """
 
 from __future__ import annotations
@@ -9,6 +8,8 @@ from __future__ import annotations
 from enum import StrEnum
 
 from evermark.errors import EvermarkError, Kind
+
+UNKNOWN_TRIES = 5
 
 
 class Action(StrEnum):
@@ -30,6 +31,14 @@ _ACTIONS: dict[Kind, Action] = {
 def action_for(error: BaseException) -> Action:
     kind = error.kind if isinstance(error, EvermarkError) else Kind.UNKNOWN
     return _ACTIONS.get(kind, Action.STOP)
+
+
+def action_after(error: BaseException, failures: int) -> Action:
+    """What is done when it failed this often in a row. What nobody thought of is tried a few times before it stops: a
+    worker that was killed looks like that, too.
+    """
+    is_unknown = type(error) is EvermarkError and failures <= UNKNOWN_TRIES
+    return Action.RETRY if is_unknown else action_for(error)
 
 
 def backoff_s(attempt: int, *, base_s: float = 0.5, max_s: float = 60.0) -> float:

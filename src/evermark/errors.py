@@ -68,7 +68,10 @@ def _rebuild(cls: type[EvermarkError], message: str, hint: str, partition: int |
 
 
 class ConfigError(EvermarkError):
+    """`each` has an error of its own for every problem that the message tells, if it tells several."""
+
     kind = Kind.CONFIG
+    each: tuple[ConfigError, ...] = ()
 
 
 class UnreachableError(EvermarkError):

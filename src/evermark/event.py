@@ -8,6 +8,8 @@ without the four that ingest fills in.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 
 import pyarrow as pa
@@ -58,6 +60,15 @@ EVENT = pa.schema(
 ADDED_SINCE = ("previous_key",)
 FILLED_BY_INGEST = ("source", "partition", "batch", "ingested_at")
 TAKEN = pa.schema([f for f in EVENT if f.name not in FILLED_BY_INGEST])
+
+
+@dataclass(frozen=True)
+class Seen:
+    """An event that the log holds."""
+
+    event_id: str
+    event_time: datetime | None
+    at: datetime  # when ingest took it
 
 
 def taken_batch(columns: dict[str, object], rows: int) -> pa.RecordBatch:

@@ -22,7 +22,7 @@ import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -30,10 +30,8 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from evermark.disk import write_whole
 from evermark.errors import ConfigError, DeniedError, DiskFullError, EvermarkError, FormatError
-
-if TYPE_CHECKING:
-    from evermark.config import Config
 
 HIDDEN = "***"
 KEY_BYTES_MIN = 16
@@ -232,19 +230,18 @@ def is_sealed(text: str) -> bool:
     return text.startswith(_PREFIX)
 
 
-def key_for(config: Config) -> tuple[KeyRef, str | None]:
-    """The reference to this deployment's key, and a warning for the operator if there is something to say.
+def key_for(given: KeyRef | None, data: Path, *, shared_state: bool) -> tuple[KeyRef, str | None]:
+    """The reference to a deployment's key, and a warning for the operator if there is something to say.
 
-    Without `secrets.key` the key is kept in `<data>/secrets.key`, and made there the first time.
+    `given` is `secrets.key` of the file. Without it the key is kept in `<data>/secrets.key`, and made there the first
+    time. `shared_state`: other instances may use the same State.
     """
-    if config.secrets.key is not None:
-        return config.secrets.key, None
-    path = config.data.absolute() / KEY_FILE_NAME
+    if given is not None:
+        return given, None
+    path = data.absolute() / KEY_FILE_NAME
     ref = KeyRef("file", str(path))
     if _make_key_file(path):
-        shared = (
-            " Every instance that uses the same state.dsn needs this same key." if config.state.dsn is not None else ""
-        )
+        shared = " Every instance that uses the same state.dsn needs this same key." if shared_state else ""
         return ref, (
             f"secrets.key is not set: a new key was made in {path}. Keep a copy: without it the secrets kept in state "
             f"cannot be opened.{shared}"
@@ -279,24 +276,14 @@ def read_small_file(path: str | Path, what: str) -> bytes:
 
 
 def _make_key_file(path: Path) -> bool:
-    """Make the key unless it exists. Whole or not at all, also when two processes begin at once."""
+    """Make the key unless it exists; whether it was made."""
     if path.exists():
         return False
-    draft = path.with_name(f".{path.name}.{os.getpid()}.{random_source.token_hex(4)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            with os.fdopen(fd, "w", encoding="ascii") as file:
-                file.write(random_source.token_urlsafe(32) + "\n")
-                file.flush()
-                os.fsync(fd)
-            os.link(draft, path)  # refuses to replace the key another process has just made
-        finally:
-            draft.unlink()
-        _sync_folder(path.parent)
+        write_whole(path, random_source.token_urlsafe(32) + "\n", mode=0o600)
     except FileExistsError:
-        return False
+        return False  # another process has just made it
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise DiskFullError(f"no space left to make the key file {path}", hint="free some space") from None
@@ -305,14 +292,6 @@ def _make_key_file(path: Path) -> bool:
             hint=f"make the folder writable, or set secrets.key; {_MAKE_KEY}",
         ) from None
     return True
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _not_readable(sealed: str) -> EvermarkError:

@@ -10,15 +10,25 @@ from typing import Any
 
 import psycopg
 
+from evermark.secrets import Plain
 from evermark.sources.base import Limit, Slice
-from evermark.sources.postgres.install import install
+from evermark.sources.postgres.admin.examine import examine
+from evermark.sources.postgres.admin.facts import CapturedFacts
+from evermark.sources.postgres.admin.install import install
 from evermark.sources.postgres.lsn import Incarnation, Position
-from evermark.sources.postgres.place import PlainDsn, PostgresPlace, TableChoice
-from evermark.sources.postgres.source import PostgresOutbox
+from evermark.sources.postgres.read.source import PostgresOutbox
+from evermark.sources.postgres.target import PostgresTarget, TableChoice
 from evermark.testing.servers import PostgresServer, fresh_database
 
 Row = dict[str, Any]
 _numbers = itertools.count()
+
+
+def list_tables(target: PostgresTarget) -> list[CapturedFacts]:
+    """The tables whose changes are captured now, as `doctor` sees them."""
+    outbox = examine(target).outbox
+    assert outbox is not None and outbox.captured is not None
+    return [table for table in outbox.captured if table.rows not in ("", "D")]
 
 
 @dataclass
@@ -26,7 +36,7 @@ class Scene:
     """One installed outbox, an autocommit connection to its database, and a source that reads it."""
 
     dsn: str
-    place: PostgresPlace
+    target: PostgresTarget
     db: psycopg.Connection[Any]
     source: PostgresOutbox
     incarnation: Incarnation = field(init=False)
@@ -70,10 +80,10 @@ def emit(db: psycopg.Connection[Any], stream: str, key: str, payload: str = "{}"
     db.execute("select pgstream.emit(%s, %s, %s)", (stream, key, payload))
 
 
-def numbered_place(dsn: str, tables: tuple[TableChoice, ...], slots: int = 1) -> PostgresPlace:
+def numbered_place(dsn: str, tables: tuple[TableChoice, ...], slots: int = 1) -> PostgresTarget:
     """Slots are the server's, not a database's: each scene has names of its own."""
     number = next(_numbers)
-    return PostgresPlace(PlainDsn(dsn), f"slot_{number}", f"pub_{number}", tables=tables, slots=slots)
+    return PostgresTarget(Plain(dsn), f"slot_{number}", f"pub_{number}", tables=tables, slots=slots)
 
 
 @contextmanager
@@ -83,10 +93,10 @@ def scene(
     with fresh_database(server) as dsn, psycopg.connect(dsn, autocommit=True) as db:
         if create:
             db.execute(create.encode())
-        place = numbered_place(dsn, tables)
-        install(place, tables)
-        source = PostgresOutbox(place) if big_bytes is None else PostgresOutbox(place, big_bytes=big_bytes)
+        target = numbered_place(dsn, tables)
+        install(target, tables)
+        source = PostgresOutbox(target) if big_bytes is None else PostgresOutbox(target, big_bytes=big_bytes)
         try:
-            yield Scene(dsn, place, db, source)
+            yield Scene(dsn, target, db, source)
         finally:
             source.close()

@@ -10,8 +10,8 @@ from typing import Any
 import psycopg
 from tests.contract.outbox_scene import Scene, numbered_place
 
-from evermark.sources.postgres.place import PostgresPlace, TableChoice
-from evermark.sources.postgres.source import PostgresOutbox
+from evermark.sources.postgres.read.source import PostgresOutbox
+from evermark.sources.postgres.target import PostgresTarget, TableChoice
 from evermark.testing.servers import PostgresServer, fresh_database
 
 _FOLDER = Path(__file__).parent / "outbox_v2"
@@ -26,12 +26,12 @@ def install_v2(db: psycopg.Connection[Any], slot: str, publication: str, *tables
     _watch(db, tables)
 
 
-def install_version_2(place: PostgresPlace, tables: Sequence[TableChoice] = ()) -> None:
+def install_version_2(target: PostgresTarget, tables: Sequence[TableChoice] = ()) -> None:
     """With all the slots of the place."""
-    with psycopg.connect(place.dsn.open(), autocommit=True) as db:
+    with psycopg.connect(target.dsn.open(), autocommit=True) as db:
         for name in _SCHEMA:
-            db.execute(_filled(name, place.slot, place.publication))
-        for part in place.parts():
+            db.execute(_filled(name, target.slot, target.publication))
+        for part in target.parts():
             for name in _PER_SLOT:
                 db.execute(_filled(name, part.slot, part.publication, part.row_filter))
         _watch(db, [table.name for table in tables])
@@ -62,10 +62,10 @@ def scene_of_version_2(server: PostgresServer, *tables: TableChoice, create: str
     """A database with an outbox of version 2, read by this program."""
     with fresh_database(server) as dsn, psycopg.connect(dsn, autocommit=True) as db:
         db.execute(create.encode())
-        place = numbered_place(dsn, tables, slots=slots)
-        install_version_2(place, tables)
-        source = PostgresOutbox(place)
+        target = numbered_place(dsn, tables, slots=slots)
+        install_version_2(target, tables)
+        source = PostgresOutbox(target)
         try:
-            yield Scene(dsn, place, db, source)
+            yield Scene(dsn, target, db, source)
         finally:
             source.close()

@@ -96,6 +96,22 @@ def test_all_faults_are_found_at_once(file: Path) -> None:
     assert "did you mean public.orders?" in rows["subscriptions.mail.streams"]["found"]
 
 
+def test_each_problem_of_the_file_is_told_once_in_a_row_of_its_own(file: Path) -> None:
+    """GIVEN three unknown keys WHEN checked THEN three findings, each text once, and no escape in the table."""
+    file.write_text(GOOD.replace("version: 1", "version: 1\nfirst_key: 1\nsecond_key: 1\nthird_key: 1"))
+    ran = check(file, "--json")
+    told = [row["found"] for row in json.loads(ran.stdout)["findings"]]
+    assert [text.partition(", ")[2][:17] for text in told] == [
+        "line 3: first_key",
+        "line 4: second_ke",
+        "line 5: third_key",
+    ]
+    people = check(file)
+    assert people.exit_code == 3 and "\\n" not in people.output
+    for key in ("first_key", "second_key", "third_key"):
+        assert people.output.count(f"{key}: unknown key") == 1
+
+
 def test_a_stream_that_the_log_knows_is_not_warned_of(file: Path) -> None:
     """GIVEN a log with a stream that no table stands for WHEN a subscription wants it THEN nothing is said."""
     file.write_text(GOOD.replace("tables: [public.orders]", "tables: [public.users]"))
@@ -122,13 +138,13 @@ def test_connecting_finds_what_install_and_up_would(file: Path, pg_dsn: str, mon
     """GIVEN a database WHEN asked to connect THEN a missing table, column and outbox; then all is well."""
     monkeypatch.setenv("PG_DSN", pg_dsn)
     rows = found(file, "--connect")
-    assert "there is no table public.orders" in rows["tables"]["found"]
+    assert "table public.orders does not exist" in rows["tables"]["found"]
     assert rows["outbox"]["grade"] == "warning" and rows["outbox"]["mend"] == "evermark source install"
     with psycopg.connect(pg_dsn, autocommit=True) as conn:
         conn.execute("create table orders (id int primary key, total numeric)")
     file.write_text(GOOD.replace("[public.orders]}", "[{name: public.orders, exclude: [secret]}]}", 1))
     rows = found(file, "--connect")
-    assert "table public.orders has no column secret" in rows["tables"]["found"]
+    assert 'table public.orders has no column "secret"' in rows["tables"]["found"]
     assert "its columns are id, total" in rows["tables"]["mend"]
     file.write_text(GOOD)
     assert {"tables", "slot", "publication"} & set(found(file, "--connect", code=0)) == set()

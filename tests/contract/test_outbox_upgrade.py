@@ -13,12 +13,14 @@ from tests.contract.outbox_scene import Scene
 from tests.contract.outbox_v2_scene import install_v2
 
 from evermark.observe.finding import Grade
-from evermark.sources.postgres.doctor import judged
-from evermark.sources.postgres.examine import examine
-from evermark.sources.postgres.install import SCHEMA_VERSION, install
-from evermark.sources.postgres.mend_server import mend_of
-from evermark.sources.postgres.place import PlainDsn, PostgresPlace, TableChoice
-from evermark.sources.postgres.source import PostgresOutbox
+from evermark.secrets import Plain
+from evermark.sources.postgres.admin.doctor import judged
+from evermark.sources.postgres.admin.examine import examine
+from evermark.sources.postgres.admin.install import install
+from evermark.sources.postgres.outbox import SCHEMA_VERSION
+from evermark.sources.postgres.read.source import PostgresOutbox
+from evermark.sources.postgres.repair.server import repair_of
+from evermark.sources.postgres.target import PostgresTarget, TableChoice
 from evermark.testing.servers import PostgresServer, fresh_database, postgres_server, system_binaries
 
 CREATE = """
@@ -43,10 +45,10 @@ def at(server: PostgresServer) -> Iterator[Scene]:
         db.execute(CREATE.encode())
         install_v2(db, "old_slot", "old_pub", "public.orders", "public.p")
         db.execute("insert into orders values (1, 1.5)")
-        place = PostgresPlace(PlainDsn(dsn), "old_slot", "old_pub", tables=TABLES)
-        source = PostgresOutbox(place)
+        target = PostgresTarget(Plain(dsn), "old_slot", "old_pub", tables=TABLES)
+        source = PostgresOutbox(target)
         try:
-            yield Scene(dsn, place, db, source)
+            yield Scene(dsn, target, db, source)
         finally:
             source.close()
 
@@ -64,13 +66,13 @@ def test_an_outbox_of_version_2_is_read_on_and_what_to_run_is_said(at: Scene) ->
     at.source.upkeep()
     condition = at.source.condition()
     assert "evermark source install" in condition.warnings["outbox_version"].hint and not condition.upkeep_due
-    found = {f.check: f for f in judged(examine(at.place), at.place, None)}
+    found = {f.check: f for f in judged(examine(at.target), at.target, None)}
     assert found["outbox"].grade is Grade.WARNING and "evermark source install" in found["outbox"].mend
     assert not [f for f in found.values() if f.grade is Grade.WRONG]
     # AND a lost slot is mended
     at.source.close()
     at.db.execute("select pg_drop_replication_slot('old_slot')")
-    mend = mend_of(at.place)
+    mend = repair_of(at.target)
     hole = mend.begin(lambda: False, start)
     rows = [row for piece in hole.pieces for batch in hole.read(piece) for row in batch.to_pylist()]
     mend.finish(hole.position)
@@ -110,7 +112,7 @@ def test_install_upgrades_in_place_under_load_and_loses_nothing(at: Scene) -> No
     start = at.source.earliest(0)
     with written_to(at.dsn) as committed:
         before = len(committed)
-        assert install(at.place, TABLES) == ["public.orders unchanged", "public.p unchanged"]
+        assert install(at.target, TABLES) == ["public.orders unchanged", "public.p unchanged"]
         assert at.value("select version from pgstream.meta") == SCHEMA_VERSION
         at.db.execute("insert into orders values (2, 2)")
     assert len(committed) > before
@@ -131,7 +133,7 @@ def test_the_upgrade_waits_for_a_transaction_that_has_written_to_the_outbox(at: 
     with psycopg.connect(at.dsn) as other:
         other.execute("insert into orders values (7, 7)")
         done: list[str] = []
-        thread = threading.Thread(target=lambda: done.extend(install(at.place, TABLES, wait_s=30)))
+        thread = threading.Thread(target=lambda: done.extend(install(at.target, TABLES, wait_s=30)))
         thread.start()
         at.db.execute("insert into orders values (8, 8)")
         other.commit()

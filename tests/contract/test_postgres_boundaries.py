@@ -11,11 +11,12 @@ import pytest
 from tests.contract.outbox_scene import Row, Scene, emit, scene
 
 from evermark.embedded.binaries import Binaries
+from evermark.secrets import Plain
 from evermark.sources.base import Limit
 from evermark.sources.postgres.lsn import Position
-from evermark.sources.postgres.place import PlainDsn, PostgresPlace
-from evermark.sources.postgres.slot import SlotReader
-from evermark.sources.postgres.source import PostgresOutbox
+from evermark.sources.postgres.read.slot import SlotReader
+from evermark.sources.postgres.read.source import PostgresOutbox
+from evermark.sources.postgres.target import PostgresTarget
 from evermark.testing.servers import PostgresServer, postgres_server, system_binaries
 
 SEEDS = (11, 23)
@@ -177,10 +178,10 @@ def test_slot_advanced_to_each_cut_loses_nothing_after_it(server: PostgresServer
         joined: list[Row] = []
         for begin, finish in itertools.pairwise(places):
             joined += at.read(at.position(begin), at.position(finish))
-            SlotReader(at.place).advance(Position.parse(at.position(finish)))
+            SlotReader(at.target).advance(Position.parse(at.position(finish)))
             confirmed = at.value(
                 "select confirmed_flush_lsn - '0/0'::pg_lsn from pg_replication_slots where slot_name = %s",
-                at.place.slot,
+                at.target.slot,
             )
             assert confirmed <= finish, f"seed {seed}: the slot went past what was confirmed"
         # THEN nothing is missing, nothing twice
@@ -228,7 +229,7 @@ def test_long_transaction_open_across_many_batches_is_taken_when_it_commits(serv
         # GIVEN a transaction with events, left open while others are taken and confirmed
         emit(long, "s", "long-1")
         position = at.source.earliest(0)
-        slot = SlotReader(at.place)
+        slot = SlotReader(at.target)
         for number in range(20):
             at.emit("s", str(number))
             end = at.source.latest({0: position}, Limit())[0]
@@ -249,7 +250,7 @@ def test_crash_of_the_server_gives_the_same_events_again(tmp_path_factory: pytes
         at.emit("s", "before")
         start = at.source.earliest(0)
         middle = at.position(at.flush_lsn())
-        SlotReader(at.place).advance(Position.parse(middle))
+        SlotReader(at.target).advance(Position.parse(middle))
         at.emit("s", "after")
         end = at.position(at.flush_lsn())
         first = at.read(middle, end)
@@ -257,8 +258,8 @@ def test_crash_of_the_server_gives_the_same_events_again(tmp_path_factory: pytes
         database = at.db.info.dbname
         server.kill()
         server.start()
-        at.place = PostgresPlace(PlainDsn(server.dsn(database)), at.place.slot, at.place.publication)
-        at.source = PostgresOutbox(at.place)
+        at.target = PostgresTarget(Plain(server.dsn(database)), at.target.slot, at.target.publication)
+        at.source = PostgresOutbox(at.target)
         at.db = psycopg.connect(server.dsn(database), autocommit=True)
         # THEN the same place gives the same events
         at.source.check({0: middle})

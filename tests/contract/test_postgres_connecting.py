@@ -9,8 +9,8 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from evermark.errors import BusyError, DeniedError, EvermarkError, SetupError, UnreachableError
+from evermark.secrets import Plain
 from evermark.sources.postgres.connect import connect
-from evermark.sources.postgres.place import PlainDsn
 from evermark.testing.servers import PostgresServer
 
 ROLES = {
@@ -50,7 +50,7 @@ def test_what_the_server_says_at_the_door_is_understood(
 ) -> None:
     """GIVEN each way in which a connection fails WHEN it is made THEN the error is of the kind that decides rightly."""
     given = {"passfile": "/dev/null"} | changes if "user" in changes else changes
-    dsn = PlainDsn(make_conninfo(pg_dsn, **given))
+    dsn = Plain(make_conninfo(pg_dsn, **given))
     if kind is None:
         connect(dsn).close()
         return
@@ -66,7 +66,7 @@ def test_a_database_that_a_role_may_not_enter_is_a_matter_for_a_person(pg_dsn: s
         db.execute(f"revoke connect on database {name} from public".encode())
         db.execute("create role outsider login password 'right'")
     try:
-        dsn = PlainDsn(make_conninfo(pg_dsn, user="outsider", password="right", passfile="/dev/null"))
+        dsn = Plain(make_conninfo(pg_dsn, user="outsider", password="right", passfile="/dev/null"))
         with pytest.raises(DeniedError):
             connect(dsn)
     finally:

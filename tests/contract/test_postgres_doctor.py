@@ -21,14 +21,15 @@ from evermark.cli.main import app
 from evermark.cluster.fence import source_lease
 from evermark.config import load
 from evermark.observe.finding import Finding, Grade
-from evermark.sources.postgres import examine as examine_module
-from evermark.sources.postgres.doctor import judged
-from evermark.sources.postgres.examine import examine
-from evermark.sources.postgres.facts import Kept
-from evermark.sources.postgres.install import install
-from evermark.sources.postgres.mend_server import mend_of
-from evermark.sources.postgres.place import PlainDsn, PostgresPlace, TableChoice
+from evermark.secrets import Plain
+from evermark.sources.kinds import SourceState
+from evermark.sources.postgres.admin import examine as examine_module
+from evermark.sources.postgres.admin.doctor import judged
+from evermark.sources.postgres.admin.examine import examine
+from evermark.sources.postgres.admin.install import install
+from evermark.sources.postgres.repair.server import repair_of
 from evermark.sources.postgres.slots import spare_name
+from evermark.sources.postgres.target import PostgresTarget, TableChoice
 from evermark.testing.lost_slot import lose
 from evermark.testing.servers import PostgresServer, postgres_server, system_binaries
 
@@ -57,26 +58,26 @@ def at(server: PostgresServer) -> Iterator[Scene]:
         yield found
 
 
-def findings(place: PostgresPlace, kept: Kept | None = None) -> list[Finding]:
-    return judged(examine(place), place, kept)
+def findings(target: PostgresTarget, kept: SourceState | None = None) -> list[Finding]:
+    return judged(examine(target), target, kept)
 
 
-def wrong(place: PostgresPlace) -> dict[str, Finding]:
-    return {f.check: f for f in findings(place) if f.grade is Grade.WRONG}
+def wrong(target: PostgresTarget) -> dict[str, Finding]:
+    return {f.check: f for f in findings(target) if f.grade is Grade.WRONG}
 
 
-def warned(place: PostgresPlace, kept: Kept | None = None) -> dict[str, Finding]:
-    return {f.check: f for f in findings(place, kept) if f.grade is Grade.WARNING}
+def warned(target: PostgresTarget, kept: SourceState | None = None) -> dict[str, Finding]:
+    return {f.check: f for f in findings(target, kept) if f.grade is Grade.WARNING}
 
 
 def test_a_healthy_database_is_found_healthy(at: Scene) -> None:
     """GIVEN a fresh outbox with events WHEN examined THEN nothing is wrong, and what is there is told."""
     at.db.execute("insert into orders values (1), (2), (3)")
-    assert wrong(at.place) == {}
-    assert set(warned(at.place)) == {"wal_limit"}  # this server's slots have no limit
-    told = {f.check: f.found for f in findings(at.place)}
+    assert wrong(at.target) == {}
+    assert set(warned(at.target)) == {"wal_limit"}  # this server's slots have no limit
+    told = {f.check: f.found for f in findings(at.target)}
     assert told["events"].startswith("3, the oldest ") and "public.orders" in told["tables"]
-    assert "7 days ahead" in told["partitions"] and at.place.slot in told["slot"]
+    assert "7 days ahead" in told["partitions"] and at.target.slot in told["slot"]
 
 
 def test_examining_changes_nothing(at: Scene) -> None:
@@ -86,14 +87,14 @@ def test_examining_changes_nothing(at: Scene) -> None:
               select id::text, '' from pgstream.events order by 1"""
     at.db.execute("insert into orders values (1)")
     before = at.db.execute(look).fetchall()
-    findings(at.place)
+    findings(at.target)
     assert at.db.execute(look).fetchall() == before
 
 
 def test_an_empty_database_is_told_to_install(server: PostgresServer, at: Scene) -> None:
     """GIVEN nothing installed under these names WHEN examined THEN one command mends all of it."""
-    place = replace(at.place, slot="no_slot", publication="no_publication", schema="no_schema")
-    found = wrong(place)
+    target = replace(at.target, slot="no_slot", publication="no_publication", schema="no_schema")
+    found = wrong(target)
     assert {"outbox", "publication", "slot"} <= set(found)
     assert all("evermark source install" in f.mend for f in found.values())
 
@@ -101,38 +102,38 @@ def test_an_empty_database_is_told_to_install(server: PostgresServer, at: Scene)
 def test_a_lost_slot_is_found_and_so_is_what_recovery_left(at: Scene, server: PostgresServer) -> None:
     """GIVEN a slot the server threw away, and a second one WHEN examined THEN both are named."""
     at.db.execute("insert into orders values (1)")
-    lose(server, at.place.slot)
-    assert "was lost" in wrong(at.place)["slot"].found and "recover" in wrong(at.place)["slot"].mend
-    spare = spare_name(at.place.slot)
+    lose(server, at.target.slot)
+    assert "was lost" in wrong(at.target)["slot"].found and "recover" in wrong(at.target)["slot"].mend
+    spare = spare_name(at.target.slot)
     at.db.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", (spare,))
-    assert spare in warned(at.place)["spare_slot"].mend
-    assert "spare_slot" not in warned(at.place, Kept(None, {}, frozenset({0})))
+    assert spare in warned(at.target)["spare_slot"].mend
+    assert "spare_slot" not in warned(at.target, SourceState(None, {}, frozenset({0})))
 
 
 def test_a_publication_that_is_gone_or_changed_is_found(at: Scene) -> None:
     """GIVEN a publication changed, then dropped WHEN examined THEN each is wrong."""
-    at.db.execute(f"alter publication {at.place.publication} set (publish = 'insert, update')".encode())
-    assert "changed" in wrong(at.place)["publication"].found
-    at.db.execute(f"drop publication {at.place.publication}".encode())
-    assert "no publication" in wrong(at.place)["publication"].found
+    at.db.execute(f"alter publication {at.target.publication} set (publish = 'insert, update')".encode())
+    assert "changed" in wrong(at.target)["publication"].found
+    at.db.execute(f"drop publication {at.target.publication}".encode())
+    assert "no publication" in wrong(at.target)["publication"].found
 
 
 def test_triggers_that_are_off_are_found_and_the_advice_mends_them(at: Scene) -> None:
     """GIVEN a trigger switched off WHEN the advice is run THEN the table is captured again."""
     at.db.execute("alter table orders disable trigger pgstream_capture")
-    found = wrong(at.place)["triggers"]
+    found = wrong(at.target)["triggers"]
     assert "switched off" in found.found
     at.db.execute(found.mend.encode())
-    assert wrong(at.place) == {} and "triggers" not in warned(at.place)
+    assert wrong(at.target) == {} and "triggers" not in warned(at.target)
 
 
 def test_tables_not_captured_or_changed_since_are_found(at: Scene) -> None:
     """GIVEN a table of the file without a trigger, and one with a new column WHEN examined THEN both are named."""
     at.db.execute("create table more (id int primary key)")
     at.db.execute("alter table orders add column note text")
-    place = replace(at.place, tables=(*at.place.tables, TableChoice("public.more")))
-    assert "public.more" in wrong(place)["tables"].found
-    assert "public.orders" in warned(place)["tables"].found
+    target = replace(at.target, tables=(*at.target.tables, TableChoice("public.more")))
+    assert "public.more" in wrong(target)["tables"].found
+    assert "public.orders" in warned(target)["tables"].found
 
 
 def test_a_role_without_rights_is_told_the_grants_and_they_are_enough(at: Scene, server: PostgresServer) -> None:
@@ -140,22 +141,22 @@ def test_a_role_without_rights_is_told_the_grants_and_they_are_enough(at: Scene,
     at.db.execute("drop role if exists bare")
     at.db.execute("create role bare login password 'x'")
     info = psycopg.conninfo.make_conninfo(at.dsn, user="bare", password="x", passfile="")
-    place = replace(at.place, dsn=PlainDsn(info))
+    target = replace(at.target, dsn=Plain(info))
     at.db.execute("insert into orders values (1)")
     try:
-        found = wrong(place)
+        found = wrong(target)
         assert {"replication", "rights", "wal_senders"} <= set(found)
         for check in ("replication", "rights"):
             at.db.execute(found[check].mend.partition(": ")[2].encode())
-        assert wrong(place) == {}
-        mend = mend_of(place)
+        assert wrong(target) == {}
+        mend = repair_of(target)
         try:
             hole = mend.begin(lambda: False)
             assert sum(batch.num_rows for piece in hole.pieces for batch in hole.read(piece)) == 1
             mend.finish(hole.position)
         finally:
             mend.close()
-        assert wrong(place) == {}
+        assert wrong(target) == {}
     finally:
         at.db.execute("drop owned by bare")
         at.db.execute("drop role bare")
@@ -170,13 +171,13 @@ def test_transactions_that_hold_the_slot_back_are_named_without_their_text(
         open_.execute("insert into orders values (1) /* a-secret */")
         prepared.execute("insert into orders values (2)")
         prepared.execute("prepare transaction 'one''s own'")
-        found = [f for f in findings(at.place) if f.check == "transactions"]
+        found = [f for f in findings(at.target) if f.check == "transactions"]
         assert len(found) == 2 and "a-secret" not in str(found)
         (mend,) = [f.mend for f in found if "prepared" in f.mend]
         at.db.execute(mend.partition("or: ")[2].partition("or: ")[2].partition(" in database")[0].encode())
-        (mend,) = [f.mend for f in findings(at.place) if f.check == "transactions"]
+        (mend,) = [f.mend for f in findings(at.target) if f.check == "transactions"]
         at.db.execute(mend.partition("or: ")[2].encode())
-    assert [f.grade for f in findings(at.place) if f.check == "transactions"] == [Grade.OK]
+    assert [f.grade for f in findings(at.target) if f.check == "transactions"] == [Grade.OK]
 
 
 def test_days_without_a_partition_and_rows_without_one_are_found(at: Scene) -> None:
@@ -188,7 +189,7 @@ def test_days_without_a_partition_and_rows_without_one_are_found(at: Scene) -> N
         if "default" not in name:
             at.db.execute(sql.SQL("drop table {}").format(sql.SQL(name)))
     at.db.execute("insert into orders values (1)")
-    assert {"partitions", "default_partition"} <= set(warned(at.place))
+    assert {"partitions", "default_partition"} <= set(warned(at.target))
 
 
 def test_partitions_past_the_retention_are_told(at: Scene) -> None:
@@ -197,7 +198,7 @@ def test_partitions_past_the_retention_are_told(at: Scene) -> None:
         "create table pgstream.events_p20200101 partition of pgstream.events"
         " for values from ('2020-01-01') to ('2020-01-02')"
     )
-    assert "1 partitions are past" in warned(at.place)["retention"].found
+    assert "1 partitions are past" in warned(at.target)["retention"].found
 
 
 def test_many_events_are_estimated_not_counted(at: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,21 +206,21 @@ def test_many_events_are_estimated_not_counted(at: Scene, monkeypatch: pytest.Mo
     at.db.execute("insert into orders select n from generate_series(1, 500) n")
     at.db.execute("analyze pgstream.events")
     monkeypatch.setattr(examine_module, "COUNT_BYTES_MAX", 0)
-    (found,) = [f.found for f in findings(at.place) if f.check == "events"]
+    (found,) = [f.found for f in findings(at.target) if f.check == "events"]
     assert found.startswith("about 500, the oldest ")
 
 
 def test_a_server_without_logical_wal_is_found(tmp_path_factory: pytest.TempPathFactory) -> None:
     """GIVEN wal_level = replica WHEN examined THEN it is wrong, with the statement that sets it."""
     with postgres_server(tmp_path_factory.mktemp("replica"), {"wal_level": "replica"}) as server:
-        place = PostgresPlace(PlainDsn(server.dsn()), "s", "p")
-        assert "alter system set wal_level" in wrong(place)["wal_level"].mend
+        target = PostgresTarget(Plain(server.dsn()), "s", "p")
+        assert "alter system set wal_level" in wrong(target)["wal_level"].mend
 
 
 def test_a_server_that_is_away_is_found_without_its_password() -> None:
     """GIVEN a port nobody listens on WHEN examined THEN one finding, no password."""
-    place = PostgresPlace(PlainDsn("postgresql://u:pw-do-not-show@127.0.0.1:1/db"), "s", "p")
-    (found,) = findings(place)
+    target = PostgresTarget(Plain("postgresql://u:pw-do-not-show@127.0.0.1:1/db"), "s", "p")
+    (found,) = findings(target)
     assert found.check == "reachable" and "pw-do-not-show" not in str(found)
 
 
@@ -281,7 +282,11 @@ def test_doctor_looks_at_the_checkpoint_too(file: Path, pg_dsn: str, tmp_path: P
             conn.execute("select pg_drop_replication_slot('evermark_shop_shop')")
         found = told(file, 3)
         assert "is gone" in found["slot"]["found"] and "by itself" in found["resume"]["mend"]
-        assert found["reader"]["grade"] == "warning"
+        assert found["reader"]["grade"] == "warning" and found["reader"]["mend"] == "evermark up"
+        # AND where nothing is installed any more, no instance could read: `evermark up` is no remedy
+        assert invoke("source", "uninstall", "--yes", "-c", file).exit_code == 0
+        found = told(file, 3)
+        assert "reader" not in found and "evermark source install" in found["resume"]["mend"]
     finally:
         deployment.close()
 
@@ -296,5 +301,5 @@ def test_doctor_goes_on_when_state_does_not_answer(file: Path, monkeypatch: pyte
 
 def test_installing_twice_leaves_a_healthy_doctor(at: Scene) -> None:
     """GIVEN an outbox WHEN installed once more THEN all is as healthy as before."""
-    install(at.place, [ORDERS_TABLE])
-    assert wrong(at.place) == {}
+    install(at.target, [ORDERS_TABLE])
+    assert wrong(at.target) == {}

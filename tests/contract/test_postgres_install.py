@@ -9,12 +9,13 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.contract.outbox_scene import Row, Scene, emit, scene
+from tests.contract.outbox_scene import Row, Scene, emit, list_tables, scene
 
 from evermark.errors import BusyError, FormatError, SetupError
-from evermark.sources.postgres.install import install, install_sql, list_tables, uninstall
-from evermark.sources.postgres.place import PlainDsn, PostgresPlace, TableChoice
-from evermark.sources.postgres.source import PostgresOutbox
+from evermark.secrets import Plain
+from evermark.sources.postgres.admin.install import install, install_sql, uninstall
+from evermark.sources.postgres.read.source import PostgresOutbox
+from evermark.sources.postgres.target import PostgresTarget, TableChoice
 from evermark.testing.servers import PostgresServer, fresh_database, postgres_server, system_binaries
 
 ORDERS = """
@@ -147,22 +148,22 @@ def test_excluded_columns_never_leave_even_when_renamed(server: PostgresServer) 
 def test_excluding_a_column_that_is_not_there_is_refused(at: Scene) -> None:
     """A typing error must not publish the column that was meant."""
     with pytest.raises(Exception, match='no column "pasword"'):
-        install(at.place, [TableChoice("public.orders", exclude=("pasword",))])
+        install(at.target, [TableChoice("public.orders", exclude=("pasword",))])
 
 
 def test_column_added_later_flows_and_install_raises_the_schema_version(at: Scene) -> None:
     """A schema change needs nobody; running install again only makes it known."""
     at.db.execute("alter table orders add column colour text default 'red'")
     at.db.execute("insert into orders values (1)")
-    assert [t.stale for t in list_tables(at.place)] == [True]
+    assert [t.stale for t in list_tables(at.target)] == [True]
     # WHEN install runs again
-    assert install(at.place, [ORDERS_TABLE]) == ["public.orders captured"]
+    assert install(at.target, [ORDERS_TABLE]) == ["public.orders captured"]
     at.db.execute("insert into orders values (2)")
     # THEN both rows have the column, and the second the next version
     rows = at.drain()
     assert [p["colour"] for p in payloads(rows)] == ["red", "red"]
     assert [r["schema_version"] for r in rows] == [1, 2]
-    assert [t.stale for t in list_tables(at.place)] == [False]
+    assert [t.stale for t in list_tables(at.target)] == [False]
 
 
 def test_installing_again_makes_and_drops_nothing(at: Scene) -> None:
@@ -173,12 +174,12 @@ def test_installing_again_makes_and_drops_nothing(at: Scene) -> None:
             """select oid::text from pg_publication union all select oid::text from pg_publication_rel union all
                select oid::text from pg_trigger union all select confirmed_flush_lsn::text from pg_replication_slots
                where slot_name = %s union all select fingerprint from pgstream.readers order by 1""",
-            (at.place.slot,),
+            (at.target.slot,),
         ).fetchall()
 
     at.db.execute("insert into orders values (1)")
     before = objects()
-    assert install(at.place, [ORDERS_TABLE]) == ["public.orders unchanged"]
+    assert install(at.target, [ORDERS_TABLE]) == ["public.orders unchanged"]
     assert objects() == before
     assert [r["key"] for r in at.drain()] == ["1"]
 
@@ -189,8 +190,8 @@ def test_printed_sql_does_the_same_as_install(server: PostgresServer) -> None:
         db.execute(ORDERS.encode())
         db.execute("drop role if exists evermark_printed")
         db.execute("create role evermark_printed login replication password 'x'")
-        place = PostgresPlace(PlainDsn(dsn), "printed_slot", "printed_pub")
-        script = install_sql(place, [ORDERS_TABLE], role="evermark_printed")
+        target = PostgresTarget(Plain(dsn), "printed_slot", "printed_pub")
+        script = install_sql(target, [ORDERS_TABLE], role="evermark_printed")
         psql = server.binaries.folder / "psql"
         for _ in range(2):
             done = subprocess.run(
@@ -199,12 +200,12 @@ def test_printed_sql_does_the_same_as_install(server: PostgresServer) -> None:
             assert done.returncode == 0, done.stderr
         db.execute("insert into orders values (1)")
         info = psycopg.conninfo.make_conninfo(dsn, user="evermark_printed", password="x", passfile="")
-        source = PostgresOutbox(PostgresPlace(PlainDsn(info), place.slot, place.publication))
-        reader = Scene(dsn, place, db, source)
+        source = PostgresOutbox(PostgresTarget(Plain(info), target.slot, target.publication))
+        reader = Scene(dsn, target, db, source)
         assert [r["key"] for r in reader.drain()] == ["1"]
         assert source.maintain()[2] == 0
         source.close()
-        uninstall(place)
+        uninstall(target)
         db.execute("drop owned by evermark_printed")
         db.execute("drop role evermark_printed")
 
@@ -212,14 +213,14 @@ def test_printed_sql_does_the_same_as_install(server: PostgresServer) -> None:
 def test_uninstall_leaves_nothing_behind(at: Scene) -> None:
     """Slot, publication, triggers, tables: all gone; the user's table stays and works."""
     at.source.close()
-    uninstall(at.place)
-    uninstall(at.place)
+    uninstall(at.target)
+    uninstall(at.target)
     left = at.value(
         """select count(*) from (select 1 from pg_publication union all
            select 1 from pg_replication_slots where slot_name = %s union all
            select 1 from pg_trigger where tgname like 'pgstream%%' union all
            select 1 from pg_namespace where nspname = 'pgstream') x""",
-        at.place.slot,
+        at.target.slot,
     )
     assert left == 0
     at.db.execute("insert into orders values (1)")
@@ -227,7 +228,7 @@ def test_uninstall_leaves_nothing_behind(at: Scene) -> None:
 
 def test_uninstall_of_one_reader_leaves_the_other_reading(at: Scene) -> None:
     """Two deployments share the outbox; one goes."""
-    other = PostgresPlace(at.place.dsn, at.place.slot + "_other", at.place.publication + "_other")
+    other = PostgresTarget(at.target.dsn, at.target.slot + "_other", at.target.publication + "_other")
     install(other)
     uninstall(other)
     at.db.execute("insert into orders values (1)")
@@ -316,7 +317,7 @@ def test_ids_rise_with_time_and_are_version_7(at: Scene) -> None:
 def test_table_that_is_not_there_is_named(at: Scene) -> None:
     """With the hint how to write it."""
     with pytest.raises(SetupError, match=r"public\.nothing does not exist"):
-        install(at.place, [TableChoice("public.nothing")])
+        install(at.target, [TableChoice("public.nothing")])
 
 
 def test_table_locked_by_a_long_transaction_is_reported_not_waited_for(at: Scene) -> None:
@@ -325,26 +326,26 @@ def test_table_locked_by_a_long_transaction_is_reported_not_waited_for(at: Scene
     with at.connection() as other:
         other.execute("lock table busy")
         with pytest.raises(BusyError):
-            install(at.place, [TableChoice("public.busy")], wait_s=0)
+            install(at.target, [TableChoice("public.busy")], wait_s=0)
 
 
 def test_newer_schema_is_refused(at: Scene) -> None:
     """An older program must not guess at it."""
     at.db.execute("update pgstream.meta set version = 99")
     with pytest.raises(FormatError, match="99"):
-        install(at.place)
+        install(at.target)
 
 
 def test_slot_of_another_database_is_refused(at: Scene, server: PostgresServer) -> None:
     """Two deployments with one name would share a slot, each getting half."""
     with fresh_database(server) as other, pytest.raises(SetupError, match="belongs to database"):
-        install(PostgresPlace(PlainDsn(other), at.place.slot, at.place.publication))
+        install(PostgresTarget(Plain(other), at.target.slot, at.target.publication))
 
 
 def test_server_without_logical_wal_says_what_to_set(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Before anything is created."""
     with postgres_server(tmp_path_factory.mktemp("replica"), {"wal_level": "replica"}) as server:
-        place = PostgresPlace(PlainDsn(server.dsn()), "s", "p")
+        target = PostgresTarget(Plain(server.dsn()), "s", "p")
         with pytest.raises(SetupError, match="wal_level") as refused:
-            install(place)
+            install(target)
         assert "alter system set wal_level" in refused.value.hint

@@ -13,12 +13,12 @@ from tests.contract.outbox_scene import Row, Scene, scene
 from tests.contract.outbox_v2_scene import install_version_2, scene_of_version_2
 
 from evermark.sources.base import Limit, Slice
-from evermark.sources.postgres.hole import OutboxHole
-from evermark.sources.postgres.install import install
-from evermark.sources.postgres.mend_server import mend_of
-from evermark.sources.postgres.place import TableChoice
-from evermark.sources.postgres.slot import SlotReader
-from evermark.sources.postgres.source import PostgresOutbox
+from evermark.sources.postgres.admin.install import install
+from evermark.sources.postgres.read.slot import SlotReader
+from evermark.sources.postgres.read.source import PostgresOutbox
+from evermark.sources.postgres.repair.gap import OutboxGap
+from evermark.sources.postgres.repair.server import repair_of
+from evermark.sources.postgres.target import TableChoice
 from evermark.testing.servers import PostgresServer, postgres_server, system_binaries
 from evermark.testing.until import until
 
@@ -98,17 +98,17 @@ def test_a_lost_slot_of_version_2_is_mended_from_a_table_without_the_column(old:
     """GIVEN no column to read it from WHEN the hole is read THEN the events are found; after an upgrade with it."""
     old.db.execute("insert into orders values (1, 1); update orders set id = 2")
     assert sorted(keys(in_hole(old))) == [("insert", "1", None), ("update", "2", None)]
-    install(old.place, [ORDERS_TABLE])
+    install(old.target, [ORDERS_TABLE])
     old.db.execute("update orders set id = 3")
     assert ("update", "3", "2") in keys(in_hole(old))
 
 
 def in_hole(at: Scene) -> list[Row]:
     """Everything in `events`, as a mend reads it; the publication is made again on the way."""
-    at.db.execute(f"alter publication {at.place.publication} set (publish = 'insert, delete')".encode())
-    mend = mend_of(at.place)
+    at.db.execute(f"alter publication {at.target.publication} set (publish = 'insert, delete')".encode())
+    mend = repair_of(at.target)
     hole = mend.begin(lambda: False)
-    assert isinstance(hole, OutboxHole)
+    assert isinstance(hole, OutboxGap)
     hole.floor = None
     hole.survey()
     rows = [row for piece in hole.pieces for batch in hole.read(piece) for row in batch.to_pylist()]
@@ -118,15 +118,15 @@ def in_hole(at: Scene) -> list[Row]:
 
 def test_the_upgrade_changes_a_publication_once_and_every_reader_knows_it(old: Scene) -> None:
     """GIVEN two deployments on one outbox WHEN one upgrades THEN neither sees a publication changed by a stranger."""
-    other = type(old.place)(old.place.dsn, f"{old.place.slot}_o", f"{old.place.publication}_o", slots=2)
+    other = type(old.target)(old.target.dsn, f"{old.target.slot}_o", f"{old.target.publication}_o", slots=2)
     install_version_2(other)
     before = fingerprints(old)
-    install(old.place, [ORDERS_TABLE])
-    for part in (old.place, *other.parts()):
+    install(old.target, [ORDERS_TABLE])
+    for part in (old.target, *other.parts()):
         SlotReader(part).check(SlotReader(part).earliest(), None)
     after = fingerprints(old)
     assert after.keys() == before.keys() and not set(after.values()) & set(before.values())
-    install(old.place, [ORDERS_TABLE])
+    install(old.target, [ORDERS_TABLE])
     assert fingerprints(old) == after
     # AND both hear of a changed key, each of its own share
     old.db.execute("insert into orders values (1); update orders set id = 2")
@@ -149,8 +149,8 @@ def drained(reader: SlotReader, at: Scene) -> list[Row]:
 def test_a_publication_that_a_stranger_changed_is_not_painted_over(old: Scene) -> None:
     """GIVEN a hole that nobody mended yet WHEN the outbox is upgraded THEN the hole is still seen."""
     start = old.source.earliest(0)
-    old.db.execute(f"alter publication {old.place.publication} set (publish = 'insert, delete')".encode())
-    install(old.place, [ORDERS_TABLE])
+    old.db.execute(f"alter publication {old.target.publication} set (publish = 'insert, delete')".encode())
+    install(old.target, [ORDERS_TABLE])
     with pytest.raises(Exception, match="was changed by somebody"):
         old.source.check({0: start})
 
@@ -201,7 +201,7 @@ class Load:
                 self.steps[number] += some
 
     def _read(self) -> None:
-        source = PostgresOutbox(self._at.place)
+        source = PostgresOutbox(self._at.target)
         try:
             at = source.earliest(0)
             idle = False
@@ -222,7 +222,7 @@ def test_an_upgrade_under_load_loses_and_doubles_nothing(old: Scene) -> None:
     """GIVEN writers and a reader at work WHEN the outbox is upgraded THEN each event is read once, whole, in order."""
     with Load(old) as load:
         load.goes_on()
-        install(old.place, [ORDERS_TABLE])
+        install(old.target, [ORDERS_TABLE])
         load.goes_on()
     assert load.trouble is None
     assert len(load.rows) == len({row["event_id"] for row in load.rows})

@@ -10,16 +10,17 @@ import pytest
 from tests.contract.outbox_scene import Scene, emit, scene
 
 from evermark.errors import BusyError, GapError, IdentityError, SetupError
-from evermark.sources.base import Limit, Seen, Slice
-from evermark.sources.postgres import floor
+from evermark.event import Seen
+from evermark.sources.base import Limit, Slice
+from evermark.sources.postgres.admin.install import install, uninstall
 from evermark.sources.postgres.connect import connect
-from evermark.sources.postgres.hole import OutboxHole
-from evermark.sources.postgres.install import install, uninstall
 from evermark.sources.postgres.lsn import Position
-from evermark.sources.postgres.mend_server import mend_of
-from evermark.sources.postgres.mending import OutboxMend
+from evermark.sources.postgres.read import floor
+from evermark.sources.postgres.read.source import PostgresOutbox
+from evermark.sources.postgres.repair.gap import OutboxGap
+from evermark.sources.postgres.repair.server import repair_of
+from evermark.sources.postgres.repair.steps import OutboxRepair
 from evermark.sources.postgres.slots import drop_slot, slot_named, spare_name, walsender
-from evermark.sources.postgres.source import PostgresOutbox
 from evermark.testing.lost_slot import lose
 from evermark.testing.servers import PostgresServer, postgres_server, system_binaries
 from evermark.testing.until import until
@@ -44,13 +45,13 @@ def never() -> bool:
     return False
 
 
-def in_hole(hole: OutboxHole) -> list[str]:
+def in_hole(hole: OutboxGap) -> list[str]:
     return sorted(key for piece in hole.pieces for batch in hole.read(piece) for key in batch["key"].to_pylist())
 
 
-def begun(mend: OutboxMend) -> OutboxHole:
+def begun(mend: OutboxRepair) -> OutboxGap:
     hole = mend.begin(never)
-    assert isinstance(hole, OutboxHole)
+    assert isinstance(hole, OutboxGap)
     return hole
 
 
@@ -59,14 +60,14 @@ def test_p6_hole_and_new_slot_share_the_events_and_no_event_is_in_both(server: P
     at.emit("s", "before")
     with at.connection() as long:
         emit(long, "s", "long")
-        lose(server, at.place.slot)
-        mend = mend_of(at.place)
-        found: list[OutboxHole] = []
+        lose(server, at.target.slot)
+        mend = repair_of(at.target)
+        found: list[OutboxGap] = []
         making = threading.Thread(target=lambda: found.append(begun(mend)))
         making.start()
         # The new slot waits for the open transaction, and what is committed meanwhile is before its beginning.
         waits = "select 1 from pg_replication_slots where slot_name = %s and confirmed_flush_lsn is null"
-        until(lambda: at.value(waits, spare_name(at.place.slot)), "the new slot waits")
+        until(lambda: at.value(waits, spare_name(at.target.slot)), "the new slot waits")
         at.emit("s", "meanwhile")
         long.commit()
         making.join(30)
@@ -74,7 +75,7 @@ def test_p6_hole_and_new_slot_share_the_events_and_no_event_is_in_both(server: P
     at.emit("s", "after")
     assert in_hole(hole) == ["before", "long", "meanwhile"]
     mend.finish(hole.position)
-    at.source = PostgresOutbox(at.place)
+    at.source = PostgresOutbox(at.target)
     at.source.check({0: hole.position})
     assert [row["key"] for row in at.drain(hole.position)] == ["after"]
 
@@ -87,7 +88,7 @@ def test_p6_found_events_are_as_the_slot_would_have_given_them(server: PostgresS
         "insert into pgstream.events (stream, op, key, created_at) values ('s', 'message', 'ever', 'infinity')"
     )
     streamed = at.drain()
-    mend = mend_of(at.place)
+    mend = repair_of(at.target)
     hole = begun(mend)
     rows = [row for piece in hole.pieces for batch in hole.read(piece) for row in batch.to_pylist()]
     by_id = {row["event_id"]: row for row in rows}
@@ -104,8 +105,8 @@ def test_p6_found_events_are_as_the_slot_would_have_given_them(server: PostgresS
 def test_p6_only_what_may_be_missing_is_looked_at(at: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """GIVEN events that were confirmed WHEN a hole is opened THEN it begins after them, long transactions included."""
     monkeypatch.setattr(floor, "NOTE_EVERY_S", 0.0)
-    monkeypatch.setattr("evermark.sources.postgres.pace.CONFIRM_EVERY_S", 0.0)
-    monkeypatch.setattr("evermark.sources.postgres.pace.CONFIRM_BYTES", 0)
+    monkeypatch.setattr("evermark.sources.postgres.read.pace.CONFIRM_EVERY_S", 0.0)
+    monkeypatch.setattr("evermark.sources.postgres.read.pace.CONFIRM_BYTES", 0)
     position = at.source.earliest(0)
     with at.connection() as long:
         emit(long, "s", "long")
@@ -115,7 +116,7 @@ def test_p6_only_what_may_be_missing_is_looked_at(at: Scene, monkeypatch: pytest
             at.source.confirm(0, position)
         long.commit()
     at.emit("s", "young")
-    mend = mend_of(at.place)
+    mend = repair_of(at.target)
     # The long transaction holds the floor where it began: whatever began after it is looked at again, and dropped.
     assert set(in_hole(begun(mend))) >= {"long", "young"}
 
@@ -135,34 +136,34 @@ def test_p6_only_what_may_be_missing_is_looked_at(at: Scene, monkeypatch: pytest
 def test_p6_each_step_may_be_done_again(server: PostgresServer, at: Scene) -> None:
     """GIVEN a crash after any step WHEN the step is done again THEN it ends where it would have ended."""
     at.emit("s", "before")
-    first = mend_of(at.place)
+    first = repair_of(at.target)
     begun(first)
     first.close()  # as a crash does: the snapshot is gone, the spare slot stays
-    mend = mend_of(at.place)
+    mend = repair_of(at.target)
     hole = begun(mend)
     assert in_hole(hole) == ["before"]
-    link = connect(at.place.dsn)
-    drop_slot(link, at.place.slot)  # died between dropping the old slot and giving its name to the new one
-    mend_of(at.place).finish(hole.position)
-    mend_of(at.place).finish(hole.position)
-    assert slot_named(link, spare_name(at.place.slot)) is None
-    own = slot_named(link, at.place.slot)
+    link = connect(at.target.dsn)
+    drop_slot(link, at.target.slot)  # died between dropping the old slot and giving its name to the new one
+    repair_of(at.target).finish(hole.position)
+    repair_of(at.target).finish(hole.position)
+    assert slot_named(link, spare_name(at.target.slot)) is None
+    own = slot_named(link, at.target.slot)
     link.close()
     mend.close()
     assert own is not None and own.confirmed_lsn == Position.parse(hole.position).lsn
-    PostgresOutbox(at.place).check({0: hole.position})
+    PostgresOutbox(at.target).check({0: hole.position})
     if server.binaries.major >= 17:
-        assert at.value("select failover from pg_replication_slots where slot_name = %s", at.place.slot) is True
+        assert at.value("select failover from pg_replication_slots where slot_name = %s", at.target.slot) is True
 
 
 def test_p6_a_new_slot_that_is_lost_too_is_said(server: PostgresServer, at: Scene) -> None:
     """GIVEN a closed hole WHEN its slot was lost meanwhile THEN finishing is refused, and nothing is dropped."""
-    mend = mend_of(at.place)
+    mend = repair_of(at.target)
     hole = begun(mend)
     mend.close()
-    lose(server, spare_name(at.place.slot))
+    lose(server, spare_name(at.target.slot))
     with pytest.raises(GapError, match="lost too"):
-        mend_of(at.place).finish(hole.position)
+        repair_of(at.target).finish(hole.position)
 
 
 def test_p6_waiting_for_a_slot_ends_when_told_to_stop(at: Scene) -> None:
@@ -170,9 +171,9 @@ def test_p6_waiting_for_a_slot_ends_when_told_to_stop(at: Scene) -> None:
     with at.connection() as long:
         emit(long, "s", "long")
         with pytest.raises(BusyError, match="told to stop"):
-            mend_of(at.place).begin(lambda: True)
-    link = connect(at.place.dsn)
-    assert slot_named(link, spare_name(at.place.slot)) is None
+            repair_of(at.target).begin(lambda: True)
+    link = connect(at.target.dsn)
+    assert slot_named(link, spare_name(at.target.slot)) is None
     link.close()
 
 
@@ -180,16 +181,16 @@ def test_p6_waiting_for_a_slot_ends_when_told_to_stop(at: Scene) -> None:
 def test_p12_a_publication_changed_by_others_is_repaired_with_what_it_left_out(at: Scene, harm: str) -> None:
     """GIVEN a publication that others changed WHEN it is mended THEN events written meanwhile are found."""
     position = at.source.earliest(0)
-    at.db.execute(harm.format(at.place.publication).encode())
+    at.db.execute(harm.format(at.target.publication).encode())
     at.emit("s", "unpublished")
     with pytest.raises(GapError):
-        PostgresOutbox(at.place).check({0: position})
-    mend = mend_of(at.place)
+        PostgresOutbox(at.target).check({0: position})
+    mend = repair_of(at.target)
     hole = begun(mend)
     assert in_hole(hole) == ["unpublished"]
     mend.finish(hole.position)
     at.emit("s", "published")
-    at.source = PostgresOutbox(at.place)
+    at.source = PostgresOutbox(at.target)
     at.source.check({0: hole.position})
     assert [row["key"] for row in at.drain(hole.position)] == ["published"]
 
@@ -207,13 +208,13 @@ def test_p11_a_copy_that_lacks_what_we_took_is_refused(at: Scene) -> None:
 
 def test_several_slots_share_the_events_by_key_and_each_is_mended_alone(server: PostgresServer, at: Scene) -> None:
     """GIVEN three slots WHEN events are read THEN each is in one partition, a key always in the same."""
-    place = replace(at.place, slot="shared", publication="shared", slots=3)
+    target = replace(at.target, slot="shared", publication="shared", slots=3)
     if server.binaries.major < 15:
         with pytest.raises(SetupError, match="15"):
-            install(place)
+            install(target)
         return
-    install(place)
-    source = PostgresOutbox(place)
+    install(target)
+    source = PostgresOutbox(target)
     assert list(source.partitions()) == [0, 1, 2]
     starts = {p: source.earliest(p) for p in source.partitions()}
     for number in range(60):
@@ -233,32 +234,32 @@ def test_several_slots_share_the_events_by_key_and_each_is_mended_alone(server: 
     assert sorted(map(str, found)) == sorted(map(str, shares[1]))
     mend.close()
     with pytest.raises(SetupError, match="other slots"):
-        install(replace(place, slots=2))
+        install(replace(target, slots=2))
     source.close()
-    uninstall(place)
+    uninstall(target)
     assert at.value("select count(*) from pg_replication_slots where slot_name like 'shared%%'") == 0
     assert at.value("select count(*) from pgstream.readers") == 1
 
 
 def test_uninstall_takes_a_lost_slot_and_what_mending_left(server: PostgresServer, at: Scene) -> None:
     """GIVEN a lost slot and a spare one WHEN the outbox is removed THEN nothing of ours is left, and no WAL is held."""
-    mend = mend_of(at.place)
+    mend = repair_of(at.target)
     begun(mend)
     mend.close()
-    lose(server, at.place.slot)
-    uninstall(at.place)
-    assert at.value("select count(*) from pg_replication_slots where slot_name like %s", f"{at.place.slot}%") == 0
+    lose(server, at.target.slot)
+    uninstall(at.target)
+    assert at.value("select count(*) from pg_replication_slots where slot_name like %s", f"{at.target.slot}%") == 0
     assert at.value("select to_regnamespace('pgstream') is null") is True
 
 
 def test_another_number_of_slots_is_no_loss_and_makes_nothing(server: PostgresServer, at: Scene) -> None:
     """GIVEN one slot WHEN the file says three THEN reading is refused as not set up, and mending touches nothing."""
-    changed = replace(at.place, slots=3)
+    changed = replace(at.target, slots=3)
     position = at.source.earliest(0)
     with pytest.raises(SetupError, match="not registered"):
         PostgresOutbox(changed).check({0: position})
     with pytest.raises(SetupError, match="not registered"):
-        begun(mend_of(changed.parts()[0]))
+        begun(repair_of(changed.parts()[0]))
     assert at.value("select count(*) from pg_publication") == 1
     assert at.value("select count(*) from pg_replication_slots where database = current_database()") == 1
 
@@ -267,7 +268,7 @@ def test_a_floor_of_another_server_hides_nothing(at: Scene) -> None:
     """GIVEN a floor that a dump brought along WHEN a hole is opened THEN it is not believed, and is replaced."""
     at.db.execute("update pgstream.readers set floor = '999999999', floor_system = 1")
     at.emit("s", "here")
-    mend = mend_of(at.place)
+    mend = repair_of(at.target)
     assert in_hole(begun(mend)) == ["here"]
     mend.close()
     at.db.execute("select pgstream.note_floor(slot, '3') from pgstream.readers")
@@ -279,10 +280,10 @@ def test_a_floor_of_another_server_hides_nothing(at: Scene) -> None:
 def test_a_reader_does_not_look_for_what_was_there_before_it(at: Scene) -> None:
     """GIVEN events from before a second reader was installed WHEN it loses its slot at once THEN they are not its."""
     at.emit("s", "before")
-    second = replace(at.place, slot="second", publication="second")
+    second = replace(at.target, slot="second", publication="second")
     install(second)
     at.emit("s", "after")
-    mend = mend_of(second)
+    mend = repair_of(second)
     assert in_hole(begun(mend)) == ["after"]
     mend.close()
     uninstall(second)
@@ -290,21 +291,21 @@ def test_a_reader_does_not_look_for_what_was_there_before_it(at: Scene) -> None:
 
 def test_p12_a_publication_changed_while_mending_is_a_hole_again(at: Scene) -> None:
     """GIVEN a hole being closed WHEN the publication is changed meanwhile THEN that is seen, not taken as right."""
-    mend = mend_of(at.place)
+    mend = repair_of(at.target)
     hole = begun(mend)
-    at.db.execute(f"alter publication {at.place.publication} set (publish = 'delete')".encode())
+    at.db.execute(f"alter publication {at.target.publication} set (publish = 'delete')".encode())
     mend.finish(hole.position)
     with pytest.raises(GapError, match="changed by somebody"):
-        PostgresOutbox(at.place).check({0: hole.position})
+        PostgresOutbox(at.target).check({0: hole.position})
 
 
 def test_p11_nobodys_word_mends_no_other_server(at: Scene) -> None:
     """GIVEN a checkpoint of another history WHEN nobody chose THEN no slot is made; at a person's word one is."""
     ahead = at.position(at.flush_lsn() + 2**40)
-    mend = mend_of(at.place)
+    mend = repair_of(at.target)
     with pytest.raises(IdentityError, match="behind our checkpoint"):
         mend.begin(never, ahead)
-    link = connect(at.place.dsn)
+    link = connect(at.target.dsn)
     assert slot_named(link, mend.spare) is None
     begun(mend)
     assert slot_named(link, mend.spare) is not None
@@ -318,26 +319,26 @@ def test_the_keeper_of_a_snapshot_is_not_ended_for_being_idle(at: Scene) -> None
     """GIVEN a database that ends idle transactions WHEN a snapshot is kept THEN its connection is spared."""
     database = at.db.info.dbname
     at.db.execute(f'alter database "{database}" set idle_in_transaction_session_timeout = 1000'.encode())
-    keeper = walsender(at.place)
+    keeper = walsender(at.target)
     assert keeper.execute("show idle_in_transaction_session_timeout").fetchone() == ("0",)
     keeper.close()
 
 
 def test_p6_a_slot_whose_maker_died_while_it_waited_is_replaced(at: Scene) -> None:
     """GIVEN a slot that is being made by somebody who is dead WHEN it is mended again THEN that takes no second try."""
-    spare = spare_name(at.place.slot)
+    spare = spare_name(at.target.slot)
     with at.connection() as long:
         emit(long, "s", "long")
-        dead = walsender(at.place)
+        dead = walsender(at.target)
         dead.pgconn.send_query(f'CREATE_REPLICATION_SLOT "{spare}" LOGICAL pgoutput'.encode())
         waits = "select 1 from pg_replication_slots where slot_name = %s and confirmed_flush_lsn is null"
         until(lambda: at.value(waits, spare), "the new slot waits")
-        link = connect(at.place.dsn)
+        link = connect(at.target.dsn)
         drop_slot(link, spare)
         assert slot_named(link, spare) is None
         link.close()
         dead.close()
         long.commit()
-    mend = mend_of(at.place)
+    mend = repair_of(at.target)
     assert in_hole(begun(mend)) == ["long"]
     mend.close()

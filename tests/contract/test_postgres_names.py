@@ -9,16 +9,17 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from tests.contract.outbox_scene import scene
+from tests.contract.outbox_scene import list_tables, scene
 from typer.testing import CliRunner, Result
 
 from evermark.cli.main import app
 from evermark.errors import SetupError
 from evermark.observe.finding import Grade
-from evermark.sources.postgres.doctor import judged
-from evermark.sources.postgres.examine import examine
-from evermark.sources.postgres.install import install, install_sql, list_tables, unwatch
-from evermark.sources.postgres.place import PlainDsn, PostgresPlace, TableChoice
+from evermark.secrets import Plain
+from evermark.sources.postgres.admin.doctor import judged
+from evermark.sources.postgres.admin.examine import examine
+from evermark.sources.postgres.admin.install import install, install_sql, unwatch
+from evermark.sources.postgres.target import PostgresTarget, TableChoice
 from evermark.testing.servers import PostgresServer, fresh_database, postgres_server, system_binaries
 
 ODD = {
@@ -57,23 +58,23 @@ def test_tables_with_odd_names_are_captured_and_released(server: PostgresServer)
         ]
         inserted = [json.loads(row["payload"]) for row in rows if row["op"] == "insert"]
         assert all(set(row) == {"id", "it's"} and row["it's"].startswith("sha256:") for row in inserted)
-        assert [table.name for table in list_tables(at.place)] == sorted(ODD.values())
-        looked = judged(examine(at.place), at.place, None)
+        assert [table.name for table in list_tables(at.target)] == sorted(ODD.values())
+        looked = judged(examine(at.target), at.target, None)
         assert [(f.check, f.grade) for f in looked if f.check in ("tables", "triggers")] == [("tables", Grade.OK)]
-        assert unwatch(at.place, list(ODD)) == [f"{name} is not captured any more" for name in ODD]
-        assert list_tables(at.place) == []
+        assert unwatch(at.target, list(ODD)) == [f"{name} is not captured any more" for name in ODD]
+        assert list_tables(at.target) == []
 
 
 def test_printed_sql_captures_tables_with_odd_names(server: PostgresServer) -> None:
     """GIVEN the SQL for a DBA WHEN run with psql THEN it captures the same tables."""
     with fresh_database(server) as dsn, psycopg.connect(dsn, autocommit=True) as db:
         db.execute(CREATE.encode())
-        place = PostgresPlace(PlainDsn(dsn), "odd_slot", "odd_pub")
+        target = PostgresTarget(Plain(dsn), "odd_slot", "odd_pub")
         psql = [server.binaries.folder / "psql", dsn, "-v", "ON_ERROR_STOP=1", "-q"]
-        script = install_sql(place, odd_tables(), role=None)
+        script = install_sql(target, odd_tables(), role=None)
         done = subprocess.run(psql, input=script, text=True, capture_output=True, check=False)
         assert done.returncode == 0, done.stderr
-        assert [table.name for table in list_tables(place)] == sorted(ODD.values())
+        assert [table.name for table in list_tables(target)] == sorted(ODD.values())
         db.execute("select pg_drop_replication_slot('odd_slot')")
 
 
@@ -83,9 +84,9 @@ def test_two_tables_that_come_to_one_stream_are_never_merged(server: PostgresSer
     first, second = TableChoice('a."b.c"'), TableChoice('"a.b".c')
     with scene(server, first, create=create) as at:
         with pytest.raises(SetupError, match=r"would both be stream a\.b\.c"):
-            install(at.place, [first, second])
+            install(at.target, [first, second])
         with pytest.raises(SetupError, match=r'stream a\.b\.c is that of table a\."b\.c" already'):
-            install(at.place, [second])
+            install(at.target, [second])
         at.db.execute('insert into a."b.c" values (1); insert into "a.b".c values (2)')
         assert [json.loads(row["payload"]) for row in at.drain()] == [{"id": 1}]
 
@@ -96,9 +97,9 @@ def test_a_table_renamed_after_capture_does_not_share_its_stream_with_its_succes
     with scene(server, orders, create="create table orders (id int primary key)") as at:
         at.db.execute("alter table orders rename to orders_old; create table orders (id int primary key)")
         with pytest.raises(SetupError, match=r"stream public\.orders is that of table public\.orders_old already"):
-            install(at.place, [orders])
-        unwatch(at.place, ["public.orders_old"])
-        assert install(at.place, [orders]) == ["public.orders captured"]
+            install(at.target, [orders])
+        unwatch(at.target, ["public.orders_old"])
+        assert install(at.target, [orders]) == ["public.orders captured"]
 
 
 @pytest.fixture

@@ -11,9 +11,10 @@ import pytest
 from tests.contract.outbox_scene import Row, Scene, scene
 
 from evermark.errors import SetupError
-from evermark.sources.postgres.install import install, install_sql, uninstall, unwatch
-from evermark.sources.postgres.place import PlainDsn, PostgresPlace, TableChoice
-from evermark.sources.postgres.source import PostgresOutbox
+from evermark.secrets import Plain
+from evermark.sources.postgres.admin.install import install, install_sql, uninstall, unwatch
+from evermark.sources.postgres.read.source import PostgresOutbox
+from evermark.sources.postgres.target import PostgresTarget, TableChoice
 from evermark.testing.servers import PostgresServer, fresh_database, postgres_server, system_binaries
 
 CREATE = """
@@ -172,7 +173,7 @@ def test_detached_partition_is_nobodys_stream(at: Scene) -> None:
 
 def test_released_table_has_no_trigger_left_on_any_partition(at: Scene) -> None:
     """GIVEN a captured partitioned table WHEN it is released THEN truncates are no events, and no trigger is left."""
-    unwatch(at.place, ["public.p"])
+    unwatch(at.target, ["public.p"])
     assert after(at, "truncate p1; truncate p") == []
     assert at.value("select count(*) from pg_trigger where tgname like 'pgstream_%%' and tgname !~ 'replay'") == 0
 
@@ -190,11 +191,11 @@ def owned_by_a_plain_role(server: PostgresServer) -> Iterator[Scene]:
         info = psycopg.conninfo.make_conninfo(dsn, user="plain_owner", password="x", passfile="")
         with psycopg.connect(info, autocommit=True) as db:
             db.execute(CREATE.encode())
-            place = PostgresPlace(PlainDsn(info), "plain_slot", "plain_pub", tables=(P,))
-            install(place, [P])
-            with closing(PostgresOutbox(place)) as source:
-                yield Scene(info, place, db, source)
-            uninstall(place)
+            target = PostgresTarget(Plain(info), "plain_slot", "plain_pub", tables=(P,))
+            install(target, [P])
+            with closing(PostgresOutbox(target)) as source:
+                yield Scene(info, target, db, source)
+            uninstall(target)
         admin.execute("drop owned by plain_owner cascade")
         admin.execute("drop role plain_owner")
 
@@ -215,9 +216,9 @@ def test_installing_again_leaves_partition_triggers_as_they_are(at: Scene) -> No
     """Nothing is dropped and made again; printed SQL does the same."""
     triggers = "select array_agg(oid order by oid) from pg_trigger where tgname like 'pgstream%%'"
     before = at.value(triggers)
-    assert install(at.place, [P]) == ["public.p unchanged"]
+    assert install(at.target, [P]) == ["public.p unchanged"]
     assert at.value(triggers) == before
-    assert "capture_partition_truncate" in install_sql(at.place, [P])
+    assert "capture_partition_truncate" in install_sql(at.target, [P])
 
 
 def test_partition_of_a_plain_owner_is_captured_at_once_in_the_outbox_of_a_superuser(server: PostgresServer) -> None:
@@ -253,9 +254,9 @@ def test_truncate_in_an_older_snapshot_is_done_and_warned_of(at: Scene) -> None:
 def test_a_partition_is_not_captured_twice(at: Scene) -> None:
     """GIVEN a captured table WHEN one of its partitions is to be captured for itself THEN it is refused by name."""
     with pytest.raises(SetupError, match=r"public\.p1 is a partition of a table that is captured"):
-        install(at.place, [TableChoice("public.p1")])
+        install(at.target, [TableChoice("public.p1")])
     at.db.execute("create table q (id int primary key) partition by range (id)")
     at.db.execute("create table q1 partition of q default")
-    install(at.place, [TableChoice("public.q1")])
+    install(at.target, [TableChoice("public.q1")])
     with pytest.raises(SetupError, match=r"public\.q1, a partition of public\.q, is captured for itself"):
-        install(at.place, [TableChoice("public.q")])
+        install(at.target, [TableChoice("public.q")])

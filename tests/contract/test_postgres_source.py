@@ -14,13 +14,14 @@ import pytest
 from tests.contract.outbox_scene import Scene, scene
 
 from evermark.errors import BusyError, DeniedError, GapError, IdentityError, SetupError, UnreachableError
+from evermark.secrets import Plain
 from evermark.sources.base import Limit, Slice
-from evermark.sources.postgres import pace
-from evermark.sources.postgres import slot as slot_module
-from evermark.sources.postgres.install import install
+from evermark.sources.postgres.admin.install import install
 from evermark.sources.postgres.lsn import Incarnation, Position
-from evermark.sources.postgres.place import PlainDsn, PostgresPlace
-from evermark.sources.postgres.source import PostgresOutbox
+from evermark.sources.postgres.read import pace
+from evermark.sources.postgres.read import slot as slot_module
+from evermark.sources.postgres.read.source import PostgresOutbox
+from evermark.sources.postgres.target import PostgresTarget
 from evermark.testing.servers import PostgresServer, fresh_database, postgres_server, system_binaries
 from evermark.testing.until import until
 
@@ -48,11 +49,20 @@ def keys(at: Scene, start: str, end: str) -> list[str]:
 @contextmanager
 def slot_in_use(server: PostgresServer, at: Scene) -> Iterator[subprocess.Popen[bytes]]:
     """Somebody else reads from the slot, as a killed worker's query would for a while."""
-    command = [str(server.binaries.tool("pg_recvlogical")), "-d", at.dsn, "--slot", at.place.slot, "--start", "-f", "-"]
-    options = ["-o", "proto_version=1", "-o", f"publication_names={at.place.publication}", "-n"]
+    command = [
+        str(server.binaries.tool("pg_recvlogical")),
+        "-d",
+        at.dsn,
+        "--slot",
+        at.target.slot,
+        "--start",
+        "-f",
+        "-",
+    ]
+    options = ["-o", "proto_version=1", "-o", f"publication_names={at.target.publication}", "-n"]
     with subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as reader:
         active = "select active from pg_replication_slots where slot_name = %s"
-        until(lambda: at.value(active, at.place.slot), "the slot is in use")
+        until(lambda: at.value(active, at.target.slot), "the slot is in use")
         try:
             yield reader
         finally:
@@ -256,7 +266,7 @@ def test_slot_moved_by_somebody_else_is_a_gap(at: Scene) -> None:
     start = at.source.earliest(0)
     at.emit("s", "1")
     end = at.position(at.flush_lsn())
-    at.db.execute("select pg_replication_slot_advance(%s, pg_current_wal_flush_lsn())", (at.place.slot,))
+    at.db.execute("select pg_replication_slot_advance(%s, pg_current_wal_flush_lsn())", (at.target.slot,))
     with pytest.raises(GapError, match="moved past us"):
         at.source.check({0: start})
     with pytest.raises(GapError, match="moved past us"):
@@ -266,7 +276,7 @@ def test_slot_moved_by_somebody_else_is_a_gap(at: Scene) -> None:
 def test_missing_slot_is_a_gap_with_a_checkpoint_and_a_setup_without(at: Scene) -> None:
     """Nothing was lost when nothing was ever read."""
     start = at.source.earliest(0)
-    at.db.execute("select pg_drop_replication_slot(%s)", (at.place.slot,))
+    at.db.execute("select pg_drop_replication_slot(%s)", (at.target.slot,))
     for step in (lambda: at.source.check({0: start}), lambda: at.read(start, at.position(at.flush_lsn()))):
         with pytest.raises(GapError, match="is gone"):
             step()
@@ -294,7 +304,7 @@ def test_publication_changed_by_somebody_is_a_gap(at: Scene, change: str) -> Non
     """Even made again exactly as it was: rows written in between are gone, and the server says little or nothing."""
     start = at.source.earliest(0)
     at.emit("s", "1")
-    at.db.execute(change.format(pub=at.place.publication, columns=COLUMNS).encode())
+    at.db.execute(change.format(pub=at.target.publication, columns=COLUMNS).encode())
     at.emit("s", "2")
     end = at.position(at.value("select pg_current_wal_flush_lsn() - '0/0'::pg_lsn"))
     for step in (
@@ -310,14 +320,14 @@ def test_warning_while_decoding_is_an_error(at: Scene, server: PostgresServer) -
     """GIVEN a publication that was not there when an event was written, and stands now as it was installed WHEN decoded
     THEN the slice fails: from version 18 on the server only warns, and goes on without the event."""
     start = at.source.earliest(0)
-    at.db.execute(f"drop publication {at.place.publication}".encode())
+    at.db.execute(f"drop publication {at.target.publication}".encode())
     at.emit("s", "1")
     options = "publish = 'insert', publish_via_partition_root = true"
-    made = f"create publication {at.place.publication} for table pgstream.events {COLUMNS} with ({options})"
+    made = f"create publication {at.target.publication} for table pgstream.events {COLUMNS} with ({options})"
     at.db.execute(made.encode())
     at.db.execute(
         "update pgstream.readers set fingerprint = pgstream.publication_fingerprint(%s) where slot = %s",
-        (at.place.publication, at.place.slot),
+        (at.target.publication, at.target.slot),
     )
     end = at.position(at.flush_lsn())
     at.source.check({0: start})  # nothing else tells that anything is wrong
@@ -340,7 +350,7 @@ def test_invalidated_slot_is_a_gap(tmp_path_factory: pytest.TempPathFactory) -> 
             at.db.execute("insert into filler select repeat('x', 1000) from generate_series(1, 20000)")
             at.db.execute("select pg_switch_wal()")
             at.db.execute("checkpoint")
-            status = at.value("select wal_status from pg_replication_slots where slot_name = %s", at.place.slot)
+            status = at.value("select wal_status from pg_replication_slots where slot_name = %s", at.target.slot)
             return bool(status == "lost")
 
         until(lost, "the slot is invalidated")
@@ -348,7 +358,6 @@ def test_invalidated_slot_is_a_gap(tmp_path_factory: pytest.TempPathFactory) -> 
             with pytest.raises(GapError, match="invalidated") as refused:
                 step()
             assert "evermark source recover" in refused.value.hint
-        assert at.source.status().slot_wal_status == "lost"
         # AND a reader that has all there is, and waits for the next event, is told as well: by `latest`
         at.source.close()
         level = at.position(at.value("select pg_current_wal_flush_lsn() - '0/0'::pg_lsn"))
@@ -366,7 +375,7 @@ def test_server_restarted_under_us_is_unreachable_then_back(tmp_path_factory: py
             at.source.latest({0: start}, NO_WAIT)
         server.start()
         source = PostgresOutbox(
-            PostgresPlace(PlainDsn(server.dsn(at.db.info.dbname)), at.place.slot, at.place.publication)
+            PostgresTarget(Plain(server.dsn(at.db.info.dbname)), at.target.slot, at.target.publication)
         )
         end = source.latest({0: start}, Limit())[0]
         assert [key for batch in source.read(Slice(0, start, end)) for key in batch["key"].to_pylist()] == ["1"]
@@ -375,10 +384,10 @@ def test_server_restarted_under_us_is_unreachable_then_back(tmp_path_factory: py
 
 def test_unreachable_server_is_named_without_the_password() -> None:
     """Host and port, and nothing secret in message, hint or repr."""
-    place = PostgresPlace(PlainDsn("postgresql://u:hunter2@127.0.0.1:1/db"), "s", "p")
+    target = PostgresTarget(Plain("postgresql://u:hunter2@127.0.0.1:1/db"), "s", "p")
     with pytest.raises(UnreachableError) as refused:
-        PostgresOutbox(place).check({})
-    text = f"{refused.value} {refused.value!r} {place!r}"
+        PostgresOutbox(target).check({})
+    text = f"{refused.value} {refused.value!r} {target!r}"
     assert "127.0.0.1:1/db" in text
     assert "hunter2" not in text
 
@@ -387,7 +396,7 @@ def test_role_without_rights_is_denied_with_what_to_grant(at: Scene, server: Pos
     """Not a gap: nothing is lost, somebody has to grant something."""
     at.db.execute("create role nobody_much login password 'x'")
     info = psycopg.conninfo.make_conninfo(at.dsn, user="nobody_much", password="x", passfile="")
-    poor = PostgresOutbox(PostgresPlace(PlainDsn(info), at.place.slot, at.place.publication))
+    poor = PostgresOutbox(PostgresTarget(Plain(info), at.target.slot, at.target.publication))
     with pytest.raises(DeniedError) as refused:
         poor.check({})
     assert "evermark source install --print" in refused.value.hint
@@ -398,7 +407,7 @@ def test_role_without_rights_is_denied_with_what_to_grant(at: Scene, server: Pos
 def test_nothing_installed_says_install(server: PostgresServer) -> None:
     """The first thing a new user sees."""
     with fresh_database(server) as dsn:
-        source = PostgresOutbox(PostgresPlace(PlainDsn(dsn), "s", "p"))
+        source = PostgresOutbox(PostgresTarget(Plain(dsn), "s", "p"))
         with pytest.raises(SetupError) as refused:
             source.earliest(0)
         assert "evermark source install" in refused.value.hint
@@ -411,10 +420,10 @@ def test_database_of_another_encoding_is_read(server: PostgresServer) -> None:
         admin.execute("create database latin encoding 'LATIN1' template template0 lc_collate 'C' lc_ctype 'C'")
     try:
         dsn = server.dsn("latin")
-        place = PostgresPlace(PlainDsn(dsn), "latin_slot", "latin_pub")
-        install(place)
+        target = PostgresTarget(Plain(dsn), "latin_slot", "latin_pub")
+        install(target)
         with psycopg.connect(dsn, autocommit=True, client_encoding="utf-8") as db:
-            at = Scene(dsn, place, db, PostgresOutbox(place))
+            at = Scene(dsn, target, db, PostgresOutbox(target))
             at.emit("café", "ä", '{"é": 1}')
             [row] = at.drain()
             assert (row["stream"], row["key"], row["payload"]) == ("café", "ä", '{"é": 1}')
@@ -425,12 +434,9 @@ def test_database_of_another_encoding_is_read(server: PostgresServer) -> None:
             admin.execute("drop database latin with (force)")
 
 
-def test_status_tells_how_much_wal_the_slot_holds(at: Scene) -> None:
-    """What doctor and the metrics show."""
+def test_the_condition_tells_how_much_wal_the_slot_holds(at: Scene) -> None:
+    """GIVEN an event that was not confirmed THEN the gauges show the WAL kept for it."""
     at.emit("s", "1")
     at.flush_lsn()
-    status = at.source.status()
-    assert status.trouble is None
-    assert status.unconfirmed_bytes is not None and status.unconfirmed_bytes > 0
-    assert status.retained_bytes is not None and status.retained_bytes >= status.unconfirmed_bytes
-    assert (status.slot, status.wal_level) == (at.place.slot, "logical")
+    gauges = at.source.condition().gauges
+    assert gauges["wal_retained_bytes"] >= gauges["unconfirmed_bytes"] > 0

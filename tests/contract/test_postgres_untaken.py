@@ -9,12 +9,13 @@ import pytest
 from tests.contract.outbox_scene import Scene, emit, scene
 
 from evermark.errors import IdentityError, SetupError, UnreachableError
+from evermark.secrets import Plain
 from evermark.sources.base import Limit
-from evermark.sources.postgres.install import install
+from evermark.sources.postgres.admin.install import install
 from evermark.sources.postgres.lsn import Incarnation, Position, lsn_text
-from evermark.sources.postgres.place import PlainDsn, PostgresPlace
-from evermark.sources.postgres.source import PostgresOutbox
-from evermark.sources.postgres.untaken import NEWEST_MAX, STANDS_STILL_S, OutboxLook
+from evermark.sources.postgres.read.source import PostgresOutbox
+from evermark.sources.postgres.read.untaken import NEWEST_MAX, STANDS_STILL_S, OutboxLook
+from evermark.sources.postgres.target import PostgresTarget
 from evermark.testing.servers import PostgresServer, fresh_database
 from evermark.testing.until import until
 
@@ -40,7 +41,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def look(outbox: Scene, clock: Clock) -> Iterator[OutboxLook]:
-    made = OutboxLook(outbox.place, clock)
+    made = OutboxLook(outbox.target, clock)
     yield made
     made.close()
 
@@ -205,9 +206,9 @@ def test_looking_takes_nothing_from_whoever_reads(outbox: Scene, look: OutboxLoo
 def test_each_partition_has_its_own_events(pg_server: PostgresServer) -> None:
     """GIVEN two slots that share the events by key WHEN events of one key wait THEN only its partition is behind."""
     with fresh_database(pg_server) as dsn, psycopg.connect(dsn, autocommit=True) as db:
-        place = PostgresPlace(PlainDsn(dsn), "shared", "shared", slots=2)
-        install(place, ())
-        source = PostgresOutbox(place)
+        target = PostgresTarget(Plain(dsn), "shared", "shared", slots=2)
+        install(target, ())
+        source = PostgresOutbox(target)
         try:
             after = {p: source.earliest(p) for p in source.partitions()}
             emit(db, "shop", "one key")
@@ -227,7 +228,7 @@ def test_a_server_that_cannot_be_asked_says_why(outbox: Scene, pg_server: Postgr
     nowhere = psycopg.conninfo.make_conninfo(outbox.dsn, dbname="not_there")
     for dsn, kind in ((away, UnreachableError), (nowhere, SetupError)):
         with pytest.raises(kind):
-            OutboxLook(PostgresPlace(PlainDsn(dsn), outbox.place.slot, outbox.place.publication)).untaken(end)
+            OutboxLook(PostgresTarget(Plain(dsn), outbox.target.slot, outbox.target.publication)).untaken(end)
     other = Incarnation(7, 1).at(Position.parse(end).lsn)
     with pytest.raises(IdentityError) as error:
         outbox.source.untaken({0: other})

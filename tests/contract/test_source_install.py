@@ -14,10 +14,11 @@ from typer.testing import CliRunner
 
 from evermark.cli.main import app
 from evermark.errors import BusyError, DeniedError, EvermarkError, SetupError
-from evermark.sources.postgres import install as install_module
-from evermark.sources.postgres import waiting as waiting_module
-from evermark.sources.postgres.install import install, uninstall
-from evermark.sources.postgres.place import PlainDsn, PostgresPlace, TableChoice
+from evermark.secrets import Plain
+from evermark.sources.postgres.admin import install as install_module
+from evermark.sources.postgres.admin import waiting as waiting_module
+from evermark.sources.postgres.admin.install import install, uninstall
+from evermark.sources.postgres.target import PostgresTarget, TableChoice
 from evermark.testing.servers import PostgresServer, fresh_database, postgres_server, system_binaries
 from evermark.testing.until import until
 
@@ -40,11 +41,11 @@ class Shop:
 
     dsn: str
     db: psycopg.Connection[Any]
-    place: PostgresPlace
+    target: PostgresTarget
     said: list[str] = field(default_factory=list)
 
     def install(self, *tables: TableChoice, wait_s: float = 60.0) -> list[str]:
-        return install(self.place, tables, wait_s=wait_s, say=self.said.append)
+        return install(self.target, tables, wait_s=wait_s, say=self.said.append)
 
     def made(self) -> set[str]:
         """Everything of ours in the database."""
@@ -65,7 +66,7 @@ def shop(server: PostgresServer) -> Iterator[Shop]:
     """An empty shop."""
     with fresh_database(server) as dsn, psycopg.connect(dsn, autocommit=True) as db:
         db.execute(CREATE.encode())
-        yield Shop(dsn, db, PostgresPlace(PlainDsn(dsn), "busy_slot", "busy_pub"))
+        yield Shop(dsn, db, PostgresTarget(Plain(dsn), "busy_slot", "busy_pub"))
 
 
 @pytest.fixture
@@ -165,7 +166,7 @@ def test_a_role_that_may_not_is_told_before_anything_is_made(shop: Shop) -> None
     shop.db.execute("create role modest login password 'x'")
     try:
         info = psycopg.conninfo.make_conninfo(shop.dsn, user="modest", password="x", passfile="")
-        place = PostgresPlace(PlainDsn(info), "busy_slot", "busy_pub")
+        target = PostgresTarget(Plain(info), "busy_slot", "busy_pub")
         steps = [
             ("may not make replication slots", "alter role modest replication"),
             ("may not make a schema", f"grant create on database {shop.db.info.dbname} to modest"),
@@ -173,11 +174,11 @@ def test_a_role_that_may_not_is_told_before_anything_is_made(shop: Shop) -> None
         ]
         for why, mend in steps:
             with pytest.raises(DeniedError, match=why):
-                install(place, [ORDERS])
+                install(target, [ORDERS])
             assert shop.made() == set()
             shop.db.execute(mend.encode())
-        assert install(place, [ORDERS]) == ["public.orders captured"]
-        uninstall(place)
+        assert install(target, [ORDERS]) == ["public.orders captured"]
+        uninstall(target)
     finally:
         shop.db.execute("drop owned by modest cascade")
         shop.db.execute("drop role modest")
@@ -229,7 +230,7 @@ def test_what_was_there_before_a_failed_install_stays(shop: Shop) -> None:
             shop.install(ORDERS, USERS, wait_s=0.5)
     assert shop.made() == before
     # AND another deployment's failed install leaves this one's outbox alone
-    second = PostgresPlace(shop.place.dsn, "second_slot", "second_pub")
+    second = PostgresTarget(shop.target.dsn, "second_slot", "second_pub")
     with psycopg.connect(shop.dsn) as other:
         other.execute("insert into users values (1)")
         with pytest.raises(BusyError):

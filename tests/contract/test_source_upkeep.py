@@ -11,14 +11,17 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from tests.contract.outbox_scene import Scene, scene
+from tests.contract.outbox_scene import Scene, list_tables, scene
 from typer.testing import CliRunner, Result
 
 from evermark.cli.main import app
-from evermark.sources.postgres.install import install, install_sql, list_tables, maintain, uninstall, unwatch
-from evermark.sources.postgres.mend_server import mend_of
-from evermark.sources.postgres.place import PlainDsn, TableChoice
+from evermark.secrets import Plain
+from evermark.sources.postgres.admin.examine import untaken_rows
+from evermark.sources.postgres.admin.install import install, install_sql, uninstall, unwatch
+from evermark.sources.postgres.outbox import maintain
+from evermark.sources.postgres.repair.server import repair_of
 from evermark.sources.postgres.slots import spare_name, walsender
+from evermark.sources.postgres.target import TableChoice
 from evermark.testing.lost_slot import lose
 from evermark.testing.servers import PostgresServer, postgres_server, system_binaries
 from evermark.testing.until import until
@@ -61,7 +64,7 @@ def left(at: Scene) -> int:
                select 1 from pg_replication_slots where slot_name like %s union all
                select 1 from pg_trigger where tgname like 'pgstream%%' union all
                select 1 from pg_namespace where nspname = 'pgstream') x""",
-            f"{at.place.slot}%",
+            f"{at.target.slot}%",
         )
     )
 
@@ -73,17 +76,17 @@ def test_a_table_is_captured_and_released_while_the_source_is_read(at: Scene) ->
     assert keys(at, start) == [("public.orders", "1")]
     start = at.position(at.flush_lsn())
     # WHEN users are captured, too
-    install(at.place, [ORDERS, TableChoice("public.users")])
+    install(at.target, [ORDERS, TableChoice("public.users")])
     at.db.execute("insert into orders values (2); insert into users values (2)")
     assert keys(at, start) == [("public.orders", "2"), ("public.users", "2")]
     start = at.position(at.flush_lsn())
     # AND orders are not any more: what they wrote before is still read
     at.db.execute("insert into orders values (3)")
-    assert unwatch(at.place, ["public.orders"]) == ["public.orders is not captured any more"]
-    assert unwatch(at.place, ["public.orders"]) == ["public.orders was not captured"]
+    assert unwatch(at.target, ["public.orders"]) == ["public.orders is not captured any more"]
+    assert unwatch(at.target, ["public.orders"]) == ["public.orders was not captured"]
     at.db.execute("insert into orders values (4); insert into users values (4); truncate orders")
     assert keys(at, start) == [("public.orders", "3"), ("public.users", "4")]
-    assert [table.name for table in list_tables(at.place)] == ["public.users"]
+    assert [table.name for table in list_tables(at.target)] == ["public.users"]
 
 
 def test_uninstall_removes_a_slot_that_is_lost_and_the_one_that_was_to_replace_it(
@@ -91,9 +94,9 @@ def test_uninstall_removes_a_slot_that_is_lost_and_the_one_that_was_to_replace_i
 ) -> None:
     """GIVEN a lost slot and `<slot>_mend` WHEN uninstalled THEN nothing is left, and the user's tables work."""
     at.source.close()
-    lose(server, at.place.slot)
-    at.db.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", (spare_name(at.place.slot),))
-    uninstall(at.place)
+    lose(server, at.target.slot)
+    at.db.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", (spare_name(at.target.slot),))
+    uninstall(at.target)
     assert left(at) == 0
     at.db.execute("insert into orders values (1)")
 
@@ -101,13 +104,13 @@ def test_uninstall_removes_a_slot_that_is_lost_and_the_one_that_was_to_replace_i
 def test_uninstall_removes_a_slot_that_a_dead_reader_still_holds(at: Scene) -> None:
     """GIVEN a server process that decodes for nobody WHEN uninstalled THEN it is ended, and nothing is left."""
     at.source.close()
-    with closing(walsender(at.place)) as reader:
-        options = f"proto_version '1', publication_names '{at.place.publication}'"
-        command = f'START_REPLICATION SLOT "{at.place.slot}" LOGICAL 0/0 ({options})'
+    with closing(walsender(at.target)) as reader:
+        options = f"proto_version '1', publication_names '{at.target.publication}'"
+        command = f'START_REPLICATION SLOT "{at.target.slot}" LOGICAL 0/0 ({options})'
         reader.pgconn.send_query(command.encode())
         active = "select active from pg_replication_slots where slot_name = %s"
-        until(lambda: bool(at.value(active, at.place.slot)), "the slot is held", timeout_s=20)
-        uninstall(at.place)
+        until(lambda: bool(at.value(active, at.target.slot)), "the slot is held", timeout_s=20)
+        uninstall(at.target)
     assert left(at) == 0
 
 
@@ -115,24 +118,24 @@ def test_the_printed_role_can_close_a_hole(at: Scene, server: PostgresServer) ->
     """GIVEN a role with the printed rights alone WHEN a slot is lost THEN it reads every partition, later ones too."""
     at.db.execute("drop role if exists printed")
     at.db.execute("create role printed login replication password 'x'")
-    script = install_sql(at.place, [ORDERS], role="printed")
+    script = install_sql(at.target, [ORDERS], role="printed")
     psql = [server.binaries.folder / "psql", at.dsn, "-v", "ON_ERROR_STOP=1", "-q"]
     done = subprocess.run(psql, input=script, text=True, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
     info = psycopg.conninfo.make_conninfo(at.dsn, user="printed", password="x", passfile="")
-    place = replace(at.place, dsn=PlainDsn(info))
+    target = replace(at.target, dsn=Plain(info))
     try:
         # GIVEN a partition that the role had made itself, and events in it and in the default one
         for (name,) in at.db.execute("select inhrelid::regclass::text from pg_inherits").fetchall():
             if "events_p" in name and "pkey" not in name:
                 at.db.execute(f"drop table {name}".encode())
         at.db.execute("insert into pgstream.events (stream, created_at) values ('s', '2020-01-01')")
-        assert maintain(place)[0] > 7
+        assert maintain(target)[0] > 7
         at.db.execute("insert into orders values (1)")
         at.source.close()
-        lose(server, at.place.slot)
+        lose(server, at.target.slot)
         # WHEN it closes the hole
-        with closing(mend_of(place)) as mend:
+        with closing(repair_of(target)) as mend:
             hole = mend.begin(lambda: False)
             rows = [row for piece in hole.pieces for batch in hole.read(piece) for row in batch.to_pylist()]
             mend.finish(hole.position)
@@ -146,8 +149,8 @@ def test_the_printed_role_can_close_a_hole(at: Scene, server: PostgresServer) ->
 def test_the_playbook_removes_everything_by_hand(at: Scene) -> None:
     """GIVEN the statements of the playbook WHEN a person runs them THEN all of them work, and nothing is left."""
     at.source.close()
-    uninstall(at.place)
-    install(replace(at.place, slot="evermark_shop_shop", publication="evermark_shop_shop"), [ORDERS])
+    uninstall(at.target)
+    install(replace(at.target, slot="evermark_shop_shop", publication="evermark_shop_shop"), [ORDERS])
     text = PLAYBOOK.read_text()
     for section in ("## What is there", "## Replay", "## The disk fills with WAL", "## Uninstalling"):
         block = text.partition(section)[2].partition("```sql")[2].partition("```")[0]
@@ -164,15 +167,15 @@ def test_retention_is_as_configured(at: Scene) -> None:
         f" for values from ('{day}'::date) to ('{day}'::date + 1)".encode()
     )
     there = f"select to_regclass('pgstream.events_p{day}') is not null"
-    short = replace(at.place, events_retention_s=2 * 86_400.0)
+    short = replace(at.target, events_retention_s=2 * 86_400.0)
 
-    def maintained(place: object) -> tuple[int, int, int]:
+    def maintained(target: object) -> tuple[int, int, int]:
         at.emit("s", "more")
         at.drain()
         at.source.close()  # confirms what was held back
-        return maintain(short if place is short else at.place)
+        return maintain(short if target is short else at.target)
 
-    assert [maintained(at.place) for _ in range(2)] == [(0, 0, 0)] * 2 and at.value(there) is True
+    assert [maintained(at.target) for _ in range(2)] == [(0, 0, 0)] * 2 and at.value(there) is True
     assert maintained(short) == (0, 0, 1)  # sealed: it goes when that is confirmed
     assert maintained(short) == (0, 1, 0) and at.value(there) is False
 
@@ -220,3 +223,45 @@ def test_one_table_is_uninstalled_and_the_rest_stays(file: Path, pg_dsn: str, tm
         ).fetchone() == (1,)
     assert not (tmp_path / "data").exists()
     assert invoke("uninstall", "--table", 'a"b', "-c", file).exit_code == 2
+
+
+def test_uninstall_says_how_many_events_it_leaves(file: Path, pg_dsn: str) -> None:
+    """GIVEN three events that nobody took WHEN uninstalled THEN the question and the answer count them."""
+    assert invoke("install", "-c", file).exit_code == 0
+    with psycopg.connect(pg_dsn, autocommit=True) as conn:
+        conn.execute("insert into orders values (1), (2), (3)")
+    asked = CliRunner().invoke(app, ["source", "uninstall", "-c", str(file)], input="n\n")
+    assert asked.exit_code == 1 and "At least 3 events were not taken yet" in asked.stderr
+    done = invoke("uninstall", "--yes", "-c", file)
+    assert done.exit_code == 0 and "At least 3 events were not taken yet: they are dropped" in done.stderr
+    # AND where nothing is installed any more, the number is not known, and nothing fails
+    assert "Events that were not taken yet are dropped" in invoke("uninstall", "--yes", "-c", file).stderr
+
+
+def test_what_was_taken_is_not_counted_as_left(at: Scene) -> None:
+    """GIVEN events before and after a checkpoint THEN only those after it are left; of several slots, each its own."""
+    at.emit("s", "1")
+    at.drain()
+    end = at.position(at.flush_lsn())
+    assert untaken_rows(at.target, {0: end}) == 0
+    at.emit("s", "2")
+    at.emit("s", "3")
+    assert untaken_rows(at.target, {0: end}) == 2
+    assert untaken_rows(at.target, {}) == 4
+    assert untaken_rows(replace(at.target, slots=2), {}) == 4
+
+
+def test_an_event_is_found_by_its_stream_while_the_stream_is_being_registered(at: Scene) -> None:
+    """GIVEN a stream that another transaction is registering WHEN an event is sent THEN the playbook's query has it."""
+    query = PLAYBOOK.read_text().partition("## What is there")[2].partition("```sql")[2].partition("```")[0]
+    by_stream = query.strip().splitlines()[-1]
+    with at.connection() as first:
+        first.execute("select pgstream.emit('fresh', 'a', '{}')")
+        at.emit("fresh", "b")  # does not wait for the first
+        assert at.value("select stream_id is null from pgstream.events") is True
+        rows = at.db.execute(by_stream.encode()).fetchall()
+        assert [(row[0], row[1], row[4]) for row in rows] == [("fresh", "message", 1)]
+        first.commit()
+    rows = at.db.execute(by_stream.encode()).fetchall()
+    assert [(row[0], row[1], row[4]) for row in rows] == [("fresh", "message", 2)]
+    assert {row["stream"] for row in at.drain()} == {"fresh"}

@@ -8,8 +8,9 @@ import psycopg
 import pytest
 from tests.contract.outbox_v2_scene import install_v2
 
-from evermark.sources.postgres.install import install, uninstall
-from evermark.sources.postgres.place import PlainDsn, PostgresPlace
+from evermark.secrets import Plain
+from evermark.sources.postgres.admin.install import install, uninstall
+from evermark.sources.postgres.target import PostgresTarget
 from evermark.testing.pipeline import Instance, Scene
 from evermark.testing.until import until
 
@@ -63,7 +64,7 @@ def test_uninstalled_and_installed_again_goes_on_with_the_old_data_folder(folder
 def test_installed_again_where_another_deployment_kept_the_outbox_misses_nothing(folder: Path, pg_dsn: str) -> None:
     """GIVEN an outbox that another reader kept WHEN ours is uninstalled and comes back THEN it takes what it missed."""
     with Scene(folder, pg_dsn, {"steady": None}) as scene:
-        other = PostgresPlace(PlainDsn(pg_dsn), "other_slot", "other_pub")
+        other = PostgresTarget(Plain(pg_dsn), "other_slot", "other_pub")
         install(other)
         assert ran(scene, 3, 3).terminate() == 0
         scene.run("source", "uninstall", "--yes")

@@ -20,9 +20,9 @@ from evermark.log.append import DeltaLog
 from evermark.log.base import Append
 from evermark.log.write import BatchWriter
 from evermark.sources.base import Slice
-from evermark.sources.postgres.install import install
-from evermark.sources.postgres.place import PostgresPlace, TableChoice
-from evermark.sources.postgres.slot import SlotReader
+from evermark.sources.postgres.admin.install import install
+from evermark.sources.postgres.read.slot import SlotReader
+from evermark.sources.postgres.target import PostgresTarget, TableChoice
 from evermark.testing.servers import PostgresServer, fresh_database
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ _names = (f"n{n}" for n in itertools.count())
 class Taken:
     """The log of an outbox, taken from its slots batch by batch."""
 
-    def __init__(self, place: PostgresPlace, path: Path) -> None:
-        self._readers = [SlotReader(part) for part in place.parts()]
+    def __init__(self, target: PostgresTarget, path: Path) -> None:
+        self._readers = [SlotReader(part) for part in target.parts()]
         self._at = [reader.earliest() for reader in self._readers]
         self._batches = [0 for _ in self._readers]
         self._folder = path / "shop"
@@ -121,9 +121,9 @@ def captured(
 ) -> Iterator[tuple[Database, Taken]]:
     with fresh_database(server) as dsn, psycopg.connect(dsn, autocommit=True) as db:
         db.execute(CREATE.encode())
-        place = numbered_place(dsn, TABLES, slots=slots)
-        install_version_2(place, TABLES) if version_2 else install(place, TABLES)
-        log = Taken(place, path)
+        target = numbered_place(dsn, TABLES, slots=slots)
+        install_version_2(target, TABLES) if version_2 else install(target, TABLES)
+        log = Taken(target, path)
         try:
             yield db, log
         finally:

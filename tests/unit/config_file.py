@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, get_args, get_origin
 
 import pytest
 
 from evermark.config import Config, load
 from evermark.errors import ConfigError
+from evermark.settings.fields import Model
+from evermark.sources.kinds import KINDS, kind_named
+from evermark.sources.own_class import CustomSource
 
 WHSEC = "whsec_" + "A" * 43 + "="
 KEY = "a key that nobody will ever guess"
@@ -47,6 +52,27 @@ FULL = """
         bundle: 1
         allow_networks: []
 """
+
+
+def models_in(annotation: Any) -> Iterator[type[Model]]:
+    """The models that a type is made of: `dict[str, LogConfig] | None` has one."""
+    if isinstance(annotation, type) and issubclass(annotation, Model):
+        yield annotation
+    for part in get_args(annotation) if get_origin(annotation) is not None else ():
+        yield from models_in(part)
+
+
+def every_model() -> list[type[Model]]:
+    """Every mapping that evermark.yaml may have, whatever the kind of its sources. Derived: none is forgotten."""
+    found: dict[type[Model], None] = {}
+    kinds = [kind.settings for name in KINDS if (kind := kind_named(name)) is not None]
+    waiting: list[type[Model]] = [Config, CustomSource, *kinds]
+    while waiting:
+        model = waiting.pop()
+        if model not in found:
+            found[model] = None
+            waiting += [each for field in model.model_fields.values() for each in models_in(field.annotation)]
+    return list(found)
 
 
 def read(folder: Path, text: str, environ: dict[str, str] | None = None) -> Config:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, get_args
 
 import pytest
 from tests.unit.config_file import MINIMAL, read, refused
 
 from evermark.checkpoints.base import Checkpoint
-from evermark.checkpoints.kinds import BACKENDS, Backend, backend_of, open_checkpoints
+from evermark.checkpoints.kinds import BACKENDS, Backend, CheckpointConfig, open_checkpoints
 from evermark.checkpoints.memory import MemoryCheckpoints
-from evermark.config.reliability import CheckpointConfig
-from evermark.errors import ConfigError
 from evermark.state.connection import State
 
 NOWHERE = State(lambda: "host=127.0.0.1 port=1", "nowhere")
@@ -25,9 +22,8 @@ def open_noted(settings: CheckpointConfig, _: State) -> MemoryCheckpoints:
 
 
 @pytest.mark.parametrize("name", sorted(BACKENDS))
-def test_every_registered_backend_is_there_and_may_be_named(name: Any) -> None:
+def test_every_registered_backend_is_there_and_may_be_named(name: str) -> None:
     """Each line names a function that opens a store, and the file may name the line."""
-    assert name in get_args(CheckpointConfig.model_fields["backend"].annotation)
     store = open_checkpoints(CheckpointConfig(backend=name), NOWHERE)
     assert all(callable(getattr(store, step)) for step in ("save", "load", "list", "delete"))
 
@@ -36,8 +32,6 @@ def test_one_line_makes_a_backend_known(tmp_path: Path, monkeypatch: pytest.Monk
     """GIVEN a backend that is refused WHEN its line is added THEN the file is accepted, and the backend opened."""
     text = MINIMAL + "reliability: {checkpoint: {backend: etcd}}\n"
     assert "this checkpoint backend is not in this version" in str(refused(tmp_path, text))
-    with pytest.raises(ConfigError, match="etcd is not in this version"):
-        backend_of(CheckpointConfig(backend="etcd"))
 
     monkeypatch.setitem(BACKENDS, "etcd", Backend(f"{__name__}:open_noted"))
     store = open_checkpoints(read(tmp_path, text).reliability.checkpoint, NOWHERE)

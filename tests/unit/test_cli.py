@@ -296,3 +296,26 @@ def test_the_only_source_need_not_be_named() -> None:
             deployment.known_source(names, None)
     with pytest.raises(NotFoundError):
         deployment.known_source(["shop"], "other")
+
+
+def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    yield path
+    context = typer.Context(group)
+    for name in group.list_commands(context) if hasattr(group, "list_commands") else ():
+        yield from commands(group.get_command(context, name), (*path, name))
+
+
+def test_every_command_that_a_message_or_a_page_names_is_there() -> None:
+    """GIVEN `evermark x y` in code, SQL or a page THEN there is such a command: no hint leads nowhere."""
+    root = Path(__file__).resolve().parents[2]
+    known = set(commands(typer.main.get_command(app)))
+    groups = {path for path in known if any(other[:-1] == path for other in known if other)}
+    files = [*(root / "src").rglob("*.py"), *(root / "src").rglob("*.sql"), *(root / "docs").glob("*.md")]
+    named = {
+        (file.name, found[1], found[2] or "")
+        for file in [*files, root / "README.md"]
+        for found in re.finditer(r"`(?:evermark) ([a-z]+)(?: ([a-z]+))?", file.read_text())
+    }
+    assert len(named) > 50
+    assert [each for each in named if (each[1],) not in known] == []
+    assert [each for each in named if each[2] and (each[1],) in groups and each[1:] not in known] == []

@@ -12,15 +12,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tests.unit.config_file import ENVIRON, FULL, KEY, MINIMAL, WHSEC, read, refused, source, subscription
 
+from evermark.app.build import endpoint_limits
+from evermark.checkpoints.kinds import backend_of
 from evermark.config import CustomSource
-from evermark.config.reliability import (
-    CheckpointConfig,
-    CircuitBreakerConfig,
-    DedupConfig,
-    GapDetectionConfig,
-    ReliabilityConfig,
-    ShutdownConfig,
-)
+from evermark.config.reliability import ReliabilityConfig
 from evermark.sources.postgres.settings import PostgresSettings, derived_name
 
 
@@ -42,7 +37,7 @@ def test_the_documented_file_is_understood_as_written(folder: Path) -> None:
     assert (config.server.host, config.server.port) == ("127.0.0.1", 8320)
     shop = config.sources["shop"]
     assert isinstance(shop, PostgresSettings)
-    assert shop.open_dsn() == ENVIRON["SHOP_DSN"]
+    assert shop.target().dsn.open() == ENVIRON["SHOP_DSN"]
     assert [table.name for table in shop.tables] == ["public.orders", "public.users"]
     assert shop.tables[1].exclude == ("password",)
     assert shop.tables[1].hash == ("email",)
@@ -64,24 +59,21 @@ def test_what_is_not_said_has_the_documented_default(folder: Path) -> None:
 
 
 def test_the_reliability_section_works_as_written(folder: Path) -> None:
-    """Every key of the section is taken, with the units it is written in."""
+    """GIVEN every key of the section that may be given THEN what acts on it gets the value, in the units it needs."""
     section = """
         version: 1
         name: shop
         reliability:
-          checkpoint: {backend: memory, interval: 7s, event_count: 2000}
-          dedup: {enabled: false, cache_size: 20000, ttl: 4m}
-          gap_detection: {enabled: false, max_gap: 6m, small_gap: 2h}
-          circuit_breaker: {threshold: 6, timeout: 40s}
+          checkpoint: {backend: memory}
+          circuit_breaker: {threshold: 6, timeout: 40s, suspend_after: 8}
           shutdown: {flush_timeout: 11s, checkpoint_timeout: 500ms}
     """
-    assert read(folder, section).reliability == ReliabilityConfig(
-        checkpoint=CheckpointConfig(backend="memory", interval=timedelta(seconds=7), event_count=2000),
-        dedup=DedupConfig(enabled=False, cache_size=20_000, ttl=timedelta(minutes=4)),
-        gap_detection=GapDetectionConfig(enabled=False, max_gap=timedelta(minutes=6), small_gap=timedelta(hours=2)),
-        circuit_breaker=CircuitBreakerConfig(threshold=6, timeout=timedelta(seconds=40)),
-        shutdown=ShutdownConfig(flush_timeout=timedelta(seconds=11), checkpoint_timeout=timedelta(milliseconds=500)),
-    )
+    config = read(folder, section)
+    limits = endpoint_limits(config)
+    assert (limits.threshold, limits.timeout_s, limits.suspend_after) == (6, 40.0, 8)
+    assert not backend_of(config.reliability.checkpoint).durable
+    shutdown = config.reliability.shutdown
+    assert (shutdown.flush_timeout, shutdown.checkpoint_timeout) == (timedelta(seconds=11), timedelta(seconds=0.5))
 
 
 def test_a_source_of_ones_own_takes_free_options(folder: Path) -> None:

@@ -61,7 +61,7 @@ def test_pickled_settings_never_contain_the_password(folder: Path, box: SecretBo
     arrived = pickle.loads(pickled)
     assert isinstance(arrived, PostgresSettings)
     assert isinstance(arrived.dsn, Sealed)
-    assert arrived.open_dsn() == dsn
+    assert arrived.target().dsn.open() == dsn
     assert arrived.sealed(box) == arrived
     assert password not in repr(arrived) + repr(arrived.model_dump())
 

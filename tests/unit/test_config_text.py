@@ -9,23 +9,12 @@ from pathlib import Path
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tests.unit.config_file import MINIMAL, read, refused, source, subscription
+from tests.unit.config_file import MINIMAL, every_model, read, refused, source, subscription
 
-from evermark.config import Config, CustomSource, load
-from evermark.config.fields import Model
-from evermark.config.models import LogConfig, SecretsConfig, ServerConfig, SparkConfig, StateConfig
-from evermark.config.problems import nearest
-from evermark.config.reliability import (
-    CheckpointConfig,
-    CircuitBreakerConfig,
-    DedupConfig,
-    GapDetectionConfig,
-    ReliabilityConfig,
-    ShutdownConfig,
-)
-from evermark.config.subscriptions import SubscriptionConfig
+from evermark.config import load
 from evermark.errors import ConfigError
-from evermark.sources.postgres.settings import PostgresSettings, TableSettings
+from evermark.settings.fields import Model
+from evermark.settings.problems import nearest
 
 
 @pytest.fixture(scope="module")
@@ -33,24 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("config")
 
 
-MODELS: list[type[Model]] = [
-    Config,
-    LogConfig,
-    StateConfig,
-    SecretsConfig,
-    SparkConfig,
-    ServerConfig,
-    SubscriptionConfig,
-    PostgresSettings,
-    TableSettings,
-    CustomSource,
-    ReliabilityConfig,
-    CheckpointConfig,
-    DedupConfig,
-    GapDetectionConfig,
-    CircuitBreakerConfig,
-    ShutdownConfig,
-]
+MODELS = every_model()
 
 
 def one_slip_apart(word: str, other: str) -> bool:

@@ -9,38 +9,18 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.unit.config_file import WHSEC
+from tests.unit.config_file import WHSEC, every_model
 from tests.unit.test_init import switched_on
 
 from evermark.cli.init import starter
 from evermark.config import load
 from evermark.config.asked import _FIELDS
-from evermark.config.bots import BotConfig
-from evermark.config.fields import Model
-from evermark.config.models import Config, LogConfig, SecretsConfig, ServerConfig, SparkConfig, StateConfig, TokenConfig
-from evermark.config.reliability import (
-    CheckpointConfig,
-    CircuitBreakerConfig,
-    DedupConfig,
-    GapDetectionConfig,
-    ReliabilityConfig,
-    ShutdownConfig,
-)
-from evermark.config.sources import CustomSource
-from evermark.config.subscriptions import SubscriptionConfig
-from evermark.sources.blocks.settings import BlocksSettings
-from evermark.sources.postgres.settings import PostgresSettings, TableSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 # What a program or a person uses; not how it came to be (progress, findings, decisions) and not another program's.
 PAGES = [ROOT / "README.md", ROOT / "receiver" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = [page for page in PAGES if page.name not in ("progress.md", "findings.md", "simulator.md", "bench.md")]
-MODELS: tuple[type[Model], ...] = (
-    Config, LogConfig, StateConfig, SecretsConfig, SparkConfig, ServerConfig, TokenConfig, PostgresSettings,
-    TableSettings, BlocksSettings, CustomSource, SubscriptionConfig, BotConfig, ReliabilityConfig,
-    CheckpointConfig, DedupConfig, GapDetectionConfig, CircuitBreakerConfig, ShutdownConfig,
-)  # fmt: skip
-KNOWN = {key for model in MODELS for key in model.keys()}  # noqa: SIM118 - keys() is ours, not a dict's
+KNOWN = {key for model in every_model() for key in model.keys()}  # noqa: SIM118 - keys() is ours, not a dict's
 # Written like a key and a value, and something else: what a program says, JSON, headers.
 NO_KEYS = {"failover", "duplicate", "webhook-delivery", "sealed", "hint", "error"}
 # How keys are called inside: in no page but the one on formats.
@@ -83,36 +63,3 @@ def test_no_page_names_a_key_as_it_is_called_inside() -> None:
     pages = [page for page in PAGES if page.name != "formats.md" and page.parent.name != "receiver"]
     named = [(page.name, word) for page in pages for word in re.findall(r"`(\w+)`", page.read_text())]
     assert [found for found in named if found[1] in INSIDE] == []
-
-
-def test_a_reliability_key_is_read_or_said_to_have_no_effect() -> None:
-    """GIVEN each key of `reliability` THEN some module reads it, or setting it is answered with a warning."""
-    code = "\n".join(
-        file.read_text()
-        for folder in ("app", "cli", "delivery")
-        for file in (ROOT / "src" / "evermark" / folder).glob("*.py")
-        if file.name != "init.py"
-    )
-    unread = set()
-    for section, field in ReliabilityConfig.model_fields.items():
-        model = type(field.default)
-        assert issubclass(model, Model)
-        reads = set(re.findall(rf"reliability\.{section}\.(\w+)", code))
-        if re.search(rf"= [\w.]*reliability\.{section}$", code, re.MULTILINE):
-            reads |= {key for key in model.model_fields if re.search(rf"(limits|breaker)\.{key}\b", code)}
-        unread |= {f"{section}.{key}" for key in set(model.model_fields) - reads}
-    changed = {
-        "interval": "9s",
-        "event_count": 9,
-        "enabled": False,
-        "cache_size": 9,
-        "ttl": "9m",
-        "max_gap": "2m",
-        "small_gap": "9h",
-    }
-    for each in sorted(unread):
-        section, _, key = each.partition(".")
-        config = ReliabilityConfig.model_validate({section: {key: changed[key]}})
-        (said,) = config.without_effect()
-        assert said.path == (section,) and "no effect" in said.text, each
-    assert list(ReliabilityConfig().without_effect()) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evermark.sources.postgres.floor import NOTE_EVERY_S, Floor, Sample
+from evermark.sources.postgres.read.floor import NOTE_EVERY_S, Floor, Sample
 
 
 def test_a_sample_is_proven_only_by_what_was_confirmed_beyond_it() -> None:

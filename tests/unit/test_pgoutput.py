@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from evermark.errors import EvermarkError, FormatError
 from evermark.event import TAKEN
-from evermark.sources.postgres.chunks import BUCKET, Packed, chunked, in_order, unpack
 from evermark.sources.postgres.lsn import Incarnation, Position, lsn_of, lsn_text, positions
-from evermark.sources.postgres.outbox_rows import OutboxDecoder
+from evermark.sources.postgres.read.chunks import BUCKET, Packed, chunked, in_order, unpack
+from evermark.sources.postgres.read.outbox_rows import OutboxDecoder
 
 HERE = Incarnation(0x6AF913B6A5BFDB28, 3)
 COLUMNS = ("id", "created_at", "stream_id", "stream", "op", "key", "payload", "before", "schema_version")

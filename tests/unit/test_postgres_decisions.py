@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from evermark.errors import EvermarkError, FormatError, GapError, IdentityError, SetupError
-from evermark.sources.postgres.install import SCHEMA_VERSION, SCHEMA_VERSION_READ
+from evermark.secrets import Plain
 from evermark.sources.postgres.lsn import Incarnation, Position
-from evermark.sources.postgres.mending import Ending, ending
-from evermark.sources.postgres.pace import (
+from evermark.sources.postgres.outbox import SCHEMA_VERSION, SCHEMA_VERSION_READ
+from evermark.sources.postgres.read.pace import (
     CONFIRM_BYTES,
     CONFIRM_EVERY_S,
     EXPENSIVE_S,
@@ -20,13 +20,13 @@ from evermark.sources.postgres.pace import (
     Offering,
     Verdict,
 )
-from evermark.sources.postgres.place import PlainDsn, PostgresPlace
-from evermark.sources.postgres.pressure import warned
-from evermark.sources.postgres.survey import Slot, Survey, outdated, trouble
+from evermark.sources.postgres.repair.steps import Ending, ending
+from evermark.sources.postgres.survey import Slot, Survey, outdated, trouble, wal_warnings
+from evermark.sources.postgres.target import PostgresTarget
 
 GIB = 1024**3
 HERE = Incarnation(77, 1)
-PLACE = PostgresPlace(PlainDsn(""), "slot", "pub")
+PLACE = PostgresTarget(Plain(""), "slot", "pub")
 SLOT = Slot("pgoutput", "db", False, 900, 1000, "reserved", None, None)
 SOUND = Survey("here", 180000, "logical", False, HERE, 2000, "db", SLOT, "f", "f", SCHEMA_VERSION)
 
@@ -157,7 +157,7 @@ def test_trouble_is_named_and_has_a_hint(
 )
 def test_a_limit_that_is_passed_is_warned_of(gauges: dict[str, float], names: set[str]) -> None:
     """Much WAL kept, or little left before the server throws the slot away."""
-    assert set(warned(gauges)) == names
+    assert set(wal_warnings(gauges)) == names
 
 
 LOST = replace(SLOT, wal_status="lost")

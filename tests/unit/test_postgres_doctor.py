@@ -9,25 +9,26 @@ import pytest
 
 from evermark.errors import UnreachableError
 from evermark.observe.finding import Finding, Grade, worst
-from evermark.sources.postgres.doctor import judged, size
-from evermark.sources.postgres.facts import (
+from evermark.secrets import Plain
+from evermark.sources.kinds import SourceState
+from evermark.sources.postgres.admin.doctor import judged, size
+from evermark.sources.postgres.admin.facts import (
     CapturedFacts,
     EventFacts,
     Facts,
-    Kept,
     OpenTransaction,
     OutboxFacts,
     PartitionFacts,
     ServerFacts,
     SlotFacts,
 )
-from evermark.sources.postgres.install import SCHEMA_VERSION, SCHEMA_VERSION_READ
 from evermark.sources.postgres.lsn import Incarnation
-from evermark.sources.postgres.place import PlainDsn, PostgresPlace, TableChoice
+from evermark.sources.postgres.outbox import SCHEMA_VERSION, SCHEMA_VERSION_READ
 from evermark.sources.postgres.slots import Slot
+from evermark.sources.postgres.target import PostgresTarget, TableChoice
 
 GIB = 1024**3
-PLACE = PostgresPlace(PlainDsn(""), "slot", "pub", tables=(TableChoice("public.orders"),))
+PLACE = PostgresTarget(Plain(""), "slot", "pub", tables=(TableChoice("public.orders"),))
 SERVER = ServerFacts(
     where="here:5432/shop", version=180004, wal_level="logical", standby=False, database="shop", role="evermark",
     may_use_slots=True, senders_max=10, senders_used=1, slots_max=10, slots_used=1, slot_wal_keep_bytes=50 * GIB,
@@ -43,7 +44,7 @@ OUTBOX = OutboxFacts(
     events=EventFacts("2026-11-01 00:00:00+00", "2026-11-15 00:00:00+00", 12, True),
 )
 SOUND = Facts(server=SERVER, slots=(SLOT_FACTS,), outbox=OUTBOX)
-KEPT = Kept("host:1", {0: Incarnation(7, 1).at(100 * GIB - 500)})
+KEPT = SourceState("host:1", {0: Incarnation(7, 1).at(100 * GIB - 500)})
 
 
 def with_server(**changes: Any) -> Facts:
@@ -73,7 +74,7 @@ def with_days(**changes: Any) -> Facts:
     return with_outbox(partitions=replace(OUTBOX.partitions, **changes))
 
 
-def ill(facts: Facts, kept: Kept | None = KEPT) -> list[Finding]:
+def ill(facts: Facts, kept: SourceState | None = KEPT) -> list[Finding]:
     return [finding for finding in judged(facts, PLACE, kept) if finding.grade is not Grade.OK]
 
 
@@ -181,7 +182,7 @@ def test_lag_is_told_in_bytes_and_a_damaged_checkpoint_is_wrong() -> None:
     """GIVEN a checkpoint WHEN judged THEN how far it is behind is said; what is no position is an error."""
     (lag,) = [f.found for f in judged(SOUND, PLACE, KEPT) if f.check == "checkpoint"]
     assert "500 B" in lag
-    (found,) = ill(SOUND, Kept(None, {0: "nonsense"}))
+    (found,) = ill(SOUND, SourceState(None, {0: "nonsense"}))
     assert (found.check, found.grade) == ("checkpoint", Grade.WRONG)
 
 

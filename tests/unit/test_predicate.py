@@ -164,6 +164,11 @@ REFUSED = {
     "cast_to_array": ("cast(data.a as array<int>) is null", "array"),
     "cast_to_binary": ("cast(op as binary) is null", "cast to"),
     "cast_decimal": ("cast(data.a as decimal(38,38)) > 1", "decimal"),
+    "null": ("null", "NULL is not a condition"),
+    "null_in_brackets": ("op = 'insert' and (null)", "NULL is not a condition"),
+    "not_null": ("not null or data.a", "NULL is not a condition"),
+    "all_of_data": ("data", "data is not a condition"),
+    "all_of_before": ("data.a = 1 and not BEFORE", "(?i)before is not a condition"),
     "comparison_with_null": ("data.a = null", "IS NULL"),
     "null_in_list": ("data.a in (1, null)", "literals"),
     "path_in_list": ("data.a in (data.b)", "literals"),
@@ -316,6 +321,15 @@ def test_no_predicate_matches_everything(where: str | None) -> None:
     predicate = vet(where)
     assert predicate.sql(alias) == "true"
     assert predicate == Predicate("", (), (), ("true",), None)
+
+
+@pytest.mark.parametrize("where", ["null", "data", "not before and op = 'insert'"])
+def test_a_stored_predicate_that_never_holds_stops_no_delivery(where: str) -> None:
+    """GIVEN a condition that an earlier version accepted WHEN read from State THEN it compiles, and matches none."""
+    with pytest.raises(ConfigError, match="is not a condition"):
+        vet(where)
+    assert vet(where, stored=True).sql(lambda path: "x")
+    assert vet("data.paid").equalities and vet("data is not null").sql(lambda path: "x")
 
 
 def test_a_match_restricts_stream_and_operation_and_is_never_null() -> None:

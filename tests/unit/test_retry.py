@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evermark.breaker import Limits
 from evermark.delivery.decide.retry import (
     RETRY_AFTER_S_MAX,
     SCHEDULE_S,
@@ -102,7 +101,7 @@ def test_an_endpoint_is_asked_again_within_bounds(failures: int, asked: float | 
 
 def test_d5_the_breaker_and_the_suspension_are_as_configured() -> None:
     """GIVEN two failures to open for ten minutes, three to suspend THEN that is what happens."""
-    limits = EndpointLimits(Limits(threshold=2, timeout_s=600.0), suspend_after=3)
+    limits = EndpointLimits(threshold=2, timeout_s=600.0, suspend_after=3)
     assert [endpoint_backoff_s(n, 0.0, None, limits) for n in (1, 2, 3)] == [1.0, 600.0, 600.0]
     assert [should_suspend(n, limits) for n in (2, 3)] == [False, True]
 

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evermark.config import Config, SecretsConfig, StateConfig
 from evermark.errors import ConfigError, DeniedError, FormatError
 from evermark.secrets import KeyRef, Sealed, Secret, SecretBox, is_sealed, key_for
 
@@ -38,16 +37,6 @@ def sent(value: T) -> T:
     """As it arrives in another process."""
     arrived: T = pickle.loads(pickle.dumps(value))
     return arrived
-
-
-def config(data: Path, *, key: KeyRef | None = None, dsn: str | None = None) -> Config:
-    return Config(
-        version=1,
-        name="shop",
-        data=data,
-        secrets=SecretsConfig(key=key),
-        state=StateConfig(dsn=Secret(dsn) if dsn else None),
-    )
 
 
 @given(text=st.text(st.characters(exclude_categories=()), max_size=500))
@@ -184,8 +173,8 @@ def test_a_pipe_in_place_of_a_key_file_does_not_hang(tmp_path: Path) -> None:
 def test_without_a_key_one_is_made_once_private_and_announced(tmp_path: Path) -> None:
     """GIVEN no secrets.key WHEN asked twice THEN one file of mode 0600, one warning, one and the same key."""
     data = tmp_path / "data"
-    ref, warning = key_for(config(data))
-    again, silence = key_for(config(data))
+    ref, warning = key_for(None, data, shared_state=False)
+    again, silence = key_for(None, data, shared_state=False)
     path = data / "secrets.key"
     assert ref == again == KeyRef("file", str(path))
     assert warning is not None
@@ -200,22 +189,22 @@ def test_without_a_key_one_is_made_once_private_and_announced(tmp_path: Path) ->
 def test_a_given_key_is_used_and_nothing_is_made(tmp_path: Path) -> None:
     """A configured reference is passed on as it is."""
     given_ref = KeyRef("env", "EVERMARK_KEY")
-    assert key_for(config(tmp_path / "data", key=given_ref)) == (given_ref, None)
+    assert key_for(given_ref, tmp_path / "data", shared_state=False) == (given_ref, None)
     assert not (tmp_path / "data").exists()
 
 
 def test_a_made_key_with_shared_state_warns_that_all_instances_need_it(tmp_path: Path) -> None:
     """Two instances with a key each could not open each other's secrets."""
-    _, warning = key_for(config(tmp_path, dsn="postgresql://state"))
+    _, warning = key_for(None, tmp_path, shared_state=True)
     assert warning is not None
     assert "same key" in warning
 
 
 def test_a_key_file_others_can_read_is_pointed_out(tmp_path: Path) -> None:
     """A loosened mode is reported with the command that mends it."""
-    key_for(config(tmp_path))
+    key_for(None, tmp_path, shared_state=False)
     (tmp_path / "secrets.key").chmod(0o644)
-    _, warning = key_for(config(tmp_path))
+    _, warning = key_for(None, tmp_path, shared_state=False)
     assert warning is not None
     assert "chmod 600" in warning
 
@@ -227,7 +216,7 @@ def test_many_starting_at_once_agree_on_one_key(tmp_path: Path) -> None:
 
     def begin() -> None:
         barrier.wait()
-        ref, warning = key_for(config(tmp_path))
+        ref, warning = key_for(None, tmp_path, shared_state=False)
         seen.append((ref.load(), warning))
 
     threads = [threading.Thread(target=begin) for _ in range(8)]

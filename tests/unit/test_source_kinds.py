@@ -17,11 +17,11 @@ from typer.testing import CliRunner, Result
 from evermark.app.build import make_source
 from evermark.cli.main import app
 from evermark.config import CustomSource
-from evermark.config.sources import SourceConfig
 from evermark.errors import ConfigError
 from evermark.sources import kinds
 from evermark.sources.base import Source
 from evermark.sources.kinds import KINDS, Registered, kind_named, kind_of
+from evermark.sources.settings import SourceConfig
 from evermark.testing import SourceContract
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "sources.md"
@@ -149,6 +149,6 @@ def test_reading_a_file_loads_one_kind_and_no_driver(tmp_path: Path) -> None:
 
 def test_what_workers_load_first_is_there() -> None:
     """Spark's daemon loads these modules before it forks: with a line that names a missing one it could not start."""
-    assert kinds.task_modules() == ["evermark.sources.postgres.source"]
+    assert kinds.task_modules() == ["evermark.sources.postgres.read.source"]
     for name in kinds.task_modules():
         assert subprocess.run([sys.executable, "-c", f"import {name}"], check=True).returncode == 0

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from evermark.errors import ConfigError
 from evermark.sources.postgres.names import TableName, TableNameError, table_name
-from evermark.sources.postgres.place import TableChoice
+from evermark.sources.postgres.target import TableChoice
 
 NAMES = st.text(st.characters(exclude_categories=("C", "Z"), include_characters=' "'), min_size=1, max_size=15).filter(
     str.isprintable

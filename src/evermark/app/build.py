@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from evermark.breaker import Limits
 from evermark.checkpoints.base import CheckpointStore
 from evermark.checkpoints.kinds import backend_of, open_checkpoints
 from evermark.cluster.base import Holder
@@ -90,8 +89,8 @@ def open_deployment(config: Config, sources: Mapping[str, Source] | None = None)
     """Open state (starting the embedded one where none is named), bring it up to date, and build what stands on it."""
     log_root = local_log(config)
     config.data.mkdir(parents=True, exist_ok=True)
-    key_ref, warning = key_for(config)
-    box = SecretBox(key_ref)
+    key, warning = key_for(config.secrets.key, config.data, shared_state=config.state.dsn is not None)
+    box = SecretBox(key)
     given = dict(sources or {})
     built = {name: given.pop(name) if name in given else make_source(config, name, box) for name in config.sources}
     built.update(given)
@@ -126,7 +125,7 @@ def open_deployment(config: Config, sources: Mapping[str, Source] | None = None)
 
 def endpoint_limits(config: Config) -> EndpointLimits:
     breaker = config.reliability.circuit_breaker
-    return EndpointLimits(Limits(breaker.threshold, breaker.timeout.total_seconds()), breaker.suspend_after)
+    return EndpointLimits(breaker.threshold, breaker.timeout.total_seconds(), breaker.suspend_after)
 
 
 def _spec(

@@ -38,15 +38,6 @@ def stream_warnings(config: Config, log_root: Path, wanted: Iterable[str]) -> li
 
 def file_warnings(config: Config, log_root: Path) -> Iterator[tuple[str, str]]:
     """What in the file is allowed and probably not meant: the key it stands at, and a sentence."""
-    for problem in config.reliability.without_effect():
-        yield ".".join(("reliability", *map(str, problem.path))), problem.text
-    for name, settings in config.sources.items():
-        for problem in settings.without_effect():
-            yield ".".join(("sources", name, *map(str, problem.path))), problem.text
-    yield from _stream_warnings(config, log_root)
-
-
-def _stream_warnings(config: Config, log_root: Path) -> Iterator[tuple[str, str]]:
     wanted = {
         f"{section}.{name}.streams": each.streams
         for section, named in (("subscriptions", config.subscriptions), ("bots", config.bots))
@@ -120,5 +111,4 @@ def _warnings(config: Config) -> Iterator[Finding]:
     except ConfigError:
         return  # said above
     for key, text in file_warnings(config, root):
-        fine = "correct it, if it is a slip; a stream that begins later is fine"
-        yield warning(key, text, fine if key.endswith(".streams") else "take it out of the file")
+        yield warning(key, text, "correct it, if it is a slip; a stream that begins later is fine")

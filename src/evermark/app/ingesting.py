@@ -20,7 +20,7 @@ from evermark.app.watching import Watching
 from evermark.cluster.fence import source_lease
 from evermark.delivery.base import SourcePartition
 from evermark.delivery.work import Span
-from evermark.error_policy import Action, action_for, backoff_s
+from evermark.error_policy import Action, action_after, action_for, backoff_s
 from evermark.errors import EvermarkError, StaleError
 from evermark.ingest.gather import WHOLE_SOURCE, Gathered
 from evermark.ingest.resume import Resume
@@ -288,9 +288,7 @@ class SourceRunner:
             trouble.attempts += 1
             self._metrics.partition_restarts.labels(self.name, partition).inc()
             self._metrics.partition_up.labels(self.name, partition).set(0)
-            # What nobody thought of is tried a few times: a worker that was killed looks like that, too.
-            unknown = type(error) is EvermarkError and trouble.attempts <= 5
-            if action_for(error) is Action.RETRY or unknown:
+            if action_after(error, trouble.attempts) is Action.RETRY:
                 delay = backoff_s(trouble.attempts - 1, max_s=_BACKOFF_MAX_S) * random.uniform(0.8, 1.2)
                 trouble.not_before = time.monotonic() + delay
                 self._log.warning("partition failed", partition=partition, error=error, again_in_s=round(delay, 1))

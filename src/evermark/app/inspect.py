@@ -12,11 +12,12 @@ from evermark.app.build import open_state
 from evermark.checkpoints.base import Checkpoint
 from evermark.config import Config
 from evermark.errors import EvermarkError, GapError, NotFoundError
+from evermark.event import Seen
 from evermark.ingest.recoveries import Recoveries
 from evermark.ingest.recovery import Recovery, Step, exhausted, may_open
 from evermark.log.read import LogReader
 from evermark.observe.finding import Finding, ok, warning, wrong
-from evermark.sources.base import Seen, Source
+from evermark.sources.base import Source
 from evermark.state.connection import State
 from evermark.state.migrate import require_current
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from evermark.checkpoints.base import Checkpoint
+from evermark.disk import write_whole
 from evermark.errors import ConfigError, DiskFullError, FormatError, NotFoundError
 
 FORMAT = "evermark-checkpoints"
@@ -67,20 +66,8 @@ def _row(row: Any) -> tuple[tuple[str, int], Checkpoint]:
 
 def write_backup(path: Path, text: str, *, force: bool = False) -> None:
     """Whole and durable, or not at all; an existing file is replaced only with `force`."""
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        try:
-            with draft.open("x", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            if force:
-                draft.replace(path)
-            else:
-                os.link(draft, path)
-            _sync_folder(path.absolute().parent)
-        finally:
-            draft.unlink(missing_ok=True)
+        write_whole(path, text, replace=force)
     except FileExistsError:
         raise ConfigError(f"{path} exists already", hint="name another file, or add --force") from None
     except OSError as error:
@@ -101,11 +88,3 @@ def read_backup(path: Path) -> Backup:
     if len(data) > FILE_BYTES_MAX:
         raise FormatError(f"{path.name} is larger than {FILE_BYTES_MAX} bytes", hint="is it the right file?")
     return from_text(data.decode("utf-8", "replace"), path.name)
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from datetime import timedelta
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import AfterValidator, Field
 
 from evermark.checkpoints.base import CheckpointStore
-from evermark.errors import ConfigError
+from evermark.settings.fields import Duration, Model, NotYet, Whole, between, refusal
 
 if TYPE_CHECKING:
-    from evermark.config.reliability import CheckpointConfig
     from evermark.state.connection import State
 
 
@@ -26,16 +28,30 @@ BACKENDS = {
     "postgres": Backend("evermark.checkpoints.postgres:open_checkpoints"),
     "memory": Backend("evermark.checkpoints.memory:open_checkpoints", durable=False),
 }
+_PLANNED = ("etcd", "mongo")
+_EVERY_BATCH = NotYet("nothing reads this key in this version: every batch ends with a checkpoint")
+
+
+def _registered(name: str) -> str:
+    if name in BACKENDS:
+        return name
+    if name in _PLANNED:
+        raise refusal("this checkpoint backend is not in this version", hint="use postgres (the default)")
+    raise refusal(f"expected one of {', '.join(BACKENDS)}")
+
+
+class CheckpointConfig(Model):
+    """At the latest every `interval` or `event_count` events, whichever comes first."""
+
+    backend: Annotated[str, AfterValidator(_registered)] = "postgres"
+    interval: Annotated[Duration, between(timedelta(milliseconds=10), timedelta(hours=1)), _EVERY_BATCH] = timedelta(
+        seconds=5
+    )
+    event_count: Annotated[Whole, Field(ge=1, le=10_000_000), _EVERY_BATCH] = 1000
 
 
 def backend_of(settings: CheckpointConfig) -> Backend:
-    found = BACKENDS.get(settings.backend)
-    if found is None:
-        raise ConfigError(
-            f"reliability.checkpoint.backend: {settings.backend} is not in this version",
-            hint=f"use one of {', '.join(BACKENDS)}",
-        )
-    return found
+    return BACKENDS[settings.backend]
 
 
 def open_checkpoints(settings: CheckpointConfig, state: State) -> CheckpointStore:

@@ -32,7 +32,7 @@ class MemoryCheckpoints:
             found = self._saved.get((source, partition))
         if found is None:
             raise NotFoundError(
-                f"no checkpoint of {source}/{partition}", hint="`evermark checkpoint list` shows those there are"
+                f"no checkpoint of {source}/{partition}", hint="`evermark checkpoint list` shows all checkpoints"
             )
         return found
 

@@ -11,7 +11,7 @@ from evermark.errors import ConflictError, NotFoundError, StaleError
 from evermark.state.connection import Connection, State
 
 if TYPE_CHECKING:
-    from evermark.config.reliability import CheckpointConfig
+    from evermark.checkpoints.kinds import CheckpointConfig
 
 _MOVE = f"""
 with fence as ({FENCE})
@@ -63,7 +63,7 @@ class PostgresCheckpoints:
             ).fetchone()
         if row is None:
             raise NotFoundError(
-                f"no checkpoint of {source}/{partition}", hint="`evermark checkpoint list` shows those there are"
+                f"no checkpoint of {source}/{partition}", hint="`evermark checkpoint list` shows all checkpoints"
             )
         return Checkpoint(*row)
 

@@ -11,7 +11,7 @@ from evermark.state.connection import State
 
 _FORGET = "delete from checkpoints where source = %s and partition = %s"
 _LOWER_HEAD = "delete from log_head where source = %s and partition = %s and batch > %s"
-# Also those inside the batch that is made anew: what stands there then is another.
+# A cursor inside the batch that is made anew forgets how far it got there: the new batch holds other events.
 _LOWER_CURSORS = """
 update cursors set batch = %(batch)s, through = ''
 where source = %(source)s and partition = %(partition)s

@@ -103,7 +103,7 @@ def reset(
         chosen = sorted(known if partition is None else known & {partition})
         if not chosen:
             where = source if partition is None else f"{source}/{partition}"
-            raise NotFoundError(f"no checkpoint of {where}", hint="`evermark checkpoint list` shows those there are")
+            raise NotFoundError(f"no checkpoint of {where}", hint="`evermark checkpoint list` shows all checkpoints")
         with held_sources(deployment, [source]) as leases:
             for each in chosen:
                 log_batch = _log_batch(deployment, source, each)

@@ -61,7 +61,8 @@ def _found(path: Path, *, connect: bool) -> list[tuple[str, Finding]]:
     try:
         found = config_at(path)
     except ConfigError as error:
-        return [("", wrong("file", error.message, error.hint))]
+        problems = error.each or (error,)
+        return [("", wrong("file", each.message, each.hint or f"correct it in {path}")) for each in problems]
     from evermark.app.checking import checked
 
     rows = [("", ok("file", f"{path}, every key and variable is understood"))]
@@ -78,7 +79,7 @@ def _connected(config: Config) -> list[tuple[str, Finding]]:
     rows = examined_all(config, sorted(config.sources))
     for name, settings in sorted(config.sources.items()):
         installation = kind_of(settings, name).installation(settings)
-        if installation is not None and (found := installation.foreseen()):
-            rows = [row for row in rows if row[0] != name or row[1].mend != installation.not_installed]
-            rows += [(name, finding) for finding in found]
+        if installation is not None:
+            found = installation.foreseen([finding for source, finding in rows if source == name])
+            rows = [row for row in rows if row[0] != name] + [(name, finding) for finding in found]
     return rows

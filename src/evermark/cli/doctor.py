@@ -12,7 +12,7 @@ import typer
 
 from evermark.cli.console import EXIT_WRONG, JsonOption, say, show_json, show_table
 from evermark.cli.deployment import DEFAULT_CONFIG, ConfigOption, config_at, known_source, quiet_logging
-from evermark.errors import EvermarkError
+from evermark.errors import EvermarkError, SetupError
 
 if TYPE_CHECKING:
     from evermark.app.inspect import PartitionStatus
@@ -90,7 +90,7 @@ def _look(config: Config, name: str, state: State, source: Source) -> SourceStat
     """What State and the log say of a source, and what follows from it."""
     from evermark.sources.kinds import SourceState
 
-    owner = _owner(state, name)
+    owner = owner_of(state, name)
     standings = _standings(config, name, source, state)
     return SourceState(
         owner,
@@ -106,10 +106,10 @@ def _judged_by_state(standings: list[PartitionStatus], owner: str | None) -> Ite
 
     for standing in standings:
         yield from judged(standing, owner)
-    if owner is None:
-        yield warning("reader", "nobody reads it just now: what it keeps for us grows", "evermark up")
-    else:
+    if owner is not None:
         yield ok("reader", f"read by {owner}")
+    elif not any(isinstance(standing.trouble, SetupError) for standing in standings):  # where nothing is installed yet
+        yield warning("reader", "no instance reads it just now: events wait at the source", "evermark up")
 
 
 def _standings(config: Config, name: str, source: Source, state: State) -> list[PartitionStatus]:
@@ -128,7 +128,8 @@ def _standings(config: Config, name: str, source: Source, state: State) -> list[
     )
 
 
-def _owner(state: State, name: str) -> str | None:
+def owner_of(state: State, name: str) -> str | None:
+    """The process that holds the lease of a source."""
     from evermark.cluster.fence import source_lease
     from evermark.cluster.holders import lease_rows
 
@@ -152,8 +153,8 @@ def show_findings(rows: list[tuple[str, Finding]]) -> None:
     told = [finding_row(source, finding) for source, finding in rows]
     columns = ("source", "check", "grade", "found")
     show_table(columns, [[row[column] for column in columns] for row in told])
-    ill = [row for row in told if row["mend"]]
-    for row in ill:
-        say(f"{row['grade']}: {row['source'] or 'deployment'}, {row['check']}: {row['found']}\n  do: {row['mend']}")
+    for row in told:
+        if row["mend"]:
+            say(f"{row['grade']}: {row['source'] or 'deployment'}, {row['check']}\n  do: {row['mend']}")
     counts = Counter(row["grade"] for row in told)
     say(", ".join(f"{counts[grade]} {grade}" for grade in ("wrong", "warning", "ok") if counts[grade]))

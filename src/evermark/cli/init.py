@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import secrets
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from evermark.cli.deployment import DEFAULT_CONFIG
+from evermark.disk import write_whole
 from evermark.errors import ConfigError
 
 # "# Sentence" explains; any other line with a leading "#" is a setting that works when the "#" is taken away.
@@ -105,16 +104,8 @@ _WORDS = ("yes", "no", "true", "false", "on", "off", "null", "y", "n")  # YAML r
 
 def write_starter(path: Path, *, force: bool = False) -> None:
     """Write it whole or not at all; an existing file is replaced only with `force`."""
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        draft.write_text(starter(path.absolute().parent.name), encoding="utf-8")
-        try:
-            if force:
-                draft.replace(path)
-            else:
-                os.link(draft, path)
-        finally:
-            draft.unlink(missing_ok=True)
+        write_whole(path, starter(path.absolute().parent.name), replace=force)
     except FileExistsError:
         raise ConfigError(f"{path} exists already", hint="replace it with: evermark init --force") from None
     except OSError as error:

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from evermark.config.fields import Model
 from evermark.errors import ConfigError
+from evermark.settings.fields import Model
 
 Given = Mapping[str, Any]  # the keys that were given; None for a key that is to have its default
 Command = Callable[..., None]

@@ -1,4 +1,4 @@
-"""`evermark source recover`: a hole in a source, shown, and a person's word on it."""
+"""`evermark source recover`: a gap in a source, shown, and a person's word on it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from evermark.cli.deployment import (
     as_holder,
     config_at,
     known_source,
-    lease_rows,
     opened,
 )
+from evermark.cli.doctor import owner_of
 from evermark.errors import ConfigError, EvermarkError, GapError, NotFoundError
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def recover(
 def go_on(config: Path, name: str, installation: Installation) -> None:
     """After an install where there was one before: how reading goes on, and what is asked for so that it does.
 
-    Whoever installs here again has said that this is the right place; only another server is not taken for granted.
+    A person who installs here again has said that this place is right; only another server is not taken for granted.
     """
     with opened(config) as deployment:
         for each in _standings(deployment, name, None):
@@ -145,21 +145,13 @@ def _document(deployment: Deployment, name: str, found: Sequence[PartitionStatus
     unwell = any(each.trouble is not None for each in found)
     return {
         "source": name,
-        "owner": _owner(deployment, name),
+        "owner": owner_of(deployment.state, name),
         "needs_person": any(each.needs_person(now) for each in found),
         "partitions": [_standing(each, now) for each in found],
         "events": _numbers(deployment, name) if unwell else None,
         "stale": _stale(deployment, name),
         "past": [_row(recovery) for each in found for recovery in each.past],
     }
-
-
-def _owner(deployment: Deployment, name: str) -> str | None:
-    from evermark.cluster.fence import source_lease
-
-    lease = lease_rows(deployment).get(source_lease(name))
-    holder = lease.holder if lease is not None and lease.held else None
-    return f"{holder.host}:{holder.pid}" if holder else None
 
 
 def _stale(deployment: Deployment, name: str) -> dict[str, str]:
@@ -179,7 +171,7 @@ def _accept(deployment: Deployment, name: str, stream: str, *, yes: bool) -> dic
     say(f"{name}: {stream} is stale: {reason}")
     confirm(f"Take what the nodes have of {stream} now for the right one, from its first block on?", yes=yes)
     forks.accept_fork(stream)
-    return {"source": name, "owner": _owner(deployment, name), "accepted": stream, "reason": reason}
+    return {"source": name, "owner": owner_of(deployment.state, name), "accepted": stream, "reason": reason}
 
 
 def _standing(standing: PartitionStatus, now: datetime) -> dict[str, Any]:
@@ -220,17 +212,7 @@ def _numbers(deployment: Deployment, name: str) -> dict[str, Any] | None:
     if settings is None:
         return None
     found = kind_of(settings, name).retained(settings, partial(_log_newest, deployment, name))
-    if found is None:
-        return None
-    return {
-        "oldest": found.oldest,
-        "newest": found.newest,
-        "count": found.count,
-        "exact": found.exact,
-        "log_newest": found.log_newest,
-        "younger": found.younger,
-        "younger_exact": found.younger_exact,
-    }
+    return vars(found) if found is not None else None
 
 
 def _log_newest(deployment: Deployment, name: str) -> datetime | None:
@@ -242,7 +224,7 @@ def _log_newest(deployment: Deployment, name: str) -> datetime | None:
 
 
 def _unwell(name: str, found: Sequence[PartitionStatus]) -> list[PartitionStatus]:
-    """Those a choice can help."""
+    """The partitions that a choice can help."""
     unwell = [each for each in found if each.trouble is not None or each.current is not None]
     if not unwell:
         raise EvermarkError(
@@ -251,9 +233,9 @@ def _unwell(name: str, found: Sequence[PartitionStatus]) -> list[PartitionStatus
         )
     for each in unwell:
         if each.trouble is not None and not isinstance(each.trouble, GapError):
-            raise each.trouble  # not a hole: no choice mends it, and its hint says what does
+            raise each.trouble  # not a gap: no choice repairs it, and its hint says what does
         if not each.mendable:
-            raise EvermarkError(f"{name}: this source cannot be mended", hint="see its own documentation")
+            raise EvermarkError(f"{name}: this source cannot be repaired", hint="see its own documentation")
     return unwell
 
 
@@ -325,7 +307,7 @@ def _say_asked(document: dict[str, Any], way: Way) -> None:
     name = document["source"]
     for asked in document["asked"]:
         if asked["choice"] != way or asked["asked_by"] != "person":
-            say(f"{name}/{asked['partition']}: its hole is closed already ({asked['choice']}); it is being finished")
+            say(f"{name}/{asked['partition']}: its gap is closed already ({asked['choice']}); it is being finished")
         else:
             say(f"{name}/{asked['partition']}: {way} is asked for, as recovery {asked['id']}")
     owner = document["owner"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -84,7 +85,7 @@ def install(
     """Set up outbox, publication, slot and triggers. May be repeated: what is there stays, or is upgraded in place.
 
     Making the slot waits for every transaction that is open and has written; putting triggers on a table waits for
-    those that use the table. Whose they are is said meanwhile. If it fails, what it made is taken away again.
+    transactions that use the table. Meanwhile it is said whose they are. If it fails, what it made is taken away again.
     """
     found = config_at(config)
     quiet_logging()
@@ -142,25 +143,27 @@ def uninstall(
         for line in installation.release(_tables(installation, table), wait_s=wait_s, say=say_of_it):
             say_of_it(line)
         return
-    confirm(f"Remove {installation.reader} of {chosen}? Events that were not taken yet will not be.", yes=yes)
-    kept = ""
-    if may_have_state(found):
-        with opened(config) as deployment, held_sources(deployment, [chosen]):
-            gone = installation.uninstall(wait_s=wait_s, say=say_of_it)
-            if deployment.checkpoints.list(chosen):
-                kept = f"the log at {deployment.log_folder(chosen)} and the state remember what was taken, and stay"
-    else:
-        gone = installation.uninstall(wait_s=wait_s, say=say_of_it)
-    for line in gone:
-        say_of_it(line)
-    if kept:
-        say(f"{chosen}: {kept}. `evermark source install` goes on there; what changes until then is in no event.")
-        say(f"{chosen}: to begin anew instead, give the source another name, or the deployment another `data` folder")
+    with ExitStack() as stack:
+        deployment = stack.enter_context(opened(config)) if may_have_state(found) else None
+        kept = deployment.checkpoints.list(chosen) if deployment is not None else {}
+        left = installation.left_behind({partition: each.position for partition, each in kept.items()})
+        confirm(f"Remove {installation.reader} of {chosen}? {left}", yes=yes)
+        if deployment is not None:
+            stack.enter_context(held_sources(deployment, [chosen]))
+        for line in [*installation.uninstall(wait_s=wait_s, say=say_of_it), left]:
+            say_of_it(line)
+        if deployment is not None and kept:
+            where = deployment.log_folder(chosen)
+            say_of_it(
+                f"the log at {where} and the state remember what was taken, and stay."
+                " `evermark source install` goes on there; what changes until then is in no event."
+            )
+            say_of_it("to begin anew instead, give the source another name, or the deployment another `data` folder")
 
 
 @app.command(short_help="Make and drop the daily partitions of the outbox.")
 def maintain(name: NameArgument = None, config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
-    """Make the outbox's partitions for the days ahead, and drop those past `events_retention` that all have read.
+    """Make the outbox's partitions for the days ahead, and drop partitions past `events_retention` that all have read.
 
     `evermark up` does it every hour. What waits is being written to, or not confirmed by every reader yet.
     """

@@ -14,8 +14,9 @@ from evermark.config.models import (
     TokenConfig,
 )
 from evermark.config.reliability import ReliabilityConfig
-from evermark.config.sources import CustomSource, SourceConfig
 from evermark.config.subscriptions import SubscriptionConfig
+from evermark.sources.own_class import CustomSource
+from evermark.sources.settings import SourceConfig
 
 __all__ = [
     "BotConfig",

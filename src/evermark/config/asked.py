@@ -8,11 +8,10 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from evermark.config.fields import NAME, KeyNotes
-from evermark.config.loading import written
-from evermark.config.problems import Problem, from_validation, refused
 from evermark.config.subscriptions import SubscriptionConfig
 from evermark.errors import ConfigError
+from evermark.settings.fields import NAME, KeyNotes
+from evermark.settings.problems import Problem, from_validation, refused, written
 
 # How the keys of the file are called in a `SubscriptionSpec`, where they differ.
 _FIELDS = {
@@ -31,7 +30,7 @@ _IN_THE_FILE = "only the operator's file may open an address: make the subscript
 _REFUSED = {
     "allow_networks": Problem(
         ("allow_networks",),
-        "only the operator's file may open networks: whoever may use the API could otherwise reach what is inside",
+        "only the operator's file may open networks: a user of the API could otherwise reach machines inside them",
         "make this subscription in evermark.yaml, with its allow_networks",
     ),
 }

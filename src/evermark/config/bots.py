@@ -7,11 +7,11 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, model_validator
 
-from evermark.config.fields import NAME, refusal
 from evermark.config.subscriptions import SubscriptionConfig
 from evermark.delivery.base import SubscriptionSpec
 from evermark.delivery.bots.base import BotMode, BotSpec
 from evermark.secrets import SecretBox
+from evermark.settings.fields import NAME, refusal
 
 
 def _printable(text: str) -> str:

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import yaml
 
-from evermark.config.problems import KeyPath, Problem, refused
 from evermark.errors import ConfigError
+from evermark.settings.problems import KeyPath, Problem, refused
 
 FILE_BYTES_MAX = 1024 * 1024
 DEPTH_MAX = 32

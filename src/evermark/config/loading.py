@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
 from evermark.config.document import Document, read_document
-from evermark.config.fields import KeyNotes
 from evermark.config.models import VERSION, Config
-from evermark.config.problems import KeyPath, Problem, from_validation, refused
 from evermark.config.variables import expand
 from evermark.errors import ConfigError
+from evermark.settings.fields import KeyNotes
+from evermark.settings.problems import KeyPath, Problem, from_validation, refused, value_at, written
 
 # What is kept as a reference: executors are told where the key is, never what it is.
-
 _REFERENCES: frozenset[KeyPath] = frozenset({("secrets", "key")})
 
 
@@ -30,15 +28,16 @@ def load(path: str | Path, environ: Mapping[str, str] | None = None) -> Config:
     notes = KeyNotes()
     problems = list(expanded.problems)
     try:
-        config = _complete(Config.model_validate(expanded.values, context=notes), file.parent)
-        problems += _unsupported(config)
+        given = Config.model_validate(expanded.values, context=notes)
+        problems += given.not_yet()
+        config = _complete(given, file.parent)
     except ValidationError as error:
         found = from_validation(
             (
                 {**told, "loc": written(expanded.values, told["loc"])}
                 for told in error.errors(include_url=False, include_input=False)
             ),
-            lambda at: notes.known(_at(expanded.values, at)),
+            lambda at: notes.known(value_at(expanded.values, at)),
             expanded.from_variables,
         )
         unread = {problem.path for problem in expanded.problems}
@@ -85,36 +84,5 @@ def _absolute(text: str, folder: Path) -> Path:
         raise ConfigError("a path begins with ~, and there is no home folder", hint="write the path out") from None
 
 
-def _unsupported(config: Config) -> Iterator[Problem]:
-    for name, source in config.sources.items():
-        yield from _below(("sources", name), source.unsupported())
-    yield from _below(("reliability",), config.reliability.unsupported())
-
-
-def _below(path: KeyPath, problems: Iterator[Problem]) -> Iterator[Problem]:
-    for problem in problems:
-        yield Problem((*path, *problem.path), problem.text, problem.hint)
-
-
 def _located(problem: Problem, document: Document) -> Problem:
     return Problem(problem.path, problem.text, problem.hint, problem.line or document.line(problem.path))
-
-
-def written(values: Any, path: KeyPath) -> KeyPath:
-    """`path` as far as the file goes: one text may stand for a list or a mapping, and has nothing below it."""
-    for depth, part in enumerate(path):
-        if not isinstance(values, (dict, list)):
-            return path[:depth]
-        values = _at(values, (part,))
-        if values is None:
-            break
-    return path
-
-
-def _at(values: Any, path: KeyPath) -> Any:
-    for part in path:
-        try:
-            values = values[part]
-        except (KeyError, IndexError, TypeError):
-            return None
-    return values

@@ -15,15 +15,18 @@ from pydantic import (
     PlainSerializer,
     PlainValidator,
     SerializeAsAny,
+    ValidationInfo,
     model_validator,
 )
 
 from evermark.config.bots import BotConfig
-from evermark.config.fields import NAME, Duration, Model, between, refusal
 from evermark.config.reliability import ReliabilityConfig
-from evermark.config.sources import SourceConfig, source_config
 from evermark.config.subscriptions import SubscriptionConfig
 from evermark.secrets import KeyRef, Secret
+from evermark.settings.fields import NAME, Duration, Model, between, postgres_dsn, refusal
+from evermark.settings.problems import nearest
+from evermark.sources.kinds import KINDS, kind_named
+from evermark.sources.settings import SourceConfig
 
 VERSION = 1
 TOKEN_CHARS_MIN = 24
@@ -64,15 +67,6 @@ def _listen(text: str) -> str:
     if match is None or int(match[2]) > 65535:
         raise refusal("expected host:port, for example 127.0.0.1:8320 or [::1]:8320")
     return text
-
-
-def postgres_dsn(secret: Secret) -> Secret:
-    text = secret.reveal()
-    if not (text.startswith(("postgresql://", "postgres://")) or re.match(r"\s*\w+\s*=", text)):
-        raise refusal("expected a Postgres address, for example postgresql://user:password@host:5432/database")
-    if len(text) > 4096 or "\0" in text:
-        raise refusal("expected a Postgres address of at most 4096 characters")
-    return secret
 
 
 def _conf_value(value: Any) -> Any:
@@ -165,6 +159,27 @@ SubscriptionName = Annotated[str, Field(pattern=NAME)]
 DeploymentName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,30}$")]
 
 
+def _source(value: Any, info: ValidationInfo) -> SourceConfig:
+    """The settings of one source, by its type."""
+    if isinstance(value, SourceConfig):
+        return value
+    if not isinstance(value, dict):
+        raise refusal("expected a mapping of keys to values", hint="begin with: type: postgres")
+    name, choice = value.get("type"), f"one of {', '.join(KINDS)}, or package.module:Class"
+    if name is None:
+        raise refusal("is required", hint=choice, at=("type",))
+    kind = kind_named(name)
+    if kind is not None:
+        found: SourceConfig = kind.settings.model_validate(value, context=info.context)
+        return found
+    near = nearest(name, KINDS) if isinstance(name, str) else None
+    raise refusal(
+        f"expected {choice}",
+        hint_showing_value=f"did you mean {near}?" if near else "",
+        at=("type",),
+    )
+
+
 class Config(Model):
     """What the file says, complete: paths absolute, variables filled in, defaults set."""
 
@@ -177,7 +192,7 @@ class Config(Model):
     spark: SparkConfig = SparkConfig()
     server: ServerConfig = ServerConfig()
     sources: Annotated[
-        dict[SourceName, Annotated[SerializeAsAny[SourceConfig], PlainValidator(source_config)]], Field(max_length=1000)
+        dict[SourceName, Annotated[SerializeAsAny[SourceConfig], PlainValidator(_source)]], Field(max_length=1000)
     ] = Field(default_factory=dict)
     subscriptions: Annotated[dict[SubscriptionName, SubscriptionConfig], Field(max_length=10_000)] = Field(
         default_factory=dict

@@ -2,41 +2,32 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterator
 from datetime import timedelta
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from evermark.config.fields import Duration, Model, Whole, between, refusal
-from evermark.config.problems import Problem
+from evermark.checkpoints.kinds import CheckpointConfig
+from evermark.settings.fields import Duration, Model, NotYet, Whole, between, refusal
 
-_BACKENDS = "evermark.checkpoints.kinds"  # by name: it stands on this package
 _Short = Annotated[Duration, between(timedelta(milliseconds=10), timedelta(hours=1))]
 _Long = Annotated[Duration, between(timedelta(seconds=1), timedelta(days=30))]
-
-
-class CheckpointConfig(Model):
-    """At the latest every `interval` or `event_count` events, whichever comes first."""
-
-    backend: Literal["postgres", "memory", "etcd", "mongo"] = "postgres"
-    interval: _Short = timedelta(seconds=5)
-    event_count: Annotated[Whole, Field(ge=1, le=10_000_000)] = 1000
+_DEDUP = NotYet("nothing reads this key in this version: each event is in the log once, always")
+_GAPS = NotYet("nothing reads this key in this version: gaps are found by positions, whatever their size")
 
 
 class DedupConfig(Model):
-    enabled: bool = True
-    cache_size: Annotated[Whole, Field(ge=1, le=10_000_000)] = 10_000
-    ttl: _Long = timedelta(minutes=3)
+    enabled: Annotated[bool, _DEDUP] = True
+    cache_size: Annotated[Whole, Field(ge=1, le=10_000_000), _DEDUP] = 10_000
+    ttl: Annotated[_Long, _DEDUP] = timedelta(minutes=3)
 
 
 class GapDetectionConfig(Model):
     """A jump of more than `max_gap` with evidence is a gap; up to `small_gap` it is read again, beyond it is stale."""
 
-    enabled: bool = True
-    max_gap: _Long = timedelta(minutes=5)
-    small_gap: _Long = timedelta(hours=1)
+    enabled: Annotated[bool, _GAPS] = True
+    max_gap: Annotated[_Long, _GAPS] = timedelta(minutes=5)
+    small_gap: Annotated[_Long, _GAPS] = timedelta(hours=1)
 
 
 class CircuitBreakerConfig(Model):
@@ -66,26 +57,3 @@ class ReliabilityConfig(Model):
         if gap.small_gap < gap.max_gap and "small_gap" in gap.model_fields_set:
             raise refusal("must not be less than max_gap", at=("gap_detection", "small_gap"))
         return self
-
-    def without_effect(self) -> Iterator[Problem]:
-        """Keys of the file that are understood and change nothing in this version, if they are not as by default."""
-        checkpoint = self.checkpoint
-        if (checkpoint.interval, checkpoint.event_count) != (
-            CheckpointConfig().interval,
-            CheckpointConfig().event_count,
-        ):
-            yield Problem(
-                ("checkpoint",), "interval and event_count have no effect: every batch ends with a checkpoint"
-            )
-        if self.dedup != DedupConfig():
-            yield Problem(("dedup",), "it has no effect: each event is in the log once, always")
-        if self.gap_detection != GapDetectionConfig():
-            yield Problem(("gap_detection",), "it has no effect: gaps are found by positions, whatever their size")
-
-    def unsupported(self) -> Iterator[Problem]:
-        if self.checkpoint.backend not in importlib.import_module(_BACKENDS).BACKENDS:
-            yield Problem(
-                ("checkpoint", "backend"),
-                "this checkpoint backend is not in this version",
-                "use postgres (the default)",
-            )

@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from evermark.config.addresses import check_url, network
-from evermark.config.fields import Duration, Model, Rate, Size, Whole, between, refusal
 from evermark.delivery.base import MadeBy, SubscriptionSpec
 from evermark.event import UNDELIVERED_OPS, Op
 from evermark.secrets import Secret, SecretBox
+from evermark.settings.fields import Duration, Model, Rate, Size, Whole, between, refusal
 
 HOW_TO_MAKE_ONE = "make one with: evermark subscription secret"
 DELIVERED_OPS = tuple(op.value for op in Op if op not in UNDELIVERED_OPS)

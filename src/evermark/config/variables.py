@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evermark.config.problems import KeyPath, Problem
 from evermark.errors import ConfigError
 from evermark.secrets import VARIABLE, KeyRef, read_small_file
+from evermark.settings.problems import KeyPath, Problem
 
 _REFERENCE = re.compile(r"\$\$\{|\$\{([^{}]*)\}|\$\{")
 _FORM = "write ${NAME}, ${NAME:-default} or ${file:/path}; a plain ${ is written $${"

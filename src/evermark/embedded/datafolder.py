@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import secrets
 import shutil
@@ -11,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from evermark.disk import sync_folder, write_whole
 from evermark.embedded.binaries import Binaries
 from evermark.errors import ConfigError, DiskFullError, FormatError, SetupError
 
@@ -52,16 +52,7 @@ def password_file(path: Path) -> Path:
     """The file in libpq's format that holds the generated password; made once, readable by its owner only."""
     if path.exists():
         return path
-    fd, made = tempfile.mkstemp(prefix=".pgpass-", dir=path.parent)  # mode 0600
-    try:
-        with os.fdopen(fd, "w") as file:
-            file.write(f"*:*:*:{USER}:{secrets.token_urlsafe(24)}\n")
-            file.flush()
-            os.fsync(file.fileno())
-        Path(made).rename(path)
-    except OSError:
-        Path(made).unlink(missing_ok=True)
-        raise
+    write_whole(path, f"*:*:*:{USER}:{secrets.token_urlsafe(24)}\n", replace=True, mode=0o600)
     return path
 
 
@@ -106,7 +97,7 @@ def create(data: Path, binaries: Binaries, password: str, run: Run, own: Own) ->
         if ran.returncode != 0:
             raise _initdb_error(data, ran.stderr or ran.stdout)
         cluster.rename(data)
-        _fsync_folder(data.parent)
+        sync_folder(data.parent)
     finally:
         shutil.rmtree(made, ignore_errors=True)
 
@@ -140,11 +131,3 @@ def write_settings(path: Path, data: Path, settings: Mapping[str, str], own: Own
     made.write_text("\n".join(lines) + "\n")
     own(made)
     made.rename(path)
-
-
-def _fsync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -1,8 +1,8 @@
 """Postgres refuses to run as root. Started by root, its programs run as another user.
 
 That user may be unable to reach the data folder or the programs: homes and temporary folders are closed to others
-(mode 0700), and a virtual environment often lies in one. Opening those folders to everybody would be a lasting change
-to somebody's machine. Instead the server process alone keeps one capability, the narrowest there is for walking
+(mode 0700), and a virtual environment often lies in one. Opening these folders to every user would be a lasting
+change to the machine. Instead the server process alone keeps one capability, the narrowest there is for walking
 through folders, and only when the path needs it.
 
 This file is also the program that does it: `python -I demote.py UID GID CAPABILITY PROGRAM ARGS…`. A separate process,
@@ -37,7 +37,7 @@ _CAPABILITY_VERSION_3 = 0x20080522
 
 @dataclass(frozen=True)
 class Account:
-    """Whom the server runs as. `None` in its place means: whoever we are."""
+    """The user that the server runs as. `None` in its place: the user of this process."""
 
     name: str
     uid: int

@@ -1,6 +1,6 @@
 """A Postgres of our own in a folder, shared by every process that uses the folder.
 
-- Whoever starts first makes and starts the server; whoever comes later attaches. Each user holds a shared file lock;
+- The first process to start makes and starts the server; later processes attach. Each user holds a shared file lock;
   the last one to stop, stops the server. A user that is killed lets go without stopping it: the next one attaches.
 - Starting and stopping exclude each other by a second lock.
 - Access: a socket in a folder that only the server's user (and root) may enter, *and* a generated password, kept in
@@ -81,17 +81,17 @@ class EmbeddedPostgres:
             found = postmaster.running(self.data)
             try:
                 self._running = self._serve(deadline)
-                # The turn is ours, so nobody holds this lock alone for longer than a look at it.
+                # The turn is ours, so no other process holds this lock alone for longer than a look at it.
                 self._users.share(timeout_s)
             except BaseException:
                 if found is None and postmaster.running(self.data) is not None:
-                    self._shut_down()  # started here, and nobody would ever stop it
+                    self._shut_down()  # started here, and no other process would ever stop it
                 raise
             self._pid = os.getpid()
         return self.dsn()
 
     def stop(self) -> None:
-        """Let go of the server; stop it when nobody else uses it. Harmless when it was never started."""
+        """Let go of the server; stop it when no other process uses it. Harmless when it was never started."""
         if not self._users.held:
             return
         if self._pid != os.getpid():
@@ -222,7 +222,7 @@ class EmbeddedPostgres:
             if ran.returncode == 0:
                 return
             words = self._words(first_words, log) or ran.stderr
-            # Between finding a free port and listening on it, somebody else may have taken it.
+            # Between finding a free port and listening on it, another program may have taken it.
             if not ("Address already in use" in words and self._tcp and attempt < _PORT_TRIES):
                 raise self._start_error(words)
 

@@ -1,8 +1,8 @@
 """Is a server running on this data folder? Read from `postmaster.pid`, then checked against the world.
 
-The file outlives a machine that lost power, and its process number may by then belong to somebody else. Believing it
+The file outlives a machine that lost power, and its process number may by then belong to another program. Believing it
 would keep State down for ever; deleting it under a running server would let two servers write one data folder. So a
-server counts as running when that process works in this very folder, or when somebody listens on its socket (which
+server counts as running when that process works in this very folder, or when a process listens on its socket (which
 also finds a server in another container that shares the folder).
 """
 
@@ -38,7 +38,7 @@ def socket_name(port: int) -> str:
 
 
 def read(data: Path) -> Postmaster | None:
-    """None without a file. A file cut short by a crash gives process 0, which nobody has."""
+    """None without a file. A file cut short by a crash gives process 0, which there never is."""
     try:
         lines = (data / PID_FILE).read_text(errors="replace").splitlines()[:_LINES]
     except FileNotFoundError:

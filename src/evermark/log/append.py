@@ -18,9 +18,10 @@ from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, CommitProperties, Transaction
 
 from evermark import failpoint
+from evermark.disk import sync_file, sync_folder
 from evermark.errors import ConflictError, StaleError
 from evermark.log.base import Append, Tail
-from evermark.log.disk import full_disk_is_said, require_files, sync_file, sync_folder
+from evermark.log.disk import full_disk_is_said, require_files
 from evermark.log.format import CommitNote, app_id, note_of, pack, stats_json, unpack
 from evermark.log.table import NO_HOOKS, TableHandle, commit_file, last_checkpoint, missing_columns
 
@@ -85,7 +86,10 @@ class DeltaLog:
         failpoint.hit("log.committed")
 
     def sync(self) -> int:
-        """Contents before names, names before the commits that mention them; tasks have synced the batch's files."""
+        """Contents before names, names before the commits that mention them; tasks have synced the batch's files.
+
+        delta-rs renames its commits into place and fsyncs nothing.
+        """
         with full_disk_is_said(self.folder):
             sync_folder(self.folder)
             version = self._newest_version()

@@ -77,7 +77,7 @@ def merge(folder: Path, group: Sequence[FileRange]) -> LogFile:
             if merged.rows != sum(f.rows for f in group):
                 raise FormatError(
                     f"merging {len(group)} files of {folder} gave {merged.rows} rows, not {sum(f.rows for f in group)}",
-                    hint="nothing was changed; run `evermark verify`: a file and its description disagree",
+                    hint="nothing was changed: a file and its description disagree; report this, with the log",
                 )
         except BaseException:
             writer.discard()

@@ -1,4 +1,4 @@
-"""Making files durable on a local disk. delta-rs renames its commits into place and fsyncs nothing."""
+"""Whether the disk under a log has what was written to it, and room for more."""
 
 from __future__ import annotations
 
@@ -14,18 +14,6 @@ from evermark.log.base import LogFile
 
 # More than one small batch needs, its commit included.
 ROOM_BYTES = 256 * 1024
-
-
-def sync_file(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def sync_folder(path: Path) -> None:
-    sync_file(path)
 
 
 @contextmanager

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
 
+from evermark.disk import sync_file, sync_folder
 from evermark.log.base import LogFile
 from evermark.log.compact import groups_to_merge, merge
-from evermark.log.disk import full_disk_is_said, require_files, sync_file, sync_folder
+from evermark.log.disk import full_disk_is_said, require_files
 from evermark.log.format import CARE_APP_ID, CareNote, stats_json
 from evermark.log.read import FileRange, files_at
 from evermark.log.table import CHECKPOINT_EVERY, NO_HOOKS, TableHandle, commit_file, last_checkpoint

@@ -18,11 +18,11 @@ from typing import Any
 import pyarrow as pa
 from deltalake import QueryBuilder
 
-from evermark.config.problems import nearest
 from evermark.errors import ConfigError
 from evermark.event import EVENT
 from evermark.log.read import sources_at
 from evermark.log.table import open_table
+from evermark.settings.problems import nearest
 
 MEMORY_BYTES_MAX = 1024**3  # beyond it sorts and groups go to disk, and what cannot is left to Spark
 _TEXT_MAX = 300

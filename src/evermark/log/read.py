@@ -19,10 +19,9 @@ import pyarrow.parquet as pq
 from deltalake.exceptions import TableNotFoundError
 
 from evermark.errors import ConfigError, NotFoundError
-from evermark.event import EVENT, Op
+from evermark.event import EVENT, Op, Seen
 from evermark.log.format import app_id, unpack
 from evermark.log.table import TableHandle
-from evermark.sources.base import Seen
 
 if TYPE_CHECKING:
     import deltalake

@@ -9,8 +9,8 @@ from pathlib import Path
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from evermark.config.problems import nearest
 from evermark.log.read import LogReader, sources_at
+from evermark.settings.problems import nearest
 
 _LOOK_S_MAX = 2.0
 _LISTED_MAX = 10

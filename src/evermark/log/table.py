@@ -14,10 +14,11 @@ import deltalake
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import PostCommitHookProperties
 
+from evermark.disk import sync_folder
 from evermark.errors import FormatError
 from evermark.event import EVENT
 from evermark.log import format as log_format
-from evermark.log.disk import full_disk_is_said, sync_folder
+from evermark.log.disk import full_disk_is_said
 
 # Maintenance makes a checkpoint every so many commits, and handles look for it after as many.
 CHECKPOINT_EVERY = 32

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from evermark.log.disk import sync_folder
+from evermark.disk import sync_folder
 from evermark.log.format import care_note_of, note_of
 from evermark.log.table import commit_file
 

@@ -14,9 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from evermark.disk import sync_file
 from evermark.event import EVENT, TAKEN, TIMESTAMP, with_all_columns
 from evermark.log.base import LogFile
-from evermark.log.disk import full_disk_is_said, sync_file
+from evermark.log.disk import full_disk_is_said
 from evermark.log.format import STATS_COLUMNS
 
 # Only columns that repeat: a dictionary over ids and payloads costs time and saves nothing.

@@ -10,7 +10,7 @@ from enum import StrEnum
 class Grade(StrEnum):
     OK = "ok"
     WARNING = "warning"  # works, and will not for ever; or works less well than it could
-    WRONG = "wrong"  # does not work, or loses something, until somebody acts
+    WRONG = "wrong"  # does not work, or loses something, until a person acts
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Health as people ask for it: per partition, then for the whole. Pure, but for the board that threads write on.
 
-Two voices make it. Whoever reads a partition says how reading goes (`put`, `seen`). And when health is asked for, the
+Two voices make it. The reader of a partition says how reading goes (`put`, `seen`). And when health is asked for, the
 source is asked which of its events the log does not have (`answered`): a reader that died or hangs says nothing, and is
 found out by events that wait.
 """
@@ -23,7 +23,7 @@ RATE_OVER_S = 60.0
 
 
 class PartitionHealth(StrEnum):
-    STARTING = "starting"  # nobody has begun to read it in this process
+    STARTING = "starting"  # this process has not begun to read it
     HEALTHY = "healthy"
     LAGGING = "lagging"  # it is read, but not fast enough, or not at all
     STALE = "stale"  # it cannot be read just now; it is tried again
@@ -117,7 +117,7 @@ class HealthBoard:
         self.delivery_lag_s = 0.0
 
     def expect(self, source: str, partition: int) -> None:
-        """There is such a partition, and nobody has said anything of it yet."""
+        """There is such a partition, and its reader has said nothing of it yet."""
         with self._lock:
             self._partitions.setdefault((source, partition), PartitionReport(PartitionHealth.STARTING))
 
@@ -195,7 +195,7 @@ class HealthBoard:
             self._engine_trouble = ""
 
     def given_up(self) -> str | None:
-        """Why this process should be ended and started anew by whoever looks after it; None while it helps itself."""
+        """Why this process should be ended and started anew by its supervisor; None while it helps itself."""
         with self._lock:
             if self._engine_lost_at is None:
                 return None

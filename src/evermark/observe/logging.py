@@ -1,4 +1,4 @@
-"""Structured logs: one line an event, JSON when nobody watches, and never a secret."""
+"""Structured logs: one line an event, JSON unless a person watches the terminal, and never a secret."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from evermark.errors import EvermarkError
 
 _HIDDEN = "***"
 _SECRET_KEY = re.compile(r"secret|password|passwd|token|dsn|authorization|signature", re.IGNORECASE)
-# user:password@ in any address, and password=… in any connection string, whoever wrote the text.
+# user:password@ in any address, and password=… in any connection string, also in the texts of drivers.
 _IN_TEXT = (
     (re.compile(r"(\w+://[^\s:/@]+:)[^\s@]+@"), rf"\1{_HIDDEN}@"),
     (re.compile(r"(password\s*=\s*)('[^']*'|\S+)", re.IGNORECASE), rf"\1{_HIDDEN}"),
@@ -49,7 +49,7 @@ def _unfold_errors(_logger: Any, _method: str, event: MutableMapping[str, Any]) 
 
 
 class _Stderr:
-    """Whatever stderr is when something is said: it may be redirected, and closed again, after loggers were made."""
+    """The stderr of the moment: it may be redirected, and closed again, after loggers were made."""
 
     def write(self, text: str) -> int:
         return sys.stderr.write(text)
@@ -59,7 +59,7 @@ class _Stderr:
 
 
 def set_up_logging(*, json: bool | None = None, level: str = "info") -> None:
-    """For the whole process; `json=None` decides by whether somebody watches the terminal."""
+    """For the whole process; `json=None` means JSON unless stderr is a terminal."""
     as_json = not sys.stderr.isatty() if json is None else json
     renderer: Any = structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer(pad_event_to=24)
     structlog.configure(

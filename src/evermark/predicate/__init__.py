@@ -17,7 +17,7 @@ from sqlglot import exp
 from evermark.event import UNDELIVERED_OPS, Op
 from evermark.predicate.compile import emit
 from evermark.predicate.fragment import Fragment, Path, depth_of, joined, paths_of, refused, string_sql, variant_sql
-from evermark.predicate.kinds import column_of, kind_of, path_of
+from evermark.predicate.kinds import column_of, kind_of, path_of, require_conditions
 from evermark.predicate.parse import parse
 from evermark.predicate.values import Form, Kind, boolean_value, number_value, string_value, unparen
 
@@ -54,13 +54,19 @@ class Predicate:
         return None if self._residual is None else _rendered(self._residual, alias)
 
 
-def vet(where: str | None) -> Predicate:
-    """The predicate a text stands for. Raises `ConfigError` naming what is not allowed."""
+def vet(where: str | None, *, stored: bool = False) -> Predicate:
+    """The predicate a text stands for. Raises `ConfigError` naming what is not allowed.
+
+    `stored`: an earlier version may have accepted the text. A condition that can never hold is refused only when a
+    person asks for it: among stored subscriptions it would stop the delivery of the others.
+    """
     if where is None or not where.strip():
         return Predicate("", (), (), ("true",), None)
     tree = parse(where)
     if kind_of(tree) not in (None, Kind.BOOLEAN):
         raise refused("it is not a condition", "compare it with something, as in data.total > 100")
+    if not stored:
+        require_conditions(tree)
     parts, rest, equalities = [], [], []
     for conjunct in _conjuncts(tree):
         part = emit(conjunct, Form.BOOLEAN)

@@ -101,6 +101,21 @@ def kind_of(node: exp.Expr) -> Kind | None:
     return Kind.NUMBER if isinstance(node, _NUMBERS) else Kind.BOOLEAN
 
 
+def require_conditions(tree: exp.Expr) -> None:
+    """Refuse NULL, and `data` or `before` as a whole, where a condition stands: they are never true."""
+    tree = unparen(tree)
+    if isinstance(tree, exp.And | exp.Or):
+        for part in tree.flatten():
+            require_conditions(part)
+    elif isinstance(tree, exp.Not):
+        require_conditions(tree.this)
+    elif isinstance(tree, exp.Null):
+        raise refused("NULL is not a condition: it is never true", "leave it out, or compare: data.total IS NOT NULL")
+    elif path_steps(tree) in (("data",), ("before",)):
+        name = tree.sql()
+        raise refused(f"{name} is not a condition: it is the whole record", f"name a path, as in {name}.paid")
+
+
 def shared_kind(nodes: Sequence[exp.Expr]) -> Kind | None:
     """The one kind of nodes that meet; a string literal may stand for a time."""
     kinds: dict[Kind, exp.Expr] = {}

@@ -12,13 +12,13 @@ from pydantic import Field
 from evermark import failpoint
 from evermark.config.asked import asked
 from evermark.config.bots import BotConfig, Named
-from evermark.config.problems import Problem, refused
 from evermark.delivery.base import SubscriptionSpec
 from evermark.delivery.bots.base import KEY_CHARS_MAX, KEYS_AT_ONCE_MAX, BotMode, BotSpec, BotStore
 from evermark.delivery.decide.registration import unknown_bot
 from evermark.delivery.status import Account
 from evermark.server.messages import PAGE_MAX, Answer, Asked, read_as
 from evermark.server.subscriptions import SubscriptionAnswer, SubscriptionService
+from evermark.settings.problems import Problem, refused
 
 
 class BotAnswer(SubscriptionAnswer):

@@ -10,7 +10,6 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from evermark.config.problems import Problem, refused
 from evermark.server.bots import BotAsked, BotChange, BotService, KeysAsked
 from evermark.server.deliveries import DeliveriesAsked, DeliveryService
 from evermark.server.messages import Asked, PageAsked
@@ -21,6 +20,7 @@ from evermark.server.subscriptions import (
     SubscriptionChange,
     SubscriptionService,
 )
+from evermark.settings.problems import Problem, refused
 
 
 @dataclass(frozen=True)

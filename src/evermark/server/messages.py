@@ -7,9 +7,9 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from evermark.config.problems import from_validation, refused
 from evermark.errors import EvermarkError, Kind
 from evermark.observe.logging import without_secrets
+from evermark.settings.problems import from_validation, refused
 
 PAGE_MAX = 1000
 

@@ -11,12 +11,12 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from evermark import durations
-from evermark.config.fields import NAME
 from evermark.config.subscriptions import DELIVERED_OPS
 from evermark.server.bots import BotAsked
 from evermark.server.calls import CALLS, Call
 from evermark.server.messages import ErrorAnswer
 from evermark.server.subscriptions import SubscriptionAsked, SubscriptionChange
+from evermark.settings.fields import NAME
 
 OPENAPI = "3.1.0"
 _REF = "#/components/schemas/{model}"

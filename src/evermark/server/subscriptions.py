@@ -18,8 +18,6 @@ from pydantic import AfterValidator, Field
 
 from evermark import durations
 from evermark.config.asked import asked, asked_changes
-from evermark.config.fields import Duration, between
-from evermark.config.problems import Problem, refused
 from evermark.config.subscriptions import SubscriptionConfig, signing_secret
 from evermark.delivery.base import DeliveryStore, MadeBy, SourcePartition, SubscriptionSpec, SubscriptionState
 from evermark.delivery.decide.registration import secret_ends, start_vector
@@ -33,6 +31,8 @@ from evermark.observe.logging import without_secrets
 from evermark.predicate import match_sql, vet
 from evermark.secrets import Secret, SecretBox
 from evermark.server.messages import PAGE_MAX, Answer, Asked, read_as
+from evermark.settings.fields import Duration, between
+from evermark.settings.problems import Problem, refused
 
 T = TypeVar("T")
 

@@ -4,7 +4,7 @@ The contract, which `evermark.testing.SourceContract` checks:
 
 - **Position**: text whose plain string order is the order of events within one partition. Fixed width.
 - **Range**: `[start, end)`. An event belongs to the range its own position falls in. An event at exactly `end`
-  belongs to the *next* range. `latest` therefore returns a position that no event in front of it has.
+  belongs to the *next* range. `latest` returns a position greater than that of every event it offers.
 - **Repeatable**: the same slice gives the same rows, in the same order, however often and wherever it is read,
   until `confirm` passes it. Spark retries tasks; a crash re-reads everything after the checkpoint.
 - **Stateless**: `latest`, `read` and `confirm` run in three different processes. They share nothing but what was
@@ -29,6 +29,8 @@ from datetime import datetime
 
 import pyarrow as pa
 
+from evermark.event import Seen
+
 
 @dataclass(frozen=True)
 class Limit:
@@ -40,17 +42,8 @@ class Limit:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """An event the log holds."""
-
-    event_id: str
-    event_time: datetime | None
-    at: datetime  # when it was taken
-
-
-@dataclass(frozen=True)
 class Warned:
-    """Something that becomes an error if nobody does anything about it."""
+    """Something that becomes an error unless a person does something about it."""
 
     said: str
     hint: str
@@ -129,7 +122,7 @@ class Mend(ABC):
         """Make sure that nothing more is lost from here on, then say what has to be looked through.
 
         What earlier tries left behind is replaced. `stopped` is asked now and then while this has to wait. With
-        `left_at` nobody has said that this is the right place: raises `IdentityError` if it is not the one we left.
+        `left_at` no person has said that this is the right place: raises `IdentityError` if it is not the one we left.
         """
 
     @abstractmethod
@@ -138,7 +131,7 @@ class Mend(ABC):
 
     @abstractmethod
     def abandon(self) -> None:
-        """Nobody will go on from here: what was made is removed."""
+        """The repair is given up: what it made is removed."""
 
     @abstractmethod
     def close(self) -> None:
@@ -224,11 +217,11 @@ class Source(ABC):
         return None
 
     def condition(self) -> Condition:
-        """How it is; asked every few seconds by whoever owns the source."""
+        """How it is; asked every few seconds by the owner of the source."""
         return Condition()
 
     def untaken(self, after: Mapping[int, str]) -> Mapping[int, Untaken]:
-        """Of these partitions, those that have events at their position or after it; the others are left out.
+        """The partitions that have events at their position or after it; the other ones are left out.
 
         `after` is where the log ends. Asked every few seconds, and for every `/health`, by every instance, while the
         owner reads in other processes: it must be cheap, and answer or raise within seconds. The default asks `latest`;

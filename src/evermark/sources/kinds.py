@@ -1,7 +1,7 @@
 """The kinds of source: one line each in `KINDS`, and one folder each beside this module.
 
 A `SourceKind` holds what the rest of the program has to know of a source before there is a `Source`, or beside it: its
-settings in the file, how it is made and examined, what has to be installed for it. Nobody outside the folder of a kind
+settings in the file, how it is made and examined, what has to be installed for it. No code outside the folder of a kind
 asks which kind a source is of: the layers above know this module alone.
 
 This module imports no kind. `kind_named` imports one when a file names it, and a kind imports its driver when it is
@@ -14,17 +14,17 @@ import importlib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from evermark.errors import ConfigError, EvermarkError
 
 if TYPE_CHECKING:
-    from evermark.config.sources import SourceConfig
     from evermark.observe.finding import Finding
     from evermark.secrets import Hidden, SecretBox
     from evermark.sources.base import Source
+    from evermark.sources.settings import SourceConfig
     from evermark.state.connection import State
 
 Settings = TypeVar("Settings", bound="SourceConfig")
@@ -43,7 +43,7 @@ class Registered:
 
 
 KINDS = {
-    "postgres": Registered("evermark.sources.postgres.kind:KIND", tasks="evermark.sources.postgres.source"),
+    "postgres": Registered("evermark.sources.postgres.kind:KIND", tasks="evermark.sources.postgres.read.source"),
     "blocks": Registered("evermark.sources.blocks.kind:KIND"),
 }
 _OWN_CLASS = Registered("evermark.sources.own_class:KIND")
@@ -75,9 +75,9 @@ class SourceState:
     """What State and the log say of a source."""
 
     owner: str | None  # the process that reads it now
-    checkpoints: Mapping[int, str]  # by partition: the position where reading goes on
-    recovering: frozenset[int]  # partitions of which a repair is under way
-    findings: Sequence[Finding]
+    checkpoints: Mapping[int, str] = field(default_factory=dict)  # by partition: the position where reading goes on
+    recovering: frozenset[int] = frozenset()  # partitions of which a repair is under way
+    findings: Sequence[Finding] = ()
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,6 @@ class Retained:
 class Installation(ABC):
     """What has to stand at the place of a source before the source can be read; for `evermark source install`."""
 
-    not_installed: str = ""  # the hint of findings that say no more than "this is not installed"
-
     @abstractmethod
     def table(self, text: str) -> str:
         """The whole name of a table that a person typed. Raises `ValueError` with what is wrong with it."""
@@ -106,7 +104,7 @@ class Installation(ABC):
     def script(self, tables: Sequence[str], role: str | None) -> str:
         """All of `install` for a person to read and run. Connects to nothing.
 
-        `tables` are captured besides those in the file; `role` gets the least rights that reading needs.
+        `tables` are captured besides the tables of the file; `role` gets the least rights that reading needs.
         """
 
     @abstractmethod
@@ -135,6 +133,10 @@ class Installation(ABC):
         """What `uninstall` removes, in two or three words, for the question before it."""
 
     @abstractmethod
+    def left_behind(self, checkpoints: Mapping[int, str]) -> str:
+        """A sentence on the events that a deployment with these checkpoints did not take, for the same question."""
+
+    @abstractmethod
     def uninstall(self, *, wait_s: float, say: Say) -> list[str]:
         """Remove what `install` made and no other deployment needs. Returns what is gone, a sentence each."""
 
@@ -143,8 +145,9 @@ class Installation(ABC):
         """Housekeeping: how many partitions were created, how many dropped, and how many cannot be dropped yet."""
 
     @abstractmethod
-    def foreseen(self) -> list[Finding]:
-        """Where nothing is installed yet: whether `install` will work. Empty where something is. Changes nothing."""
+    def foreseen(self, found: Sequence[Finding]) -> list[Finding]:
+        """`found` by `SourceKind.examine`; where nothing is installed yet, whether `install` will work instead of all
+        that is missing. Changes nothing."""
 
 
 class SourceKind(ABC, Generic[Settings]):

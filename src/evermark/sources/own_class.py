@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import importlib
+from typing import Annotated, Any
 
-from evermark.config.sources import CustomSource
+from pydantic import Field
+
 from evermark.errors import ConfigError
 from evermark.sources.base import Source
 from evermark.sources.kinds import SourceContext, SourceKind
+from evermark.sources.settings import SourceConfig
+
+
+class CustomSource(SourceConfig):
+    """`type: package.module:Class`: the class is called with `options` as keyword arguments."""
+
+    options: Annotated[dict[str, Any], Field(max_length=200)] = Field(default_factory=dict)
 
 
 class OwnClassKind(SourceKind[CustomSource]):

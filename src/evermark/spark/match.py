@@ -57,7 +57,7 @@ def matched(
 # Subscriptions seldom change, and batches are many.
 @lru_cache(maxsize=_KEPT_MAX)
 def _wishes(asked: tuple[tuple[tuple[str, ...], tuple[str, ...], str | None], ...]) -> tuple[Filter, ...]:
-    return tuple(Filter(streams, ops, vet(where)) for streams, ops, where in asked)
+    return tuple(Filter(streams, ops, vet(where, stored=True)) for streams, ops, where in asked)
 
 
 @lru_cache(maxsize=_KEPT_MAX)
@@ -70,7 +70,7 @@ def wanted_by(frame: DataFrame, spec: SubscriptionSpec, more: str | None = None)
 
     `more` is one more predicate that has to hold.
     """
-    predicate, and_also = vet(spec.where), vet(more)
+    predicate, and_also = vet(spec.where, stored=True), vet(more, stored=True)
     wide, alias = with_paths(frame, [predicate, and_also])
     wanted = match_sql(spec.streams, spec.ops, predicate, alias)
     return wide, f"{wanted} and coalesce({and_also.sql(alias)}, false)" if more else wanted

@@ -1,8 +1,8 @@
 """State: the one Postgres that holds the small mutable facts, as a bounded set of connections.
 
 Every connection is in autocommit, in UTC, and sees only the schema of its deployment. When a connection breaks, all
-that were opened before are thrown away, because whatever cut it has most likely cut them too, and the server's word of
-that may be late: idle connections at once, those in use when they come back. The next call connects anew. Nothing here
+that were opened before are thrown away, because the same cause has most likely cut them, too, and the server's word of
+that may be late: idle connections at once, others when they come back. The next call connects anew. Nothing here
 retries by itself, because only the caller knows whether its work may be repeated.
 """
 
@@ -75,7 +75,7 @@ class State:
         self._lock_ms = int(lock_timeout_s * 1000)
         self._wait_s = statement_timeout_s
         self._idle: list[Connection] = []
-        self._breaks = 0  # how often connections were found broken: those opened before the last time are not kept
+        self._breaks = 0  # how often connections were found broken: connections opened before that are not kept
         self._lock = threading.Lock()
         self._free = threading.BoundedSemaphore(connections_max)
         self._closed = False
@@ -111,7 +111,7 @@ class State:
             yield conn
 
     def close(self) -> None:
-        """Close the idle connections; those in use are closed when they come back."""
+        """Close the idle connections; connections in use are closed when they come back."""
         self._closed = True
         self._drop_idle()
 

@@ -47,7 +47,7 @@ def from_driver(error: psycopg.Error, where: str) -> EvermarkError:
             f"{where} takes no writes: {said}", hint="it may be a standby; point state.dsn at the primary"
         )
     if isinstance(error, _BUSY):
-        return BusyError(f"{where}: {said}", hint="somebody holds a lock there, or it is overloaded; retried")
+        return BusyError(f"{where}: {said}", hint="a lock is held there, or it is overloaded; retried")
     if isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError)):
         return _from_connection(said, where)
     return EvermarkError(f"{where}: {type(error).__name__}: {said}", hint="this is unexpected: please report it")

@@ -54,7 +54,7 @@ def migrations() -> list[Migration]:
 
 
 def pending(known: Sequence[Migration], applied: Sequence[tuple[int, str]]) -> list[Migration]:
-    """Which of `known` are still to be applied, given (number, checksum) of those that are. Pure."""
+    """Which of `known` are still to be applied, given (number, checksum) of the applied ones. Pure."""
     checksums = {m.number: m.checksum for m in known}
     done = {number for number, _ in applied}
     for number, checksum in applied:

@@ -24,8 +24,6 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
 
-from evermark.breaker import DEFAULT, Limits
-
 
 class Verdict(StrEnum):
     ACCEPTED = "accepted"
@@ -133,8 +131,9 @@ def next_attempt(
 class EndpointLimits:
     """How an endpoint that fails is met: `reliability.circuit_breaker` of the file."""
 
-    breaker: Limits = DEFAULT
-    suspend_after: int = 10  # in a row
+    threshold: int = 5  # failures in a row, after which a retry waits for at least `timeout_s`
+    timeout_s: float = 30.0
+    suspend_after: int = 10  # failures in a row
 
 
 LIMITS = EndpointLimits()
@@ -145,13 +144,13 @@ def endpoint_backoff_s(
 ) -> float:
     """Seconds until a failing endpoint is tried again after `failures` (1 or more) in a row.
 
-    1 s, doubling; with the breaker open (enough of them in a row) at least its timeout, doubling from there; at most
-    five minutes, or the timeout if that is longer.
+    1 s, doubling; after `threshold` of them at least `timeout_s`, doubling from there; at most five minutes, or
+    `timeout_s` if that is longer.
     """
-    opened = failures - limits.breaker.threshold
-    first, doublings = (limits.breaker.timeout_s, opened) if opened >= 0 else (1.0, failures - 1)
+    opened = failures - limits.threshold
+    first, doublings = (limits.timeout_s, opened) if opened >= 0 else (1.0, failures - 1)
     doubled = math.ldexp(first, min(max(0, doublings), 16))
-    return _stretched(min(max(ENDPOINT_BACKOFF_S_MAX, limits.breaker.timeout_s), doubled), retry_after, jitter)
+    return _stretched(min(max(ENDPOINT_BACKOFF_S_MAX, limits.timeout_s), doubled), retry_after, jitter)
 
 
 def should_suspend(failures: int, limits: EndpointLimits = LIMITS) -> bool:

@@ -8,11 +8,11 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator
 
-from evermark.config.fields import Duration, between, refusal
-from evermark.config.sources import SourceConfig
 from evermark.secrets import HIDDEN, Sealed, Secret, SecretBox
+from evermark.settings.fields import Duration, between, refusal
 from evermark.sources.blocks.chain import StreamKind
 from evermark.sources.blocks.target import NODES_MAX, PARTITIONS_MAX
+from evermark.sources.settings import SourceConfig
 
 _STREAMS_MAX = 10_000
 

@@ -15,7 +15,8 @@ import pyarrow as pa
 import structlog
 
 from evermark.errors import GapError, NotFoundError
-from evermark.sources.base import Condition, Forks, Limit, Seen, Slice, Source, StaleStream, StaleStreams, Untaken
+from evermark.event import Seen
+from evermark.sources.base import Condition, Forks, Limit, Slice, Source, StaleStream, StaleStreams, Untaken
 from evermark.sources.blocks.chain import Block, UnreadableError
 from evermark.sources.blocks.client import Node, NodeClient
 from evermark.sources.blocks.membership import Membership

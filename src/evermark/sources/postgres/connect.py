@@ -6,14 +6,14 @@ import contextlib
 import os
 import threading
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import psycopg
 from psycopg import errors as pg
 
 from evermark.errors import EvermarkError, GapError
+from evermark.secrets import Hidden
 from evermark.sources.postgres.failures import RECOVER_HINT, translated, unreachable, unreadable_dsn, where
-from evermark.sources.postgres.place import Dsn
 
 CONNECT_TIMEOUT_S = 10
 WARNINGS_MAX = 20
@@ -94,8 +94,14 @@ class Link:
     def close(self) -> None:
         self.connection.close()
 
+    def __enter__(self) -> Self:
+        return self
 
-def connect(dsn: Dsn, timeout_s: int = CONNECT_TIMEOUT_S, /, **session: str) -> Link:
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def connect(dsn: Hidden, timeout_s: int = CONNECT_TIMEOUT_S, /, **session: str) -> Link:
     """Open a connection; `session` adds settings for its whole life."""
     text = dsn.open()
     try:
@@ -125,7 +131,7 @@ def _configure(link: Link, session: dict[str, str]) -> None:
     wanted = {**_SESSION, **session}
     query = "select " + ", ".join(["set_config(%s, %s, false)"] * len(wanted))
     link.row(query, tuple(part for pair in wanted.items() for part in pair), doing="preparing a connection")
-    # Lets the server notice that a killed reader is gone, instead of decoding on for nobody with the slot held.
+    # Lets the server notice that a killed reader is gone, instead of decoding on with the slot held.
     with contextlib.suppress(pg.InvalidParameterValue):  # not every platform can
         link.connection.execute("set client_connection_check_interval = '1s'")
     link.warnings.clear()
@@ -141,7 +147,7 @@ _idle: dict[tuple[int, str], Link] = {}
 _idle_lock = threading.Lock()
 
 
-def borrow(dsn: Dsn, **session: str) -> Link:
+def borrow(dsn: Hidden, **session: str) -> Link:
     """A connection for one read: the one given back last, if it is still good, else a new one."""
     with _idle_lock:
         link = _idle.pop((os.getpid(), dsn.open()), None)

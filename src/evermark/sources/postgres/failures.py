@@ -81,7 +81,7 @@ def translate(error: psycopg.Error, dsn: str, doing: str) -> EvermarkError:
     if isinstance(error, pg.InsufficientPrivilege):
         found = DeniedError(text, hint=GRANT_HINT)
     elif isinstance(error, (pg.ObjectInUse, pg.LockNotAvailable, pg.QueryCanceled, pg.DeadlockDetected)):
-        found = BusyError(text, hint="somebody else is using it just now; it is tried again")
+        found = BusyError(text, hint="another session is using it just now; it is tried again")
     elif isinstance(error, pg.ConfigurationLimitExceeded):
         found = SetupError(text, hint="raise max_replication_slots and restart the server")
     elif isinstance(error, pg.DiskFull):
@@ -89,7 +89,7 @@ def translate(error: psycopg.Error, dsn: str, doing: str) -> EvermarkError:
     elif isinstance(error, (pg.UndefinedTable, pg.UndefinedObject, pg.UndefinedFunction, pg.InvalidSchemaName)):
         found = SetupError(text, hint=INSTALL_HINT)
     elif isinstance(error, pg.ObjectNotInPrerequisiteState):
-        # The caller looks at the slot's own state first; whatever else is in this class, reading cannot go on.
+        # The caller looks at the slot's own state first; after any other error of this class reading cannot go on.
         found = GapError(text, hint=RECOVER_HINT)
     elif isinstance(error, pg.UndefinedFile):
         found = GapError(f"{text} (the WAL the slot needs is gone)", hint=RECOVER_HINT)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from evermark.errors import EvermarkError
 from evermark.sources.kinds import Installation, Retained, SourceContext, SourceKind, SourceState
-from evermark.sources.postgres.place import open_partition, place_of
 from evermark.sources.postgres.settings import PostgresSettings
 
 if TYPE_CHECKING:
@@ -21,50 +20,42 @@ class PostgresKind(SourceKind[PostgresSettings]):
     installs = True
 
     def make(self, settings: PostgresSettings, context: SourceContext) -> Source:
-        from evermark.sources.postgres.source import PostgresOutbox
+        from evermark.sources.postgres.read.source import PostgresOutbox
 
-        if context.box is None:
-            return PostgresOutbox(open_partition(settings))
-        return PostgresOutbox(place_of(settings.sealed(context.box)))
+        return PostgresOutbox((settings if context.box is None else settings.sealed(context.box)).target())
 
     def examine(
         self, settings: PostgresSettings, context: SourceContext, look: Callable[[Source], SourceState] | None
     ) -> Iterator[Finding]:
-        from evermark.sources.postgres.doctor import judged
-        from evermark.sources.postgres.examine import examine
-        from evermark.sources.postgres.facts import Kept
-        from evermark.sources.postgres.source import PostgresOutbox
+        from evermark.sources.postgres.admin.doctor import judged
+        from evermark.sources.postgres.admin.examine import examine
+        from evermark.sources.postgres.read.source import PostgresOutbox
 
-        place = open_partition(settings)
-        facts = examine(place)
+        target = settings.target()
+        facts = examine(target)
         if look is None or facts.server is None:
-            yield from judged(facts, place, None)
+            yield from judged(facts, target, None)
             return
-        source = PostgresOutbox(place)
+        source = PostgresOutbox(target)
         try:
             state = look(source)
         finally:
             source.close()
-        yield from judged(facts, place, Kept(state.owner, state.checkpoints, state.recovering))
+        yield from judged(facts, target, state)
         yield from state.findings
 
     def installation(self, settings: PostgresSettings) -> Installation:
-        from evermark.sources.postgres.installation import OutboxInstallation
+        from evermark.sources.postgres.admin.installation import OutboxInstallation
 
         return OutboxInstallation(settings)
 
     def retained(self, settings: PostgresSettings, since: Callable[[], datetime | None]) -> Retained | None:
-        from evermark.sources.postgres.examine import behind
+        from evermark.sources.postgres.admin.examine import retained
 
-        log_newest = since()
         try:
-            found = behind(open_partition(settings), log_newest)
+            return retained(settings.target(), since())
         except EvermarkError:
-            return None  # a place that does not answer has said so already
-        events = found.events
-        return Retained(
-            events.oldest, events.newest, events.count, events.exact, found.since, found.younger, found.younger_exact
-        )
+            return None  # `doctor` has said that the server does not answer
 
 
 KIND = PostgresKind()

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from psycopg import sql
 
 from evermark.sources.base import Warned
-from evermark.sources.postgres.place import PostgresPlace
+from evermark.sources.postgres.target import PostgresTarget
 
 NAMED_MAX = 5
 
@@ -26,9 +26,9 @@ where (c.relkind = 'r' or tree.top)
 """
 
 
-def unwatched_query(place: PostgresPlace) -> str:
+def unwatched_query(target: PostgresTarget) -> str:
     """Gives one row: their names, as SQL writes them."""
-    capture, partition = sql.Literal(f"{place.schema}_capture"), sql.Literal(f"{place.schema}_partition")
+    capture, partition = sql.Literal(f"{target.schema}_capture"), sql.Literal(f"{target.schema}_partition")
     return sql.SQL(_UNWATCHED).format(capture=capture, partition=partition).as_string()
 
 
@@ -38,14 +38,14 @@ def unwatched_said(names: Collection[str]) -> str:
     return f"a truncate of only this partition would not be captured: {', '.join(sorted(names)[:NAMED_MAX])}{more}"
 
 
-def unwatched_mend(place: PostgresPlace) -> str:
+def unwatched_mend(target: PostgresTarget) -> str:
     """Upkeep does it, unless the partition is busy, or belongs to another role than the outbox."""
     return (
         "`evermark up` sees to it within a minute, `evermark source maintain` now; if it stays, as a superuser:"
-        f" select {place.schema}.watch_partitions(); (docs/playbook.md, `Partitioned tables`)"
+        f" select {target.schema}.watch_partitions(); (docs/playbook.md, `Partitioned tables`)"
     )
 
 
-def lasting(names: Collection[str], place: PostgresPlace) -> Warned:
+def lasting(names: Collection[str], target: PostgresTarget) -> Warned:
     """Upkeep ran, and could not help."""
-    return Warned(unwatched_said(names), unwatched_mend(place))
+    return Warned(unwatched_said(names), unwatched_mend(target))

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PlainValidator, model_validator
 
-from evermark.config.fields import Duration, Model, Size, between, refusal
-from evermark.config.models import postgres_dsn
-from evermark.config.problems import Problem
-from evermark.config.sources import SourceConfig
-from evermark.secrets import HIDDEN, Sealed, Secret, SecretBox
+from evermark.errors import ConfigError
+from evermark.secrets import HIDDEN, Plain, Sealed, Secret, SecretBox
+from evermark.settings.fields import Duration, Model, NotYet, Size, between, postgres_dsn, refusal
 from evermark.sources.postgres.names import TableNameError, table_name
-from evermark.sources.postgres.place import EVENTS_RETENTION_S, SLOTS_MAX, WAL_RETAINED_WARN_BYTES
+from evermark.sources.postgres.target import (
+    EVENTS_RETENTION_S,
+    SLOTS_MAX,
+    WAL_RETAINED_WARN_BYTES,
+    PostgresTarget,
+    TableChoice,
+)
+from evermark.sources.settings import SourceConfig
 
 _NAME_MAX = 63  # what Postgres keeps of an identifier
 _WAL_SEGMENT_BYTES = 16 * 1024 * 1024
@@ -70,6 +74,10 @@ _Retention = Annotated[Duration, between(timedelta(days=1), timedelta(days=3660)
 _WalWarn = Annotated[Size, AfterValidator(_wal_warn)]
 
 
+_NO_TABLES = NotYet("tables is not in this version", "use outbox", ("tables",))
+_NO_COPY = NotYet("copy is not in this version: rows from before install are not taken", "use now", ("copy",))
+
+
 class TableSettings(Model):
     """One captured table: its name as SQL writes it, columns left out, and columns of which only a hash leaves the
     database. Columns are written plainly, as the catalog has them: without quotes of SQL, capitals as they are."""
@@ -88,8 +96,8 @@ class TableSettings(Model):
 class PostgresSettings(SourceConfig):
     type: Literal["postgres"] = "postgres"
     dsn: Annotated[Secret | Sealed, PlainValidator(_dsn), PlainSerializer(_hidden)]
-    mode: Literal["outbox", "tables"] = "outbox"
-    start: Literal["now", "copy"] = "now"
+    mode: Annotated[Literal["outbox", "tables"], _NO_TABLES] = "outbox"
+    start: Annotated[Literal["now", "copy"], _NO_COPY] = "now"
     tables: Annotated[tuple[Annotated[TableSettings, BeforeValidator(_table)], ...], Field(max_length=10_000)] = ()
     schema_name: Annotated[_Identifier, Field(alias="schema")] = "pgstream"
     slot: _Identifier | None = None
@@ -116,17 +124,20 @@ class PostgresSettings(SourceConfig):
             return self
         return self.model_copy(update={"dsn": Sealed.seal(self.dsn.reveal(), box)})
 
-    def open_dsn(self) -> str:
-        """The plain address. Ask for it where the connection is made, and keep it nowhere."""
-        return self.dsn.open() if isinstance(self.dsn, Sealed) else self.dsn.reveal()
-
-    def unsupported(self) -> Iterator[Problem]:
-        if self.mode == "tables":
-            yield Problem(("mode",), "tables is not in this version", "use outbox")
-
-    def without_effect(self) -> Iterator[Problem]:
-        if self.start == "copy":
-            yield Problem(("start",), "copy has no effect in this version: rows from before install are not taken")
+    def target(self) -> PostgresTarget:
+        """Where these settings lead, once they are `named`. Unsealed, it stays in this process."""
+        if self.slot is None or self.publication is None:
+            raise ConfigError("the settings of a Postgres source are not complete", hint="name them first")
+        return PostgresTarget(
+            self.dsn if isinstance(self.dsn, Sealed) else Plain(self.dsn.reveal()),
+            self.slot,
+            self.publication,
+            self.schema_name,
+            tuple(TableChoice(table.name, table.exclude, table.hash) for table in self.tables),
+            events_retention_s=self.events_retention.total_seconds(),
+            slots=self.slots,
+            wal_retained_warn_bytes=self.wal_retained_warn,
+        )
 
     def streams_named(self) -> frozenset[str]:
         return frozenset(table.name.replace('"', "") for table in self.tables)

@@ -13,7 +13,7 @@ from evermark.errors import EvermarkError
 from evermark.sources.postgres.connect import CONNECT_TIMEOUT_S, Link
 from evermark.sources.postgres.failures import translated, unreachable
 from evermark.sources.postgres.lsn import lsn_of
-from evermark.sources.postgres.place import PostgresPlace, suffixed
+from evermark.sources.postgres.target import PostgresTarget, suffixed
 
 # A connection that only holds a snapshot does nothing for as long as others read.
 _PATIENT = "-c idle_in_transaction_session_timeout=0 -c idle_session_timeout=0"
@@ -62,14 +62,14 @@ def drop_slot(link: Link, name: str) -> None:
     if found[0] is not None:
         with suppress(EvermarkError):
             link.row("select pg_terminate_backend(%s, 5000)", (found[0],), doing=f"ending the reader of slot {name}")
-    # One that was still being made is gone with whoever made it.
+    # A slot that was still being made is gone with the session that made it.
     query = "select pg_drop_replication_slot(slot_name) from pg_replication_slots where slot_name = %s"
     link.row(query, (name,), doing=f"dropping slot {name}")
 
 
-def walsender(place: PostgresPlace) -> psycopg.Connection[Any]:
+def walsender(target: PostgresTarget) -> psycopg.Connection[Any]:
     """A connection that speaks the replication protocol: only there are snapshots exported and slots altered."""
-    text = place.dsn.open()
+    text = target.dsn.open()
     try:
         options = psycopg.conninfo.conninfo_to_dict(text).get("options") or ""
         connection = psycopg.connect(
@@ -89,11 +89,11 @@ def walsender(place: PostgresPlace) -> psycopg.Connection[Any]:
     return connection
 
 
-def make_failover(place: PostgresPlace) -> None:
-    """A standby that synchronises slots keeps this one, too. Copies are not marked, whatever they are copies of."""
-    connection = walsender(place)
+def make_failover(target: PostgresTarget) -> None:
+    """A standby that synchronises slots keeps this slot, too. A copy of a marked slot is not marked."""
+    connection = walsender(target)
     try:
-        with translated(place.dsn.open(), f"marking slot {place.slot} for failover"):
-            connection.execute(f'ALTER_REPLICATION_SLOT "{place.slot}" (FAILOVER true)'.encode())
+        with translated(target.dsn.open(), f"marking slot {target.slot} for failover"):
+            connection.execute(f'ALTER_REPLICATION_SLOT "{target.slot}" (FAILOVER true)'.encode())
     finally:
         connection.close()

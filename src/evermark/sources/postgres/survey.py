@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -11,12 +12,16 @@ from evermark.errors import DeniedError, EvermarkError, FormatError, GapError, I
 from evermark.sources.base import Warned
 from evermark.sources.postgres.connect import Link
 from evermark.sources.postgres.failures import GRANT_HINT, INSTALL_HINT, RECOVER_HINT, where
-from evermark.sources.postgres.install import SCHEMA_VERSION, SCHEMA_VERSION_READ
 from evermark.sources.postgres.lsn import Incarnation, Position, lsn_of, lsn_text
-from evermark.sources.postgres.place import PostgresPlace
-from evermark.sources.postgres.preflight import VERSION_MIN, WAL_LEVEL_HINT, require_logical
+from evermark.sources.postgres.outbox import SCHEMA_VERSION, SCHEMA_VERSION_READ
 from evermark.sources.postgres.slots import SLOT_COLUMNS, Slot, slot_of
+from evermark.sources.postgres.target import PostgresTarget
 
+VERSION_MIN = 140000
+WAL_LEVEL_HINT = "alter system set wal_level = 'logical'; then restart the server"
+SAFE_SHARE_MIN = 0.2  # of the WAL that the server may keep for a slot
+_GIB = 1024**3
+_WAL_HINT = "docs/playbook.md, `The disk fills with WAL`; see `evermark doctor`"
 UPGRADE_HINT = "run `evermark source install` again: it upgrades in place, while everything runs"
 _IDENTITY_HINT = (
     "if it was restored or promoted on purpose choose with `evermark source recover`: repair from its tables,"
@@ -58,19 +63,18 @@ left join {schema}.readers r on r.slot = {slot}
 """
 
 
-def look(link: Link, place: PostgresPlace) -> Survey:
-    """Needs no privilege beyond those `evermark source install --print` grants."""
+def look(link: Link, target: PostgresTarget) -> Survey:
+    """Needs no right beyond the grants of `evermark source install --print`."""
     query = sql.SQL(_QUERY).format(
-        schema=sql.Identifier(place.schema),
-        publication=sql.Literal(place.publication),
-        slot=sql.Literal(place.slot),
+        schema=sql.Identifier(target.schema),
+        publication=sql.Literal(target.publication),
+        slot=sql.Literal(target.slot),
         slot_columns=sql.SQL(SLOT_COLUMNS),
     )
     try:
         found = link.one(query.as_string(), doing="looking at the slot")
-    except SetupError:
-        require_logical(link)
-        raise
+    except SetupError as error:
+        raise not_logical(link) or error from error
     version, wal_level, standby, system_id, walfile, flush, database, installed, now, schema_version = found[:10]
     slot = slot_of(found[10:18]) if found[10] is not None else None
     role, replicates = found[18:]
@@ -82,15 +86,15 @@ def look(link: Link, place: PostgresPlace) -> Survey:
     )  # fmt: skip
 
 
-def trouble(survey: Survey, place: PostgresPlace, resume: Position | None) -> EvermarkError | None:
+def trouble(survey: Survey, target: PostgresTarget, resume: Position | None) -> EvermarkError | None:
     """Why reading cannot begin at `resume` (or at all, without one); nothing when it can. The order is that of doubt:
     a server that cannot serve, a server that is not ours, a slot that cannot give what follows."""
     return (
         unfit(survey)
         or (stranger(survey, resume) if resume is not None else None)
-        or unregistered(survey, place)
-        or _slot_trouble(survey, place, resume)
-        or _publication_trouble(survey, place, resume)
+        or unregistered(survey, target)
+        or _slot_trouble(survey, target, resume)
+        or _publication_trouble(survey, target, resume)
     )
 
 
@@ -104,7 +108,7 @@ def unfit(survey: Survey) -> EvermarkError | None:
             hint="point the dsn at the primary (target_session_attrs=read-write with several hosts)",
         )
     if survey.wal_level != "logical":
-        return SetupError(f"wal_level at {survey.where} is {survey.wal_level!r}", hint=WAL_LEVEL_HINT)
+        return _wal_level(survey.where, survey.wal_level)
     if not survey.may_use_slots:
         return DeniedError(f"role {survey.role} at {survey.where} may not read replication slots", hint=GRANT_HINT)
     if survey.schema_version is None:
@@ -116,12 +120,40 @@ def unfit(survey: Survey) -> EvermarkError | None:
     return None
 
 
+def not_logical(link: Link) -> SetupError | None:
+    (level,) = link.one("select current_setting('wal_level')", doing="reading wal_level")
+    return None if level == "logical" else _wal_level(where(link.dsn), level)
+
+
+def _wal_level(at: str, level: str) -> SetupError:
+    return SetupError(f"wal_level at {at} is {level!r}", hint=WAL_LEVEL_HINT)
+
+
 def outdated(version: int) -> dict[str, Warned]:
     """An outbox of an earlier version is read on as it is; what the newer one captures better waits for a person."""
     if version >= SCHEMA_VERSION:
         return {}
     said = f"the outbox is of version {version}, this program's is {SCHEMA_VERSION}: it is read, without what is new"
     return {"outbox_version": Warned(said, UPGRADE_HINT)}
+
+
+def wal_warnings(gauges: Mapping[str, float]) -> dict[str, Warned]:
+    """What is to be warned of, by the gauge that says so."""
+    found: dict[str, str] = {}
+    retained, limit = gauges.get("wal_retained_bytes"), gauges.get("wal_retained_limit_bytes")
+    if retained is not None and limit is not None and retained > limit:
+        found["wal_retained_bytes"] = (
+            f"the server keeps {retained / _GIB:.1f} GiB of WAL for us, more than the {limit / _GIB:.1f} GiB of"
+            " `wal_retained_warn`"
+        )
+    safe = gauges.get("wal_safe_bytes")
+    allowed = None if safe is None else safe + (retained or 0.0)
+    if safe is not None and allowed is not None and safe < SAFE_SHARE_MIN * allowed:
+        found["wal_safe_bytes"] = (
+            f"{max(0.0, safe) / _GIB:.2f} GiB of WAL more, and the server may throw our slot away"
+            f" (max_slot_wal_keep_size allows {allowed / _GIB:.2f} GiB)"
+        )
+    return {name: Warned(said, _WAL_HINT) for name, said in found.items()}
 
 
 def stranger(survey: Survey, resume: Position) -> EvermarkError | None:
@@ -141,60 +173,60 @@ def stranger(survey: Survey, resume: Position) -> EvermarkError | None:
     return None
 
 
-def forgotten(place: str, event_id: str, installed_at: datetime | None) -> IdentityError:
+def forgotten(target: str, event_id: str, installed_at: datetime | None) -> IdentityError:
     """`installed_at`: when the outbox was made, if that was after the event."""
     if installed_at is not None:
         return IdentityError(
-            f"the outbox at {place} was installed anew at {installed_at:%Y-%m-%d %H:%M:%S}, after the last event we"
+            f"the outbox at {target} was installed anew at {installed_at:%Y-%m-%d %H:%M:%S}, after the last event we"
             f" took ({event_id}): what changed while there was none is in no event",
             hint="if that was on purpose: `evermark source recover --choice repair` goes on with what it holds;"
             " if not, point the dsn at the server this checkpoint came from",
         )
     return IdentityError(
-        f"Postgres at {place} does not have the last event we took ({event_id}), though it keeps that day's events:"
+        f"Postgres at {target} does not have the last event we took ({event_id}), though it keeps that day's events:"
         " it is a copy that has gone its own way, or events were deleted by hand",
         hint=_IDENTITY_HINT,
     )
 
 
-def unregistered(survey: Survey, place: PostgresPlace) -> EvermarkError | None:
+def unregistered(survey: Survey, target: PostgresTarget) -> EvermarkError | None:
     """A slot that install never made here is not one we lost: another number of `slots`, or another name."""
     if survey.fingerprint_installed is None:
-        return SetupError(f"slot {place.slot} at {survey.where} is not registered as a reader", hint=INSTALL_HINT)
+        return SetupError(f"slot {target.slot} at {survey.where} is not registered as a reader", hint=INSTALL_HINT)
     return None
 
 
-def _slot_trouble(survey: Survey, place: PostgresPlace, resume: Position | None) -> EvermarkError | None:
+def _slot_trouble(survey: Survey, target: PostgresTarget, resume: Position | None) -> EvermarkError | None:
     slot = survey.slot
     if slot is None:
         if resume is None:
-            return SetupError(f"there is no slot {place.slot} at {survey.where}", hint=INSTALL_HINT)
-        return GapError(f"slot {place.slot} at {survey.where} is gone", hint=RECOVER_HINT)
+            return SetupError(f"there is no slot {target.slot} at {survey.where}", hint=INSTALL_HINT)
+        return GapError(f"slot {target.slot} at {survey.where} is gone", hint=RECOVER_HINT)
     if slot.database != survey.database or slot.plugin != "pgoutput":
         return SetupError(
-            f"slot {place.slot} at {survey.where} belongs to database {slot.database} and plugin {slot.plugin}",
+            f"slot {target.slot} at {survey.where} belongs to database {slot.database} and plugin {slot.plugin}",
             hint="choose another `name` for this deployment: it names slot and publication",
         )
     if slot.wal_status == "lost" or slot.invalidation_reason or slot.confirmed_lsn is None:
         reason = slot.invalidation_reason or slot.wal_status or "it has no position"
-        return GapError(f"slot {place.slot} at {survey.where} was invalidated ({reason})", hint=RECOVER_HINT)
+        return GapError(f"slot {target.slot} at {survey.where} was invalidated ({reason})", hint=RECOVER_HINT)
     if resume is not None and slot.confirmed_lsn > resume.lsn:
         return GapError(
-            f"slot {place.slot} at {survey.where} was moved past us: it is at {lsn_text(slot.confirmed_lsn)},"
+            f"slot {target.slot} at {survey.where} was moved past us: it is at {lsn_text(slot.confirmed_lsn)},"
             f" we need what follows {lsn_text(resume.lsn)}",
             hint=RECOVER_HINT,
         )
     return None
 
 
-def _publication_trouble(survey: Survey, place: PostgresPlace, resume: Position | None) -> EvermarkError | None:
+def _publication_trouble(survey: Survey, target: PostgresTarget, resume: Position | None) -> EvermarkError | None:
     kind: type[EvermarkError] = SetupError if resume is None else GapError
     hint = INSTALL_HINT if resume is None else RECOVER_HINT
     if survey.fingerprint_now is None:
-        return kind(f"publication {place.publication} at {survey.where} is gone", hint=hint)
+        return kind(f"publication {target.publication} at {survey.where} is gone", hint=hint)
     if survey.fingerprint_now != survey.fingerprint_installed:
         return GapError(
-            f"publication {place.publication} at {survey.where} was changed by somebody: rows may be missing",
+            f"publication {target.publication} at {survey.where} was changed by somebody: rows may be missing",
             hint=RECOVER_HINT,
         )
     return None

@@ -10,7 +10,6 @@ from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from evermark.breaker import Limits
 from evermark.checkpoints.memory import MemoryCheckpoints
 from evermark.cluster.base import Holder
 from evermark.cluster.memory import MemoryLeases
@@ -75,7 +74,7 @@ class World:
         self.leases = MemoryLeases(clock=self.clock, is_gone=self._is_gone)
         self.heads = MemoryHeads(self.leases)
         self.checkpoints = MemoryCheckpoints(self.leases)
-        limits = EndpointLimits(Limits(threshold=3, timeout_s=6.0), SUSPEND_AFTER)
+        limits = EndpointLimits(threshold=3, timeout_s=6.0, suspend_after=SUSPEND_AFTER)
         self.store = SimStore(self.leases, jitter=self.rng.random, clock=self.clock, limits=limits)
         reach = scenario.repeat_reach if scenario.repeat_chance else 0
         self.sources = {

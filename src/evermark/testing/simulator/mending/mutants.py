@@ -11,13 +11,14 @@ from evermark.ingest import mender
 from evermark.ingest.mender import Mender
 from evermark.ingest.recovery import Recovery
 from evermark.sources.base import Hole
-from evermark.sources.postgres import mending, survey
-from evermark.sources.postgres.floor import Floor
+from evermark.sources.postgres import survey
 from evermark.sources.postgres.lsn import Position
-from evermark.sources.postgres.mending import Ending, NewSlot, OutboxMend
-from evermark.sources.postgres.place import PostgresPlace
+from evermark.sources.postgres.read.floor import Floor
+from evermark.sources.postgres.repair import steps
+from evermark.sources.postgres.repair.steps import Ending, NewSlot, OutboxRepair
 from evermark.sources.postgres.slots import Slot
 from evermark.sources.postgres.survey import Survey
+from evermark.sources.postgres.target import PostgresTarget
 from evermark.testing.simulator.mending.server import ModelServer, OutboxRow
 from evermark.testing.simulator.mutants.mutant import Mutant
 
@@ -26,7 +27,7 @@ _candidates = ModelServer.candidates
 _slot_trouble = survey._slot_trouble
 
 
-def _looks_before_the_slot(self: OutboxMend, stopped: Callable[[], bool], left_at: str | None = None) -> Hole:
+def _looks_before_the_slot(self: OutboxRepair, stopped: Callable[[], bool], left_at: str | None = None) -> Hole:
     self.close()
     server, found = self._server, self._server.look()
     server.mend_publication()
@@ -42,7 +43,7 @@ def _closes_first(self: Mender, recovery: Recovery, hole: Hole) -> int:
     return _close_hole(self, recovery, hole)
 
 
-def _any_own_slot(own: Slot | None, spare: Slot | None, at: Position, place: PostgresPlace) -> Ending:
+def _any_own_slot(own: Slot | None, spare: Slot | None, at: Position, place: PostgresTarget) -> Ending:
     if own is not None:
         return Ending.NOTHING if spare is None else Ending.DROP_SPARE
     return Ending.RENAME if spare is not None else Ending.NOTHING
@@ -63,13 +64,13 @@ def _proven_by_the_newest(self: Floor, confirmed: int) -> int | None:
     return floor if floor > self.noted else None
 
 
-def _by_insert_place(self: ModelServer, part: PostgresPlace, snapshot: str, floor: str | None) -> list[OutboxRow]:
+def _by_insert_place(self: ModelServer, part: PostgresTarget, snapshot: str, floor: str | None) -> list[OutboxRow]:
     slot = self.slots.get(part.slot)
     rows = _candidates(self, part, snapshot, floor)
     return [row for row in rows if slot is None or row.inserted_at >= (slot.confirmed_lsn or 0)]
 
 
-def _moved_unseen(found: Survey, place: PostgresPlace, resume: Position | None) -> EvermarkError | None:
+def _moved_unseen(found: Survey, place: PostgresTarget, resume: Position | None) -> EvermarkError | None:
     moved = found.slot is not None and found.slot.confirmed_lsn is not None and found.slot.wal_status == "reserved"
     return None if moved else _slot_trouble(found, place, resume)
 
@@ -100,7 +101,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "looked-before-the-slot",
         "what the log lacks is looked for as of a moment before the new slot",
-        ((OutboxMend, "begin", _looks_before_the_slot),),
+        ((OutboxRepair, "begin", _looks_before_the_slot),),
         first=6,
     ),
     Mutant(
@@ -109,9 +110,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ((Mender, "_close_hole", _closes_first),),
         first=10,
     ),
-    Mutant(
-        "any-own-slot", "a slot that bears the name is taken for the new one", ((mending, "ending", _any_own_slot),)
-    ),
+    Mutant("any-own-slot", "a slot that bears the name is taken for the new one", ((steps, "ending", _any_own_slot),)),
     Mutant(
         "moved-unseen",
         "a slot that somebody moved past us is read on from",

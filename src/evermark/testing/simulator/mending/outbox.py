@@ -10,15 +10,15 @@ from typing import Any
 import pyarrow as pa
 
 from evermark.errors import BusyError, EvermarkError
-from evermark.event import taken_batch
-from evermark.sources.base import Hole, Limit, Mend, Seen, Slice, Source
-from evermark.sources.postgres.floor import Floor, Sample
-from evermark.sources.postgres.hole import OutboxHole
+from evermark.event import Seen, taken_batch
+from evermark.sources.base import Hole, Limit, Mend, Slice, Source
 from evermark.sources.postgres.lsn import Incarnation, Position
-from evermark.sources.postgres.mending import MendServer, NewSlot, OutboxMend
-from evermark.sources.postgres.place import PostgresPlace
+from evermark.sources.postgres.read.floor import Floor, Sample
+from evermark.sources.postgres.repair.gap import OutboxGap
+from evermark.sources.postgres.repair.steps import NewSlot, OutboxRepair, RepairServer
 from evermark.sources.postgres.slots import Slot
 from evermark.sources.postgres.survey import Survey, trouble
+from evermark.sources.postgres.target import PostgresTarget
 from evermark.testing.simulator.baton import Process
 from evermark.testing.simulator.mending.server import ModelServer, OutboxRow
 
@@ -31,7 +31,7 @@ _WAIT_S = 40.0
 class ModelOutbox(Source):
     """Of one owner, in one process: `server` is a port, so that each call is an effect."""
 
-    place: PostgresPlace
+    place: PostgresTarget
     server: Any
     model: ModelServer
     keeper: Process
@@ -101,7 +101,7 @@ class ModelOutbox(Source):
     def mend(self, partition: int) -> Mend:
         part = self._parts[partition]
         server = ModelMendServer(self.server, self.model, part, self.keeper, self.sleep, self.now)
-        return OutboxMend(part, server, on_finished=lambda: self._renew(partition))
+        return OutboxRepair(part, server, on_finished=lambda: self._renew(partition))
 
 
 def _blamed(error: EvermarkError, partition: int) -> EvermarkError:
@@ -110,12 +110,12 @@ def _blamed(error: EvermarkError, partition: int) -> EvermarkError:
 
 
 @dataclass
-class ModelMendServer(MendServer):
-    """`MendServer` over the port."""
+class ModelMendServer(RepairServer):
+    """`RepairServer` over the port."""
 
     server: Any
     model: ModelServer
-    part: PostgresPlace
+    part: PostgresTarget
     keeper: Process
     sleep: Callable[[float], None]
     now: Callable[[], float]
@@ -168,8 +168,8 @@ class ModelMendServer(MendServer):
 
 
 @dataclass
-class ModelHole(OutboxHole):
-    """`OutboxHole`, with its places in the log, over the port."""
+class ModelHole(OutboxGap):
+    """`OutboxGap`, with its places in the log, over the port."""
 
     server: Any = None
 
@@ -183,7 +183,7 @@ class ModelHole(OutboxHole):
         yield as_batch(rows, [f"{row.inserted_at:016x}" for row in rows])
 
     def _rows(self) -> list[OutboxRow]:
-        rows: list[OutboxRow] = self.server.candidates(self.place, self.snapshot, self.floor)
+        rows: list[OutboxRow] = self.server.candidates(self.target, self.snapshot, self.floor)
         return rows
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from unittest import mock
 
-from evermark.sources.postgres import floor
+from evermark.sources.postgres.read import floor
 from evermark.testing.simulator.baton import Process
 from evermark.testing.simulator.broken import Broken, require
 from evermark.testing.simulator.instance import Instance

@@ -9,11 +9,12 @@ import random
 from dataclasses import dataclass, field, replace
 
 from evermark.errors import BusyError, EvermarkError, GapError
-from evermark.sources.postgres.install import SCHEMA_VERSION
+from evermark.secrets import Plain
 from evermark.sources.postgres.lsn import Incarnation
-from evermark.sources.postgres.place import PlainDsn, PostgresPlace
+from evermark.sources.postgres.outbox import SCHEMA_VERSION
 from evermark.sources.postgres.slots import Slot, spare_name
 from evermark.sources.postgres.survey import Survey
+from evermark.sources.postgres.target import PostgresTarget
 from evermark.testing.simulator.baton import Process
 from evermark.testing.simulator.broken import require
 
@@ -49,7 +50,7 @@ class ModelServer:
     """Each method is one effect; what is done to it by others than us is below."""
 
     rng: random.Random
-    place: PostgresPlace = field(default_factory=lambda: PostgresPlace(PlainDsn("host=model"), "em", "em"))
+    place: PostgresTarget = field(default_factory=lambda: PostgresTarget(Plain("host=model"), "em", "em"))
     lsn: int = 4096
     xid: int = 700
     open: dict[int, list[OutboxRow]] = field(default_factory=dict)
@@ -75,13 +76,13 @@ class ModelServer:
 
     # what we ask
 
-    def look(self, part: PostgresPlace) -> Survey:
+    def look(self, part: PostgresTarget) -> Survey:
         return Survey(
             "model", 180000, "logical", False, _INCARNATION, self.lsn, "db", self.slots.get(part.slot),
             str(self._fingerprints[part.slot]), str(self._published[part.publication]), SCHEMA_VERSION, "evermark",
         )  # fmt: skip
 
-    def read(self, part: PostgresPlace, start: int, end: int) -> list[OutboxRow]:
+    def read(self, part: PostgresTarget, start: int, end: int) -> list[OutboxRow]:
         """What a peek gives: nothing of before the slot, and nothing the publication lacked."""
         slot = self._usable(part.slot)
         first = max(start, slot.confirmed_lsn or 0)
@@ -115,7 +116,7 @@ class ModelServer:
             raise BusyError(f"slot {to} is there already")
         self.slots[to] = self._usable(name)
 
-    def mend_publication(self, part: PostgresPlace) -> None:
+    def mend_publication(self, part: PostgresTarget) -> None:
         self._whole[part.publication] = True
         self._published[part.publication] += 1
         self._fingerprints[part.slot] = self._published[part.publication]
@@ -146,13 +147,13 @@ class ModelServer:
         if making is not None and making.keeper is keeper:
             self.drop(name)
 
-    def candidates(self, part: PostgresPlace, snapshot: str, floor: str | None) -> list[OutboxRow]:
+    def candidates(self, part: PostgresTarget, snapshot: str, floor: str | None) -> list[OutboxRow]:
         count, keeper = self._snapshots.get(snapshot, (0, None))
         if keeper is None or keeper.dead:
             raise EvermarkError(f"there is no snapshot {snapshot}")
         return [r for r in self._mine(part, count) if floor is None or r.xid >= int(floor)]
 
-    def forget(self, keeper: Process, part: PostgresPlace) -> None:
+    def forget(self, keeper: Process, part: PostgresTarget) -> None:
         """A connection ends, and with it what it kept."""
         self._snapshots = {name: kept for name, kept in self._snapshots.items() if kept[1] is not keeper}
         self.cancel_slot(spare_name(part.slot), keeper)
@@ -190,7 +191,7 @@ class ModelServer:
         if name in self.slots and self.slots[name].wal_status == "reserved" and name not in self._making:
             self.slots[name] = replace(self.slots[name], confirmed_lsn=self.lsn, restart_lsn=self.lsn)
 
-    def change_publication(self, part: PostgresPlace) -> None:
+    def change_publication(self, part: PostgresTarget) -> None:
         """Rows that are committed from here on are not given by any slot."""
         self._whole[part.publication] = False
         self._published[part.publication] += 1
@@ -203,10 +204,10 @@ class ModelServer:
             elif making.keeper.dead and not making.waits_for & self.open.keys():
                 self._persist(name)
 
-    def before(self, part: PostgresPlace, lsn: int) -> list[OutboxRow]:
+    def before(self, part: PostgresTarget, lsn: int) -> list[OutboxRow]:
         return [row for row in self._mine(part) if row.committed_at < lsn]
 
-    def older(self, part: PostgresPlace, floor: int) -> list[OutboxRow]:
+    def older(self, part: PostgresTarget, floor: int) -> list[OutboxRow]:
         return [row for row in self._mine(part) if row.xid < floor]
 
     def _persist(self, name: str) -> None:
@@ -220,5 +221,5 @@ class ModelServer:
             raise GapError(f"slot {name} cannot be read")
         return slot
 
-    def _mine(self, part: PostgresPlace, count: int | None = None) -> list[OutboxRow]:
+    def _mine(self, part: PostgresTarget, count: int | None = None) -> list[OutboxRow]:
         return [row for row in self.rows[:count] if part.share in (None, row.share)]

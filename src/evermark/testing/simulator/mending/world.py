@@ -11,9 +11,10 @@ from evermark.cluster.fence import source_lease
 from evermark.delivery.base import SourcePartition
 from evermark.ingest.recoveries_memory import MemoryRecoveries
 from evermark.ingest.recovery import TRIES_MAX, TRIES_WITHIN, Choice, Recovery, Step
+from evermark.secrets import Plain
 from evermark.sources.postgres.lsn import Position
-from evermark.sources.postgres.place import PlainDsn, PostgresPlace
 from evermark.sources.postgres.slots import spare_name
+from evermark.sources.postgres.target import PostgresTarget
 from evermark.testing.simulator.broken import require
 from evermark.testing.simulator.mending.server import ModelServer, OutboxRow
 from evermark.testing.simulator.scenario import Scenario
@@ -28,7 +29,7 @@ class MendWorld(World):
 
     def __init__(self, scenario: Scenario) -> None:
         super().__init__(scenario)
-        place = PostgresPlace(PlainDsn("host=model"), "em", "em", slots=len(scenario.places))
+        place = PostgresTarget(Plain("host=model"), "em", "em", slots=len(scenario.places))
         self.server = ModelServer(self.rng, place)
         self.recoveries = MemoryRecoveries(self.leases, self.clock)
         self.skipped: set[str] = set()
@@ -39,7 +40,7 @@ class MendWorld(World):
         self._struck = dict.fromkeys(self.partitions, 0)  # the step at which something was done to a slot, and
         self._made = dict.fromkeys(self.partitions, 0)  # that at which a new one was begun
 
-    def part(self, partition: int) -> PostgresPlace:
+    def part(self, partition: int) -> PostgresTarget:
         return self.server.place.parts()[partition]
 
     # what others do
@@ -135,7 +136,7 @@ class MendWorld(World):
         part = self.part(partition)
         self._require_taken(part, self.server.before(part, Position.parse(position).lsn), f"reading goes on {position}")
 
-    def _require_taken(self, part: PostgresPlace, rows: list[OutboxRow], said: str) -> None:
+    def _require_taken(self, part: PostgresTarget, rows: list[OutboxRow], said: str) -> None:
         log = self.logs[NAME]
         durable = {row.event_id for append in log.commits[: log.durable_commits()] for row in log.rows_of(append)}
         missing = [row.event_id for row in rows if row.event_id not in durable | self.skipped]

@@ -1,4 +1,4 @@
-"""The Postgres that a lost slot is mended at: what `mending.py` asks of it, as SQL."""
+"""The Postgres at which a lost slot is repaired: what `steps.py` asks of it, as SQL."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from evermark.errors import BusyError, SetupError
 from evermark.sources.base import Hole
 from evermark.sources.postgres.connect import Link, connect
 from evermark.sources.postgres.failures import translate, where
-from evermark.sources.postgres.hole import OutboxHole
-from evermark.sources.postgres.install import create_publication
 from evermark.sources.postgres.lsn import Incarnation, lsn_of
-from evermark.sources.postgres.mending import MendServer, NewSlot, OutboxMend
-from evermark.sources.postgres.place import PostgresPlace
+from evermark.sources.postgres.outbox import create_publication
+from evermark.sources.postgres.repair.gap import OutboxGap
+from evermark.sources.postgres.repair.steps import NewSlot, OutboxRepair, RepairServer
 from evermark.sources.postgres.slots import Slot, drop_slot, make_failover, slot_named, walsender
 from evermark.sources.postgres.survey import Survey, look
+from evermark.sources.postgres.target import PostgresTarget
 
 FAILOVER_VERSION = 170000
 _OPTIONS_VERSION = 150000
 _STOP_POLL_S = 0.2
 
 
-def mend_of(
-    place: PostgresPlace, *, wait_s: float = 3600.0, on_finished: Callable[[], None] = lambda: None
-) -> OutboxMend:
+def repair_of(
+    target: PostgresTarget, *, wait_s: float = 3600.0, on_finished: Callable[[], None] = lambda: None
+) -> OutboxRepair:
     """`wait_s`: how long a new slot may wait for transactions that were open before it."""
-    return OutboxMend(place, PostgresMendServer(place, wait_s), on_finished)
+    return OutboxRepair(target, PostgresRepairServer(target, wait_s), on_finished)
 
 
-class PostgresMendServer(MendServer):
+class PostgresRepairServer(RepairServer):
     """On one connection, opened when it is needed; and one that keeps the snapshot."""
 
-    def __init__(self, place: PostgresPlace, wait_s: float) -> None:
-        self._place = place
+    def __init__(self, target: PostgresTarget, wait_s: float) -> None:
+        self._target = target
         self._wait_s = wait_s
         self._open: Link | None = None
         self._keeper: psycopg.Connection[Any] | None = None
@@ -46,7 +46,7 @@ class PostgresMendServer(MendServer):
     @property
     def _link(self) -> Link:
         if self._open is None:
-            self._open = connect(self._place.dsn)
+            self._open = connect(self._target.dsn)
         return self._open
 
     def disconnect(self) -> None:
@@ -55,23 +55,23 @@ class PostgresMendServer(MendServer):
             self._open = None
 
     def look(self) -> Survey:
-        return look(self._link, self._place)
+        return look(self._link, self._target)
 
     def slot(self, name: str) -> Slot | None:
         return slot_named(self._link, name)
 
     def mend_publication(self) -> None:
         with self._link.connection.transaction():
-            create_publication(self._link, self._place, again=True)
-            query = sql.SQL("select {}.note_mended(%s)").format(sql.Identifier(self._place.schema))
-            self._link.row(query.as_string(), (self._place.slot,), doing="noting the publication")
+            create_publication(self._link, self._target, again=True)
+            query = sql.SQL("select {}.note_mended(%s)").format(sql.Identifier(self._target.schema))
+            self._link.row(query.as_string(), (self._target.slot,), doing="noting the publication")
 
     def make(self, name: str, version: int, stopped: Callable[[], bool]) -> NewSlot:
         """The snapshot lasts while `_keeper` is connected and idle."""
         options = "(SNAPSHOT 'export')" if version >= _OPTIONS_VERSION else "EXPORT_SNAPSHOT"
         command = f'CREATE_REPLICATION_SLOT "{name}" LOGICAL pgoutput {options}'
-        self._keeper = walsender(self._place)
-        dsn = self._place.dsn.open()
+        self._keeper = walsender(self._target)
+        dsn = self._target.dsn.open()
         try:
             with _ended_by(self._keeper, stopped, self._wait_s) as ended:
                 found = self._keeper.execute(command.encode()).fetchone()
@@ -89,11 +89,11 @@ class PostgresMendServer(MendServer):
         return NewSlot(lsn_of(str(found[1])), str(found[2]))
 
     def floor(self) -> str | None:
-        found = self._link.row(_floor_query(self._place), (self._place.slot,), doing="looking for the floor")
+        found = self._link.row(_floor_query(self._target), (self._target.slot,), doing="looking for the floor")
         return found[0] if found else None
 
     def hole(self, new: NewSlot, incarnation: Incarnation, floor: str | None) -> Hole:
-        hole = OutboxHole(self._place, new.snapshot, incarnation, new.lsn, floor)
+        hole = OutboxGap(self._target, new.snapshot, incarnation, new.lsn, floor)
         hole.survey()
         return hole
 
@@ -107,7 +107,7 @@ class PostgresMendServer(MendServer):
     def mark_failover(self) -> None:
         version = int(self._link.one("show server_version_num", doing="asking for the version")[0])
         if version >= FAILOVER_VERSION:
-            make_failover(self._place)
+            make_failover(self._target)
 
     def let_go(self) -> None:
         if self._keeper is not None:
@@ -115,12 +115,12 @@ class PostgresMendServer(MendServer):
             self._keeper = None
 
 
-def _floor_query(place: PostgresPlace) -> str:
+def _floor_query(target: PostgresTarget) -> str:
     query = sql.SQL(
         "select r.floor::text from {}.readers r, pg_control_system() s"
         " where r.slot = %s and r.floor_system = s.system_identifier"
     )
-    return query.format(sql.Identifier(place.schema)).as_string()
+    return query.format(sql.Identifier(target.schema)).as_string()
 
 
 @contextmanager

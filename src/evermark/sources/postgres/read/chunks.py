@@ -17,7 +17,7 @@ from psycopg import sql
 
 from evermark.errors import FormatError
 from evermark.sources.postgres.lsn import lsn_text
-from evermark.sources.postgres.pgoutput import I64
+from evermark.sources.postgres.read.pgoutput import I64
 
 BUCKET = 1024
 BIG_BYTES = 16 * 1024

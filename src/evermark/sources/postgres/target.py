@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass, replace
 
 from evermark.errors import ConfigError
-from evermark.secrets import Sealed
+from evermark.secrets import Hidden
 from evermark.sources.postgres.names import TableNameError, table_name
-
-if TYPE_CHECKING:
-    from evermark.sources.postgres.settings import PostgresSettings
 
 _NAME = re.compile(r"[a-z_][a-z0-9_]*", re.ASCII)
 TABLES_MAX = 10_000
@@ -20,24 +16,6 @@ SLOTS_MAX = 16
 NAME_MAX = 63
 EVENTS_RETENTION_S = 7 * 86_400.0
 WAL_RETAINED_WARN_BYTES = 4 * 1024**3
-# In a publication and in a query alike: the slots' shares must be those of the rows looked through after a loss.
-MY_SHARE = "mod(mod(hashtextextended(coalesce({key}, ''), 0), {n}) + {n}, {n}) = {k}"
-
-
-class Dsn(Protocol):
-    """A connection string that shows itself only when opened: `evermark.secrets.Sealed`, or `PlainDsn`."""
-
-    def open(self) -> str: ...
-
-
-@dataclass(frozen=True)
-class PlainDsn:
-    """A connection string without a secret in it, or a test's."""
-
-    text: str = field(repr=False)
-
-    def open(self) -> str:
-        return self.text
 
 
 @dataclass(frozen=True)
@@ -63,17 +41,17 @@ class TableChoice:
 
 
 @dataclass(frozen=True)
-class PostgresPlace:
+class PostgresTarget:
     """Everything a Postgres source needs to know. Picklable as far as its `dsn` is."""
 
-    dsn: Dsn
+    dsn: Hidden
     slot: str
     publication: str
     schema: str = "pgstream"
     tables: tuple[TableChoice, ...] = ()
     events_retention_s: float = EVENTS_RETENTION_S
     slots: int = 1  # how many slots share the events, by key
-    share: int | None = None  # which of them this place is; none: all of them
+    share: int | None = None  # which of them this target is; none: all of them
     wal_retained_warn_bytes: int = WAL_RETAINED_WARN_BYTES
 
     def __post_init__(self) -> None:
@@ -93,8 +71,8 @@ class PostgresPlace:
         if not 1 <= self.slots <= SLOTS_MAX:
             raise ConfigError(f"{self.slots} slots to read from; 1 to {SLOTS_MAX} are possible")
 
-    def parts(self) -> list[PostgresPlace]:
-        """One place for each slot: a partition of the source."""
+    def parts(self) -> list[PostgresTarget]:
+        """One target for each slot: a partition of the source."""
         if self.slots == 1 or self.share is not None:
             return [self]
         return [
@@ -102,12 +80,21 @@ class PostgresPlace:
             for n in range(self.slots)
         ]
 
+    def share_sql(self, key: str = "key") -> str:
+        """The condition, as SQL, by which an event is this slot's: all of one key are in one share, and stay in order.
+
+        The same in a publication and in a query: the slots' shares must be those of the rows looked through after a
+        loss.
+        """
+        if self.share is None:
+            return "true"
+        n = self.slots
+        return f"mod(mod(hashtextextended(coalesce({key}, ''), 0), {n}) + {n}, {n}) = {self.share}"
+
     @property
     def row_filter(self) -> str:
-        """Which events are this slot's, as SQL: all of one key are in one share, and stay in order."""
-        if self.share is None:
-            return ""
-        return f"where ({MY_SHARE.format(key='key', n=self.slots, k=self.share)})"
+        """The publication's clause for it; none where the slot has all events."""
+        return "" if self.share is None else f"where ({self.share_sql()})"
 
 
 def suffixed(name: str, suffix: str) -> str:
@@ -116,25 +103,3 @@ def suffixed(name: str, suffix: str) -> str:
         return name + suffix
     digest = hashlib.sha256(name.encode()).hexdigest()[:8]
     return f"{name[: NAME_MAX - 9 - len(suffix)]}_{digest}{suffix}"
-
-
-def open_partition(settings: PostgresSettings) -> PostgresPlace:
-    """The place that named settings describe, with its secrets open: for this process alone."""
-    return place_of(settings, PlainDsn(settings.open_dsn()))
-
-
-def place_of(settings: PostgresSettings, dsn: Dsn | None = None) -> PostgresPlace:
-    """The place that named settings describe; sealed ones, unless a `dsn` is given for this process alone."""
-    found = dsn or (settings.dsn if isinstance(settings.dsn, Sealed) else None)
-    if found is None or settings.slot is None or settings.publication is None:
-        raise ConfigError("the settings of a Postgres source are not complete", hint="seal and name them first")
-    return PostgresPlace(
-        found,
-        settings.slot,
-        settings.publication,
-        settings.schema_name,
-        tuple(TableChoice(t.name, t.exclude, t.hash) for t in settings.tables),
-        events_retention_s=settings.events_retention.total_seconds(),
-        slots=settings.slots,
-        wal_retained_warn_bytes=settings.wal_retained_warn,
-    )

@@ -1,9 +1,10 @@
-"""What the models are made of: a strict base and the kinds of value people write."""
+"""What the models of settings are made of: a strict base and the kinds of value people write."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Annotated, Any
 
@@ -20,6 +21,8 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from evermark import durations
+from evermark.secrets import Secret
+from evermark.settings.problems import KeyPath, Problem
 
 NAME = r"^[a-z][a-z0-9_]{0,40}$"
 
@@ -30,6 +33,18 @@ def refusal(
     """The error a validator raises. `text` and `hint` must not repeat the value: it may be a secret."""
     context = {"text": text, "hint": hint, "hint_showing_value": hint_showing_value, "at": tuple(at)}
     return PydanticCustomError("evermark", "{text}", context)
+
+
+@dataclass(frozen=True)
+class NotYet:
+    """Marks a key that no part of the program reads yet, or only with other values: a file that gives it is refused."""
+
+    text: str
+    hint: str = "take it out of the file"
+    values: tuple[str, ...] = ()  # the refused values; empty: the key is refused with any value
+
+    def refuses(self, value: Any) -> bool:
+        return not self.values or value in self.values
 
 
 class KeyNotes:
@@ -70,6 +85,23 @@ class Model(BaseModel):
         if isinstance(info.context, KeyNotes):
             info.context.note(data, cls.keys())
         return {key: value for key, value in data.items() if value is not None}
+
+    def not_yet(self, path: KeyPath = ()) -> Iterator[Problem]:
+        """Every key that was given, here or below, and that its `NotYet` refuses."""
+        for name in self.model_fields_set:
+            field, value = type(self).model_fields[name], getattr(self, name)
+            at = (*path, field.alias or name)
+            marks = (mark for mark in field.metadata if isinstance(mark, NotYet) and mark.refuses(value))
+            yield from (Problem(at, mark.text, mark.hint) for mark in marks)
+            yield from _not_yet_within(value, at)
+
+
+def _not_yet_within(value: Any, path: KeyPath) -> Iterator[Problem]:
+    if isinstance(value, Model):
+        yield from value.not_yet(path)
+    elif isinstance(value, dict | tuple):
+        for key, each in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _not_yet_within(each, (*path, key))
 
 
 def _no_bool(value: Any) -> Any:
@@ -148,3 +180,12 @@ def between(least: timedelta, most: timedelta) -> BeforeValidator:
         return span
 
     return BeforeValidator(check)
+
+
+def postgres_dsn(secret: Secret) -> Secret:
+    text = secret.reveal()
+    if not (text.startswith(("postgresql://", "postgres://")) or re.match(r"\s*\w+\s*=", text)):
+        raise refusal("expected a Postgres address, for example postgresql://user:password@host:5432/database")
+    if len(text) > 4096 or "\0" in text:
+        raise refusal("expected a Postgres address of at most 4096 characters")
+    return secret

@@ -1,8 +1,8 @@
-"""A lost slot, mended: a new slot first, so that nothing more is lost; then what the log lacks is found in `events`
-under the very moment the new slot begins; then the new slot takes the old one's name.
+"""The repair of a lost slot: a new slot first, so that nothing more is lost; then the events that the log lacks
+are found in `events` as of the very moment the new slot begins; then the new slot takes the old one's name.
 
 Two names are enough to find the way on after a crash: the reader's own slot, and `<slot>_mend`, which exists only while
-a hole is open. While it does, the own slot is not read, whatever it looks like.
+a gap is open. While it does, the own slot is not read, whatever it looks like.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from evermark.errors import GapError
 from evermark.sources.base import Hole, Mend
 from evermark.sources.postgres.failures import RECOVER_HINT, where
 from evermark.sources.postgres.lsn import Incarnation, Position
-from evermark.sources.postgres.place import PostgresPlace
 from evermark.sources.postgres.slots import Slot, spare_name
 from evermark.sources.postgres.survey import Survey, stranger, unfit, unregistered
+from evermark.sources.postgres.target import PostgresTarget
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class NewSlot:
     snapshot: str
 
 
-class MendServer(ABC):
-    """What a mend asks of the server. Nothing of it is undone by a crash but the snapshot."""
+class RepairServer(ABC):
+    """What a repair asks of the server. Nothing of it is undone by a crash but the snapshot."""
 
     @abstractmethod
     def look(self) -> Survey: ...
@@ -41,7 +41,7 @@ class MendServer(ABC):
 
     @abstractmethod
     def mend_publication(self) -> None:
-        """In one transaction with its new fingerprint: whatever is done to it after this is another hole."""
+        """In one transaction with its new fingerprint: a change of it after this is another gap."""
 
     @abstractmethod
     def make(self, name: str, version: int, stopped: Callable[[], bool]) -> NewSlot:
@@ -49,7 +49,7 @@ class MendServer(ABC):
 
     @abstractmethod
     def floor(self) -> str | None:
-        """No event of an earlier transaction is missing from the log; none: nobody knows."""
+        """No event of an earlier transaction is missing from the log; none: not known."""
 
     @abstractmethod
     def hole(self, new: NewSlot, incarnation: Incarnation, floor: str | None) -> Hole:
@@ -77,23 +77,23 @@ class MendServer(ABC):
 
 
 class Ending(Enum):
-    """What is left to do when a hole is closed."""
+    """What is left to do when a gap is closed."""
 
     RENAME = "rename"  # the spare slot takes the name of the one that was lost
     DROP_SPARE = "drop spare"  # it has done so already
     NOTHING = "nothing"
 
 
-def ending(own: Slot | None, spare: Slot | None, at: Position, place: PostgresPlace) -> Ending:
+def ending(own: Slot | None, spare: Slot | None, at: Position, target: PostgresTarget) -> Ending:
     """How the slots come to be what reading at `at` needs. Raises `GapError` when neither gives all from there on."""
     if spare is None:
         if own is None or not gives(own, at):
-            raise GapError(f"slot {place.slot} at {where(place.dsn.open())} was lost again", hint=RECOVER_HINT)
+            raise GapError(f"slot {target.slot} at {where(target.dsn.open())} was lost again", hint=RECOVER_HINT)
         return Ending.NOTHING
     if own is not None and gives(own, at) and own.confirmed_lsn == at.lsn:
         return Ending.DROP_SPARE
     if not gives(spare, at):
-        raise GapError(f"slot {spare_name(place.slot)} at {where(place.dsn.open())} was lost too", hint=RECOVER_HINT)
+        raise GapError(f"slot {spare_name(target.slot)} at {where(target.dsn.open())} was lost too", hint=RECOVER_HINT)
     return Ending.RENAME
 
 
@@ -104,26 +104,26 @@ def gives(slot: Slot, at: Position) -> bool:
     return slot.confirmed_lsn <= at.lsn
 
 
-class OutboxMend(Mend):
+class OutboxRepair(Mend):
     """The order of its steps is what makes each of them repeatable after a crash."""
 
     def __init__(
-        self, place: PostgresPlace, server: MendServer, on_finished: Callable[[], None] = lambda: None
+        self, target: PostgresTarget, server: RepairServer, on_finished: Callable[[], None] = lambda: None
     ) -> None:
-        self._place = place
+        self._target = target
         self._server = server
         self._on_finished = on_finished
 
     @property
     def spare(self) -> str:
-        return spare_name(self._place.slot)
+        return spare_name(self._target.slot)
 
     def begin(self, stopped: Callable[[], bool], left_at: str | None = None) -> Hole:
         self.close()
         server = self._server
         try:
             survey = server.look()
-            problem = unfit(survey) or unregistered(survey, self._place)
+            problem = unfit(survey) or unregistered(survey, self._target)
             if problem is None and left_at is not None:
                 problem = stranger(survey, Position.parse(left_at))
             if problem is not None:
@@ -140,9 +140,9 @@ class OutboxMend(Mend):
 
     def finish(self, position: str) -> None:
         self.close()
-        server, own, at = self._server, self._place.slot, Position.parse(position)
+        server, own, at = self._server, self._target.slot, Position.parse(position)
         try:
-            left = ending(server.slot(own), server.slot(self.spare), at, self._place)
+            left = ending(server.slot(own), server.slot(self.spare), at, self._target)
             if left is Ending.RENAME:
                 server.drop(own)
                 failpoint.hit("mend.old_dropped")

@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from evermark.errors import BusyError, EvermarkError
+from evermark.secrets import Hidden
 from evermark.sources.postgres.connect import Link, connect
-from evermark.sources.postgres.place import Dsn
 
 T = TypeVar("T")
 Say = Callable[[str], None]
 
-LOCK_TIMEOUT_S = 1.0  # how long we stand in a queue: everybody who comes after us stands behind us
+LOCK_TIMEOUT_S = 1.0  # how long we wait for a lock: every later request for it waits behind ours
 SAY_AFTER_S = 2.0
 SAY_EVERY_S = 10.0
 _LOOK_EVERY_S = 0.3
-_QUEUE_AGAIN_S = 15.0  # a lock is asked for again after this time, whoever still holds it
+_QUEUE_AGAIN_S = 15.0  # after this time the lock is asked for again, though it is still held
 _NAMED_MAX = 3
 
 _HOLDERS = """
@@ -50,7 +50,7 @@ class Holder:
 class Waiting:
     """All the waiting of one command: `wait_s` is for all of it together. `say` gets a line now and then."""
 
-    def __init__(self, dsn: Dsn, pid: int, wait_s: float, say: Say) -> None:
+    def __init__(self, dsn: Hidden, pid: int, wait_s: float, say: Say) -> None:
         self._dsn, self._pid, self._say = dsn, pid, say
         self._wait_s = wait_s
         self._began = time.monotonic()
@@ -60,7 +60,7 @@ class Waiting:
         return self._wait_s - (time.monotonic() - self._began)
 
     def for_lock(self, what: str, step: Callable[[], T]) -> T:
-        """Do a step that needs a lock. It is asked for briefly and again, and in between nobody queues behind us."""
+        """Do a step that needs a lock. The lock is asked for briefly, again and again; in between, no session waits."""
         with self._watched(what):
             while True:
                 try:
@@ -71,7 +71,7 @@ class Waiting:
                 self._until_gone()
 
     def for_transactions(self, what: str, step: Callable[[int], T]) -> T:
-        """Do a step that waits for open transactions by itself, in the way of nobody, for at most so many ms."""
+        """Do a step that waits for open transactions itself and blocks no session, for at most so many ms."""
         with self._watched(what):
             try:
                 return step(max(1000, int(self.left_s() * 1000)))
@@ -89,7 +89,7 @@ class Waiting:
         )
 
     def _until_gone(self) -> None:
-        """Until those who stood in our way are gone, without standing in the way of others."""
+        """Until the transactions that stood in our way are gone, without standing in the way of others."""
         names = [holder.virtual for holder in self._holders if holder.virtual is not None]
         if not names:
             time.sleep(_LOOK_EVERY_S)

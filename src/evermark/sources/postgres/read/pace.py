@@ -4,7 +4,7 @@ Most WAL may not be ours: other tables, vacuum, our own checkpoint rows. Offerin
 batch of nothing for each; never offering foreign WAL would keep the slot from moving on. So a little WAL is probed, and
 what held nothing is offered anyway after a while: the driver takes it as an empty batch, checkpoints and confirms it.
 Peeks and advances read the WAL again from where the slot must restart. While another transaction stays open that can
-be a lot: whatever was expensive is followed by a pause as long as it took.
+be a lot: an expensive peek or advance is followed by a pause as long as it took.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -16,7 +17,7 @@ from evermark.sources.base import Hole, Slice
 from evermark.sources.postgres.connect import Link, connect
 from evermark.sources.postgres.failures import translated
 from evermark.sources.postgres.lsn import Incarnation, hex_columns, positions
-from evermark.sources.postgres.place import MY_SHARE, PostgresPlace
+from evermark.sources.postgres.target import PostgresTarget
 
 RECOVERED = "recovered"
 _BLOCKS = 32_768  # of 8 KiB: a piece is a quarter of a gigabyte at most
@@ -45,11 +46,11 @@ where e.ctid >= {first}::tid and e.ctid < {last}::tid and {young}
 
 
 @dataclass
-class OutboxHole(Hole):
+class OutboxGap(Hole):
     """What is found carries the flag `recovered`. Its place in the log is just below the LSN reading goes on from:
     WAL records begin at multiples of eight, so no commit is ever found there."""
 
-    place: PostgresPlace
+    target: PostgresTarget
     snapshot: str
     incarnation: Incarnation
     lsn: int  # where the new slot begins: what the snapshot shows was committed before, all else comes from the slot
@@ -70,9 +71,9 @@ class OutboxHole(Hole):
         found: list[Slice] = []
         oldest: list[datetime] = []
         whole_log = False
-        with self._open() as link:
+        with _seeing(self.snapshot, self.target) as link:
             has_previous_key = self._has_previous_key(link)
-            events = sql.Literal(f'"{self.place.schema}".events')
+            events = sql.Literal(f'"{self.target.schema}".events')
             tables = sql.SQL(_TABLES).format(events=events).as_string()
             for table, blocks in link.rows(tables, doing="listing partitions"):
                 sane = sql.SQL(_SANE.format(column="created_at"))
@@ -83,7 +84,7 @@ class OutboxHole(Hole):
                 oldest += [since] if since else []
                 whole_log = whole_log or timeless > 0
                 for first in range(0, blocks, _BLOCKS):
-                    # The last piece is open at its end: whatever was added since is not in the snapshot.
+                    # The last piece is open at its end: rows added since are not in the snapshot.
                     last = first + _BLOCKS if first + _BLOCKS < blocks else 2**32 - 1
                     detail = {"table": table, "first": str(first), "last": str(last)}
                     detail |= {"previous_key": "there"} if has_previous_key else {}
@@ -95,7 +96,7 @@ class OutboxHole(Hole):
     def read(self, piece: Slice) -> Iterator[pa.RecordBatch]:
         query = sql.SQL(_ROWS_OF).format(
             table=self._table(piece.detail["table"]),
-            streams=sql.Identifier(self.place.schema, "streams"),
+            streams=sql.Identifier(self.target.schema, "streams"),
             first=sql.Literal(f"({piece.detail['first']},0)"),
             last=sql.Literal(f"({piece.detail['last']},0)"),
             young=self._young("e."),
@@ -104,7 +105,7 @@ class OutboxHole(Hole):
         )
         copy_out = sql.SQL("copy ({}) to stdout").format(query)
         with (
-            self._open() as link,
+            _seeing(self.snapshot, self.target) as link,
             translated(link.dsn, "reading events the log may lack"),
             link.connection.cursor().copy(copy_out) as copy,
         ):
@@ -130,7 +131,7 @@ class OutboxHole(Hole):
         columns: dict[str, object] = {
             "event_id": ids,
             "position": [bytes(digits).decode() for digits in hex_columns(order, 16)],
-            "stream": [stream or f"{self.place.schema}.events" for stream in streams],
+            "stream": [stream or f"{self.target.schema}.events" for stream in streams],
             "op": ops,
             "key": keys,
             "tx": xids,
@@ -146,47 +147,25 @@ class OutboxHole(Hole):
     def _has_previous_key(self, link: Link) -> bool:
         """Not in an outbox of version 2. If it comes after this, it is null in all that the snapshot shows."""
         query = "select exists (select from pg_attribute where attrelid = %s::regclass and attname = 'previous_key')"
-        return link.one(query, (f'"{self.place.schema}".events',), doing="looking at the columns of events") == (True,)
-
-    def _open(self) -> _Snapshot:
-        return _Snapshot(self.place, self.snapshot)
+        return link.one(query, (f'"{self.target.schema}".events',), doing="looking at the columns of events") == (True,)
 
     def _table(self, name: str) -> sql.Identifier:
-        return sql.Identifier(self.place.schema, name)
+        return sql.Identifier(self.target.schema, name)
 
     def _young(self, prefix: str = "") -> sql.Composable:
-        conditions: list[sql.Composable] = []
+        conditions: list[sql.Composable] = [sql.SQL(self.target.share_sql(f"{prefix}key"))]
         if self.floor is not None:
             conditions.append(sql.SQL("{}tx >= {}::xid8").format(sql.SQL(prefix), sql.Literal(self.floor)))
-        if self.place.share is not None:
-            mine = sql.SQL(MY_SHARE).format(
-                key=sql.SQL(f"{prefix}key"), n=sql.Literal(self.place.slots), k=sql.Literal(self.place.share)
-            )
-            conditions.append(mine)
-        return sql.SQL(" and ").join(conditions) if conditions else sql.SQL("true")
+        return sql.SQL(" and ").join(conditions)
 
 
-class _Snapshot:
+@contextmanager
+def _seeing(snapshot: str, target: PostgresTarget) -> Iterator[Link]:
     """A connection that sees exactly what the exported snapshot shows."""
-
-    def __init__(self, place: PostgresPlace, snapshot: str) -> None:
-        self._place, self._snapshot = place, snapshot
-        self._link: Link | None = None
-
-    def __enter__(self) -> Link:
-        link = connect(self._place.dsn)
-        self._link = link
-        try:
-            with translated(link.dsn, "going back to the moment of the new slot"):
-                if link.connection.info.server_version >= 170000:
-                    link.connection.execute("set transaction_timeout = 0")
-                link.connection.execute("begin isolation level repeatable read, read only")
-                link.connection.execute(sql.SQL("set transaction snapshot {}").format(sql.Literal(self._snapshot)))
-        except BaseException:
-            link.close()
-            raise
-        return link
-
-    def __exit__(self, *_: object) -> None:
-        if self._link is not None:
-            self._link.close()
+    with connect(target.dsn) as link:
+        with translated(link.dsn, "going back to the moment of the new slot"):
+            if link.connection.info.server_version >= 170000:
+                link.connection.execute("set transaction_timeout = 0")
+            link.connection.execute("begin isolation level repeatable read, read only")
+            link.connection.execute(sql.SQL("set transaction snapshot {}").format(sql.Literal(snapshot)))
+        yield link

@@ -1,10 +1,10 @@
-"""Which events of an outbox wait to be taken, seen without its slot: that belongs to whoever reads.
+"""Which events of an outbox wait to be taken, seen without its slot, which belongs to the reader.
 
 An event's row tells the WAL position of its *insert*, and when its transaction began; where it was committed, only the
 slot knows. So two things are looked at. Rows that were inserted at the log's end or after it were certainly committed
 after it: they wait. Rows that were inserted before it, by a transaction that ended after it, cannot be told apart from
 rows that were taken; but their commit moved the WAL on, and a reader passes all WAL within seconds, whether it holds
-events or not (pace.py). WAL that nobody has passed for longer than that is said to wait as well.
+events or not (pace.py). WAL that no reader has passed for longer than that counts as waiting, too.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from evermark.sources.base import Untaken
 from evermark.sources.marks import Marks
 from evermark.sources.postgres.connect import Link, connect
 from evermark.sources.postgres.lsn import Position, lsn_text
-from evermark.sources.postgres.outbox_rows import EVENTS
-from evermark.sources.postgres.pace import IDLE_OFFER_S
-from evermark.sources.postgres.place import MY_SHARE, PostgresPlace
+from evermark.sources.postgres.read.outbox_rows import EVENTS
+from evermark.sources.postgres.read.pace import IDLE_OFFER_S
 from evermark.sources.postgres.survey import look, stranger, unfit
+from evermark.sources.postgres.target import PostgresTarget
 
 CONNECT_TIMEOUT_S = 3
 _STATEMENT_TIMEOUT = "2s"
@@ -49,10 +49,10 @@ _PLAN = {"enable_seqscan": "off", "enable_bitmapscan": "off", "max_parallel_work
 
 
 class OutboxLook:
-    """Looks at the events of one slot. Has a connection of its own, and waits for nobody long."""
+    """Looks at the events of one slot. Has a connection of its own, and never waits long."""
 
-    def __init__(self, place: PostgresPlace, clock: Callable[[], float] = time.monotonic) -> None:
-        self._place = place
+    def __init__(self, target: PostgresTarget, clock: Callable[[], float] = time.monotonic) -> None:
+        self._target = target
         self._clock = clock
         self._link: Link | None = None
         self._marks = Marks()
@@ -67,7 +67,7 @@ class OutboxLook:
             if not kept:
                 raise
         except EvermarkError:
-            self.close()  # whatever it was, the next look begins with a new connection
+            self.close()  # after any error the next look begins with a new connection
             raise
         # A connection that was kept may have been cut at any time since: that says nothing of the server now.
         try:
@@ -83,8 +83,8 @@ class OutboxLook:
 
     def _untaken(self, after: Position) -> Untaken | None:
         if self._link is None:
-            self._link = connect(self._place.dsn, CONNECT_TIMEOUT_S, statement_timeout=_STATEMENT_TIMEOUT, **_PLAN)
-        survey = look(self._link, self._place)
+            self._link = connect(self._target.dsn, CONNECT_TIMEOUT_S, statement_timeout=_STATEMENT_TIMEOUT, **_PLAN)
+        survey = look(self._link, self._target)
         trouble = unfit(survey) or stranger(survey, after)
         if trouble is not None:
             raise trouble
@@ -106,7 +106,7 @@ class OutboxLook:
 
     def _oldest_s(self, link: Link, after: Position) -> float | None:
         """How long ago the transaction of the oldest row began that was certainly not taken; None: there is none."""
-        query = self._query(_NEWEST, after, mine=self._mine(), most=sql.Literal(NEWEST_MAX))
+        query = self._query(_NEWEST, after, mine=sql.SQL(self._target.share_sql()), most=sql.Literal(NEWEST_MAX))
         seen, waiting, oldest_s = link.one(query, doing="looking for events to take")
         if oldest_s is None:
             return None
@@ -143,12 +143,6 @@ class OutboxLook:
     def _query(self, text: str, after: Position, **parts: sql.Composable) -> str:
         return (
             sql.SQL(text)
-            .format(at=sql.Literal(lsn_text(after.lsn)), events=sql.Identifier(self._place.schema, EVENTS), **parts)
+            .format(at=sql.Literal(lsn_text(after.lsn)), events=sql.Identifier(self._target.schema, EVENTS), **parts)
             .as_string()
         )
-
-    def _mine(self) -> sql.Composable:
-        if self._place.share is None:
-            return sql.SQL("true")
-        share = {"n": sql.Literal(self._place.slots), "k": sql.Literal(self._place.share)}
-        return sql.SQL(MY_SHARE).format(key=sql.SQL("key"), **share)

@@ -21,17 +21,18 @@ from psycopg import errors as pg
 from psycopg import sql
 
 from evermark.errors import BusyError, EvermarkError, GapError, IdentityError, UnreachableError
-from evermark.sources.base import Limit, Seen, Slice
-from evermark.sources.postgres.chunks import BIG_BYTES, chunked, in_order, peek_query, unpack
+from evermark.event import Seen
+from evermark.sources.base import Limit, Slice
 from evermark.sources.postgres.connect import Link, borrow, connect, give_back
 from evermark.sources.postgres.failures import RECOVER_HINT, python_encoding, translate, where
-from evermark.sources.postgres.floor import Floor, Sample
 from evermark.sources.postgres.lsn import Position, lsn_text
-from evermark.sources.postgres.outbox_rows import EVENTS, OutboxDecoder
-from evermark.sources.postgres.pace import Confirming, Offering, Verdict
 from evermark.sources.postgres.partitions import unwatched_query
-from evermark.sources.postgres.place import PostgresPlace
+from evermark.sources.postgres.read.chunks import BIG_BYTES, chunked, in_order, peek_query, unpack
+from evermark.sources.postgres.read.floor import Floor, Sample
+from evermark.sources.postgres.read.outbox_rows import EVENTS, OutboxDecoder
+from evermark.sources.postgres.read.pace import Confirming, Offering, Verdict
 from evermark.sources.postgres.survey import Survey, forgotten, look, trouble
+from evermark.sources.postgres.target import PostgresTarget
 
 READ_WORK_MEM = "256MB"
 BUSY_WAIT_S = 30.0
@@ -63,29 +64,20 @@ select xmin, (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint from ended
 
 
 @dataclass(frozen=True)
-class PostgresStatus:
-    """What `doctor` and health show of the source."""
+class KeptWal:
+    """How much WAL the server keeps for a slot."""
 
-    version: int
-    wal_level: str
-    flush_lsn: str
-    slot: str
-    slot_active: bool
-    slot_wal_status: str | None
-    confirmed_lsn: str | None
-    restart_lsn: str | None
-    unconfirmed_bytes: int | None
-    retained_bytes: int | None
-    safe_wal_bytes: int | None
-    trouble: str | None
-    schema_version: int | None = None
+    retained_bytes: int
+    unconfirmed_bytes: int
+    safe_bytes: int | None  # that may be written before the slot is lost; none: without a limit
+    schema_version: int | None  # of the outbox, seen in the same look
 
 
 class SlotReader:
     """One reader: a slot has one at a time. Not picklable; made anew in each process from its place."""
 
-    def __init__(self, place: PostgresPlace, big_bytes: int = BIG_BYTES) -> None:
-        self._place = place
+    def __init__(self, target: PostgresTarget, big_bytes: int = BIG_BYTES) -> None:
+        self._target = target
         self._big_bytes = big_bytes
         self._lock = threading.RLock()
         self._link: Link | None = None
@@ -101,9 +93,9 @@ class SlotReader:
     def earliest(self) -> str:
         """Where the slot stands: nothing before it can be read any more."""
         survey = self._look()
-        found = trouble(survey, self._place, None)
+        found = trouble(survey, self._target, None)
         if found is not None or survey.slot is None or survey.slot.confirmed_lsn is None:
-            raise found or GapError(f"slot {self._place.slot} has no position", hint=RECOVER_HINT)
+            raise found or GapError(f"slot {self._target.slot} has no position", hint=RECOVER_HINT)
         return survey.incarnation.at(survey.slot.confirmed_lsn)
 
     def check(self, resume: str | None, seen: Seen | None) -> None:
@@ -111,7 +103,7 @@ class SlotReader:
         survey = self._look()
         if position is not None and seen is not None and survey.incarnation == position.incarnation:
             self._require_known(seen)
-        found = trouble(survey, self._place, position)
+        found = trouble(survey, self._target, position)
         if found is not None:
             raise found
 
@@ -120,14 +112,14 @@ class SlotReader:
         if seen.event_time is None or seen.event_id.startswith("poison:"):
             return
         query = sql.SQL(_KNOWN).format(
-            events=sql.Identifier(self._place.schema, EVENTS),
-            schema=sql.Literal(self._place.schema),
-            meta=sql.Identifier(self._place.schema, "meta"),
+            events=sql.Identifier(self._target.schema, EVENTS),
+            schema=sql.Literal(self._target.schema),
+            meta=sql.Identifier(self._target.schema, "meta"),
         )
         args = (seen.event_time, seen.event_id, seen.event_time, seen.event_time)
         found = self._row(query.as_string(), args, doing="looking back")
         if found is not None and found[:2] == (False, True):
-            raise forgotten(where(self._place.dsn.open()), seen.event_id, found[2])
+            raise forgotten(where(self._target.dsn.open()), seen.event_id, found[2])
 
     def offer(self, start: Position, limit: Limit) -> str | None:
         """How far the next batch may go; None when there is nothing worth reading yet."""
@@ -148,7 +140,7 @@ class SlotReader:
         start, end = Position.parse(piece.start), Position.parse(piece.end)
         if start.incarnation != end.incarnation or end.lsn < start.lsn:
             raise IdentityError(f"slice {piece.start} to {piece.end} is no range of one history", hint="report this")
-        link = borrow(self._place.dsn, work_mem=READ_WORK_MEM)
+        link = borrow(self._target.dsn, work_mem=READ_WORK_MEM)
         whole = False
         try:
             yield from self._read(link, start, end)
@@ -164,9 +156,9 @@ class SlotReader:
 
     def _read(self, link: Link, start: Position, end: Position) -> Iterator[pa.RecordBatch]:
         encoding = python_encoding(link.connection.info.parameter_status("server_encoding") or "UTF8")
-        decoder = OutboxDecoder(self._place.schema, start, end, stream_name=self._stream_name, encoding=encoding)
+        decoder = OutboxDecoder(self._target.schema, start, end, stream_name=self._stream_name, encoding=encoding)
         upto = end.lsn + (1 if end.ordinal else 0)
-        query = peek_query(self._place.slot, self._place.publication, upto, big_bytes=self._big_bytes)
+        query = peek_query(self._target.slot, self._target.publication, upto, big_bytes=self._big_bytes)
         for lengths, data in chunked(in_order(unpack(self._copy(link, query)))):
             batch = decoder.decode(lengths, data)
             if batch is not None:
@@ -174,7 +166,7 @@ class SlotReader:
         # Judged last, when nothing can change any more what was read: a slot moved on, a publication changed or a
         # warning means that rows are missing, and the slice must fail.
         link.refuse_warnings("decoding")
-        found = trouble(look(link, self._place), self._place, start)
+        found = trouble(look(link, self._target), self._target, start)
         if found is not None:
             raise found
 
@@ -189,7 +181,7 @@ class SlotReader:
             except pg.ObjectInUse as error:
                 # Raised before the first message: nothing has been given out yet.
                 if time.monotonic() >= give_up_at:
-                    raise translate(error, link.dsn, f"reading slot {self._place.slot}") from error
+                    raise translate(error, link.dsn, f"reading slot {self._target.slot}") from error
             else:
                 return
             time.sleep(pause_s * random.uniform(0.5, 1.0))
@@ -198,10 +190,10 @@ class SlotReader:
     def _explain(self, error: psycopg.Error, start: Position) -> EvermarkError:
         """Why a read failed. The slot's own state is asked first; the SQLSTATE speaks second."""
         try:
-            found = trouble(self._look(), self._place, start)
+            found = trouble(self._look(), self._target, start)
         except EvermarkError as unable:
             found = unable if isinstance(unable, UnreachableError) else None
-        return found or translate(error, self._place.dsn.open(), f"reading slot {self._place.slot}")
+        return found or translate(error, self._target.dsn.open(), f"reading slot {self._target.slot}")
 
     def confirm(self, end: str) -> None:
         """Move the slot to `end`, unless that is not worth its cost yet (advancing reads the WAL again)."""
@@ -222,8 +214,8 @@ class SlotReader:
                 "select (pg_replication_slot_advance(slot_name, %s::pg_lsn)).end_lsn,"
                 " pg_wal_lsn_diff(%s::pg_lsn, restart_lsn)::bigint"
                 " from pg_replication_slots where slot_name = %s and confirmed_flush_lsn < %s::pg_lsn",
-                (lsn_text(target.lsn), lsn_text(target.lsn), self._place.slot, lsn_text(target.lsn)),
-                doing=f"advancing slot {self._place.slot}",
+                (lsn_text(target.lsn), lsn_text(target.lsn), self._target.slot, lsn_text(target.lsn)),
+                doing=f"advancing slot {self._target.slot}",
             )
         except BusyError:
             return  # a reader has it; the next confirm does this one's work
@@ -247,38 +239,28 @@ class SlotReader:
     def _note_floor(self, confirmed: Position) -> None:
         proven = self._floor.proven(confirmed.lsn)
         if proven is not None:
-            query = sql.SQL("select {}.note_floor(%s, %s::text::xid8)").format(sql.Identifier(self._place.schema))
-            self._row(query.as_string(), (self._place.slot, str(proven)), doing="noting the floor")
+            query = sql.SQL("select {}.note_floor(%s, %s::text::xid8)").format(sql.Identifier(self._target.schema))
+            self._row(query.as_string(), (self._target.slot, str(proven)), doing="noting the floor")
             self._floor.done(proven, time.monotonic())
         elif self._floor.wants_sample(time.monotonic()):
             found = self._row(_SAMPLE, doing="sampling the floor")
             if found is not None:
                 self._floor.sample = Sample(int(found[0]), int(found[1]))
 
-    def status(self) -> PostgresStatus:
+    def kept_wal(self) -> KeptWal:
         survey = self._look()
         slot = survey.slot
-        found = trouble(survey, self._place, None)
-        confirmed, restart = (slot.confirmed_lsn, slot.restart_lsn) if slot else (None, None)
-        return PostgresStatus(
-            version=survey.version,
-            wal_level=survey.wal_level,
-            flush_lsn=lsn_text(survey.flush_lsn),
-            slot=self._place.slot,
-            slot_active=bool(slot and slot.active),
-            slot_wal_status=slot.wal_status if slot else None,
-            confirmed_lsn=lsn_text(confirmed) if confirmed is not None else None,
-            restart_lsn=lsn_text(restart) if restart is not None else None,
-            unconfirmed_bytes=survey.flush_lsn - confirmed if confirmed is not None else None,
-            retained_bytes=survey.flush_lsn - restart if restart is not None else None,
-            safe_wal_bytes=slot.safe_wal_bytes if slot else None,
-            trouble=found.message if found else None,
+        restart, confirmed = (slot.restart_lsn, slot.confirmed_lsn) if slot else (None, None)
+        return KeptWal(
+            retained_bytes=survey.flush_lsn - restart if restart is not None else 0,
+            unconfirmed_bytes=survey.flush_lsn - confirmed if confirmed is not None else 0,
+            safe_bytes=slot.safe_wal_bytes if slot else None,
             schema_version=survey.schema_version,
         )
 
     def unwatched_partitions(self) -> frozenset[str]:
         """Partitions of captured tables whose truncate would not be captured."""
-        found = self._row(unwatched_query(self._place), doing="looking at partitions of captured tables")
+        found = self._row(unwatched_query(self._target), doing="looking at partitions of captured tables")
         return frozenset(found[0]) if found else frozenset()
 
     def close(self) -> None:
@@ -300,7 +282,7 @@ class SlotReader:
     def require_unchanged(self, start: Position) -> None:
         now = time.monotonic()
         if now - self._checked_at >= PUBLICATION_CHECK_S:
-            found = trouble(self._look(), self._place, start)
+            found = trouble(self._look(), self._target, start)
             if found is not None:
                 raise found
             self._checked_at = now
@@ -311,7 +293,7 @@ class SlotReader:
         if not self._incarnation_checked:
             survey = self._look()
             if survey.incarnation != start.incarnation:
-                found = trouble(survey, self._place, start)
+                found = trouble(survey, self._target, start)
                 raise found or IdentityError(f"Postgres at {survey.where} is not the one we left")
             self._incarnation_checked = True
         try:
@@ -321,23 +303,23 @@ class SlotReader:
             self._drop(link)
             raise
         if flush < start.lsn:
-            found = trouble(self._look(), self._place, start)
+            found = trouble(self._look(), self._target, start)
             raise found or IdentityError(f"Postgres at {where(link.dsn)} is behind our checkpoint")
         return flush
 
     def _holds_changes(self, start: Position, upto: int) -> bool:
         """Whether any transaction with an event of ours commits in `[start, upto)`."""
         query = sql.SQL(_PROBE).format(
-            slot=sql.Literal(self._place.slot),
+            slot=sql.Literal(self._target.slot),
             upto=sql.Literal(lsn_text(upto)),
-            publication=sql.Literal(f'"{self._place.publication}"'),
+            publication=sql.Literal(f'"{self._target.publication}"'),
             start=sql.Literal(start.lsn.to_bytes(8, "big")),
         )
         link = self._control()
         try:
             found = link.connection.execute(query).fetchone()
         except pg.ObjectInUse:
-            return True  # somebody reads; let `read` wait for it and say so
+            return True  # another session reads the slot; `read` waits for it, or says so
         except psycopg.Error as error:
             self._drop(link)
             raise self._explain(error, start) from error
@@ -346,7 +328,7 @@ class SlotReader:
 
     def _stream_name(self, number: int) -> str | None:
         if number not in self._streams:
-            query = sql.SQL("select name from {}.streams where id = %s").format(sql.Identifier(self._place.schema))
+            query = sql.SQL("select name from {}.streams where id = %s").format(sql.Identifier(self._target.schema))
             found = self._row(query.as_string(), (number,), doing="looking up a stream")
             if found is None:
                 return None
@@ -359,7 +341,7 @@ class SlotReader:
         with self._lock:
             link = self._control()
             try:
-                return look(link, self._place)
+                return look(link, self._target)
             except EvermarkError:
                 self._drop(link)
                 raise
@@ -376,7 +358,7 @@ class SlotReader:
     def _control(self) -> Link:
         with self._lock:
             if self._link is None or self._link.connection.closed:
-                self._link = connect(self._place.dsn)
+                self._link = connect(self._target.dsn)
                 self._incarnation_checked = False
                 self._floor.sample = None  # it may be another server's
             return self._link

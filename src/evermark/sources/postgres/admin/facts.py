@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from datetime import datetime
+from dataclasses import dataclass
 
 from evermark.errors import EvermarkError
 from evermark.sources.postgres.slots import Slot
@@ -33,7 +31,7 @@ class ServerFacts:
 
 @dataclass(frozen=True)
 class SlotFacts:
-    """One slot of the place, its publication, and the slot that exists only while a hole is being closed."""
+    """One slot of the place, its publication, and the slot that exists only while a repair is under way."""
 
     partition: int
     name: str
@@ -101,7 +99,7 @@ class OutboxFacts:
 
 @dataclass(frozen=True)
 class Facts:
-    """`server` is none when nobody answered; `outbox` when its schema is not there."""
+    """`server` is none when it did not answer; `outbox` when its schema is not there."""
 
     unreachable: EvermarkError | None = None
     server: ServerFacts | None = None
@@ -110,22 +108,3 @@ class Facts:
     transactions: tuple[OpenTransaction, ...] = ()
     outbox: OutboxFacts | None = None
     unseen: tuple[str, ...] = ()  # what could not be looked at, and why
-
-
-@dataclass(frozen=True)
-class Kept:
-    """What the deployment's state says of the source."""
-
-    owner: str | None
-    checkpoints: Mapping[int, str] = field(default_factory=dict)
-    recovering: frozenset[int] = frozenset()
-
-
-@dataclass(frozen=True)
-class Behind:
-    """Events a person may lose or win by a choice: those in `events` that are younger than the log's last one."""
-
-    events: EventFacts
-    younger: int | None  # none: the log has no event to compare with
-    younger_exact: bool
-    since: datetime | None

@@ -11,41 +11,48 @@ from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
+from psycopg import sql
 
 from evermark.errors import EvermarkError
-from evermark.sources.base import Condition, Limit, Mend, Seen, Slice, Source, Untaken
-from evermark.sources.postgres.chunks import BIG_BYTES
-from evermark.sources.postgres.connect import close_idle
-from evermark.sources.postgres.install import SCHEMA_VERSION, maintain
+from evermark.event import Seen
+from evermark.sources.base import Condition, Limit, Mend, Slice, Source, Untaken
+from evermark.sources.postgres.connect import close_idle, connect
 from evermark.sources.postgres.lsn import Position
-from evermark.sources.postgres.mend_server import mend_of
+from evermark.sources.postgres.outbox import SCHEMA_VERSION, maintain
 from evermark.sources.postgres.partitions import lasting
-from evermark.sources.postgres.place import PostgresPlace
-from evermark.sources.postgres.pressure import warned
-from evermark.sources.postgres.replayed import clear_request
-from evermark.sources.postgres.slot import PostgresStatus, SlotReader
-from evermark.sources.postgres.survey import outdated
-from evermark.sources.postgres.untaken import OutboxLook
+from evermark.sources.postgres.read.chunks import BIG_BYTES
+from evermark.sources.postgres.read.slot import SlotReader
+from evermark.sources.postgres.read.untaken import OutboxLook
+from evermark.sources.postgres.repair.server import repair_of
+from evermark.sources.postgres.survey import outdated, wal_warnings
+from evermark.sources.postgres.target import PostgresTarget
+
+# A newer request, or the same window with another end, stays: it has a control event of its own.
+_CLEAR = """
+update {schema}.streams set replay_from_ts = null, replay_to_ts = null
+where name = %s and replay_from_ts = %s::timestamptz and replay_to_ts is not distinct from %s::timestamptz
+returning true
+"""
 
 
 class PostgresOutbox(Source):
     """Picklable: the place travels, connections do not."""
 
-    def __init__(self, place: PostgresPlace, *, big_bytes: int = BIG_BYTES) -> None:
-        self._place = place
+    def __init__(self, target: PostgresTarget, *, big_bytes: int = BIG_BYTES) -> None:
+        self._target = target
         self._big_bytes = big_bytes
         self._prepare()
 
     def _prepare(self) -> None:
         self._unwatched: frozenset[str] = frozenset()  # partitions that the last upkeep could not see to
-        self._slots = [SlotReader(part, self._big_bytes) for part in self._place.parts()]
-        self._looks = [OutboxLook(part) for part in self._place.parts()]
+        self._slots = [SlotReader(part, self._big_bytes) for part in self._target.parts()]
+        self._looks = [OutboxLook(part) for part in self._target.parts()]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"place": self._place, "big_bytes": self._big_bytes}
+        return {"place": self._target, "big_bytes": self._big_bytes}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._place, self._big_bytes = state["place"], state["big_bytes"]
+        self._target, self._big_bytes = state["place"], state["big_bytes"]
         self._prepare()
 
     def partitions(self) -> Sequence[int]:
@@ -88,27 +95,27 @@ class PostgresOutbox(Source):
         self._slots[partition].confirm(end)
 
     def maintain(self) -> tuple[int, int, int]:
-        """Partitions made for the days ahead, dropped for days past retention, and those that have to wait."""
-        return maintain(self._place)
+        """Partitions made for the days ahead, dropped for days past retention, and partitions that have to wait."""
+        return maintain(self._target)
 
     def upkeep(self) -> None:
         self.maintain()
         self._unwatched = self._slots[0].unwatched_partitions()
 
     def condition(self) -> Condition:
-        found = [slot.status() for slot in self._slots]
-        safe = [status.safe_wal_bytes for status in found if status.safe_wal_bytes is not None]
+        found = [slot.kept_wal() for slot in self._slots]
+        safe = [kept.safe_bytes for kept in found if kept.safe_bytes is not None]
         gauges = {
-            "wal_retained_bytes": max(status.retained_bytes or 0 for status in found),
-            "unconfirmed_bytes": max(status.unconfirmed_bytes or 0 for status in found),
-            "wal_retained_limit_bytes": self._place.wal_retained_warn_bytes,
+            "wal_retained_bytes": max(kept.retained_bytes for kept in found),
+            "unconfirmed_bytes": max(kept.unconfirmed_bytes for kept in found),
+            "wal_retained_limit_bytes": self._target.wal_retained_warn_bytes,
             **({"wal_safe_bytes": min(safe)} if safe else {}),
         }
         version = found[0].schema_version or SCHEMA_VERSION
         unwatched = self._slots[0].unwatched_partitions() if version >= SCHEMA_VERSION else frozenset()
-        warnings = warned(gauges) | outdated(version)
+        warnings = wal_warnings(gauges) | outdated(version)
         if unwatched & self._unwatched:
-            warnings["unwatched_partitions"] = lasting(unwatched & self._unwatched, self._place)
+            warnings["unwatched_partitions"] = lasting(unwatched & self._unwatched, self._target)
         return Condition(gauges, warnings, upkeep_due=bool(unwatched))
 
     def untaken(self, after: Mapping[int, str]) -> Mapping[int, Untaken]:
@@ -121,21 +128,20 @@ class PostgresOutbox(Source):
         return found
 
     def replayed(self, stream: str, since: str, until: str | None) -> None:
-        clear_request(self._place, stream, since, until)
+        with connect(self._target.dsn) as link:
+            query = sql.SQL(_CLEAR).format(schema=sql.Identifier(self._target.schema))
+            link.row(query.as_string(), (stream, since, until), doing="clearing a replay request")
 
     def mend(self, partition: int) -> Mend:
-        return mend_of(self._place.parts()[partition], on_finished=lambda: self._renew(partition))
+        return repair_of(self._target.parts()[partition], on_finished=lambda: self._renew(partition))
 
     def _renew(self, partition: int) -> None:
         """What was known of the old slot's WAL says nothing of the new one's."""
         old, self._slots[partition] = (
             self._slots[partition],
-            SlotReader(self._place.parts()[partition], self._big_bytes),
+            SlotReader(self._target.parts()[partition], self._big_bytes),
         )
         old.forget()
-
-    def status(self, partition: int = 0) -> PostgresStatus:
-        return self._slots[partition].status()
 
     def close(self) -> None:
         """Confirm what was held back, and let go of all connections."""

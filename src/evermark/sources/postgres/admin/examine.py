@@ -3,16 +3,15 @@ role may not see is said to be unseen."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, TypeVar
 
 from psycopg import sql
 
 from evermark.errors import EvermarkError, UnreachableError
-from evermark.sources.postgres.connect import Link, connect
-from evermark.sources.postgres.facts import (
-    Behind,
+from evermark.sources.kinds import Retained
+from evermark.sources.postgres.admin.facts import (
     CapturedFacts,
     EventFacts,
     Facts,
@@ -22,11 +21,12 @@ from evermark.sources.postgres.facts import (
     ServerFacts,
     SlotFacts,
 )
+from evermark.sources.postgres.connect import Link, connect
 from evermark.sources.postgres.failures import where
-from evermark.sources.postgres.lsn import lsn_of
+from evermark.sources.postgres.lsn import Position, lsn_of, lsn_text
 from evermark.sources.postgres.partitions import unwatched_query
-from evermark.sources.postgres.place import PostgresPlace
 from evermark.sources.postgres.slots import slot_named, spare_name, walsender
+from evermark.sources.postgres.target import PostgresTarget
 
 T = TypeVar("T")
 
@@ -60,7 +60,7 @@ from (select) one left join pg_replication_slots s on s.slot_name = %s
 _READER = """
 select true, fingerprint, {schema}.publication_fingerprint(%s::name) from {schema}.readers where slot = %s
 """
-# Those with a transaction id: only they hold a slot back.
+# Transactions with an id: only they hold a slot back.
 _TRANSACTIONS = """
 select extract(epoch from clock_timestamp() - xact_start)::float8,
        format('process %%s of role %%s%%s, %%s, its last statement %%s s ago', pid, usename,
@@ -120,51 +120,65 @@ where n.nspname = %s and e.relname = 'events' order by 1
 _BOUNDED = "select count(*) from (select from {table} {where} limit {most}) few"
 
 
-def examine(place: PostgresPlace) -> Facts:
+def examine(target: PostgresTarget) -> Facts:
     """Everything that can be seen."""
     try:
-        link = connect(place.dsn, statement_timeout=_STATEMENT_TIMEOUT)
+        link = connect(target.dsn, statement_timeout=_STATEMENT_TIMEOUT)
     except EvermarkError as error:
         return Facts(unreachable=error)
     try:
-        return _Look(link, place).facts()
+        return _Look(link, target).facts()
     except UnreachableError as error:
         return Facts(unreachable=error)
     finally:
         link.close()
 
 
-def behind(place: PostgresPlace, since: datetime | None) -> Behind:
-    """What a choice is about, in numbers."""
-    link = connect(place.dsn, statement_timeout=_STATEMENT_TIMEOUT)
-    try:
-        look = _Look(link, place)
+def retained(target: PostgresTarget, log_newest: datetime | None) -> Retained:
+    """The events that the outbox still has, and how many of them are younger than the newest event in the log."""
+    with connect(target.dsn, statement_timeout=_STATEMENT_TIMEOUT) as link:
+        look = _Look(link, target)
         events = look.events(look.partition_rows())
         younger = None
-        if since is not None:
-            # Those of transactions that were open then are older, and not among them: hence "about".
-            condition = sql.SQL("where created_at > {}").format(sql.Literal(since))
+        if log_newest is not None:
+            # Events of transactions that were open then are older, and not counted: hence "about".
+            condition = sql.SQL("where created_at > {}").format(sql.Literal(log_newest))
             younger = look.bounded("events", COUNT_ROWS_MAX, condition)
-        return Behind(events, younger, younger is None or younger <= COUNT_ROWS_MAX, since)
-    finally:
-        link.close()
+        counted = younger is None or younger <= COUNT_ROWS_MAX
+        return Retained(events.oldest, events.newest, events.count, events.exact, log_newest, younger, counted)
+
+
+def untaken_rows(target: PostgresTarget, checkpoints: Mapping[int, str]) -> int:
+    """How many events were certainly not taken by a deployment with these checkpoints; counted up to a bound.
+
+    An event that was inserted before a checkpoint, by a transaction that ended after it, cannot be told apart from an
+    event that was taken.
+    """
+    with connect(target.dsn, statement_timeout=_STATEMENT_TIMEOUT) as link:
+        found = 0
+        for partition, part in enumerate(target.parts()):
+            condition = sql.SQL("where {}").format(sql.SQL(part.share_sql()))
+            if (text := checkpoints.get(partition)) is not None:
+                condition += sql.SQL(" and lsn >= {}::pg_lsn").format(lsn_text(Position.parse(text).lsn))
+            found += _Look(link, part).bounded("events", COUNT_ROWS_MAX, condition)
+        return found
 
 
 class _Look:
-    def __init__(self, link: Link, place: PostgresPlace) -> None:
+    def __init__(self, link: Link, target: PostgresTarget) -> None:
         self._link = link
-        self._place = place
+        self._target = target
         self._unseen: list[str] = []
 
     def facts(self) -> Facts:
         server = self._server()
         sender = None
         try:
-            walsender(self._place).close()
+            walsender(self._target).close()
         except EvermarkError as error:
             sender = error
-        there = self._link.row("select 1 from pg_namespace where nspname = %s", (self._place.schema,), doing="looking")
-        slots = tuple(self._slot(n, part, there is not None) for n, part in enumerate(self._place.parts()))
+        there = self._link.row("select 1 from pg_namespace where nspname = %s", (self._target.schema,), doing="looking")
+        slots = tuple(self._slot(n, part, there is not None) for n, part in enumerate(self._target.parts()))
         ages = (TRANSACTION_AGE_S, TRANSACTION_AGE_S, _LISTED_MAX)
         open_ = self._link.rows(_TRANSACTIONS, ages, doing="looking for open transactions")
         return Facts(
@@ -212,7 +226,7 @@ class _Look:
             may_log_snapshot=may_log,
         )
 
-    def _slot(self, partition: int, part: PostgresPlace, installed: bool) -> SlotFacts:
+    def _slot(self, partition: int, part: PostgresTarget, installed: bool) -> SlotFacts:
         spare = spare_name(part.slot)
         pid, failover, published, spare_there = self._link.one(
             _SLOT, (part.publication, spare, part.slot), doing="looking at the slot"
@@ -231,38 +245,38 @@ class _Look:
         )  # fmt: skip
 
     def _outbox(self) -> OutboxFacts:
-        schema = self._place.schema
+        schema = self._target.schema
         rights = self._link.rows(_RIGHTS, (schema,), doing="looking at our rights")
         version = self._seen("version of the outbox", self._version)
         rows = self.partition_rows()
         captured = self._seen("captured tables", self._captured)
         events = self._seen("events", lambda: self.events(rows)) if rows else None
         partitions = self._partitions(rows) if rows else None
-        (unwatched,) = self._link.one(unwatched_query(self._place), doing="looking at partitions of captured tables")
+        (unwatched,) = self._link.one(unwatched_query(self._target), doing="looking at partitions of captured tables")
         return OutboxFacts(version, tuple(row[0] for row in rights), captured, partitions, events, tuple(unwatched))
 
     def _version(self) -> int | None:
-        query = sql.SQL("select version from {}").format(sql.Identifier(self._place.schema, "meta"))
+        query = sql.SQL("select version from {}").format(sql.Identifier(self._target.schema, "meta"))
         found = self._link.row(query.as_string(), doing="reading the installed version")
         return int(found[0]) if found else None
 
     def _captured(self) -> tuple[CapturedFacts, ...]:
         query = sql.SQL(_CAPTURED).format(
-            schema=sql.Identifier(self._place.schema),
-            capture=sql.Literal(f"{self._place.schema}_capture"),
-            truncate=sql.Literal(f"{self._place.schema}_truncate"),
+            schema=sql.Identifier(self._target.schema),
+            capture=sql.Literal(f"{self._target.schema}_capture"),
+            truncate=sql.Literal(f"{self._target.schema}_truncate"),
         )
         rows = self._link.rows(query.as_string(), doing="looking at captured tables")
         return tuple(CapturedFacts(*row) for row in rows)
 
     def partition_rows(self) -> list[tuple[str, int, int, date]]:
-        rows: list[Any] = self._link.rows(_PARTITIONS, (self._place.schema,), doing="listing partitions")
+        rows: list[Any] = self._link.rows(_PARTITIONS, (self._target.schema,), doing="listing partitions")
         return rows
 
     def _partitions(self, rows: list[tuple[str, int, int, date]]) -> PartitionFacts:
         today = rows[0][3]
         days = {_day(name) for name, *_ in rows} - {None}
-        least = today - timedelta(seconds=self._place.events_retention_s)
+        least = today - timedelta(seconds=self._target.events_retention_s)
         past = [day for day in days if day is not None and day + timedelta(days=1) <= least]
         ahead = 0
         while today + timedelta(days=ahead + 1) in days:
@@ -280,7 +294,7 @@ class _Look:
     def bounded(self, table: str, most: int, condition: sql.Composable | None = None) -> int:
         """How many rows, counted up to one more than `most`."""
         query = sql.SQL(_BOUNDED).format(
-            table=sql.Identifier(self._place.schema, table),
+            table=sql.Identifier(self._target.schema, table),
             where=condition or sql.SQL(""),
             most=sql.Literal(most + 1),
         )
@@ -288,7 +302,7 @@ class _Look:
 
     def events(self, rows: list[tuple[str, int, int, date]]) -> EventFacts:
         """The oldest and the newest come from an index; many rows are not counted."""
-        events = sql.Identifier(self._place.schema, "events")
+        events = sql.Identifier(self._target.schema, "events")
         bounds = sql.SQL("select min(created_at)::text, max(created_at)::text from {}").format(events)
         oldest, newest = self._link.one(bounds.as_string(), doing="looking at events")
         if sum(row[1] for row in rows) > COUNT_BYTES_MAX:

@@ -33,10 +33,12 @@ def shown(path: KeyPath) -> str:
 def refused(name: str, problems: Iterable[Problem]) -> ConfigError:
     """One error that tells all problems, in the order of the file."""
     unique = sorted(dict.fromkeys(problems), key=lambda problem: (problem.line or 0, shown(problem.path)))
-    if len(unique) == 1:
-        only = unique[0]
-        where = f"{name}, line {only.line}" if only.line else name
-        return ConfigError(f"{where}: {_said(only)}", hint=only.hint)
+    each = tuple(
+        ConfigError(f"{name}, line {p.line}: {_said(p)}" if p.line else f"{name}: {_said(p)}", hint=p.hint)
+        for p in unique
+    )
+    if len(each) == 1:
+        return each[0]
     rows = []
     for problem in unique[:_SHOWN_MAX]:
         where = f"line {problem.line}: " if problem.line else ""
@@ -45,7 +47,9 @@ def refused(name: str, problems: Iterable[Problem]) -> ConfigError:
     more = len(unique) - _SHOWN_MAX
     if more > 0:
         rows.append(f"\n  and {more} more")
-    return ConfigError(f"{name} has {len(unique)} problems:{''.join(rows)}", hint=f"correct them in {name}")
+    error = ConfigError(f"{name} has {len(unique)} problems:{''.join(rows)}", hint=f"correct them in {name}")
+    error.each = each
+    return error
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
@@ -144,3 +148,23 @@ def from_validation(
             phrase, hint = _PHRASES.get(error["type"], (f"is not valid ({error['type']})", ""))
             problems.append(Problem(path, phrase.format_map(context), hint))
     return problems
+
+
+def written(values: Any, path: KeyPath) -> KeyPath:
+    """`path` as far as the file goes: one text may stand for a list or a mapping, and has nothing below it."""
+    for depth, part in enumerate(path):
+        if not isinstance(values, (dict, list)):
+            return path[:depth]
+        values = value_at(values, (part,))
+        if values is None:
+            break
+    return path
+
+
+def value_at(values: Any, path: KeyPath) -> Any:
+    for part in path:
+        try:
+            values = values[part]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return values

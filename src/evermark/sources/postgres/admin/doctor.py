@@ -6,52 +6,51 @@ from collections.abc import Iterator
 
 from evermark.errors import FormatError
 from evermark.observe.finding import Finding, ok, warning, wrong
-from evermark.sources.postgres.facts import CapturedFacts, Facts, Kept, OutboxFacts, ServerFacts, SlotFacts
+from evermark.sources.kinds import SourceState
+from evermark.sources.postgres.admin.facts import CapturedFacts, Facts, OutboxFacts, ServerFacts, SlotFacts
 from evermark.sources.postgres.failures import INSTALL_HINT
-from evermark.sources.postgres.install import SCHEMA_VERSION, SCHEMA_VERSION_READ
 from evermark.sources.postgres.lsn import Position, lsn_text
+from evermark.sources.postgres.outbox import SCHEMA_VERSION, SCHEMA_VERSION_READ
 from evermark.sources.postgres.partitions import unwatched_mend, unwatched_said
-from evermark.sources.postgres.place import PostgresPlace
-from evermark.sources.postgres.preflight import VERSION_MIN, WAL_LEVEL_HINT
 from evermark.sources.postgres.slots import Slot
-from evermark.sources.postgres.survey import UPGRADE_HINT, outdated
+from evermark.sources.postgres.survey import SAFE_SHARE_MIN, UPGRADE_HINT, VERSION_MIN, WAL_LEVEL_HINT, outdated
+from evermark.sources.postgres.target import PostgresTarget
 
 CLOCK_S_MAX = 5.0
-SAFE_SHARE_MIN = 0.2
-SPARE_SENDERS_MIN = 2  # one for a new slot while a hole is closed, one for whoever comes
+SPARE_SENDERS_MIN = 2  # one for the new slot of a repair, one for another program
 SPARE_SLOTS_MIN = 1  # likewise
 _RECOVER = "`evermark up` repairs it by itself; `evermark source recover` shows the choices and how it goes"
 _PLAYBOOK = "docs/playbook.md"
 
 
-def judged(facts: Facts, place: PostgresPlace, kept: Kept | None) -> list[Finding]:
+def judged(facts: Facts, target: PostgresTarget, kept: SourceState | None) -> list[Finding]:
     """Every check, in the order of doubt. `kept` is none when the deployment has no state yet, or it cannot be read."""
     server = facts.server
     if facts.unreachable is not None or server is None:
         error = facts.unreachable
-        return [wrong("reachable", error.message if error else "nobody answers", error.hint if error else "")]
+        return [wrong("reachable", error.message if error else "it does not answer", error.hint if error else "")]
     found = [ok("reachable", f"{server.where}, database {server.database}, as {server.role}")]
     found += _server(server)
     found += _room(facts, server)
     if facts.outbox is None:
-        found.append(wrong("outbox", f"there is no schema {place.schema}", INSTALL_HINT))
+        found.append(wrong("outbox", f"there is no schema {target.schema}", INSTALL_HINT))
     else:
-        found += _outbox(facts.outbox, place, server)
+        found += _outbox(facts.outbox, target, server)
     for slot in facts.slots:
         found += _publication(slot, facts.outbox is not None)
         found += _slot(slot, server, kept, installed=facts.outbox is not None)
         found += _spare(slot, kept)
-        found += _wal(slot, place, server)
+        found += _wal(slot, target, server)
         found += _lag(slot, server, kept)
     found += _limits(server)
     found += _transactions(facts, server)
     if facts.outbox is not None:
-        found += _tables(facts.outbox.captured, place)
-        found += _parts(facts.outbox, place)
-        found += _days(facts.outbox, place)
+        found += _tables(facts.outbox.captured, target)
+        found += _parts(facts.outbox, target)
+        found += _days(facts.outbox, target)
         found += _events(facts.outbox)
     found += _clock(server)
-    found += [warning("unseen", text, _grants(place)) for text in facts.unseen]
+    found += [warning("unseen", text, _grants(target)) for text in facts.unseen]
     return found
 
 
@@ -102,15 +101,15 @@ def _room(facts: Facts, server: ServerFacts) -> Iterator[Finding]:
         yield ok("replication_slots", used)
 
 
-def _outbox(outbox: OutboxFacts, place: PostgresPlace, server: ServerFacts) -> Iterator[Finding]:
+def _outbox(outbox: OutboxFacts, target: PostgresTarget, server: ServerFacts) -> Iterator[Finding]:
     if outbox.missing_rights:
         more = f" and {len(outbox.missing_rights) - 1} more" if len(outbox.missing_rights) > 1 else ""
         missing = f"role {server.role} lacks a right{more}"
         yield wrong("rights", missing, "as the owner of the outbox: " + " ".join(outbox.missing_rights))
     else:
-        yield ok("rights", f"role {server.role} has those it needs in schema {place.schema}")
+        yield ok("rights", f"role {server.role} has the rights it needs in schema {target.schema}")
     if outbox.version is None:
-        yield wrong("outbox", f"schema {place.schema} is there, its version cannot be read", INSTALL_HINT)
+        yield wrong("outbox", f"schema {target.schema} is there, its version cannot be read", INSTALL_HINT)
     elif outbox.version < SCHEMA_VERSION_READ:
         yield wrong("outbox", f"version {outbox.version}, this program needs {SCHEMA_VERSION}", INSTALL_HINT)
     elif outbox.version < SCHEMA_VERSION:
@@ -118,7 +117,7 @@ def _outbox(outbox: OutboxFacts, place: PostgresPlace, server: ServerFacts) -> I
     elif outbox.version > SCHEMA_VERSION:
         yield wrong("outbox", f"version {outbox.version} is newer than this program", "upgrade Evermark")
     else:
-        yield ok("outbox", f"schema {place.schema}, version {outbox.version}")
+        yield ok("outbox", f"schema {target.schema}, version {outbox.version}")
 
 
 def _publication(slot: SlotFacts, installed: bool) -> Iterator[Finding]:
@@ -136,7 +135,7 @@ def _publication(slot: SlotFacts, installed: bool) -> Iterator[Finding]:
         yield ok("publication", f"{name} is as it was installed")
 
 
-def _slot(facts: SlotFacts, server: ServerFacts, kept: Kept | None, *, installed: bool) -> Iterator[Finding]:
+def _slot(facts: SlotFacts, server: ServerFacts, kept: SourceState | None, *, installed: bool) -> Iterator[Finding]:
     slot, name = facts.slot, facts.name
     known = kept is not None and facts.partition in kept.checkpoints
     if slot is None:
@@ -154,7 +153,7 @@ def _slot(facts: SlotFacts, server: ServerFacts, kept: Kept | None, *, installed
         return
     if slot.active and facts.active_pid is not None and kept is not None and kept.owner is None:
         mend = f"select pg_terminate_backend({facts.active_pid}); it is no instance of this deployment"
-        yield warning("slot", f"slot {name} is held by process {facts.active_pid} of somebody else", mend)
+        yield warning("slot", f"slot {name} is held by process {facts.active_pid} of another program", mend)
     elif slot.wal_status == "unreserved":
         yield warning("slot", f"slot {name} is about to be lost", f"{_PLAYBOOK}, `The disk fills with WAL`")
     else:
@@ -165,7 +164,7 @@ def _slot(facts: SlotFacts, server: ServerFacts, kept: Kept | None, *, installed
         yield warning("failover", f"slot {name} is not kept by standbys: a promotion loses it", alter)
 
 
-def _spare(facts: SlotFacts, kept: Kept | None) -> Iterator[Finding]:
+def _spare(facts: SlotFacts, kept: SourceState | None) -> Iterator[Finding]:
     if not facts.spare:
         return
     if kept is not None and facts.partition in kept.recovering:
@@ -176,7 +175,7 @@ def _spare(facts: SlotFacts, kept: Kept | None) -> Iterator[Finding]:
     yield warning("spare_slot", f"{facts.spare_name} is left over, and keeps WAL", drop)
 
 
-def _wal(facts: SlotFacts, place: PostgresPlace, server: ServerFacts) -> Iterator[Finding]:
+def _wal(facts: SlotFacts, target: PostgresTarget, server: ServerFacts) -> Iterator[Finding]:
     retained = _retained(facts.slot, server)
     if facts.slot is None or retained is None:
         return
@@ -185,13 +184,13 @@ def _wal(facts: SlotFacts, place: PostgresPlace, server: ServerFacts) -> Iterato
     mend = f"{_PLAYBOOK}, `The disk fills with WAL`: is `evermark up` running, is a transaction open?"
     if safe is not None and safe < SAFE_SHARE_MIN * (safe + retained):
         yield warning("wal_retained", f"{said}, {size(max(0, safe))} more and it may be lost", mend)
-    elif retained > place.wal_retained_warn_bytes:
+    elif retained > target.wal_retained_warn_bytes:
         yield warning("wal_retained", f"{said}, more than `wal_retained_warn`", mend)
     else:
         yield ok("wal_retained", said)
 
 
-def _lag(facts: SlotFacts, server: ServerFacts, kept: Kept | None) -> Iterator[Finding]:
+def _lag(facts: SlotFacts, server: ServerFacts, kept: SourceState | None) -> Iterator[Finding]:
     text = kept.checkpoints.get(facts.partition) if kept is not None else None
     if text is None:
         return
@@ -232,12 +231,12 @@ def _transactions(facts: Facts, server: ServerFacts) -> Iterator[Finding]:
         yield ok("transactions", "none that writes is open for long")
 
 
-def _tables(captured: tuple[CapturedFacts, ...] | None, place: PostgresPlace) -> Iterator[Finding]:
+def _tables(captured: tuple[CapturedFacts, ...] | None, target: PostgresTarget) -> Iterator[Finding]:
     if captured is None:
         return
     ill = False
     known = {table.name: table for table in captured}
-    for name in sorted(table.name for table in place.tables if table.stream not in known):
+    for name in sorted(table.name for table in target.tables if table.stream not in known):
         ill = True
         yield wrong("tables", f"{name} stands in the file and is not captured", INSTALL_HINT)
     for table in captured:
@@ -245,14 +244,14 @@ def _tables(captured: tuple[CapturedFacts, ...] | None, place: PostgresPlace) ->
             if state == "A":
                 continue
             ill = True
-            enable = f"alter table {table.quoted} enable always trigger {place.schema}_{trigger};"
+            enable = f"alter table {table.quoted} enable always trigger {target.schema}_{trigger};"
             if state == "O":
                 found = f"{table.name}: what replication writes is not captured ({trigger})"
                 yield warning("triggers", found, enable)
             elif state:
-                yield wrong("triggers", f"{table.name}: trigger {place.schema}_{trigger} is switched off", enable)
+                yield wrong("triggers", f"{table.name}: trigger {target.schema}_{trigger} is switched off", enable)
             else:
-                yield wrong("triggers", f"{table.name}: trigger {place.schema}_{trigger} is missing", INSTALL_HINT)
+                yield wrong("triggers", f"{table.name}: trigger {target.schema}_{trigger} is missing", INSTALL_HINT)
         if table.stale:
             ill = True
             yield warning("tables", f"{table.name}: its columns changed since install", f"{INSTALL_HINT} again")
@@ -260,17 +259,17 @@ def _tables(captured: tuple[CapturedFacts, ...] | None, place: PostgresPlace) ->
         yield ok("tables", f"{len(captured)} captured" + (f": {', '.join(sorted(known)[:10])}" if known else ""))
 
 
-def _parts(outbox: OutboxFacts, place: PostgresPlace) -> Iterator[Finding]:
+def _parts(outbox: OutboxFacts, target: PostgresTarget) -> Iterator[Finding]:
     if outbox.unwatched and outbox.version is not None and outbox.version >= SCHEMA_VERSION:
-        yield warning("partitioned_tables", unwatched_said(outbox.unwatched), unwatched_mend(place))
+        yield warning("partitioned_tables", unwatched_said(outbox.unwatched), unwatched_mend(target))
     elif outbox.unwatched:
         yield warning("partitioned_tables", unwatched_said(outbox.unwatched), UPGRADE_HINT)
 
 
-def _days(outbox: OutboxFacts, place: PostgresPlace) -> Iterator[Finding]:
+def _days(outbox: OutboxFacts, target: PostgresTarget) -> Iterator[Finding]:
     days = outbox.partitions
     if days is None:
-        yield wrong("partitions", f"{place.schema}.events has none", INSTALL_HINT)
+        yield wrong("partitions", f"{target.schema}.events has none", INSTALL_HINT)
         return
     if not days.today or not days.ahead:
         missing = "tomorrow" if days.today else "today"
@@ -282,8 +281,8 @@ def _days(outbox: OutboxFacts, place: PostgresPlace) -> Iterator[Finding]:
         yield warning(
             "default_partition",
             f"{more}{min(days.default_rows, 1000)} rows have no partition of their own: retention leaves them alone",
-            f"once they are past the retention: delete from only {place.schema}.events_default where created_at <"
-            f" now() - interval '{place.events_retention_s / 86_400:g} days';",
+            f"once they are past the retention: delete from only {target.schema}.events_default where created_at <"
+            f" now() - interval '{target.events_retention_s / 86_400:g} days';",
         )
     if days.past and days.past_days > 1:
         found = f"{days.past} partitions are past the retention, the oldest by {days.past_days} days"
@@ -331,5 +330,5 @@ def _maintain() -> str:
     return "`evermark up` sees to it every hour; or now: evermark source maintain"
 
 
-def _grants(place: PostgresPlace) -> str:
-    return f"the grants that `evermark source install --print` ends with, for schema {place.schema}"
+def _grants(target: PostgresTarget) -> str:
+    return f"the grants that `evermark source install --print` ends with, for schema {target.schema}"
