@@ -13,10 +13,10 @@ from tests.contract.blocks_scene import ALL, EACH, NEVER, PACE, Scene, new_strea
 
 from evermark.errors import ConfigError, DeniedError, IdentityError
 from evermark.secrets import KeyRef, Plain, Sealed, SecretBox
-from evermark.sources.blocks import client as blocks_client
-from evermark.sources.blocks.bots import BotsInState
 from evermark.sources.blocks.chain import EventKind, StreamKind
-from evermark.sources.blocks.stream_choice import BotStreams, ChosenStreams
+from evermark.sources.blocks.nodes import client as blocks_client
+from evermark.sources.blocks.stream_choice import BotsInState, BotStreams, ChosenStreams
+from evermark.sources.kinds import BotReaders
 from evermark.state.connection import State
 from evermark.testing.servers import PostgresServer
 from evermark.testing.simulator.blocks.pipeline import Crash, Cut
@@ -312,7 +312,7 @@ def test_streams_are_chosen_by_kind(here: Scene, tmp_path: Path) -> None:
         client = node.client()
         room, inbox = new_stream(client, 1), new_stream(client, kind="inbox", members=["alice"])
         client.say(inbox, 1)
-        pipe = here.pipeline([node.url], wanted=ChosenStreams(kinds=frozenset({StreamKind.INBOX})))
+        pipe = here.pipeline([node.url], choice=ChosenStreams(kinds=frozenset({StreamKind.INBOX})))
         pipe.drain(ALL)
         assert (pipe.ids(room), pipe.ids(inbox)) == ([], client.hashes(inbox))
         client.close()
@@ -391,8 +391,8 @@ def test_streams_follow_the_bots_in_them_and_cookies_exist_for_nothing_else(
     room, without = new_stream(client, 7, members=["ann"]), new_stream(client, 3, members=["ann"])
     here.rows("create table bots_of_the_test (source text, name text)", returns=False)
     here.rows("insert into bots_of_the_test values ('chat', 'bot') returning 1")
-    bots = BotsInState(Plain(here.dsn), here.state.schema, "chat", _users, _no_inboxes, _users_version)
-    pipe = here.pipeline([node.url], wanted=BotStreams(bots))
+    bots = BotsInState(Plain(here.dsn), here.state.schema, "chat", BotReaders(_users, _no_inboxes, _users_version))
+    pipe = here.pipeline([node.url], choice=BotStreams(bots))
     pipe.drain(ALL)
     assert (pipe.ids(room), here.synced(room)) == ([], None)
     client.add(room, control(room, EventKind.JOIN, member="bot"))

@@ -13,8 +13,8 @@ from evermark.delivery.bots.base import Stay
 from evermark.delivery.bots.membership import lesson, moves_of
 from evermark.sources.base import Limit
 from evermark.sources.blocks.chain import Cookie
-from evermark.sources.blocks.membership import members_at
-from evermark.sources.blocks.resume import Known
+from evermark.sources.blocks.decide.resume import StreamState
+from evermark.sources.blocks.nodes.members import members_at
 from evermark.sources.blocks.stream_choice import BotStreams
 from evermark.testing.simulator.blocks.node import ModelNode
 from evermark.testing.simulator.blocks.pipeline import PACE, Crash, Cut, Pipeline, pipeline
@@ -100,7 +100,7 @@ def test_d3_who_left_is_no_member_again_when_the_log_lost_only_its_join(whole: b
     node.create("a", members=["ann"])
     said(node)
     moved(node, "y")
-    kept = Kept(pipeline([node], MemoryPlans(), wanted=BotStreams(XAndY()), whole=whole, pace=pace))
+    kept = Kept(pipeline([node], MemoryPlans(), choice=BotStreams(XAndY()), whole=whole, pace=pace))
     kept.pipe.drain(ALL)
     assert kept.is_in("y")
     kept.expire()
@@ -229,7 +229,7 @@ def test_who_is_in_a_stream_is_told_for_the_very_place_it_was_taken_to() -> None
     node = ModelNode(snapshot_every=100)
     node.create("a", members=["ann"])
     moved(node, "bob")
-    taken = Known(0, node.streams["a"].cookie, "", frozenset({node.join("a", "cid")}))
+    taken = StreamState(0, node.streams["a"].cookie, "", frozenset({node.join("a", "cid")}))
     node.join("a", "dot")
     assert members_at(node, "a", taken, tuple) == frozenset({"ann", "bob", "cid"})
     node.seal("a")

@@ -14,10 +14,9 @@ from evermark.errors import ConfigError, FormatError, GapError, IdentityError
 from evermark.secrets import Plain
 from evermark.sources.base import Limit
 from evermark.sources.blocks.chain import START, Cookie, EventKind, make_event
-from evermark.sources.blocks.plan import Item, Move, Tick, partition_of, path, slices
-from evermark.sources.blocks.position import EARLIEST, Position
-from evermark.sources.blocks.resume import Answer, Case, Known, Room, answer_from, decide, fitted
-from evermark.sources.blocks.rows import envelope
+from evermark.sources.blocks.decide.resume import Answer, Case, Room, StreamState, answer_from, decide, fitted
+from evermark.sources.blocks.decide.ticks import EARLIEST, Item, Move, Position, Tick, partition_of, path, slices
+from evermark.sources.blocks.read.rows import envelope
 from evermark.sources.blocks.stream_choice import ChosenStreams
 from evermark.sources.blocks.target import BlocksTarget
 from evermark.testing.simulator.blocks.node import ModelNode
@@ -37,9 +36,9 @@ def _grown(blocks: int, *, page_blocks: int = 100, resume_blocks: int = 0) -> Mo
     return node
 
 
-def _known(node: ModelNode, gen: int, snapshot: int = 0) -> Known:
+def _known(node: ModelNode, gen: int, snapshot: int = 0) -> StreamState:
     it = node.streams["a"]
-    return Known(snapshot, it.blocks[gen - 1].cookie, it.incarnation)
+    return StreamState(snapshot, it.blocks[gen - 1].cookie, it.incarnation)
 
 
 def test_case_a_the_same_snapshot_skips_what_was_taken() -> None:
@@ -366,11 +365,11 @@ def test_unwanted_streams_leave_no_trace_until_they_are_wanted() -> None:
     node.create("b")
     said = node.say("b", 2)
     plans = MemoryPlans()
-    pipe = pipeline([node], plans, wanted=ChosenStreams(frozenset({"b"})))
+    pipe = pipeline([node], plans, choice=ChosenStreams(frozenset({"b"})))
     pipe.drain(ALL)
     assert list(plans.streams) == ["b"]
     assert pipe.ids("b") == said
-    both = pipeline([node], plans, wanted=ChosenStreams(frozenset({"a", "b"})))
+    both = pipeline([node], plans, choice=ChosenStreams(frozenset({"a", "b"})))
     both.drain(ALL)
     assert both.ids("a") == node.hashes("a")
     assert both.ids("b") == []

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import pytest
 
 from evermark.sources.base import Limit
-from evermark.sources.blocks import client
-from evermark.sources.blocks.client import NodeClient
+from evermark.sources.blocks.nodes import client
+from evermark.sources.blocks.nodes.client import NodeClient
 from evermark.testing.simulator.blocks.node import ModelNode
 from evermark.testing.simulator.blocks.pipeline import PACE, pipeline
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from evermark.delivery.bots.membership import lesson, moves_of
 from evermark.errors import EvermarkError
 from evermark.sources.base import Limit
-from evermark.sources.blocks.client import NodeClient
-from evermark.sources.blocks.plan import partition_of
+from evermark.sources.blocks.decide.ticks import partition_of
+from evermark.sources.blocks.nodes.client import NodeClient
 from evermark.sources.blocks.source import BlockStreams
 from evermark.testing.simulator.blocks.node import FORGED, ModelNode
 from evermark.testing.simulator.blocks.pipeline import PACE, place

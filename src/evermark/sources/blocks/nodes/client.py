@@ -1,5 +1,5 @@
-"""Asks block nodes, over HTTP. Several nodes may serve the same streams; what one cannot answer, or lies about, is
-asked of the next. Nothing a node says is believed: pages are verified to lie between hashes that the caller knows.
+"""Asks block nodes, over HTTP. Several nodes may serve the same streams: a request that one node cannot answer, or
+answers falsely, goes to the next. No answer is trusted: pages are verified to lie between hashes that the caller knows.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from evermark.sources.blocks.chain import (
     verify_block,
     verify_chain,
 )
-from evermark.sources.blocks.plan import Pin
-from evermark.sources.blocks.resume import Answer, answer_from, fork
+from evermark.sources.blocks.decide.resume import Answer, answer_from, fork
+from evermark.sources.blocks.decide.ticks import Pin
 from evermark.sources.blocks.target import Pace
 
 _T = TypeVar("_T")
@@ -50,9 +50,10 @@ _STREAM_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}", re.ASCII)
 _PREFER_FIRST_AFTER_S = 30.0
 _FOLLOWS_FOR_S = 10.0
 TRANSIENT = (UnreachableError, BusyError)
+UNWELL = (*TRANSIENT, FormatError, DeniedError)  # what is wrong is wrong with the node: another one may be well
 
 
-class Beyond(GapError):
+class NoSuchBlockError(GapError):
     """The node never made so many blocks of the stream."""
 
 
@@ -75,8 +76,8 @@ class Listing:
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
-    """Which node this is, and which one it copies."""
+class NodeInfo:
+    """A node's id, and the id of the node that it copies."""
 
     node: str
     leader: str | None
@@ -87,7 +88,7 @@ class Family:
 
 
 class Node:
-    """One node. Not safe for several threads."""
+    """One block node. Not safe for several threads."""
 
     def __init__(self, url: str, token: Hidden | None, pace: Pace) -> None:
         self.url = url.rstrip("/")
@@ -96,21 +97,21 @@ class Node:
         self._headers: dict[str, str] = {}
         self._follows: tuple[float, bool] | None = None
 
-    def family(self) -> Family:
+    def about(self) -> NodeInfo:
         about = self.get("/v1/node")
         leader = about.get("followed", {}).get("node") if about.get("follows") else None
         if not isinstance(about.get("node"), str) or not (leader is None or isinstance(leader, str)):
             raise FormatError(f"{self.url} does not say which node it is", hint="is it a block node?")
-        return Family(about["node"], leader)
+        return NodeInfo(about["node"], leader)
 
     def follows(self) -> bool:
         """Whether it copies another node, and may therefore be behind."""
         if self._follows is None or time.monotonic() - self._follows[0] > _FOLLOWS_FOR_S:
-            self._follows = (time.monotonic(), self.family().leader is not None)
+            self._follows = (time.monotonic(), self.about().leader is not None)
         return self._follows[1]
 
     def listing(self, touched_after: int, wait_s: float) -> Listing:
-        """Streams that changed since; waits for one if asked to."""
+        """Streams that changed since; waits up to `wait_s` for a change."""
         asked = {"touched_after": touched_after, "limit": _LISTED_MAX, "wait_s": int(wait_s)}
         answer, now_us = self._ask("/v1/streams", asked, wait_s)
         try:
@@ -126,7 +127,7 @@ class Node:
         return listing
 
     def view(self, stream: str, cookie: Cookie | None) -> Answer:
-        """What follows the cookie, or everything since the latest snapshot; verified in itself."""
+        """The blocks and the minipool after the cookie, or since the latest snapshot; verified in themselves."""
         asked = cookie.wire() if cookie is not None else {}
         return answer_from(self.get(f"/v1/streams/{quote(stream)}", asked), stream, cookie)
 
@@ -149,22 +150,17 @@ class Node:
 
     def _ask(self, path: str, query: Mapping[str, Any], wait_s: float) -> tuple[dict[str, Any], int]:
         target = f"{urlsplit(self.url).path}{path}" + (f"?{urlencode(query)}" if query else "")
-        reused = self._connection is not None
-        try:
-            status, body, date = self._exchange(target, wait_s)
-        except (ConnectionError, http.client.BadStatusLine) as error:
-            self.close()
-            if not reused:
-                raise self._unreachable(error) from error
-            # A connection that was kept may have been closed by the node meanwhile; a new one tells.
+        # A connection that was kept may have been closed by the node meanwhile: a new one tells.
+        for last in (True,) if self._connection is None else (False, True):
             try:
                 status, body, date = self._exchange(target, wait_s)
-            except (OSError, http.client.HTTPException) as again:
+                break
+            except (OSError, http.client.HTTPException) as error:
                 self.close()
-                raise self._unreachable(again) from again
-        except (OSError, http.client.HTTPException) as error:
-            self.close()
-            raise self._unreachable(error) from error
+                if last or not isinstance(error, (ConnectionError, http.client.BadStatusLine)):
+                    said = f"the block node at {self.url} does not answer: {type(error).__name__}"
+                    hint = "start it, or name more nodes in the source's `nodes`"
+                    raise UnreachableError(said, hint=hint) from error
         return self._read(path, status, body), _us_of(date)
 
     def _exchange(self, target: str, wait_s: float) -> tuple[int, bytes, str | None]:
@@ -206,10 +202,6 @@ class Node:
             raise _refusal(f"{self.url}{path} answered {status} {code}", answer.get("code"))
         return answer
 
-    def _unreachable(self, error: Exception) -> UnreachableError:
-        said = f"the block node at {self.url} does not answer: {type(error).__name__}"
-        return UnreachableError(said, hint="start it, or name more nodes in the source's `nodes`")
-
 
 class NodeClient:
     """All nodes of a source. Not safe for several threads."""
@@ -223,7 +215,7 @@ class NodeClient:
         self._away: dict[Node, tuple[float, UnreachableError]] = {}
 
     def in_order(self) -> Iterator[Node]:
-        """The one that answered last comes first; now and then the first one is tried again."""
+        """The node that answered last comes first; after a while the first of the settings is tried again."""
         if time.monotonic() - self._preferred_at > _PREFER_FIRST_AFTER_S:
             self._preferred = 0
         first = self._preferred
@@ -235,10 +227,23 @@ class NodeClient:
         if at != self._preferred:
             self._preferred, self._preferred_at = at, time.monotonic()
 
-    def anyone(self, call: Callable[[Node], _T], *, patience_s: float = 0.0) -> _T:
-        """The answer of the first node that has a good one; asked again, with pauses, for as long as there is patience.
+    def first_well(self, call: Callable[[Node], _T]) -> _T:
+        """The result of the first node that is well; each is asked once. For calls about the node as a whole."""
+        errors: list[EvermarkError] = []
+        for node in self.in_order():
+            try:
+                found = call(node)
+            except UNWELL as error:
+                errors.append(error)
+            else:
+                self.answered(node)
+                return found
+        raise min(errors, key=lambda error: (not isinstance(error, TRANSIENT), isinstance(error, UnreachableError)))
 
-        What no node can answer well is the first one's error: `NotFoundError` only if nobody has anything else to say.
+    def ask_any(self, call: Callable[[Node], _T], *, patience_s: float = 0.0) -> _T:
+        """The first good answer about a stream; all nodes are asked again, with pauses, for up to `patience_s`.
+
+        If no node has a good answer, the first node's error is raised; `NotFoundError` only if all say so.
         """
         deadline = time.monotonic() + patience_s
         attempt = 0
@@ -247,7 +252,7 @@ class NodeClient:
             for node in self.in_order():
                 try:
                     found = call(node)
-                except (*TRANSIENT, FormatError, GapError, DeniedError, NotFoundError) as error:
+                except (*UNWELL, GapError, NotFoundError) as error:
                     errors.append(error)
                 else:
                     self.answered(node)
@@ -256,7 +261,7 @@ class NodeClient:
                 raise min(errors, key=lambda error: isinstance(error, NotFoundError))
             pause_s = backoff_s(attempt, base_s=0.2, max_s=2.0) * random.uniform(0.8, 1.2)
             if time.monotonic() + pause_s > deadline:
-                # What only some of them do not have may be at those that cannot be asked.
+                # A stream that some nodes do not have may be at the nodes that cannot be asked.
                 raise min(errors, key=lambda error: (isinstance(error, NotFoundError), isinstance(error, TRANSIENT)))
             attempt += 1
             time.sleep(pause_s)
@@ -265,27 +270,25 @@ class NodeClient:
         """The blocks between two pins, page by page; each follows the one before it, and the last leads to `last`."""
         at = Cookie(*first)
         while at.minipool_gen < last[0]:
-            page = self.anyone(
-                partial(self._verified, stream=stream, at=at, last=last), patience_s=self.pace.patience_s
-            )
+            verified = partial(self._verified, stream=stream, at=at, last=last)
+            page = self.ask_any(verified, patience_s=self.pace.patience_s)
             yield page
             at = page[-1].cookie
 
     def block(self, stream: str, number: int) -> Block:
-        """One block, verified in itself. Each node is asked once: who plans has no time to wait."""
-        (block,) = self.anyone(lambda node: self._single(node, stream, number))
-        return block
+        """One block, verified in itself. Each node is asked once: the planner has no time to wait."""
+        return self.ask_any(lambda node: self._single(node, stream, number))
 
     def events(self, node: Node, stream: str, numbers: Sequence[int]) -> Iterator[BlockEvent]:
-        """The events of blocks with these ascending numbers as one node gives them: those that are what their hash
-        says, and those that cannot be read. Who asks of many streams is not to wait for the same node each time."""
+        """The events of blocks with these ascending numbers as one node gives them: events that match their hash, and
+        unreadable ones. A node that did not answer is not waited for again stream by stream (`away_s`)."""
         away = self._away.get(node)
         if away is not None and time.monotonic() - away[0] < self.pace.away_s:
             raise UnreachableError(away[1].message, hint=away[1].hint)
         at = 0
         for number in numbers:
             if number < at:
-                continue  # it came with the page before
+                continue  # the block came with the page before
             self._throttle()
             try:
                 page = node.page(stream, number, numbers[-1] + 1)
@@ -298,7 +301,7 @@ class NodeClient:
 
     def require_chain(self, node: Node, stream: str, at: Cookie) -> None:
         """Raise unless the node has the block that the cookie names."""
-        (block,) = self._single(node, stream, at.minipool_gen - 1)
+        block = self._single(node, stream, at.minipool_gen - 1)
         if block.hash != at.prev_miniblock_hash:
             raise fork(stream, block.number)
 
@@ -313,13 +316,13 @@ class NodeClient:
             )
         return page
 
-    def _single(self, node: Node, stream: str, number: int) -> list[Block]:
+    def _single(self, node: Node, stream: str, number: int) -> Block:
         self._throttle()
         page = node.page(stream, number, number + 1)
         if len(page) != 1 or page[0].number != number:
             raise GapError(f"stream {stream}: block {number} is not what came", hint="ask another node")
         verify_block(page[0], None)
-        return page
+        return page[0]
 
     def _throttle(self) -> None:
         now = time.monotonic()
@@ -338,7 +341,7 @@ def _refusal(said: str, code: object) -> EvermarkError:
     if code == "unauthorized":
         return DeniedError(said, hint="give the node's token as the source's `token`")
     if code == "range_impossible":
-        return Beyond(said, hint="the stream was recreated, or the node was restored from a backup")
+        return NoSuchBlockError(said, hint="the stream was recreated, or the node was restored from a backup")
     if code == "range_empty":
         return GapError(said, hint="the stream was recreated, or the node was restored from a backup")
     if code in {"bad_request", "not_found", "too_large"}:

@@ -1,15 +1,15 @@
 """Events of block streams as rows of the log.
 
 - `event_id` is the event's hash; `stream` and `key` are the stream's id, as the node writes it.
-- Everything a stream carries is `op = message`, joins, leaves and settings too: receivers want them, and `control`
-  means something else. Which it is says `kind` in the payload, beside `creator` and `tags`.
-- How a stream was when it was first taken (its kind, its first members, its settings) is `op = schema`: no event tells
-  it. It is logged, and delivered to nobody.
-- So is who joined and left while a stream is taken again, and who is in it at the end of that: the log drops of the
-  events themselves what it still has.
-- What happened to a stream as a whole (deleted, recreated, lost) is `op = truncate`: what was known of it is void.
-- What cannot be read is `op = poison`, with its bytes, under an id of its own: should the event come readable when its
-  stream is compared with the log, it is not there yet.
+- Every event of a stream is `op = message`, joins, leaves and settings too: receivers want them, and `control` means a
+  request to Evermark. `kind` in the payload says which it is, beside `creator` and `tags`.
+- The kind, first members and settings of a stream that is first taken are a row of `op = schema`: no event tells them.
+  The row is logged, and delivered to nobody.
+- Joins and leaves of a stream that is taken again are such rows too, and its members at the end: the log drops those of
+  the events themselves that it still has.
+- Changes of a stream as a whole (deleted, recreated, lost) are `op = truncate`: what was known of it is void.
+- An event that cannot be read is `op = poison`, with its bytes, under an id of its own: should the event come readable
+  when the stream is compared with the log, it is not dropped as a repeat of the poison.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from evermark.sources.blocks.chain import BlockEvent, Undecoded
 
 BATCH_ROWS = 4096
 BATCH_BYTES = 8 * 1024 * 1024
-_TIME_US_MAX = 253_402_300_799_999_999  # the end of the year 9999: later ones are no times anybody can print
+_TIME_US_MAX = 253_402_300_799_999_999  # the end of the year 9999: later times cannot be printed
 _SAFE = 2**53
 
 
@@ -53,31 +53,33 @@ class Rows:
         at_us = event.at_us if event.at_us <= _TIME_US_MAX else None
         yield from self._add(event.hash, position, stream, Op.MESSAGE, at_us, envelope(event), None)
 
-    def add_note(self, stream: str, note: dict[str, Any], position: str) -> Iterator[pa.RecordBatch]:
-        """Something that happened to the stream, which no event of it tells."""
-        payload = json.dumps(note, ensure_ascii=False, sort_keys=True)
-        made = hashlib.sha256(f"evermark.note.1\n{stream}\n{payload}".encode()).hexdigest()
-        yield from self._add(made, position, stream, Op.TRUNCATE, None, payload, None)
+    def add_note(self, stream: str, note: Mapping[str, Any], position: str) -> Iterator[pa.RecordBatch]:
+        """A change of the stream as a whole, which no event tells."""
+        yield from self._add_own(Op.TRUNCATE, "note", stream, note, position)
 
     def add_opening(
         self, stream: str, snapshot: Mapping[str, Any], position: str, block: int = 0
     ) -> Iterator[pa.RecordBatch]:
-        """How the stream was at the first block that is taken. Two that are alike are not the same: somebody may have
-        left and come back in between."""
-        payload = json.dumps(snapshot, ensure_ascii=False, sort_keys=True)
-        made = hashlib.sha256(f"evermark.opening.1\n{stream}\n{block}\n{payload}".encode()).hexdigest()
-        yield from self._add(made, position, stream, Op.SCHEMA, None, payload, None)
+        """The stream's snapshot at the first block that is taken. Equal snapshots of two blocks are two rows: a member
+        may have left and come back in between."""
+        yield from self._add_own(Op.SCHEMA, "opening", stream, snapshot, position, block)
 
-    def add_told(self, stream: str, event: BlockEvent, position: str) -> Iterator[pa.RecordBatch]:
-        """A join or leave of a stream that is taken again, whether the log drops the event or not."""
+    def add_join_or_leave(self, stream: str, event: BlockEvent, position: str) -> Iterator[pa.RecordBatch]:
+        """Of a stream that is taken again, whether the log drops the event or not."""
         about = {"kind": event.kind.value, "member": event.member, "event": event.hash}
-        yield from self.add_standing(stream, about, position)
+        yield from self.add_membership(stream, about, position)
 
-    def add_standing(self, stream: str, about: Mapping[str, Any], position: str) -> Iterator[pa.RecordBatch]:
-        """What holds at this place of the log, and at no other: it is never a repeat of an older one."""
+    def add_membership(self, stream: str, about: Mapping[str, Any], position: str) -> Iterator[pa.RecordBatch]:
+        """A row that holds at this position of the log and at no other: it is never a repeat of an older row."""
+        yield from self._add_own(Op.SCHEMA, "standing", stream, about, position, position)
+
+    def _add_own(
+        self, op: Op, name: str, stream: str, about: Mapping[str, Any], position: str, *key: object
+    ) -> Iterator[pa.RecordBatch]:
+        """A row of ours, under an id made from what it says."""
         payload = json.dumps(about, ensure_ascii=False, sort_keys=True)
-        made = hashlib.sha256(f"evermark.standing.1\n{stream}\n{position}\n{payload}".encode()).hexdigest()
-        yield from self._add(made, position, stream, Op.SCHEMA, None, payload, None)
+        text = "\n".join([f"evermark.{name}.1", stream, *map(str, key), payload])
+        yield from self._add(hashlib.sha256(text.encode()).hexdigest(), position, stream, op, None, payload, None)
 
     def rest(self) -> Iterator[pa.RecordBatch]:
         rows = len(self._columns["event_id"])
@@ -104,7 +106,7 @@ class Rows:
 
 
 def envelope(event: BlockEvent) -> str:
-    """What a receiver is sent: the event without what the row says anyway; its payload as JSON if it is some."""
+    """The event as receivers get it, without hash and time, which the row has; its payload as JSON if it is JSON."""
     about: dict[str, Any] = {"kind": event.kind.value, "creator": event.creator}
     if event.member:
         about["member"] = event.member
@@ -117,17 +119,17 @@ def envelope(event: BlockEvent) -> str:
 
 
 def _payload(text: str) -> str:
-    """An object or array as it was written; anything else as a text. Numbers beyond 2⁵³ become texts."""
-    if text[:1] not in {"{", "["}:
-        return _COMPACT.encode(text)
-    if _LONG_NUMBER.search(text) is None:
-        # Most texts: nothing in them may have to be written anew, it only has to be JSON.
+    """An object or array as it was written; any other text as a JSON string. Numbers beyond 2⁵³ become strings."""
+    if text[:1] in {"{", "["}:
         try:
-            _STRICT.decode(text)
+            if _LONG_NUMBER.search(text) is not None:
+                return _with_long_numbers(text)
+            _STRICT.decode(text)  # most payloads: they only have to be valid JSON
         except (ValueError, RecursionError):
-            return _COMPACT.encode(text)
-        return text
-    return _with_long_numbers(text)
+            pass
+        else:
+            return text
+    return _COMPACT.encode(text)
 
 
 def _with_long_numbers(text: str) -> str:
@@ -140,10 +142,7 @@ def _with_long_numbers(text: str) -> str:
         large.append(1)
         return digits
 
-    try:
-        value = json.loads(text, parse_int=whole, parse_constant=_refuse)
-    except (ValueError, RecursionError):
-        return _COMPACT.encode(text)
+    value = json.loads(text, parse_int=whole, parse_constant=_refuse)
     return _COMPACT.encode(value) if large else text
 
 
