@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tests.contract.blocks_scene import ALL, EACH, NEVER, PACE, Scene, new_strea
 
 from evermark.errors import ConfigError, DeniedError, IdentityError
 from evermark.secrets import KeyRef, Plain, Sealed, SecretBox
+from evermark.sources.base import Limit
 from evermark.sources.blocks.chain import EventKind, StreamKind
 from evermark.sources.blocks.nodes import client as blocks_client
 from evermark.sources.blocks.stream_choice import BotsInState, BotStreams, ChosenStreams
@@ -152,8 +154,9 @@ def test_a_node_restored_from_a_backup_gives_what_is_new_and_nothing_twice(here:
     shutil.copytree(data, backup)
     with Node(data, *options) as node:
         client = node.client()
-        again = message(stream)
+        again, late = message(stream), message(stream)
         client.add(stream, again)
+        client.add(stream, late)
         client.say(stream, 6)
         lost = client.hashes(stream)
         pipe = here.pipeline([node.url])
@@ -168,7 +171,14 @@ def test_a_node_restored_from_a_backup_gives_what_is_new_and_nothing_twice(here:
         pipe.drain(ALL)
         assert pipe.ids(stream) == lost + fresh
         assert pipe.dropped > 0
-        fresh += client.say(stream, 8)
+        fresh += client.say(stream, 12)
+        pipe.drain(ALL)
+        assert pipe.ids(stream) == lost + fresh
+        pipe.start()
+        client.add(stream, late)  # when the stream has passed the block that the event was in
+        pipe.drain(ALL)
+        assert pipe.ids(stream) == lost + fresh
+        fresh += client.say(stream, 3)
         pipe.drain(ALL)
         assert pipe.ids(stream) == lost + fresh
         client.close()
@@ -217,7 +227,7 @@ def test_a_large_gap_is_cut_into_slices_that_are_read_apart(here: Scene, tmp_pat
         taken = pipe.ids(stream)
         for _ in range(2):
             client.say(stream, 450)
-        source = here.source([node.url])
+        source = here.source([node.url], pace=replace(PACE, slice_s=0.01))
         start = pipe.ends[0]
         end = source.latest({0: start}, ALL)[0]
         pieces = source.slices(0, start, end)
@@ -277,6 +287,26 @@ def test_only_wanted_streams_keep_state_and_unwanted_ones_are_forgotten(
     both.drain(ALL)
     assert both.ids(two) == client.hashes(two)
     assert both.ids(one) == client.hashes(one)
+
+
+def test_b16_a_very_old_state_is_kept_and_its_gap_is_fetched(here: Scene, node: Node, client: Client) -> None:
+    """GIVEN a chosen stream whose state was written ten years ago, and another that nothing came of since WHEN they are
+    read again, dozens of snapshots later THEN upkeep took no state away, and each event is taken once, in order."""
+    one, quiet = new_stream(client, 3), new_stream(client, 3)
+    pipe = here.pipeline([node.url], [one, quiet], keep_unwanted_s=3600.0)
+    pipe.drain(ALL)
+    here.rows("update stream_sync_state set updated_at = now() - interval '10 years' returning 1")
+    old = here.synced(quiet)
+    client.say(one, 400)
+    pipe.start()
+    pipe.source.upkeep()
+    assert here.synced(quiet) == old
+    pipe.drain(Limit(rows_max=150, wait_s=0.0))
+    client.say(quiet, 1)
+    pipe.drain(ALL)
+    assert pipe.ids(one) == client.hashes(one)
+    assert pipe.ids(quiet) == client.hashes(quiet)
+    assert pipe.dropped == 0
 
 
 def _until_the_next_second(node: Node) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 import pytest
-from tests.contract.blocks_scene import EACH, Scene, new_stream, scene
+from tests.contract.blocks_scene import EACH, PACE, Scene, new_stream, scene
 
 from evermark.checkpoints.postgres import PostgresCheckpoints
 from evermark.cluster.base import Holder
@@ -106,7 +107,7 @@ def test_a_gap_of_many_pages_is_read_as_slices_and_logged_once(
 ) -> None:
     """GIVEN a known stream WHEN it grew by 700 blocks THEN several tasks fetch them, and each event is logged once."""
     stream = new_stream(client, 3)
-    target = here.target([f"http://127.0.0.1:{client.port}"])
+    target = here.target([f"http://127.0.0.1:{client.port}"], pace=replace(PACE, slice_s=0.01))
     owner = Owner(spark, here, tmp_path)
     owner.read(target, lambda: len(owner.logged()) >= 3)
     for _ in range(2):

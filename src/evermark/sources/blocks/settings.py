@@ -52,7 +52,7 @@ class BlocksSettings(SourceConfig):
     cold_streams_enabled: bool = False
     idle_after: Annotated[Duration, between(timedelta(minutes=1), timedelta(days=365))] = timedelta(hours=6)
     keep_unwanted: Annotated[Duration, between(timedelta(hours=1), timedelta(days=3660))] = timedelta(days=30)
-    requests_per_s: Annotated[float, Field(gt=0, le=100_000)] = 50.0
+    requests_per_s: Annotated[float, Field(gt=0, le=100_000)] = 500.0
 
     def sealed(self, box: SecretBox) -> Self:
         if self.token is None or isinstance(self.token, Sealed):

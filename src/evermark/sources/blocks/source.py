@@ -17,7 +17,7 @@ import structlog
 from evermark.errors import GapError, NotFoundError
 from evermark.sources.base import Condition, Forks, Limit, Seen, Slice, Source, StaleStream, StaleStreams, Untaken
 from evermark.sources.blocks.chain import UnreadableError
-from evermark.sources.blocks.decide.ticks import EARLIEST, Position, partition_of, path, slices, way_to
+from evermark.sources.blocks.decide.ticks import EARLIEST, Position, partition_of, path, sharing, slices, way_to
 from evermark.sources.blocks.nodes.client import Node, NodeClient
 from evermark.sources.blocks.nodes.members import members_of
 from evermark.sources.blocks.nodes.unreadable import read_by_any
@@ -128,7 +128,10 @@ class BlockStreams(Source, Forks):
         if first >= last:
             return []
         ticks = path(self.plans.ticks(partition), first, last)
-        return [piece for tick in ticks for piece in slices(partition, tick, self.plans.items(partition, tick.ends))]
+        plan = ((tick, self.plans.items(partition, tick.ends)) for tick in ticks)
+        return sharing(
+            [piece for tick, items in plan for piece in slices(partition, tick, items)], len(self.partitions())
+        )
 
     def read(self, piece: Slice) -> Iterator[pa.RecordBatch]:
         plans, client, _ = self._open

@@ -24,8 +24,9 @@ class Pace:
     patience_s: float = 10.0  # how long a task tries, node after node, before it gives up for now
     unreadable_s: float = 300.0  # how long nodes that do not answer are waited for before an unreadable event is poison
     away_s: float = 30.0  # for this long a node that did not answer is not asked for unreadable events
-    requests_per_s: float = 50.0  # of one task; at most `slices_max` tasks fetch one stream
-    slices_max: int = 16
+    requests_per_s: float = 500.0  # for blocks, of all tasks of a batch together
+    slices_max: int = 16  # tasks that fetch one stream in one batch
+    slice_s: float = 1.0  # how long a task is to fetch and decode, about: less is not worth a task of its own
     blocks_max: int = 20_000  # to fetch, in one batch
     streams_max: int = 1000  # in one batch
     carried_bytes_max: int = 4 * 1024 * 1024  # in one batch; blocks beyond that are fetched by the tasks

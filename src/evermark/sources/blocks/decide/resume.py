@@ -5,7 +5,8 @@ to be fetched; C, the node has less than was taken. They are told apart at *ever
 only at the first after a start.
 
 The traps: a generation that equals the answer's first block is no gap, and an empty range is an error at the node. An
-event taken from the minipool comes again inside its block, in any later batch, not only in the next one.
+event taken from the minipool comes again inside its block, in any later batch, not only in the next one. An event that
+a restored node has lost may be sent to it again at any time.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class StreamState:
     pool: frozenset[str] = frozenset()
     repeats_below: int = 0  # in blocks below this one, events that were taken may come again
     fork_accepted: bool = False  # a person said that another chain is the right one
+    restored_us: int = 0  # when the node's history was last replaced: it may have lost events that the log has
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,7 @@ class Decision:
     repeats: bool = False
     more: bool = False
     kind: str = ""  # of the stream, as the node says
+    events_each: int = 1  # in a block, by the blocks that came: a guess for those that have to be fetched
     members: tuple[str, ...] = ()  # of the stream at the end of the node's history, if a fork was accepted
 
     @property
@@ -146,6 +149,7 @@ def decide(
     whole: bool = True,
     forgot_us: int = 0,
     may_lack: bool = False,
+    now_us: int = 0,
 ) -> Decision:
     """What to take. `follows`: the node copies another one and may be behind it. `whole`: a stream without state is
     taken from its first block on, otherwise from its latest snapshot. `forgot_us`: streams older than this may have
@@ -155,9 +159,12 @@ def decide(
     person has accepted it.
     """
     made = _decided(known, answer, follows, whole, forgot_us)
+    if made.case in ANEW:
+        made = replace(made, known=replace(made.known, restored_us=now_us))
     if made.known.repeats_below == UNTOLD and not may_lack and not answer.more:
         made = replace(made, known=replace(made.known, repeats_below=answer.cookie.minipool_gen + 1))
-    return replace(made, kind=answer.kind)
+    events = sum(len(block.events) for block in answer.blocks)
+    return replace(made, kind=answer.kind, events_each=max(1, events // max(1, len(answer.blocks))))
 
 
 def _decided(known: StreamState | None, answer: Answer, follows: bool, whole: bool, forgot_us: int) -> Decision:
@@ -179,7 +186,8 @@ def _resumed(known: StreamState, answer: Answer, follows: bool) -> Decision:
         return _nothing(Case.BEHIND, known) if follows else _rewound(known, answer)
     if gen < first:
         to = Cookie(first, answer.blocks[0].previous)
-        return replace(_onward(Case.GAP, known, answer, answer.blocks), fetch_to=to)
+        made = _onward(Case.GAP, known, answer, answer.blocks)
+        return replace(made, fetch_to=to, repeats=made.repeats or known.restored_us > 0)
     _require_same_chain(known, answer)
     case = Case.OLDER if first < known.snapshot else Case.SAME
     return _onward(case, known, answer, tuple(block for block in answer.blocks if block.number >= gen))
@@ -270,7 +278,9 @@ def _onward(case: Case, known: StreamState, answer: Answer, blocks: tuple[Block,
         pool |= known.pool
     then = replace(known, snapshot=_snapshot(known.snapshot, answer.blocks), cookie=answer.cookie, pool=pool)
     fresh = tuple(event for event in answer.pool if event.hash not in known.pool)
-    repeats = known.repeats_below > known.cookie.minipool_gen
+    sealed = (event for block in blocks for event in block.events)
+    sent_again = any(event.at_us <= known.restored_us for event in (*sealed, *fresh)) if known.restored_us else False
+    repeats = sent_again or known.repeats_below > known.cookie.minipool_gen
     return Decision(
         case, known.cookie, known.cookie, blocks, fresh, known.pool, then, repeats=repeats, more=answer.more
     )
@@ -311,7 +321,7 @@ def fitted(decision: Decision, room: Room, old: StreamState | None, *, at_least_
     The hash of a cut range's last block is not known here: `fetch_to` and `known` then have an empty one.
     """
     least = 1 if at_least_one else 0
-    each = max(1, sum(len(block.events) for block in decision.blocks) // max(1, len(decision.blocks)))
+    each = decision.events_each
     blocks_max = max(least, min(room.blocks, room.rows // each))
     before = 0 if old is None or decision.case in ANEW else old.snapshot
     if decision.span > blocks_max:

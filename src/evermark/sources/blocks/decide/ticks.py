@@ -20,7 +20,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from evermark.errors import FormatError, GapError
@@ -32,7 +32,8 @@ Pin = tuple[int, str]  # a block's number, and the hash of the block before it
 Carried = tuple[int, int, dict[str, Any]]  # block, ordinal, and an event or a row of ours as JSON
 
 ITEMS_MAX = 100_000
-SLICE_WEIGHT = 250  # blocks, or tens of carried events, that are worth a task of their own
+_SLICE_WEIGHT = 2000  # blocks, or tens of carried events, that are worth a task: about half a second
+_REQUEST_WEIGHT = 80  # blocks that are decoded while one request is answered
 _WIDTHS = (12, 5, 12, 6)
 _CHARS = sum(_WIDTHS) + len(_WIDTHS) - 1
 _POSITION = re.compile(":".join(rf"(\d{{{width}}})" for width in _WIDTHS), re.ASCII)
@@ -182,19 +183,26 @@ def parts(items: Sequence[Item]) -> list[Part]:
     for at, item in enumerate(items):
         for nth, first in enumerate(item.pins[:-1]):
             last = item.pins[nth + 1]
-            found.append(Part(at, first, last, first[0] if nth else 0, last[0] - first[0]))
+            found.append(Part(at, first, last, first[0] if nth else 0, last[0] - first[0] + _REQUEST_WEIGHT))
         if not item.pins:
             found.append(Part(at, weight=len(item.carried) // 10))
     return found
 
 
+def cut_evenly(start: int, end: int, tasks: int, page_blocks: int) -> list[int]:
+    """Where the blocks [start, end) are cut for so many tasks: whole pages apart; with `start` and `end`."""
+    spacing = -(-(end - start) // (tasks * page_blocks)) * page_blocks
+    return [*range(start, end, spacing), end]
+
+
 def slices(partition: int, tick: Tick, items: Sequence[Item]) -> Iterator[Slice]:
-    """Runs of parts, each worth a task; together they are the whole tick."""
+    """Runs of parts, each worth a task; together they are the whole tick. Where the planner has cut a range a slice
+    begins: the planner knew what the range costs."""
     all_parts = parts(items)
     cuts = [0]
     weight = 0
     for at, part in enumerate(all_parts):
-        if weight and weight + part.weight > SLICE_WEIGHT:
+        if part.cut or (weight and weight + part.weight > _SLICE_WEIGHT):
             cuts.append(at)
             weight = 0
         weight += part.weight
@@ -202,4 +210,13 @@ def slices(partition: int, tick: Tick, items: Sequence[Item]) -> Iterator[Slice]
     starts = [str(Position(tick.starts)), *edges]
     ends = [*edges, str(Position(tick.ends))]
     for start, end, cut, to in zip(starts, ends, cuts, [*cuts[1:], len(all_parts)], strict=True):
-        yield Slice(partition, start, end, {"tick": str(tick.ends), "from": str(cut), "to": str(to)})
+        fetches = any(items[part.item].pins for part in all_parts[cut:to])
+        detail = {"tick": str(tick.ends), "from": str(cut), "to": str(to), "fetches": str(int(fetches))}
+        yield Slice(partition, start, end, detail)
+
+
+def sharing(pieces: Sequence[Slice], partitions: int) -> list[Slice]:
+    """The slices of a batch, each told how many tasks may ask the nodes at the same time: its share of the rate. Other
+    partitions may have as many."""
+    tasks = max(1, sum(piece.detail["fetches"] == "1" for piece in pieces) * partitions)
+    return [replace(piece, detail={**piece.detail, "tasks": str(tasks)}) for piece in pieces]

@@ -10,6 +10,7 @@ import random
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from functools import partial
@@ -48,6 +49,7 @@ _CHUNK_BYTES = 1024 * 1024
 _LISTED_MAX = 1000
 _STREAM_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}", re.ASCII)
 _PREFER_FIRST_AFTER_S = 30.0
+_EVENT_S = 50e-6  # to verify and decode an event
 _FOLLOWS_FOR_S = 10.0
 TRANSIENT = (UnreachableError, BusyError)
 UNWELL = (*TRANSIENT, FormatError, DeniedError)  # what is wrong is wrong with the node: another one may be well
@@ -90,6 +92,9 @@ class NodeInfo:
 class Node:
     """One block node. Not safe for several threads."""
 
+    page_blocks = 100  # blocks in one answer, until the node says how many it gives
+    answer_s = 0.0  # how long the last answer took to come
+
     def __init__(self, url: str, token: Hidden | None, pace: Pace) -> None:
         self.url = url.rstrip("/")
         self._token, self._pace = token, pace
@@ -102,6 +107,10 @@ class Node:
         leader = about.get("followed", {}).get("node") if about.get("follows") else None
         if not isinstance(about.get("node"), str) or not (leader is None or isinstance(leader, str)):
             raise FormatError(f"{self.url} does not say which node it is", hint="is it a block node?")
+        settings = about.get("settings")
+        page_blocks = settings.get("page_blocks") if isinstance(settings, dict) else None
+        if isinstance(page_blocks, int) and page_blocks > 0:
+            self.page_blocks = page_blocks
         return NodeInfo(about["node"], leader)
 
     def follows(self) -> bool:
@@ -173,8 +182,11 @@ class Node:
         connection = self._connection
         patience_s = self._pace.read_s + wait_s
         connection.sock.settimeout(patience_s)
+        asked_at = time.monotonic()
         connection.request("GET", target, headers=self._headers)
         response = connection.getresponse()
+        if not wait_s:
+            self.answer_s = time.monotonic() - asked_at
         deadline = time.monotonic() + patience_s
         body = bytearray()
         while piece := response.read1(_CHUNK_BYTES):
@@ -211,8 +223,26 @@ class NodeClient:
         self.pace = pace
         self._preferred = 0
         self._preferred_at = 0.0
+        self._tasks = 1
         self._next_at = 0.0
         self._away: dict[Node, tuple[float, UnreachableError]] = {}
+
+    @property
+    def page_blocks(self) -> int:
+        return self.nodes[self._preferred].page_blocks
+
+    def fetch_s(self, blocks: int, events: int) -> float:
+        """About how long one task takes for so many blocks: waiting for pages, and decoding events."""
+        return -(-blocks // self.page_blocks) * self.nodes[self._preferred].answer_s + events * _EVENT_S
+
+    @contextmanager
+    def one_of(self, tasks: int) -> Iterator[None]:
+        """Ask at the rate of one of so many tasks: together they keep to `requests_per_s`."""
+        self._tasks = tasks
+        try:
+            yield
+        finally:
+            self._tasks = 1
 
     def in_order(self) -> Iterator[Node]:
         """The node that answered last comes first; after a while the first of the settings is tried again."""
@@ -328,7 +358,7 @@ class NodeClient:
         now = time.monotonic()
         if self._next_at > now:
             time.sleep(self._next_at - now)
-        self._next_at = max(now, self._next_at) + 1.0 / self.pace.requests_per_s
+        self._next_at = max(now, self._next_at) + self._tasks / self.pace.requests_per_s
 
     def close(self) -> None:
         for node in self.nodes:

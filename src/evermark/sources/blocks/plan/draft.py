@@ -8,7 +8,7 @@ from evermark.errors import EvermarkError
 from evermark.sources.base import Limit
 from evermark.sources.blocks.chain import BlockEvent, Cookie, Undecoded
 from evermark.sources.blocks.decide.resume import ANEW, Case, Decision, Room, StreamState
-from evermark.sources.blocks.decide.ticks import ITEMS_MAX, SLICE_WEIGHT, Carried, Item, Move, Pin, placed
+from evermark.sources.blocks.decide.ticks import ITEMS_MAX, Carried, Item, Move, Pin, cut_evenly, placed
 from evermark.sources.blocks.nodes.client import TRANSIENT, NodeClient
 from evermark.sources.blocks.target import Pace
 
@@ -92,8 +92,9 @@ class Draft:
             to = Cookie(end, self._client.block(stream, end - 1).hash)
             part = replace(part, fetch_to=to, known=replace(part.known, cookie=to))
         edges = {start: part.start.prev_miniblock_hash, end: part.fetch_to.prev_miniblock_hash}
-        spacing = max(SLICE_WEIGHT, -(-part.span // self._pace.slices_max))
-        numbers = [*range(start, end, spacing), end]
+        cost_s = self._client.fetch_s(part.span, part.span * part.events_each)
+        tasks = max(1, min(self._pace.slices_max, int(cost_s / self._pace.slice_s)))
+        numbers = cut_evenly(start, end, tasks, self._client.page_blocks)
         return part, tuple((at, edges.get(at) or self._client.block(stream, at - 1).hash) for at in numbers)
 
 

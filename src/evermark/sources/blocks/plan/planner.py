@@ -314,7 +314,14 @@ class Planner:
             if unseen is not None:
                 self._client.require_chain(node, stream, unseen)
             may_lack = untold and node.follows()
-            made = decide(known, answer, whole=self._target.whole, forgot_us=forgot_us, may_lack=may_lack)
+            made = decide(
+                known,
+                answer,
+                whole=self._target.whole,
+                forgot_us=forgot_us,
+                may_lack=may_lack,
+                now_us=time.time_ns() // 1000,
+            )
             if made.case in ANEW and node.follows():
                 return decide(known, answer, follows=True)
             if made.case is Case.FORK_ACCEPTED:

@@ -28,6 +28,7 @@ class SliceReader:
     def read(self, piece: Slice) -> Iterator[pa.RecordBatch]:
         try:
             ends, first, last = (int(piece.detail[name]) for name in ("tick", "from", "to"))
+            tasks = int(piece.detail.get("tasks", 1))
         except (KeyError, ValueError):
             raise FormatError("this is no slice of a block source", hint="slices come from `slices`") from None
         items = self._plans.items(piece.partition, ends)
@@ -38,12 +39,13 @@ class SliceReader:
                 hint="another instance has taken over: start again from the checkpoint",
             )
         rows = Rows()
-        for part in all_parts[first:last]:
-            item = items[part.item]
-            if item.pins:
-                yield from self._fetched(piece.partition, ends - 1, item, part, rows)
-            else:
-                yield from self._rows(ends - 1, item.stream, part, item.carried, rows)
+        with self._client.one_of(tasks):
+            for part in all_parts[first:last]:
+                item = items[part.item]
+                if item.pins:
+                    yield from self._fetched(piece.partition, ends - 1, item, part, rows)
+                else:
+                    yield from self._rows(ends - 1, item.stream, part, item.carried, rows)
         yield from rows.rest()
         for stream, (count, event) in self._poison.items():
             said = {"source": self._source, "stream": stream, "first": event.hash, "reason": event.reason}

@@ -99,17 +99,18 @@ class StatePlans:
 
     def _confirmed(self, streams: Sequence[str]) -> dict[str, tuple[bool, Move]]:
         asked = """select s.stream, s.anew, s.kind, y.snapshot_miniblock, y.minipool_gen, y.prev_miniblock_hash,
-            s.incarnation, s.pool, s.more, s.repeats_below
+            s.incarnation, s.pool, s.more, s.repeats_below, s.restored_us
             from block_streams s
             join stream_sync_state y on y.stream_id = convert_to(s.source || '/' || s.stream, 'UTF8')
             where s.source = %s and s.stream = any(%s)"""
         found = {}
         rows = self._all(asked, list(streams))
-        for stream, anew, kind, snapshot, gen, before, incarnation, pool, more, below in rows:
+        for stream, anew, kind, snapshot, gen, before, incarnation, pool, more, *rest in rows:
             cookie = Cookie(gen, bytes(before).hex())
             accepted = incarnation.startswith(_FORK_ACCEPTED)
             name = incarnation.removeprefix(_FORK_ACCEPTED)
-            known = StreamState(snapshot, cookie, name, _split(pool), below, accepted)
+            below, restored_us = rest
+            known = StreamState(snapshot, cookie, name, _split(pool), below, accepted, restored_us)
             found[stream] = (anew, Move(kind, known, more))
         return found
 
@@ -184,7 +185,7 @@ class StatePlans:
                 known, cookie = move.known, move.known.cookie
                 before = bytes.fromhex(cookie.prev_miniblock_hash)
                 synced.append((self._id(stream), known.snapshot, cookie.minipool_gen, before))
-                pool = (_joined(known.pool), move.more, known.repeats_below)
+                pool = (_joined(known.pool), move.more, known.repeats_below, known.restored_us)
                 about.append((self._source, stream, partition, move.kind, known.incarnation, *pool))
         with conn.cursor() as cursor:
             cursor.executemany(_SYNCED, synced)
@@ -316,10 +317,10 @@ class StatePlans:
 _FORGOT = """update block_partitions set forgot_us = (extract(epoch from clock_timestamp()) * 1e6)::bigint
 where source = %s and partition = %s"""
 # `more` of a stream without `gen`: it is not gone, only forgotten.
-_MOVE = "moves, kind, snapshot, gen, hash, incarnation, pool, more, repeats_below"
+_MOVE = "moves, kind, snapshot, gen, hash, incarnation, pool, more, repeats_below, restored_us"
 _INSERT_ITEM = f"""insert into block_plan
 (source, partition, ends, item, stream, pins, leave_out, carried, repeats, {_MOVE})
-values ({", ".join(["%s"] * 18)})"""
+values ({", ".join(["%s"] * 19)})"""
 _SYNCED = """insert into stream_sync_state (stream_id, snapshot_miniblock, minipool_gen, prev_miniblock_hash)
 values (%s, %s, %s, %s)
 on conflict (stream_id) do update set snapshot_miniblock = excluded.snapshot_miniblock,
@@ -336,13 +337,15 @@ _LAST_TICK = """coalesce((select last_tick from block_partitions
     where source = %(source)s and partition = %(partition)s), 0)"""
 _ALIKE = f"starts_with(block_stale.reason, '{UNREADABLE}') = starts_with(excluded.reason, '{UNREADABLE}')"
 # A tick does not undo a person's acceptance that came after it was made; the stale mark is still there then.
-_ABOUT = f"""insert into block_streams (source, stream, partition, kind, incarnation, pool, more, repeats_below)
-values (%s, %s, %s, %s, %s, %s, %s, %s)
+_ABOUT = f"""insert into block_streams
+(source, stream, partition, kind, incarnation, pool, more, repeats_below, restored_us)
+values (%s, %s, %s, %s, %s, %s, %s, %s, %s)
 on conflict (source, stream) do update set partition = excluded.partition, kind = excluded.kind,
     incarnation = case when starts_with(block_streams.incarnation, '{_FORK_ACCEPTED}') and exists (
             select from block_stale s where s.source = excluded.source and s.stream = excluded.stream)
         then '{_FORK_ACCEPTED}' || excluded.incarnation else excluded.incarnation end,
-    pool = excluded.pool, more = excluded.more, repeats_below = excluded.repeats_below, anew = excluded.anew
+    pool = excluded.pool, more = excluded.more, repeats_below = excluded.repeats_below,
+    restored_us = excluded.restored_us, anew = excluded.anew
 where block_streams is distinct from excluded"""
 
 
@@ -351,20 +354,22 @@ def _row(item: Item) -> tuple[Any, ...]:
     carried = json.dumps(item.carried, separators=(",", ":"))
     about = (item.stream, pins, _joined(item.leave_out), carried, item.repeats)
     if item.move is None:
-        return (*about, False, *[None] * 8)
+        return (*about, False, *[None] * 9)
     known = item.move.known
     if known is None:
-        return (*about, True, item.move.kind, *[None] * 5, item.move.forgotten, None)
+        return (*about, True, item.move.kind, *[None] * 5, item.move.forgotten, None, None)
     cookie = (known.cookie.minipool_gen, known.cookie.prev_miniblock_hash)
-    rest = (known.incarnation, _joined(known.pool), item.move.more, known.repeats_below)
+    rest = (known.incarnation, _joined(known.pool), item.move.more, known.repeats_below, known.restored_us)
     return (*about, True, item.move.kind, known.snapshot, *cookie, *rest)
 
 
 def _move(columns: Sequence[Any]) -> Move:
-    _, kind, snapshot, gen, before, incarnation, pool, more, below = columns
+    _, kind, snapshot, gen, before, incarnation, pool, more, below, restored_us = columns
     if gen is None:
         return Move(kind, None, forgotten=bool(more))
-    return Move(kind, StreamState(snapshot, Cookie(gen, before), incarnation, _split(pool), below), more)
+    cookie = Cookie(gen, before)
+    known = StreamState(snapshot, cookie, incarnation, _split(pool), below, restored_us=restored_us or 0)
+    return Move(kind, known, more)
 
 
 def _joined(hashes: frozenset[str]) -> bytes:
