@@ -1,9 +1,9 @@
 """A follower: copies every stream of another node, and verifies each block before it keeps it.
 
-It asks which streams changed since it last asked, then each of them for what follows its own copy. Streams are written
-in the order in which they changed, so that the follower's own listing is never ahead of what it holds. While the other
-node is away the copy goes on being served. What cannot be copied (a fork, a forged block) is owed: said, remembered,
-tried again, and never in the way of the other streams.
+It asks which streams changed since it last asked, then each of them for the blocks after its own copy. Streams are
+written in the order in which they changed, so that the follower's own listing is never ahead of its copy. While the
+other node is away the copy is served. A stream that cannot be copied (a fork, a forged block) is owed: logged,
+remembered, tried again, and it does not hold up the other streams.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 
 from evermark.blocknode.ledger import Ledger
-from evermark.blocknode.reading import Reader
+from evermark.blocknode.reader import Reader
 from evermark.blocknode.refusal import Code
 from evermark.blocknode.settings import MIB, NodeSettings
 from evermark.blocknode.writer import Writer
@@ -58,7 +58,7 @@ _BACKOFF_S_MAX = 5.0
 
 @dataclass(frozen=True)
 class Copy:
-    """What is to be written of one stream. `gone`: it was deleted."""
+    """The blocks and the minipool to be written of one stream. `gone`: the stream was deleted."""
 
     stream: str
     touched: int
@@ -81,8 +81,8 @@ class Follower:
         self._owed_at = 0.0
         self._owed = 0
 
-    def standing(self) -> dict[str, Any]:
-        """How far it is. `level`: it had everything when it last asked."""
+    def progress(self) -> dict[str, Any]:
+        """`level`: the copy had everything when the follower last asked."""
         return {
             "node": self._node,
             "touched": self._touched,
@@ -103,7 +103,7 @@ class Follower:
                 try:
                     await self._round(session)
                     attempt = 0
-                except Exception as error:  # noqa: BLE001 - whatever it is, the copy is served and following goes on
+                except Exception as error:  # noqa: BLE001 - the copy is served all the same, and following goes on
                     if self._reachable or attempt == 0:
                         self._log.warning("cannot follow just now; what was copied is served", error=error)
                     self._reachable = self._level = False
@@ -172,7 +172,7 @@ class Follower:
             return Copy(stream, touched, error=error)
 
     async def _fetch(self, session: aiohttp.ClientSession, stream: str, touched: int) -> Copy:
-        """Everything after our copy, verified to follow it. All but the last part is written on the way."""
+        """The blocks after our copy, verified to follow it. All but the last part are written on the way."""
         mine = await self._writer.run(lambda ledger: ledger.cookie(stream))
         while True:
             asked: dict[str, Any] = {} if mine is None else mine.wire()
@@ -239,7 +239,7 @@ class Follower:
 
 
 async def _all(calls: Sequence[Coroutine[Any, Any, Copy]]) -> list[Copy]:
-    """All of them, or the first error once none is under way any more: what they write must not meet the next try's."""
+    """All results, or the first error once every call has ended: their writes must not meet those of the next try."""
     done = await asyncio.gather(*calls, return_exceptions=True)
     for one in done:
         if isinstance(one, BaseException):
@@ -277,7 +277,7 @@ def _list(answer: Any, name: str) -> list[Any]:
 
 
 def _after(blocks: Sequence[Block], at: Cookie, stream: str) -> list[Block]:
-    """The blocks of a reset that follow `at`; the one in front of it has to be ours."""
+    """The blocks of a reset that follow `at`; the block before `at` has to be the one that was copied."""
     if at == START:
         return list(blocks)
     for block in blocks:
