@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import pyarrow as pa
@@ -32,77 +32,69 @@ _SAFE = 2**53
 
 
 class Rows:
-    """Collects events into batches of bounded size."""
+    """Collects events into batches of bounded size: take the batch whenever it is `full`, and at the end."""
 
     def __init__(self) -> None:
-        self._columns: dict[str, list[Any]] = {}
-        self._bytes = 0
         self._clear()
 
     def _clear(self) -> None:
         names = ("event_id", "position", "stream", "op", "event_time", "payload", "bytes")
-        self._columns = {name: [] for name in names}
+        self._columns: dict[str, list[Any]] = {name: [] for name in names}
         self._bytes = 0
 
-    def add(self, stream: str, event: BlockEvent, position: str) -> Iterator[pa.RecordBatch]:
+    def __len__(self) -> int:
+        return len(self._columns["event_id"])
+
+    @property
+    def full(self) -> bool:
+        return len(self) >= BATCH_ROWS or self._bytes >= BATCH_BYTES
+
+    def taken(self) -> pa.RecordBatch:
+        """The rows so far, as a batch; collecting begins anew."""
+        batch = taken_batch(self._columns | {"key": self._columns["stream"]}, len(self))
+        self._clear()
+        return batch
+
+    def add(self, stream: str, event: BlockEvent, position: str) -> None:
         if isinstance(event, Undecoded):
             made = hashlib.sha256(f"evermark.poison.1\n{stream}\n{event.hash}".encode()).hexdigest()
             payload = json.dumps({"event": event.hash, "reason": event.reason})
-            yield from self._add(made, position, stream, Op.POISON, None, payload, event.raw)
+            self._add(made, position, stream, Op.POISON, None, payload, event.raw)
             return
         at_us = event.at_us if event.at_us <= _TIME_US_MAX else None
-        yield from self._add(event.hash, position, stream, Op.MESSAGE, at_us, envelope(event), None)
+        self._add(event.hash, position, stream, Op.MESSAGE, at_us, envelope(event), None)
 
-    def add_note(self, stream: str, note: Mapping[str, Any], position: str) -> Iterator[pa.RecordBatch]:
+    def add_note(self, stream: str, note: Mapping[str, Any], position: str) -> None:
         """A change of the stream as a whole, which no event tells."""
-        yield from self._add_own(Op.TRUNCATE, "note", stream, note, position)
+        self._add_own(Op.TRUNCATE, "note", stream, note, position)
 
-    def add_opening(
-        self, stream: str, snapshot: Mapping[str, Any], position: str, block: int = 0
-    ) -> Iterator[pa.RecordBatch]:
+    def add_opening(self, stream: str, snapshot: Mapping[str, Any], position: str, block: int = 0) -> None:
         """The stream's snapshot at the first block that is taken. Equal snapshots of two blocks are two rows: a member
         may have left and come back in between."""
-        yield from self._add_own(Op.SCHEMA, "opening", stream, snapshot, position, block)
+        self._add_own(Op.SCHEMA, "opening", stream, snapshot, position, block)
 
-    def add_join_or_leave(self, stream: str, event: BlockEvent, position: str) -> Iterator[pa.RecordBatch]:
+    def add_join_or_leave(self, stream: str, event: BlockEvent, position: str) -> None:
         """Of a stream that is taken again, whether the log drops the event or not."""
         about = {"kind": event.kind.value, "member": event.member, "event": event.hash}
-        yield from self.add_membership(stream, about, position)
+        self.add_membership(stream, about, position)
 
-    def add_membership(self, stream: str, about: Mapping[str, Any], position: str) -> Iterator[pa.RecordBatch]:
+    def add_membership(self, stream: str, about: Mapping[str, Any], position: str) -> None:
         """A row that holds at this position of the log and at no other: it is never a repeat of an older row."""
-        yield from self._add_own(Op.SCHEMA, "standing", stream, about, position, position)
+        self._add_own(Op.SCHEMA, "standing", stream, about, position, position)
 
-    def _add_own(
-        self, op: Op, name: str, stream: str, about: Mapping[str, Any], position: str, *key: object
-    ) -> Iterator[pa.RecordBatch]:
-        """A row of ours, under an id made from what it says."""
+    def _add_own(self, op: Op, name: str, stream: str, about: Mapping[str, Any], position: str, *key: object) -> None:
+        """A row of ours, under an id made from its content."""
         payload = json.dumps(about, ensure_ascii=False, sort_keys=True)
         text = "\n".join([f"evermark.{name}.1", stream, *map(str, key), payload])
-        yield from self._add(hashlib.sha256(text.encode()).hexdigest(), position, stream, op, None, payload, None)
-
-    def rest(self) -> Iterator[pa.RecordBatch]:
-        rows = len(self._columns["event_id"])
-        if rows:
-            batch = taken_batch(self._columns | {"key": self._columns["stream"]}, rows)
-            self._clear()
-            yield batch
+        self._add(hashlib.sha256(text.encode()).hexdigest(), position, stream, op, None, payload, None)
 
     def _add(
         self, event_id: str, position: str, stream: str, op: Op, at_us: int | None, payload: str, raw: bytes | None
-    ) -> Iterator[pa.RecordBatch]:
-        columns = self._columns
-        ids = columns["event_id"]
-        ids.append(event_id)
-        columns["position"].append(position)
-        columns["stream"].append(stream)
-        columns["op"].append(op.value)
-        columns["event_time"].append(at_us)
-        columns["payload"].append(payload)
-        columns["bytes"].append(raw)
+    ) -> None:
+        row = (event_id, position, stream, op.value, at_us, payload, raw)
+        for column, value in zip(self._columns.values(), row, strict=True):
+            column.append(value)
         self._bytes += len(payload) + len(raw or b"")
-        if len(ids) >= BATCH_ROWS or self._bytes >= BATCH_BYTES:
-            yield from self.rest()
 
 
 def envelope(event: BlockEvent) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -11,7 +11,7 @@ import structlog
 from evermark.errors import EvermarkError, FormatError, GapError, NotFoundError, UnreachableError
 from evermark.sources.base import Slice
 from evermark.sources.blocks.chain import BlockEvent, EventKind, Undecoded, UnreadableError, event_from
-from evermark.sources.blocks.decide.ticks import Carried, Item, Part, Position, parts, placed
+from evermark.sources.blocks.decide.ticks import Item, Part, Position, parts, placed
 from evermark.sources.blocks.nodes.client import NodeClient
 from evermark.sources.blocks.nodes.unreadable import read_by_any, waited_enough
 from evermark.sources.blocks.read.rows import Rows
@@ -43,31 +43,36 @@ class SliceReader:
             for part in all_parts[first:last]:
                 item = items[part.item]
                 if item.pins:
-                    yield from self._fetched(piece.partition, ends - 1, item, part, rows)
+                    added = self._fetched(piece.partition, ends - 1, item, part, rows)
                 else:
-                    yield from self._rows(ends - 1, item.stream, part, item.carried, rows)
-        yield from rows.rest()
+                    added = self._carried(ends - 1, item, part, rows)
+                for _ in added:
+                    if rows.full:
+                        yield rows.taken()
+        if rows:
+            yield rows.taken()
         for stream, (count, event) in self._poison.items():
             said = {"source": self._source, "stream": stream, "first": event.hash, "reason": event.reason}
             log.error("blocks_poison", events=count, said="no node gives them in a form that can be read", **said)
 
-    def _rows(
-        self, tick: int, stream: str, part: Part, carried: Iterable[Carried], rows: Rows
-    ) -> Iterator[pa.RecordBatch]:
-        for block, ordinal, wire in carried:
+    def _carried(self, tick: int, item: Item, part: Part, rows: Rows) -> Iterator[None]:
+        """Adds the rows that the plan carries; yields after each."""
+        for block, ordinal, wire in item.carried:
             position = str(Position(tick, part.item, block, ordinal))
             if "opening" in wire:
-                yield from rows.add_opening(stream, wire["opening"], position, int(wire.get("block", 0)))
+                rows.add_opening(item.stream, wire["opening"], position, int(wire.get("block", 0)))
             elif "note" in wire:
-                yield from rows.add_note(stream, wire["note"], position)
+                rows.add_note(item.stream, wire["note"], position)
             elif "standing" in wire:
-                yield from rows.add_membership(stream, wire["standing"], position)
+                rows.add_membership(item.stream, wire["standing"], position)
             elif "told" in wire:
-                yield from rows.add_join_or_leave(stream, event_from(wire["told"]), position)
+                rows.add_join_or_leave(item.stream, event_from(wire["told"]), position)
             else:
-                yield from self._event(stream, _event(wire), position, rows)
+                self._add(item.stream, _event(wire), position, rows)
+            yield
 
-    def _fetched(self, partition: int, tick: int, item: Item, part: Part, rows: Rows) -> Iterator[pa.RecordBatch]:
+    def _fetched(self, partition: int, tick: int, item: Item, part: Part, rows: Rows) -> Iterator[None]:
+        """Adds the events of the blocks between two pins; yields after each."""
         at = part.first[0]
 
         def waited() -> bool:
@@ -77,20 +82,20 @@ class SliceReader:
             for page in self._client.between(item.stream, part.first, part.last):
                 for block in read_by_any(self._client, item.stream, page, waited, item.leave_out):
                     if block.number == 0 and block.snapshot is not None:
-                        position = str(Position(tick, part.item))
-                        yield from rows.add_opening(item.stream, block.snapshot.wire(), position)
+                        rows.add_opening(item.stream, block.snapshot.wire(), str(Position(tick, part.item)))
                     for ordinal, event, told in placed(block.number, block.events, item.leave_out, item.repeats):
                         position = str(Position(tick, part.item, block.number, ordinal))
                         if told:
-                            yield from rows.add_join_or_leave(item.stream, event, position)
+                            rows.add_join_or_leave(item.stream, event, position)
                         else:
-                            yield from self._event(item.stream, event, position, rows)
+                            self._add(item.stream, event, position, rows)
+                        yield
                 at = page[-1].number + 1
         except NotFoundError:
             # Blocks of a deleted stream cannot be fetched any more: a row in the log names them.
             note = {"change": "lost", "from": at, "to": part.last[0]}
             log.warning("blocks_lost", source=self._source, stream=item.stream, **note)
-            yield from rows.add_note(item.stream, note, str(Position(tick, part.item, at)))
+            rows.add_note(item.stream, note, str(Position(tick, part.item, at)))
         except EvermarkError as error:
             at = error.block if isinstance(error, UnreadableError) else at
             self._plans.mark_stale(partition, item.stream, at, stale_reason(error))
@@ -99,11 +104,11 @@ class SliceReader:
                 hint="the stream is stale until one of the nodes has them; the other streams go on",
             ) from error
 
-    def _event(self, stream: str, event: BlockEvent, position: str, rows: Rows) -> Iterator[pa.RecordBatch]:
+    def _add(self, stream: str, event: BlockEvent, position: str, rows: Rows) -> None:
         if isinstance(event, Undecoded):
             count, first = self._poison.get(stream, (0, event))
             self._poison[stream] = (count + 1, first)
-        yield from rows.add(stream, event, position)
+        rows.add(stream, event, position)
 
 
 def _event(wire: dict[str, Any]) -> BlockEvent:

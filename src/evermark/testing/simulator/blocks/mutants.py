@@ -6,8 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-import pyarrow as pa
-
 from evermark.errors import EvermarkError
 from evermark.sources.blocks import source
 from evermark.sources.blocks.chain import Block, BlockEvent, Cookie
@@ -58,7 +56,7 @@ def _first_reset_only(known: StreamState | None, answer: Answer, **more: Any) ->
 
 def _passes_what_failed(
     self: SliceReader, partition: int, tick: int, item: Item, part: Part, rows: Rows
-) -> Iterator[pa.RecordBatch]:
+) -> Iterator[None]:
     try:
         yield from _fetched(self, partition, tick, item, part, rows)
     except EvermarkError:
