@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 
 from evermark.errors import EvermarkError
 from evermark.sources.base import Limit
+from evermark.sources.blocks.target import Pace
 from evermark.testing.simulator.blocks.node import ModelNode
 from evermark.testing.simulator.blocks.pipeline import PACE, Crash, Cut, Pipeline, pipeline
 from evermark.testing.simulator.blocks.plans import MemoryPlans
 
 STREAMS = ("a", "b", "c")
+CUT = replace(PACE, slice_s=0.0001, slices_max=4)  # a gap of two blocks is worth two tasks
 ALL = Limit(wait_s=0.0)
 
 streams = st.sampled_from(STREAMS)
@@ -70,16 +72,27 @@ def _play(node: ModelNode, pipe: Pipeline, ops: list[tuple[object, ...]]) -> Non
 
 @settings(max_examples=150)
 @given(
-    st.lists(OPS, min_size=3, max_size=40), st.integers(1, 4), st.integers(1, 4), st.integers(0, 6), st.integers(1, 2)
+    st.lists(OPS, min_size=3, max_size=40),
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.integers(0, 6),
+    st.integers(1, 2),
+    st.sampled_from([PACE, CUT]),
 )
 def test_whatever_happens_every_event_is_taken_once_and_in_order(
-    ops: list[tuple[object, ...]], snapshot_every: int, page_blocks: int, resume_blocks: int, partitions: int
+    ops: list[tuple[object, ...]],
+    snapshot_every: int,
+    page_blocks: int,
+    resume_blocks: int,
+    partitions: int,
+    pace: Pace,
 ) -> None:
-    """Events, sealing, snapshots, small batches, crashes between any two effects, nodes that refuse and lie."""
+    """Events, sealing, snapshots, small batches, gaps in one slice or many, crashes between any two effects, nodes that
+    refuse and lie."""
     node = ModelNode(snapshot_every=snapshot_every, page_blocks=page_blocks, resume_blocks=resume_blocks)
     for stream in STREAMS:
         node.create(stream)
-    pipe = pipeline([node], partitions=partitions)
+    pipe = pipeline([node], partitions=partitions, pace=pace)
     _play(node, pipe, ops)
     node.lies.clear()
     node.refusing = 0
@@ -219,7 +232,7 @@ def test_b16_a_very_old_state_is_resumed_over_hundreds_of_snapshots_in_small_bat
     node.create("a")
     node.create("b")
     _grow(node, "a", 1)
-    pipe = pipeline([node], pace=replace(PACE, blocks_max=70))
+    pipe = pipeline([node], pace=replace(CUT, blocks_max=70))
     pipe.drain(ALL)
     _grow(node, "a", 600)
     node.say("b")

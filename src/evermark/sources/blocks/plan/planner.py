@@ -54,7 +54,7 @@ _WARNED = {
 
 
 @dataclass(frozen=True)
-class _Listed:
+class _ListedTo:
     """How far the listing was read at a boundary without finding anything to take."""
 
     after: int
@@ -86,7 +86,7 @@ class Planner:
         self.identity = NodeIdentity(client.nodes, plans, target.partitions)
         self._members = StreamMembers(target, client)
         self._tracked: OrderedDict[str, float] = OrderedDict()  # when each stream was last active
-        self._listed: dict[int, _Listed] = {}
+        self._listed: dict[int, _ListedTo] = {}
         self._any_stale = False
 
     @property
@@ -144,7 +144,7 @@ class Planner:
                 raise  # otherwise the draft is taken first
         if draft.items:
             return self._plans.add(partition, Tick(after, 0, draft.touched, choice), draft.items)
-        self._listed[partition] = _Listed(after, choice, draft.touched)
+        self._listed[partition] = _ListedTo(after, choice, draft.touched)
         news = draft.touched > state.touched or (draft.touched == state.touched and choice != state.choice)
         if not way and news:
             self._plans.note_listed(partition, state.confirmed, draft.touched, choice)
