@@ -170,6 +170,36 @@ def test_d3_an_accepted_fork_sends_nobody_what_was_said_before_it_joined(lost: b
     assert heard == {"x": [False, True, True, True], "y": [True] * 4, "z": [True] * 4}
 
 
+@HOWEVER_IT_COMES
+@pytest.mark.parametrize("lost", [True, False])
+def test_d3_members_of_an_accepted_history_are_those_it_began_with(lost: bool, pace: Any, rows_max: int) -> None:
+    """GIVEN a history in which a first member left and another user joined WHEN another one is accepted, in which the
+    first stays and the other joins late THEN each hears what was said there while it was a member, and nothing else."""
+    node = ModelNode(snapshot_every=3)
+    node.create("a", members=["z"])
+    said(node)
+    kept = Kept(pipeline([node], MemoryPlans(), pace=pace))
+    kept.pipe.drain(ALL)
+    if lost:
+        kept.expire()
+    blocks = len(node.streams["a"].blocks)
+    moved(node, "z", leave=True)
+    moved(node, "x")
+    said(node)
+    kept.pipe.drain(ALL)
+    assert (kept.is_in("z"), kept.is_in("x")) == (False, True)
+    restored(node, blocks, {"z"})
+    before = said(node)
+    moved(node, "x")
+    after = [said(node) for _ in range(3)]
+    kept.pipe.drain(ALL)
+    kept.pipe.source.accept_fork("a")
+    kept.pipe.drain(Limit(rows_max=rows_max, wait_s=0.0))
+    heard = {user: [kept.hears(user, event) for event in (before, *after)] for user in ("x", "z")}
+    assert heard == {"x": [False, True, True, True], "z": [True] * 4}
+    assert (kept.is_in("z"), kept.is_in("x")) == (True, True)
+
+
 def closings(pipe: Pipeline) -> list[dict[str, Any]]:
     found = [json.loads(row["payload"]) for row in pipe.rows("a") if row["op"] == "schema"]
     return [one for one in found if one.get("change") == "taken again"]
@@ -252,12 +282,12 @@ def test_d3_a_join_that_one_node_hides_puts_nobody_out_of_an_accepted_fork() -> 
     kept = Kept(pipeline([node, other := node.copied("two")], MemoryPlans()))
     kept.pipe.drain(ALL)
     restored(node, 2, {"ann", "x"})
-    for _ in range(3):
-        said(node)
+    fresh = [said(node) for _ in range(3)]
     other.streams = node.copied("two").streams
     kept.pipe.drain(ALL)
     kept.pipe.source.accept_fork("a")
     node.garbled.add(("a", 1))
     kept.pipe.drain(ALL)
     assert json.loads(kept.pipe.notes("a")[0])["members"] == ["ann", "x"]
-    assert (len(kept.stays("x")), kept.is_in("x")) == (1, True)
+    assert all(kept.hears("x", event) for event in fresh)
+    assert (len(kept.stays("x")), kept.is_in("x")) == (2, True)  # up to the fork, and from the join in this history on

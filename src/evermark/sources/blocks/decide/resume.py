@@ -22,6 +22,7 @@ from evermark.sources.blocks.chain import (
     Block,
     BlockEvent,
     Cookie,
+    Snapshot,
     Undecoded,
     block_from,
     cookie_from,
@@ -96,6 +97,7 @@ class Decision:
     kind: str = ""  # of the stream, as the node says
     events_each: int = 1  # in a block, by the blocks that came: a guess for those that have to be fetched
     members: tuple[str, ...] = ()  # of the stream at the end of the node's history, if a fork was accepted
+    first: Snapshot | None = None  # of block 0 of that history
 
     @property
     def span(self) -> int:

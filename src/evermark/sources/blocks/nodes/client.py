@@ -307,7 +307,16 @@ class NodeClient:
 
     def block(self, stream: str, number: int) -> Block:
         """One block, verified in itself. Each node is asked once: the planner has no time to wait."""
-        return self.ask_any(lambda node: self._single(node, stream, number))
+        return self.ask_any(lambda node: self.block_of(node, stream, number))
+
+    def block_of(self, node: Node, stream: str, number: int) -> Block:
+        """One block as this node gives it, verified in itself."""
+        self._throttle()
+        page = node.page(stream, number, number + 1)
+        if len(page) != 1 or page[0].number != number:
+            raise GapError(f"stream {stream}: block {number} is not what came", hint="ask another node")
+        verify_block(page[0], None)
+        return page[0]
 
     def events(self, node: Node, stream: str, numbers: Sequence[int]) -> Iterator[BlockEvent]:
         """The events of blocks with these ascending numbers as one node gives them: events that match their hash, and
@@ -331,7 +340,7 @@ class NodeClient:
 
     def require_chain(self, node: Node, stream: str, at: Cookie) -> None:
         """Raise unless the node has the block that the cookie names."""
-        block = self._single(node, stream, at.minipool_gen - 1)
+        block = self.block_of(node, stream, at.minipool_gen - 1)
         if block.hash != at.prev_miniblock_hash:
             raise fork(stream, block.number)
 
@@ -345,14 +354,6 @@ class NodeClient:
                 hint="the node's history was rewritten: compare it with another node's",
             )
         return page
-
-    def _single(self, node: Node, stream: str, number: int) -> Block:
-        self._throttle()
-        page = node.page(stream, number, number + 1)
-        if len(page) != 1 or page[0].number != number:
-            raise GapError(f"stream {stream}: block {number} is not what came", hint="ask another node")
-        verify_block(page[0], None)
-        return page[0]
 
     def _throttle(self) -> None:
         now = time.monotonic()

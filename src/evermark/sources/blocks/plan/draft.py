@@ -65,7 +65,9 @@ class Draft:
             part, pins = self._pinned(stream, part)
         except TRANSIENT as error:
             raise Unpinned(error.message, hint=error.hint) from error
-        alone = [_note(part, before), opening]
+        # The row with the first members may be in the log, and would be dropped there: another one holds from here on.
+        first: Carried | None = (0, 0, {"standing": part.first.wire()}) if part.first is not None else None
+        alone = [_note(part, before), first, opening]
         items = [Item(stream, carried=(row,), repeats=part.repeats) for row in alone if row is not None]
         if pins:
             items.append(Item(stream, pins, part.leave_out, repeats=part.repeats))
@@ -110,7 +112,7 @@ def _note(part: Decision, before: StreamState | None) -> Carried | None:
     if part.case is Case.FORK_ACCEPTED:
         gen, last = before.cookie.minipool_gen, before.cookie.prev_miniblock_hash
         note = {"change": "fork accepted", "block": gen - 1, "was": last}
-        # The members at the end of this history: the row ends the memberships of all others, and begins none.
+        # The members at the end of this history: the memberships of all others end here.
         note |= {"kind": part.kind, "members": list(part.members)}
     return 0, 0, {"note": note}
 

@@ -325,7 +325,8 @@ class Planner:
             if made.case in ANEW and node.follows():
                 return decide(known, answer, follows=True)
             if made.case is Case.FORK_ACCEPTED:
-                return replace(made, members=self._members.of(node, stream, look.stale.get(stream)))
+                members = self._members.of(node, stream, look.stale.get(stream))
+                return replace(made, members=members, first=self._client.block_of(node, stream, 0).snapshot)
             if made.case is Case.GAP:
                 # A fork is found here, and not by a task, whose failure would hold up the whole batch.
                 self._client.require_chain(node, stream, made.start)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from evermark.error_policy import backoff_s
@@ -30,9 +30,9 @@ class StatePlans:
     def close(self) -> None:
         self._state.close()
 
-    def _all(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
-        with self._state.connection() as conn:
-            return conn.execute(query, (self._source, *values)).fetchall()
+    def _all(self, query: str, *values: Any, conn: Connection | None = None) -> list[tuple[Any, ...]]:
+        with nullcontext(conn) if conn is not None else self._state.connection() as used:
+            return used.execute(query, (self._source, *values)).fetchall()
 
     def _do(self, statement: str, values: Any) -> None:
         with self._state.connection() as conn:
@@ -53,14 +53,10 @@ class StatePlans:
             (self._source, partition, cold_before),
         )
 
-    def ticks(self, partition: int) -> list[Tick]:
-        with self._state.connection() as conn:
-            return self._ticks(conn, partition)
-
-    def _ticks(self, conn: Connection, partition: int) -> list[Tick]:
+    def ticks(self, partition: int, conn: Connection | None = None) -> list[Tick]:
         asked = """select starts, ends, touched, wanted, void from block_ticks
             where source = %s and partition = %s order by ends"""
-        return [Tick(*row) for row in conn.execute(asked, (self._source, partition)).fetchall()]
+        return [Tick(*row) for row in self._all(asked, partition, conn=conn)]
 
     def items(self, partition: int, ends: int) -> list[Item]:
         asked = f"""select stream, pins, leave_out, carried, repeats, {_MOVE} from block_plan
@@ -77,16 +73,10 @@ class StatePlans:
             for stream, pins, leave_out, carried, repeats, *move in self._all(asked, partition, ends)
         ]
 
-    def moves(self, partition: int, ends: Sequence[int]) -> dict[str, Move]:
-        if not ends:
-            return {}
-        with self._state.connection() as conn:
-            return self._moves(conn, partition, ends)
-
-    def _moves(self, conn: Connection, partition: int, ends: Sequence[int]) -> dict[str, Move]:
+    def moves(self, partition: int, ends: Sequence[int], conn: Connection | None = None) -> dict[str, Move]:
         asked = f"""select stream, {_MOVE} from block_plan
             where source = %s and partition = %s and ends = any(%s) and moves order by ends, item"""
-        rows = conn.execute(asked, (self._source, partition, list(ends))).fetchall()
+        rows = self._all(asked, partition, list(ends), conn=conn) if ends else []
         return {stream: _move(move) for stream, *move in rows}
 
     def known(self, streams: Sequence[str]) -> dict[str, Move]:
@@ -159,7 +149,7 @@ class StatePlans:
         with self._locked(partition) as (conn, confirmed):
             if to <= confirmed:
                 return
-            way = way_to(self._ticks(conn, partition), confirmed, to)
+            way = way_to(self.ticks(partition, conn), confirmed, to)
             if way[0].root:
                 self._keep_as_witnesses(conn, partition)
             self._apply(conn, partition, [tick.ends for tick in way])
@@ -172,7 +162,7 @@ class StatePlans:
             conn.execute("delete from block_ticks where source = %s and partition = %s and starts < %s", (*here, to))
 
     def _apply(self, conn: Connection, partition: int, ends: Sequence[int]) -> None:
-        moves = self._moves(conn, partition, ends)
+        moves = self.moves(partition, ends, conn)
         conn.execute(_NOT_STALE, (self._source, partition, list(ends)))
         gone = [stream for stream, move in moves.items() if move.known is None]
         if gone:
