@@ -74,6 +74,7 @@ class Follower:
         self._headers = {"Authorization": f"Bearer {settings.follow_token}"} if settings.follow_token else {}
         self._writer, self._reader = writer, reader
         self._log = get_logger(part="blocknode-follower")
+        self._session: aiohttp.ClientSession  # while it runs
         self._node = ""
         self._touched = 0
         self._level = False
@@ -98,10 +99,10 @@ class Follower:
             self._touched = int(touched)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_READ_S)
         attempt = 0
-        async with aiohttp.ClientSession(headers=self._headers, timeout=timeout) as session:
+        async with aiohttp.ClientSession(headers=self._headers, timeout=timeout) as self._session:
             while True:
                 try:
-                    await self._round(session)
+                    await self._round()
                     attempt = 0
                 except Exception as error:  # noqa: BLE001 - the copy is served all the same, and following goes on
                     if self._reachable or attempt == 0:
@@ -110,16 +111,15 @@ class Follower:
                     await asyncio.sleep(backoff_s(attempt, base_s=0.1, max_s=_BACKOFF_S_MAX))
                     attempt += 1
 
-    async def _round(self, session: aiohttp.ClientSession) -> None:
+    async def _round(self) -> None:
         asked = {"touched_after": self._touched, "limit": _LISTED_AT_ONCE, "wait_s": _POLL_S if self._level else 0}
-        listed = await self._ask(session, "/v1/streams", asked)
+        listed = await self._ask("/v1/streams", asked)
         try:
             node, touched = str(listed["node"]), int(listed["touched"])
             rows = [(str(row["stream"]), int(row["touched"]), bool(row["deleted"])) for row in listed["streams"]]
         except (KeyError, TypeError, ValueError) as error:
-            raise FormatError(
-                "the listing of the node is not in the format", hint="follow a node of this kind"
-            ) from error
+            said = "the listing of the node is not in the format"
+            raise FormatError(said, hint="follow a node of this kind") from error
         if node != self._node:
             if self._node:
                 self._log.warning("another node answers there: everything is compared anew", was=self._node, now=node)
@@ -129,19 +129,19 @@ class Follower:
         self._reachable = True
         for at in range(0, len(rows), _FETCHED_AT_ONCE):
             some = rows[at : at + _FETCHED_AT_ONCE]
-            copies = await _all([self._fetched(session, *row) for row in some])
+            copies = await _all([self._fetched(*row) for row in some])
             # Streams that changed together share a number; it is passed when the last of them is here.
             last = at + _FETCHED_AT_ONCE >= len(rows)
             await self._keep(copies, touched if last else some[-1][1] - 1)
         self._level = not rows
         if time.monotonic() - self._owed_at > _OWED_EVERY_S:
             self._owed_at = time.monotonic()
-            await self._pay(session)
+            await self._pay()
 
-    async def _pay(self, session: aiohttp.ClientSession) -> None:
+    async def _pay(self) -> None:
         owed = await self._reader.run(lambda db: self._reader.owed(db, _OWED_AT_ONCE))
         for stream in owed:
-            await self._keep([await self._fetched(session, stream, self._touched, False)], self._touched)
+            await self._keep([await self._fetched(stream, self._touched, False)], self._touched)
         self._owed = len(await self._reader.run(lambda db: self._reader.owed(db, _OWED_AT_ONCE)))
 
     async def _keep(self, copies: Sequence[Copy], touched: int) -> None:
@@ -158,11 +158,11 @@ class Follower:
         await self._writer.run(write)
         self._touched = touched
 
-    async def _fetched(self, session: aiohttp.ClientSession, stream: str, touched: int, deleted: bool) -> Copy:
+    async def _fetched(self, stream: str, touched: int, deleted: bool) -> Copy:
         if deleted:
             return Copy(stream, touched, gone=True)
         try:
-            return await self._fetch(session, stream, touched)
+            return await self._fetch(stream, touched)
         except NotFoundError:
             return Copy(stream, touched, gone=True)
         except EvermarkError as error:
@@ -171,20 +171,20 @@ class Follower:
             self._log.error("a stream cannot be copied", stream=stream, error=error)
             return Copy(stream, touched, error=error)
 
-    async def _fetch(self, session: aiohttp.ClientSession, stream: str, touched: int) -> Copy:
+    async def _fetch(self, stream: str, touched: int) -> Copy:
         """The blocks after our copy, verified to follow it. All but the last part are written on the way."""
         mine = await self._writer.run(lambda ledger: ledger.cookie(stream))
         while True:
             asked: dict[str, Any] = {} if mine is None else mine.wire()
-            answer = await self._ask(session, f"/v1/streams/{stream}", asked)
+            answer = await self._ask(f"/v1/streams/{stream}", asked)
             blocks, pool, reset, more = _parsed(answer, stream)
-            if reset and mine is not None and await self._recreated(session, stream):
+            if reset and mine is not None and await self._recreated(stream):
                 self._log.warning("the stream was recreated: copied anew", stream=stream)
                 await self._writer.run(lambda ledger: ledger.delete(stream, touched=0))
                 mine = None
             at = mine or START
             if reset:
-                at = await self._close_gap(session, stream, at, blocks[0].number)
+                at = await self._close_gap(stream, at, blocks[0].number)
                 blocks = _after(blocks, at, stream)
             mine = verify_chain(blocks, at)
             for event in pool:
@@ -193,9 +193,9 @@ class Follower:
                 return Copy(stream, touched, blocks, pool)
             await self._part(stream, blocks)
 
-    async def _close_gap(self, session: aiohttp.ClientSession, stream: str, at: Cookie, end: int) -> Cookie:
+    async def _close_gap(self, stream: str, at: Cookie, end: int) -> Cookie:
         while at.minipool_gen < end:
-            page = await self._page(session, stream, at.minipool_gen, end)
+            page = await self._page(stream, at.minipool_gen, end)
             at = verify_chain(page, at) or at
             await self._part(stream, page)
         return at
@@ -203,13 +203,13 @@ class Follower:
     async def _part(self, stream: str, blocks: Sequence[Block]) -> None:
         await self._writer.run(lambda ledger: ledger.copy(stream, blocks, (), None))
 
-    async def _recreated(self, session: aiohttp.ClientSession, stream: str) -> bool:
-        theirs = await self._page(session, stream, 0, 1)
+    async def _recreated(self, stream: str) -> bool:
+        theirs = await self._page(stream, 0, 1)
         ours = await self._reader.run(lambda db: self._reader.page(db, stream, 0, 1))
         return block_from(json.loads(ours.blocks[0]), stream).hash != theirs[0].hash
 
-    async def _page(self, session: aiohttp.ClientSession, stream: str, start: int, end: int) -> list[Block]:
-        answer = await self._ask(session, f"/v1/streams/{stream}/miniblocks", {"from": start, "to": end})
+    async def _page(self, stream: str, start: int, end: int) -> list[Block]:
+        answer = await self._ask(f"/v1/streams/{stream}/miniblocks", {"from": start, "to": end})
         blocks = [block_from(block, stream) for block in _list(answer, "blocks")]
         if not blocks:
             raise GapError(
@@ -217,9 +217,9 @@ class Follower:
             )
         return blocks
 
-    async def _ask(self, session: aiohttp.ClientSession, path: str, query: Mapping[str, Any]) -> Any:
+    async def _ask(self, path: str, query: Mapping[str, Any]) -> Any:
         try:
-            async with session.get(self._url + path, params=dict(query), allow_redirects=False) as response:
+            async with self._session.get(self._url + path, params=dict(query), allow_redirects=False) as response:
                 body = bytearray()
                 async for piece in response.content.iter_chunked(MIB):
                     body += piece

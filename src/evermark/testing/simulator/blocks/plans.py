@@ -43,7 +43,8 @@ class MemoryPlans:
         return [tick for tick, _ in self.all_ticks.get(partition, {}).values()]
 
     def items(self, partition: int, ends: int) -> list[Item]:
-        return list(self.all_ticks[partition][ends][1])
+        made = self.all_ticks.get(partition, {}).get(ends)
+        return list(made[1]) if made is not None else []  # confirmed by another owner, and gone
 
     def moves(self, partition: int, ends: Sequence[int]) -> dict[str, Move]:
         items = [item for end in sorted(ends) for item in self.all_ticks[partition][end][1]]
