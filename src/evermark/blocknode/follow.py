@@ -232,7 +232,7 @@ class Follower:
         try:
             answer = json.loads(body)
         except ValueError as error:
-            raise UnreachableError(f"{self._url}{path} answered {status}, not JSON", hint="is it a node?") from error
+            raise UnreachableError(f"{self._url}{path} answered {status}, no JSON", hint="is it a node?") from error
         if status != 200:
             raise _error_of(status, answer, path)
         return answer
@@ -283,8 +283,8 @@ def _after(blocks: Sequence[Block], at: Cookie, stream: str) -> list[Block]:
     for block in blocks:
         if block.number == at.minipool_gen - 1 and block.hash != at.prev_miniblock_hash:
             hint = "its history was rewritten: keep both folders, and find out which is right"
-            raise IdentityError(f"stream {stream}: block {block.number} is another one than was copied", hint=hint)
+            raise IdentityError(f"stream {stream}: block {block.number} is not the block that was copied", hint=hint)
     if blocks[-1].number + 1 < at.minipool_gen:
-        hint = "was it restored from a backup? keep this folder: it has what that one lost"
+        hint = "was it restored from a backup? keep this folder: it has the blocks that the other node lost"
         raise GapError(f"stream {stream}: the followed node has less than was copied from it", hint=hint)
     return [block for block in blocks if block.number >= at.minipool_gen]

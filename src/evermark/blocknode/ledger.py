@@ -301,7 +301,7 @@ class Ledger:
             said = f"the members of a stream of kind {head.kind} are fixed"
             raise Refused(Code.MEMBERS_FIXED, ConfigError(said, hint=hint))
         if joins and head.members + joins > self._settings.members_max:
-            raise too_many(f"{head.stream} may have {self._settings.members_max} members", "let somebody leave first")
+            raise too_many(f"{head.stream} may have {self._settings.members_max} members", "let a member leave first")
         names = {name for event in events for name, value in event.settings.items() if value is not None}
         if names:
             rows = self._db.execute("select name from settings where sid = ?", [head.sid])

@@ -116,7 +116,7 @@ def answer_from(wire: Any, stream: str, asked: Cookie | None) -> Answer:
         or not isinstance(wire.get("blocks"), list)
         or not isinstance(wire.get("minipool"), list)
     ):
-        raise FormatError(f"stream {stream}: this is no answer to get stream", hint="is it a block node?")
+        raise FormatError(f"stream {stream}: this is not an answer to `get stream`", hint="is it a block node?")
     blocks = tuple(block_from(block, stream, raw=True) for block in wire["blocks"])
     # Unreadable events of the minipool wait for their block, which vouches for their hashes: an event taken by its
     # claimed hash alone would be left out when it comes as itself.
@@ -226,7 +226,7 @@ def witnessed(before: StreamState, answer: Answer, *, may_lack: bool) -> Cookie 
 
 def fork(stream: str, block: int) -> IdentityError:
     return IdentityError(
-        f"stream {stream}: block {block} is another one than was taken: this is a fork",
+        f"stream {stream}: block {block} is not the block that was taken: this is a fork",
         hint="the node's history was rewritten: compare it with another node's, and keep both",
     )
 

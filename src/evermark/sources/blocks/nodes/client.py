@@ -205,10 +205,10 @@ class Node:
         try:
             answer = json.loads(body)
         except (ValueError, RecursionError) as error:
-            said = f"{self.url} answered {status}, and no JSON"
-            raise UnreachableError(said, hint="is it a block node, or what stands before it?") from error
+            said = f"{self.url} answered {status}, without JSON"
+            raise UnreachableError(said, hint="is it a block node, or a proxy in front of one?") from error
         if not isinstance(answer, dict):
-            raise FormatError(f"{self.url}{path} answered something else", hint="is it a block node?")
+            raise FormatError(f"{self.url}{path} answered no JSON object", hint="is it a block node?")
         if status != 200:
             code = str(answer.get("code") or "without a code")[:40]
             raise _refusal(f"{self.url}{path} answered {status} {code}", answer.get("code"))
@@ -314,7 +314,7 @@ class NodeClient:
         self._throttle()
         page = node.page(stream, number, number + 1)
         if len(page) != 1 or page[0].number != number:
-            raise GapError(f"stream {stream}: block {number} is not what came", hint="ask another node")
+            raise GapError(f"stream {stream}: another block came than {number}", hint="ask another node")
         verify_block(page[0], None)
         return page[0]
 
@@ -350,7 +350,7 @@ class NodeClient:
         end = verify_chain(page, at)
         if end is not None and (end.minipool_gen > last[0] or (end.minipool_gen == last[0] and end != Cookie(*last))):
             raise IdentityError(
-                f"stream {stream}: the blocks up to {last[0]} do not lead where they should: this is another chain",
+                f"stream {stream}: the blocks up to {last[0]} do not lead to the expected hash: this is another chain",
                 hint="the node's history was rewritten: compare it with another node's",
             )
         return page

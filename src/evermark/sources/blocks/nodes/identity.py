@@ -34,7 +34,7 @@ class NodeIdentity:
         for url, info in seen.items():
             if not info.names & ours:
                 raise IdentityError(
-                    f"the block node at {url} is another one than was read before, and follows none of those",
+                    f"the block node at {url} is another one than those read before, and follows none of them",
                     hint="put the right address into the source's `nodes`, or take another source for other nodes",
                 )
             ours |= info.names
