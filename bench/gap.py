@@ -51,8 +51,8 @@ class _Gap:
         client = node.client()
         client.create(stream)
         client.close()
-        self.places = {name: kept.place(name, node, [stream]) for name in names}
-        self.starts = {name: _known(place) for name, place in self.places.items()}
+        self.targets = {name: kept.target(name, node, [stream]) for name in names}
+        self.starts = {name: _known(target) for name, target in self.targets.items()}
 
     def grow(self, blocks: int) -> set[str]:
         client = self._node.client()
@@ -61,9 +61,9 @@ class _Gap:
         return set(ids)
 
 
-def _known(place: BlocksTarget) -> str:
+def _known(target: BlocksTarget) -> str:
     """The first block, taken as if it were logged; where reading goes on."""
-    source = BlockStreams(place)
+    source = BlockStreams(target)
     start = source.earliest(0)
     source.begin(0, start)
     end = source.latest({0: start}, Limit(wait_s=0.0))[0]
@@ -72,9 +72,9 @@ def _known(place: BlocksTarget) -> str:
     return end
 
 
-def _sequential(place: BlocksTarget, start: str, folder: Path) -> tuple[float, list[str]]:
+def _sequential(target: BlocksTarget, start: str, folder: Path) -> tuple[float, list[str]]:
     """One after the other: as much in one slice as there is, read and written in this process."""
-    alone = replace(place, pace=replace(place.pace, slices_max=1, requests_per_s=1e9))
+    alone = replace(target, pace=replace(target.pace, slices_max=1, requests_per_s=1e9))
     source = BlockStreams(alone)
     log = DeltaLog(folder)
     began = time.perf_counter()
@@ -86,7 +86,7 @@ def _sequential(place: BlocksTarget, start: str, folder: Path) -> tuple[float, l
             break
         rows = (rows for piece in source.slices(0, at, end) for rows in source.read(piece))
         batch += 1
-        file = BatchWriter(folder, place.source, 0, batch).write_all(rows)
+        file = BatchWriter(folder, target.source, 0, batch).write_all(rows)
         log.commit(Append(0, batch, epoch, at, end, (file,) if file else ()))
         log.sync()
         source.confirm(0, end)
@@ -124,7 +124,7 @@ def _measure(
     warm = _Gap("warm", node, kept, ["warm"])
     wanted = warm.grow(_WARM_BLOCKS)
     say("warming up: session, workers, first batches")
-    reading.drain(warm.places["warm"], warm.starts["warm"], len(wanted))
+    reading.drain(warm.targets["warm"], warm.starts["warm"], len(wanted))
 
     small, large = max(200, int(_BLOCKS_SMALL * scale)), max(2_000, int(_BLOCKS * scale))
     gaps = {
@@ -146,12 +146,12 @@ def _measure(
         for blocks, name in ((small, f"small_{n}"), (large, f"ours_{n}")):
             gap = gaps[blocks]
             with PeakMemory(without=[node.pid]) as memory:
-                seconds, ids = reading.drain(gap.places[name], gap.starts[name], len(events[blocks]))
+                seconds, ids = reading.drain(gap.targets[name], gap.starts[name], len(events[blocks]))
             peaks[blocks].append(memory.mb)
             report.lost += _counted(ids, events[blocks])
         rates.append(len(ids) / seconds)
         name = f"theirs_{n}"
-        slow, ids = _sequential(gaps[large].places[name], gaps[large].starts[name], folder / "theirs" / name)
+        slow, ids = _sequential(gaps[large].targets[name], gaps[large].starts[name], folder / "theirs" / name)
         report.lost += _counted(ids, events[large])
         theirs.append(len(ids) / slow)
         say(f"ours {rates[-1]:,.0f}/s, sequential {theirs[-1]:,.0f}/s, lost {report.lost}")
@@ -175,11 +175,11 @@ def _measure_default_page(report: Report, folder: Path, gap: _Gap, events: set[s
         if ours and time.monotonic() - began > _DEFAULT_PAGE_S:
             break
         name = f"wide_ours_{n}"
-        seconds, ids = reading.drain(gap.places[name], gap.starts[name], len(events))
+        seconds, ids = reading.drain(gap.targets[name], gap.starts[name], len(events))
         report.lost += _counted(ids, events)
         ours.append(len(ids) / seconds)
         name = f"wide_theirs_{n}"
-        seconds, ids = _sequential(gap.places[name], gap.starts[name], folder / "theirs" / name)
+        seconds, ids = _sequential(gap.targets[name], gap.starts[name], folder / "theirs" / name)
         report.lost += _counted(ids, events)
         theirs.append(len(ids) / seconds)
         say(f"pages of {_PAGE_BLOCKS_DEFAULT}: ours {ours[-1]:,.0f}/s, sequential {theirs[-1]:,.0f}/s")

@@ -54,9 +54,9 @@ class Kept:
         self.state = State(self.dsn.open, schema_for("bench"))
         migrate(self.state)
 
-    def place(self, source: str, node: Node, streams: Sequence[str] = ()) -> BlocksTarget:
-        wanted = ChosenStreams(frozenset(streams))
-        return BlocksTarget(source, (node.url,), self.dsn, self.state.schema, wanted=wanted, pace=Pace())
+    def target(self, source: str, node: Node, streams: Sequence[str] = ()) -> BlocksTarget:
+        choice = ChosenStreams(frozenset(streams))
+        return BlocksTarget(source, (node.url,), self.dsn, self.state.schema, choice=choice, pace=Pace())
 
     def close(self) -> None:
         self.state.close()
@@ -76,9 +76,9 @@ class Reading:
     def close(self) -> None:
         self._spark.stop()
 
-    def drain(self, place: BlocksTarget, start: str, events: int) -> tuple[float, list[str]]:
-        source = BlockStreams(place)
+    def drain(self, target: BlocksTarget, start: str, events: int) -> tuple[float, list[str]]:
+        source = BlockStreams(target)
         try:
-            return drain(self._spark, self._kept.state, source, place.source, self._folder, events, start)
+            return drain(self._spark, self._kept.state, source, target.source, self._folder, events, start)
         finally:
             source.close()

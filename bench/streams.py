@@ -16,9 +16,8 @@ from pathlib import Path
 from bench.nodes import Kept, create
 from bench.report import Report, say
 from evermark.sources.blocks.chain import Cookie
-from evermark.sources.blocks.plan import Item, Move, Tick
-from evermark.sources.blocks.position import Position
-from evermark.sources.blocks.resume import Known
+from evermark.sources.blocks.decide.resume import StreamState
+from evermark.sources.blocks.decide.ticks import Item, Move, Position, Tick
 from evermark.sources.blocks.source import BlockStreams
 from evermark.testing.blocknodes import Node
 
@@ -40,7 +39,7 @@ class _Place:
         say(f"making {known} streams")
         self.streams = [f"room{n:06d}" for n in range(known)]
         create(self.node, self.streams)
-        self._source = BlockStreams(kept.place(f"known_{known}", self.node))
+        self._source = BlockStreams(kept.target(f"known_{known}", self.node))
         self.at = self._know(folder / f"node_{known}" / "blocknode.db")
 
     def _know(self, file: Path) -> str:
@@ -55,10 +54,10 @@ class _Place:
         source, plans, tick = self._source, self._source.plans, 0
         source.begin(0, source.earliest(0))
         plans.begin(0, 0)
-        version = source.place.wanted.version()
+        version = source.target.choice.version()
         for at in range(0, len(heads), _AT_ONCE):
             items = [
-                Item(stream, move=Move(kind, Known(0, Cookie(number, _hex(last)), incarnation)))
+                Item(stream, move=Move(kind, StreamState(0, Cookie(number, _hex(last)), incarnation)))
                 for stream, kind, incarnation, number, last in heads[at : at + _AT_ONCE]
             ]
             tick = plans.add(0, Tick(tick, 0, touched, version), items)

@@ -37,18 +37,18 @@ class Scene:
     state: State
     sources: list[BlockStreams] = field(default_factory=list)
 
-    def place(self, urls: Sequence[str], streams: Sequence[str] = (), **more: Any) -> BlocksTarget:
-        chosen: dict[str, Any] = {"wanted": ChosenStreams(frozenset(streams)), "pace": PACE} | more
+    def target(self, urls: Sequence[str], streams: Sequence[str] = (), **more: Any) -> BlocksTarget:
+        chosen: dict[str, Any] = {"choice": ChosenStreams(frozenset(streams)), "pace": PACE} | more
         return BlocksTarget("chat", tuple(urls), Plain(self.dsn), self.state.schema, **chosen)
 
     def source(self, urls: Sequence[str], streams: Sequence[str] = (), **more: Any) -> BlockStreams:
-        made = BlockStreams(self.place(urls, streams, **more))
+        made = BlockStreams(self.target(urls, streams, **more))
         self.sources.append(made)
         return made
 
     def pipeline(self, urls: Sequence[str], streams: Sequence[str] = (), **more: Any) -> Pipeline:
         """Each of its processes has a source of its own, that came there pickled."""
-        place = self.place(urls, streams, **more)
+        place = self.target(urls, streams, **more)
 
         def another() -> BlockStreams:
             made: BlockStreams = pickle.loads(pickle.dumps(BlockStreams(place)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ from tests.contract.blocks_scene import ALL, EACH, NEVER, PACE, Scene, new_strea
 
 from evermark.errors import ConfigError, DeniedError, IdentityError
 from evermark.secrets import KeyRef, Plain, Sealed, SecretBox
-from evermark.sources.blocks import client as blocks_client
-from evermark.sources.blocks.bots import BotsInState
+from evermark.sources.base import Limit
 from evermark.sources.blocks.chain import EventKind, StreamKind
-from evermark.sources.blocks.stream_choice import BotStreams, ChosenStreams
+from evermark.sources.blocks.nodes import client as blocks_client
+from evermark.sources.blocks.stream_choice import BotsInState, BotStreams, ChosenStreams
+from evermark.sources.kinds import BotReaders
 from evermark.state.connection import State
 from evermark.testing.servers import PostgresServer
 from evermark.testing.simulator.blocks.pipeline import Crash, Cut
@@ -152,8 +154,9 @@ def test_a_node_restored_from_a_backup_gives_what_is_new_and_nothing_twice(here:
     shutil.copytree(data, backup)
     with Node(data, *options) as node:
         client = node.client()
-        again = message(stream)
+        again, late = message(stream), message(stream)
         client.add(stream, again)
+        client.add(stream, late)
         client.say(stream, 6)
         lost = client.hashes(stream)
         pipe = here.pipeline([node.url])
@@ -168,7 +171,14 @@ def test_a_node_restored_from_a_backup_gives_what_is_new_and_nothing_twice(here:
         pipe.drain(ALL)
         assert pipe.ids(stream) == lost + fresh
         assert pipe.dropped > 0
-        fresh += client.say(stream, 8)
+        fresh += client.say(stream, 12)
+        pipe.drain(ALL)
+        assert pipe.ids(stream) == lost + fresh
+        pipe.start()
+        client.add(stream, late)  # when the stream has passed the block that the event was in
+        pipe.drain(ALL)
+        assert pipe.ids(stream) == lost + fresh
+        fresh += client.say(stream, 3)
         pipe.drain(ALL)
         assert pipe.ids(stream) == lost + fresh
         client.close()
@@ -217,7 +227,7 @@ def test_a_large_gap_is_cut_into_slices_that_are_read_apart(here: Scene, tmp_pat
         taken = pipe.ids(stream)
         for _ in range(2):
             client.say(stream, 450)
-        source = here.source([node.url])
+        source = here.source([node.url], pace=replace(PACE, slice_s=0.01))
         start = pipe.ends[0]
         end = source.latest({0: start}, ALL)[0]
         pieces = source.slices(0, start, end)
@@ -279,6 +289,26 @@ def test_only_wanted_streams_keep_state_and_unwanted_ones_are_forgotten(
     assert both.ids(one) == client.hashes(one)
 
 
+def test_b16_a_very_old_state_is_kept_and_its_gap_is_fetched(here: Scene, node: Node, client: Client) -> None:
+    """GIVEN a chosen stream whose state was written ten years ago, and another that nothing came of since WHEN they are
+    read again, dozens of snapshots later THEN upkeep took no state away, and each event is taken once, in order."""
+    one, quiet = new_stream(client, 3), new_stream(client, 3)
+    pipe = here.pipeline([node.url], [one, quiet], keep_unwanted_s=3600.0)
+    pipe.drain(ALL)
+    here.rows("update stream_sync_state set updated_at = now() - interval '10 years' returning 1")
+    old = here.synced(quiet)
+    client.say(one, 400)
+    pipe.start()
+    pipe.source.upkeep()
+    assert here.synced(quiet) == old
+    pipe.drain(Limit(rows_max=150, wait_s=0.0))
+    client.say(quiet, 1)
+    pipe.drain(ALL)
+    assert pipe.ids(one) == client.hashes(one)
+    assert pipe.ids(quiet) == client.hashes(quiet)
+    assert pipe.dropped == 0
+
+
 def _until_the_next_second(node: Node) -> None:
     """A node's clock is read to the second: until it shows a later one than that of the last change."""
     asked = blocks_client.Node(node.url, None, PACE)
@@ -312,7 +342,7 @@ def test_streams_are_chosen_by_kind(here: Scene, tmp_path: Path) -> None:
         client = node.client()
         room, inbox = new_stream(client, 1), new_stream(client, kind="inbox", members=["alice"])
         client.say(inbox, 1)
-        pipe = here.pipeline([node.url], wanted=ChosenStreams(kinds=frozenset({StreamKind.INBOX})))
+        pipe = here.pipeline([node.url], choice=ChosenStreams(kinds=frozenset({StreamKind.INBOX})))
         pipe.drain(ALL)
         assert (pipe.ids(room), pipe.ids(inbox)) == ([], client.hashes(inbox))
         client.close()
@@ -391,8 +421,8 @@ def test_streams_follow_the_bots_in_them_and_cookies_exist_for_nothing_else(
     room, without = new_stream(client, 7, members=["ann"]), new_stream(client, 3, members=["ann"])
     here.rows("create table bots_of_the_test (source text, name text)", returns=False)
     here.rows("insert into bots_of_the_test values ('chat', 'bot') returning 1")
-    bots = BotsInState(Plain(here.dsn), here.state.schema, "chat", _users, _no_inboxes, _users_version)
-    pipe = here.pipeline([node.url], wanted=BotStreams(bots))
+    bots = BotsInState(Plain(here.dsn), here.state.schema, "chat", BotReaders(_users, _no_inboxes, _users_version))
+    pipe = here.pipeline([node.url], choice=BotStreams(bots))
     pipe.drain(ALL)
     assert (pipe.ids(room), here.synced(room)) == ([], None)
     client.add(room, control(room, EventKind.JOIN, member="bot"))

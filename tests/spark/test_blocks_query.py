@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 import pytest
-from tests.contract.blocks_scene import EACH, Scene, new_stream, scene
+from tests.contract.blocks_scene import EACH, PACE, Scene, new_stream, scene
 
 from evermark.checkpoints.postgres import PostgresCheckpoints
 from evermark.cluster.base import Holder
@@ -47,12 +48,12 @@ class Owner:
         self._starts = 0
         self.taken: list[Taken] = []
 
-    def read(self, place: BlocksTarget, enough: Callable[[], bool], kind: type[BlockStreams] = BlockStreams) -> None:
+    def read(self, target: BlocksTarget, enough: Callable[[], bool], kind: type[BlockStreams] = BlockStreams) -> None:
         from evermark.spark.datasource import IngestPlan
         from evermark.spark.ingest import IngestQuery
 
         self._starts += 1
-        state, source = self._here.state, kind(place)
+        state, source = self._here.state, kind(target)
         holder = Holder("tests", "here", "boot", self._starts, str(self._starts))
         leases = PostgresLeases(state)
         lease = leases.acquire(source_lease("chat"), holder, 60)
@@ -106,13 +107,13 @@ def test_a_gap_of_many_pages_is_read_as_slices_and_logged_once(
 ) -> None:
     """GIVEN a known stream WHEN it grew by 700 blocks THEN several tasks fetch them, and each event is logged once."""
     stream = new_stream(client, 3)
-    place = here.place([f"http://127.0.0.1:{client.port}"])
+    target = here.target([f"http://127.0.0.1:{client.port}"], pace=replace(PACE, slice_s=0.01))
     owner = Owner(spark, here, tmp_path)
-    owner.read(place, lambda: len(owner.logged()) >= 3)
+    owner.read(target, lambda: len(owner.logged()) >= 3)
     for _ in range(2):
         client.say(stream, 350)
     before = len(owner.taken)
-    owner.read(place, lambda: len(owner.logged()) >= 703)
+    owner.read(target, lambda: len(owner.logged()) >= 703)
     assert owner.logged() == client.hashes(stream)
     gap = owner.taken[before]
     assert len(gap.append.files) > 1
@@ -125,19 +126,19 @@ def test_what_was_logged_and_never_confirmed_is_not_logged_again(
     """GIVEN every confirmation lost, minipool events too WHEN begun anew, State lost at last THEN nothing is twice."""
     stream = new_stream(client, 5)
     pooled = new_stream(client)
-    place = here.place([f"http://127.0.0.1:{client.port}"])
+    target = here.target([f"http://127.0.0.1:{client.port}"])
     owner = Owner(spark, here, tmp_path)
 
     def complete() -> bool:
         return sorted(owner.logged()) == sorted([*client.hashes(stream), *client.hashes(pooled)])
 
-    owner.read(place, complete, Unconfirmed)
+    owner.read(target, complete, Unconfirmed)
     client.say(stream, 4)
     client.say(pooled, 2)
-    owner.read(place, complete, Unconfirmed)
+    owner.read(target, complete, Unconfirmed)
     for table in ("stream_sync_state", "block_streams", "block_ticks", "block_partitions"):
         here.rows(f"delete from {table} returning 1")
     client.say(pooled, 1)
-    owner.read(place, complete)
+    owner.read(target, complete)
     assert complete()
     assert sum(taken.duplicates for taken in owner.taken) == 11 + 2  # and how both streams were made

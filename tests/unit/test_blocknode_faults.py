@@ -7,11 +7,11 @@ import json
 
 import pytest
 
+from evermark.blocknode.bodies import text_of
 from evermark.blocknode.database import cut_tail
-from evermark.blocknode.faults import Fault, Faults, Lie, Op, What
-from evermark.blocknode.reading import Page
+from evermark.blocknode.faults import Fault, Faults, Lie, Mistake, Op
+from evermark.blocknode.reader import Page
 from evermark.blocknode.refusal import Code, Refused
-from evermark.blocknode.shapes import text_of
 from evermark.errors import ConfigError, FormatError, GapError, IdentityError
 from evermark.sources.blocks.chain import (
     START,
@@ -36,11 +36,11 @@ def page() -> Page:
 @pytest.mark.parametrize(
     ("fault", "error"),
     [
-        (Fault(What.LIE, Op.MINIBLOCKS, number=1, lie=Lie.HASH), FormatError),
-        (Fault(What.LIE, Op.MINIBLOCKS, number=1, lie=Lie.EVENT), FormatError),
-        (Fault(What.LIE, Op.MINIBLOCKS, number=1, lie=Lie.PREVIOUS), IdentityError),
-        (Fault(What.SKIP, Op.MINIBLOCKS, number=1), GapError),
-        (Fault(What.SKIP, Op.STREAM, number=1), None),
+        (Fault(Mistake.LIE, Op.MINIBLOCKS, number=1, lie=Lie.HASH), FormatError),
+        (Fault(Mistake.LIE, Op.MINIBLOCKS, number=1, lie=Lie.EVENT), FormatError),
+        (Fault(Mistake.LIE, Op.MINIBLOCKS, number=1, lie=Lie.PREVIOUS), IdentityError),
+        (Fault(Mistake.SKIP, Op.MINIBLOCKS, number=1), GapError),
+        (Fault(Mistake.SKIP, Op.STREAM, number=1), None),
     ],
     ids=lambda value: f"{value.fault}-{value.lie}" if isinstance(value, Fault) else "",
 )
@@ -78,7 +78,7 @@ def test_late_answers_are_late() -> None:
     async def took_s() -> float:
         loop = asyncio.get_running_loop()
         start = loop.time()
-        await Faults([Fault(What.LATE, Op.STREAM, seconds=0.05)]).before(Op.STREAM)
+        await Faults([Fault(Mistake.LATE, Op.STREAM, seconds=0.05)]).before(Op.STREAM)
         return loop.time() - start
 
     assert asyncio.run(took_s()) >= 0.05

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from evermark.blocknode.bodies import CreateAsked, EventAsked, event_of
 from evermark.blocknode.ledger import Clocks, Ledger
 from evermark.blocknode.refusal import Code, Refused
 from evermark.blocknode.settings import NodeSettings
-from evermark.blocknode.shapes import CreateAsked, EventAsked, event_of
 from evermark.blocknode.writer import Writer
 
 SETTINGS = NodeSettings(Path("nowhere"), seal_events=10)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from evermark.errors import UnreachableError
-from evermark.sources.blocks.client import Node
+from evermark.sources.blocks.nodes.client import Node
 from evermark.sources.blocks.target import Pace
 
 DRIPS = 400

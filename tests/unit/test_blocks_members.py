@@ -8,8 +8,8 @@ import pytest
 
 from evermark.sources.base import Limit
 from evermark.sources.blocks.chain import StreamKind
-from evermark.sources.blocks.client import Listing
-from evermark.sources.blocks.membership import Membership
+from evermark.sources.blocks.nodes.client import Listing
+from evermark.sources.blocks.nodes.members import MemberCache
 from evermark.sources.blocks.stream_choice import BotStreams, ChosenStreams
 from evermark.testing.simulator.blocks.node import ModelNode
 from evermark.testing.simulator.blocks.pipeline import Crash, Cut, Pipeline, pipeline
@@ -43,14 +43,14 @@ def _room(node: ModelNode, stream: str, *members: str, count: int = 3) -> None:
 
 
 def _read(node: ModelNode, bots: Some, plans: MemoryPlans, **more: object) -> Pipeline:
-    return pipeline([node], plans, wanted=BotStreams(bots), **more)
+    return pipeline([node], plans, choice=BotStreams(bots), **more)
 
 
 def test_members_come_from_the_snapshot_and_what_follows_it_in_the_answer() -> None:
     """GIVEN joins and leaves before a snapshot, in blocks and in the minipool WHEN asked THEN all of them count."""
     node = ModelNode(snapshot_every=2, page_blocks=1, resume_blocks=50)
     node.create("a", members=["ann", "bob"])
-    membership = Membership()
+    membership = MemberCache()
     assert membership.of(node, "a", tuple) == {"ann", "bob"}
     node.join("a", "cid")
     assert membership.of(node, "a", tuple) == {"ann", "bob", "cid"}
@@ -58,7 +58,7 @@ def test_members_come_from_the_snapshot_and_what_follows_it_in_the_answer() -> N
         node.join("a", member)
         node.seal("a")
     node.join("a", "ann", leave=True)
-    for each in (membership, Membership()):
+    for each in (membership, MemberCache()):
         assert each.of(node, "a", tuple) == {"bob", "cid", "dot", "eve", "fay"}
 
 
@@ -178,7 +178,7 @@ def test_what_is_named_is_wanted_beside_the_bots_streams() -> None:
     node, plans = ModelNode(), MemoryPlans()
     _room(node, "named", "ann")
     _room(node, "other", "ann")
-    pipe = pipeline([node], plans, wanted=BotStreams(Some(), ChosenStreams(frozenset({"named"}))))
+    pipe = pipeline([node], plans, choice=BotStreams(Some(), ChosenStreams(frozenset({"named"}))))
     pipe.drain(ALL)
     node.say("named")
     pipe.drain(ALL)

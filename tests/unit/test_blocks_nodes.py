@@ -6,7 +6,7 @@ import pytest
 
 from evermark.errors import DeniedError, EvermarkError, FormatError, NotFoundError, UnreachableError
 from evermark.sources.base import Limit
-from evermark.sources.blocks.client import Family, Listing, NodeClient
+from evermark.sources.blocks.nodes.client import Listing, NodeClient, NodeInfo
 from evermark.testing.simulator.blocks.node import ModelNode
 from evermark.testing.simulator.blocks.pipeline import PACE, pipeline
 
@@ -25,7 +25,7 @@ class Unwell(ModelNode):
 class Nameless(Unwell):
     """Answers nothing at all."""
 
-    def family(self) -> Family:
+    def about(self) -> NodeInfo:
         raise self.error
 
 
@@ -69,7 +69,7 @@ def test_b10_not_found_at_one_node_says_nothing_while_another_cannot_be_asked(or
         raise NotFoundError("no stream") if node is nodes[0] else UnreachableError("down")
 
     with pytest.raises(UnreachableError):
-        NodeClient(nodes, PACE).anyone(call)
+        NodeClient(nodes, PACE).ask_any(call)
 
 
 def test_a_follower_that_lacks_a_stream_ends_nothing() -> None:

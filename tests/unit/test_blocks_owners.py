@@ -9,9 +9,8 @@ import pytest
 from evermark.errors import GapError, IdentityError
 from evermark.sources.base import Limit
 from evermark.sources.blocks.chain import Cookie
-from evermark.sources.blocks.plan import Item, Move, Tick, path, way_to
-from evermark.sources.blocks.position import Position
-from evermark.sources.blocks.resume import Known, witnessed
+from evermark.sources.blocks.decide.resume import StreamState, witnessed
+from evermark.sources.blocks.decide.ticks import Item, Move, Position, Tick, path, way_to
 from evermark.testing.simulator.blocks.node import ModelNode
 from evermark.testing.simulator.blocks.pipeline import Pipeline, pipeline
 from evermark.testing.simulator.blocks.plans import MemoryPlans
@@ -63,7 +62,7 @@ def test_an_owner_that_begins_late_takes_nothing_from_its_successor() -> None:
     pipe.drain(ALL)
     node.say("a")
     planned = pipe.source.latest(pipe.ends, ALL)
-    before, standing = dict(plans.streams), plans.standing(0)
+    before, state = dict(plans.streams), plans.state(0)
 
     late.check(then)
     late.begin(0, then[0])
@@ -72,7 +71,7 @@ def test_an_owner_that_begins_late_takes_nothing_from_its_successor() -> None:
     assert [row for piece in late.slices(0, then[0], found[0]) for row in late.read(piece)]
 
     assert (plans.streams, plans.anew) == (before, set())
-    assert replace(plans.standing(0), last_tick=0) == replace(standing, last_tick=0)
+    assert replace(plans.state(0), last_tick=0) == replace(state, last_tick=0)
     assert list(pipe.source.slices(0, pipe.ends[0], planned[0]))
     node.rewrite("a", 4)
     pipe.drain(ALL)
@@ -160,7 +159,7 @@ def test_what_a_witness_says_of_an_answer() -> None:
     node = _node(9, snapshot_every=4)
     answer, it = node.view("a", None), node.streams["a"]
     assert answer.snapshot == 8
-    same = Known(0, it.blocks[8].cookie, it.incarnation)
+    same = StreamState(0, it.blocks[8].cookie, it.incarnation)
     assert witnessed(same, answer, may_lack=False) is None
     older = replace(same, cookie=it.blocks[3].cookie)
     assert witnessed(older, answer, may_lack=False) == older.cookie

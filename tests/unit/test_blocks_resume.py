@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evermark.errors import EvermarkError
 from evermark.sources.base import Limit
+from evermark.sources.blocks.target import Pace
 from evermark.testing.simulator.blocks.node import ModelNode
-from evermark.testing.simulator.blocks.pipeline import Crash, Cut, Pipeline, pipeline
+from evermark.testing.simulator.blocks.pipeline import PACE, Crash, Cut, Pipeline, pipeline
 from evermark.testing.simulator.blocks.plans import MemoryPlans
 
 STREAMS = ("a", "b", "c")
+CUT = replace(PACE, slice_s=0.0001, slices_max=4)  # a gap of two blocks is worth two tasks
 ALL = Limit(wait_s=0.0)
 
 streams = st.sampled_from(STREAMS)
@@ -68,16 +72,27 @@ def _play(node: ModelNode, pipe: Pipeline, ops: list[tuple[object, ...]]) -> Non
 
 @settings(max_examples=150)
 @given(
-    st.lists(OPS, min_size=3, max_size=40), st.integers(1, 4), st.integers(1, 4), st.integers(0, 6), st.integers(1, 2)
+    st.lists(OPS, min_size=3, max_size=40),
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.integers(0, 6),
+    st.integers(1, 2),
+    st.sampled_from([PACE, CUT]),
 )
 def test_whatever_happens_every_event_is_taken_once_and_in_order(
-    ops: list[tuple[object, ...]], snapshot_every: int, page_blocks: int, resume_blocks: int, partitions: int
+    ops: list[tuple[object, ...]],
+    snapshot_every: int,
+    page_blocks: int,
+    resume_blocks: int,
+    partitions: int,
+    pace: Pace,
 ) -> None:
-    """Events, sealing, snapshots, small batches, crashes between any two effects, nodes that refuse and lie."""
+    """Events, sealing, snapshots, small batches, gaps in one slice or many, crashes between any two effects, nodes that
+    refuse and lie."""
     node = ModelNode(snapshot_every=snapshot_every, page_blocks=page_blocks, resume_blocks=resume_blocks)
     for stream in STREAMS:
         node.create(stream)
-    pipe = pipeline([node], partitions=partitions)
+    pipe = pipeline([node], partitions=partitions, pace=pace)
     _play(node, pipe, ops)
     node.lies.clear()
     node.refusing = 0
@@ -197,9 +212,39 @@ def test_a_node_restored_from_a_backup_gives_all_that_is_new_and_nothing_twice(
     pipe.drain(Limit(rows_max=data.draw(st.integers(1, 9)), wait_s=0.0))
     _grow(backup, "a", data.draw(st.integers(0, 12)))
     pipe.drain(ALL)
+    # B6: what the node lost is sent to it again when the stream is longer than it was before.
+    for event in lost_events:
+        backup.add("a", event)
+        if data.draw(st.booleans()):
+            backup.seal("a")
+    pipe.drain(ALL)
+    _grow(backup, "a", 1)
+    pipe.drain(ALL)
     taken = pipe.ids("a")
     assert len(set(taken)) == len(taken)
     assert set(taken) == {*node.hashes("a"), *backup.hashes("a")}
+
+
+def test_b16_a_very_old_state_is_resumed_over_hundreds_of_snapshots_in_small_batches() -> None:
+    """GIVEN a state from the stream's first blocks WHEN it is read again after 300 snapshots, by a process that knows
+    nothing else THEN the whole gap is taken once, in order, and no batch holds more blocks than it may."""
+    node = ModelNode(snapshot_every=2, page_blocks=3, resume_blocks=1)
+    node.create("a")
+    node.create("b")
+    _grow(node, "a", 1)
+    pipe = pipeline([node], pace=replace(CUT, blocks_max=70))
+    pipe.drain(ALL)
+    _grow(node, "a", 600)
+    node.say("b")
+    pipe.start()
+    sizes = []
+    while pipe.step(ALL):
+        sizes.append(sum(map(len, pipe.log.values())) - sum(sizes))
+    assert len(sizes) >= 600 // 70
+    assert all(size <= 75 for size in sizes[1:])
+    assert pipe.ids("a") == node.hashes("a")
+    assert pipe.ids("b") == node.hashes("b")
+    assert pipe.dropped == 0
 
 
 @pytest.mark.parametrize("cut", ["planned", "read", "logged", "confirmed"])

@@ -14,10 +14,10 @@ from structlog.testing import capture_logs
 from evermark.errors import FormatError, UnreachableError
 from evermark.sources.base import Limit
 from evermark.sources.blocks.chain import Undecoded, UnreadableError, block_from, verify_block
-from evermark.sources.blocks.client import NodeClient
-from evermark.sources.blocks.doctor import judged_streams
+from evermark.sources.blocks.doctor import about_streams
+from evermark.sources.blocks.nodes.client import NodeClient
+from evermark.sources.blocks.nodes.unreadable import read_by_any
 from evermark.sources.blocks.stream_choice import BotStreams
-from evermark.sources.blocks.unreadable import read_by_any
 from evermark.testing.simulator.blocks.node import ModelNode
 from evermark.testing.simulator.blocks.pipeline import PACE, Pipeline, pipeline, place
 from evermark.testing.simulator.blocks.plans import MemoryPlans
@@ -231,7 +231,7 @@ def test_doctor_says_what_to_do_about_a_node_that_is_waited_for() -> None:
     garble([both[0]])
     both[1].down = True
     pipeline(both, plans).drain(ALL)
-    (finding,) = judged_streams(plans, place())
+    (finding,) = about_streams(plans, place())
     assert "copy 1 is down" in finding.found
     assert "take it out" in finding.mend
 
@@ -323,7 +323,7 @@ def test_b13_a_join_that_one_node_hides_makes_a_stream_wanted_all_the_same(away:
     other = leader.copied("two")
     garble([leader], 1)
     other.down = away
-    pipe = pipeline([leader, other], plans, wanted=BotStreams(OneBot()))
+    pipe = pipeline([leader, other], plans, choice=BotStreams(OneBot()))
     pipe.drain(ALL)
     assert (pipe.ids("a") == [], "a" in plans.gaps) == (away, away)
     other.down = False
@@ -340,7 +340,7 @@ def test_a_stream_is_not_forgotten_while_a_join_of_it_cannot_be_read() -> None:
     leader.join("a", "bot")
     leader.seal("a")
     other = leader.copied("two")
-    pipe = pipeline([leader, other], plans, wanted=BotStreams(OneBot()))
+    pipe = pipeline([leader, other], plans, choice=BotStreams(OneBot()))
     pipe.drain(ALL)
     garble([leader], 1)
     other.down = True
@@ -360,7 +360,7 @@ def test_b10_poison_that_was_taken_makes_no_stream_stale_again_after_a_restart()
     garble([leader], 2)
     other.down = True
     plans, clock = on_a_clock()
-    pipe = pipeline([leader, other], plans, wanted=BotStreams(OneBot()))
+    pipe = pipeline([leader, other], plans, choice=BotStreams(OneBot()))
     pipe.drain(ALL)
     clock.now = PACE.unreadable_s + 1
     pipe.drain(ALL)

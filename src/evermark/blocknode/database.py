@@ -1,7 +1,7 @@
 """The file a node keeps everything in: SQLite, write-ahead logged, synced at every commit.
 
-A commit returns when its write-ahead log is on the disk (`synchronous = FULL`). After a crash SQLite takes up what was
-committed and ignores the rest of that log: the half-written tail, which `cut_tail` measures so that it can be told.
+A commit returns when its write-ahead log is on the disk (`synchronous = FULL`). After a crash SQLite takes up the
+committed part of that log and ignores the half-written tail, which `cut_tail` measures so that it can be reported.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _WAL_HEADER_BYTES, _FRAME_HEADER_BYTES = 32, 24
 
 
 class Database:
-    """One folder, used by one process at a time."""
+    """The folder of a node, used by one process at a time."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -114,7 +114,7 @@ def _wal_of(path: Path) -> bytes:
 
 def cut_tail(wal: bytes, frames: int) -> int:
     """Bytes written after the last commit: frames of this generation of the log (by their salt) beyond the `frames`
-    that SQLite took up. What follows them is left from earlier generations, and means nothing."""
+    that SQLite took up. Frames after them are left from earlier generations, and mean nothing."""
     if len(wal) < _WAL_HEADER_BYTES:
         return len(wal)
     salt, step, cut = wal[16:24], _FRAME_HEADER_BYTES + 4, 0

@@ -1,4 +1,4 @@
-"""Faults as values, for tests: what a node is to do wrong, to which requests, and how often.
+"""Faults as values, for tests: which mistake a node makes, at which requests, and how often.
 
 `Faults.parse('[{"fault": "refuse", "op": "miniblocks", "times": 3}]')` answers the first three requests for miniblocks
 with 503. Each fault looks at requests of its `op` alone, lets the first `after` pass, and ends after `times` of them
@@ -14,9 +14,9 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any
 
-from evermark.blocknode.reading import Page, View
+from evermark.blocknode.bodies import text_of
+from evermark.blocknode.reader import Page, View
 from evermark.blocknode.refusal import busy
-from evermark.blocknode.shapes import text_of
 from evermark.errors import ConfigError
 from evermark.sources.blocks.chain import Cookie, block_from, make_block
 
@@ -31,7 +31,7 @@ class Op(StrEnum):
     SYNC = "sync"
 
 
-class What(StrEnum):
+class Mistake(StrEnum):
     LATE = "late"  # answer after `seconds`
     REFUSE = "refuse"  # answer 503
     OLDER = "older"  # answer a stream from the snapshot before the latest
@@ -48,7 +48,7 @@ class Lie(StrEnum):
 
 @dataclass(frozen=True)
 class Fault:
-    fault: What
+    fault: Mistake
     op: Op
     after: int = 0
     times: int = 0
@@ -58,7 +58,7 @@ class Fault:
 
 
 class Faults:
-    """Counts what was asked, so that a fault knows when it is its turn."""
+    """Counts requests, so that each fault has its turn."""
 
     def __init__(self, faults: Sequence[Fault] = ()) -> None:
         self._faults = tuple(faults)
@@ -66,7 +66,7 @@ class Faults:
 
     @classmethod
     def parse(cls, text: str) -> Faults:
-        kinds: dict[str, Callable[[Any], Any]] = {"fault": What, "op": Op, "lie": Lie}
+        kinds: dict[str, Callable[[Any], Any]] = {"fault": Mistake, "op": Op, "lie": Lie}
         try:
             given = [{name: kinds.get(name, _same)(value) for name, value in it.items()} for it in json.loads(text)]
             return cls([Fault(**fault) for fault in given])
@@ -74,11 +74,11 @@ class Faults:
             known = ", ".join(field.name for field in fields(Fault))
             raise ConfigError(f"these are no faults: {error}", hint=f"a list of objects with {known}") from error
 
-    def due(self, op: Op, *whats: What) -> list[Fault]:
+    def due(self, op: Op, *mistakes: Mistake) -> list[Fault]:
         """The faults whose turn it is at this request; each counts it."""
         found = []
         for at, fault in enumerate(self._faults):
-            if fault.op is op and fault.fault in whats:
+            if fault.op is op and fault.fault in mistakes:
                 asked = self._asked[at]
                 self._asked[at] += 1
                 if asked >= fault.after and (fault.times == 0 or asked < fault.after + fault.times):
@@ -87,21 +87,21 @@ class Faults:
 
     async def before(self, op: Op) -> None:
         """Be late, or refuse."""
-        for fault in self.due(op, What.LATE, What.REFUSE):
-            if fault.fault is What.REFUSE:
+        for fault in self.due(op, Mistake.LATE, Mistake.REFUSE):
+            if fault.fault is Mistake.REFUSE:
                 raise busy("this node refuses, as it was told to")
             await asyncio.sleep(fault.seconds)
 
     def snapshots_back(self, op: Op) -> int:
-        return len(self.due(op, What.OLDER))
+        return len(self.due(op, Mistake.OLDER))
 
     def spoil(self, op: Op, answer: View | Page) -> None:
         """Lie about blocks of this answer, or leave one out, in place."""
-        for fault in self.due(op, What.LIE, What.SKIP):
+        for fault in self.due(op, Mistake.LIE, Mistake.SKIP):
             for at, body in enumerate(answer.blocks):
                 block = json.loads(body)
                 if block["header"]["number"] == fault.number:
-                    spoilt = [] if fault.fault is What.SKIP else [text_of(_lied(answer.stream, block, fault.lie))]
+                    spoilt = [] if fault.fault is Mistake.SKIP else [text_of(_lied(answer.stream, block, fault.lie))]
                     answer.blocks[at : at + 1] = spoilt
                     break
 

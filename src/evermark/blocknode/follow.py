@@ -1,9 +1,9 @@
 """A follower: copies every stream of another node, and verifies each block before it keeps it.
 
-It asks which streams changed since it last asked, then each of them for what follows its own copy. Streams are written
-in the order in which they changed, so that the follower's own listing is never ahead of what it holds. While the other
-node is away the copy goes on being served. What cannot be copied (a fork, a forged block) is owed: said, remembered,
-tried again, and never in the way of the other streams.
+It asks which streams changed since it last asked, then each of them for the blocks after its own copy. Streams are
+written in the order in which they changed, so that the follower's own listing is never ahead of its copy. While the
+other node is away the copy is served. A stream that cannot be copied (a fork, a forged block) is owed: logged,
+remembered, tried again, and it does not hold up the other streams.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 
 from evermark.blocknode.ledger import Ledger
-from evermark.blocknode.reading import Reader
+from evermark.blocknode.reader import Reader
 from evermark.blocknode.refusal import Code
 from evermark.blocknode.settings import MIB, NodeSettings
 from evermark.blocknode.writer import Writer
@@ -58,7 +58,7 @@ _BACKOFF_S_MAX = 5.0
 
 @dataclass(frozen=True)
 class Copy:
-    """What is to be written of one stream. `gone`: it was deleted."""
+    """The blocks and the minipool to be written of one stream. `gone`: the stream was deleted."""
 
     stream: str
     touched: int
@@ -74,6 +74,7 @@ class Follower:
         self._headers = {"Authorization": f"Bearer {settings.follow_token}"} if settings.follow_token else {}
         self._writer, self._reader = writer, reader
         self._log = get_logger(part="blocknode-follower")
+        self._session: aiohttp.ClientSession  # while it runs
         self._node = ""
         self._touched = 0
         self._level = False
@@ -81,8 +82,8 @@ class Follower:
         self._owed_at = 0.0
         self._owed = 0
 
-    def standing(self) -> dict[str, Any]:
-        """How far it is. `level`: it had everything when it last asked."""
+    def progress(self) -> dict[str, Any]:
+        """`level`: the copy had everything when the follower last asked."""
         return {
             "node": self._node,
             "touched": self._touched,
@@ -98,28 +99,27 @@ class Follower:
             self._touched = int(touched)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_READ_S)
         attempt = 0
-        async with aiohttp.ClientSession(headers=self._headers, timeout=timeout) as session:
+        async with aiohttp.ClientSession(headers=self._headers, timeout=timeout) as self._session:
             while True:
                 try:
-                    await self._round(session)
+                    await self._round()
                     attempt = 0
-                except Exception as error:  # noqa: BLE001 - whatever it is, the copy is served and following goes on
+                except Exception as error:  # noqa: BLE001 - the copy is served all the same, and following goes on
                     if self._reachable or attempt == 0:
                         self._log.warning("cannot follow just now; what was copied is served", error=error)
                     self._reachable = self._level = False
                     await asyncio.sleep(backoff_s(attempt, base_s=0.1, max_s=_BACKOFF_S_MAX))
                     attempt += 1
 
-    async def _round(self, session: aiohttp.ClientSession) -> None:
+    async def _round(self) -> None:
         asked = {"touched_after": self._touched, "limit": _LISTED_AT_ONCE, "wait_s": _POLL_S if self._level else 0}
-        listed = await self._ask(session, "/v1/streams", asked)
+        listed = await self._ask("/v1/streams", asked)
         try:
             node, touched = str(listed["node"]), int(listed["touched"])
             rows = [(str(row["stream"]), int(row["touched"]), bool(row["deleted"])) for row in listed["streams"]]
         except (KeyError, TypeError, ValueError) as error:
-            raise FormatError(
-                "the listing of the node is not in the format", hint="follow a node of this kind"
-            ) from error
+            said = "the listing of the node is not in the format"
+            raise FormatError(said, hint="follow a node of this kind") from error
         if node != self._node:
             if self._node:
                 self._log.warning("another node answers there: everything is compared anew", was=self._node, now=node)
@@ -129,19 +129,19 @@ class Follower:
         self._reachable = True
         for at in range(0, len(rows), _FETCHED_AT_ONCE):
             some = rows[at : at + _FETCHED_AT_ONCE]
-            copies = await _all([self._fetched(session, *row) for row in some])
+            copies = await _all([self._fetched(*row) for row in some])
             # Streams that changed together share a number; it is passed when the last of them is here.
             last = at + _FETCHED_AT_ONCE >= len(rows)
             await self._keep(copies, touched if last else some[-1][1] - 1)
         self._level = not rows
         if time.monotonic() - self._owed_at > _OWED_EVERY_S:
             self._owed_at = time.monotonic()
-            await self._pay(session)
+            await self._pay()
 
-    async def _pay(self, session: aiohttp.ClientSession) -> None:
+    async def _pay(self) -> None:
         owed = await self._reader.run(lambda db: self._reader.owed(db, _OWED_AT_ONCE))
         for stream in owed:
-            await self._keep([await self._fetched(session, stream, self._touched, False)], self._touched)
+            await self._keep([await self._fetched(stream, self._touched, False)], self._touched)
         self._owed = len(await self._reader.run(lambda db: self._reader.owed(db, _OWED_AT_ONCE)))
 
     async def _keep(self, copies: Sequence[Copy], touched: int) -> None:
@@ -158,11 +158,11 @@ class Follower:
         await self._writer.run(write)
         self._touched = touched
 
-    async def _fetched(self, session: aiohttp.ClientSession, stream: str, touched: int, deleted: bool) -> Copy:
+    async def _fetched(self, stream: str, touched: int, deleted: bool) -> Copy:
         if deleted:
             return Copy(stream, touched, gone=True)
         try:
-            return await self._fetch(session, stream, touched)
+            return await self._fetch(stream, touched)
         except NotFoundError:
             return Copy(stream, touched, gone=True)
         except EvermarkError as error:
@@ -171,20 +171,20 @@ class Follower:
             self._log.error("a stream cannot be copied", stream=stream, error=error)
             return Copy(stream, touched, error=error)
 
-    async def _fetch(self, session: aiohttp.ClientSession, stream: str, touched: int) -> Copy:
-        """Everything after our copy, verified to follow it. All but the last part is written on the way."""
+    async def _fetch(self, stream: str, touched: int) -> Copy:
+        """The blocks after our copy, verified to follow it. All but the last part are written on the way."""
         mine = await self._writer.run(lambda ledger: ledger.cookie(stream))
         while True:
             asked: dict[str, Any] = {} if mine is None else mine.wire()
-            answer = await self._ask(session, f"/v1/streams/{stream}", asked)
+            answer = await self._ask(f"/v1/streams/{stream}", asked)
             blocks, pool, reset, more = _parsed(answer, stream)
-            if reset and mine is not None and await self._recreated(session, stream):
+            if reset and mine is not None and await self._recreated(stream):
                 self._log.warning("the stream was recreated: copied anew", stream=stream)
                 await self._writer.run(lambda ledger: ledger.delete(stream, touched=0))
                 mine = None
             at = mine or START
             if reset:
-                at = await self._close_gap(session, stream, at, blocks[0].number)
+                at = await self._close_gap(stream, at, blocks[0].number)
                 blocks = _after(blocks, at, stream)
             mine = verify_chain(blocks, at)
             for event in pool:
@@ -193,9 +193,9 @@ class Follower:
                 return Copy(stream, touched, blocks, pool)
             await self._part(stream, blocks)
 
-    async def _close_gap(self, session: aiohttp.ClientSession, stream: str, at: Cookie, end: int) -> Cookie:
+    async def _close_gap(self, stream: str, at: Cookie, end: int) -> Cookie:
         while at.minipool_gen < end:
-            page = await self._page(session, stream, at.minipool_gen, end)
+            page = await self._page(stream, at.minipool_gen, end)
             at = verify_chain(page, at) or at
             await self._part(stream, page)
         return at
@@ -203,13 +203,13 @@ class Follower:
     async def _part(self, stream: str, blocks: Sequence[Block]) -> None:
         await self._writer.run(lambda ledger: ledger.copy(stream, blocks, (), None))
 
-    async def _recreated(self, session: aiohttp.ClientSession, stream: str) -> bool:
-        theirs = await self._page(session, stream, 0, 1)
+    async def _recreated(self, stream: str) -> bool:
+        theirs = await self._page(stream, 0, 1)
         ours = await self._reader.run(lambda db: self._reader.page(db, stream, 0, 1))
         return block_from(json.loads(ours.blocks[0]), stream).hash != theirs[0].hash
 
-    async def _page(self, session: aiohttp.ClientSession, stream: str, start: int, end: int) -> list[Block]:
-        answer = await self._ask(session, f"/v1/streams/{stream}/miniblocks", {"from": start, "to": end})
+    async def _page(self, stream: str, start: int, end: int) -> list[Block]:
+        answer = await self._ask(f"/v1/streams/{stream}/miniblocks", {"from": start, "to": end})
         blocks = [block_from(block, stream) for block in _list(answer, "blocks")]
         if not blocks:
             raise GapError(
@@ -217,9 +217,9 @@ class Follower:
             )
         return blocks
 
-    async def _ask(self, session: aiohttp.ClientSession, path: str, query: Mapping[str, Any]) -> Any:
+    async def _ask(self, path: str, query: Mapping[str, Any]) -> Any:
         try:
-            async with session.get(self._url + path, params=dict(query), allow_redirects=False) as response:
+            async with self._session.get(self._url + path, params=dict(query), allow_redirects=False) as response:
                 body = bytearray()
                 async for piece in response.content.iter_chunked(MIB):
                     body += piece
@@ -232,14 +232,14 @@ class Follower:
         try:
             answer = json.loads(body)
         except ValueError as error:
-            raise UnreachableError(f"{self._url}{path} answered {status}, not JSON", hint="is it a node?") from error
+            raise UnreachableError(f"{self._url}{path} answered {status}, no JSON", hint="is it a node?") from error
         if status != 200:
             raise _error_of(status, answer, path)
         return answer
 
 
 async def _all(calls: Sequence[Coroutine[Any, Any, Copy]]) -> list[Copy]:
-    """All of them, or the first error once none is under way any more: what they write must not meet the next try's."""
+    """All results, or the first error once every call has ended: their writes must not meet those of the next try."""
     done = await asyncio.gather(*calls, return_exceptions=True)
     for one in done:
         if isinstance(one, BaseException):
@@ -277,14 +277,14 @@ def _list(answer: Any, name: str) -> list[Any]:
 
 
 def _after(blocks: Sequence[Block], at: Cookie, stream: str) -> list[Block]:
-    """The blocks of a reset that follow `at`; the one in front of it has to be ours."""
+    """The blocks of a reset that follow `at`; the block before `at` has to be the one that was copied."""
     if at == START:
         return list(blocks)
     for block in blocks:
         if block.number == at.minipool_gen - 1 and block.hash != at.prev_miniblock_hash:
             hint = "its history was rewritten: keep both folders, and find out which is right"
-            raise IdentityError(f"stream {stream}: block {block.number} is another one than was copied", hint=hint)
+            raise IdentityError(f"stream {stream}: block {block.number} is not the block that was copied", hint=hint)
     if blocks[-1].number + 1 < at.minipool_gen:
-        hint = "was it restored from a backup? keep this folder: it has what that one lost"
+        hint = "was it restored from a backup? keep this folder: it has the blocks that the other node lost"
         raise GapError(f"stream {stream}: the followed node has less than was copied from it", hint=hint)
     return [block for block in blocks if block.number >= at.minipool_gen]

@@ -1,7 +1,7 @@
 """The writing side of a node, within one transaction of its one writer.
 
-Every operation decides first and writes then, so that one that is refused leaves nothing behind in the transaction it
-shares with others. `flush` ends a transaction's work, `forget` drops what was remembered of one that failed.
+Every operation decides first and writes then, so that a refused operation leaves nothing behind in the transaction it
+shares with others. `flush` ends the work of a transaction, `forget` drops what was remembered of a failed one.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from evermark.blocknode.bodies import CreateAsked, asked_text, text_of
+from evermark.blocknode.decisions import Pool, next_touched, seal_in_us, snapshot_due
 from evermark.blocknode.refusal import Code, Refused, stream_exists, stream_not_found, too_many
-from evermark.blocknode.sealing import Pool, next_touched, seal_in_us, snapshot_due
 from evermark.blocknode.settings import NodeSettings
-from evermark.blocknode.shapes import CreateAsked, asked_text, text_of
 from evermark.errors import ConfigError
 from evermark.sources.blocks.chain import (
     START,
@@ -38,7 +38,7 @@ _PURGED_AT_ONCE = 2000
 
 @dataclass(slots=True)
 class Head:
-    """What the writer remembers of a stream in use."""
+    """The end of a stream in use, as the writer remembers it."""
 
     sid: int
     stream: str
@@ -83,7 +83,7 @@ snapshot_number, snapshot_bytes, members, touched) values (?, ?, ?, ?, ?, 1, ?, 
 
 @dataclass(frozen=True)
 class Clocks:
-    """Times that are kept are of the wall clock; waiting is measured by one that nobody sets."""
+    """Stored times are of the wall clock; waiting is measured by a clock that is never set."""
 
     wall_us: Callable[[], int] = lambda: time.time_ns() // 1000
     steady_us: Callable[[], int] = lambda: time.monotonic_ns() // 1000
@@ -103,7 +103,7 @@ class Ledger:
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew from what is in the file: the transaction under way was rolled back."""
+        """Begin anew from the file: the transaction under way was rolled back."""
         self._heads.clear()
         self._changed.clear()
         (last,) = self._db.execute("select max(touched) from streams").fetchone()
@@ -120,7 +120,7 @@ class Ledger:
         return max(0.0, (self._due[0][0] - self._clocks.steady_us()) / 1e6) if self._due else None
 
     def flush(self) -> list[str]:
-        """Write down the heads that changed, in the order they did; which streams those are."""
+        """Write down the heads that changed, in the order they did; the names of their streams."""
         changed, self._changed = self._changed, {}
         for stream, touched in changed.items():
             head = self._heads.get(stream)
@@ -135,7 +135,7 @@ class Ledger:
         return list(changed)
 
     def create(self, stream: str, asked: CreateAsked, incarnation: str) -> tuple[bool, Cookie]:
-        """Whether it was made just now, and its first cookie."""
+        """Whether the stream was made just now, and its cookie."""
         row = self._db.execute("select asked from streams where stream = ? and not deleted", [stream]).fetchone()
         if row is not None:
             if row[0] != asked.text():
@@ -147,7 +147,7 @@ class Ledger:
         return True, self.begin(block, asked.text()).cookie
 
     def begin(self, block: Block, asked: str, touched: int | None = None) -> Head:
-        """A stream from its first block on; whatever had its name is gone already."""
+        """A stream from its first block on; a former stream of its name was deleted before."""
         snapshot = block.snapshot
         if snapshot is None:
             raise ValueError("block 0 has no snapshot")
@@ -181,7 +181,7 @@ class Ledger:
         return answers
 
     def seal_due(self) -> int:
-        """Seal the minipools whose time has come; how many those were."""
+        """Seal the minipools whose time has come; how many."""
         sealed = 0
         now_us = self._clocks.steady_us()
         while self._due and self._due[0][0] <= now_us and sealed < _SEALED_AT_ONCE_MAX:
@@ -193,7 +193,7 @@ class Ledger:
         return sealed
 
     def delete(self, stream: str, touched: int | None = None) -> None:
-        """The stream is gone at once; its rows go bit by bit."""
+        """The stream is gone at once; its rows are removed bit by bit."""
         head = self._head(stream)
         self._db.execute(
             "update streams set deleted = 1, pool_count = 0, touched = ? where sid = ?",
@@ -222,15 +222,15 @@ class Ledger:
         if removed == 0:
             self._db.execute("delete from dropped where sid = ?", [sid])
 
-    # What a follower does instead of sealing.
+    # A follower copies instead of sealing.
 
     def cookie(self, stream: str) -> Cookie | None:
         head = self._find(stream)
         return head.cookie if head is not None else None
 
     def copy(self, stream: str, blocks: Sequence[Block], pool: Sequence[BlockEvent], touched: int | None) -> None:
-        """Blocks that were verified to follow what is here, and all of the minipool after them. Without `touched` it is
-        a part of what is to come: the stream's place in the listing stays as it is."""
+        """Append blocks that were verified to follow this copy, and replace the minipool. Without `touched` more parts
+        follow: the stream's place in the listing stays as it is."""
         if blocks and blocks[0].number == 0:
             if blocks[0].snapshot is None:
                 raise ValueError("block 0 has no snapshot")
@@ -238,7 +238,7 @@ class Ledger:
             blocks = blocks[1:]
         head = self._head(stream)
         if blocks and (blocks[0].number, blocks[0].previous) != (head.next_number, head.last_hash):
-            raise ValueError(f"block {blocks[0].number} of {stream} does not follow what is here")
+            raise ValueError(f"block {blocks[0].number} of {stream} does not follow this copy")
         self._clear_pool(head)
         for block in blocks:
             for event in block.events:
@@ -256,7 +256,7 @@ class Ledger:
         )
 
     def owe(self, stream: str, reason: str | None) -> None:
-        """Remember that this stream could not be copied; None: it could, after all."""
+        """Remember that this stream could not be copied; None: it was copied, after all."""
         self._db.execute("delete from owed where stream = ?", [stream])
         if reason is not None:
             self._db.execute("insert into owed values (?, ?)", (stream, reason))
@@ -301,7 +301,7 @@ class Ledger:
             said = f"the members of a stream of kind {head.kind} are fixed"
             raise Refused(Code.MEMBERS_FIXED, ConfigError(said, hint=hint))
         if joins and head.members + joins > self._settings.members_max:
-            raise too_many(f"{head.stream} may have {self._settings.members_max} members", "let somebody leave first")
+            raise too_many(f"{head.stream} may have {self._settings.members_max} members", "let a member leave first")
         names = {name for event in events for name, value in event.settings.items() if value is not None}
         if names:
             rows = self._db.execute("select name from settings where sid = ?", [head.sid])

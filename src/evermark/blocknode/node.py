@@ -17,7 +17,7 @@ from evermark.blocknode.database import Database
 from evermark.blocknode.faults import Faults
 from evermark.blocknode.follow import Follower
 from evermark.blocknode.ledger import Clocks, Ledger
-from evermark.blocknode.reading import Reader
+from evermark.blocknode.reader import Reader
 from evermark.blocknode.routes import Routes
 from evermark.blocknode.settings import NodeSettings
 from evermark.blocknode.sync import Hub
@@ -29,7 +29,8 @@ _STOP_WAIT_S = 2.0
 
 
 class Node:
-    """`start` and `stop`, or use it as a context manager. `ended` is called when it ends by itself, in its thread."""
+    """`start` and `stop`, or use it as a context manager. `ended` is called, in its thread, when the node ends by
+    itself."""
 
     def __init__(
         self,
@@ -80,7 +81,7 @@ class Node:
     def _run(self, started: Future[None]) -> None:
         try:
             asyncio.run(self._serve(started))
-        except Exception as error:  # noqa: BLE001 - told to whoever waits for the node
+        except Exception as error:  # noqa: BLE001 - told to the caller of `start`, or to `ended`
             if started.done():
                 self._ended(error)
             else:
@@ -104,14 +105,16 @@ class Node:
             raise EvermarkError(f"the node's disk failed: {trouble[0]}", hint=hint) from trouble[0]
 
     async def _open(self, stack: AsyncExitStack, broken: Callable[[BaseException], None]) -> None:
-        """Everything in the order it is needed; it is closed in the other one."""
+        """Open every part in the order it is needed; they are closed in reverse."""
         settings = self.settings
         database = Database(settings.data)
         connection, self.cut_bytes = database.open()
         stack.callback(database.close)
         stack.callback(connection.close)
         if self.cut_bytes:
-            self._log.warning("a half-written tail was cut off; nobody was told it was kept", bytes=self.cut_bytes)
+            self._log.warning(
+                "a half-written tail was cut off; no client was told that it was kept", bytes=self.cut_bytes
+            )
         (node,) = connection.execute("select value from meta where name = 'node'").fetchone()
         reader = Reader(database, settings)
         stack.callback(reader.close)
@@ -122,7 +125,7 @@ class Node:
         routes = Routes(settings, node, writer, reader, hub, self._faults)
         if settings.follow is not None:
             follower = Follower(settings, writer, reader)
-            routes.followed = follower.standing
+            routes.followed = follower.progress
             task = asyncio.create_task(follower.run())
             stack.push_async_callback(_cancelled, task)
         runner = web.AppRunner(routes.app(), access_log=None, shutdown_timeout=_STOP_WAIT_S)

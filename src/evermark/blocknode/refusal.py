@@ -1,56 +1,42 @@
-"""What a node says no to: a code for programs, an error for people, a status for HTTP."""
+"""Why a node refuses a request: a code for programs, an error for people, a status for HTTP."""
 
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Self
 
 from evermark.errors import BusyError, ConfigError, ConflictError, DeniedError, EvermarkError, NotFoundError
 from evermark.observe.logging import without_secrets
 
 
 class Code(StrEnum):
-    """Every code there is. A client decides by them; the texts beside them may change."""
+    """Every code there is, with its HTTP status. Clients decide by the code; the texts beside it may change."""
 
-    BAD_REQUEST = "bad_request"
-    TOO_LARGE = "too_large"
-    UNAUTHORIZED = "unauthorized"
-    NOT_FOUND = "not_found"  # no such path
-    STREAM_NOT_FOUND = "stream_not_found"
-    STREAM_EXISTS = "stream_exists"  # with other contents
-    HASH_MISMATCH = "hash_mismatch"
-    MEMBERS_FIXED = "members_fixed"
-    TOO_MANY = "too_many"
-    RANGE_EMPTY = "range_empty"
-    RANGE_IMPOSSIBLE = "range_impossible"
-    SYNC_NOT_FOUND = "sync_not_found"
-    READ_ONLY = "read_only"  # this node follows another one
-    BEHIND = "behind"  # this node follows another one, and does not have that yet
-    BUSY = "busy"
-    DISK_FULL = "disk_full"
-    STOPPING = "stopping"
-    FAILED = "failed"
+    status: int
 
+    def __new__(cls, value: str, status: int) -> Self:
+        made = str.__new__(cls, value)
+        made._value_, made.status = value, status
+        return made
 
-STATUSES: dict[Code, int] = {
-    Code.BAD_REQUEST: 400,
-    Code.TOO_LARGE: 413,
-    Code.UNAUTHORIZED: 401,
-    Code.NOT_FOUND: 404,
-    Code.STREAM_NOT_FOUND: 404,
-    Code.STREAM_EXISTS: 409,
-    Code.HASH_MISMATCH: 422,
-    Code.MEMBERS_FIXED: 422,
-    Code.TOO_MANY: 422,
-    Code.RANGE_EMPTY: 416,
-    Code.RANGE_IMPOSSIBLE: 416,
-    Code.SYNC_NOT_FOUND: 404,
-    Code.READ_ONLY: 403,
-    Code.BEHIND: 503,
-    Code.BUSY: 503,
-    Code.DISK_FULL: 503,
-    Code.STOPPING: 503,
-    Code.FAILED: 500,
-}
+    BAD_REQUEST = "bad_request", 400
+    TOO_LARGE = "too_large", 413
+    UNAUTHORIZED = "unauthorized", 401
+    NOT_FOUND = "not_found", 404  # no such path
+    STREAM_NOT_FOUND = "stream_not_found", 404
+    STREAM_EXISTS = "stream_exists", 409  # with other contents
+    HASH_MISMATCH = "hash_mismatch", 422
+    MEMBERS_FIXED = "members_fixed", 422
+    TOO_MANY = "too_many", 422
+    RANGE_EMPTY = "range_empty", 416
+    RANGE_IMPOSSIBLE = "range_impossible", 416
+    SYNC_NOT_FOUND = "sync_not_found", 404
+    READ_ONLY = "read_only", 403  # this node follows another one
+    BEHIND = "behind", 503  # this node follows another one, and does not have the blocks yet
+    BUSY = "busy", 503
+    DISK_FULL = "disk_full", 503
+    STOPPING = "stopping", 503
+    FAILED = "failed", 500
 
 
 class Refused(Exception):
@@ -61,16 +47,9 @@ class Refused(Exception):
         self.code = code
         self.error = error
 
-    @property
-    def status(self) -> int:
-        return STATUSES[self.code]
-
-    def told(self) -> dict[str, str]:
-        return {
-            "code": str(self.code),
-            "message": without_secrets(self.error.message),
-            "hint": without_secrets(self.error.hint),
-        }
+    def wire(self) -> dict[str, str]:
+        message, hint = without_secrets(self.error.message), without_secrets(self.error.hint)
+        return {"code": str(self.code), "message": message, "hint": hint}
 
 
 def bad_request(message: str, hint: str = "docs/blocknode.md describes every request") -> Refused:
@@ -78,10 +57,8 @@ def bad_request(message: str, hint: str = "docs/blocknode.md describes every req
 
 
 def stream_not_found(stream: str) -> Refused:
-    return Refused(
-        Code.STREAM_NOT_FOUND,
-        NotFoundError(f"there is no stream {stream}", hint=f"create it: PUT /v1/streams/{stream}"),
-    )
+    error = NotFoundError(f"there is no stream {stream}", hint=f"create it: PUT /v1/streams/{stream}")
+    return Refused(Code.STREAM_NOT_FOUND, error)
 
 
 def stream_exists(stream: str) -> Refused:
@@ -90,16 +67,13 @@ def stream_exists(stream: str) -> Refused:
 
 
 def behind(stream: str) -> Refused:
-    hint = "ask again in a moment, or the node it follows"
-    return Refused(
-        Code.BEHIND, BusyError(f"this node follows another and does not have that of {stream} yet", hint=hint)
-    )
+    said = f"this node follows another one and does not have these blocks of {stream} yet"
+    return Refused(Code.BEHIND, BusyError(said, hint="ask again in a moment, or the node it follows"))
 
 
 def read_only(leader: str) -> Refused:
-    return Refused(
-        Code.READ_ONLY, DeniedError("this node follows another one and only reads", hint=f"write to {leader}")
-    )
+    error = DeniedError("this node follows another one and only reads", hint=f"write to {leader}")
+    return Refused(Code.READ_ONLY, error)
 
 
 def too_many(message: str, hint: str) -> Refused:

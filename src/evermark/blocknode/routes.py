@@ -1,4 +1,4 @@
-"""What can be asked of a node over HTTP, and what is done about it."""
+"""The HTTP requests of a node, and how each is answered."""
 
 from __future__ import annotations
 
@@ -15,11 +15,7 @@ from typing import Any
 
 from aiohttp import web
 
-from evermark.blocknode.faults import Faults, Op
-from evermark.blocknode.reading import Reader, ReaderPosition
-from evermark.blocknode.refusal import Code, Refused, bad_request, read_only
-from evermark.blocknode.settings import BODY_BYTES_MAX, LISTED_MAX, WAIT_S_MAX, NodeSettings
-from evermark.blocknode.shapes import (
+from evermark.blocknode.bodies import (
     STREAM_ID,
     AddAsked,
     CookieAsked,
@@ -30,6 +26,10 @@ from evermark.blocknode.shapes import (
     parsed,
     text_of,
 )
+from evermark.blocknode.faults import Faults, Op
+from evermark.blocknode.reader import Reader, ReaderPosition
+from evermark.blocknode.refusal import Code, Refused, bad_request, read_only
+from evermark.blocknode.settings import BODY_BYTES_MAX, LISTED_MAX, WAIT_S_MAX, NodeSettings
 from evermark.blocknode.sync import Hub, Stalled, Sync
 from evermark.blocknode.writer import Writer
 from evermark.errors import ConfigError, DeniedError, EvermarkError, NotFoundError
@@ -52,7 +52,7 @@ class Routes:
         self._token = None if settings.token is None else _digest(settings.token)
         self._log = get_logger(part="blocknode")
         self.stopping = False
-        self.followed: Callable[[], dict[str, Any]] = dict  # how far a follower is
+        self.followed: Callable[[], dict[str, Any]] = dict  # how far this node is with copying another one
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[self._said_as_json])
@@ -90,7 +90,7 @@ class Routes:
             return _told(Refused(Code.NOT_FOUND, NotFoundError(said, hint="docs/blocknode.md names all there is")))
         except (asyncio.CancelledError, web.HTTPException, ConnectionError):
             raise
-        except Exception as error:  # noqa: BLE001 - whatever it is, the next request is answered
+        except Exception as error:  # noqa: BLE001 - the next request is answered all the same
             self._log.error("a request failed", method=request.method, error=error)
             return _told(Refused(Code.FAILED, EvermarkError("this request failed", hint="the node's log says why")))
 
@@ -167,13 +167,13 @@ class Routes:
     async def _stream(self, request: web.Request) -> web.Response:
         await self._faults.before(Op.STREAM)
         stream = _stream_id(request)
-        standing = None
+        after = None
         if "minipool_gen" in request.query or "prev_miniblock_hash" in request.query:
-            asked = {"minipool_gen": _number(request, "minipool_gen"), "prev_miniblock_hash": ""}
-            asked["prev_miniblock_hash"] = request.query.get("prev_miniblock_hash", "")
-            standing = ReaderPosition(parsed(CookieAsked, text_of(asked)).cookie())
+            before = request.query.get("prev_miniblock_hash", "")
+            asked = {"minipool_gen": _number(request, "minipool_gen"), "prev_miniblock_hash": before}
+            after = ReaderPosition(parsed(CookieAsked, text_of(asked)).cookie())
         back = self._faults.snapshots_back(Op.STREAM)
-        view = await self._reader.run(partial(self._reader.view, stream=stream, standing=standing, snapshots_back=back))
+        view = await self._reader.run(partial(self._reader.view, stream=stream, after=after, snapshots_back=back))
         self._faults.spoil(Op.STREAM, view)
         return _json(view.text())
 
@@ -206,7 +206,7 @@ class Routes:
         except Exception as error:  # noqa: BLE001 - an answer is under way: only cutting it off can say that it failed
             if isinstance(error, Stalled):
                 self._hub.cut_off += 1
-                self._log.warning("a sync was cut off: its client reads nothing", streams=len(sync.standings))
+                self._log.warning("a sync was cut off: its client reads nothing", streams=len(sync.positions))
             else:
                 self._log.error("a sync failed", error=error)
             if request.transport is not None:
@@ -218,7 +218,7 @@ class Routes:
         asked = parsed(SyncChangeAsked, await request.read())
         self._hub.remove(sync, asked.remove)
         self._hub.add(sync, _cookies(asked.add))
-        return _json(text_of({"streams": len(sync.standings)}))
+        return _json(text_of({"streams": len(sync.positions)}))
 
     def _writable(self, request: web.Request) -> str:
         if self._settings.follow is not None:
@@ -264,9 +264,9 @@ def _json(body: bytes, status: int = 200) -> web.Response:
 
 
 def _told(refusal: Refused) -> web.Response:
-    response = _json(text_of(refusal.told()), refusal.status)
-    if refusal.status == 503:
+    response = _json(text_of(refusal.wire()), refusal.code.status)
+    if refusal.code.status == 503:
         response.headers["Retry-After"] = _RETRY_AFTER_S
-    if refusal.status == 401:
+    if refusal.code.status == 401:
         response.headers["WWW-Authenticate"] = 'Bearer realm="evermark blocknode"'
     return response

@@ -1,4 +1,4 @@
-"""How a node is set: where it stands, when it seals, and a bound on everything."""
+"""The settings of a node: its folder and address, when it seals, and a bound on everything."""
 
 from __future__ import annotations
 

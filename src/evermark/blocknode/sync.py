@@ -1,8 +1,8 @@
-"""The sync feed: one connection that is sent whatever follows the cookies of many streams.
+"""The sync feed: one connection that is sent the blocks and events after the cookies of many streams.
 
-Nothing is queued for a client. A change only marks the stream for the syncs that have it; each sync then reads what
-follows from where its client stands, and writes it when the client took what came before. So what a client that does
-not read costs is one mark a stream, and resuming after a reconnect is no different from going on.
+Nothing is queued for a client. A change only marks the stream for the syncs that have it; each sync then reads from its
+client's position, and writes when the client took what was written before. So a client that does not read costs one
+mark for each stream, and resuming after a reconnect is no different from going on.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import sqlite3
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
+from evermark.blocknode.bodies import text_of
 from evermark.blocknode.faults import Faults, Op
-from evermark.blocknode.reading import Reader, ReaderPosition, View
+from evermark.blocknode.reader import Reader, ReaderPosition, View
 from evermark.blocknode.refusal import Code, Refused, too_many
 from evermark.blocknode.settings import MIB, NodeSettings
-from evermark.blocknode.shapes import text_of
 from evermark.errors import NotFoundError
 from evermark.sources.blocks.chain import Cookie
 
@@ -34,7 +34,7 @@ class Stalled(Exception):
 
 
 class Hub:
-    """All syncs, and who waits for any change at all. Lives in the event loop."""
+    """All syncs, and the requests that wait for a change of any stream. Lives in the event loop."""
 
     def __init__(self, reader: Reader, settings: NodeSettings, faults: Faults) -> None:
         self._reader, self._settings, self._faults = reader, settings, faults
@@ -63,7 +63,7 @@ class Hub:
         return sync
 
     def close(self, sync: Sync) -> None:
-        self.remove(sync, list(sync.standings))
+        self.remove(sync, list(sync.positions))
         self._syncs.pop(sync.id, None)
 
     def find(self, sync_id: str) -> Sync:
@@ -76,12 +76,12 @@ class Hub:
         return sync
 
     def add(self, sync: Sync, streams: Mapping[str, Cookie | None]) -> None:
-        """From these cookies on; a stream that was there already begins anew from the one given now."""
-        if len(sync.standings.keys() | streams.keys()) > self._settings.sync_streams_max:
+        """From these cookies on; a stream that the sync has already begins anew from the cookie given now."""
+        if len(sync.positions.keys() | streams.keys()) > self._settings.sync_streams_max:
             raise too_many(f"a sync holds {self._settings.sync_streams_max} streams", "open another one")
         for stream, cookie in streams.items():
             self._by_stream.setdefault(stream, set()).add(sync)
-            sync.standings[stream] = None if cookie is None else ReaderPosition(cookie)
+            sync.positions[stream] = None if cookie is None else ReaderPosition(cookie)
             sync.mark(stream)
 
     def remove(self, sync: Sync, streams: list[str]) -> None:
@@ -102,7 +102,7 @@ class Hub:
 class Sync:
     def __init__(self, sync_id: str, reader: Reader, settings: NodeSettings, faults: Faults) -> None:
         self.id = sync_id
-        self.standings: dict[str, ReaderPosition | None] = {}
+        self.positions: dict[str, ReaderPosition | None] = {}
         self._reader, self._settings, self._faults = reader, settings, faults
         self._marked: dict[str, None] = {}
         self._wake = asyncio.Event()
@@ -113,7 +113,7 @@ class Sync:
         self._wake.set()
 
     def drop(self, stream: str) -> None:
-        self.standings.pop(stream, None)
+        self.positions.pop(stream, None)
         self._marked.pop(stream, None)
 
     def stop(self) -> None:
@@ -121,16 +121,16 @@ class Sync:
         self._wake.set()
 
     async def feed(self, hub: Hub, send: Send) -> None:
-        """Send what follows, until stopped. Raises Stalled when the client reads nothing for too long."""
+        """Send news of the streams, until stopped. Raises Stalled when the client reads nothing for too long."""
         await self._say(send, "open", text_of({"sync": self.id}))
         while not self._stopping:
             if not self._marked:
                 await self._idle(send)
                 continue
-            asked = {stream: self.standings[stream] for stream in self._next()}
+            asked = {stream: self.positions[stream] for stream in self._next()}
             found = await self._reader.run(partial(self._read, asked), waits=True)
-            for stream, standing in asked.items():
-                if stream in self.standings and self.standings[stream] is standing:
+            for stream, position in asked.items():
+                if stream in self.positions and self.positions[stream] is position:
                     await self._tell(hub, send, stream, found.get(stream))
         await self._say(send, "end", text_of({"code": str(Code.STOPPING)}))
 
@@ -141,12 +141,12 @@ class Sync:
         return streams
 
     def _read(self, asked: Mapping[str, ReaderPosition | None], db: sqlite3.Connection) -> dict[str, View | Refused]:
-        """As many as fit; runs in a thread."""
+        """As many streams as fit into one turn; runs in a thread."""
         found: dict[str, View | Refused] = {}
         size = 0
-        for stream, standing in asked.items():
+        for stream, position in asked.items():
             try:
-                view = self._reader.view(db, stream, standing, snapshots_back=self._faults.snapshots_back(Op.SYNC))
+                view = self._reader.view(db, stream, position, snapshots_back=self._faults.snapshots_back(Op.SYNC))
             except Refused as refusal:
                 found[stream] = refusal
                 continue
@@ -161,9 +161,9 @@ class Sync:
             self.mark(stream)
         elif isinstance(found, Refused):
             hub.remove(self, [stream])
-            await self._say(send, "gone", text_of({"stream": stream, **found.told()}))
+            await self._say(send, "gone", text_of({"stream": stream, **found.wire()}))
         else:
-            self.standings[stream] = found.standing
+            self.positions[stream] = found.position
             if found.more:
                 self.mark(stream)
             if found.news:
@@ -181,7 +181,7 @@ class Sync:
         await self._write(send, b"event: " + event.encode() + b"\ndata: " + data + b"\n\n")
 
     async def _write(self, send: Send, text: bytes) -> None:
-        # In pieces: a client that reads slowly makes progress with each; one that does not read stops at one.
+        # In pieces: a client that reads slowly makes progress with each; a client that does not read stalls at one.
         for at in range(0, len(text), _PIECE_BYTES):
             try:
                 await asyncio.wait_for(send(text[at : at + _PIECE_BYTES]), self._settings.stall_s)

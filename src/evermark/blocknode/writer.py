@@ -1,7 +1,7 @@
 """The one writer of a node: many requests, one transaction, one sync of the disk.
 
-While the disk is syncing, requests queue up; the next transaction takes them all. Nobody is answered before the
-transaction that holds their change is on the disk.
+While the disk is syncing, requests queue up; the next transaction takes them all. A request is answered when the
+transaction that holds its change is on the disk.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Counts:
 
 class Writer:
     """`changed` is called in the event loop with the streams that a transaction changed, `broken` when the disk failed
-    in a way after which nobody knows what it holds: then nothing is written any more."""
+    in a way that leaves its content unknown: then nothing is written any more."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Writer:
         self._thread.start()
 
     async def run(self, work: Callable[[Ledger], _T]) -> _T:
-        """Have it done, and return when it is on the disk. Call it in the event loop."""
+        """Do the work in the next transaction, and return when it is on the disk. Call it in the event loop."""
         if not self._open:
             raise stopping()
         if self._queue.qsize() >= WRITES_WAITING_MAX:
@@ -71,7 +71,7 @@ class Writer:
         return await done
 
     async def close(self) -> None:
-        """Do what was asked for already, then stop."""
+        """Do the queued work, then stop."""
         self._open = False
         self._queue.put(None)
         await asyncio.to_thread(self._thread.join, _STOP_WAIT_S)
@@ -83,7 +83,7 @@ class Writer:
                 if not asked and not more:
                     return
                 self._commit(asked)
-            except BaseException as error:  # noqa: BLE001 - whatever it is: a writer that died must not look alive
+            except BaseException as error:  # noqa: BLE001 - a writer that died must not look alive
                 self._open = False
                 self._loop.call_soon_threadsafe(self._broken, error)
                 self._refuse_all()
@@ -92,7 +92,7 @@ class Writer:
                 return
 
     def _take(self) -> tuple[list[tuple[Work, asyncio.Future[Any]]], bool]:
-        """What is to be done in one transaction, and whether there is a next one. Waits for it, or for a seal."""
+        """The work of one transaction, and whether there is more to come. Waits for work, or for a minipool to seal."""
         asked: list[tuple[Work, asyncio.Future[Any]]] = []
         try:
             item = self._queue.get(timeout=self._wait_s())
@@ -145,13 +145,13 @@ class Writer:
             self._trim()
 
     def _trim(self) -> None:
-        """Readers that always overlap could keep SQLite from beginning its log anew: then they are waited for."""
+        """Overlapping readers could keep SQLite from beginning its log anew for ever: then it waits for them."""
         _, frames, _ = self._db.execute("pragma wal_checkpoint(passive)").fetchone()
         if frames > _LOG_FRAMES_MAX:
             self._db.execute("pragma wal_checkpoint(restart)").fetchone()
 
     def _failed(self, error: Exception) -> Refused:
-        """Nothing of this transaction was kept, so nobody in it is told otherwise."""
+        """Nothing of this transaction was kept: all its requests get this refusal."""
         if isinstance(error, sqlite3.Error) and error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_FULL:
             if not self.full:
                 self._log.error("the disk is full; nothing that was accepted is lost", error=error)

@@ -35,7 +35,7 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes any free one.")] = 8330,
     token: Annotated[
-        str | None, typer.Option(envvar=_ENV, show_default=False, help="Ask everybody for this bearer token.")
+        str | None, typer.Option(envvar=_ENV, show_default=False, help="Require this bearer token of every client.")
     ] = None,
     follow: Annotated[
         str | None, typer.Option(help="Copy the node at this url, and serve readers only.", show_default=False)
@@ -51,9 +51,9 @@ def serve(
         int, typer.Option(min=1, max=100_000, help="A cookie further behind is answered with a reset.")
     ] = 500,
     event_bytes: Annotated[int, typer.Option(min=1024, max=4_194_304, help="Size of an event, at most.")] = 65_536,
-    keepalive: Annotated[str, typer.Option(help="Say so when a sync has been quiet for this long.")] = "15s",
+    keepalive: Annotated[str, typer.Option(help="Send a comment when a sync has been quiet for this long.")] = "15s",
     stall: Annotated[str, typer.Option(help="Cut a sync off whose client reads nothing for this long.")] = "30s",
-    faults: Annotated[str | None, typer.Option(hidden=True, help="For tests: what to do wrong, as JSON.")] = None,
+    faults: Annotated[str | None, typer.Option(hidden=True, help="For tests: the mistakes to make, as JSON.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Say where it listens as JSON.")] = False,
 ) -> None:
     """Serve durable append-only streams over HTTP, until SIGTERM or Ctrl-C. See docs/blocknode.md."""
@@ -79,7 +79,7 @@ def serve(
         stall_s=_seconds(stall, "--stall"),
     )
     if not token and not _is_loopback(host):
-        warn(f"no --token: everybody who reaches {host} can read, write and delete here")
+        warn(f"no --token: every client that reaches {host} can read, write and delete here")
     _serve(settings, Faults.parse(faults) if faults else Faults(), as_json=as_json)
 
 

@@ -1,8 +1,8 @@
-"""What a block stream is made of: events, miniblocks, snapshots, cookies; how they are hashed, and verified. No I/O.
+"""The parts of a block stream (events, miniblocks, snapshots, cookies), how they are hashed and verified. No I/O.
 
 A stream is a chain of numbered miniblocks plus a minipool of events not yet sealed. Every hash is SHA-256 over a
-canonical text (`canonical`), which names what is hashed and the stream it belongs to, so that nothing can be passed off
-as something else. `docs/blocknode.md` is the specification.
+canonical text (`canonical`), which begins with the kind of thing hashed and its stream: no hash of one thing is the
+hash of another. `docs/blocknode.md` is the specification.
 
 The trap: a snapshot sums up everything up to *and including* the events of the miniblock that carries it.
 """
@@ -49,7 +49,7 @@ class EventKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Cookie:
-    """Where a reader stands: it has every miniblock below `minipool_gen`, the last of which had this hash."""
+    """How far a reader is: it has every miniblock below `minipool_gen`, the last of which had this hash."""
 
     minipool_gen: int
     prev_miniblock_hash: str
@@ -91,8 +91,8 @@ class BlockEvent:
 
 @dataclass(frozen=True, slots=True)
 class Undecoded(BlockEvent):
-    """An event that this program cannot read, kept as it came. Its block vouches for its hash and its place, and that
-    is all that is known of it: the other fields say nothing."""
+    """An event that this program cannot read, kept as it came. Its block vouches for its hash and its place in the
+    block; the other fields mean nothing."""
 
     raw: bytes = b""
     reason: str = ""
@@ -100,7 +100,7 @@ class Undecoded(BlockEvent):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Who is in the stream, and how it is set, after the block that carries this. `incarnation` is drawn anew each
+    """Members and settings of the stream after the block that carries the snapshot. `incarnation` is drawn anew each
     time a stream is created: a recreated stream has another chain from its first block on."""
 
     kind: StreamKind
@@ -132,7 +132,7 @@ class Block:
 
     @property
     def cookie(self) -> Cookie:
-        """Where a reader stands who has this block."""
+        """The cookie of a reader that has this block."""
         return Cookie(self.number + 1, self.hash)
 
     def header(self) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def _hash(value: Any) -> str:
 
 
 def event_hash(stream: str, event: BlockEvent) -> str:
-    """What `event.hash` has to be."""
+    """The right value of `event.hash`."""
     settings, tags = dict(event.settings), dict(event.tags)
     return _hash(
         [
@@ -211,7 +211,7 @@ def make_block(
 
 
 def verify_event(stream: str, event: BlockEvent) -> None:
-    """Raise FormatError unless the event is what its hash says; what cannot be read is not vouched for."""
+    """Raise FormatError unless the event's content has its hash; unreadable events are passed."""
     if isinstance(event, Undecoded):
         return
     if event_hash(stream, event) != event.hash:
@@ -221,10 +221,10 @@ def verify_event(stream: str, event: BlockEvent) -> None:
 
 
 def verify_block(block: Block, previous_hash: str | None) -> None:
-    """Raise unless the block is what its hash says and follows the block with `previous_hash`.
+    """Raise unless the block's content has its hash and follows the block with `previous_hash`.
 
-    None: whatever came before is not known (a snapshot to begin with). FormatError: header, events or snapshot are not
-    those that were hashed. IdentityError: a sound block of another chain: a fork, or a stream that was recreated.
+    None: the block before is not known (an answer that begins at a snapshot). FormatError: header, events or snapshot
+    are not those that were hashed. IdentityError: a sound block of another chain: a fork, or a recreated stream.
     """
     where = f"stream {block.stream}, block {block.number}"
     if tuple(event.hash for event in block.events) != block.event_hashes:
@@ -246,7 +246,7 @@ def verify_block(block: Block, previous_hash: str | None) -> None:
 
 
 def verify_chain(blocks: Iterable[Block], after: Cookie | None) -> Cookie | None:
-    """Verify that the blocks follow `after` without a hole, None: from wherever they start; where a reader stands then.
+    """Verify that the blocks follow `after` without a hole; None: from wherever they start. The cookie after them.
 
     GapError (not its subclass IdentityError): a block is missing. The other errors are those of `verify_block`.
     """
@@ -305,7 +305,7 @@ def snapshot_from(wire: Any) -> Snapshot:
 
 
 def event_or_raw(wire: Any, named: str = "") -> BlockEvent:
-    """An event as it came over the wire, or the raw form of one that cannot be read, under the hash its block names."""
+    """An event as it came over the wire; an unreadable event in its raw form, under the hash `named` by its block."""
     try:
         return event_from(wire)
     except FormatError as error:
@@ -336,7 +336,7 @@ def cookie_from(wire: Any) -> Cookie:
 
 
 class _Reading:
-    """Whatever is wrong with the shape of what came is one error: it is not in the format."""
+    """Any wrong shape of a document becomes a `FormatError`."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -355,7 +355,7 @@ class _Reading:
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError("text is expected")
-    value.encode()  # half a surrogate pair is no text, and cannot be hashed
+    value.encode()  # raises for half a surrogate pair, which cannot be hashed
     return value
 
 
@@ -384,7 +384,7 @@ def _object(value: Any, of: Callable[[Any], Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Only what `canonical` writes in one way."""
+    """A value that `canonical` can write in one way only."""
     if isinstance(value, str):
         return _text(value)
     if isinstance(value, list):

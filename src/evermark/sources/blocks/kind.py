@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from evermark.secrets import Plain
+from evermark.secrets import Plain, Secret
 from evermark.sources.blocks.settings import BlocksSettings
 from evermark.sources.kinds import SourceContext, SourceKind, SourceState
 
 if TYPE_CHECKING:
     from evermark.observe.finding import Finding
     from evermark.sources.base import Source
+    from evermark.sources.blocks.stream_choice import StreamChoice
     from evermark.sources.blocks.target import BlocksTarget
 
 
@@ -21,37 +22,51 @@ class BlocksKind(SourceKind[BlocksSettings]):
     def make(self, settings: BlocksSettings, context: SourceContext) -> Source:
         from evermark.sources.blocks.source import BlockStreams
 
-        return BlockStreams(place_in(settings, context))
+        return BlockStreams(target_of(settings, context))
 
     def examine(
         self, settings: BlocksSettings, context: SourceContext, look: Callable[[Source], SourceState] | None
     ) -> Iterator[Finding]:
-        from evermark.sources.blocks.doctor import asked, judged, judged_streams
+        from evermark.sources.blocks.doctor import about_nodes, about_streams
         from evermark.sources.blocks.source import BlockStreams
 
-        place = place_in(settings, context)
-        yield from judged(asked(place))
+        target = target_of(settings, context)
+        yield from about_nodes(target)
         if look is None:
             return
-        source = BlockStreams(place)
+        source = BlockStreams(target)
         try:
-            yield from judged_streams(source.plans, place)
+            yield from about_streams(source.plans, target)
             yield from look(source).findings
         finally:
             source.close()
 
 
-def place_in(settings: BlocksSettings, context: SourceContext) -> BlocksTarget:
-    """The place that the settings describe, with its secrets sealed if the context has a box for them."""
-    from evermark.sources.blocks.bots import BotsInState
-    from evermark.sources.blocks.target import place_of
+def target_of(settings: BlocksSettings, context: SourceContext) -> BlocksTarget:
+    """The target that the settings describe, with its token sealed if the context has a box for it."""
+    from evermark.sources.blocks.stream_choice import BotsInState, BotStreams, ChosenStreams
+    from evermark.sources.blocks.target import BlocksTarget, Pace
 
     name, state = context.source, (context.state_dsn(), context.state_schema)
-    bots = BotsInState(*state, name, context.bots.users, context.bots.inboxes, context.bots.version)
-    if context.box is not None:
-        return place_of(name, settings.sealed(context.box), *state, bots=bots)
-    token = settings.open_token()
-    return place_of(name, settings, *state, Plain(token) if token is not None else None, bots)
+    token = settings.sealed(context.box).token if context.box is not None else settings.token
+    hidden = Plain(token.reveal()) if isinstance(token, Secret) else token
+    named = ChosenStreams(frozenset(settings.streams), frozenset(settings.kinds))
+    choice: StreamChoice = named
+    if settings.streams_of == "bots":
+        choice = BotStreams(BotsInState(*state, name, context.bots), named)
+    return BlocksTarget(
+        name,
+        settings.nodes,
+        *state,
+        hidden,
+        partitions=settings.partitions,
+        choice=choice,
+        whole=settings.start == "beginning",
+        cold=settings.cold_streams_enabled,
+        idle_after_s=settings.idle_after.total_seconds(),
+        keep_unwanted_s=settings.keep_unwanted.total_seconds(),
+        pace=Pace(requests_per_s=settings.requests_per_s),
+    )
 
 
 KIND = BlocksKind()

@@ -1,4 +1,4 @@
-"""Block streams as a source: many streams share a partition, and a position is a tick of the plan (see plan.py).
+"""Block streams as a source: many streams share a partition, and a position is a tick of the plan (decide/ticks.py).
 
 `latest` plans, `read` carries out, `confirm` writes down how far each stream is. They share State and nothing else.
 """
@@ -17,68 +17,59 @@ import structlog
 from evermark.errors import GapError, NotFoundError
 from evermark.event import Seen
 from evermark.sources.base import Condition, Forks, Limit, Slice, Source, StaleStream, StaleStreams, Untaken
-from evermark.sources.blocks.chain import Block, UnreadableError
-from evermark.sources.blocks.client import Node, NodeClient
-from evermark.sources.blocks.membership import Membership
-from evermark.sources.blocks.plan import partition_of, path, slices, way_to
-from evermark.sources.blocks.planner import Planner
-from evermark.sources.blocks.plans import Plans
-from evermark.sources.blocks.position import EARLIEST, Position
-from evermark.sources.blocks.reading import SliceReader
-from evermark.sources.blocks.store import StatePlans
+from evermark.sources.blocks.chain import UnreadableError
+from evermark.sources.blocks.decide.ticks import EARLIEST, Position, partition_of, path, sharing, slices, way_to
+from evermark.sources.blocks.nodes.client import Node, NodeClient
+from evermark.sources.blocks.nodes.members import members_of
+from evermark.sources.blocks.nodes.unreadable import read_by_any
+from evermark.sources.blocks.plan.planner import Planner
+from evermark.sources.blocks.plan.untaken import brief, untaken
+from evermark.sources.blocks.read.slices import SliceReader
+from evermark.sources.blocks.store.base import Plans
+from evermark.sources.blocks.store.state import StatePlans
 from evermark.sources.blocks.target import BlocksTarget
-from evermark.sources.blocks.unreadable import read_by_any
-from evermark.sources.blocks.waiting import brief, untaken
 from evermark.state.connection import State
 
 log = structlog.get_logger(__name__)
 _CONNECTIONS_MAX = 2
-_NAMED_MAX = 20  # stale streams that are named on the board
+_NAMED_MAX = 20  # stale streams that `/health` names
 
 
-def open_plans(place: BlocksTarget) -> Plans:
-    state = State(place.state_dsn.open, place.state_schema, connections_max=_CONNECTIONS_MAX)
-    return StatePlans(state, place.source)
+def open_plans(target: BlocksTarget) -> Plans:
+    state = State(target.state_dsn.open, target.state_schema, connections_max=_CONNECTIONS_MAX)
+    return StatePlans(state, target.source)
 
 
-def open_client(place: BlocksTarget) -> NodeClient:
-    return NodeClient([Node(url, place.token, place.pace) for url in place.nodes], place.pace)
+def open_client(target: BlocksTarget) -> NodeClient:
+    return NodeClient([Node(url, target.token, target.pace) for url in target.nodes], target.pace)
 
 
 class BlockStreams(Source, Forks):
-    """Picklable: the place travels, connections and what is remembered do not."""
+    """Picklable: the target travels, connections and what is remembered do not."""
 
     def __init__(
         self,
-        place: BlocksTarget,
+        target: BlocksTarget,
         plans: Callable[[BlocksTarget], Plans] = open_plans,
         client: Callable[[BlocksTarget], NodeClient] = open_client,
     ) -> None:
-        self.place = place
+        self.target = target
         self._open_plans, self._open_client = plans, client
         self._opened: tuple[Plans, NodeClient, Planner] | None = None
         self._opening = threading.Lock()
-        self._looker: NodeClient | None = None  # its own: reading goes on in other threads
-        self._looking = threading.Lock()
-        self._upkept = ""
+        self._watching: NodeClient | None = None  # of `untaken`: reading goes on in other threads
+        self._watch = threading.Lock()
+        self._upkept = ""  # the version of the choice at the last upkeep
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"place": self.place, "plans": self._open_plans, "client": self._open_client}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.place, self._open_plans, self._open_client = state["place"], state["plans"], state["client"]
-        self._opened = None
-        self._opening = threading.Lock()
-        self._looker = None
-        self._looking = threading.Lock()
-        self._upkept = ""
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.target, self._open_plans, self._open_client)
 
     @property
     def _open(self) -> tuple[Plans, NodeClient, Planner]:
-        with self._opening:  # the owner reads, and looks after it, in two threads
+        with self._opening:  # the owner's reading and its upkeep are two threads
             if self._opened is None:
-                plans, client = self._open_plans(self.place), self._open_client(self.place)
-                self._opened = (plans, client, Planner(self.place, plans, client))
+                plans, client = self._open_plans(self.target), self._open_client(self.target)
+                self._opened = (plans, client, Planner(self.target, plans, client))
             return self._opened
 
     @property
@@ -90,7 +81,7 @@ class BlockStreams(Source, Forks):
         return self._open[2]
 
     def partitions(self) -> Sequence[int]:
-        return list(range(self.place.partitions))
+        return list(range(self.target.partitions))
 
     def earliest(self, partition: int) -> str:
         return EARLIEST
@@ -98,21 +89,21 @@ class BlockStreams(Source, Forks):
     def check(self, resume: Mapping[int, str], newest: Mapping[int, Seen] | None = None) -> None:
         for text in resume.values():
             Position.parse(text)
-        self.planner.kin.check()
+        self.planner.identity.check()
 
     def begin(self, partition: int, position: str) -> None:
-        """Take up what a crash left: confirm what the log has, and void plans that were not carried out.
+        """Confirm the ticks that the log has, and void the ticks that a crash left unread.
 
-        Where no plan leads to what the log has, State was lost or the log set back: everything is looked at anew, and
-        compared with the log. Or we are an owner of old, and our successor has gone on: then nothing we plan will be
-        logged, and nothing is taken from anybody.
+        If no plan leads to the end of the log, State was lost or the log was set back: all streams are looked at anew,
+        and compared with the log. Or this owner lost its lease and its successor has gone on: then nothing that this
+        owner plans will be logged, and nothing is taken from its successor.
         """
-        self.planner.kin.learn()
+        self.planner.identity.learn()
         tick = Position.parse(position).tick
         try:
-            way_to(self.plans.ticks(partition), self.plans.standing(partition).confirmed, tick)
+            way_to(self.plans.ticks(partition), self.plans.state(partition).confirmed, tick)
         except GapError as error:
-            said = {"source": self.place.source, "partition": partition, "tick": tick, "why": error.message}
+            said = {"source": self.target.source, "partition": partition, "tick": tick, "why": error.message}
             log.warning("blocks_begun_anew", **said)
             self.plans.adopt(partition, tick, time.time_ns() // 1000)
         self.plans.confirm(partition, tick)
@@ -138,51 +129,50 @@ class BlockStreams(Source, Forks):
         if first >= last:
             return []
         ticks = path(self.plans.ticks(partition), first, last)
-        return [piece for tick in ticks for piece in slices(partition, tick, self.plans.items(partition, tick.ends))]
+        plan = ((tick, self.plans.items(partition, tick.ends)) for tick in ticks)
+        return sharing(
+            [piece for tick, items in plan for piece in slices(partition, tick, items)], len(self.partitions())
+        )
 
     def read(self, piece: Slice) -> Iterator[pa.RecordBatch]:
         plans, client, _ = self._open
-        return SliceReader(self.place.source, plans, client).read(piece)
+        return SliceReader(self.target.source, plans, client).read(piece)
 
     def may_repeat_from(self, partition: int, position: str) -> str:
-        """Events of a stream that was recreated, or whose node was restored, are compared with all there is."""
+        """Events of a stream that was recreated, or whose node was restored, are compared with the whole log."""
         return EARLIEST if self.plans.repeats(partition, Position.parse(position).tick) else position
 
     def confirm(self, partition: int, end: str) -> None:
         self.plans.confirm(partition, Position.parse(end).tick)
 
     def upkeep(self) -> None:
-        """Forget streams that nobody wants any more."""
-        wanted = self.place.wanted
-        if wanted.by_members:
-            version = wanted.version()
-            if version == self._upkept:
-                return  # who is in which stream is seen with its news; only the choice itself has to be looked at
-        client = self._open_client(self.place)  # its own: reading goes on in another thread
+        """Remove the state of streams that are not chosen any more."""
+        choice = self.target.choice
+        version = choice.version()
+        if choice.by_members and version == self._upkept:
+            return  # changes of members are seen with each stream's news: only another set of bots matters here
+        client = self._open_client(self.target)  # its own: reading goes on in another thread
 
-        def wants(stream: str, kind: str) -> bool:
-            def readable(blocks: Sequence[Block]) -> Sequence[Block]:
-                return read_by_any(client, stream, blocks, lambda: False)
+        def chosen(stream: str, kind: str) -> bool:
+            def ask(node: Node) -> frozenset[str]:
+                return members_of(node, stream, lambda blocks: read_by_any(client, stream, blocks, lambda: False))
 
             try:
-                return wanted.wants(
-                    stream, kind, lambda: client.anyone(lambda node: Membership().of(node, stream, readable))
-                )
+                return choice.wants(stream, kind, lambda: client.ask_any(ask))
             except UnreadableError:
-                return True  # somebody may have joined
+                return True  # the unreadable event may be a bot's join
 
         try:
             for partition in self.partitions():
-                count = self.plans.forget(partition, self.place.keep_unwanted_s, wants, time.time_ns() // 1000)
+                count = self.plans.forget(partition, self.target.keep_unwanted_s, chosen, time.time_ns() // 1000)
                 if count:
-                    log.info("blocks_forgotten", source=self.place.source, partition=partition, streams=count)
+                    log.info("blocks_forgotten", source=self.target.source, partition=partition, streams=count)
         finally:
             client.close()
-        if wanted.by_members:
-            self._upkept = version
+        self._upkept = version
 
     def condition(self) -> Condition:
-        """A stale stream is no warning of its own: it was said when it was found, and stands on the board."""
+        """A stale stream is no warning here: it was logged when it was found, and `/health` lists it."""
         found = {partition: self.plans.stale(partition) for partition in self.partitions()}
         stale = {
             partition: StaleStreams(
@@ -194,32 +184,30 @@ class BlockStreams(Source, Forks):
         return Condition({"streams_stale": float(sum(map(len, found.values())))}, stale=stale)
 
     def untaken(self, after: Mapping[int, str]) -> Mapping[int, Untaken]:
-        with self._looking:
-            if self._looker is None:
-                self._looker = self._open_client(replace(self.place, pace=brief(self.place.pace)))
-            return untaken(self.plans, self._looker, self.place.partitions, after)
+        with self._watch:
+            if self._watching is None:
+                self._watching = self._open_client(replace(self.target, pace=brief(self.target.pace)))
+            return untaken(self.plans, self._watching, self.target.partitions, after)
 
     def forks(self) -> Forks:
         return self
 
     def stale_reason(self, stream: str) -> str:
-        found = self.plans.stale(partition_of(stream, self.place.partitions)).get(stream)
+        found = self.plans.stale(partition_of(stream, self.target.partitions)).get(stream)
         if found is None:
             raise NotFoundError(
-                f"stream {stream[:128]} of {self.place.source} is not stale: there is nothing to accept",
+                f"stream {stream[:128]} of {self.target.source} is not stale: there is nothing to accept",
                 hint="`evermark doctor` names the streams that are",
             )
         return found.reason
 
     def accept_fork(self, stream: str) -> None:
-        """Take what the nodes have of a stale stream for the right one, from its first block on."""
-        self.plans.accept_fork(partition_of(stream, self.place.partitions), stream)
+        """What the nodes have of the stale stream is right; it is taken from its first block on."""
+        self.plans.accept_fork(partition_of(stream, self.target.partitions), stream)
 
     def close(self) -> None:
         opened, self._opened = self._opened, None
-        if opened is not None:
-            opened[0].close()
-            opened[1].close()
-        looker, self._looker = self._looker, None
-        if looker is not None:
-            looker.close()
+        watching, self._watching = self._watching, None
+        for each in (*(opened or ())[:2], watching):
+            if each is not None:
+                each.close()

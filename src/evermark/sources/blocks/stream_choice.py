@@ -1,15 +1,23 @@
-"""Which streams are wanted. Only they are looked at, and only they keep state."""
+"""Which streams of a source are taken. Only chosen streams are looked at, and only they keep state."""
 
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from evermark.secrets import Hidden
 from evermark.sources.blocks.chain import StreamKind
+from evermark.state.connection import State
 
-Members = Callable[[], frozenset[str]]
+if TYPE_CHECKING:
+    from evermark.sources.kinds import BotReaders
+
+AskMembers = Callable[[], frozenset[str]]
+
+_VERSION_FOR_S = 1.0
 
 
 class StreamChoice(Protocol):
@@ -17,26 +25,26 @@ class StreamChoice(Protocol):
 
     @property
     def by_members(self) -> bool:
-        """Whether the choice follows who is in a stream. One that was taken is then looked at once more when it is not
-        wanted any longer, since the leave that made it so has to be taken too; after that its state goes."""
+        """Whether the members of a stream decide. A stream with state is then looked at even if it is not chosen any
+        longer: the leave that made the difference is taken too. After that the stream's state is removed."""
         ...
 
     def version(self) -> str:
-        """Another text whenever the choice may have changed: all streams are then looked at once more."""
+        """A different text whenever the choice may have changed: all streams are then looked at once more."""
         ...
 
     def is_inbox(self, stream: str) -> bool:
-        """Whether somebody named it as an inbox, whatever kind it is of."""
+        """Whether a bot names the stream as its inbox, whatever kind the stream is of."""
         ...
 
-    def wants(self, stream: str, kind: str, members: Members) -> bool:
+    def wants(self, stream: str, kind: str, members: AskMembers) -> bool:
         """`members` asks a node: call it only if nothing else decides."""
         ...
 
 
 @dataclass(frozen=True)
 class ChosenStreams:
-    """By settings: these streams, and all of these kinds; nothing named means everything."""
+    """By settings: these streams, and all streams of these kinds; every stream if nothing is named."""
 
     streams: frozenset[str] = frozenset()
     kinds: frozenset[StreamKind] = frozenset()
@@ -52,10 +60,8 @@ class ChosenStreams:
     def is_inbox(self, stream: str) -> bool:
         return False
 
-    def wants(self, stream: str, kind: str, members: Members) -> bool:
-        if not self.streams and not self.kinds:
-            return True
-        return self.names(stream, kind)
+    def wants(self, stream: str, kind: str, members: AskMembers) -> bool:
+        return not (self.streams or self.kinds) or self.names(stream, kind)
 
     def names(self, stream: str, kind: str) -> bool:
         return stream in self.streams or kind in self.kinds
@@ -67,17 +73,17 @@ class Bots(Protocol):
     def users(self) -> frozenset[str]: ...
 
     def inboxes(self) -> frozenset[str]:
-        """Streams that are an inbox because somebody said so, whoever is in them."""
+        """Streams that bots name as their inbox, whoever is a member of them."""
         ...
 
     def version(self) -> str:
-        """Another text whenever these may answer something else. Cheap: it is asked at every look."""
+        """A different text whenever `users` or `inboxes` may have changed. Cheap: it is asked at every look."""
         ...
 
 
 @dataclass(frozen=True)
 class BotStreams:
-    """Streams with a bot among their members: channels, direct ones, and the inboxes of bots. Beside what is named."""
+    """Streams with a bot among their members (channels, direct streams, inboxes of bots), and the named streams."""
 
     bots: Bots
     named: ChosenStreams = ChosenStreams()
@@ -92,8 +98,46 @@ class BotStreams:
     def is_inbox(self, stream: str) -> bool:
         return stream in self.bots.inboxes()
 
-    def wants(self, stream: str, kind: str, members: Members) -> bool:
+    def wants(self, stream: str, kind: str, members: AskMembers) -> bool:
         if self.named.names(stream, kind) or self.is_inbox(stream):
             return True
         users = self.bots.users()
         return bool(users) and not users.isdisjoint(members())
+
+
+class BotsInState:
+    """`Bots` of one source, read from State. Picklable: connections and what was read do not travel."""
+
+    def __init__(self, dsn: Hidden, schema: str, source: str, read: BotReaders) -> None:
+        self._dsn, self._schema, self._source, self._read = dsn, schema, source, read
+        self._state: State | None = None
+        self._known: tuple[str, frozenset[str], frozenset[str]] | None = None
+        self._versioned: tuple[float, str] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BotsInState, (self._dsn, self._schema, self._source, self._read)
+
+    def users(self) -> frozenset[str]:
+        return self._current()[1]
+
+    def inboxes(self) -> frozenset[str]:
+        return self._current()[2]
+
+    def _current(self) -> tuple[str, frozenset[str], frozenset[str]]:
+        version = self.version()
+        if self._known is None or self._known[0] != version:
+            # The version was read first: users that came in between are read once more, not missed.
+            asked = (self._open(), self._source)
+            self._known = (version, self._read.users(*asked), self._read.inboxes(*asked))
+        return self._known
+
+    def version(self) -> str:
+        now = time.monotonic()
+        if self._versioned is None or now - self._versioned[0] > _VERSION_FOR_S:
+            self._versioned = (now, self._read.version(self._open(), self._source))
+        return self._versioned[1]
+
+    def _open(self) -> State:
+        if self._state is None:
+            self._state = State(self._dsn.open, self._schema, connections_max=2)
+        return self._state

@@ -1,21 +1,18 @@
-"""Where a block source is, what is wanted of it, and where its state is kept."""
+"""Where a block source is, which streams are taken from it, and where its state is kept."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from evermark.errors import ConfigError
-from evermark.secrets import Hidden, Sealed
-from evermark.sources.blocks.stream_choice import Bots, BotStreams, ChosenStreams, StreamChoice
-
-if TYPE_CHECKING:
-    from evermark.sources.blocks.settings import BlocksSettings
+from evermark.secrets import Hidden
+from evermark.sources.blocks.stream_choice import ChosenStreams, StreamChoice
 
 NODES_MAX = 16
 PARTITIONS_MAX = 16
 _SOURCE_CHARS_MAX = 64
+_URL_CHARS_MAX = 2048
 
 
 @dataclass(frozen=True)
@@ -25,10 +22,11 @@ class Pace:
     connect_s: float = 5.0
     read_s: float = 30.0
     patience_s: float = 10.0  # how long a task tries, node after node, before it gives up for now
-    unreadable_s: float = 300.0  # for nodes that cannot be asked, before what the others give unreadable is poison
-    away_s: float = 30.0  # for which a node that did not answer is not asked again what others are asked as well
-    requests_per_s: float = 50.0  # of one task; at most `slices_max` tasks fetch one stream
-    slices_max: int = 16
+    unreadable_s: float = 300.0  # how long nodes that do not answer are waited for before an unreadable event is poison
+    away_s: float = 30.0  # for this long a node that did not answer is not asked for unreadable events
+    requests_per_s: float = 500.0  # for blocks, of all tasks of a batch together
+    slices_max: int = 16  # tasks that fetch one stream in one batch
+    slice_s: float = 1.0  # how long a task is to fetch and decode, about: less is not worth a task of its own
     blocks_max: int = 20_000  # to fetch, in one batch
     streams_max: int = 1000  # in one batch
     carried_bytes_max: int = 4 * 1024 * 1024  # in one batch; blocks beyond that are fetched by the tasks
@@ -44,8 +42,8 @@ class BlocksTarget:
     state_schema: str
     token: Hidden | None = None
     partitions: int = 1
-    wanted: StreamChoice = field(default_factory=ChosenStreams)
-    whole: bool = True  # a stream that is new to us is taken from its first block on, not from its latest snapshot
+    choice: StreamChoice = field(default_factory=ChosenStreams)
+    whole: bool = True  # a stream without state is taken from its first block on, not from its latest snapshot
     cold: bool = False  # at the first start, only inboxes are looked at; other streams with their next event
     idle_after_s: float = 6 * 3600.0
     keep_unwanted_s: float = 30 * 86_400.0
@@ -58,58 +56,21 @@ class BlocksTarget:
             raise ConfigError(
                 f"sources.{self.source}: {len(self.nodes)} nodes", hint=f"name 1 to {NODES_MAX} of them under nodes:"
             )
-        for url in self.nodes:
-            check_node_url(self.source, url)
+        if not all(map(is_node_url, self.nodes)):
+            raise ConfigError(
+                f"sources.{self.source}: one of the nodes has no address that can be used",
+                hint="for example http://127.0.0.1:8330; a token goes under token:",
+            )
         if not 1 <= self.partitions <= PARTITIONS_MAX:
             raise ConfigError(
                 f"sources.{self.source}: {self.partitions} partitions", hint=f"1 to {PARTITIONS_MAX} are possible"
             )
 
 
-def check_node_url(source: str, url: str) -> None:
+def is_node_url(url: str) -> bool:
     try:
         parts = urlsplit(url)
         good = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        good = False
-    if not good or len(url) > 2048 or parts.username or parts.query or parts.fragment:
-        raise ConfigError(
-            f"sources.{source}: one of the nodes has no address that can be used",
-            hint="for example http://127.0.0.1:8330; a token goes under token:",
-        )
-
-
-def place_of(
-    source: str,
-    settings: BlocksSettings,
-    state_dsn: Hidden,
-    state_schema: str,
-    token: Hidden | None = None,
-    bots: Bots | None = None,
-) -> BlocksTarget:
-    """The place that sealed settings describe; or any, if a `token` is given for this process alone."""
-    found = token or (settings.token if isinstance(settings.token, Sealed) else None)
-    if found is None and settings.token is not None:
-        raise ConfigError("the settings of a block source are not complete", hint="seal them first")
-    named = ChosenStreams(frozenset(settings.streams), frozenset(settings.kinds))
-    wanted: StreamChoice = named
-    if settings.streams_of == "bots":
-        if bots is None:
-            raise ConfigError(
-                f"sources.{source}.streams_of is bots, and nobody says who is one", hint="leave it at: all"
-            )
-        wanted = BotStreams(bots, named)
-    return BlocksTarget(
-        source,
-        settings.nodes,
-        state_dsn,
-        state_schema,
-        found,
-        partitions=settings.partitions,
-        wanted=wanted,
-        whole=settings.start == "beginning",
-        cold=settings.cold_streams_enabled,
-        idle_after_s=settings.idle_after.total_seconds(),
-        keep_unwanted_s=settings.keep_unwanted.total_seconds(),
-        pace=Pace(requests_per_s=settings.requests_per_s),
-    )
+        return False
+    return good and len(url) <= _URL_CHARS_MAX and not (parts.username or parts.query or parts.fragment)

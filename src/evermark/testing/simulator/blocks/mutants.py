@@ -6,18 +6,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-import pyarrow as pa
-
 from evermark.errors import EvermarkError
-from evermark.sources.blocks import client, drafting, membership, plan, planner, reading, resume, source
+from evermark.sources.blocks import source
 from evermark.sources.blocks.chain import Block, BlockEvent, Cookie
-from evermark.sources.blocks.client import NodeClient
-from evermark.sources.blocks.plan import Item, Part
-from evermark.sources.blocks.plans import Stale
-from evermark.sources.blocks.reading import SliceReader
-from evermark.sources.blocks.resume import Answer, Case, Decision, Known
-from evermark.sources.blocks.rows import Rows
+from evermark.sources.blocks.decide import resume, ticks
+from evermark.sources.blocks.decide.resume import Answer, Case, Decision, StreamState
+from evermark.sources.blocks.decide.ticks import Item, Part
+from evermark.sources.blocks.nodes import client, members
+from evermark.sources.blocks.nodes.client import NodeClient
+from evermark.sources.blocks.plan import draft, planner
+from evermark.sources.blocks.read import slices
+from evermark.sources.blocks.read.rows import Rows
+from evermark.sources.blocks.read.slices import SliceReader
 from evermark.sources.blocks.source import BlockStreams
+from evermark.sources.blocks.store.base import Stale
 from evermark.sources.blocks.target import Pace
 from evermark.testing.simulator.blocks.plans import MemoryPlans
 from evermark.testing.simulator.mutants.mutant import Mutant
@@ -28,11 +30,11 @@ _rewound = resume._rewound
 _fetched = SliceReader._fetched
 
 
-def _skips_one_more(case: Case, known: Known, answer: Answer, blocks: tuple[Block, ...]) -> Decision:
+def _skips_one_more(case: Case, known: StreamState, answer: Answer, blocks: tuple[Block, ...]) -> Decision:
     return _onward(case, known, answer, tuple(b for b in blocks if not b.number <= known.cookie.minipool_gen))
 
 
-def _equal_is_a_gap(known: Known, answer: Answer, follows: bool) -> Decision:
+def _equal_is_a_gap(known: StreamState, answer: Answer, follows: bool) -> Decision:
     gen, first, end = known.cookie.minipool_gen, answer.snapshot, answer.cookie.minipool_gen
     if end < gen:
         return resume._nothing(Case.BEHIND, known) if follows else _rewound(known, answer)
@@ -44,7 +46,7 @@ def _equal_is_a_gap(known: Known, answer: Answer, follows: bool) -> Decision:
 _resumed = resume._resumed
 
 
-def _first_reset_only(known: Known | None, answer: Answer, **more: Any) -> Decision:
+def _first_reset_only(known: StreamState | None, answer: Answer, **more: Any) -> Decision:
     """Looked at once per stream and incarnation of the node's answer; later resets are taken as they come."""
     found = _decide(known, answer, **more)
     if found.case is Case.GAP and known is not None and known.snapshot > 0:
@@ -54,14 +56,14 @@ def _first_reset_only(known: Known | None, answer: Answer, **more: Any) -> Decis
 
 def _passes_what_failed(
     self: SliceReader, partition: int, tick: int, item: Item, part: Part, rows: Rows
-) -> Iterator[pa.RecordBatch]:
+) -> Iterator[None]:
     try:
         yield from _fetched(self, partition, tick, item, part, rows)
     except EvermarkError:
         return
 
 
-def _tail_only(case: Case, known: Known, answer: Answer, blocks: tuple[Block, ...]) -> Decision:
+def _tail_only(case: Case, known: StreamState, answer: Answer, blocks: tuple[Block, ...]) -> Decision:
     """Only what came from the minipool with the last answer is left out."""
     found = _onward(case, known, answer, blocks)
     return replace(found, known=replace(found.known, pool=frozenset(event.hash for event in found.pool)))
@@ -72,12 +74,12 @@ def _unverified(blocks: Sequence[Block], after: Cookie | None) -> Cookie | None:
 
 
 def _begins_without_confirming(self: BlockStreams, partition: int, position: str) -> None:
-    self.planner.kin.learn()
+    self.planner.identity.learn()
 
 
 def _adopts_at_once(self: MemoryPlans, partition: int, tick: int, now_us: int) -> None:
     """As if nobody could have gone on: a boundary behind what was confirmed is taken for the newest."""
-    self.partitions[partition] = replace(self.standing(partition), confirmed=0)
+    self.partitions[partition] = replace(self.state(partition), confirmed=0)
     _adopt(self, partition, tick, now_us)
 
 
@@ -102,7 +104,7 @@ def _tells_nothing(
     return _placed(block, events, leave_out, False)
 
 
-_placed = plan.placed
+_placed = ticks.placed
 
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -160,17 +162,17 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "poison-unasked",
         "what one node sends unreadable is poison, without asking another one",
-        ((membership, "read_by_any", _asks_nobody), (reading, "read_by_any", _asks_nobody)),
+        ((members, "read_by_any", _asks_nobody), (slices, "read_by_any", _asks_nobody)),
     ),
     Mutant(
         "poison-at-once",
         "what one node sends unreadable is poison, though another one could not be asked",
-        ((membership, "waited_enough", _waits_for_nobody), (reading, "waited_enough", _waits_for_nobody)),
+        ((members, "waited_enough", _waits_for_nobody), (slices, "waited_enough", _waits_for_nobody)),
     ),
     Mutant(
         "joins-not-told",
         "of a stream that is taken again only those joins and leaves are told that the log has lost",
-        ((drafting, "placed", _tells_nothing), (reading, "placed", _tells_nothing)),
+        ((draft, "placed", _tells_nothing), (slices, "placed", _tells_nothing)),
         seeds_max=200,
         first=100,
     ),

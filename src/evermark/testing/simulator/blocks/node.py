@@ -22,8 +22,8 @@ from evermark.sources.blocks.chain import (
     make_event,
     sum_up,
 )
-from evermark.sources.blocks.client import Beyond, Family, Listed, Listing, Node
-from evermark.sources.blocks.resume import Answer, answer_from
+from evermark.sources.blocks.decide.resume import Answer, answer_from
+from evermark.sources.blocks.nodes.client import Listed, Listing, Node, NodeInfo, NoSuchBlockError
 
 _NUMBERS = itertools.count()
 FORGED = "forged"
@@ -150,12 +150,12 @@ class ModelNode(Node):
 
     # What a source asks of it.
 
-    def family(self) -> Family:
+    def about(self) -> NodeInfo:
         self._up()
-        return Family(self.name, self.leader)
+        return NodeInfo(self.name, self.leader)
 
     def follows(self) -> bool:
-        return self.family().leader is not None
+        return self.about().leader is not None
 
     def listing(self, touched_after: int, wait_s: float) -> Listing:
         self._up()
@@ -186,7 +186,7 @@ class ModelNode(Node):
             self.refusing -= 1
             raise BusyError("this node refuses")
         if end > it.cookie.minipool_gen:
-            raise BusyError("behind") if self.leader else Beyond("range_impossible")
+            raise BusyError("behind") if self.leader else NoSuchBlockError("range_impossible")
         page = it.blocks[start : min(end, start + self.page_blocks)]
         return [block_from(self._told(stream, block), stream, raw=True) for block in page]
 

@@ -8,8 +8,8 @@ from typing import Any, Literal
 from evermark.errors import EvermarkError
 from evermark.secrets import Plain
 from evermark.sources.base import Limit
-from evermark.sources.blocks.client import NodeClient
-from evermark.sources.blocks.position import Position
+from evermark.sources.blocks.decide.ticks import Position
+from evermark.sources.blocks.nodes.client import NodeClient
 from evermark.sources.blocks.source import BlockStreams
 from evermark.sources.blocks.target import BlocksTarget, Pace
 from evermark.testing.simulator.blocks.node import ModelNode
@@ -36,7 +36,7 @@ class Pipeline:
     def start(self) -> None:
         self.source = self._make()
         # A pipeline that is new on old plans goes on where they were confirmed, as if it had the log.
-        confirmed = {p: str(Position(self.source.plans.standing(p).confirmed)) for p in self.source.partitions()}
+        confirmed = {p: str(Position(self.source.plans.state(p).confirmed)) for p in self.source.partitions()}
         starts = confirmed | self.ends
         self.source.check(starts)
         for partition, position in starts.items():

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from evermark.errors import NotFoundError
-from evermark.sources.blocks.plan import Item, Move, Tick, way_to
-from evermark.sources.blocks.plans import PlanState, Stale
-from evermark.sources.blocks.resume import Known
+from evermark.sources.blocks.decide.resume import StreamState
+from evermark.sources.blocks.decide.ticks import Item, Move, Tick, way_to
+from evermark.sources.blocks.store.base import PlanState, Stale
 
 _numbers = itertools.count(2**40)
 
@@ -33,7 +33,7 @@ class MemoryPlans:
     def close(self) -> None:
         pass
 
-    def standing(self, partition: int) -> PlanState:
+    def state(self, partition: int) -> PlanState:
         return self.partitions.get(partition, PlanState())
 
     def begin(self, partition: int, cold_before: int) -> None:
@@ -43,7 +43,8 @@ class MemoryPlans:
         return [tick for tick, _ in self.all_ticks.get(partition, {}).values()]
 
     def items(self, partition: int, ends: int) -> list[Item]:
-        return list(self.all_ticks[partition][ends][1])
+        made = self.all_ticks.get(partition, {}).get(ends)
+        return list(made[1]) if made is not None else []  # confirmed by another owner, and gone
 
     def moves(self, partition: int, ends: Sequence[int]) -> dict[str, Move]:
         items = [item for end in sorted(ends) for item in self.all_ticks[partition][end][1]]
@@ -57,7 +58,7 @@ class MemoryPlans:
             if stream not in self.anew or (move.known is not None and move.known.fork_accepted)
         }
 
-    def witness(self, stream: str) -> Known | None:
+    def witness(self, stream: str) -> StreamState | None:
         return self.streams[stream][1].known if stream in self.streams else None
 
     def unfinished(self, partition: int) -> list[str]:
@@ -68,16 +69,16 @@ class MemoryPlans:
         return any(item.repeats for items in found for item in items)
 
     def add(self, partition: int, tick: Tick, items: Sequence[Item]) -> int:
-        standing = self.partitions[partition]
-        ends = max(standing.last_tick, tick.starts) + 1
-        self.partitions[partition] = replace(standing, last_tick=ends)
+        state = self.partitions[partition]
+        ends = max(state.last_tick, tick.starts) + 1
+        self.partitions[partition] = replace(state, last_tick=ends)
         self.all_ticks.setdefault(partition, {})[ends] = (replace(tick, ends=ends), list(items))
         return ends
 
-    def looked(self, partition: int, confirmed: int, touched: int, wanted: str) -> None:
-        standing = self.partitions[partition]
-        if standing.confirmed == confirmed and (standing.touched < touched or standing.wanted != wanted):
-            self.partitions[partition] = replace(standing, touched=touched, wanted=wanted)
+    def note_listed(self, partition: int, confirmed: int, touched: int, choice: str) -> None:
+        state = self.partitions[partition]
+        if state.confirmed == confirmed and (state.touched < touched or state.choice != choice):
+            self.partitions[partition] = replace(state, touched=touched, choice=choice)
 
     def void(self, partition: int, starts: int) -> None:
         for ends, (tick, items) in self.all_ticks.get(partition, {}).items():
@@ -85,10 +86,10 @@ class MemoryPlans:
                 self.all_ticks[partition][ends] = (replace(tick, void=True), items)
 
     def confirm(self, partition: int, to: int) -> None:
-        standing = self.standing(partition)
-        if to <= standing.confirmed:
+        state = self.state(partition)
+        if to <= state.confirmed:
             return
-        way = way_to(self.ticks(partition), standing.confirmed, to)
+        way = way_to(self.ticks(partition), state.confirmed, to)
         moves = self.moves(partition, [tick.ends for tick in way])
         if way[0].root:
             self._keep_as_witnesses(partition)
@@ -108,24 +109,24 @@ class MemoryPlans:
         last = way[-1]
         forgot = way[0].root or any(move.forgotten for move in moves.values())
         self.partitions[partition] = replace(
-            standing,
+            state,
             confirmed=to,
             touched=last.touched,
-            wanted=last.wanted,
-            forgot_us=next(_numbers) if forgot else standing.forgot_us,
+            choice=last.choice,
+            forgot_us=next(_numbers) if forgot else state.forgot_us,
         )
         ticks = self.all_ticks[partition].items()
         self.all_ticks[partition] = {ends: made for ends, made in ticks if made[0].starts >= to}
 
     def adopt(self, partition: int, tick: int, now_us: int) -> None:
-        standing = self.standing(partition)
-        if standing.confirmed > tick:
+        state = self.state(partition)
+        if state.confirmed > tick:
             self.all_ticks.setdefault(partition, {}).setdefault(tick, (Tick(tick, tick, 0), []))
             return
         self._keep_as_witnesses(partition)
         self.all_ticks.pop(partition, None)
-        last = max(standing.last_tick, tick)  # a number is given out once
-        self.partitions[partition] = replace(standing, confirmed=tick, last_tick=last, touched=0, forgot_us=now_us)
+        last = max(state.last_tick, tick)  # a number is given out once
+        self.partitions[partition] = replace(state, confirmed=tick, last_tick=last, touched=0, forgot_us=now_us)
 
     def _keep_as_witnesses(self, partition: int) -> None:
         for stream, (at, move) in self.streams.items():
@@ -139,7 +140,7 @@ class MemoryPlans:
         return {s: replace(gap, due=not self.patient, lasted_s=now - self.since[s]) for s, gap in mine}
 
     def mark_stale(self, partition: int, stream: str, block: int, reason: str) -> None:
-        tick = self.standing(partition).last_tick
+        tick = self.state(partition).last_tick
         gap = Stale(block, reason, due=True, tick=tick, mark=next(_numbers))
         if stream not in self.gaps or self.gaps[stream][1].unreadable != gap.unreadable:
             self.since[stream] = self.clock()
@@ -157,14 +158,14 @@ class MemoryPlans:
         if move.known is not None:
             self.streams[stream] = (at, replace(move, known=replace(move.known, fork_accepted=True)))
 
-    def family(self, partitions: int) -> frozenset[str]:
+    def known_nodes(self, partitions: int) -> frozenset[str]:
         return frozenset(self.nodes)
 
-    def learn(self, partitions: int, nodes: Sequence[str]) -> None:
+    def remember_nodes(self, partitions: int, nodes: Sequence[str]) -> None:
         self.nodes |= set(nodes)
 
-    def forget(self, partition: int, older_s: float, wanted: Callable[[str, str], bool], now_us: int) -> int:
-        gone = [s for s, (at, move) in self.streams.items() if at == partition and not wanted(s, move.kind)]
+    def forget(self, partition: int, older_s: float, chosen: Callable[[str, str], bool], now_us: int) -> int:
+        gone = [s for s, (at, move) in self.streams.items() if at == partition and not chosen(s, move.kind)]
         for stream in gone:
             del self.streams[stream]
         if gone:

@@ -11,13 +11,13 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from evermark.delivery.bots.membership import lesson, moves_of
 from evermark.errors import EvermarkError
 from evermark.sources.base import Limit
-from evermark.sources.blocks.client import NodeClient
-from evermark.sources.blocks.plan import partition_of
+from evermark.sources.blocks.decide.ticks import partition_of
+from evermark.sources.blocks.nodes.client import NodeClient
 from evermark.sources.blocks.source import BlockStreams
 from evermark.testing.simulator.blocks.node import FORGED, ModelNode
 from evermark.testing.simulator.blocks.pipeline import PACE, place
@@ -31,6 +31,7 @@ USERS = ("x", "y", "z")  # `z` is everywhere from the beginning
 _STEPS = 160
 _REST_STEPS_MAX = 4000
 _TRACE_MAX = 40
+_PACE = replace(PACE, slice_s=0.0002)  # a gap of a few blocks is read in several slices
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class World:
         del self.trace[:-_TRACE_MAX]
 
     def source(self) -> BlockStreams:
-        here = place(nodes=len(self.nodes), partitions=self.partitions, pace=PACE)
+        here = place(nodes=len(self.nodes), partitions=self.partitions, pace=_PACE)
         return BlockStreams(here, lambda _: self.plans, lambda _: NodeClient(self.nodes, here.pace))
 
     def commit(self, epoch: int, partition: int, end: str, rows: list[dict[str, object]]) -> bool:

@@ -12,10 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evermark.blocknode.ledger import Clocks, Ledger
-from evermark.blocknode.reading import Answers, ReaderPosition
-from evermark.blocknode.refusal import Refused
-from evermark.blocknode.sealing import (
+from evermark.blocknode.bodies import CreateAsked, EventAsked, event_of
+from evermark.blocknode.decisions import (
     Answer,
     Pool,
     Range,
@@ -25,8 +23,10 @@ from evermark.blocknode.sealing import (
     seal_in_us,
     snapshot_due,
 )
+from evermark.blocknode.ledger import Clocks, Ledger
+from evermark.blocknode.reader import Answers, ReaderPosition
+from evermark.blocknode.refusal import Refused
 from evermark.blocknode.settings import NodeSettings
-from evermark.blocknode.shapes import CreateAsked, EventAsked, event_of
 from evermark.errors import ConfigError
 from evermark.sources.blocks.chain import START, Block, BlockEvent, Cookie, block_from, event_from, sum_up, verify_chain
 
@@ -128,14 +128,14 @@ class World:
         self.ledger = Ledger(self.db, SETTINGS, self.clocks)
         self.answers = Answers(SETTINGS)
         self.accepted: dict[str, list[BlockEvent]] = {}
-        self.standings: dict[str, ReaderPosition | None] = {}
+        self.positions: dict[str, ReaderPosition | None] = {}
         self.read: dict[str, dict[str, None]] = {}
         self._numbers = itertools.count()
 
     def create(self, stream: str) -> None:
         made, _ = self.ledger.create(stream, CreateAsked(kind="channel", creator="a"), f"{next(self._numbers)}")  # type: ignore[arg-type]
         if made:
-            self.accepted[stream], self.read[stream], self.standings[stream] = [], {}, None
+            self.accepted[stream], self.read[stream], self.positions[stream] = [], {}, None
 
     def event(self, stream: str, kind: str, who: str) -> tuple[BlockEvent, bytes]:
         fields: dict[str, object] = {"kind": kind, "creator": "a", "at_us": 1, "nonce": f"n{next(self._numbers)}"}
@@ -162,13 +162,13 @@ class World:
     def follow(self, stream: str) -> None:
         """Read on as a sync does, from where this reader stands."""
         while True:
-            view = self.answers.view(self.db, stream, self.standings[stream])
+            view = self.answers.view(self.db, stream, self.positions[stream])
             if view.reset:
                 self.read[stream] = dict.fromkeys(self.sealed_before(stream, json.loads(view.blocks[0])))
             for body in view.blocks:
                 self.read[stream].update(dict.fromkeys(json.loads(body)["header"]["event_hashes"]))
             self.read[stream].update(dict.fromkeys(json.loads(text)["hash"] for text in view.minipool))
-            self.standings[stream] = view.standing
+            self.positions[stream] = view.position
             if not view.more:
                 break
         assert list(self.read[stream]) == [event.hash for event in self.accepted[stream]]
@@ -189,7 +189,7 @@ class World:
         for stream, accepted in self.accepted.items():
             blocks = self.blocks(stream)
             view = self.answers.view(self.db, stream, None)
-            assert verify_chain(blocks, START) == view.standing.cookie
+            assert verify_chain(blocks, START) == view.position.cookie
             pool = [event_from(json.loads(text)) for text in view.minipool]
             assert [event for block in blocks for event in block.events] + pool == accepted
             assert len(pool) < SETTINGS.seal_events

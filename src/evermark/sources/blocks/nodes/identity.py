@@ -1,12 +1,13 @@
-"""Which nodes are ours. A node that was never seen, and follows none that was, is not read from."""
+"""Which nodes belong to a source. A node that was never seen, and follows none that was, is refused: with it every
+stream would look recreated."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from evermark.errors import DeniedError, EvermarkError, FormatError, IdentityError
-from evermark.sources.blocks.client import TRANSIENT, Family, Node
-from evermark.sources.blocks.plans import Plans
+from evermark.errors import EvermarkError, IdentityError
+from evermark.sources.blocks.nodes.client import TRANSIENT, UNWELL, Node, NodeInfo
+from evermark.sources.blocks.store.base import Plans
 
 
 class NodeIdentity:
@@ -15,39 +16,39 @@ class NodeIdentity:
         self._ours: frozenset[str] = frozenset()
 
     def check(self) -> frozenset[str]:
-        """Ask every node that answers who it is; those that are ours. At a first start the first one's word is taken.
+        """Ask every node for its id; the ids that belong to the source. At the first start the first node decides.
 
         Nothing is written down: that is `learn`.
         """
-        known = self._plans.family(self._partitions)
-        seen: dict[str, Family] = {}
+        known = self._plans.known_nodes(self._partitions)
+        seen: dict[str, NodeInfo] = {}
         errors: list[EvermarkError] = []
         for node in self._nodes:
             try:
-                seen[node.url] = node.family()
-            except (*TRANSIENT, FormatError, DeniedError) as error:
-                errors.append(error)  # another one may be well
+                seen[node.url] = node.about()
+            except UNWELL as error:
+                errors.append(error)
         if not seen:
             raise min(errors, key=lambda error: not isinstance(error, TRANSIENT))
         ours = set(known) or next(iter(seen.values())).names
-        for url, family in seen.items():
-            if not family.names & ours:
+        for url, info in seen.items():
+            if not info.names & ours:
                 raise IdentityError(
-                    f"the block node at {url} is another one than was read before, and follows none of those",
+                    f"the block node at {url} is another one than those read before, and follows none of them",
                     hint="put the right address into the source's `nodes`, or take another source for other nodes",
                 )
-            ours |= family.names
+            ours |= info.names
         return frozenset(ours)
 
     def learn(self) -> None:
-        """Check, and remember whom we found."""
+        """Check, and remember the nodes that were found."""
         ours = self.check()
-        if ours != self._plans.family(self._partitions):
-            self._plans.learn(self._partitions, sorted(ours))
+        if ours != self._plans.known_nodes(self._partitions):
+            self._plans.remember_nodes(self._partitions, sorted(ours))
         self._ours = ours
 
     def require(self, node: str) -> None:
-        """Raise unless this is one of ours; asked with every listing, since a node may be replaced while we read."""
+        """Raise unless the node belongs to the source; called with every listing: nodes may be replaced meanwhile."""
         if node in self._ours:
             return
         self.learn()

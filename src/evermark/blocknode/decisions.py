@@ -1,4 +1,4 @@
-"""The decisions of a node, as functions of values: when to seal, when to snapshot, what a cookie continues."""
+"""The decisions of a node: when to seal, when to snapshot, whether a cookie can be continued. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Pool:
 
 
 def seal_in_us(pool: Pool, now_us: int, settings: NodeSettings) -> int | None:
-    """In how long this minipool is to be sealed; None for an empty one: there are no empty blocks but the first.
+    """In how long this minipool is to be sealed; None if it is empty: only block 0 has no events.
 
     Never longer than `seal_after_s`, also when the clock was set back since the first event came.
     """
@@ -32,7 +32,7 @@ def seal_in_us(pool: Pool, now_us: int, settings: NodeSettings) -> int | None:
 
 
 def snapshot_due(number: int, snapshot_number: int, bytes_since: int, settings: NodeSettings) -> bool:
-    """Whether block `number` carries a snapshot, when the last stands in `snapshot_number`, that many bytes before."""
+    """Whether block `number` carries a snapshot, given the last one's block and the bytes of blocks since then."""
     return number - snapshot_number >= settings.snapshot_every or bytes_since >= settings.snapshot_bytes
 
 
@@ -42,10 +42,10 @@ class Answer(StrEnum):
 
 
 def continuation(cookie: Cookie | None, next_number: int, hash_before: str | None, blocks_max: int) -> Answer:
-    """What a reader with this cookie is sent: what follows it, or everything since the latest snapshot.
+    """Whether a client with this cookie is sent the blocks after it, or everything since the latest snapshot.
 
-    `hash_before` is the hash of our block in front of the cookie's generation, None when we have no such block. Equal
-    to `next_number` is a cookie that is level with us: what follows is the minipool alone.
+    `hash_before` is the hash of our block before the cookie's generation, None when we have no such block. A generation
+    equal to `next_number` is level with us: only the minipool follows.
     """
     if cookie is None or hash_before is None or hash_before != cookie.prev_miniblock_hash:
         return Answer.RESET
@@ -71,5 +71,5 @@ def judge_range(start: int, end: int, next_number: int, *, follows: bool) -> Ran
 
 
 def next_touched(last: int, now_us: int) -> int:
-    """Grows with every change of a stream, also when the clock goes back."""
+    """The number of a change: greater than the last, also when the clock goes back."""
     return max(last + 1, now_us)

@@ -1,11 +1,12 @@
-"""What to take of a stream, from how far it was taken and what a node answered. Pure.
+"""What to take of a stream, given its state and a node's answer. Pure.
 
-The words of the cases: A, the answer begins at the snapshot we know; B, it begins behind where we stand, and the blocks
-between have to be fetched; C, the node has less than we took. They are told apart at *every* answer that begins at a
-snapshot, not only at the first after a start.
+The cases: A, the answer begins at the snapshot we know; B, it begins behind our generation, and the blocks between have
+to be fetched; C, the node has less than was taken. They are told apart at *every* answer that begins at a snapshot, not
+only at the first after a start.
 
 The traps: a generation that equals the answer's first block is no gap, and an empty range is an error at the node. An
-event of the minipool that was taken comes again inside its block, in any later batch, not only in the next one.
+event taken from the minipool comes again inside its block, in any later batch, not only in the next one. An event that
+a restored node has lost may be sent to it again at any time.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from evermark.sources.blocks.chain import (
     Block,
     BlockEvent,
     Cookie,
+    Snapshot,
     Undecoded,
     block_from,
     cookie_from,
@@ -29,12 +31,12 @@ from evermark.sources.blocks.chain import (
     verify_event,
 )
 
-UNTOLD = 2**62  # how far a stream was once taken is not known yet: nobody was asked who has all of it
+UNTOLD = 2**62  # how far the stream was once taken is unknown: no node was asked that has all of it
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """How far a stream was taken: all blocks before the cookie, and `pool` of the minipool behind it."""
+class StreamState:
+    """How far a stream was taken: all blocks before the cookie, and the events `pool` of the minipool after it."""
 
     snapshot: int
     cookie: Cookie
@@ -42,11 +44,12 @@ class Known:
     pool: frozenset[str] = frozenset()
     repeats_below: int = 0  # in blocks below this one, events that were taken may come again
     fork_accepted: bool = False  # a person said that another chain is the right one
+    restored_us: int = 0  # when the node's history was last replaced: it may have lost events that the log has
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a node answered to `get stream`, verified in itself."""
+    """A node's answer to `get stream`, verified in itself."""
 
     stream: str
     kind: str
@@ -58,7 +61,7 @@ class Answer:
 
     @property
     def snapshot(self) -> int:
-        """The position of the snapshot it begins with: the number of its first block."""
+        """The number of the first block, which carries the snapshot that the answer begins with."""
         return self.blocks[0].number
 
 
@@ -67,11 +70,11 @@ class Case(StrEnum):
     FIRST = "first"  # nothing was taken of it yet
     SAME = "same"  # A
     GAP = "gap"  # B
-    OLDER = "older"  # C, though it has all we took: it only began at an older snapshot
-    REWOUND = "rewound"  # C: it has less than we took; it was restored from a backup
-    BEHIND = "behind"  # a follower that has less than we took: it will have it
+    OLDER = "older"  # C, though the node has all that was taken: the answer only began at an older snapshot
+    REWOUND = "rewound"  # C: the node has less than was taken; it was restored from a backup
+    BEHIND = "behind"  # a follower that has less than was taken: it will have it
     RECREATED = "recreated"
-    FORK_ACCEPTED = "fork accepted"  # like recreated, though it is the same stream
+    FORK_ACCEPTED = "fork accepted"  # like recreated, though with the same incarnation
 
 
 ANEW = frozenset({Case.RECREATED, Case.REWOUND, Case.FORK_ACCEPTED})
@@ -79,8 +82,8 @@ ANEW = frozenset({Case.RECREATED, Case.REWOUND, Case.FORK_ACCEPTED})
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Take the blocks [start, fetch_to), which have to be fetched, then `blocks`, then `pool`; leave out what was taken
-    from the minipool before. `known` is where the stream stands then."""
+    """Take the blocks [start, fetch_to), which have to be fetched, then `blocks`, then `pool`, without the events
+    `leave_out`, which were taken from the minipool before. `known` is the stream's state after that."""
 
     case: Case
     start: Cookie
@@ -88,11 +91,13 @@ class Decision:
     blocks: tuple[Block, ...]
     pool: tuple[BlockEvent, ...]
     leave_out: frozenset[str]
-    known: Known
+    known: StreamState
     repeats: bool = False
     more: bool = False
     kind: str = ""  # of the stream, as the node says
-    members: tuple[str, ...] = ()  # of a fork that was accepted: who is in the stream at the end of the node's history
+    events_each: int = 1  # in a block, by the blocks that came: a guess for those that have to be fetched
+    members: tuple[str, ...] = ()  # of the stream at the end of the node's history, if a fork was accepted
+    first: Snapshot | None = None  # of block 0 of that history
 
     @property
     def span(self) -> int:
@@ -105,16 +110,16 @@ class Decision:
 
 
 def answer_from(wire: Any, stream: str, asked: Cookie | None) -> Answer:
-    """What came over the wire, verified as far as it goes without knowing what was taken."""
+    """The answer as it came over the wire, verified as far as possible without the stream's state."""
     if (
         not isinstance(wire, dict)
         or not isinstance(wire.get("blocks"), list)
         or not isinstance(wire.get("minipool"), list)
     ):
-        raise FormatError(f"stream {stream}: this is no answer to get stream", hint="is it a block node?")
+        raise FormatError(f"stream {stream}: this is not an answer to `get stream`", hint="is it a block node?")
     blocks = tuple(block_from(block, stream, raw=True) for block in wire["blocks"])
-    # What cannot be read waits for its block, which vouches for its hash: nobody does so for what is in a minipool, and
-    # one that was taken by its hash alone would be left out when it comes as itself.
+    # Unreadable events of the minipool wait for their block, which vouches for their hashes: an event taken by its
+    # claimed hash alone would be left out when it comes as itself.
     pool = tuple(e for e in map(event_or_raw, wire["minipool"]) if not isinstance(e, Undecoded))
     reset = wire.get("reset") is not False
     answer = Answer(
@@ -125,7 +130,9 @@ def answer_from(wire: Any, stream: str, asked: Cookie | None) -> Answer:
             f"stream {stream}: the answer does not begin with a snapshot", hint="ask another node: this one is damaged"
         )
     if not reset and asked is None:
-        raise FormatError(f"stream {stream}: the node continues what nobody began", hint="ask another node")
+        raise FormatError(
+            f"stream {stream}: the node continues from a cookie that was not sent", hint="ask another node"
+        )
     end = verify_chain(blocks, None if reset else asked)
     if (end or asked) != answer.cookie:
         raise FormatError(
@@ -137,28 +144,32 @@ def answer_from(wire: Any, stream: str, asked: Cookie | None) -> Answer:
 
 
 def decide(
-    known: Known | None,
+    known: StreamState | None,
     answer: Answer,
     *,
     follows: bool = False,
     whole: bool = True,
     forgot_us: int = 0,
     may_lack: bool = False,
+    now_us: int = 0,
 ) -> Decision:
-    """What to take. `follows`: the node copies another one and may be behind it. `whole`: a stream that is new to us is
+    """What to take. `follows`: the node copies another one and may be behind it. `whole`: a stream without state is
     taken from its first block on, otherwise from its latest snapshot. `forgot_us`: streams older than this may have
-    been taken once, though nothing is known of it any more. `may_lack`: the node may have less of it than was taken.
+    been taken once, though their state is gone. `may_lack`: the node may have less of the stream than was taken.
 
-    Raises `IdentityError` when the same stream has another block where ours stands: a fork is never passed, unless a
+    Raises `IdentityError` if the stream has another block before our generation: a fork is never passed, unless a
     person has accepted it.
     """
     made = _decided(known, answer, follows, whole, forgot_us)
+    if made.case in ANEW:
+        made = replace(made, known=replace(made.known, restored_us=now_us))
     if made.known.repeats_below == UNTOLD and not may_lack and not answer.more:
         made = replace(made, known=replace(made.known, repeats_below=answer.cookie.minipool_gen + 1))
-    return replace(made, kind=answer.kind)
+    events = sum(len(block.events) for block in answer.blocks)
+    return replace(made, kind=answer.kind, events_each=max(1, events // max(1, len(answer.blocks))))
 
 
-def _decided(known: Known | None, answer: Answer, follows: bool, whole: bool, forgot_us: int) -> Decision:
+def _decided(known: StreamState | None, answer: Answer, follows: bool, whole: bool, forgot_us: int) -> Decision:
     if known is None:
         return _first(answer, whole, forgot_us)
     if not answer.reset:
@@ -171,19 +182,20 @@ def _decided(known: Known | None, answer: Answer, follows: bool, whole: bool, fo
     return _resumed(known, answer, follows)
 
 
-def _resumed(known: Known, answer: Answer, follows: bool) -> Decision:
+def _resumed(known: StreamState, answer: Answer, follows: bool) -> Decision:
     gen, first, end = known.cookie.minipool_gen, answer.snapshot, answer.cookie.minipool_gen
     if end < gen:
         return _nothing(Case.BEHIND, known) if follows else _rewound(known, answer)
     if gen < first:
         to = Cookie(first, answer.blocks[0].previous)
-        return replace(_onward(Case.GAP, known, answer, answer.blocks), fetch_to=to)
+        made = _onward(Case.GAP, known, answer, answer.blocks)
+        return replace(made, fetch_to=to, repeats=made.repeats or known.restored_us > 0)
     _require_same_chain(known, answer)
     case = Case.OLDER if first < known.snapshot else Case.SAME
     return _onward(case, known, answer, tuple(block for block in answer.blocks if block.number >= gen))
 
 
-def _require_same_chain(known: Known, answer: Answer) -> None:
+def _require_same_chain(known: StreamState, answer: Answer) -> None:
     last = known.cookie.minipool_gen - 1
     mine = [block for block in answer.blocks if block.number == last]
     found = mine[0].hash if mine else answer.blocks[0].previous
@@ -191,9 +203,10 @@ def _require_same_chain(known: Known, answer: Answer) -> None:
         raise fork(answer.stream, last)
 
 
-def witnessed(before: Known, answer: Answer, *, may_lack: bool) -> Cookie | None:
-    """Compare a stream that is taken anew with how far it was once taken, as far as the answer shows that; what the
-    node must be asked for besides, if anything. `may_lack`: it copies another one, and must have all that was taken.
+def witnessed(before: StreamState, answer: Answer, *, may_lack: bool) -> Cookie | None:
+    """Compare the answer of a stream that is taken anew with the stream's former state. Returns the cookie whose block
+    the node must be asked for besides, if the answer does not show it. `may_lack`: the node copies another one, and has
+    to have everything that was taken.
     """
     gen, snapshot = before.cookie.minipool_gen, answer.blocks[0].snapshot
     if snapshot is None or snapshot.incarnation != before.incarnation or gen == 0:
@@ -204,7 +217,7 @@ def witnessed(before: Known, answer: Answer, *, may_lack: bool) -> Cookie | None
                 f"stream {answer.stream}: the node has not yet the {gen} blocks that were taken of it once",
                 hint="it is taken when a node answers that has them",
             )
-        return None  # it was restored: what it has is compared with the log
+        return None  # the node was restored: its events are compared with the log
     if gen < answer.snapshot:
         return before.cookie
     _require_same_chain(before, answer)
@@ -213,7 +226,7 @@ def witnessed(before: Known, answer: Answer, *, may_lack: bool) -> Cookie | None
 
 def fork(stream: str, block: int) -> IdentityError:
     return IdentityError(
-        f"stream {stream}: block {block} is another one than was taken: this is a fork",
+        f"stream {stream}: block {block} is not the block that was taken: this is a fork",
         hint="the node's history was rewritten: compare it with another node's, and keep both",
     )
 
@@ -226,17 +239,20 @@ def _first(answer: Answer, whole: bool, forgot_us: int) -> Decision:
     if snapshot is None:
         raise FormatError(f"stream {answer.stream}: it does not begin with a snapshot", hint="ask another node")
     repeats = forgot_us > 0 and (first.number > 0 or first.at_us <= forgot_us)
-    below = UNTOLD if repeats else 0
-    known = Known(
-        _snapshot(first.number, answer.blocks), answer.cookie, snapshot.incarnation, _hashes(answer.pool), below
-    )
+    known = _fresh(answer, snapshot.incarnation, UNTOLD if repeats else 0)
     return Decision(
         Case.FIRST, start, here, answer.blocks, answer.pool, frozenset(), known, repeats=repeats, more=answer.more
     )
 
 
-def _anew(case: Case, known: Known, answer: Answer, whole: bool) -> Decision:
-    """As if nothing were known, and compared with the log for as long as something of it may be there."""
+def _fresh(answer: Answer, incarnation: str, repeats_below: int) -> StreamState:
+    """The state of a stream that was taken to the end of the answer, whatever was taken before."""
+    snapshot = _snapshot(answer.snapshot, answer.blocks)
+    return StreamState(snapshot, answer.cookie, incarnation, _hashes(answer.pool), repeats_below)
+
+
+def _anew(case: Case, known: StreamState, answer: Answer, whole: bool) -> Decision:
+    """As if the stream had no state, and compared with the log for as long as the log may have its events."""
     again = replace(_first(answer, whole, 0), case=case, repeats=True)
     ends = answer.cookie.minipool_gen if case is Case.FORK_ACCEPTED else 0
     below = max(known.cookie.minipool_gen + 1, known.repeats_below, ends + 1)
@@ -244,19 +260,19 @@ def _anew(case: Case, known: Known, answer: Answer, whole: bool) -> Decision:
 
 
 def taken_again(part: Decision, *, went_on: bool) -> bool:
-    """Whether the part belongs to taking a stream again, which ends with saying who is in it. `went_on`: something was
-    left over before it."""
+    """Whether the part belongs to taking a stream again, which ends with a row of its members. `went_on`: the part
+    before it left something over."""
     return part.repeats and (part.case in {Case.FIRST, *ANEW} or went_on)
 
 
 def unclosed(part: Decision) -> Decision:
-    """The same, if taking the stream again does not end with it, however long the stream has grown meanwhile."""
+    """The same part, if it is not the end of taking the stream again, however long the stream has grown meanwhile."""
     below = max(part.known.repeats_below, part.known.cookie.minipool_gen + 1)
     return replace(part, known=replace(part.known, repeats_below=below))
 
 
-def _onward(case: Case, known: Known, answer: Answer, blocks: tuple[Block, ...]) -> Decision:
-    """From where we stand to where the answer ends."""
+def _onward(case: Case, known: StreamState, answer: Answer, blocks: tuple[Block, ...]) -> Decision:
+    """From our generation to the end of the answer."""
     pool = _hashes(answer.pool)
     if answer.more:
         pool = known.pool
@@ -264,24 +280,23 @@ def _onward(case: Case, known: Known, answer: Answer, blocks: tuple[Block, ...])
         pool |= known.pool
     then = replace(known, snapshot=_snapshot(known.snapshot, answer.blocks), cookie=answer.cookie, pool=pool)
     fresh = tuple(event for event in answer.pool if event.hash not in known.pool)
-    repeats = known.repeats_below > known.cookie.minipool_gen
+    sealed = (event for block in blocks for event in block.events)
+    sent_again = any(event.at_us <= known.restored_us for event in (*sealed, *fresh)) if known.restored_us else False
+    repeats = sent_again or known.repeats_below > known.cookie.minipool_gen
     return Decision(
         case, known.cookie, known.cookie, blocks, fresh, known.pool, then, repeats=repeats, more=answer.more
     )
 
 
-def _rewound(known: Known, answer: Answer) -> Decision:
-    """All of the stream is taken once more, and what the log holds of it is dropped there, by id: how far the node's
-    history is ours is not known, and what it made since then may lie before its latest snapshot."""
+def _rewound(known: StreamState, answer: Answer) -> Decision:
+    """The whole stream is taken once more, and events that the log holds are dropped by id: how much of the node's
+    history was taken is not known, and blocks made since the restore may lie before its latest snapshot."""
     here = Cookie(answer.snapshot, answer.blocks[0].previous)
-    below = max(known.cookie.minipool_gen + 1, known.repeats_below)
-    then = Known(
-        _snapshot(answer.snapshot, answer.blocks), answer.cookie, known.incarnation, _hashes(answer.pool), below
-    )
+    then = _fresh(answer, known.incarnation, max(known.cookie.minipool_gen + 1, known.repeats_below))
     return Decision(Case.REWOUND, START, here, answer.blocks, answer.pool, known.pool, then, repeats=True)
 
 
-def _nothing(case: Case, known: Known) -> Decision:
+def _nothing(case: Case, known: StreamState) -> Decision:
     return Decision(case, known.cookie, known.cookie, (), (), known.pool, known)
 
 
@@ -295,20 +310,20 @@ def _hashes(events: Iterable[BlockEvent]) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """How much of a batch is left."""
+    """How much more a batch may hold."""
 
     rows: int
     blocks: int
 
 
-def fitted(decision: Decision, room: Room, old: Known | None, *, at_least_one: bool) -> Decision:
+def fitted(decision: Decision, room: Room, old: StreamState | None, *, at_least_one: bool) -> Decision:
     """As much of the decision as there is room for: whole blocks, in order. A block's events are not counted before it
     is fetched; they are guessed from those that came. `at_least_one`: nothing else is in the batch yet.
 
     The hash of a cut range's last block is not known here: `fetch_to` and `known` then have an empty one.
     """
     least = 1 if at_least_one else 0
-    each = max(1, sum(len(block.events) for block in decision.blocks) // max(1, len(decision.blocks)))
+    each = decision.events_each
     blocks_max = max(least, min(room.blocks, room.rows // each))
     before = 0 if old is None or decision.case in ANEW else old.snapshot
     if decision.span > blocks_max:
@@ -331,7 +346,7 @@ def fitted(decision: Decision, room: Room, old: Known | None, *, at_least_one: b
 
 
 def _part(decision: Decision, to: Cookie, snapshot: int) -> Decision:
-    """While a stream is not taken to its end, what came from its minipool may be in any of the blocks that follow."""
+    """Until a stream is taken to its end, events taken from its minipool may be in any of the blocks that follow."""
     then = replace(decision.known, cookie=to, snapshot=snapshot, pool=decision.leave_out)
     return replace(decision, pool=(), known=then, more=True)
 

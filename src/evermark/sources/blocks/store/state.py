@@ -1,24 +1,24 @@
-"""The plan and the state of block streams, kept in State. Decisions are taken elsewhere: here they are written down."""
+"""The plan and the state of block streams, kept in State."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from evermark.error_policy import backoff_s
 from evermark.errors import ConfigError, NotFoundError
 from evermark.sources.blocks.chain import Cookie
-from evermark.sources.blocks.plan import Item, Move, Tick, way_to
-from evermark.sources.blocks.plans import UNREADABLE, PlanState, Stale
-from evermark.sources.blocks.resume import Known
+from evermark.sources.blocks.decide.resume import StreamState
+from evermark.sources.blocks.decide.ticks import Item, Move, Tick, way_to
+from evermark.sources.blocks.store.base import UNREADABLE, PlanState, Stale
 from evermark.state.connection import Connection, State
 
 STALE_PAUSE_S_MAX = 300.0
 _REASON_MAX = 500
 _CLEANED_AT_ONCE = 1000
-_FORK_ACCEPTED = "fork accepted/"  # before the incarnation that was known when a person said so; no name has a slash
+_FORK_ACCEPTED = "fork accepted/"  # before the incarnation once a person accepted a fork of it; no id has a slash
 
 
 class StatePlans:
@@ -30,33 +30,37 @@ class StatePlans:
     def close(self) -> None:
         self._state.close()
 
-    def standing(self, partition: int) -> PlanState:
-        asked = """select confirmed, last_tick, touched, wanted, cold_before, forgot_us from block_partitions
-            where source = %s and partition = %s"""
+    def _all(self, query: str, *values: Any, conn: Connection | None = None) -> list[tuple[Any, ...]]:
+        with nullcontext(conn) if conn is not None else self._state.connection() as used:
+            return used.execute(query, (self._source, *values)).fetchall()
+
+    def _do(self, statement: str, values: Any) -> None:
         with self._state.connection() as conn:
-            row = conn.execute(asked, (self._source, partition)).fetchone()
-        return PlanState(*row) if row else PlanState()
+            conn.execute(statement, values)
+
+    def state(self, partition: int) -> PlanState:
+        rows = self._all(
+            """select confirmed, last_tick, touched, wanted, cold_before, forgot_us from block_partitions
+            where source = %s and partition = %s""",
+            partition,
+        )
+        return PlanState(*rows[0]) if rows else PlanState()
 
     def begin(self, partition: int, cold_before: int) -> None:
-        asked = """insert into block_partitions (source, partition, cold_before) values (%s, %s, %s)
-            on conflict do nothing"""
-        with self._state.connection() as conn:
-            conn.execute(asked, (self._source, partition, cold_before))
+        self._do(
+            """insert into block_partitions (source, partition, cold_before) values (%s, %s, %s)
+            on conflict do nothing""",
+            (self._source, partition, cold_before),
+        )
 
-    def ticks(self, partition: int) -> list[Tick]:
-        with self._state.connection() as conn:
-            return self._ticks(conn, partition)
-
-    def _ticks(self, conn: Connection, partition: int) -> list[Tick]:
+    def ticks(self, partition: int, conn: Connection | None = None) -> list[Tick]:
         asked = """select starts, ends, touched, wanted, void from block_ticks
             where source = %s and partition = %s order by ends"""
-        return [Tick(*row) for row in conn.execute(asked, (self._source, partition)).fetchall()]
+        return [Tick(*row) for row in self._all(asked, partition, conn=conn)]
 
     def items(self, partition: int, ends: int) -> list[Item]:
         asked = f"""select stream, pins, leave_out, carried, repeats, {_MOVE} from block_plan
             where source = %s and partition = %s and ends = %s order by item"""
-        with self._state.connection() as conn:
-            rows = conn.execute(asked, (self._source, partition, ends)).fetchall()
         return [
             Item(
                 stream,
@@ -66,42 +70,37 @@ class StatePlans:
                 repeats,
                 _move(move) if move[0] else None,
             )
-            for stream, pins, leave_out, carried, repeats, *move in rows
+            for stream, pins, leave_out, carried, repeats, *move in self._all(asked, partition, ends)
         ]
 
-    def moves(self, partition: int, ends: Sequence[int]) -> dict[str, Move]:
-        if not ends:
-            return {}
-        with self._state.connection() as conn:
-            return self._moves(conn, partition, ends)
-
-    def _moves(self, conn: Connection, partition: int, ends: Sequence[int]) -> dict[str, Move]:
+    def moves(self, partition: int, ends: Sequence[int], conn: Connection | None = None) -> dict[str, Move]:
         asked = f"""select stream, {_MOVE} from block_plan
             where source = %s and partition = %s and ends = any(%s) and moves order by ends, item"""
-        rows = conn.execute(asked, (self._source, partition, list(ends))).fetchall()
+        rows = self._all(asked, partition, list(ends), conn=conn) if ends else []
         return {stream: _move(move) for stream, *move in rows}
 
     def known(self, streams: Sequence[str]) -> dict[str, Move]:
         found = self._confirmed(streams).items()
         return {stream: it for stream, (anew, it) in found if not anew or (it.known and it.known.fork_accepted)}
 
-    def witness(self, stream: str) -> Known | None:
+    def witness(self, stream: str) -> StreamState | None:
         found = self._confirmed([stream]).get(stream)
         return found[1].known if found is not None else None
 
     def _confirmed(self, streams: Sequence[str]) -> dict[str, tuple[bool, Move]]:
         asked = """select s.stream, s.anew, s.kind, y.snapshot_miniblock, y.minipool_gen, y.prev_miniblock_hash,
-            s.incarnation, s.pool, s.more, s.repeats_below
+            s.incarnation, s.pool, s.more, s.repeats_below, s.restored_us
             from block_streams s
             join stream_sync_state y on y.stream_id = convert_to(s.source || '/' || s.stream, 'UTF8')
             where s.source = %s and s.stream = any(%s)"""
-        with self._state.connection() as conn:
-            rows = conn.execute(asked, (self._source, list(streams))).fetchall()
         found = {}
-        for stream, anew, kind, snapshot, gen, before, incarnation, pool, more, below in rows:
+        rows = self._all(asked, list(streams))
+        for stream, anew, kind, snapshot, gen, before, incarnation, pool, more, *rest in rows:
             cookie = Cookie(gen, bytes(before).hex())
             accepted = incarnation.startswith(_FORK_ACCEPTED)
-            known = Known(snapshot, cookie, incarnation.removeprefix(_FORK_ACCEPTED), _split(pool), below, accepted)
+            name = incarnation.removeprefix(_FORK_ACCEPTED)
+            below, restored_us = rest
+            known = StreamState(snapshot, cookie, name, _split(pool), below, accepted, restored_us)
             found[stream] = (anew, Move(kind, known, more))
         return found
 
@@ -109,14 +108,12 @@ class StatePlans:
         asked = (
             "select stream from block_streams where source = %s and partition = %s and more order by stream limit 1000"
         )
-        with self._state.connection() as conn:
-            return [stream for (stream,) in conn.execute(asked, (self._source, partition)).fetchall()]
+        return [stream for (stream,) in self._all(asked, partition)]
 
     def repeats(self, partition: int, starts: int) -> bool:
         asked = """select exists (select from block_ticks join block_plan using (source, partition, ends)
             where source = %s and partition = %s and starts = %s and repeats)"""
-        with self._state.connection() as conn:
-            return conn.execute(asked, (self._source, partition, starts)).fetchone() == (True,)
+        return self._all(asked, partition, starts) == [(True,)]
 
     def add(self, partition: int, tick: Tick, items: Sequence[Item]) -> int:
         number = """update block_partitions set last_tick = greatest(last_tick, %s) + 1
@@ -129,48 +126,43 @@ class StatePlans:
                 raise ConfigError(f"partition {partition} of {self._source} was never begun", hint="begin it first")
             ends = int(row[0])
             head = (self._source, partition, ends)
-            conn.execute(insert, (*head, tick.starts, tick.touched, tick.wanted))
+            conn.execute(insert, (*head, tick.starts, tick.touched, tick.choice))
             with conn.cursor() as cursor:
                 cursor.executemany(_INSERT_ITEM, [(*head, at, *_row(item)) for at, item in enumerate(items)])
         return ends
 
-    def looked(self, partition: int, confirmed: int, touched: int, wanted: str) -> None:
-        asked = """update block_partitions set touched = %s, wanted = %s
-            where source = %s and partition = %s and confirmed = %s and (touched < %s or wanted <> %s)"""
-        with self._state.connection() as conn:
-            conn.execute(asked, (touched, wanted, self._source, partition, confirmed, touched, wanted))
+    def note_listed(self, partition: int, confirmed: int, touched: int, choice: str) -> None:
+        self._do(
+            """update block_partitions set touched = %s, wanted = %s
+            where source = %s and partition = %s and confirmed = %s and (touched < %s or wanted <> %s)""",
+            (touched, choice, self._source, partition, confirmed, touched, choice),
+        )
 
     def void(self, partition: int, starts: int) -> None:
-        asked = "update block_ticks set void = true where source = %s and partition = %s and starts >= %s and not void"
-        with self._state.connection() as conn:
-            conn.execute(asked, (self._source, partition, starts))
+        self._do(
+            "update block_ticks set void = true where source = %s and partition = %s and starts >= %s and not void",
+            (self._source, partition, starts),
+        )
 
     def confirm(self, partition: int, to: int) -> None:
-        with self._locked(partition) as conn:
-            row = conn.execute(
-                "select confirmed from block_partitions where source = %s and partition = %s",
-                (self._source, partition),
-            ).fetchone()
-            confirmed = int(row[0]) if row else 0
+        here = (self._source, partition)
+        with self._locked(partition) as (conn, confirmed):
             if to <= confirmed:
                 return
-            way = way_to(self._ticks(conn, partition), confirmed, to)
+            way = way_to(self.ticks(partition, conn), confirmed, to)
             if way[0].root:
                 self._keep_as_witnesses(conn, partition)
             self._apply(conn, partition, [tick.ends for tick in way])
             conn.execute(
                 """update block_partitions set confirmed = %s, touched = %s, wanted = %s
                 where source = %s and partition = %s""",
-                (to, way[-1].touched, way[-1].wanted, self._source, partition),
+                (to, way[-1].touched, way[-1].choice, *here),
             )
             # Ticks that start before this belong to the past, whether they were taken or not.
-            conn.execute(
-                "delete from block_ticks where source = %s and partition = %s and starts < %s",
-                (self._source, partition, to),
-            )
+            conn.execute("delete from block_ticks where source = %s and partition = %s and starts < %s", (*here, to))
 
     def _apply(self, conn: Connection, partition: int, ends: Sequence[int]) -> None:
-        moves = self._moves(conn, partition, ends)
+        moves = self.moves(partition, ends, conn)
         conn.execute(_NOT_STALE, (self._source, partition, list(ends)))
         gone = [stream for stream, move in moves.items() if move.known is None]
         if gone:
@@ -183,17 +175,16 @@ class StatePlans:
                 known, cookie = move.known, move.known.cookie
                 before = bytes.fromhex(cookie.prev_miniblock_hash)
                 synced.append((self._id(stream), known.snapshot, cookie.minipool_gen, before))
-                pool = (_joined(known.pool), move.more, known.repeats_below)
+                pool = (_joined(known.pool), move.more, known.repeats_below, known.restored_us)
                 about.append((self._source, stream, partition, move.kind, known.incarnation, *pool))
         with conn.cursor() as cursor:
             cursor.executemany(_SYNCED, synced)
             cursor.executemany(_ABOUT, about)
 
     def adopt(self, partition: int, tick: int, now_us: int) -> None:
-        with self._locked(partition) as conn:
-            here = (self._source, partition)
-            asked = "select confirmed > %s from block_partitions where source = %s and partition = %s"
-            if conn.execute(asked, (tick, *here)).fetchone() == (True,):
+        here = (self._source, partition)
+        with self._locked(partition) as (conn, confirmed):
+            if confirmed > tick:
                 root = """insert into block_ticks (source, partition, ends, starts, touched, wanted)
                     values (%s, %s, %s, %s, 0, '') on conflict do nothing"""
                 conn.execute(root, (*here, tick, tick))
@@ -217,9 +208,7 @@ class StatePlans:
         asked = """select stream, block, reason, next_at <= clock_timestamp(), tick,
             (extract(epoch from next_at) * 1e6)::bigint, extract(epoch from clock_timestamp() - since)::float8
             from block_stale where source = %s and partition = %s order by next_at limit 10000"""
-        with self._state.connection() as conn:
-            rows = conn.execute(asked, (self._source, partition)).fetchall()
-        return {stream: Stale(*gap) for stream, *gap in rows}
+        return {stream: Stale(*mark) for stream, *mark in self._all(asked, partition)}
 
     def mark_stale(self, partition: int, stream: str, block: int, reason: str) -> None:
         asked = f"""insert into block_stale (source, stream, partition, block, reason, tick, next_at)
@@ -234,17 +223,17 @@ class StatePlans:
                     else excluded.next_at end"""
         said = {"source": self._source, "stream": stream, "partition": partition, "block": block}
         pauses = {"reason": reason.replace("\0", "")[:_REASON_MAX], "first": backoff_s(1), "max": STALE_PAUSE_S_MAX}
-        with self._state.connection() as conn:
-            conn.execute(asked, {**said, **pauses})
+        self._do(asked, {**said, **pauses})
 
     def unmark_stale(self, stream: str, seen: Stale) -> None:
-        asked = """delete from block_stale where source = %s and stream = %s
-            and (extract(epoch from next_at) * 1e6)::bigint = %s"""
-        with self._state.connection() as conn:
-            conn.execute(asked, (self._source, stream, seen.mark))
+        self._do(
+            """delete from block_stale where source = %s and stream = %s
+            and (extract(epoch from next_at) * 1e6)::bigint = %s""",
+            (self._source, stream, seen.mark),
+        )
 
     def accept_fork(self, partition: int, stream: str) -> None:
-        with self._locked(partition) as conn:
+        with self._locked(partition) as (conn, _):
             here = {"source": self._source, "partition": partition, "stream": stream, "accepted": _FORK_ACCEPTED}
             now = f"""update block_stale set block = 0, tick = {_LAST_TICK}, next_at = clock_timestamp()
                 where source = %(source)s and stream = %(stream)s"""
@@ -253,51 +242,44 @@ class StatePlans:
                     f"stream {stream} of {self._source} is not stale: there is nothing to accept",
                     hint="`evermark doctor` names the streams that are",
                 )
-            # What was taken stays known until the stream was taken anew: a crash in between asks for the same again.
+            # The state stays until the stream was taken anew: after a crash in between, the same is asked for again.
             conn.execute(
                 """update block_streams set incarnation = %(accepted)s || incarnation
                 where source = %(source)s and stream = %(stream)s and not starts_with(incarnation, %(accepted)s)""",
                 here,
             )
 
-    def family(self, partitions: int) -> frozenset[str]:
-        with self._state.connection() as conn:
-            row = conn.execute(
-                "select partitions, nodes from block_sources where source = %s", (self._source,)
-            ).fetchone()
-        if row is None:
-            return frozenset()
-        if row[0] != partitions:
-            raise ConfigError(
-                f"sources.{self._source}.partitions is {partitions}; its streams were shared among {row[0]}",
-                hint=f"put it back to {row[0]}: events would change their order, or take another name for the source",
-            )
-        return frozenset(row[1])
+    def known_nodes(self, partitions: int) -> frozenset[str]:
+        for before, nodes in self._all("select partitions, nodes from block_sources where source = %s"):
+            if before != partitions:
+                raise ConfigError(
+                    f"sources.{self._source}.partitions is {partitions}; its streams were shared among {before}",
+                    hint=f"put it back to {before}: events would change their order; or choose a new source name",
+                )
+            return frozenset(nodes)
+        return frozenset()
 
-    def learn(self, partitions: int, nodes: Sequence[str]) -> None:
+    def remember_nodes(self, partitions: int, nodes: Sequence[str]) -> None:
         asked = """insert into block_sources (source, partitions, nodes) values (%(source)s, %(partitions)s, %(nodes)s)
             on conflict (source) do update set nodes = array(
                 select distinct unnest(block_sources.nodes || excluded.nodes) order by 1 limit 100)"""
-        with self._state.connection() as conn:
-            conn.execute(asked, {"source": self._source, "partitions": partitions, "nodes": sorted(nodes)})
+        self._do(asked, {"source": self._source, "partitions": partitions, "nodes": sorted(nodes)})
 
-    def forget(self, partition: int, older_s: float, wanted: Callable[[str, str], bool], now_us: int) -> int:
+    def forget(self, partition: int, older_s: float, chosen: Callable[[str, str], bool], now_us: int) -> int:
         asked = """select s.stream, s.kind, s.anew from stream_sync_state y
             join block_streams s on y.stream_id = convert_to(s.source || '/' || s.stream, 'UTF8')
             where s.source = %s and s.partition = %s and y.updated_at < clock_timestamp() - make_interval(secs => %s)
               and s.stream > %s order by s.stream limit %s"""
         after, count = "", 0
         while True:
-            with self._state.connection() as conn:
-                some = (self._source, partition, older_s, after, _CLEANED_AT_ONCE)
-                rows = conn.execute(asked, some).fetchall()
+            rows = self._all(asked, partition, older_s, after, _CLEANED_AT_ONCE)
             if not rows:
                 return count
             after = rows[-1][0]
-            gone = [stream for stream, kind, anew in rows if anew or not wanted(stream, kind)]
+            gone = [stream for stream, kind, anew in rows if anew or not chosen(stream, kind)]
             if not gone:
                 continue
-            with self._locked(partition) as conn:
+            with self._locked(partition) as (conn, _):
                 conn.execute(
                     "update block_partitions set forgot_us = %s where source = %s and partition = %s",
                     (now_us, self._source, partition),
@@ -306,12 +288,12 @@ class StatePlans:
             count += len(gone)
 
     @contextmanager
-    def _locked(self, partition: int) -> Iterator[Connection]:
-        """A transaction that nobody else changes the partition in."""
-        asked = "select 1 from block_partitions where source = %s and partition = %s for update"
+    def _locked(self, partition: int) -> Iterator[tuple[Connection, int]]:
+        """A transaction in which no other process changes the partition, and the confirmed tick."""
+        asked = "select confirmed from block_partitions where source = %s and partition = %s for update"
         with self._state.transaction() as conn:
-            conn.execute(asked, (self._source, partition))
-            yield conn
+            row = conn.execute(asked, (self._source, partition)).fetchone()
+            yield conn, int(row[0]) if row else 0
 
     def _remove(self, conn: Connection, streams: Sequence[str]) -> None:
         ids = [self._id(stream) for stream in streams]
@@ -325,17 +307,17 @@ class StatePlans:
 _FORGOT = """update block_partitions set forgot_us = (extract(epoch from clock_timestamp()) * 1e6)::bigint
 where source = %s and partition = %s"""
 # `more` of a stream without `gen`: it is not gone, only forgotten.
-_MOVE = "moves, kind, snapshot, gen, hash, incarnation, pool, more, repeats_below"
+_MOVE = "moves, kind, snapshot, gen, hash, incarnation, pool, more, repeats_below, restored_us"
 _INSERT_ITEM = f"""insert into block_plan
 (source, partition, ends, item, stream, pins, leave_out, carried, repeats, {_MOVE})
-values ({", ".join(["%s"] * 18)})"""
+values ({", ".join(["%s"] * 19)})"""
 _SYNCED = """insert into stream_sync_state (stream_id, snapshot_miniblock, minipool_gen, prev_miniblock_hash)
 values (%s, %s, %s, %s)
 on conflict (stream_id) do update set snapshot_miniblock = excluded.snapshot_miniblock,
     minipool_gen = excluded.minipool_gen, prev_miniblock_hash = excluded.prev_miniblock_hash, updated_at = now()
 where (stream_sync_state.minipool_gen, stream_sync_state.prev_miniblock_hash)
     is distinct from (excluded.minipool_gen, excluded.prev_miniblock_hash)"""
-# Those that were marked after a tick was made stay: whoever made it did not know yet.
+# Marks that were made after a tick stay: the tick was planned without them.
 _NOT_STALE = """delete from block_stale using (
     select source, stream, max(ends) as ends from block_plan
     where source = %s and partition = %s and ends = any(%s) and moves group by source, stream
@@ -344,14 +326,16 @@ where block_stale.source = moved.source and block_stale.stream = moved.stream an
 _LAST_TICK = """coalesce((select last_tick from block_partitions
     where source = %(source)s and partition = %(partition)s), 0)"""
 _ALIKE = f"starts_with(block_stale.reason, '{UNREADABLE}') = starts_with(excluded.reason, '{UNREADABLE}')"
-# A person's word that came after the tick was made is not taken back by it; the mark it was about is still there then.
-_ABOUT = f"""insert into block_streams (source, stream, partition, kind, incarnation, pool, more, repeats_below)
-values (%s, %s, %s, %s, %s, %s, %s, %s)
+# A tick does not undo a person's acceptance that came after it was made; the stale mark is still there then.
+_ABOUT = f"""insert into block_streams
+(source, stream, partition, kind, incarnation, pool, more, repeats_below, restored_us)
+values (%s, %s, %s, %s, %s, %s, %s, %s, %s)
 on conflict (source, stream) do update set partition = excluded.partition, kind = excluded.kind,
     incarnation = case when starts_with(block_streams.incarnation, '{_FORK_ACCEPTED}') and exists (
             select from block_stale s where s.source = excluded.source and s.stream = excluded.stream)
         then '{_FORK_ACCEPTED}' || excluded.incarnation else excluded.incarnation end,
-    pool = excluded.pool, more = excluded.more, repeats_below = excluded.repeats_below, anew = excluded.anew
+    pool = excluded.pool, more = excluded.more, repeats_below = excluded.repeats_below,
+    restored_us = excluded.restored_us, anew = excluded.anew
 where block_streams is distinct from excluded"""
 
 
@@ -360,20 +344,22 @@ def _row(item: Item) -> tuple[Any, ...]:
     carried = json.dumps(item.carried, separators=(",", ":"))
     about = (item.stream, pins, _joined(item.leave_out), carried, item.repeats)
     if item.move is None:
-        return (*about, False, *[None] * 8)
+        return (*about, False, *[None] * 9)
     known = item.move.known
     if known is None:
-        return (*about, True, item.move.kind, *[None] * 5, item.move.forgotten, None)
+        return (*about, True, item.move.kind, *[None] * 5, item.move.forgotten, None, None)
     cookie = (known.cookie.minipool_gen, known.cookie.prev_miniblock_hash)
-    rest = (known.incarnation, _joined(known.pool), item.move.more, known.repeats_below)
+    rest = (known.incarnation, _joined(known.pool), item.move.more, known.repeats_below, known.restored_us)
     return (*about, True, item.move.kind, known.snapshot, *cookie, *rest)
 
 
 def _move(columns: Sequence[Any]) -> Move:
-    _, kind, snapshot, gen, before, incarnation, pool, more, below = columns
+    _, kind, snapshot, gen, before, incarnation, pool, more, below, restored_us = columns
     if gen is None:
         return Move(kind, None, forgotten=bool(more))
-    return Move(kind, Known(snapshot, Cookie(gen, before), incarnation, _split(pool), below), more)
+    cookie = Cookie(gen, before)
+    known = StreamState(snapshot, cookie, incarnation, _split(pool), below, restored_us=restored_us or 0)
+    return Move(kind, known, more)
 
 
 def _joined(hashes: frozenset[str]) -> bytes:

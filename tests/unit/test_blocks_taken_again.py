@@ -13,8 +13,8 @@ from evermark.delivery.bots.base import Stay
 from evermark.delivery.bots.membership import lesson, moves_of
 from evermark.sources.base import Limit
 from evermark.sources.blocks.chain import Cookie
-from evermark.sources.blocks.membership import members_at
-from evermark.sources.blocks.resume import Known
+from evermark.sources.blocks.decide.resume import StreamState
+from evermark.sources.blocks.nodes.members import members_at
 from evermark.sources.blocks.stream_choice import BotStreams
 from evermark.testing.simulator.blocks.node import ModelNode
 from evermark.testing.simulator.blocks.pipeline import PACE, Crash, Cut, Pipeline, pipeline
@@ -100,7 +100,7 @@ def test_d3_who_left_is_no_member_again_when_the_log_lost_only_its_join(whole: b
     node.create("a", members=["ann"])
     said(node)
     moved(node, "y")
-    kept = Kept(pipeline([node], MemoryPlans(), wanted=BotStreams(XAndY()), whole=whole, pace=pace))
+    kept = Kept(pipeline([node], MemoryPlans(), choice=BotStreams(XAndY()), whole=whole, pace=pace))
     kept.pipe.drain(ALL)
     assert kept.is_in("y")
     kept.expire()
@@ -170,6 +170,36 @@ def test_d3_an_accepted_fork_sends_nobody_what_was_said_before_it_joined(lost: b
     assert heard == {"x": [False, True, True, True], "y": [True] * 4, "z": [True] * 4}
 
 
+@HOWEVER_IT_COMES
+@pytest.mark.parametrize("lost", [True, False])
+def test_d3_members_of_an_accepted_history_are_those_it_began_with(lost: bool, pace: Any, rows_max: int) -> None:
+    """GIVEN a history in which a first member left and another user joined WHEN another one is accepted, in which the
+    first stays and the other joins late THEN each hears what was said there while it was a member, and nothing else."""
+    node = ModelNode(snapshot_every=3)
+    node.create("a", members=["z"])
+    said(node)
+    kept = Kept(pipeline([node], MemoryPlans(), pace=pace))
+    kept.pipe.drain(ALL)
+    if lost:
+        kept.expire()
+    blocks = len(node.streams["a"].blocks)
+    moved(node, "z", leave=True)
+    moved(node, "x")
+    said(node)
+    kept.pipe.drain(ALL)
+    assert (kept.is_in("z"), kept.is_in("x")) == (False, True)
+    restored(node, blocks, {"z"})
+    before = said(node)
+    moved(node, "x")
+    after = [said(node) for _ in range(3)]
+    kept.pipe.drain(ALL)
+    kept.pipe.source.accept_fork("a")
+    kept.pipe.drain(Limit(rows_max=rows_max, wait_s=0.0))
+    heard = {user: [kept.hears(user, event) for event in (before, *after)] for user in ("x", "z")}
+    assert heard == {"x": [False, True, True, True], "z": [True] * 4}
+    assert (kept.is_in("z"), kept.is_in("x")) == (True, True)
+
+
 def closings(pipe: Pipeline) -> list[dict[str, Any]]:
     found = [json.loads(row["payload"]) for row in pipe.rows("a") if row["op"] == "schema"]
     return [one for one in found if one.get("change") == "taken again"]
@@ -229,7 +259,7 @@ def test_who_is_in_a_stream_is_told_for_the_very_place_it_was_taken_to() -> None
     node = ModelNode(snapshot_every=100)
     node.create("a", members=["ann"])
     moved(node, "bob")
-    taken = Known(0, node.streams["a"].cookie, "", frozenset({node.join("a", "cid")}))
+    taken = StreamState(0, node.streams["a"].cookie, "", frozenset({node.join("a", "cid")}))
     node.join("a", "dot")
     assert members_at(node, "a", taken, tuple) == frozenset({"ann", "bob", "cid"})
     node.seal("a")
@@ -252,12 +282,12 @@ def test_d3_a_join_that_one_node_hides_puts_nobody_out_of_an_accepted_fork() -> 
     kept = Kept(pipeline([node, other := node.copied("two")], MemoryPlans()))
     kept.pipe.drain(ALL)
     restored(node, 2, {"ann", "x"})
-    for _ in range(3):
-        said(node)
+    fresh = [said(node) for _ in range(3)]
     other.streams = node.copied("two").streams
     kept.pipe.drain(ALL)
     kept.pipe.source.accept_fork("a")
     node.garbled.add(("a", 1))
     kept.pipe.drain(ALL)
     assert json.loads(kept.pipe.notes("a")[0])["members"] == ["ann", "x"]
-    assert (len(kept.stays("x")), kept.is_in("x")) == (1, True)
+    assert all(kept.hears("x", event) for event in fresh)
+    assert (len(kept.stays("x")), kept.is_in("x")) == (2, True)  # up to the fork, and from the join in this history on

@@ -7,10 +7,9 @@ from dataclasses import replace
 from evermark.errors import EvermarkError
 from evermark.sources.base import Limit
 from evermark.sources.blocks.chain import BlockEvent, Cookie, Undecoded
-from evermark.sources.blocks.client import TRANSIENT, NodeClient
-from evermark.sources.blocks.plan import SLICE_WEIGHT, Carried, Item, Move, Pin, pin_numbers, placed
-from evermark.sources.blocks.position import ITEMS_MAX
-from evermark.sources.blocks.resume import ANEW, Case, Decision, Known, Room
+from evermark.sources.blocks.decide.resume import ANEW, Case, Decision, Room, StreamState
+from evermark.sources.blocks.decide.ticks import ITEMS_MAX, Carried, Item, Move, Pin, cut_evenly, placed
+from evermark.sources.blocks.nodes.client import TRANSIENT, NodeClient
 from evermark.sources.blocks.target import Pace
 
 _ITEMS_OF_A_STREAM_MAX = 5
@@ -41,49 +40,41 @@ class Draft:
         self._put([Item(stream, carried=(note,))], Move(kind or move.kind, None), 1, 0, 0)
 
     def put_nothing(self, stream: str, kind: str) -> None:
-        """Nothing is known of the stream, nor to be known: it need not be looked at any more."""
+        """The stream has no state and gets none: it need not be looked at any more."""
         self._put([Item(stream)], Move(kind, None), 0, 0, 0)
 
     def put(
         self,
         stream: str,
         kind: str,
-        before: Known | None,
+        before: StreamState | None,
         part: Decision,
         *,
         more: bool,
         forgotten: bool = False,
         members: frozenset[str] | None = None,
     ) -> None:
-        """`members`: who is in the stream where the part ends; given where it was taken again up to there."""
+        """`members`: of the stream where the part ends; given if the part ends taking the stream again."""
         opening = _opening(part)
         carried, size = _carried(part)
         if part.blocks and (size > self._carried_left or size > self._pace.carried_bytes_max // 4):
-            # Blocks that are too large to be carried are fetched again by the tasks; the minipool comes along.
+            # Blocks that are too large to be carried are fetched again by the tasks; the minipool is carried.
             part = replace(part, fetch_to=part.blocks[-1].cookie, blocks=())
             carried, size = _carried(part)
         try:
             part, pins = self._pinned(stream, part)
         except TRANSIENT as error:
             raise Unpinned(error.message, hint=error.hint) from error
-        items = []
-        if part.case in {Case.RECREATED, Case.FORK_ACCEPTED} and before is not None:
-            note: dict[str, object] = {"change": "recreated", "incarnation": part.known.incarnation}
-            note["was"] = before.incarnation
-            if part.case is Case.FORK_ACCEPTED:
-                gen, last = before.cookie.minipool_gen, before.cookie.prev_miniblock_hash
-                note = {"change": "fork accepted", "block": gen - 1, "was": last}
-                # Who is in the stream at the end of this history: it ends the stays of all others, and begins none.
-                note |= {"kind": part.kind, "members": list(part.members)}
-            items.append(Item(stream, carried=((0, 0, {"note": note}),), repeats=part.repeats))
-        if opening is not None:
-            items.append(Item(stream, carried=(opening,), repeats=part.repeats))
+        # The row with the first members may be in the log, and would be dropped there: another one holds from here on.
+        first: Carried | None = (0, 0, {"standing": part.first.wire()}) if part.first is not None else None
+        alone = [_note(part, before), first, opening]
+        items = [Item(stream, carried=(row,), repeats=part.repeats) for row in alone if row is not None]
         if pins:
             items.append(Item(stream, pins, part.leave_out, repeats=part.repeats))
         if carried or not pins:
             items.append(Item(stream, carried=carried, repeats=part.repeats))
         if members is not None:
-            items.append(Item(stream, carried=(_standing(kind, part.known, members),), repeats=part.repeats))
+            items.append(Item(stream, carried=(_taken_again(kind, part.known, members),), repeats=part.repeats))
         move = Move(kind, None, forgotten=True) if forgotten else Move(kind, part.known, more)
         self._put(items, move, part.span + len(carried), part.span, size)
 
@@ -103,13 +94,31 @@ class Draft:
             to = Cookie(end, self._client.block(stream, end - 1).hash)
             part = replace(part, fetch_to=to, known=replace(part.known, cookie=to))
         edges = {start: part.start.prev_miniblock_hash, end: part.fetch_to.prev_miniblock_hash}
-        spacing = max(SLICE_WEIGHT, -(-part.span // self._pace.slices_max))
-        numbers = pin_numbers(start, end, spacing)
+        cost_s = self._client.fetch_s(part.span, part.span * part.events_each)
+        tasks = max(1, min(self._pace.slices_max, int(cost_s / self._pace.slice_s)))
+        numbers = cut_evenly(start, end, tasks, self._client.page_blocks)
         return part, tuple((at, edges.get(at) or self._client.block(stream, at - 1).hash) for at in numbers)
 
 
+def _note(part: Decision, before: StreamState | None) -> Carried | None:
+    """The row that says that the stream was recreated, or that its rewritten history was accepted."""
+    if before is None or part.case not in {Case.RECREATED, Case.FORK_ACCEPTED}:
+        return None
+    note: dict[str, object] = {
+        "change": "recreated",
+        "incarnation": part.known.incarnation,
+        "was": before.incarnation,
+    }
+    if part.case is Case.FORK_ACCEPTED:
+        gen, last = before.cookie.minipool_gen, before.cookie.prev_miniblock_hash
+        note = {"change": "fork accepted", "block": gen - 1, "was": last}
+        # The members at the end of this history: the memberships of all others end here.
+        note |= {"kind": part.kind, "members": list(part.members)}
+    return 0, 0, {"note": note}
+
+
 def _opening(part: Decision) -> Carried | None:
-    """How a stream is where it is taken from its latest snapshot on; a first block tells by itself."""
+    """How the stream is where it is taken from its latest snapshot on; block 0 has its own snapshot."""
     first = part.blocks[0] if part.blocks else None
     begins = first is not None and first.number == part.start.minipool_gen > 0
     if first is None or first.snapshot is None or not begins or part.case not in {Case.FIRST, *ANEW}:
@@ -117,38 +126,30 @@ def _opening(part: Decision) -> Carried | None:
     return 0, 0, {"opening": first.snapshot.wire(), "block": first.number}
 
 
-def _standing(kind: str, known: Known, members: frozenset[str]) -> Carried:
-    """How a stream is where it was taken again up to: whatever was logged on the way, this is what came of it."""
+def _taken_again(kind: str, known: StreamState, members: frozenset[str]) -> Carried:
+    """The members of the stream where taking it again ends, whatever joins and leaves were logged on the way."""
     about = {"change": "taken again", "kind": kind, "members": sorted(members), "incarnation": known.incarnation}
     return 0, 0, {"standing": about}
 
 
 def _carried(part: Decision) -> tuple[tuple[Carried, ...], int]:
-    """Blocks and minipool as they go along with the plan, without what was taken before; and how large that is."""
+    """Blocks and minipool as the plan carries them, without events that were taken before; and their size in bytes."""
     gen = part.known.cookie.minipool_gen
     blocks = [*((block.number, block.events) for block in part.blocks), (gen, part.pool)]
-    kept = [
-        (number, nth, event, told)
-        for number, events in blocks
-        for nth, event, told in placed(number, events, part.leave_out, part.repeats)
-    ]
-    size = sum(_EVENT_BYTES + len(_raw(event)) + len(event.payload) for _, _, event, _ in kept)
-    opening: list[Carried] = [
+    rows: list[Carried] = [
         (0, 0, {"opening": block.snapshot.wire()})
         for block in part.blocks
         if block.number == 0 and block.snapshot is not None
     ]
-    events: list[Carried] = [
-        (number, nth, {"told": _wire(event)} if told else _wire(event)) for number, nth, event, told in kept
-    ]
-    return (*opening, *events), size
+    size = 0
+    for number, events in blocks:
+        for ordinal, event, told in placed(number, events, part.leave_out, part.repeats):
+            size += _EVENT_BYTES + len(event.payload) + (len(event.raw) if isinstance(event, Undecoded) else 0)
+            rows.append((number, ordinal, {"told": _wire(event)} if told else _wire(event)))
+    return tuple(rows), size
 
 
 def _wire(event: BlockEvent) -> dict[str, object]:
     if isinstance(event, Undecoded):
         return {"raw": event.raw.decode(), "hash": event.hash, "reason": event.reason}
     return event.wire()
-
-
-def _raw(event: BlockEvent) -> bytes:
-    return event.raw if isinstance(event, Undecoded) else b""

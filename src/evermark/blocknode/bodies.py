@@ -1,8 +1,9 @@
-"""What a node takes, as models with bounds. What it answers is built from stored text, without models."""
+"""The bodies of requests to a node, as models with bounds. Answers are built from stored text, without models."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
@@ -47,12 +48,12 @@ class CreateAsked(Asked):
         return self
 
     def text(self) -> str:
-        """The same for everybody who asks for the same stream."""
+        """The same text for every request that asks for the same stream."""
         return asked_text(Snapshot(self.kind, self.creator, "", tuple(sorted(self.members)), self.settings))
 
 
 class PointedAt(Asked):
-    """Another event of the stream, and whose it is: so that a reader knows whether it was answered."""
+    """Another event of the stream, and its creator: so that a reader knows whether its own event was answered."""
 
     event: Hash
     user: Name
@@ -127,35 +128,30 @@ def parsed(model: type[_T], body: bytes) -> _T:
 
 
 def event_of(stream: str, asked: EventAsked, bytes_max: int) -> tuple[BlockEvent, bytes]:
-    """The event with its hash, and its text as it is stored and sent. Refused: too large, or a hash that lies."""
+    """The event with its hash, and its text as it is stored and sent. Refused: too large, or not of the given hash."""
     tags = {} if asked.tags is None else asked.tags.model_dump(exclude_none=True)
     rest = (asked.payload, asked.member or "", asked.settings or {}, tags)
     bare = BlockEvent("", asked.kind, asked.creator, asked.at_us, asked.nonce, *rest)
     made = event_hash(stream, bare)
     if asked.hash is not None and asked.hash != made:
-        raise Refused(
-            Code.HASH_MISMATCH,
-            ConfigError(
-                f"the event's hash is {made}, not {asked.hash}",
-                hint="hash it as docs/blocknode.md says, with the id of this stream; or leave the hash out",
-            ),
-        )
-    event = BlockEvent(made, asked.kind, asked.creator, asked.at_us, asked.nonce, *rest)
+        hint = "hash it as docs/blocknode.md says, with the id of this stream; or leave the hash out"
+        raise Refused(Code.HASH_MISMATCH, ConfigError(f"the event's hash is {made}, not {asked.hash}", hint=hint))
+    event = replace(bare, hash=made)
     text = text_of(event.wire())
     if len(text) > bytes_max:
-        raise Refused(
-            Code.TOO_LARGE,
-            ConfigError(f"the event has {len(text)} bytes, at most {bytes_max}", hint="send a reference to it instead"),
+        error = ConfigError(
+            f"the event has {len(text)} bytes, at most {bytes_max}", hint="send a reference to it instead"
         )
+        raise Refused(Code.TOO_LARGE, error)
     return event, text
 
 
 def asked_text(snapshot: Snapshot) -> str:
-    """What a stream was asked for with, from its first snapshot: the same text for the same stream."""
+    """The request that a stream was created with, from its first snapshot: the same text for the same stream."""
     said = snapshot.wire()
     return canonical([said["kind"], said["creator"], said["members"], said["settings"]]).decode()
 
 
 def text_of(value: Any) -> bytes:
-    """As it goes over the wire: readable order, no spaces."""
+    """JSON for the wire: fields in the order given, no spaces."""
     return _WIRE.encode(value).encode()

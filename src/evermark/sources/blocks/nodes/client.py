@@ -1,5 +1,5 @@
-"""Asks block nodes, over HTTP. Several nodes may serve the same streams; what one cannot answer, or lies about, is
-asked of the next. Nothing a node says is believed: pages are verified to lie between hashes that the caller knows.
+"""Asks block nodes, over HTTP. Several nodes may serve the same streams: a request that one node cannot answer, or
+answers falsely, goes to the next. No answer is trusted: pages are verified to lie between hashes that the caller knows.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import random
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from functools import partial
@@ -38,8 +39,8 @@ from evermark.sources.blocks.chain import (
     verify_block,
     verify_chain,
 )
-from evermark.sources.blocks.plan import Pin
-from evermark.sources.blocks.resume import Answer, answer_from, fork
+from evermark.sources.blocks.decide.resume import Answer, answer_from, fork
+from evermark.sources.blocks.decide.ticks import Pin
 from evermark.sources.blocks.target import Pace
 
 _T = TypeVar("_T")
@@ -48,11 +49,13 @@ _CHUNK_BYTES = 1024 * 1024
 _LISTED_MAX = 1000
 _STREAM_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}", re.ASCII)
 _PREFER_FIRST_AFTER_S = 30.0
+_EVENT_S = 50e-6  # to verify and decode an event
 _FOLLOWS_FOR_S = 10.0
 TRANSIENT = (UnreachableError, BusyError)
+UNWELL = (*TRANSIENT, FormatError, DeniedError)  # what is wrong is wrong with the node: another one may be well
 
 
-class Beyond(GapError):
+class NoSuchBlockError(GapError):
     """The node never made so many blocks of the stream."""
 
 
@@ -75,8 +78,8 @@ class Listing:
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
-    """Which node this is, and which one it copies."""
+class NodeInfo:
+    """A node's id, and the id of the node that it copies."""
 
     node: str
     leader: str | None
@@ -87,7 +90,10 @@ class Family:
 
 
 class Node:
-    """One node. Not safe for several threads."""
+    """One block node. Not safe for several threads."""
+
+    page_blocks = 100  # blocks in one answer, until the node says how many it gives
+    answer_s = 0.0  # how long the last answer took to come
 
     def __init__(self, url: str, token: Hidden | None, pace: Pace) -> None:
         self.url = url.rstrip("/")
@@ -96,21 +102,25 @@ class Node:
         self._headers: dict[str, str] = {}
         self._follows: tuple[float, bool] | None = None
 
-    def family(self) -> Family:
+    def about(self) -> NodeInfo:
         about = self.get("/v1/node")
         leader = about.get("followed", {}).get("node") if about.get("follows") else None
         if not isinstance(about.get("node"), str) or not (leader is None or isinstance(leader, str)):
             raise FormatError(f"{self.url} does not say which node it is", hint="is it a block node?")
-        return Family(about["node"], leader)
+        settings = about.get("settings")
+        page_blocks = settings.get("page_blocks") if isinstance(settings, dict) else None
+        if isinstance(page_blocks, int) and page_blocks > 0:
+            self.page_blocks = page_blocks
+        return NodeInfo(about["node"], leader)
 
     def follows(self) -> bool:
         """Whether it copies another node, and may therefore be behind."""
         if self._follows is None or time.monotonic() - self._follows[0] > _FOLLOWS_FOR_S:
-            self._follows = (time.monotonic(), self.family().leader is not None)
+            self._follows = (time.monotonic(), self.about().leader is not None)
         return self._follows[1]
 
     def listing(self, touched_after: int, wait_s: float) -> Listing:
-        """Streams that changed since; waits for one if asked to."""
+        """Streams that changed since; waits up to `wait_s` for a change."""
         asked = {"touched_after": touched_after, "limit": _LISTED_MAX, "wait_s": int(wait_s)}
         answer, now_us = self._ask("/v1/streams", asked, wait_s)
         try:
@@ -126,7 +136,7 @@ class Node:
         return listing
 
     def view(self, stream: str, cookie: Cookie | None) -> Answer:
-        """What follows the cookie, or everything since the latest snapshot; verified in itself."""
+        """The blocks and the minipool after the cookie, or since the latest snapshot; verified in themselves."""
         asked = cookie.wire() if cookie is not None else {}
         return answer_from(self.get(f"/v1/streams/{quote(stream)}", asked), stream, cookie)
 
@@ -149,22 +159,17 @@ class Node:
 
     def _ask(self, path: str, query: Mapping[str, Any], wait_s: float) -> tuple[dict[str, Any], int]:
         target = f"{urlsplit(self.url).path}{path}" + (f"?{urlencode(query)}" if query else "")
-        reused = self._connection is not None
-        try:
-            status, body, date = self._exchange(target, wait_s)
-        except (ConnectionError, http.client.BadStatusLine) as error:
-            self.close()
-            if not reused:
-                raise self._unreachable(error) from error
-            # A connection that was kept may have been closed by the node meanwhile; a new one tells.
+        # A connection that was kept may have been closed by the node meanwhile: a new one tells.
+        for last in (True,) if self._connection is None else (False, True):
             try:
                 status, body, date = self._exchange(target, wait_s)
-            except (OSError, http.client.HTTPException) as again:
+                break
+            except (OSError, http.client.HTTPException) as error:
                 self.close()
-                raise self._unreachable(again) from again
-        except (OSError, http.client.HTTPException) as error:
-            self.close()
-            raise self._unreachable(error) from error
+                if last or not isinstance(error, (ConnectionError, http.client.BadStatusLine)):
+                    said = f"the block node at {self.url} does not answer: {type(error).__name__}"
+                    hint = "start it, or name more nodes in the source's `nodes`"
+                    raise UnreachableError(said, hint=hint) from error
         return self._read(path, status, body), _us_of(date)
 
     def _exchange(self, target: str, wait_s: float) -> tuple[int, bytes, str | None]:
@@ -177,8 +182,11 @@ class Node:
         connection = self._connection
         patience_s = self._pace.read_s + wait_s
         connection.sock.settimeout(patience_s)
+        asked_at = time.monotonic()
         connection.request("GET", target, headers=self._headers)
         response = connection.getresponse()
+        if not wait_s:
+            self.answer_s = time.monotonic() - asked_at
         deadline = time.monotonic() + patience_s
         body = bytearray()
         while piece := response.read1(_CHUNK_BYTES):
@@ -197,18 +205,14 @@ class Node:
         try:
             answer = json.loads(body)
         except (ValueError, RecursionError) as error:
-            said = f"{self.url} answered {status}, and no JSON"
-            raise UnreachableError(said, hint="is it a block node, or what stands before it?") from error
+            said = f"{self.url} answered {status}, without JSON"
+            raise UnreachableError(said, hint="is it a block node, or a proxy in front of one?") from error
         if not isinstance(answer, dict):
-            raise FormatError(f"{self.url}{path} answered something else", hint="is it a block node?")
+            raise FormatError(f"{self.url}{path} answered no JSON object", hint="is it a block node?")
         if status != 200:
             code = str(answer.get("code") or "without a code")[:40]
             raise _refusal(f"{self.url}{path} answered {status} {code}", answer.get("code"))
         return answer
-
-    def _unreachable(self, error: Exception) -> UnreachableError:
-        said = f"the block node at {self.url} does not answer: {type(error).__name__}"
-        return UnreachableError(said, hint="start it, or name more nodes in the source's `nodes`")
 
 
 class NodeClient:
@@ -219,11 +223,29 @@ class NodeClient:
         self.pace = pace
         self._preferred = 0
         self._preferred_at = 0.0
+        self._tasks = 1
         self._next_at = 0.0
         self._away: dict[Node, tuple[float, UnreachableError]] = {}
 
+    @property
+    def page_blocks(self) -> int:
+        return self.nodes[self._preferred].page_blocks
+
+    def fetch_s(self, blocks: int, events: int) -> float:
+        """About how long one task takes for so many blocks: waiting for pages, and decoding events."""
+        return -(-blocks // self.page_blocks) * self.nodes[self._preferred].answer_s + events * _EVENT_S
+
+    @contextmanager
+    def one_of(self, tasks: int) -> Iterator[None]:
+        """Ask at the rate of one of so many tasks: together they keep to `requests_per_s`."""
+        self._tasks = tasks
+        try:
+            yield
+        finally:
+            self._tasks = 1
+
     def in_order(self) -> Iterator[Node]:
-        """The one that answered last comes first; now and then the first one is tried again."""
+        """The node that answered last comes first; after a while the first of the settings is tried again."""
         if time.monotonic() - self._preferred_at > _PREFER_FIRST_AFTER_S:
             self._preferred = 0
         first = self._preferred
@@ -235,10 +257,23 @@ class NodeClient:
         if at != self._preferred:
             self._preferred, self._preferred_at = at, time.monotonic()
 
-    def anyone(self, call: Callable[[Node], _T], *, patience_s: float = 0.0) -> _T:
-        """The answer of the first node that has a good one; asked again, with pauses, for as long as there is patience.
+    def first_well(self, call: Callable[[Node], _T]) -> _T:
+        """The result of the first node that is well; each is asked once. For calls about the node as a whole."""
+        errors: list[EvermarkError] = []
+        for node in self.in_order():
+            try:
+                found = call(node)
+            except UNWELL as error:
+                errors.append(error)
+            else:
+                self.answered(node)
+                return found
+        raise min(errors, key=lambda error: (not isinstance(error, TRANSIENT), isinstance(error, UnreachableError)))
 
-        What no node can answer well is the first one's error: `NotFoundError` only if nobody has anything else to say.
+    def ask_any(self, call: Callable[[Node], _T], *, patience_s: float = 0.0) -> _T:
+        """The first good answer about a stream; all nodes are asked again, with pauses, for up to `patience_s`.
+
+        If no node has a good answer, the first node's error is raised; `NotFoundError` only if all say so.
         """
         deadline = time.monotonic() + patience_s
         attempt = 0
@@ -247,7 +282,7 @@ class NodeClient:
             for node in self.in_order():
                 try:
                     found = call(node)
-                except (*TRANSIENT, FormatError, GapError, DeniedError, NotFoundError) as error:
+                except (*UNWELL, GapError, NotFoundError) as error:
                     errors.append(error)
                 else:
                     self.answered(node)
@@ -256,7 +291,7 @@ class NodeClient:
                 raise min(errors, key=lambda error: isinstance(error, NotFoundError))
             pause_s = backoff_s(attempt, base_s=0.2, max_s=2.0) * random.uniform(0.8, 1.2)
             if time.monotonic() + pause_s > deadline:
-                # What only some of them do not have may be at those that cannot be asked.
+                # A stream that some nodes do not have may be at the nodes that cannot be asked.
                 raise min(errors, key=lambda error: (isinstance(error, NotFoundError), isinstance(error, TRANSIENT)))
             attempt += 1
             time.sleep(pause_s)
@@ -265,27 +300,34 @@ class NodeClient:
         """The blocks between two pins, page by page; each follows the one before it, and the last leads to `last`."""
         at = Cookie(*first)
         while at.minipool_gen < last[0]:
-            page = self.anyone(
-                partial(self._verified, stream=stream, at=at, last=last), patience_s=self.pace.patience_s
-            )
+            verified = partial(self._verified, stream=stream, at=at, last=last)
+            page = self.ask_any(verified, patience_s=self.pace.patience_s)
             yield page
             at = page[-1].cookie
 
     def block(self, stream: str, number: int) -> Block:
-        """One block, verified in itself. Each node is asked once: who plans has no time to wait."""
-        (block,) = self.anyone(lambda node: self._single(node, stream, number))
-        return block
+        """One block, verified in itself. Each node is asked once: the planner has no time to wait."""
+        return self.ask_any(lambda node: self.block_of(node, stream, number))
+
+    def block_of(self, node: Node, stream: str, number: int) -> Block:
+        """One block as this node gives it, verified in itself."""
+        self._throttle()
+        page = node.page(stream, number, number + 1)
+        if len(page) != 1 or page[0].number != number:
+            raise GapError(f"stream {stream}: another block came than {number}", hint="ask another node")
+        verify_block(page[0], None)
+        return page[0]
 
     def events(self, node: Node, stream: str, numbers: Sequence[int]) -> Iterator[BlockEvent]:
-        """The events of blocks with these ascending numbers as one node gives them: those that are what their hash
-        says, and those that cannot be read. Who asks of many streams is not to wait for the same node each time."""
+        """The events of blocks with these ascending numbers as one node gives them: events that match their hash, and
+        unreadable ones. A node that did not answer is not waited for again stream by stream (`away_s`)."""
         away = self._away.get(node)
         if away is not None and time.monotonic() - away[0] < self.pace.away_s:
             raise UnreachableError(away[1].message, hint=away[1].hint)
         at = 0
         for number in numbers:
             if number < at:
-                continue  # it came with the page before
+                continue  # the block came with the page before
             self._throttle()
             try:
                 page = node.page(stream, number, numbers[-1] + 1)
@@ -298,7 +340,7 @@ class NodeClient:
 
     def require_chain(self, node: Node, stream: str, at: Cookie) -> None:
         """Raise unless the node has the block that the cookie names."""
-        (block,) = self._single(node, stream, at.minipool_gen - 1)
+        block = self.block_of(node, stream, at.minipool_gen - 1)
         if block.hash != at.prev_miniblock_hash:
             raise fork(stream, block.number)
 
@@ -308,24 +350,16 @@ class NodeClient:
         end = verify_chain(page, at)
         if end is not None and (end.minipool_gen > last[0] or (end.minipool_gen == last[0] and end != Cookie(*last))):
             raise IdentityError(
-                f"stream {stream}: the blocks up to {last[0]} do not lead where they should: this is another chain",
+                f"stream {stream}: the blocks up to {last[0]} do not lead to the expected hash: this is another chain",
                 hint="the node's history was rewritten: compare it with another node's",
             )
-        return page
-
-    def _single(self, node: Node, stream: str, number: int) -> list[Block]:
-        self._throttle()
-        page = node.page(stream, number, number + 1)
-        if len(page) != 1 or page[0].number != number:
-            raise GapError(f"stream {stream}: block {number} is not what came", hint="ask another node")
-        verify_block(page[0], None)
         return page
 
     def _throttle(self) -> None:
         now = time.monotonic()
         if self._next_at > now:
             time.sleep(self._next_at - now)
-        self._next_at = max(now, self._next_at) + 1.0 / self.pace.requests_per_s
+        self._next_at = max(now, self._next_at) + self._tasks / self.pace.requests_per_s
 
     def close(self) -> None:
         for node in self.nodes:
@@ -338,7 +372,7 @@ def _refusal(said: str, code: object) -> EvermarkError:
     if code == "unauthorized":
         return DeniedError(said, hint="give the node's token as the source's `token`")
     if code == "range_impossible":
-        return Beyond(said, hint="the stream was recreated, or the node was restored from a backup")
+        return NoSuchBlockError(said, hint="the stream was recreated, or the node was restored from a backup")
     if code == "range_empty":
         return GapError(said, hint="the stream was recreated, or the node was restored from a backup")
     if code in {"bad_request", "not_found", "too_large"}:

@@ -1,4 +1,4 @@
-"""The reading side of a node: each answer from one consistent state of the file, as text for the wire."""
+"""The reading side of a node: each answer is read from one consistent state of the file, as JSON text."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from evermark.blocknode.bodies import text_of
 from evermark.blocknode.database import Database
+from evermark.blocknode.decisions import Answer, Range, continuation, judge_range
 from evermark.blocknode.refusal import Code, Refused, bad_request, behind, busy, stream_not_found
-from evermark.blocknode.sealing import Answer, Range, continuation, judge_range
 from evermark.blocknode.settings import READS_WAITING_MAX, NodeSettings
-from evermark.blocknode.shapes import text_of
 from evermark.errors import GapError
 from evermark.sources.blocks.chain import Cookie, StreamKind
 
@@ -24,7 +24,7 @@ _THREADS = 4
 
 @dataclass(frozen=True, slots=True)
 class ReaderPosition:
-    """What a reader of a stream has: everything before the cookie, and that many events of the minipool behind it."""
+    """How far a client is in a stream: it has all blocks before the cookie, and `seen` events of the minipool."""
 
     cookie: Cookie
     seen: int = 0
@@ -32,14 +32,14 @@ class ReaderPosition:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a reader is to be sent. `more`: there is more than one answer holds; ask again from `standing`."""
+    """The answer to a client. `more`: there is more than one answer holds; ask again from `position`."""
 
     stream: str
     kind: str
     reset: bool
     blocks: list[bytes]
     minipool: list[bytes]
-    standing: ReaderPosition
+    position: ReaderPosition
     more: bool
 
     @property
@@ -51,7 +51,7 @@ class View:
         return sum(map(len, self.blocks)) + sum(map(len, self.minipool))
 
     def text(self) -> bytes:
-        about = {"stream": self.stream, "kind": self.kind, "reset": self.reset, "cookie": self.standing.cookie.wire()}
+        about = {"stream": self.stream, "kind": self.kind, "reset": self.reset, "cookie": self.position.cookie.wire()}
         more = {"more": self.more}
         parts = (b',"blocks":[', b",".join(self.blocks), b'],"minipool":[', b",".join(self.minipool), b"]}")
         return text_of(about | more)[:-1] + b"".join(parts)
@@ -72,25 +72,25 @@ class Page:
 
 
 class Answers:
-    """What is read for each question, on a connection that sees one state of the file."""
+    """One method for each question, on a connection that sees one state of the file."""
 
     def __init__(self, settings: NodeSettings) -> None:
         self._settings = settings
 
     def view(
-        self, db: sqlite3.Connection, stream: str, standing: ReaderPosition | None, *, snapshots_back: int = 0
+        self, db: sqlite3.Connection, stream: str, after: ReaderPosition | None, *, snapshots_back: int = 0
     ) -> View:
-        """What follows `standing`, or everything since the latest snapshot; `snapshots_back` starts at an older one."""
+        """Blocks and minipool after the position, or since the latest snapshot; `snapshots_back`: an older one."""
         row = self._stream(db, stream)
         sid, kind, next_number, last_hash, start, pool_count = row
-        cookie = standing.cookie if standing is not None else None
+        cookie = after.cookie if after is not None else None
         hash_before = None
         if cookie is not None and 0 < cookie.minipool_gen <= next_number:
             before = [sid << 32 | cookie.minipool_gen - 1]
             hash_before = db.execute("select hash from blocks where place = ?", before).fetchone()[0]
         answer = continuation(cookie, next_number, hash_before, self._settings.resume_blocks)
-        if answer is Answer.CONTINUE and standing is not None:
-            return self._continue(db, stream, row, standing)
+        if answer is Answer.CONTINUE and after is not None:
+            return self._continue(db, stream, row, after)
         for _ in range(snapshots_back):
             older = "select max(place) from blocks where place >= ? and place < ? and snapshot"
             (place,) = db.execute(older, (sid << 32, sid << 32 | start)).fetchone()
@@ -99,9 +99,9 @@ class Answers:
         pool = self._pool(db, sid, 0, pool_count)
         return View(stream, kind, True, blocks, pool, ReaderPosition(Cookie(next_number, last_hash), pool_count), False)
 
-    def _continue(self, db: sqlite3.Connection, stream: str, row: tuple[Any, ...], standing: ReaderPosition) -> View:
+    def _continue(self, db: sqlite3.Connection, stream: str, row: tuple[Any, ...], after: ReaderPosition) -> View:
         sid, kind, next_number, _, _, pool_count = row
-        cookie, seen = standing.cookie, standing.seen
+        cookie, seen = after.cookie, after.seen
         blocks: list[bytes] = []
         size = 0
         for body, made in self._blocks(db, sid, cookie.minipool_gen, next_number):
@@ -136,7 +136,7 @@ class Answers:
     def listing(
         self, db: sqlite3.Connection, touched_after: int, limit: int, kind: StreamKind | None = None
     ) -> list[dict[str, Any]]:
-        """Streams in the order of their last change; those that share a number are not torn apart by the limit."""
+        """Streams in the order of their last change; the limit does not cut between streams that share a number."""
         if limit < 1:
             raise bad_request("limit is below 1")
         columns = ("stream", "kind", "minipool_gen", "touched", "deleted")
@@ -174,9 +174,8 @@ class Answers:
     @staticmethod
     def _pool(db: sqlite3.Connection, sid: int, start: int, end: int) -> list[bytes]:
         within = (sid << 32 | start, sid << 32 | end)
-        return [
-            row[0] for row in db.execute("select body from pool where place >= ? and place < ? order by place", within)
-        ]
+        rows = db.execute("select body from pool where place >= ? and place < ? order by place", within)
+        return [body for (body,) in rows]
 
 
 class Reader(Answers):
@@ -191,7 +190,7 @@ class Reader(Answers):
         self._waiting = 0
 
     async def run(self, call: Callable[[sqlite3.Connection], _T], *, waits: bool = False) -> _T:
-        """Refused when too many wait, unless the caller `waits`, however long."""
+        """Refused when too many calls wait, unless the caller `waits`, however long."""
         if self._waiting >= READS_WAITING_MAX and not waits:
             raise busy("too many requests wait for an answer already")
         self._waiting += 1

@@ -1,8 +1,8 @@
-"""What one node sends in a form that cannot be read is asked of all: one that lies could hide an event so.
+"""An event that one node sends in a form that cannot be read is asked of all nodes: a node that lies could hide it so.
 
-A block vouches for the hashes of its events, and a hash for all an event says: whoever gives an event that has this
-hash gives the event. Only where every node that has the block gives the same, it is the event that cannot be read, and
-not a node that is unwell: then it is poison. A node that cannot be asked is waited for, though not for ever.
+A block vouches for the hashes of its events, and a hash for everything an event says: a node that gives an event with
+this hash gives the event. If every node that has the block gives the event unreadable, the event is at fault and not a
+node: then it is poison. Nodes that cannot be asked are waited for, though not for ever.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import replace
 
 import structlog
 
-from evermark.errors import DeniedError, EvermarkError, FormatError, GapError, NotFoundError
+from evermark.errors import EvermarkError, GapError, NotFoundError
 from evermark.sources.blocks.chain import Block, BlockEvent, Undecoded, UnreadableError
-from evermark.sources.blocks.client import TRANSIENT, Beyond, Node, NodeClient
-from evermark.sources.blocks.plans import Stale
+from evermark.sources.blocks.nodes.client import UNWELL, Node, NodeClient, NoSuchBlockError
+from evermark.sources.blocks.store.base import Stale
 from evermark.sources.blocks.target import Pace
 
 log = structlog.get_logger(__name__)
@@ -33,10 +33,10 @@ def read_by_any(
     waited: Callable[[], bool],
     taken: frozenset[str] = frozenset(),
 ) -> tuple[Block, ...]:
-    """The blocks, with every event that one of the nodes gives readable; what is left unreadable is poison. Events that
+    """The blocks, with every event that any node gives readable; events that stay unreadable are poison. Events that
     were `taken` before need not be read.
 
-    Raises `UnreadableError` while a node that may have the event cannot be asked, unless that was `waited` for.
+    Raises `UnreadableError` while a node that may have the event cannot be asked, unless `waited` says: long enough.
     """
     events = ((event, block.number) for block in blocks for event in block.events)
     odd = {it.hash: number for it, number in events if isinstance(it, Undecoded) and it.hash not in taken}
@@ -44,16 +44,14 @@ def read_by_any(
         return tuple(blocks)
     found: dict[str, BlockEvent] = {}
     silent: list[EvermarkError] = []
+    left = odd
     for node in client.in_order():
-        left = {name: number for name, number in odd.items() if name not in found}
-        if not left:
-            break
-        error = _ask(client, node, stream, left, found)
-        if error is not None:
-            silent.append(error)
+        if left:
+            error = _ask(client, node, stream, left, found)
+            silent += [error] if error is not None else []
+            left = {name: number for name, number in odd.items() if name not in found}
     if found:
         log.warning("blocks_read_elsewhere", stream=stream, events=len(found), first=next(iter(found)))
-    left = {name: number for name, number in odd.items() if name not in found}
     if left and silent and not waited():
         name, number = next(iter(left.items()))
         raise UnreadableError(
@@ -68,16 +66,16 @@ def read_by_any(
 def _ask(
     client: NodeClient, node: Node, stream: str, left: dict[str, int], found: dict[str, BlockEvent]
 ) -> EvermarkError | None:
-    """Put into `found` what the node gives readable; why it may have more to say another time."""
+    """Put the events that the node gives readable into `found`; why the node may have more to say another time."""
     unseen = set(left)
     try:
         for event in client.events(node, stream, sorted(set(left.values()))):
             unseen.discard(event.hash)
             if event.hash in left and not isinstance(event, Undecoded):
                 found[event.hash] = event
-    except (NotFoundError, Beyond):
-        return None  # it has no such stream, or not so much of it
-    except (*TRANSIENT, FormatError, GapError, DeniedError) as error:
+    except (NotFoundError, NoSuchBlockError):
+        return None
+    except (*UNWELL, GapError) as error:
         return error
     if unseen:
         return GapError(f"{node.url} gives other blocks than these", hint="its history is another one, or it lies")

@@ -1,8 +1,8 @@
-"""Reads a slice of the plan: what it carries, and what has to be fetched between its pins."""
+"""Reads a slice of the plan: the events that the plan carries, and the blocks to be fetched between pins."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -11,12 +11,11 @@ import structlog
 from evermark.errors import EvermarkError, FormatError, GapError, NotFoundError, UnreachableError
 from evermark.sources.base import Slice
 from evermark.sources.blocks.chain import BlockEvent, EventKind, Undecoded, UnreadableError, event_from
-from evermark.sources.blocks.client import NodeClient
-from evermark.sources.blocks.plan import Item, Part, parts, placed
-from evermark.sources.blocks.plans import Plans, stale_reason
-from evermark.sources.blocks.position import Position
-from evermark.sources.blocks.rows import Rows
-from evermark.sources.blocks.unreadable import read_by_any, waited_enough
+from evermark.sources.blocks.decide.ticks import Item, Part, Position, parts, placed
+from evermark.sources.blocks.nodes.client import NodeClient
+from evermark.sources.blocks.nodes.unreadable import read_by_any, waited_enough
+from evermark.sources.blocks.read.rows import Rows
+from evermark.sources.blocks.store.base import Plans, stale_reason
 
 log = structlog.get_logger(__name__)
 
@@ -29,6 +28,7 @@ class SliceReader:
     def read(self, piece: Slice) -> Iterator[pa.RecordBatch]:
         try:
             ends, first, last = (int(piece.detail[name]) for name in ("tick", "from", "to"))
+            tasks = int(piece.detail.get("tasks", 1))
         except (KeyError, ValueError):
             raise FormatError("this is no slice of a block source", hint="slices come from `slices`") from None
         items = self._plans.items(piece.partition, ends)
@@ -39,36 +39,40 @@ class SliceReader:
                 hint="another instance has taken over: start again from the checkpoint",
             )
         rows = Rows()
-        for part in all_parts[first:last]:
-            yield from self._part(piece.partition, ends - 1, items, part, rows)
-        yield from rows.rest()
+        with self._client.one_of(tasks):
+            for part in all_parts[first:last]:
+                item = items[part.item]
+                if item.pins:
+                    added = self._fetched(piece.partition, ends - 1, item, part, rows)
+                else:
+                    added = self._carried(ends - 1, item, part, rows)
+                for _ in added:
+                    if rows.full:
+                        yield rows.taken()
+        if rows:
+            yield rows.taken()
         for stream, (count, event) in self._poison.items():
             said = {"source": self._source, "stream": stream, "first": event.hash, "reason": event.reason}
             log.error("blocks_poison", events=count, said="no node gives them in a form that can be read", **said)
 
-    def _part(
-        self, partition: int, tick: int, items: Sequence[Item], part: Part, rows: Rows
-    ) -> Iterator[pa.RecordBatch]:
-        item = items[part.item]
-        if not item.pins:
-            for block, ordinal, wire in item.carried:
-                position = str(Position(tick, part.item, block, ordinal))
-                if "opening" in wire:
-                    yield from rows.add_opening(item.stream, wire["opening"], position, int(wire.get("block", 0)))
-                elif "note" in wire:
-                    yield from rows.add_note(item.stream, wire["note"], position)
-                elif "standing" in wire:
-                    yield from rows.add_standing(item.stream, wire["standing"], position)
-                elif "told" in wire:
-                    yield from rows.add_told(item.stream, event_from(wire["told"]), position)
-                else:
-                    event = _event(wire)
-                    self._count(item.stream, event)
-                    yield from rows.add(item.stream, event, position)
-            return
-        yield from self._fetched(partition, tick, item, part, rows)
+    def _carried(self, tick: int, item: Item, part: Part, rows: Rows) -> Iterator[None]:
+        """Adds the rows that the plan carries; yields after each."""
+        for block, ordinal, wire in item.carried:
+            position = str(Position(tick, part.item, block, ordinal))
+            if "opening" in wire:
+                rows.add_opening(item.stream, wire["opening"], position, int(wire.get("block", 0)))
+            elif "note" in wire:
+                rows.add_note(item.stream, wire["note"], position)
+            elif "standing" in wire:
+                rows.add_membership(item.stream, wire["standing"], position)
+            elif "told" in wire:
+                rows.add_join_or_leave(item.stream, event_from(wire["told"]), position)
+            else:
+                self._add(item.stream, _event(wire), position, rows)
+            yield
 
-    def _fetched(self, partition: int, tick: int, item: Item, part: Part, rows: Rows) -> Iterator[pa.RecordBatch]:
+    def _fetched(self, partition: int, tick: int, item: Item, part: Part, rows: Rows) -> Iterator[None]:
+        """Adds the events of the blocks between two pins; yields after each."""
         at = part.first[0]
 
         def waited() -> bool:
@@ -78,21 +82,20 @@ class SliceReader:
             for page in self._client.between(item.stream, part.first, part.last):
                 for block in read_by_any(self._client, item.stream, page, waited, item.leave_out):
                     if block.number == 0 and block.snapshot is not None:
-                        where = str(Position(tick, part.item))
-                        yield from rows.add_opening(item.stream, block.snapshot.wire(), where)
+                        rows.add_opening(item.stream, block.snapshot.wire(), str(Position(tick, part.item)))
                     for ordinal, event, told in placed(block.number, block.events, item.leave_out, item.repeats):
                         position = str(Position(tick, part.item, block.number, ordinal))
                         if told:
-                            yield from rows.add_told(item.stream, event, position)
-                            continue
-                        self._count(item.stream, event)
-                        yield from rows.add(item.stream, event, position)
+                            rows.add_join_or_leave(item.stream, event, position)
+                        else:
+                            self._add(item.stream, event, position, rows)
+                        yield
                 at = page[-1].number + 1
         except NotFoundError:
-            # Nobody can fetch what was deleted; what could not be taken is named in the log.
+            # Blocks of a deleted stream cannot be fetched any more: a row in the log names them.
             note = {"change": "lost", "from": at, "to": part.last[0]}
             log.warning("blocks_lost", source=self._source, stream=item.stream, **note)
-            yield from rows.add_note(item.stream, note, str(Position(tick, part.item, at)))
+            rows.add_note(item.stream, note, str(Position(tick, part.item, at)))
         except EvermarkError as error:
             at = error.block if isinstance(error, UnreadableError) else at
             self._plans.mark_stale(partition, item.stream, at, stale_reason(error))
@@ -101,10 +104,11 @@ class SliceReader:
                 hint="the stream is stale until one of the nodes has them; the other streams go on",
             ) from error
 
-    def _count(self, stream: str, event: BlockEvent) -> None:
+    def _add(self, stream: str, event: BlockEvent, position: str, rows: Rows) -> None:
         if isinstance(event, Undecoded):
             count, first = self._poison.get(stream, (0, event))
             self._poison[stream] = (count + 1, first)
+        rows.add(stream, event, position)
 
 
 def _event(wire: dict[str, Any]) -> BlockEvent:

@@ -1,0 +1,375 @@
+"""Makes the plan: looks which streams have news, and writes down what the next batch holds before it is read.
+
+The listing and the streams in it are asked of one node: a follower may not have yet what the listing of another node
+promised, and the listing is not read twice. Only a stream that this node lies about is asked of the other nodes, and
+then stays marked to be looked at again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import structlog
+
+from evermark.errors import DeniedError, EvermarkError, FormatError, GapError, NotFoundError
+from evermark.sources.base import Limit
+from evermark.sources.blocks.chain import StreamKind, UnreadableError
+from evermark.sources.blocks.decide.resume import (
+    ANEW,
+    UNTOLD,
+    Case,
+    Decision,
+    StreamState,
+    decide,
+    fitted,
+    taken_again,
+    unclosed,
+    witnessed,
+)
+from evermark.sources.blocks.decide.ticks import Move, Tick, partition_of, way_to
+from evermark.sources.blocks.nodes.client import TRANSIENT, UNWELL, Listed, Node, NodeClient, NoSuchBlockError
+from evermark.sources.blocks.nodes.identity import NodeIdentity
+from evermark.sources.blocks.nodes.members import StreamMembers
+from evermark.sources.blocks.plan.draft import Draft, Unpinned
+from evermark.sources.blocks.store.base import Plans, PlanState, Stale, stale_reason
+from evermark.sources.blocks.target import BlocksTarget
+
+log = structlog.get_logger(__name__)
+
+_TRACKED_MAX = 10_000
+_POLL_S = 0.2
+_PROBED_MAX = 20
+_STALE_POLL_S = 1.0
+_JUST_NOW_US = 2**62  # of a state that a tick not yet confirmed removes: later than any time a node has
+_LIES = (FormatError, GapError, DeniedError)
+_WARNED = {
+    Case.OLDER: "the node answers from an older snapshot than we know; nothing is taken twice",
+    Case.REWOUND: "the node has less than was taken from it: was it restored? what it has is compared with the log",
+    Case.RECREATED: "the stream was deleted and created again: it is taken anew",
+    Case.FORK_ACCEPTED: "a person has accepted the node's history: the stream is taken anew",
+}
+
+
+@dataclass(frozen=True)
+class _ListedTo:
+    """How far the listing was read at a boundary without finding anything to take."""
+
+    after: int
+    choice: str
+    touched: int
+
+
+@dataclass
+class _Look:
+    """One look at a node for one partition."""
+
+    node: Node
+    partition: int
+    state: PlanState
+    draft: Draft
+    moves: dict[str, Move]  # of ticks that are not confirmed
+    passed_before: int  # streams with state and no change since need no look
+    stale: Mapping[str, Stale]
+    not_now: set[str]  # stale streams that are not tried in this look
+    tried: set[str]  # stale streams that are
+    anew: bool  # confirmed states do not count, but can be compared
+
+
+class Planner:
+    def __init__(
+        self, target: BlocksTarget, plans: Plans, client: NodeClient, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._target, self._plans, self._client, self._clock = target, plans, client, clock
+        self.identity = NodeIdentity(client.nodes, plans, target.partitions)
+        self._members = StreamMembers(target, client)
+        self._tracked: OrderedDict[str, float] = OrderedDict()  # when each stream was last active
+        self._listed: dict[int, _ListedTo] = {}
+        self._any_stale = False
+
+    @property
+    def tracked(self) -> int:
+        """How many streams are asked from their cookie, being active; all others are asked from their snapshot."""
+        return len(self._tracked)
+
+    def next_tick(self, partition: int, after: int, limit: Limit) -> int | None:
+        """Where the batch that begins at `after` ends; None when there is nothing to take."""
+        state = self._plans.state(partition)
+        ticks = self._plans.ticks(partition)
+        try:
+            way = way_to(ticks, state.confirmed, after)
+        except GapError as error:
+            error.partition = partition  # the others may go on
+            raise
+        begun = [tick.ends for tick in ticks if tick.starts == after and not tick.void and not tick.root]
+        if begun:
+            return max(begun)
+        self._forget_idle()
+        return self._client.first_well(lambda node: self._plan(node, partition, state, way, after, limit))
+
+    def wait(self, partitions: list[int], wait_s: float) -> None:
+        """Until a stream changes, or for that long at the most."""
+        touched = min(self._listed[partition].touched for partition in partitions)
+        whole_s = int(min(wait_s, _STALE_POLL_S) if self._any_stale else wait_s)
+        try:
+            changed = self._client.first_well(lambda node: bool(node.listing(touched, whole_s).rows))
+        except UNWELL:
+            return  # `next_tick` says so
+        if not whole_s and not changed:
+            time.sleep(min(wait_s, _POLL_S))
+
+    def _plan(
+        self, node: Node, partition: int, state: PlanState, way: list[Tick], after: int, limit: Limit
+    ) -> int | None:
+        choice = self._target.choice.version()
+        touched, passed = self._listed_to(partition, state, way, after, choice)
+        stale = self._plans.stale(partition)
+        self._any_stale = bool(stale)
+        draft = Draft(touched, limit, self._target.pace, self._client)
+        moves = self._plans.moves(partition, [tick.ends for tick in way])
+        not_now = {stream for stream, mark in stale.items() if not mark.due}
+        anew = bool(way) and way[0].root
+        look = _Look(node, partition, state, draft, moves, passed, stale, not_now, set(), anew)
+        try:
+            due = [stream for stream, mark in stale.items() if mark.due][:_PROBED_MAX]
+            not_now |= {stream for stream in due if not self._can_be_had(partition, stream, stale[stream])}
+            look.tried = set(due) - not_now
+            self._apply_accepted_forks(look, way)
+            self._look_at_owed(look)
+            self._look_through_listing(look)
+        except TRANSIENT:
+            if not draft.items:
+                raise  # otherwise the draft is taken first
+        if draft.items:
+            return self._plans.add(partition, Tick(after, 0, draft.touched, choice), draft.items)
+        self._listed[partition] = _ListedTo(after, choice, draft.touched)
+        news = draft.touched > state.touched or (draft.touched == state.touched and choice != state.choice)
+        if not way and news:
+            self._plans.note_listed(partition, state.confirmed, draft.touched, choice)
+        return None
+
+    def _listed_to(self, partition: int, state: PlanState, way: list[Tick], after: int, choice: str) -> tuple[int, int]:
+        """How far the listing was read, and up to where streams with state need no second look."""
+        touched, by = (way[-1].touched, way[-1].choice) if way else (state.touched, state.choice)
+        listed = self._listed.get(partition)
+        if listed is not None and listed.after == after and listed.touched >= touched:
+            touched, by = listed.touched, listed.choice
+        return (touched, touched) if by == choice else (0, touched)
+
+    def _apply_accepted_forks(self, look: _Look, way: list[Tick]) -> None:
+        """A person's acceptance is kept with the confirmed state, and holds for ticks that were planned before it."""
+        for stream in look.tried:
+            mark, move = look.stale[stream], look.moves.get(stream)
+            if not mark.fork or move is None or move.known is None:
+                continue
+            confirmed = self._plans.known([stream]).get(stream)
+            if confirmed is None or confirmed.known is None or not confirmed.known.fork_accepted:
+                continue
+            if stream not in self._plans.moves(look.partition, [tick.ends for tick in way if tick.ends > mark.tick]):
+                look.moves[stream] = replace(move, known=replace(move.known, fork_accepted=True))
+
+    def _look_at_owed(self, look: _Look) -> None:
+        """Streams that had more than a batch could hold, and stale streams whose blocks may be had now."""
+        owed = {stream for stream, move in look.moves.items() if move.more}
+        if not look.anew:
+            owed |= {stream for stream in self._plans.unfinished(look.partition) if stream not in look.moves}
+        for stream in sorted((owed - look.not_now) | look.tried):
+            if look.draft.is_full():
+                return
+            move = self._known(look, [stream]).get(stream)
+            if not self._look_at(look, stream, move.kind if move is not None else "", move):
+                return
+
+    def _look_through_listing(self, look: _Look) -> None:
+        draft = look.draft
+        while not draft.is_full():
+            listing = look.node.listing(draft.touched, 0)
+            self.identity.require(listing.node)
+            if not look.state.last_tick and not look.state.touched:
+                self._plans.begin(look.partition, listing.now_us if self._target.cold else 0)
+                look.state = self._plans.state(look.partition)
+            mine = [row for row in listing.rows if partition_of(row.stream, self._target.partitions) == look.partition]
+            known = self._known(look, [row.stream for row in mine])
+            for row in mine:
+                # A stream may be listed twice, and may have been looked at before the listing came.
+                move = draft.moves.get(row.stream) or known.get(row.stream)
+                move = move if move is not None and move.known is not None else None
+                if not self._is_chosen(look, row, move):
+                    continue
+                if draft.is_full() or not self._look_at_listed(look, row, move):
+                    # Streams that changed together share a number: it is passed when the last of them was looked at.
+                    draft.touched = max(draft.touched, row.touched - 1)
+                    return
+            draft.touched = listing.touched
+            if not listing.rows:
+                return
+
+    def _is_chosen(self, look: _Look, row: Listed, move: Move | None) -> bool:
+        if row.stream in look.not_now:
+            return False
+        if row.deleted:
+            return move is not None
+        if move is not None:
+            news = row.touched > look.passed_before
+            return news and (self._target.choice.by_members or self._choose(look, row.stream, row.kind))
+        inbox = row.kind == StreamKind.INBOX or self._target.choice.is_inbox(row.stream)
+        if not inbox and row.touched <= look.state.cold_before:
+            return False
+        try:
+            return self._choose(look, row.stream, row.kind)
+        except NotFoundError:
+            return False  # deleted meanwhile
+        except _LIES as error:  # about who is a member: as serious as a lie about events
+            self._mark_stale(look, row.stream, 0, error)
+            return False
+
+    def _choose(self, look: _Look, stream: str, kind: str, since: int = 0) -> bool:
+        return self._members.choose(look.node, stream, kind, look.stale.get(stream), since)
+
+    def _look_at_listed(self, look: _Look, row: Listed, move: Move | None) -> bool:
+        if row.deleted and move is not None:
+            look.draft.put_gone(row.stream, row.kind, move)
+            return True
+        return self._look_at(look, row.stream, row.kind, move)
+
+    def _look_at(self, look: _Look, stream: str, kind: str, move: Move | None) -> bool:
+        """Put the news of one stream into the draft; False when there is no room for any of it.
+
+        A stream that cannot be read is stale, and does not hold up the other streams.
+        """
+        draft, before = look.draft, move.known if move is not None else None
+        gen = before.cookie.minipool_gen if before is not None else 0
+        try:
+            decision, elsewhere = self._decided(look, stream, before)
+            kind = decision.kind or kind
+            by_members = self._target.choice.by_members
+            if move is None and by_members and stream in look.tried and not self._choose(look, stream, kind):
+                draft.put_nothing(stream, kind)
+                return True
+            part = fitted(decision, draft.room, before, at_least_one=not draft.items)
+            blocks = self._members.readable(stream, part.blocks, look.stale.get(stream), part.leave_out)
+            part = replace(part, blocks=blocks)
+            if ((move is not None and move.more) or stream in look.stale) and look.node.follows():
+                elsewhere = True  # blocks that were left over, or could not be had, may not have come to this node yet
+            if decision.case in _WARNED:
+                said = _WARNED[decision.case]
+                log.warning(
+                    "blocks_case", source=self._target.source, stream=stream, case=str(decision.case), said=said
+                )
+            if decision.news and not part.news:
+                return False
+            finished = move is not None and move.more and not part.more and not elsewhere
+            if part.news or finished:
+                self._take(look, stream, kind, move, part, part.more or elsewhere)
+            elif stream in look.tried and stream not in draft.moves and not elsewhere and not look.node.follows():
+                self._plans.unmark_stale(stream, look.stale[stream])
+        except NotFoundError as error:
+            if look.node.follows():
+                # The node that this one copies may have the stream; if it is deleted there, the listing says so.
+                self._mark_stale(look, stream, gen, error)
+            elif move is not None:
+                draft.put_gone(stream, kind, move)
+            elif stream in look.tried:
+                draft.put_nothing(stream, kind)
+        except (*_LIES, Unpinned) as error:
+            self._mark_stale(look, stream, gen, error)
+        return True
+
+    def _take(self, look: _Look, stream: str, kind: str, move: Move | None, part: Decision, more: bool) -> None:
+        before = move.known if move is not None else None
+        members = None
+        if taken_again(part, went_on=move is not None and move.more):
+            if not more:
+                members = self._members.at(look.node, stream, part.known, look.stale.get(stream))
+            if members is None:  # not all is taken, or no node can say: a later look closes it
+                part, more = unclosed(part), True
+                if not part.news:
+                    return
+        # The last part of a stream that is not chosen any more holds the leave that made it so. In blocks that were
+        # taken before, unreadable events were waited for then.
+        since = before.cookie.minipool_gen if before is not None and part.case not in ANEW else 0
+        last = self._target.choice.by_members and move is not None and not more
+        forgotten = last and not self._choose(look, stream, kind, since)
+        look.draft.put(stream, kind, before, part, more=more, forgotten=forgotten, members=members)
+
+    def _mark_stale(self, look: _Look, stream: str, block: int, error: EvermarkError) -> None:
+        log.warning("blocks_stale", source=self._target.source, stream=stream, error=str(error))
+        block = error.block if isinstance(error, UnreadableError) else block
+        self._plans.mark_stale(look.partition, stream, block, stale_reason(error))
+        look.not_now.add(stream)
+
+    def _decided(self, look: _Look, stream: str, known: StreamState | None) -> tuple[Decision, bool]:
+        """The decision, and whether another node had to be asked than the one whose listing is read."""
+        cookie = known.cookie if known is not None and stream in self._tracked else None
+        last = look.draft.moves.get(stream) or look.moves.get(stream)
+        forgot_us = _JUST_NOW_US if look.anew or (last is not None and last.forgotten) else look.state.forgot_us
+        witness = self._plans.witness(stream) if known is None and forgot_us else None
+        untold = forgot_us > 0 if known is None else known.repeats_below == UNTOLD
+
+        def ask(node: Node) -> Decision:
+            answer = node.view(stream, cookie)
+            unseen = witnessed(witness, answer, may_lack=node.follows()) if witness is not None else None
+            if unseen is not None:
+                self._client.require_chain(node, stream, unseen)
+            may_lack = untold and node.follows()
+            made = decide(
+                known,
+                answer,
+                whole=self._target.whole,
+                forgot_us=forgot_us,
+                may_lack=may_lack,
+                now_us=time.time_ns() // 1000,
+            )
+            if made.case in ANEW and node.follows():
+                return decide(known, answer, follows=True)
+            if made.case is Case.FORK_ACCEPTED:
+                members = self._members.of(node, stream, look.stale.get(stream))
+                return replace(made, members=members, first=self._client.block_of(node, stream, 0).snapshot)
+            if made.case is Case.GAP:
+                # A fork is found here, and not by a task, whose failure would hold up the whole batch.
+                self._client.require_chain(node, stream, made.start)
+            return made
+
+        try:
+            decision, elsewhere = ask(look.node), False
+        except _LIES as error:
+            if len(self._client.nodes) == 1:
+                raise
+            log.warning("blocks_node_lies", stream=stream, node=look.node.url, error=str(error))
+            decision, elsewhere = self._client.ask_any(ask), True
+            if not decision.news:
+                raise  # the listed node has news, or another chain: that no other node has news is no reason to pass it
+        self._tracked[stream] = self._clock()
+        self._tracked.move_to_end(stream)
+        if len(self._tracked) > _TRACKED_MAX:
+            self._tracked.popitem(last=False)
+        return decision, elsewhere
+
+    def _can_be_had(self, partition: int, stream: str, mark: Stale) -> bool:
+        """Whether the block that was missing or unreadable is there and readable now."""
+        try:
+            block = self._client.block(stream, mark.block)
+            if mark.unreadable:
+                self._members.readable(stream, [block], mark)
+        except (NotFoundError, NoSuchBlockError):
+            return True  # deleted meanwhile, or there is no such block (yet): looking at the stream will tell
+        except (*TRANSIENT, *_LIES) as error:
+            # While no node can be asked, an unreadable event stays unreadable.
+            reason = mark.reason if mark.unreadable and isinstance(error, TRANSIENT) else stale_reason(error)
+            self._plans.mark_stale(partition, stream, mark.block, reason)
+            return False
+        return True
+
+    def _known(self, look: _Look, streams: list[str]) -> Mapping[str, Move]:
+        asked = [stream for stream in streams if stream not in look.moves]
+        found = self._plans.known(asked) if asked else {}
+        if look.anew:  # but a person's acceptance of a fork still holds
+            found = {stream: move for stream, move in found.items() if move.known and move.known.fork_accepted}
+        return found | {stream: look.moves[stream] for stream in streams if stream in look.moves}
+
+    def _forget_idle(self) -> None:
+        idle = self._clock() - self._target.idle_after_s
+        while self._tracked and next(iter(self._tracked.values())) < idle:
+            self._tracked.popitem(last=False)
