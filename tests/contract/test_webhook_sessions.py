@@ -12,7 +12,7 @@ from tests.contract.webhook_receiver import Receiver, events, one_outcome, spec_
 from evermark.delivery.base import Fate
 from evermark.delivery.decide.retry import Verdict
 from evermark.delivery.webhook.base import Job, Try
-from evermark.delivery.webhook.bundles_ahead import prepared
+from evermark.delivery.webhook.bundles import prepared
 from evermark.delivery.webhook.parked_json import row_json
 from evermark.delivery.webhook.sink import WebhookSink
 

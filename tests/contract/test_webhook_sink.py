@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import socket
 import threading
@@ -18,12 +17,11 @@ from tests.contract.webhook_receiver import SECRET, Got, Receiver, events, one_o
 from evermark.delivery.base import Fate, Outcome, SourcePartition
 from evermark.delivery.decide.retry import Verdict
 from evermark.delivery.webhook import dispatch
-from evermark.delivery.webhook.base import Job, Sink, Try
+from evermark.delivery.webhook.base import Job, Try
 from evermark.delivery.webhook.body import Rendering
 from evermark.delivery.webhook.parked_json import row_json
 from evermark.delivery.webhook.signing import new_secret
 from evermark.delivery.webhook.sink import WebhookSink
-from evermark.delivery.webhook.stdout import StdoutSink
 from evermark.event import EVENT
 
 
@@ -561,18 +559,6 @@ def test_many_jobs_at_once_render_fewer_rows_ahead_each(
     assert [result.outcome.accepted for result in results] == [50] * 10
     assert max(rendered) == 3
     assert len(receiver.ids) == 500
-
-
-def test_standard_output_is_a_sink_too() -> None:
-    """One JSON line per event, also for payloads with line breaks; a closed pipe loses nothing."""
-    out = io.StringIO()
-    sink: Sink = StdoutSink(out)
-    outcome = one_outcome(sink.deliver([Job(spec_for("stdout:"), events(3, payload='{\n"a": "x\\ny"}'))], 5))
-    assert (outcome.fate, outcome.accepted) == (Fate.DONE, 3)
-    assert [json.loads(line)["data"] for line in out.getvalue().splitlines()] == [{"a": "x\ny"}] * 3
-    assert sink.attempt([Try(spec_for("stdout:"), row_json(events(1), 0), 2)], 5)[0].verdict is Verdict.ACCEPTED
-    out.close()
-    assert one_outcome(sink.deliver([Job(spec_for("stdout:"), events(3))], 5)).fate is Fate.ENDPOINT_FAILED
 
 
 def test_a_receiver_that_fails_now_and_then_is_not_given_up(receiver: Receiver, sink: WebhookSink) -> None:

@@ -13,9 +13,9 @@ from evermark.app.leasing import as_holder
 from evermark.cluster.base import Holder
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.postgres import PostgresLeases
+from evermark.delivery.sinks import Sinks
 from evermark.delivery.status import durable_heads
 from evermark.delivery.store.postgres import PostgresDelivery
-from evermark.delivery.webhook.sink import WebhookSink
 from evermark.errors import BusyError
 from evermark.log.head import PostgresHeads
 from evermark.log.read import LogReader
@@ -55,7 +55,7 @@ def desk_of(deployment: Deployment, state: State | None = None, holder: Holder |
         heads=lambda: durable_heads(heads, deployment.sources),
         files=lambda source: readers[source].files_if_any(),
         batch_at=deployment.batch_at,
-        sink=WebhookSink(),
+        sink=Sinks(),
     )
     return replace(desk, bots=BotDesk(desk, store, frozenset(deployment.sources)))
 

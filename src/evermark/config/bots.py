@@ -9,8 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from evermark.config.fields import NAME, refusal
 from evermark.config.subscriptions import SubscriptionConfig
-from evermark.delivery.base import SubscriptionSpec
-from evermark.delivery.bots.base import BotMode, BotSpec
+from evermark.delivery.base import BotMode, BotSpec, SubscriptionSpec
 from evermark.secrets import SecretBox
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any
 
 from evermark import failpoint
 from evermark.config.asked import asked
 from evermark.config.bots import BotConfig
 from evermark.config.problems import Problem, refused
-from evermark.delivery.base import DeliveryStore, MadeBy, SubscriptionSpec
-from evermark.delivery.bots.base import KEY_CHARS_MAX, BotMode, BotSpec, BotStore
+from evermark.delivery.base import KEY_CHARS_MAX, BotMode, BotSpec, MadeBy, SubscriptionSpec
 from evermark.delivery.decide.registration import unknown_bot
+from evermark.delivery.ports import DeliveryStore
 from evermark.delivery.status import accounts
 from evermark.secrets import SecretBox
 from evermark.server.bot_shapes import BotAnswer, BotChange, BotMade, BotPage, KeyAnswer, KeyPage, PublishedAnswer
@@ -21,16 +21,12 @@ from evermark.server.desk import PAGE_MAX, Desk
 from evermark.server.routing import asked_of
 
 
-class Store(DeliveryStore, BotStore, Protocol):
-    """Both in one."""
-
-
 @dataclass(frozen=True)
 class BotDesk:
     """Beside the desk for subscriptions: a bot is one, and what holds for them is done there."""
 
     desk: Desk
-    store: Store
+    store: DeliveryStore
     sources: Collection[str]
 
     @property
@@ -94,14 +90,14 @@ class BotDesk:
             raise refused("the body", problems[:10])
         sealed = {session: self._box.seal(key) for session, key in keys.items()}
         now = self._clock()
-        released = self.desk.as_deliverer(lambda epoch: self.store.publish(device, sealed, now, epoch))
+        released = self.desk.as_deliverer(lambda epoch: self.store.bots.publish(device, sealed, now, epoch))
         failpoint.hit("keys.published")
         return PublishedAnswer(published=len(sealed), released=released)
 
     def keys(self, name: str, after: str = "", limit: int = 100) -> KeyPage:
         """The sessions there are keys for. The keys themselves are told one by one."""
         most = max(1, min(limit, PAGE_MAX))
-        found = self.store.session_keys(self.wish(name).device, after=after, limit=most + 1)
+        found = self.store.bots.session_keys(self.wish(name).device, after=after, limit=most + 1)
         shown = found[:most]
         return KeyPage(
             keys=[KeyAnswer(session=key.session, published_at=key.published_at) for key in shown],
@@ -109,13 +105,13 @@ class BotDesk:
         )
 
     def key(self, name: str, session: str) -> KeyAnswer:
-        found = self.store.session_key(self.wish(name).device, session)
+        found = self.store.bots.session_key(self.wish(name).device, session)
         return KeyAnswer(session=found.session, published_at=found.published_at, key=self._box.open(found.sealed))
 
     def withdraw(self, name: str, session: str) -> None:
         """Remove one of its keys: what was not tried yet, and what comes, waits for it again."""
         device, now = self.wish(name).device, self._clock()
-        self.desk.as_deliverer(lambda epoch: self.store.withdraw(device, session, now, epoch))
+        self.desk.as_deliverer(lambda epoch: self.store.bots.withdraw(device, session, now, epoch))
 
     def wish(self, name: str) -> BotSpec:
         wish = self.store.subscription(name).spec.bot

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import Field
 
 from evermark.config.bots import BotConfig, Named
-from evermark.delivery.bots.base import KEYS_AT_ONCE_MAX, BotMode
+from evermark.delivery.base import KEYS_AT_ONCE_MAX, BotMode
 from evermark.delivery.status import Account
 from evermark.server.shapes import Answer, Asked, SubscriptionAnswer
 

@@ -15,9 +15,10 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from evermark.config.asked import asked, asked_changes
-from evermark.delivery.base import DeliveryStore, MadeBy, ParkedRow, SourcePartition, SubscriptionSpec
+from evermark.delivery.base import MadeBy, ParkedRow, SourcePartition, SubscriptionSpec
 from evermark.delivery.decide.registration import start_vector
 from evermark.delivery.decide.retry import Verdict
+from evermark.delivery.ports import DeliveryStore
 from evermark.delivery.status import Account, account, accounts
 from evermark.delivery.webhook.base import Sink, Try
 from evermark.delivery.webhook.signing import new_secret
@@ -160,7 +161,7 @@ class Desk:
         self, subscription: str | None = None, *, dead: bool | None = None, after: int = 0, limit: int = 100
     ) -> DeliveryPage:
         most = max(1, min(limit, PAGE_MAX))
-        rows = self.store.parked(subscription, dead=dead, after_id=after, limit=most + 1)
+        rows = self.store.parked.rows(subscription, dead=dead, after_id=after, limit=most + 1)
         shown = [DeliveryAnswer(**DeliveryAnswer.of(row)) for row in rows[:most]]
         return DeliveryPage(deliveries=shown, after=shown[-1].id if len(rows) > most else None)
 
@@ -175,17 +176,17 @@ class Desk:
                 f"delivery {ident} waits for the key of session {row.event.session[:80]!r}",
                 hint="publish it: evermark bot keys, or PUT /v1/bots/{name}/keys",
             )
-        if self.as_deliverer(lambda epoch: self.store.release([ident], now, epoch)) == 0:
+        if self.as_deliverer(lambda epoch: self.store.parked.release([ident], now, epoch)) == 0:
             raise _no_delivery(ident)
         return DeliveryAnswer(**DeliveryAnswer.of(replace(row, next_attempt_at=now)))
 
     def drop(self, ident: int) -> None:
         """Given up: never delivered, and counted."""
-        if self.as_deliverer(lambda epoch: self.store.drop([ident], epoch)) == 0:
+        if self.as_deliverer(lambda epoch: self.store.parked.drop([ident], epoch)) == 0:
             raise _no_delivery(ident)
 
     def _row(self, ident: int) -> ParkedRow:
-        for row in self.store.parked(after_id=ident - 1, limit=1):
+        for row in self.store.parked.rows(after_id=ident - 1, limit=1):
             if row.id == ident:
                 return row
         raise _no_delivery(ident)

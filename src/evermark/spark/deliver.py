@@ -11,7 +11,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -21,15 +21,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 
-from evermark.delivery.base import Fate, HeldKey, Outcome, SubscriptionSpec
+from evermark.delivery.base import Fate, HeldKey, Outcome, SourcePartition, SubscriptionSpec
 from evermark.delivery.bots.forward import forwarded, waiting
 from evermark.delivery.decide.expiry import with_expired, without_expired
 from evermark.delivery.decide.matching import expanded
-from evermark.delivery.replay.rounds import both
+from evermark.delivery.sinks import Sinks
 from evermark.delivery.webhook.base import Job
-from evermark.delivery.webhook.bundles_ahead import prepared
-from evermark.delivery.webhook.sink import WebhookSink
-from evermark.delivery.work import Assignment, BatchResult, Delivered, DeliveryOptions, Span, fold
+from evermark.delivery.webhook.bundles import prepared
+from evermark.delivery.work import Assignment, DeliveryOptions, Result, Span, fold
 from evermark.log.frames import files_frame
 from evermark.log.row_reader import I64, ROW_ADDRESS, ROW_ADDRESS_SQL, RowReader
 from evermark.log.span import row_addresses
@@ -98,7 +97,7 @@ class _Post:
         require_codes(paths_of(self.assignments))
         for span, numbers in by_span(self.assignments):
             where = (span.paths, span.place.partition, span.after, span.to)
-            found = row_addresses(*where, exact=span.exact, through=span.through)
+            found = row_addresses(*where, exact=span.exact, through=span.begun.through)
             mine = [self.assignments[number] for number in numbers]
             specs = [assignment.spec for assignment in mine]
             among = {n: assignment.bot.streams for n, assignment in enumerate(mine) if assignment.bot is not None}
@@ -138,39 +137,46 @@ class _Post:
             for job in jobs
             if job.spec.name not in so_far.stopped
         ]
+        places = {assignment.spec.name: assignment.span.place for assignment in self.assignments}
         if not self.options.sends:
-            yield from map(_row, _unsent(going, late, so_far.stopped))
+            yield from map(_row, _unsent(going, places, late, so_far.stopped))
             going = []
         specs = {job.spec.name: job.spec for job in going}
         for name in late.keys() - specs.keys() - so_far.stopped:
-            yield from map(_row, with_expired(name, [], late[name]))
+            yield from map(_row, with_expired(name, places[name], [], late[name]))
         began = time.monotonic()
-        for results in WebhookSink().deliver_each(going, left_s, self.options.grace_s, self.options.slack_s):
+        for results in Sinks().deliver_each(going, left_s, self.options.grace_s, self.options.slack_s):
             took_s = time.monotonic() - began
             name = results[0].subscription
-            for result in with_expired(name, results, late.get(name, {})):
+            for result in with_expired(name, places[name], results, late.get(name, {})):
                 if result.outcome.fate is not Fate.DONE:
                     so_far.stopped.add(name)
                 so_far.held[name] += now_held(specs[name], result.outcome.parked)
                 if name in so_far.room:
                     so_far.room[name] -= sum(not event.session for event in result.outcome.parked)
                 yield _row(result, took_s)
-                took_s = 0.0  # told once: those of several chunks are added up
+                took_s = 0.0  # told once: the times of several results are added up
 
 
-def _unsent(jobs: Sequence[Job], late: Late, stopped: set[str]) -> Iterator[BatchResult]:
+def _unsent(
+    jobs: Sequence[Job], places: Mapping[str, SourcePartition], late: Late, stopped: set[str]
+) -> Iterator[Result]:
     """Nothing is sent: each of these subscriptions gets as far as its first batch with something to send."""
     for job in jobs:
         name, batch = job.spec.name, pc.min(job.events.column("batch")).as_py()
         before = {number: rows for number, rows in late.get(name, {}).items() if number < batch}
-        yield from with_expired(name, [], before)
-        yield BatchResult(name, batch, Outcome(name, Fate.UNFINISHED, reason="nothing is sent to it now"))
+        yield from with_expired(name, places[name], [], before)
+        yield Result(places[name], batch, Outcome(name, Fate.UNFINISHED, reason="nothing is sent to it now"))
         stopped.add(name)
 
 
-def _row(result: BatchResult, took_s: float = 0.0) -> dict[str, Any]:
-    fields = outcome_fields(result.outcome)
-    return {**fields, "batch": result.batch, "through": result.through, "took_s": took_s}
+def _row(result: Result, took_s: float = 0.0) -> dict[str, Any]:
+    outcome = replace(result.outcome, took_s=took_s)
+    return {**outcome_fields(outcome), "place": asdict(result.place), "batch": result.batch, "through": result.through}
+
+
+def _result(row: Mapping[str, Any]) -> Result:
+    return Result(SourcePartition(**row["place"]), row["batch"], outcome_of(row), row["through"])
 
 
 def paths_of(assignments: Sequence[Assignment]) -> tuple[str, ...]:
@@ -240,7 +246,7 @@ class SparkDeliverer(SparkReplays):
     def __init__(self, spark: SparkSession, box: SecretBox) -> None:
         super().__init__(spark, box)
 
-    def deliver(self, assignments: Sequence[Assignment], options: DeliveryOptions) -> list[Delivered]:
+    def deliver(self, assignments: Sequence[Assignment], options: DeliveryOptions) -> list[Outcome]:
         mine = [
             assignment
             for assignment in assignments
@@ -256,8 +262,7 @@ class SparkDeliverer(SparkReplays):
         except Exception as error:
             spans = ", ".join(f"{span.after + 1} to {span.to}" for span, _ in by_span(mine)[:3])
             raise engine_error(f"delivery of batches {spans} failed", error) from error
-        took = _took_s(rows)
-        return [replace(one, took_s=took.get(one.subscription, 0.0)) for one in fold(assignments, _joined(rows))]
+        return [replace(one, took_s=one.took_s or 0.0) for one in fold(assignments, map(_result, rows))]
 
     def _wanted(self, assignments: Sequence[Assignment]) -> DataFrame:
         """The places of all assignments, one span after another, and the number of the assignment."""
@@ -273,8 +278,8 @@ class SparkDeliverer(SparkReplays):
         if not span.exact:
             # Only where it is needed: each new number in a condition is new code for the JVM to compile.
             frame = frame.where(f"partition = {span.place.partition} and batch > {span.after} and batch <= {span.to}")
-        if span.through:
-            frame = frame.where((frame.batch > span.after + 1) | (frame.position > span.through))
+        if span.begun.through:
+            frame = frame.where((frame.batch > span.after + 1) | (frame.position > span.begun.through))
         if span.exact and _in_one_piece(span.paths):
             return _numbered(matched(frame.coalesce(1), specs, ROW_ADDRESS), numbers)
         # After the match: Spark drops a sort that comes before a join.
@@ -295,23 +300,3 @@ def _numbered(found: DataFrame, numbers: Sequence[int] | None) -> DataFrame:
 def _in_one_piece(paths: Sequence[str]) -> bool:
     """Whether Spark reads these files as one, from the first row to the last: it cuts large ones."""
     return len(paths) == 1 and Path(paths[0]).stat().st_size < _CUT_BYTES
-
-
-def _joined(rows: Sequence[Mapping[str, Any]]) -> list[BatchResult]:
-    """A batch that came in several chunks is done when all of them are; until then, as far as they are."""
-    by_key: dict[tuple[str, int], BatchResult] = {}
-    for row in rows:
-        found = BatchResult(row["subscription"], row["batch"], outcome_of(row), row["through"])
-        before = by_key.get((found.subscription, found.batch))
-        if before is not None:
-            through = found.through if before.outcome.fate is Fate.DONE and found.through else before.through
-            found = replace(found, outcome=both(before.outcome, found.outcome), through=through)
-        by_key[found.subscription, found.batch] = found
-    return list(by_key.values())
-
-
-def _took_s(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    took: dict[str, float] = {}
-    for row in rows:
-        took[row["subscription"]] = took.get(row["subscription"], 0.0) + row["took_s"]
-    return took

@@ -21,12 +21,11 @@ from pyspark.sql import DataFrame, SparkSession
 
 from evermark.delivery.base import Fate, Outcome, ParkedEvent, SubscriptionSpec
 from evermark.delivery.bots.forward import forwarded, waiting
-from evermark.delivery.replay.plan import Replayed, ReplayWork
-from evermark.delivery.replay.rounds import Round, folded
+from evermark.delivery.replay.plan import Replayed, ReplayWork, Round, folded
 from evermark.delivery.replay.timeslice import Mark, TimeSlice, micros, moment_at
+from evermark.delivery.sinks import Sinks
 from evermark.delivery.webhook.base import Job, Prefix
-from evermark.delivery.webhook.bundles_ahead import prepared
-from evermark.delivery.webhook.sink import WebhookSink
+from evermark.delivery.webhook.bundles import prepared
 from evermark.errors import EngineError
 from evermark.log.frames import files_frame
 from evermark.log.row_reader import I64, ROW_ADDRESS, ROW_ADDRESS_SQL, RowReader, codes_differ
@@ -170,7 +169,7 @@ class _Send:
         left = max(0.0, self.deadline - time.time())
         done = Prefix(0, Outcome(job.spec.name, Fate.DONE))
         if job.events.num_rows:
-            done = WebhookSink(low_priority=True).deliver_prefix(job, left, _GRACE_S)
+            done = Sinks(low_priority=True).deliver_prefix(job, left, _GRACE_S)
         # All that was looked at is done with the last of it that had to be sent.
         whole = done.outcome.fate is Fate.DONE
         passed, rows = (looked_at, looked_at.num_rows) if whole else (job.events, done.rows)

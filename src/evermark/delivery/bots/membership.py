@@ -11,13 +11,25 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from evermark.delivery.bots.base import BotSpec, BotView, MembershipDelta, Move, Stay
+from evermark.delivery.base import BotSpec, BotView, Mark, MembershipDelta, Stay
 from evermark.delivery.bots.forward import parsed
 from evermark.event import Op
 
 Stays = Mapping[str, tuple[Stay, ...]]
+
+
+@dataclass(frozen=True)
+class Move:
+    """A user became a member of a stream, or is none any more."""
+
+    stream: str
+    user: str
+    at: Mark
+    joins: bool
+    inbox: bool = False
 
 
 def moves_of(

@@ -1,8 +1,9 @@
-"""What has to be known of bots before a span of the log is delivered to them: learned from the log itself.
+"""The memberships by which a span is delivered to bots, learned from the log itself.
 
-Nothing is delivered to a bot before every join and leave up to the end of the span was learned: `views` looks through
-what is missing before it answers. What it learned stands in State with a cursor of its own, so that a crash repeats a
-look, and never skips one. Without news the cursor is written now and then only: looking again finds nothing again.
+No event is delivered to a bot before every join and leave up to the end of the span was learned: `views` looks through
+the batches that are missing before it answers. Memberships stand in State with a cursor of their own, so that a crash
+repeats a look, and never skips one. Without news that cursor is written now and then only: looking again finds nothing
+again.
 """
 
 from __future__ import annotations
@@ -12,17 +13,29 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from evermark import failpoint
-from evermark.delivery.base import SourcePartition, SubscriptionSpec
-from evermark.delivery.bots.base import BotSpec, BotStore, BotView, Membership, MembershipDelta, Move, Stay
-from evermark.delivery.bots.membership import lesson, moves_of, view_of
-from evermark.delivery.bots.scan import streams_in, telling
+from evermark.delivery.base import (
+    BotSpec,
+    BotView,
+    Cursor,
+    Membership,
+    MembershipDelta,
+    SourcePartition,
+    Stay,
+    SubscriptionSpec,
+)
+from evermark.delivery.bots.membership import Move, lesson, moves_of, view_of
 from evermark.delivery.decide.backlog import next_span
+from evermark.delivery.ports import BotStore
 from evermark.delivery.work import Span
 from evermark.errors import EngineError, EvermarkError
+from evermark.event import Op
 from evermark.log.read import FileRange
 
 # What may be looked through while others wait; a bot that needs more is served by itself until it is level.
@@ -32,8 +45,28 @@ NARROWED_FROM = 100
 _LOOK_ROWS = 500_000
 _KEEP_EVERY = 64
 _ALL_BATCHES = 2**63 - 1
+# A payload may be written with spaces or without; whatever this finds too much is parsed and left out.
+_TELLS = r'"kind"\s*:\s*"(join|leave)"'
+_COLUMNS = ["stream", "op", "partition", "batch", "position", "payload"]
+_PIECE_ROWS = 65_536
 
 Read = Callable[[Sequence[str], int, int, int], list[dict[str, object]]]
+
+
+def telling(paths: Sequence[str], partition: int, after: int, to: int) -> list[dict[str, Any]]:
+    """Such rows of the batches `after < batch <= to` of a partition, in log order."""
+    found = [row for path in paths for row in _in_file(path, partition, after, to)]
+    return sorted(found, key=lambda row: (row["batch"], row["position"]))
+
+
+def streams_in(paths: Sequence[str]) -> frozenset[str]:
+    """The streams that some files have events of."""
+    found: set[str] = set()
+    for path in paths:
+        with pq.ParquetFile(path) as file:
+            for piece in file.iter_batches(_PIECE_ROWS, columns=["stream"], use_threads=False):
+                found.update(pc.unique(piece.column("stream")).to_pylist())
+    return frozenset(found)
 
 
 @dataclass
@@ -139,14 +172,15 @@ class BotViews:
         self, place: SourcePartition, users: set[str], after: int, to: int, span: Span | None, rows_max: int | None
     ) -> bool:
         if span is not None and after >= span.after:
-            self._take(replace(span, after=after), users)
+            self._take(replace(span, begun=Cursor(after)), users)
             return True
         files = self.files(place.source)
-        whole = next_span(place, after, to, files, _ALL_BATCHES)
+        whole = next_span(place, Cursor(after), to, files, _ALL_BATCHES)
         if rows_max is not None and whole is not None and whole.rows > rows_max:
             return False
         while after < to:
-            piece = next_span(place, after, to, files, _LOOK_ROWS) or Span(place, after, to, (), 0)
+            at = Cursor(after)
+            piece = next_span(place, at, to, files, _LOOK_ROWS) or Span(place, at, to, (), 0)
             self._take(piece, users)
             after = piece.to
         return True
@@ -234,3 +268,26 @@ def _apply(user: _User, partition: int, one: MembershipDelta) -> None:
 def _last(stays: Sequence[Stay]) -> int:
     last = stays[-1]
     return (last.end or last.begin)[0]
+
+
+def _in_file(path: str, partition: int, after: int, to: int) -> Iterator[dict[str, Any]]:
+    with pq.ParquetFile(path) as file:
+        at = file.metadata.schema.names.index("batch")
+        for group in range(file.metadata.num_row_groups):
+            statistics = file.metadata.row_group(group).column(at).statistics
+            known = statistics is not None and statistics.has_min_max
+            if known and (statistics.max <= after or statistics.min > to):
+                continue
+            # Piece by piece: a file may hold millions of events, with payloads of any size.
+            for piece in file.iter_batches(_PIECE_ROWS, row_groups=[group], columns=_COLUMNS, use_threads=False):
+                yield from piece.filter(_mine(piece, partition, after, to)).to_pylist()
+
+
+def _mine(piece: pa.RecordBatch, partition: int, after: int, to: int) -> pa.Array:
+    batch, op = piece.column("batch"), piece.column("op")
+    within = pc.and_(pc.greater(batch, after), pc.less_equal(batch, to))
+    within = pc.and_(within, pc.equal(piece.column("partition"), partition))
+    said = pc.fill_null(pc.match_substring_regex(piece.column("payload"), _TELLS), False)
+    tells = pc.and_(pc.equal(op, str(Op.MESSAGE)), said)
+    whole = pc.is_in(op, value_set=pa.array([str(Op.TRUNCATE), str(Op.SCHEMA)]))
+    return pc.and_(within, pc.or_(tells, whole))

@@ -15,6 +15,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from evermark.delivery.base import (
+    BEGINNING,
+    SECRETS_MAX,
+    Cursor,
     CursorVector,
     Group,
     MadeBy,
@@ -24,7 +27,6 @@ from evermark.delivery.base import (
     SubscriptionState,
 )
 from evermark.delivery.decide.group import SubscriptionRecord, clean
-from evermark.delivery.webhook.signing import SECRETS_MAX
 from evermark.errors import ConfigError, ConflictError, NotFoundError
 
 NAME_CHARS_MAX = 200
@@ -65,7 +67,7 @@ class Addition:
     """A subscription to be made. `begun`: its cursors when it begins behind; None when it joins the group."""
 
     spec: SubscriptionSpec
-    standing: SubscriptionRecord
+    record: SubscriptionRecord
     begun: CursorVector | None
     version: int  # of the group afterwards
 
@@ -98,7 +100,7 @@ def registered(
         else:
             added[name] = (spec, SubscriptionRecord(name, SubscriptionState.BEHIND, parked_max=spec.parked_max))
             # A place that nobody gave a start for is backlog from its beginning: rather twice than never.
-            begun[name] = {**dict.fromkeys(group.cursors, 0), **starts[name]}
+            begun[name] = {**dict.fromkeys(group.cursors, BEGINNING), **starts[name]}
     return Registration(Group(version, members, group.cursors), kept, added, begun, removed)
 
 
@@ -134,11 +136,11 @@ def added(
         return Addition(ours, member, None, joined)
     behind = SubscriptionRecord(spec.name, SubscriptionState.BEHIND, parked_max=spec.parked_max)
     # As in `registered`: a place that nobody gave a start for is backlog from its beginning.
-    return Addition(ours, behind, {**dict.fromkeys(cursors, 0), **start}, version)
+    return Addition(ours, behind, {**dict.fromkeys(cursors, BEGINNING), **start}, version)
 
 
 def changed(
-    spec: SubscriptionSpec, standing: SubscriptionRecord, changes: Mapping[str, object]
+    spec: SubscriptionSpec, record: SubscriptionRecord, changes: Mapping[str, object]
 ) -> tuple[SubscriptionSpec, SubscriptionRecord]:
     """Other wishes of the same subscription: it stays where and what it is, but for what a new url changes."""
     require_ours(spec, "changed")
@@ -156,7 +158,7 @@ def changed(
     wanted = replace(spec, **given)
     require_names([wanted], MadeBy.API, {})
     _require_bot(spec, wanted)
-    return wanted, with_spec(standing, spec, wanted)
+    return wanted, with_spec(record, spec, wanted)
 
 
 def _require_bot(old: SubscriptionSpec, new: SubscriptionSpec) -> None:
@@ -172,13 +174,13 @@ def _require_bot(old: SubscriptionSpec, new: SubscriptionSpec) -> None:
         )
 
 
-def with_spec(standing: SubscriptionRecord, old: SubscriptionSpec, new: SubscriptionSpec) -> SubscriptionRecord:
-    standing = replace(standing, parked_max=new.parked_max)
-    if new.url == old.url or standing.is_paused:
-        return standing
+def with_spec(record: SubscriptionRecord, old: SubscriptionSpec, new: SubscriptionSpec) -> SubscriptionRecord:
+    record = replace(record, parked_max=new.parked_max)
+    if new.url == old.url or record.is_paused:
+        return record
     # What we know of the old address says nothing about the new one.
-    state = SubscriptionState.LIVE if standing.is_member else SubscriptionState.BEHIND
-    return clean(replace(standing, state=state))
+    state = SubscriptionState.LIVE if record.is_member else SubscriptionState.BEHIND
+    return clean(replace(record, state=state))
 
 
 def rotated(spec: SubscriptionSpec, secret: str, until: datetime | None, now: datetime) -> SubscriptionSpec:
@@ -219,8 +221,8 @@ def start_vector(
     if start == "now":
         return None
     if start == "beginning":
-        return dict.fromkeys(places, 0)
-    return {place: batch_at(place, start) for place in places}
+        return dict.fromkeys(places, BEGINNING)
+    return {place: Cursor(batch_at(place, start)) for place in places}
 
 
 def require_names(

@@ -1,4 +1,4 @@
-"""The port that keeps replays. What is to be done is decided in `delivery/replay.py`.
+"""The port that keeps replays. What is to be done is decided in `replay.plan`.
 
 Contract of `ReplayStore` (checked by `ReplayContract` over every backend):
 

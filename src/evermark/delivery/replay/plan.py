@@ -22,6 +22,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from evermark.delivery.base import (
+    BotView,
     Fate,
     HeldKey,
     Outcome,
@@ -30,10 +31,10 @@ from evermark.delivery.base import (
     SubscriptionSpec,
     SubscriptionState,
 )
-from evermark.delivery.bots.base import BotView
 from evermark.delivery.decide.group import REASON_CHARS_MAX, Jitter
 from evermark.delivery.decide.retry import endpoint_backoff_s
 from evermark.delivery.replay.timeslice import Mark, TimeSlice, exceeds, with_rest
+from evermark.delivery.work import both
 from evermark.log.read import FileRange
 
 # As much as there may be: a step is cut off in time, and finding the rows of a slice costs next to nothing.
@@ -167,6 +168,15 @@ class Replayed:
 
     mark: Mark
     outcome: Outcome
+
+
+@dataclass(frozen=True)
+class Round:
+    """Some events of a slice, in its order: the first `rows` of them are done with, the last one stands at `at`."""
+
+    outcome: Outcome
+    rows: int
+    at: Mark | None  # none: not even the first
 
 
 class ReplayDeliverer(Protocol):
@@ -305,6 +315,19 @@ def work_of(
         held=held,
         bot=bot,
     )
+
+
+def folded(work: ReplayWork, rounds: Sequence[Round], limit: int) -> Replayed:
+    """How far a slice got. One of which no more than `limit` was looked for is done up to its last row."""
+    whole = Outcome(work.spec.name, Fate.DONE)
+    mark, seen = work.slice.mark, 0
+    for one in rounds:
+        whole = both(whole, one.outcome)
+        seen += one.rows
+        mark = mark if one.at is None else one.at
+    if whole.fate is Fate.DONE and seen < limit:
+        mark = work.slice.end
+    return Replayed(mark, whole)
 
 
 def least_rate(*rates: float) -> float:

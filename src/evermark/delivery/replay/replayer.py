@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from evermark import failpoint
-from evermark.delivery.base import DeliveryStore, Fate, SourcePartition
-from evermark.delivery.bots.base import BotView
+from evermark.delivery.base import BotView, Fate, SourcePartition
 from evermark.delivery.bots.views import BotViews
+from evermark.delivery.ports import DeliveryStore, LogView
 from evermark.delivery.replay import plan as decide
 from evermark.delivery.replay.base import ReplayStore
 from evermark.delivery.replay.plan import (
@@ -28,7 +28,6 @@ from evermark.delivery.replay.plan import (
     TargetState,
 )
 from evermark.delivery.replay.timeslice import TimeSlice, next_slice, readable, rows_between
-from evermark.delivery.run.follower import LogView
 from evermark.errors import NotFoundError
 from evermark.log.read import FileRange
 
@@ -93,7 +92,7 @@ class Replayer:
             self.replays.pass_by(target, self.epoch)
             return self.stopwatch() - began
         name, spec = target.subscription, one.subscription.spec
-        held = self.store.held_keys([name], replay_id=one.replay.id).get(name, {}) if spec.ordered else {}
+        held = self.store.parked.held_keys([name], replay_id=one.replay.id).get(name, {}) if spec.ordered else {}
         bot = self._bot(one)
         work = decide.work_of(one, piece, files, self.replays.parked_now(name), held, flowing=flowing, bot=bot)
         result = self.deliverer.replay(work, None if flowing else self._ahead_of(one, work, files))

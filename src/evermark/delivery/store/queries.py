@@ -10,13 +10,13 @@ LOCK_GROUP = "select version from delivery_group for update"
 SET_GROUP_VERSION = "update delivery_group set version = %s"
 NEXT_GROUP_VERSION = "update delivery_group set version = version + 1"
 
-_STANDING = (
+_RECORD = (
     """name, state, reason, failures, next_attempt_at, (spec ->> 'parked_max')::integer, joined_version, generation"""
 )
 
-MEMBERS = f"select {_STANDING} from subscriptions where state = 'live'"
-STANDING_LOCKED = f"select {_STANDING} from subscriptions where name = %s for update"
-_WHOLE = f"select spec::text, created_at, {_STANDING} from subscriptions"
+MEMBERS = f"select {_RECORD} from subscriptions where state = 'live'"
+RECORD_LOCKED = f"select {_RECORD} from subscriptions where name = %s for update"
+_WHOLE = f"select spec::text, created_at, {_RECORD} from subscriptions"
 SUBSCRIPTIONS = f"{_WHOLE} order by name"
 OUTSIDE = f"{_WHOLE} where state in ('behind', 'suspended') order by name"
 SUBSCRIPTION = f"{_WHOLE} where name = %s"
@@ -40,14 +40,13 @@ select g.version, c.source, c.partition, c.batch
 from delivery_group g left join cursors c on c.reader = ''
 """
 
-CURSORS = "select source, partition, batch from cursors where reader = %s"
+CURSORS = "select source, partition, batch, through from cursors where reader = %s"
 CURSORS_OUTSIDE = """
-select s.name, c.source, c.partition, c.batch
+select s.name, c.source, c.partition, c.batch, c.through
 from subscriptions s left join cursors c on c.reader = s.name
 where s.state <> 'live'
 order by s.name
 """
-INSIDE = "select reader, source, partition, batch, through from cursors where reader = any(%s) and through <> ''"
 CURSOR_LOCKED = "select batch, through from cursors where reader = %s and source = %s and partition = %s for update"
 MOVE_CURSOR = "update cursors set batch = %s, through = %s where reader = %s and source = %s and partition = %s"
 SET_CURSORS = """
@@ -68,7 +67,7 @@ select name, %s, %s, 0 from subscriptions where state <> 'live' order by name
 on conflict (reader, source, partition) do nothing
 """
 
-SET_STANDINGS = """
+SET_RECORDS = """
 update subscriptions s
 set state = g.state, reason = g.reason, failures = g.failures, next_attempt_at = g.next_attempt_at,
     joined_version = g.joined_version, updated_at = clock_timestamp()
@@ -267,6 +266,10 @@ from (
     for update
 ) g
 where m.id = g.id
+"""
+TRY_REPLAYS_NOW = """
+update replay_targets set next_attempt_at = null, failures = 0, changed_at = clock_timestamp()
+where subscription = %s and state = 'running' and next_attempt_at is not null
 """
 END_RESTS = "update enqueued_messages set rests_until = null where subscription = %s and rests_until is not null"
 DROP = """

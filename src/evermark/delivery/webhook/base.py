@@ -19,13 +19,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 
-from evermark.delivery.base import Outcome, SourcePartition, SubscriptionSpec
+from evermark.delivery.base import Outcome, SubscriptionSpec
 from evermark.delivery.decide.retry import Verdict
-from evermark.delivery.webhook.bundles import Packer
+from evermark.delivery.work import Result
+
+if TYPE_CHECKING:
+    from evermark.delivery.webhook.bundles import BundleReader
 
 # Which events must keep their order among themselves: (source, stream, key).
 Lane = tuple[str, str, str]
@@ -52,26 +55,7 @@ class Job:
     held: Mapping[Lane, int] = field(default_factory=dict)
     waits: Mapping[int, str] = field(default_factory=dict)  # rows to be parked until the key of a session is published
     parked_room: int | None = None  # how many more may be parked; None: the subscription's `parked_max`
-    packer: Packer | None = field(default=None, repr=False)  # with bundles made before, by whoever had the time
-
-
-@dataclass(frozen=True)
-class Result:
-    """What became of one subscription's events of one batch.
-
-    Every row up to and including position `through` was accepted or is among `outcome.parked`, which holds no other;
-    for a batch that is DONE it is the last. A caller that keeps this may leave those rows out next time. None: not even
-    the first.
-    """
-
-    place: SourcePartition
-    batch: int
-    outcome: Outcome
-    through: str | None = None
-
-    @property
-    def subscription(self) -> str:
-        return self.outcome.subscription
+    bundles: BundleReader | None = field(default=None, repr=False)  # made ahead by `bundles.prepared`
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """Sends one job: which event may go now, what an answer means for the rest, and when to stop.
 
 Events wait in lanes. Without bundles a lane is one key, so that events of a key never overtake each other and keys
-do not wait for each other; an event without a key is alone in its lane, and keys between which a record moved share one
-(`keys`). With bundles a lane is a share of these, and sends one bundle after another; they are made in `packs`. A lane
-is either idle, ready (in `_ready`) or busy; workers take ready lanes.
+do not wait for each other; an event without a key is alone in its lane, and keys between which a record moved share a
+lane (`ordering`). With bundles (`bundles`) a lane is a share of these, and sends one bundle after another. A lane is
+either idle, ready (in `_ready`) or busy; workers take ready lanes.
 
 Rows are rendered in small pieces as they are needed: the loop is shared, and bodies are bigger than rows.
 """
@@ -31,8 +31,15 @@ from evermark.delivery.webhook.body import (
     render,
     render_sound,
 )
-from evermark.delivery.webhook.bundles import PIECE_BYTES_MAX, Pack, Packer, Parcel
-from evermark.delivery.webhook.bundles_ahead import BUNDLE_LANES_MAX, BUNDLE_MAX, packs_of
+from evermark.delivery.webhook.bundles import (
+    BUNDLE_LANES_MAX,
+    BUNDLE_MAX,
+    PIECE_BYTES_MAX,
+    Bundle,
+    BundleReader,
+    Parcel,
+    bundles_of,
+)
 from evermark.delivery.webhook.client import Endpoint, HttpLoop
 from evermark.delivery.webhook.ordering import keys_of
 from evermark.delivery.webhook.parked_json import row_json, text_of, texts_of
@@ -64,10 +71,10 @@ class Dispatch:
         self._window = max(self._piece_rows, 2 * workers * self._bundle)
         self._parked_max = spec.parked_max if job.parked_room is None else job.parked_room
         self._roomless = 0  # parked for their keys: of first deliveries they take no room from others
-        self._packer: Packer | None = None
+        self._bundles: BundleReader | None = None
         if self._bundle > 1:
-            self._packer = job.packer or packs_of(job, courier.style).taker()
-        self._keys = self._packer.keys if self._packer is not None else keys_of(job.events)
+            self._bundles = job.bundles or bundles_of(job, courier.style).reader()
+        self._keys = self._bundles.keys if self._bundles is not None else keys_of(job.events)
         self._held: dict[int, str] = {}  # per key what it is held behind, and how many of it are parked
         self._held_counts: dict[int, int] = self._held_before() if spec.ordered and job.held else {}
         self._held.update(dict.fromkeys(self._held_counts, "an earlier one of its key"))
@@ -76,7 +83,7 @@ class Dispatch:
         self._next_row = 0
         self._waiting = 0
         self._body_bytes_max = 0  # of the bodies rendered so far
-        self._lanes: dict[int, deque[Parcel | Pack]] = {}
+        self._lanes: dict[int, deque[Parcel | Bundle]] = {}
         self._ready: deque[int] = deque()
         self._workers: set[asyncio.Task[None]] = set()
         self._over = asyncio.Event()
@@ -158,9 +165,9 @@ class Dispatch:
         while self.fate is None and self._something_ready():
             lane = self._ready.popleft()
             one = self._lanes[lane].popleft()
-            self._waiting -= len(one.rows) if isinstance(one, Pack) else 1
+            self._waiting -= len(one.rows) if isinstance(one, Bundle) else 1
             self._hire()
-            await (self._send_pack(one) if isinstance(one, Pack) else self._send([one]))
+            await (self._send_bundle(one) if isinstance(one, Bundle) else self._send([one]))
             if self._lanes[lane]:
                 self._ready.append(lane)
             else:
@@ -170,9 +177,9 @@ class Dispatch:
 
     def _something_ready(self) -> bool:
         while not self._ready and self._waiting < self._window:
-            if self._packer is not None and self._packer.more:
-                self._fill_bundled(self._packer)
-            elif self._packer is None and self._next_row < self._size:
+            if self._bundles is not None and self._bundles.more:
+                self._fill_bundled(self._bundles)
+            elif self._bundles is None and self._next_row < self._size:
                 self._fill()
             else:
                 break
@@ -195,11 +202,11 @@ class Dispatch:
         for lane, parcel in zip(self._keys.lanes[start:end].tolist(), parcels, strict=True):
             self._queue(lane).append(parcel)
 
-    def _fill_bundled(self, packer: Packer) -> None:
-        for pack in packer.pack():
+    def _fill_bundled(self, bundles: BundleReader) -> None:
+        for pack in bundles.next():
             self._waiting += len(pack.rows)
             self._queue(pack.share).append(pack)
-        self._body_bytes_max = packer.body_bytes_max
+        self._body_bytes_max = bundles.body_bytes_max
 
     def _next_piece(self) -> pa.Table | pa.RecordBatch:
         rows = self._piece_rows
@@ -209,7 +216,7 @@ class Dispatch:
             piece = piece.slice(0, rows)
         return piece
 
-    def _queue(self, lane: int) -> deque[Parcel | Pack]:
+    def _queue(self, lane: int) -> deque[Parcel | Bundle]:
         queue = self._lanes.get(lane)
         if queue is None:
             queue = self._lanes[lane] = deque()
@@ -230,7 +237,7 @@ class Dispatch:
         elif answer is not None:
             await self._refused(parcels, answer)
 
-    async def _send_pack(self, pack: Pack) -> None:
+    async def _send_bundle(self, pack: Bundle) -> None:
         if pack.problem:
             self._bad[int(pack.rows[0])] = pack.problem
         if self._is_anything_set_aside():

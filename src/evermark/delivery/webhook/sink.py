@@ -11,12 +11,13 @@ from functools import partial
 from time import monotonic
 
 from evermark.delivery.base import Fate
-from evermark.delivery.webhook.base import Answer, Job, Prefix, Result, Try
+from evermark.delivery.webhook.base import Answer, Job, Prefix, Try
 from evermark.delivery.webhook.client import Endpoint, HttpLoop, close_http_loops, http_loop
 from evermark.delivery.webhook.dispatch import Dispatch
 from evermark.delivery.webhook.resend import UNSENT, attempt
 from evermark.delivery.webhook.stragglers import Stragglers
 from evermark.delivery.webhook.tally import Tally
+from evermark.delivery.work import Result
 from evermark.errors import BusyError, ConfigError, EvermarkError
 
 # A guard against a loop that stopped answering, far beyond what deadlines and timeouts add up to.

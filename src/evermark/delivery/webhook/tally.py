@@ -11,7 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from evermark.delivery.base import Fate, Outcome, ParkedEvent, SourcePartition
-from evermark.delivery.webhook.base import Prefix, Result
+from evermark.delivery.webhook.base import Prefix
+from evermark.delivery.work import Result
 
 _PENDING, _ACCEPTED, _PARKED = 0, 1, 2
 

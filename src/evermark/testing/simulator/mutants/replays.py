@@ -67,7 +67,7 @@ def _busy_as_of_now(due: Sequence[Due], busy: Collection[str], served: Mapping[s
 
 
 def _asks_each_time(self: MemoryReplays, request: Request, epoch: int) -> bool:
-    with self._fenced(epoch, self._lease_for(request.source)):
+    with self._tables.fenced(epoch, self._lease_for(request.source)):
         self._add(request)
     return True
 
@@ -82,9 +82,9 @@ def _seen_to_the_tail(tail: Any, head: Any, checkpoint: Any) -> int:
 
 
 def _cancels_without_dropping(self: MemoryReplays, asked: str, epoch: int) -> bool:
-    rows = dict(self._delivery._rows)
+    rows = dict(self._tables.rows)
     done = _cancel(self, asked, epoch)
-    self._delivery._rows.update(rows)
+    self._tables.rows.update(rows)
     return done
 
 

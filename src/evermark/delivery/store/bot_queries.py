@@ -1,4 +1,4 @@
-"""The SQL of what is known of bots. Locks are taken in the order that `delivery/queries.py` says."""
+"""The SQL of memberships and session keys. Locks are taken in the order that `store/queries.py` says."""
 
 from __future__ import annotations
 
