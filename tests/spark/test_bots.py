@@ -70,7 +70,7 @@ class TaskDeliverer:
         mine = tuple(assignment for assignment in assignments if assignment.bot is None or assignment.bot.streams)
         post = deliver._Post(mine, self._box, options, matches_here=True)
         rows = [json.loads(text) for batch in post(iter(())) for text in batch["row"].to_pylist()] if mine else []
-        return fold(assignments, deliver._joined(rows))
+        return fold(assignments, map(deliver._result, rows))
 
 
 class Chat:

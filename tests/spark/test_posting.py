@@ -110,16 +110,16 @@ def test_d1_a_batch_of_several_chunks_is_kept_as_far_as_it_was_done(
     assignment = Assignment(span_of(tmp_path, "abcdeafg"), replace(spec, concurrency=1), parked_room=1)
     post = deliver._Post((assignment,), box, DeliveryOptions(), matches_here=True)
     rows = [json.loads(text) for found in post(iter(())) for text in found["row"].to_pylist()]
-    (found,) = fold([assignment], deliver._joined(rows))
-    assert (found.reached.batch, found.through, found.fate) == (0, "0004", Fate.FULL)
+    (found,) = fold([assignment], map(deliver._result, rows))
+    assert (found.reached.batch, found.reached.through, found.fate) == (0, "0004", Fate.FULL)
     assert [one.event_id for one in found.parked] == ["e1"]
     # WHEN it begins there the next time THEN the rest comes
     receiver.records.clear()
-    rest = replace(assignment, span=replace(assignment.span, through=found.through), parked_room=9)
+    rest = replace(assignment, span=replace(assignment.span, begun=found.reached), parked_room=9)
     options = DeliveryOptions(held={"one": {(SourcePartition("shop", 0), "s", "a"): 1}})
     rows = [json.loads(text) for found in deliver._Post((rest,), box, options, matches_here=True)(iter(()))
             for text in found["row"].to_pylist()]  # fmt: skip
-    (ended,) = fold([rest], deliver._joined(rows))
+    (ended,) = fold([rest], map(deliver._result, rows))
     assert (ended.reached.batch, ended.fate, ended.accepted) == (1, Fate.DONE, 2)
     assert [record.event.id for record in receiver.records] == ["e7", "e8"]
     assert [one.event_id for one in ended.parked] == ["e6"]
@@ -235,13 +235,16 @@ def test_found_by_the_task_or_by_spark_everybody_gets_what_is_theirs_in_order(
         paths = tuple(file.path for file in log.reader.files_of(partition, after, to))
         return Span(SourcePartition("shop", partition), Cursor(after), to, paths, 1, exact=not merged)
 
+    def from_inside(of: Span, through: str) -> Span:
+        return replace(of, begun=replace(of.begun, through=through))
+
     def wanted_by(of: Span, streams: tuple[str, ...], ops: tuple[str, ...]) -> list[str]:
         return log.ids(of.place.partition, of.after, of.to, streams, ops)
 
     # WHEN all want the same span, or each one of its own THEN they are found in one go
     three = [span(1, 0, 40), span(1, 3, 4), span(0, 25, 37)]
     # WHEN some begin inside a batch THEN they have the rest of it
-    inside = [replace(three[0], through="1-001-1"), replace(three[2], through="0-026-2"), three[2]]
+    inside = [from_inside(three[0], "1-001-1"), from_inside(three[2], "0-026-2"), three[2]]
     for spans in ([three[0]], [three[1]], [three[2]], three, inside):
         assignments = tuple(Assignment(spans[n % len(spans)], one) for n, one in enumerate(specs))
         post = deliver._Post(assignments, box, DeliveryOptions(), matches_here=True)
@@ -337,7 +340,7 @@ def test_d6_what_expires_for_one_that_is_stopped_is_counted_and_nothing_is_sent(
     assignment = Assignment(span_of(tmp_path, "aab"), spec, expires_before=before)
     post = deliver._Post((assignment,), box, DeliveryOptions(historical=True, sends=False), matches_here=True)
     rows = [json.loads(text) for batch in post(iter(())) for text in batch["row"].to_pylist()]
-    (found,) = fold([assignment], deliver._joined(rows))
+    (found,) = fold([assignment], map(deliver._result, rows))
     told = (found.fate, found.reached.batch, found.expired, found.accepted)
     assert told == ((Fate.UNFINISHED, 0, 0, 0) if young else (Fate.DONE, 1, 3, 0))
     assert not receiver.records

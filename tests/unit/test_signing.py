@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from standardwebhooks import Webhook
 
-from evermark.delivery.webhook.signing import Signer, new_secret, verify
-from evermark.errors import ConfigError, DeniedError
+import evermark_receiver
+from evermark.delivery.webhook.signing import Signer, new_secret
+from evermark.errors import ConfigError
+from evermark_receiver import VerificationError
 
 
 @settings(max_examples=50)
@@ -20,7 +22,7 @@ def test_the_reference_implementation_accepts_our_signatures(webhook_id: str, te
     secret, body, now = new_secret(), ('"' + text.encode("unicode_escape").hex() + '"').encode(), int(time.time())
     headers = Signer([secret]).headers(webhook_id, now, body)
     Webhook(secret).verify(body, headers)
-    assert verify([secret], headers, body, now) == webhook_id
+    assert evermark_receiver.verify(headers, body, secret, now=now).id == webhook_id
 
 
 def test_during_a_rotation_either_secret_verifies() -> None:
@@ -29,8 +31,8 @@ def test_during_a_rotation_either_secret_verifies() -> None:
     headers = Signer([new, old]).headers("e1", now, b"{}")
     Webhook(old).verify(b"{}", headers)
     Webhook(new).verify(b"{}", headers)
-    with pytest.raises(DeniedError):
-        verify([new_secret()], headers, b"{}", now)
+    with pytest.raises(VerificationError):
+        evermark_receiver.verify(headers, b"{}", new_secret(), now=now)
 
 
 @pytest.mark.parametrize("change", ["webhook-id", "webhook-timestamp", "webhook-signature", "body"])
@@ -42,18 +44,18 @@ def test_nothing_signed_can_be_changed(change: str) -> None:
         body = b"{ }"
     else:
         headers[change] = {"webhook-id": "e2", "webhook-timestamp": "1001", "webhook-signature": "v1"}[change]
-    with pytest.raises(DeniedError):
-        verify([secret], headers, body, 1_000.0)
+    with pytest.raises(VerificationError):
+        evermark_receiver.verify(headers, body, secret, now=1_000.0)
 
 
 def test_a_signature_is_good_for_five_minutes() -> None:
     """Older and younger ones are refused, right or not."""
     secret = new_secret()
     headers = Signer([secret]).headers("e1", 1_000, b"{}")
-    assert verify([secret], headers, b"{}", 1_300.0) == "e1"
+    assert evermark_receiver.verify(headers, b"{}", secret, now=1_300.0).id == "e1"
     for now in (1_301.0, 699.0):
-        with pytest.raises(DeniedError):
-            verify([secret], headers, b"{}", now)
+        with pytest.raises(VerificationError):
+            evermark_receiver.verify(headers, b"{}", secret, now=now)
 
 
 @pytest.mark.parametrize("secret", ["whsec_not base64!", "whsec_c2hvcnQ=", "plainly-wrong-secret"])

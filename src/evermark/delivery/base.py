@@ -1,4 +1,4 @@
-"""The values of delivery: subscriptions, cursors, parked deliveries, bots, and what became of a piece of work.
+"""The values of delivery: subscriptions, cursors, parked deliveries, bots, and outcomes of work.
 
 A **bot** is a subscription that speaks for a user: it gets the events that concern that user in the streams the user is
 a member of. A **stay** is one time of membership, from a join to a leave. A **session** names the key that the payload
@@ -39,8 +39,7 @@ class Cursor:
 BEGINNING = Cursor(0)
 CursorVector = Mapping[SourcePartition, Cursor]
 
-# With `ordered`, the events that keep their order: those of one (partition, stream, key). Two streams of a source may
-# use the same keys.
+# With `ordered`, events of one (partition, stream, key) keep their order. Two streams may use the same keys.
 HeldKey = tuple[SourcePartition, str, str]
 
 CLAIM_MAX = 10_000  # rows that one call may return
@@ -181,7 +180,7 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a piece of work for one subscription.
+    """The outcome of a piece of work for one subscription.
 
     Of a span: each matched event up to `reached` was accepted, is in `parked`, or is counted in `expired`. Events after
     it count as not done, though some of them may have been accepted.
@@ -195,7 +194,7 @@ class Outcome:
     retry_after_s: float | None = None
     expired: int = 0  # events passed over because of the TTL; counted durably with the cursor's move
     reached: Cursor | None = None  # None: nowhere, or the work was of no span
-    took_s: float | None = None  # until this subscription was finished, whatever ran beside it; None: not measured
+    took_s: float | None = None  # until this subscription was finished; None: not measured
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,12 @@ Contract of a `DeliveryStore` and its parts (checked over every backend by `Deli
 - Specs that are read carry only the secrets that have not expired by then.
 - `learn` is a compare-and-set per (source, user, partition); the stays are seen with it or not at all.
 - An event that is parked for its session waits if and only if its key is not published; that, and the release of
-  waiting events by `publish`, are decided one after another for each (device, session). No event of a session is
-  claimed before every event of it that was parked earlier. With another device (`change`, `register`) it is decided
+  waiting events by `publish`, are decided one after another for each (device, session). No untried event of a session is
+  claimed without its key, nor before every event of it that was parked earlier. With another device (`change`, `register`) it is decided
   anew for all events that were not tried yet and are not under way.
 - Events that wait for a key do not count for `parked_max`. Each stream of a bot keeps its newest `WAITING_MAX`;
   `expire_waiting` removes older ones, counted as `expired`.
-- `keys_wanted` names a (bot, session) at most once in `ASK_EVERY`, whatever crashes.
+- `keys_wanted` names a (bot, session) at most once in `ASK_EVERY`, across crashes too.
 - Several threads may call at once. Calls that read see one moment.
 """
 
@@ -110,7 +110,8 @@ class ParkedStore(Protocol):
         """Parked rows by id, waiting and dead or one of both, page by page; at most `CLAIM_MAX`."""
 
     def room(self, subscriptions: Sequence[str]) -> dict[str, int]:
-        """How many more first deliveries may be parked for each of these subscriptions that exists."""
+        """How many more first deliveries may be parked for each of these subscriptions that exists. Below 0 it is over
+        its limit: then events that wait for a session key are not parked either."""
 
     def held_keys(
         self, subscriptions: Sequence[str], places: Collection[SourcePartition] | None = None, replay_id: str = ""
@@ -166,7 +167,7 @@ class BotStore(Protocol):
 
     def release_keyed(self, now: datetime, epoch: int) -> int:
         """Make due the events that wait although they need not: the key is there, or the bot has no device. Returns how
-        many."""
+        many. And the other way round: events that were under way when their key was withdrawn wait for it again."""
 
     def waiting_beyond(self, keep: int = WAITING_MAX) -> list[Surplus]:
         """The streams of bots with more than `keep` first deliveries waiting for keys. Counts all that wait: a step of
@@ -219,7 +220,7 @@ class DeliveryStore(Protocol):
         """
 
     def change(self, subscription: str, changes: Mapping[str, object], epoch: int) -> None:
-        """Other values for these fields of its spec; of `bot` for those of its fields that are given. State and cursor
+        """Other values for these fields of its spec; of `bot`, for the given ones of its fields. State and cursor
         stay. With another device it is decided anew which of its events wait for a session key."""
 
     def rotate(self, subscription: str, secret: str, until: datetime | None, now: datetime, epoch: int) -> None:
@@ -248,7 +249,7 @@ class DeliveryStore(Protocol):
     def retried(
         self, subscription: str, outcome: Outcome, now: datetime, epoch: int, *, generation: int | None = None
     ) -> None:
-        """What retries of parked rows say about an endpoint: one outcome for all of them; the rows are not touched.
+        """The outcome of retries of parked rows, one for all of them, as it bears on the endpoint; no row is touched.
 
         It counts as that of a delivery does, but no cursor moves: a member that leaves the group leaves where the group
         stands. Does nothing to a subscription that was removed or made anew since.

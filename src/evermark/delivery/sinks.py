@@ -21,56 +21,44 @@ W = TypeVar("W", Job, Try)
 
 
 class Sinks:
-    """A `Sink` that hands each subscription's work to the sink of its url. Several sinks work side by side."""
+    """A `Sink` that hands each subscription's work to the sink of its url. Jobs for several sinks run side by side."""
 
     def __init__(self, *, low_priority: bool = False) -> None:
         self._made = {make: make(low_priority=low_priority) for make in {_DEFAULT, *SINKS.values()}}
 
-    def deliver(
-        self, jobs: Sequence[Job], deadline_s: float, grace_s: float | None = None, slack_s: float | None = None
-    ) -> list[Result]:
-        return [result for some in self.deliver_each(jobs, deadline_s, grace_s, slack_s) for result in some]
-
     def deliver_each(
         self, jobs: Sequence[Job], deadline_s: float, grace_s: float | None = None, slack_s: float | None = None
     ) -> Iterator[list[Result]]:
-        shares = self._shares(jobs)
-        if len(shares) <= 1:
-            for sink, _ in shares:
-                yield from sink.deliver_each(jobs, deadline_s, grace_s, slack_s)
-            return
         finished: queue.SimpleQueue[list[Result] | Exception] = queue.SimpleQueue()
 
-        def work(sink: Sink, numbers: Sequence[int]) -> None:
+        def work(sink: Sink, mine: Sequence[Job]) -> None:
             try:
-                for results in sink.deliver_each([jobs[n] for n in numbers], deadline_s, grace_s, slack_s):
+                for results in sink.deliver_each(mine, deadline_s, grace_s, slack_s):
                     finished.put(results)
             except Exception as error:  # noqa: BLE001 - raised again where the results are waited for
                 finished.put(error)
 
-        with ThreadPoolExecutor(len(shares), thread_name_prefix="sink") as pool:
-            for share in shares:
-                pool.submit(work, *share)
-            for _ in jobs:
-                results = finished.get()
-                if isinstance(results, Exception):
-                    raise results
-                yield results
+        shares = self._shares(jobs)
+        if len(shares) == 1:
+            yield from shares[0][0].deliver_each(jobs, deadline_s, grace_s, slack_s)
+        elif shares:
+            with ThreadPoolExecutor(len(shares), thread_name_prefix="sink") as pool:
+                for sink, mine in shares:
+                    pool.submit(work, sink, mine)
+                for _ in jobs:
+                    results = finished.get()
+                    if isinstance(results, Exception):
+                        raise results
+                    yield results
 
     def deliver_prefix(self, job: Job, deadline_s: float, grace_s: float | None = None) -> Prefix:
         return self._sink(job).deliver_prefix(job, deadline_s, grace_s)
 
     def attempt(self, tries: Sequence[Try], deadline_s: float) -> list[Answer]:
         answers: dict[int, Answer] = {}
-        shares = self._shares(tries)
-        with ThreadPoolExecutor(max(1, len(shares)), thread_name_prefix="sink") as pool:
-            asked = [
-                (numbers, pool.submit(sink.attempt, [tries[n] for n in numbers], deadline_s))
-                for sink, numbers in shares
-            ]
-            for numbers, answered in asked:
-                answers |= dict(zip(numbers, answered.result(), strict=True))
-        return [answers[n] for n in range(len(tries))]
+        for sink, mine in self._shares(tries):
+            answers |= zip(map(id, mine), sink.attempt(mine, deadline_s), strict=True)
+        return [answers[id(one)] for one in tries]
 
     def close(self) -> None:
         for sink in self._made.values():
@@ -79,10 +67,9 @@ class Sinks:
     def _sink(self, one: Job | Try) -> Sink:
         return self._made[SINKS.get(one.spec.url.partition(":")[0].lower(), _DEFAULT)]
 
-    def _shares(self, given: Sequence[W]) -> list[tuple[Sink, list[int]]]:
-        """Each sink that is needed, and the numbers of the jobs or tries that are its own."""
-        shares: dict[int, tuple[Sink, list[int]]] = {}
-        for n, one in enumerate(given):
+    def _shares(self, given: Sequence[W]) -> list[tuple[Sink, list[W]]]:
+        shares: dict[int, tuple[Sink, list[W]]] = {}
+        for one in given:
             sink = self._sink(one)
-            shares.setdefault(id(sink), (sink, []))[1].append(n)
+            shares.setdefault(id(sink), (sink, []))[1].append(one)
         return list(shares.values())

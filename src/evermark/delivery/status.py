@@ -18,7 +18,7 @@ from evermark.log.read import FileRange
 
 @dataclass(frozen=True)
 class Lag:
-    """`events` are those of all streams, wanted or not. Where batches were merged into one file, both are estimates."""
+    """`events` counts all streams, wanted or not. Where batches were merged into one file, both are estimates."""
 
     events: int = 0
     oldest: datetime | None = None  # when the first of them happened
@@ -37,7 +37,7 @@ class Account:
 def accounts(
     store: DeliveryStore, heads: Mapping[SourcePartition, int], files: Callable[[str], Sequence[FileRange]]
 ) -> dict[str, Account]:
-    """By name, in a number of queries that does not depend on how many there are."""
+    """By name, in a number of queries that does not grow with the subscriptions."""
     return _accounts(store, store.subscriptions().values(), heads, files)
 
 
@@ -87,7 +87,7 @@ def kept_for(
 ) -> dict[str, int]:
     """Per subscription outside the group: how many events taken before `horizon` the log keeps because of its cursor.
 
-    Those that none is kept for are not named. `files` by source; by whole files, as retention goes.
+    Subscriptions for which none is kept are left out. `files` by source; by whole files, as retention goes.
     """
     kept: dict[str, int] = {}
     for source, some in files.items():
@@ -107,7 +107,7 @@ def kept_for(
 
 
 def least_cursors(group: Group, outside: Mapping[str, CursorVector], source: str) -> dict[int, int]:
-    """Per partition of a source, the batch that every reader has passed; a place one has not seen counts as 0."""
+    """Per partition of a source, the batch that every reader has passed; 0 where a reader has no cursor."""
     readers = [group.cursors, *outside.values()]
     places = {place for cursors in readers for place in cursors if place.source == source}
     return {place.partition: min(cursors.get(place, BEGINNING).batch for cursors in readers) for place in places}

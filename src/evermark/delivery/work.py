@@ -1,4 +1,4 @@
-"""Pieces of the log on their way to receivers, and what came of them.
+"""Pieces of the log on their way to receivers, and their results.
 
 `Deliverer` is the port between the decisions here and the machinery that reads, matches and posts (Spark in production,
 a model in the simulator). Its contract:

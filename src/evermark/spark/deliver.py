@@ -1,8 +1,9 @@
-"""Delivery as a Spark job: which subscription wants which row is found, and the task reads and posts these rows.
+"""Delivery as a Spark job: one task reads and posts the rows that its subscriptions want.
 
-Where a predicate has to hold Spark matches, in one pass, and hands the task places: file, row number, subscription.
-Without one the task matches by stream and operation itself. Rows are read by the task: through the JVM they would cost
-ten times as much. Only results travel back, as JSON rows: one for each (subscription, batch), with what is parked.
+Where a predicate has to hold Spark matches, in one pass, and hands the task the address (file, row number) and the
+subscription of each matched row. Without a predicate the task matches by stream and operation itself. Rows are read by
+the task: through the JVM they would cost ten times as much. Only results travel back, as JSON rows: one for each
+(subscription, batch), with the parked events.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ from evermark.spark.match import SUBSCRIPTION, matched
 from evermark.spark.posting import ROW_DDL, held_lanes, now_held, outcome_fields, outcome_of, rows_batch
 from evermark.spark.replay import SparkReplays, require_codes
 
-# A span without a budget still ends: whatever is not sent by then is left for the next round.
+# A span without a budget still ends: events not sent by then are left for the next round.
 _NO_BUDGET_S = 3600.0
-# What is sent at a time.
+# How much is sent at a time.
 _CHUNK_ROWS = 20_000
 _CHUNK_BYTES = 64 * 1024 * 1024
 _CHUNK_MATCHES = 1_000_000
-# Half of what Spark reads in one piece.
+# Half of the bytes that Spark reads in one piece.
 _CUT_BYTES = 64 * 1024 * 1024
 
 
@@ -60,21 +61,21 @@ Late = dict[str, dict[int, pa.Array]]
 
 @dataclass
 class _SoFar:
-    """What a task knows of its subscriptions from the pieces it has sent."""
+    """The state of a task's subscriptions after the pieces it has sent."""
 
     held: dict[str, Counter[HeldKey]]
-    room: dict[str, int]  # how many more may be parked, of those of whom that is known
+    room: dict[str, int]  # how many more may be parked, where that is known
     stopped: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
 class _Post:
-    """What a task needs to post; pickled into the job, secrets sealed."""
+    """The task that posts; pickled into the job, secrets sealed."""
 
     assignments: tuple[Assignment, ...]
     box: SecretBox
     options: DeliveryOptions
-    matches_here: bool  # else places come with the rows of the job
+    matches_here: bool  # else addresses come with the rows of the job
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         budget_s = _NO_BUDGET_S if self.options.budget_s is None else self.options.budget_s
@@ -108,7 +109,7 @@ class _Post:
                 yield found.codes[start + rows], found.numbers[start + rows], np.asarray(numbers)[of]
 
     def _jobs(self, wanted: MatchedRows) -> tuple[list[Job], Late]:
-        """What is to be sent, rendered while what came before is sent; and what is too old to be."""
+        """The jobs of one piece, rendered while the piece before is sent; and rows that are too old to be sent."""
         jobs: list[Job] = []
         expired: Late = {}
         for index, rows in by_subscription(*wanted):
@@ -192,7 +193,7 @@ def by_span(assignments: Sequence[Assignment]) -> list[tuple[Span, list[int]]]:
 
 
 def gathered(pieces: Iterable[Addresses]) -> Iterator[Addresses]:
-    """The same places, more of them at a time: what is sent together is served side by side."""
+    """The same addresses, more of them at a time: rows that are sent together are served side by side."""
     waiting: list[Addresses] = []
     rows = 0
     for piece in pieces:
@@ -216,7 +217,7 @@ def arrays(batch: pa.RecordBatch) -> Addresses:
 
 
 def read(paths: Sequence[str], places: Iterable[Addresses]) -> Iterator[MatchedRows]:
-    """The rows at some places, each read once however many want it; fewer at a time if they are large."""
+    """The rows at some addresses, each read once however many want it; fewer at a time if they are large."""
     picker = RowReader(paths)
     size = min(_CHUNK_ROWS, picker.rows_within(_CHUNK_BYTES))
     for codes, numbers, of in places:
@@ -241,7 +242,7 @@ def by_subscription(rows: pa.RecordBatch, of_row: I64, of: I64) -> Iterator[tupl
 
 
 class SparkDeliverer(SparkReplays):
-    """`Deliverer` and `ReplayDeliverer` on Spark. One task per span: what it does is wait for receivers."""
+    """`Deliverer` and `ReplayDeliverer` on Spark. One task for all spans of a call: it mostly waits for receivers."""
 
     def __init__(self, spark: SparkSession, box: SecretBox) -> None:
         super().__init__(spark, box)
@@ -265,14 +266,14 @@ class SparkDeliverer(SparkReplays):
         return [replace(one, took_s=one.took_s or 0.0) for one in fold(assignments, map(_result, rows))]
 
     def _wanted(self, assignments: Sequence[Assignment]) -> DataFrame:
-        """The places of all assignments, one span after another, and the number of the assignment."""
+        """The addresses of all assignments, one span after another, and the number of the assignment."""
         found = [
             self.places(span, [assignments[n].spec for n in numbers], numbers) for span, numbers in by_span(assignments)
         ]
         return reduce(DataFrame.union, found).coalesce(1) if len(found) > 1 else found[0]
 
     def places(self, span: Span, specs: Sequence[SubscriptionSpec], numbers: Sequence[int] | None = None) -> DataFrame:
-        """Where the events are that somebody wants, in log order, and who wants them: by number, if not by index."""
+        """The addresses of the wanted events, in log order, each with the number (or index) of the subscription."""
         require_codes(span.paths)
         frame = files_frame(self._spark, span.paths).selectExpr("*", *ROW_ADDRESS_SQL)
         if not span.exact:

@@ -1,4 +1,4 @@
-"""Session keys: what may be published, when a missing one is asked for, and how. Pure."""
+"""Session keys: which may be published, and when a missing key is asked for. Pure."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def require_learned(lessons: Sequence[MembershipDelta], at: Mapping[str, int]) -
         if at.get(one.user, 0) != one.begun_at:
             raise ConflictError(
                 f"user {one.user!r} was looked up to batch {at.get(one.user, 0)}, and this begins at {one.begun_at}",
-                hint="somebody else looked meanwhile; nothing is lost",
+                hint="another instance looked meanwhile; nothing is lost",
             )
 
 

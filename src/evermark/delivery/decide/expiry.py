@@ -27,7 +27,7 @@ def expires_before(subscription: Subscription, now: datetime) -> datetime | None
 
 
 def without_expired(rows: pa.RecordBatch, before: datetime | None) -> tuple[pa.RecordBatch, dict[int, pa.Array]]:
-    """The rows that are still to be delivered, and the positions of those of each batch that are not."""
+    """The rows that are still to be delivered, and per batch the positions of the rows that are not."""
     if before is None or not rows.num_rows:
         return rows, {}
     late = pc.fill_null(

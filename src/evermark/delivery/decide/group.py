@@ -1,4 +1,4 @@
-"""What becomes of the live group and its members. Pure: every store carries out what is decided here.
+"""The live group and its members: who stays, leaves and joins. Pure: stores carry it out.
 
 The rule behind all of it: a cursor passes an event only when it was accepted, parked, not matched, or expired and
 counted. A member for which that does not hold for all of the work leaves the group, at the cursor the work began at or
@@ -6,10 +6,10 @@ at the last one up to which it holds.
 
 | state     | set by                                                              | left by                          |
 |-----------|---------------------------------------------------------------------|----------------------------------|
-| live      | `join`; `register` or `add` of one that starts now                  | any fate but DONE; a failed      |
+| live      | `join`; `register` or `add` with a start from now on                | any fate but DONE; a failed      |
 |           |                                                                     | retry; a person                  |
-| behind    | leaving the group; `register` or `add` of one that starts earlier;  | `join`; failures; a person       |
-|           | `resume`; a suspended one that succeeds                             |                                  |
+| behind    | leaving the group; `register` or `add` with an earlier start;       | `join`; failures; a person       |
+|           | `resume`; a success while suspended                                 |                                  |
 | suspended | 10 endpoint failures in a row, of retries too; a person;            | a success; a person              |
 |           | too much parked, or too much of one key (FULL), which is no failure | work that is done: there is room |
 | disabled  | 410                                                                 | a new url; a person              |
@@ -51,7 +51,7 @@ REASON_CHARS_MAX = 500
 
 @dataclass(frozen=True)
 class SubscriptionRecord:
-    """What the decisions need to know of a subscription."""
+    """The part of a subscription that the decisions need."""
 
     name: str
     state: SubscriptionState
@@ -97,7 +97,7 @@ class Departure:
 @dataclass(frozen=True)
 class Settlement:
     group: Group
-    stayed: tuple[SubscriptionRecord, ...]  # only those whose record changed
+    stayed: tuple[SubscriptionRecord, ...]  # only if the record changed
     departures: tuple[Departure, ...]
     parked: Mapping[str, tuple[ParkedEvent, ...]]
     expired: Mapping[str, int]

@@ -1,10 +1,10 @@
-"""Who is subscribed: all of a file at once, or one by one at run time. Pure: every store carries out what is decided.
+"""Adds, changes and removes subscriptions: all of a file at once, or one at run time. Pure: stores carry it out.
 
-At run time whoever asks (a person at a terminal, a program over HTTP) may touch only what was made this way. What the
-file made is the file's: its next start would undo any change without a word.
+At run time (from a terminal, or over HTTP) only subscriptions made at run time may be changed. Subscriptions of the
+file belong to the file: its next start would undo any change without a word.
 
 A secret that is being replaced goes on signing beside the new one, so that a receiver may change over when it likes:
-until a time that was given with the rotation, or until somebody ends the overlap.
+until a time that was given with the rotation, or until a person ends the overlap.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ CHANGEABLE = frozenset(
         "body_bytes_max",
         "parked_max",
         "ttl_s",
-        "bot",  # but neither its source nor its user: what was learned hangs on them
+        "bot",  # but neither its source nor its user: its memberships hang on them
     }
 )
 
@@ -58,7 +58,7 @@ class Registration:
     group: Group
     kept: Mapping[str, tuple[SubscriptionSpec, SubscriptionRecord]]
     added: Mapping[str, tuple[SubscriptionSpec, SubscriptionRecord]]
-    begun: Mapping[str, CursorVector]  # of those added that do not join the group
+    begun: Mapping[str, CursorVector]  # of added subscriptions that do not join the group
     removed: frozenset[str]
 
 
@@ -99,7 +99,7 @@ def registered(
             added[name] = (spec, member)
         else:
             added[name] = (spec, SubscriptionRecord(name, SubscriptionState.BEHIND, parked_max=spec.parked_max))
-            # A place that nobody gave a start for is backlog from its beginning: rather twice than never.
+            # A partition without a start is backlog from its beginning: rather twice than never.
             begun[name] = {**dict.fromkeys(group.cursors, BEGINNING), **starts[name]}
     return Registration(Group(version, members, group.cursors), kept, added, begun, removed)
 
@@ -114,7 +114,7 @@ def with_other_devices(
 def added(
     spec: SubscriptionSpec, start: CursorVector | None, owner: MadeBy | None, version: int, cursors: CursorVector
 ) -> Addition:
-    """One more. `owner` is who made the one that has this name already; `version` and `cursors` are the group's."""
+    """One more. `owner`: the maker of a subscription that has this name; `version` and `cursors` are the group's."""
     require_names([spec], MadeBy.API, {})
     if owner is not None:
         raise ConflictError(
@@ -135,14 +135,14 @@ def added(
         )
         return Addition(ours, member, None, joined)
     behind = SubscriptionRecord(spec.name, SubscriptionState.BEHIND, parked_max=spec.parked_max)
-    # As in `registered`: a place that nobody gave a start for is backlog from its beginning.
+    # As in `registered`: a partition without a start is backlog from its beginning.
     return Addition(ours, behind, {**dict.fromkeys(cursors, BEGINNING), **start}, version)
 
 
 def changed(
     spec: SubscriptionSpec, record: SubscriptionRecord, changes: Mapping[str, object]
 ) -> tuple[SubscriptionSpec, SubscriptionRecord]:
-    """Other wishes of the same subscription: it stays where and what it is, but for what a new url changes."""
+    """Other settings of the same subscription. Its cursor and state stay, unless the url changes."""
     require_ours(spec, "changed")
     fixed = sorted(changes.keys() - CHANGEABLE)
     if fixed:
@@ -151,7 +151,7 @@ def changed(
             hint="remove it and make it anew, or see rotate and replay",
         )
     given: dict[str, Any] = dict(changes)
-    if "bot" in given:  # only what is given of it: two who change something else at once both have their way
+    if "bot" in given:  # only its given fields: two people who change different fields at once both have their way
         if spec.bot is None:
             raise unknown_bot(spec.name)
         given["bot"] = replace(spec.bot, **given["bot"])
@@ -168,8 +168,8 @@ def _require_bot(old: SubscriptionSpec, new: SubscriptionSpec) -> None:
         raise ConfigError(f"bot {old.name!r}: whom it speaks for cannot be changed", hint="remove it and make it anew")
     if new.ordered and new.bot.device:
         raise ConfigError(
-            f"bot {old.name!r}: with a device it keeps the order of each session; by key, one that waits would stop "
-            "its stream",
+            f"bot {old.name!r}: with a device it keeps the order of each session; by key, an event that waits "
+            "would stop its stream",
             hint="leave out ordered, or device",
         )
 
@@ -178,13 +178,13 @@ def with_spec(record: SubscriptionRecord, old: SubscriptionSpec, new: Subscripti
     record = replace(record, parked_max=new.parked_max)
     if new.url == old.url or record.is_paused:
         return record
-    # What we know of the old address says nothing about the new one.
+    # Failures of the old address say nothing about the new one.
     state = SubscriptionState.LIVE if record.is_member else SubscriptionState.BEHIND
     return clean(replace(record, state=state))
 
 
 def rotated(spec: SubscriptionSpec, secret: str, until: datetime | None, now: datetime) -> SubscriptionSpec:
-    """A new secret first. The others keep signing until then at the latest; one that ends sooner still does."""
+    """A new secret first. The others keep signing until then at the latest; a secret that ends sooner still does."""
     require_ours(spec, "rotated")
     kept = [(secret, None), *((old, _sooner(end, until)) for old, end in _ends(spec))]
     kept = [(one, end) for one, end in kept if end is None or end > now]
@@ -203,9 +203,9 @@ def retired(spec: SubscriptionSpec) -> SubscriptionSpec:
 
 
 def current(spec: SubscriptionSpec, now: datetime) -> SubscriptionSpec:
-    """The spec with the secrets that sign now. One that expired is not there, wherever the spec goes from here."""
+    """The spec with the secrets that sign now, without expired ones."""
     if not any(spec.secrets_until):
-        return spec  # nearly everybody, nearly always
+        return spec  # nearly all, nearly always
     return _with_secrets(spec, [(secret, end) for secret, end in _ends(spec) if end is None or end > now])
 
 

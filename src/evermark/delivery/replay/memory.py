@@ -1,4 +1,4 @@
-"""Replays in this process: for tests and simulations. Shipped, and held to the same contract as those in State."""
+"""Replays in this process: for tests and simulations. Shipped, and held to the same contract as replays in State."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ class MemoryReplays:
 
     def _add(self, request: Request) -> str:
         made, now = self._new_id(), self._clock()
-        # What a control event says of itself is not kept: the request was made of it.
+        # The payload of a control event is not kept: the request was made of it.
         control = replace(request.control, event_time=None, payload=None) if request.control is not None else None
         asked = replace(request, control=control)
         nth = len(self._replays) + 1

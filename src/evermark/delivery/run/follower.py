@@ -67,7 +67,7 @@ class Follower:
     _full: dict[int, datetime] = field(default_factory=dict, init=False)
 
     def catch_up_group(self) -> bool:
-        """Deliver what hand-overs left, one span; True when there was any."""
+        """Deliver one span of batches that hand-overs left; True when there was any."""
         if not self.live.lock.acquire(blocking=False):
             return False
         try:
@@ -82,7 +82,7 @@ class Follower:
                     continue
                 span = self._span(place, begun, head)
                 if span is not None:
-                    # As long as a slow receiver needs; one that needs longer is served beside the group.
+                    # As long as a slow receiver needs; a member that needs longer is served beside the group.
                     budget_s = min(GROUP_BUDGET_S_MAX, span.rows / GROUP_ROWS_PER_S_MIN)
                     return self.live.work(span, budget_s=max(FOLLOW_BUDGET_S, budget_s))
             return False
@@ -237,7 +237,7 @@ class Follower:
             assignments = self._assignments(away)
             ordered = [assignment.spec.name for assignment in assignments if assignment.spec.ordered]
             held = self.store.parked.held_keys(ordered, {span.place for _, span in away}) if ordered else {}
-            # Being late is what this says; the delivery keeps the event's own id, so a repeat is still a repeat.
+            # `historical` says that it is late; the delivery keeps the event's own id, so a repeat is still a repeat.
             options = DeliveryOptions(historical=True, budget_s=budget_s, grace_s=grace_s, held=held, sends=sends)
             began = self.clock()
             outcomes = self.deliverer.deliver(assignments, options)

@@ -117,7 +117,7 @@ class LiveGroup:
 
 
 def together(fresh: Sequence[Span], begun: Cursor | None) -> Span | None:
-    """The fresh batches after `begun` as one span; None when one of them is no longer known."""
+    """The fresh batches after `begun` as one span; None when a batch of them is no longer known."""
     wanted = [span for span in fresh if begun is not None and span.begun >= begun]
     if not wanted or wanted[0].begun != begun:
         return None

@@ -135,6 +135,7 @@ class MemoryBots:
 
     def release_keyed(self, now: datetime, epoch: int) -> int:
         with self._tables.fenced(epoch):
+            self._hold(now, epoch, self._tables.lacks_key)
             return self._make_due(now, lambda name, session: not self._tables.lacks_key(name, session))
 
     def waiting_beyond(self, keep: int = WAITING_MAX) -> list[Surplus]:
@@ -188,7 +189,7 @@ class MemoryBots:
         again_at = record.next_attempt_at
         tried_again = record.state is SubscriptionState.SUSPENDED and again_at is not None
         good = record.state in (SubscriptionState.LIVE, SubscriptionState.BEHIND) or tried_again
-        # One that failed is asked when its time has come: what only waits for keys clears no failure.
+        # A bot that failed is asked when its time has come: events that wait for keys clear no failure.
         return (
             good and (record.failures == 0 or again_at is None or again_at <= now) and bool(self._tables.device(name))
         )

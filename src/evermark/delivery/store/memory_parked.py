@@ -61,7 +61,7 @@ class Row:
 
 
 class MemoryTables:
-    """What State keeps in tables, behind one lock: all parts of a store in memory read and write these."""
+    """The tables that State has, behind one lock: all parts of a store in memory read and write these."""
 
     def __init__(self, leases: MemoryLeases, lease: str) -> None:
         self._leases = leases
@@ -112,6 +112,7 @@ class MemoryParked:
                 for row in self._tables.rows.values()
                 if row.is_due(now)
                 and row.is_free(now, epoch)
+                and not (row.event.session and self._tables.lacks_key(row.subscription, row.event.session))
                 and decide.drains(self._tables.record(row.subscription), now)
                 and not self._is_held(row)
                 and not self._is_behind(row, now, epoch)
@@ -215,7 +216,7 @@ class MemoryParked:
     def room(self, subscriptions: Sequence[str]) -> dict[str, int]:
         with self._tables.lock:
             known = [name for name in subscriptions if name in self._tables.known]
-            return {name: max(0, self._tables.known[name][0].parked_max - self.counted_for(name)) for name in known}
+            return {name: self._tables.known[name][0].parked_max - self.counted_for(name) for name in known}
 
     def held_keys(
         self, subscriptions: Sequence[str], places: Collection[SourcePartition] | None = None, replay_id: str = ""

@@ -276,7 +276,7 @@ class PostgresDelivery:
         """The group, locked until the transaction ends."""
         fence(conn, self._lease, epoch)
         conn.execute(queries.LOCK_GROUP)
-        # Read by a statement of its own: the one that waited for the lock has seen an older moment.
+        # Read by a statement of its own: the statement that waited for the lock has seen an older moment.
         return _group(conn)
 
     def _set_version(self, conn: Connection, before: Group, after: Group) -> None:

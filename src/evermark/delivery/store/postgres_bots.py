@@ -114,9 +114,11 @@ class PostgresBots:
 
     def release_keyed(self, now: datetime, epoch: int) -> int:
         with self._state.transaction() as conn:
-            if conn.execute(queries.IS_ANY_WAITING).fetchone() == (False,):
+            if conn.execute(queries.IS_ANY_OF_SESSION).fetchone() == (False,):
                 return 0
             fence(conn, self._lease, epoch)
+            lock_every_session(conn)
+            conn.execute(queries.HOLD_KEYLESS, {"now": now, "epoch": epoch})
             return conn.execute(queries.RELEASE_KEYED, {"now": now}).rowcount
 
     def waiting_beyond(self, keep: int = WAITING_MAX) -> list[Surplus]:

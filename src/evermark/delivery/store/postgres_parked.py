@@ -103,7 +103,7 @@ class PostgresParked:
         with self._state.connection() as conn:
             most: dict[str, int] = dict(conn.execute(queries.PARKED_MAX, (list(subscriptions),)).fetchall())
             there = parked_by(conn, subscriptions)
-        return {name: max(0, most[name] - there.get(name, 0)) for name in most}
+        return {name: most[name] - there.get(name, 0) for name in most}
 
     def held_keys(
         self, subscriptions: Sequence[str], places: Collection[SourcePartition] | None = None, replay_id: str = ""

@@ -1,4 +1,4 @@
-"""Bundles made column by column: no Python object per event, unless one of them is refused.
+"""Bundles made column by column: no Python object per event, unless a bundle is refused.
 
 The lanes of a job are dealt out to a few shares; the events of a share keep their order. All bundles of a job are
 planned at once; they are rendered a few at a time, each event with the comma that follows it, so that a bundle is a
@@ -41,15 +41,15 @@ Parcel = tuple[int, str, bytes]
 
 @dataclass(frozen=True)
 class Bundle:
-    """One bundle, ready to be sent, and what it was made of."""
+    """One bundle, ready to be sent, and the rows it was made of."""
 
     share: int
     rows: I64
     ident: str
     body: Body
     _ids: pa.Array  # of the events of several bundles
-    _bodies: _Texts  # theirs, each with its comma
-    _at: int  # its first row in those two
+    _bodies: _Texts  # of the same events, each with its comma
+    _at: int  # its first row in `_ids` and `_bodies`
     _replay_id: str | None
     problem: str = ""  # why its only event has no body
 
@@ -71,12 +71,12 @@ class _Texts:
         self._memory = memoryview(column.buffers()[2])
 
     def between(self, start: int, stop: int, without: int = 0) -> memoryview:
-        """The texts of some rows, one after another, without the last ones of the characters."""
+        """The texts of some rows, one after another, without the last `without` characters."""
         return self._memory[self._ends[start] : self._ends[stop] - without]
 
 
 class Bundles:
-    """The bundles of some rows, made a few at a time, and kept for all who take them from here."""
+    """The bundles of some rows, made a few at a time, and kept until every reader has taken them."""
 
     def __init__(
         self,
@@ -94,17 +94,17 @@ class Bundles:
         self._around = around(how.style)
         row_bytes = events.nbytes // max(1, events.num_rows) + 1
         self._piece_rows = max(1, min(PIECE_ROWS, PIECE_BYTES_MAX // row_bytes))
-        # Large events: rather a bundle that is not full than one that must not be sent or cannot be held.
+        # Large events make small bundles: a bundle must fit into a request, and into memory.
         bundle = max(1, min(bundle, self._room // row_bytes, self._piece_rows))
         self._plan = deque(_planned(keys.lanes, shares, bundle))
         self._made: deque[list[Bundle]] = deque()
-        self._gone = 0  # how many pieces nobody wants any more
+        self._gone = 0  # how many pieces every reader has taken
         self._readers = 0
         self._taken: dict[int, int] = {}  # by piece: how many have it
         self.body_bytes_max = 0  # of the bodies rendered so far
 
     def reader(self) -> BundleReader:
-        """For one more job that wants all of them. All jobs send from one thread."""
+        """For one more job that wants all bundles. All jobs send from one thread."""
         self._readers += 1
         return BundleReader(self)
 
@@ -167,7 +167,7 @@ class Bundles:
         return self._events.take(pa.array(rows))
 
     def _cuts(self, sizes: I64, alone: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """A planned bundle, cut so that each part can be sent in one request; those without a body stand alone."""
+        """A planned bundle, cut so that each part fits into a request; events without a body stand alone."""
         if not alone:
             yield from self._fitting(sizes)
             return
@@ -188,7 +188,7 @@ class Bundles:
 
 
 class BundleReader:
-    """What one job has taken of its bundles."""
+    """How far one job is with its bundles."""
 
     def __init__(self, bundles: Bundles) -> None:
         self._bundles = bundles
@@ -221,7 +221,7 @@ def _cut(job: Job) -> tuple[int, int]:
 
 
 def prepared(jobs: Sequence[Job]) -> list[Job]:
-    """The jobs, with the bundles made already of those that have some, unless they are too large to be held."""
+    """The jobs, with their bundles made already, unless these are too large to be held."""
     room = PIECE_BYTES_MAX
     known: dict[tuple[object, ...], Bundles] = {}
     found: list[Job] = []
@@ -230,7 +230,7 @@ def prepared(jobs: Sequence[Job]) -> list[Job]:
         if spec.bundle <= 1 or spec.body not in set(Style):
             found.append(job)
             continue
-        # Jobs that want all rows of a chunk have them in common; whoever wants some of them has a copy.
+        # Jobs that want all rows of a chunk share one table; a job that wants some of them has a copy.
         same = (id(job.events), spec.body, job.historical, job.attempt, job.replay_id, *_cut(job), spec.body_bytes_max)
         if same not in known and job.events.nbytes <= room:
             room -= job.events.nbytes
@@ -260,7 +260,7 @@ def _all_differ(keys: I64) -> bool:
     if not len(keys):
         return True
     least = int(keys.min())
-    # Numbers are dense where there is one stream: counting them takes a tenth of what sorting them does.
+    # Numbers are dense where there is one stream: counting them takes a tenth of the time of sorting them.
     if int(keys.max()) - least < 4 * len(keys):
         return bool((np.bincount(keys - least) <= 1).all())
     return len(np.unique(keys)) == len(keys)

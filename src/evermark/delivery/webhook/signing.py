@@ -10,17 +10,16 @@ import base64
 import binascii
 import hmac
 import secrets as randomness
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TypeAlias
 
 from evermark.delivery.base import SECRETS_MAX
-from evermark.errors import ConfigError, DeniedError
+from evermark.errors import ConfigError
 
-# A body, or what it consists of: a bundle is never put together before it is sent.
+# A body, or its parts: a bundle is never put together before it is sent.
 Body: TypeAlias = bytes | tuple[bytes | memoryview, ...]
 
 PREFIX = "whsec_"
-TOLERANCE_S = 300
 _KEY_BYTES_MIN, _KEY_BYTES_MAX = 16, 256
 
 
@@ -78,25 +77,3 @@ def _digest(made: hmac.HMAC, before: bytes, parts: tuple[bytes | memoryview, ...
 
 def _b64(digest: bytes) -> str:
     return binascii.b2a_base64(digest, newline=False).decode()
-
-
-def verify(
-    secrets: Sequence[str], headers: Mapping[str, str], body: bytes, now: float, tolerance_s: float = TOLERANCE_S
-) -> str:
-    """The webhook id of a request that carries a good signature; raises `DeniedError` otherwise.
-
-    `headers` must find names without regard to case.
-    """
-    try:
-        webhook_id, stamp, offered = (headers[f"webhook-{name}"] for name in ("id", "timestamp", "signature"))
-    except KeyError as missing:
-        raise DeniedError(f"header {missing.args[0]} is missing") from None
-    if not (stamp.isascii() and stamp.isdigit() and len(stamp) <= 12) or abs(now - int(stamp)) > tolerance_s:
-        raise DeniedError("webhook-timestamp is not within the tolerance", hint="compare the clocks of both machines")
-    content = b"%b.%b.%b" % (webhook_id.encode(), stamp.encode(), body)
-    good = ["v1," + _b64(hmac.digest(key_of(secret), content, "sha256")) for secret in secrets]
-    # Every pair is compared, so that the time taken does not tell which secret matched.
-    matches = [hmac.compare_digest(one.encode(), this.encode()) for one in offered.split()[:16] for this in good]
-    if not any(matches):
-        raise DeniedError("no signature matches", hint="the secret here is not one of those the sender signs with")
-    return webhook_id

@@ -106,14 +106,14 @@ class ProgressContract(OwnedStore):
     # room, and whose turn it is
 
     def test_room_is_what_first_deliveries_have_left(self, store: DeliveryStore, epoch: int) -> None:
-        """Of those that were asked for and are there."""
+        """Of those that were asked for and are there; negative for one that is over its limit."""
         begin(store, epoch, "a", "b", parked_max=3)
         store.settle_group(
             GroupWork(P0, Cursor(0), Cursor(1), frozenset("ab")), [done("a", event(1), event(2)), done("b")], T0, epoch
         )
         assert store.parked.room(["a", "b", "nobody"]) == {"a": 1, "b": 3}
         store.register([spec("a", parked_max=1), spec("b")], MadeBy.FILE, {}, epoch)
-        assert store.parked.room(["a"]) == {"a": 0}
+        assert store.parked.room(["a"]) == {"a": -1}
 
     def test_much_that_is_due_for_one_does_not_hold_up_the_others(self, store: DeliveryStore, epoch: int) -> None:
         """Everybody's first row comes before anybody's second one, however old the rows of one are."""

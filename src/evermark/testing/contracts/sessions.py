@@ -294,6 +294,26 @@ class SessionContract(OwnedStore):
         assert store.bots.publish("phone", {"s1": "sealed"}, T0, epoch) == 3
         assert claimed(store, epoch) == ["e2", "e3", "e5"]
 
+    def test_d3_an_event_that_was_under_way_when_its_key_was_withdrawn_is_not_sent_without_it(
+        self, store: DeliveryStore, take_over: TakeOver
+    ) -> None:
+        """Put back untried, or left by a dead owner: it is held, asked for, and sent when the key is there again."""
+        epoch = take_over()
+        begin(store, epoch, "bot", bot=WISH)
+        store.bots.publish("phone", {"s1": "sealed", "s2": "sealed"}, T0, epoch)
+        settle(store, epoch, 0, waiting(1), waiting(2, "s2"))
+        (first, _) = store.parked.claim(T0, 10, LEASE_S, epoch)
+        for session in ("s1", "s2"):
+            assert store.bots.withdraw("phone", session, T0, epoch) == 0
+        later = T0 + SECOND
+        store.parked.reschedule(first, next_attempt_at=later, attempts=0, reason="503", status=503, epoch=epoch)
+        epoch = take_over()
+        assert claimed(store, epoch, later) == []
+        assert store.bots.release_keyed(later, epoch) == 0
+        assert sorted(one.session for one in store.bots.keys_wanted(later, 10, epoch)) == ["s1", "s2"]
+        assert store.bots.publish("phone", {"s1": "sealed"}, later, epoch) == 1
+        assert claimed(store, epoch, later) == ["e1"]
+
     def test_d3_what_a_dead_owner_had_claimed_waits_again_too(self, store: DeliveryStore, take_over: TakeOver) -> None:
         """A claim that ran out, or whose owner is gone, keeps nothing from waiting."""
         first = take_over()

@@ -10,10 +10,8 @@ from typing import Any
 from evermark import predicate
 from evermark.delivery.base import Fate, Outcome, Subscription
 from evermark.delivery.replay import plan as replay
-from evermark.delivery.replay import rounds
 from evermark.delivery.replay.memory import MemoryReplays
-from evermark.delivery.replay.plan import Due, Replayed, ReplayWork, Request, Target
-from evermark.delivery.replay.rounds import Round
+from evermark.delivery.replay.plan import Due, Replayed, ReplayWork, Request, Round, Target
 from evermark.delivery.replay.timeslice import TimeSlice
 from evermark.delivery.run import parked_retries
 from evermark.ingest import take
@@ -22,7 +20,7 @@ from evermark.testing.simulator.mutants.mutant import Mutant
 _after_step = replay.after_step
 _settle = MemoryReplays.settle
 _cancel = MemoryReplays.cancel
-_folded = rounds.folded
+_folded = replay.folded
 _endpoint_outcomes = parked_retries.endpoint_outcomes
 _work_of = replay.work_of
 
