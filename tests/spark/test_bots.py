@@ -70,7 +70,7 @@ class TaskDeliverer:
         mine = tuple(assignment for assignment in assignments if assignment.bot is None or assignment.bot.streams)
         post = deliver._Post(mine, self._box, options, matches_here=True)
         rows = [json.loads(text) for batch in post(iter(())) for text in batch["row"].to_pylist()] if mine else []
-        return fold(assignments, map(deliver._result, rows))
+        return fold(assignments, deliver._results(assignments, rows))
 
 
 class Chat:
@@ -216,7 +216,7 @@ def test_a_replay_gives_a_bot_what_it_was_a_member_of(spark: SparkSession, chat:
         ("room", said("after")),
     )
     spec = chat.spec()
-    view = chat.bot_views.view_of_all(spec, {PLACE: Cursor(1)})
+    view = chat.bot_views.view_of_all(spec, {PLACE: 1})
     until = NOON + timedelta(hours=1)
     for where in (None, "op = 'message'"):
         chat.receiver.records.clear()

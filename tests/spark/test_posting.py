@@ -110,7 +110,7 @@ def test_d1_a_batch_of_several_chunks_is_kept_as_far_as_it_was_done(
     assignment = Assignment(span_of(tmp_path, "abcdeafg"), replace(spec, concurrency=1), parked_room=1)
     post = deliver._Post((assignment,), box, DeliveryOptions(), matches_here=True)
     rows = [json.loads(text) for found in post(iter(())) for text in found["row"].to_pylist()]
-    (found,) = fold([assignment], map(deliver._result, rows))
+    (found,) = fold([assignment], deliver._results([assignment], rows))
     assert (found.reached.batch, found.reached.through, found.fate) == (0, "0004", Fate.FULL)
     assert [one.event_id for one in found.parked] == ["e1"]
     # WHEN it begins there the next time THEN the rest comes
@@ -119,7 +119,7 @@ def test_d1_a_batch_of_several_chunks_is_kept_as_far_as_it_was_done(
     options = DeliveryOptions(held={"one": {(SourcePartition("shop", 0), "s", "a"): 1}})
     rows = [json.loads(text) for found in deliver._Post((rest,), box, options, matches_here=True)(iter(()))
             for text in found["row"].to_pylist()]  # fmt: skip
-    (ended,) = fold([rest], map(deliver._result, rows))
+    (ended,) = fold([rest], deliver._results([rest], rows))
     assert (ended.reached.batch, ended.fate, ended.accepted) == (1, Fate.DONE, 2)
     assert [record.event.id for record in receiver.records] == ["e7", "e8"]
     assert [one.event_id for one in ended.parked] == ["e6"]
@@ -322,8 +322,8 @@ def test_d6_what_is_too_old_is_passed_over_and_counted_and_nobody_is_asked(
     late, young = deliver.SparkDeliverer(spark, box).deliver(assignments, DeliveryOptions())
     wanted = log.ids(0, 0, 5, ("a",), ())
     assert (late.reached.batch, late.fate, late.accepted) == (5, Fate.DONE, 0)
-    assert (late.expired, young.outcome.expired) == (len(wanted), 0)
-    assert len(receiver.records) == len(wanted) - len(young.outcome.parked)
+    assert (late.expired, young.expired) == (len(wanted), 0)
+    assert len(receiver.records) == len(wanted) - len(young.parked)
 
 
 @pytest.mark.parametrize("young", [False, True])
@@ -340,7 +340,7 @@ def test_d6_what_expires_for_one_that_is_stopped_is_counted_and_nothing_is_sent(
     assignment = Assignment(span_of(tmp_path, "aab"), spec, expires_before=before)
     post = deliver._Post((assignment,), box, DeliveryOptions(historical=True, sends=False), matches_here=True)
     rows = [json.loads(text) for batch in post(iter(())) for text in batch["row"].to_pylist()]
-    (found,) = fold([assignment], map(deliver._result, rows))
+    (found,) = fold([assignment], deliver._results([assignment], rows))
     told = (found.fate, found.reached.batch, found.expired, found.accepted)
     assert told == ((Fate.UNFINISHED, 0, 0, 0) if young else (Fate.DONE, 1, 3, 0))
     assert not receiver.records

@@ -18,9 +18,9 @@ Contract of a `DeliveryStore` and its parts (checked over every backend by `Deli
 - Specs that are read carry only the secrets that have not expired by then.
 - `learn` is a compare-and-set per (source, user, partition); the stays are seen with it or not at all.
 - An event that is parked for its session waits if and only if its key is not published; that, and the release of
-  waiting events by `publish`, are decided one after another for each (device, session). No untried event of a session is
-  claimed without its key, nor before every event of it that was parked earlier. With another device (`change`, `register`) it is decided
-  anew for all events that were not tried yet and are not under way.
+  waiting events by `publish`, are decided one after another for each (device, session). With another device (`change`,
+  `register`) it is decided anew for all events that were not tried yet and are not under way. No untried event of a
+  session is claimed without its key, nor before every event of the session that was parked earlier.
 - Events that wait for a key do not count for `parked_max`. Each stream of a bot keeps its newest `WAITING_MAX`;
   `expire_waiting` removes older ones, counted as `expired`.
 - `keys_wanted` names a (bot, session) at most once in `ASK_EVERY`, across crashes too.

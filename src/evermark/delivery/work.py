@@ -12,9 +12,10 @@ a model in the simulator). Its contract:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from operator import add
 from typing import Protocol
 
 from evermark.delivery.base import BotView, Cursor, Fate, HeldKey, Outcome, SourcePartition, SubscriptionSpec
@@ -107,29 +108,33 @@ def _continued(before: Result, after: Result) -> Result:
 
 def _folded(assignment: Assignment, results: Mapping[int, Result]) -> Outcome:
     span = assignment.span
-    whole = Outcome(assignment.spec.name, Fate.DONE, reached=Cursor(span.to))
+    whole = Outcome(assignment.spec.name, Fate.DONE)
     for batch in sorted(results):
         outcome, through = results[batch].outcome, results[batch].through
         if outcome.fate is not Fate.DONE:
             before = max(span.begun, Cursor(batch - 1))
             passed = outcome if through else replace(outcome, parked=(), expired=0)
             return replace(both(whole, passed), reached=Cursor(before.batch, through) if through else before)
-        whole = replace(both(whole, outcome), reached=whole.reached)
-    return whole
+        whole = both(whole, outcome)
+    return replace(whole, reached=Cursor(span.to))
 
 
 def both(one: Outcome, other: Outcome) -> Outcome:
     """The outcome of two pieces of one subscription's work: the worse fate with its reason, and the sum of the rest."""
-    worse = min(one, other, key=lambda outcome: _WORST_FIRST.index(outcome.fate))
-    waits = [wait for wait in (one.retry_after_s, other.retry_after_s) if wait is not None]
-    took = [took for took in (one.took_s, other.took_s) if took is not None]
+    worse = one if one.fate is other.fate else min(one, other, key=lambda outcome: _WORST_FIRST.index(outcome.fate))
     return Outcome(
         one.subscription,
         worse.fate,
         one.accepted + other.accepted,
         one.parked + other.parked,
         worse.reason,
-        max(waits, default=None),
+        _of_both(max, one.retry_after_s, other.retry_after_s),
         one.expired + other.expired,
-        took_s=sum(took) if took else None,
+        took_s=_of_both(add, one.took_s, other.took_s),
     )
+
+
+def _of_both(together: Callable[[float, float], float], one: float | None, other: float | None) -> float | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return together(one, other)

@@ -12,7 +12,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -172,12 +172,14 @@ def _unsent(
 
 
 def _row(result: Result, took_s: float = 0.0) -> dict[str, Any]:
-    outcome = replace(result.outcome, took_s=took_s)
-    return {**outcome_fields(outcome), "place": asdict(result.place), "batch": result.batch, "through": result.through}
+    fields = outcome_fields(result.outcome)
+    return {**fields, "took_s": took_s, "batch": result.batch, "through": result.through}
 
 
-def _result(row: Mapping[str, Any]) -> Result:
-    return Result(SourcePartition(**row["place"]), row["batch"], outcome_of(row), row["through"])
+def _results(assignments: Sequence[Assignment], rows: Iterable[Mapping[str, Any]]) -> Iterator[Result]:
+    places = {assignment.spec.name: assignment.span.place for assignment in assignments}
+    for row in rows:
+        yield Result(places[row["subscription"]], row["batch"], outcome_of(row), row["through"])
 
 
 def paths_of(assignments: Sequence[Assignment]) -> tuple[str, ...]:
@@ -263,7 +265,9 @@ class SparkDeliverer(SparkReplays):
         except Exception as error:
             spans = ", ".join(f"{span.after + 1} to {span.to}" for span, _ in by_span(mine)[:3])
             raise engine_error(f"delivery of batches {spans} failed", error) from error
-        return [replace(one, took_s=one.took_s or 0.0) for one in fold(assignments, map(_result, rows))]
+        found = fold(assignments, _results(mine, rows))
+        # A subscription without a row wanted nothing, and took no time.
+        return [one if one.took_s is not None else replace(one, took_s=0.0) for one in found]
 
     def _wanted(self, assignments: Sequence[Assignment]) -> DataFrame:
         """The addresses of all assignments, one span after another, and the number of the assignment."""

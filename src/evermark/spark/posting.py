@@ -16,6 +16,7 @@ from evermark.delivery.webhook.parked_json import texts_of
 
 ROW = pa.schema([pa.field("row", pa.string())])
 ROW_DDL = "row string"
+_OUTCOME = [field.name for field in fields(Outcome)]
 
 
 def rows_batch(rows: Iterable[Mapping[str, Any]]) -> pa.RecordBatch:
@@ -23,13 +24,13 @@ def rows_batch(rows: Iterable[Mapping[str, Any]]) -> pa.RecordBatch:
 
 
 def outcome_fields(outcome: Outcome) -> dict[str, Any]:
+    """As JSON, but for `reached`: the driver finds out how far a subscription got."""
     return {**vars(outcome), "parked": [asdict(event) for event in outcome.parked], "reached": None}
 
 
 def outcome_of(row: Mapping[str, Any]) -> Outcome:
     parked = tuple(ParkedEvent(**{**event, "place": SourcePartition(**event["place"])}) for event in row["parked"])
-    given = {field.name: row[field.name] for field in fields(Outcome)}
-    return Outcome(**{**given, "fate": Fate(row["fate"]), "parked": parked})
+    return Outcome(**{**{name: row[name] for name in _OUTCOME}, "fate": Fate(row["fate"]), "parked": parked})
 
 
 def now_held(spec: SubscriptionSpec, parked: Iterable[ParkedEvent]) -> Counter[HeldKey]:

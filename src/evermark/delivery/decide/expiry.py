@@ -55,7 +55,7 @@ def with_expired(
             outcome, through = replace(outcome, expired=len(positions)), max(through or "", pc.max(positions).as_py())
         elif positions is not None and through is not None:
             outcome = replace(outcome, expired=pc.sum(pc.less_equal(positions, through)).as_py())
-        found.append(replace(result, outcome=outcome, through=through))
+        found.append(result if positions is None else replace(result, outcome=outcome, through=through))
     for batch, positions in left.items():
         outcome = Outcome(name, Fate.DONE, expired=len(positions))
         found.append(Result(place, batch, outcome, pc.max(positions).as_py()))

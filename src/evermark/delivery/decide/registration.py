@@ -53,11 +53,14 @@ CHANGEABLE = frozenset(
 )
 
 
+Known = Mapping[str, tuple[SubscriptionSpec, SubscriptionRecord]]
+
+
 @dataclass(frozen=True)
 class Registration:
     group: Group
-    kept: Mapping[str, tuple[SubscriptionSpec, SubscriptionRecord]]
-    added: Mapping[str, tuple[SubscriptionSpec, SubscriptionRecord]]
+    kept: Known
+    added: Known
     begun: Mapping[str, CursorVector]  # of added subscriptions that do not join the group
     removed: frozenset[str]
 
@@ -76,38 +79,29 @@ def registered(
     specs: Sequence[SubscriptionSpec],
     made_by: MadeBy,
     starts: Mapping[str, CursorVector],
-    known: Mapping[str, tuple[SubscriptionSpec, SubscriptionRecord]],
+    known: Known,
     group: Group,
 ) -> Registration:
     """Make the subscriptions of one origin be exactly `specs`."""
     require_names(specs, made_by, known)
     named = {spec.name: replace(spec, made_by=made_by) for spec in specs}
-    kept: dict[str, tuple[SubscriptionSpec, SubscriptionRecord]] = {}
-    added: dict[str, tuple[SubscriptionSpec, SubscriptionRecord]] = {}
-    begun: dict[str, CursorVector] = {}
     removed = frozenset(n for n, (spec, _) in known.items() if spec.made_by is made_by and n not in named)
     joining = frozenset(name for name in named if name not in known and name not in starts)
     members = (group.members - removed) | joining
     version = group.version + 1 if members != group.members else group.version
-    for name, spec in named.items():
-        if name in known:
-            kept[name] = (spec, with_spec(known[name][1], known[name][0], spec))
-        elif name in joining:
-            member = SubscriptionRecord(
-                name, SubscriptionState.LIVE, parked_max=spec.parked_max, joined_version=version
-            )
-            added[name] = (spec, member)
-        else:
-            added[name] = (spec, SubscriptionRecord(name, SubscriptionState.BEHIND, parked_max=spec.parked_max))
-            # A partition without a start is backlog from its beginning: rather twice than never.
-            begun[name] = {**dict.fromkeys(group.cursors, BEGINNING), **starts[name]}
+    kept = {
+        name: (spec, with_spec(known[name][1], known[name][0], spec)) for name, spec in named.items() if name in known
+    }
+    added = {
+        name: (spec, _made(spec, version if name in joining else None))
+        for name, spec in named.items()
+        if name not in known
+    }
+    begun = {name: _begun(starts[name], group.cursors) for name in added if name not in joining}
     return Registration(Group(version, members, group.cursors), kept, added, begun, removed)
 
 
-def with_other_devices(
-    before: Mapping[str, tuple[SubscriptionSpec, SubscriptionRecord]],
-    after: Mapping[str, tuple[SubscriptionSpec, SubscriptionRecord]],
-) -> list[str]:
+def with_other_devices(before: Known, after: Known) -> list[str]:
     return [name for name, (spec, _) in after.items() if spec.device != before[name][0].device]
 
 
@@ -129,14 +123,19 @@ def added(
         )
     ours = replace(spec, made_by=MadeBy.API)
     if start is None:
-        joined = version + 1
-        member = SubscriptionRecord(
-            spec.name, SubscriptionState.LIVE, parked_max=spec.parked_max, joined_version=joined
-        )
-        return Addition(ours, member, None, joined)
-    behind = SubscriptionRecord(spec.name, SubscriptionState.BEHIND, parked_max=spec.parked_max)
-    # As in `registered`: a partition without a start is backlog from its beginning.
-    return Addition(ours, behind, {**dict.fromkeys(cursors, BEGINNING), **start}, version)
+        return Addition(ours, _made(ours, version + 1), None, version + 1)
+    return Addition(ours, _made(ours, None), _begun(start, cursors), version)
+
+
+def _made(spec: SubscriptionSpec, joined_version: int | None) -> SubscriptionRecord:
+    """The record of a new subscription: in the live group since that version of it, or behind."""
+    state = SubscriptionState.BEHIND if joined_version is None else SubscriptionState.LIVE
+    return SubscriptionRecord(spec.name, state, parked_max=spec.parked_max, joined_version=joined_version or 0)
+
+
+def _begun(start: CursorVector, group: CursorVector) -> CursorVector:
+    """A partition without a start is backlog from its beginning: rather twice than never."""
+    return {**dict.fromkeys(group, BEGINNING), **start}
 
 
 def changed(
@@ -157,21 +156,9 @@ def changed(
         given["bot"] = replace(spec.bot, **given["bot"])
     wanted = replace(spec, **given)
     require_names([wanted], MadeBy.API, {})
-    _require_bot(spec, wanted)
+    if spec.bot and wanted.bot and (spec.bot.source, spec.bot.user) != (wanted.bot.source, wanted.bot.user):
+        raise ConfigError(f"bot {spec.name!r}: whom it speaks for cannot be changed", hint="remove it and make it anew")
     return wanted, with_spec(record, spec, wanted)
-
-
-def _require_bot(old: SubscriptionSpec, new: SubscriptionSpec) -> None:
-    if new.bot is None or old.bot is None:
-        return
-    if (new.bot.source, new.bot.user) != (old.bot.source, old.bot.user):
-        raise ConfigError(f"bot {old.name!r}: whom it speaks for cannot be changed", hint="remove it and make it anew")
-    if new.ordered and new.bot.device:
-        raise ConfigError(
-            f"bot {old.name!r}: with a device it keeps the order of each session; by key, an event that waits "
-            "would stop its stream",
-            hint="leave out ordered, or device",
-        )
 
 
 def with_spec(record: SubscriptionRecord, old: SubscriptionSpec, new: SubscriptionSpec) -> SubscriptionRecord:
@@ -225,11 +212,7 @@ def start_vector(
     return {place: Cursor(batch_at(place, start)) for place in places}
 
 
-def require_names(
-    specs: Sequence[SubscriptionSpec],
-    made_by: MadeBy,
-    known: Mapping[str, tuple[SubscriptionSpec, SubscriptionRecord]],
-) -> None:
+def require_names(specs: Sequence[SubscriptionSpec], made_by: MadeBy, known: Known) -> None:
     seen: set[str] = set()
     for spec in specs:
         if not spec.name or len(spec.name) > NAME_CHARS_MAX:
