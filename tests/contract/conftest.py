@@ -15,8 +15,8 @@ from evermark.delivery.work import Result
 class WaitingSink(WebhookSink):
     """All results at once, in order: what most tests look at."""
 
-    def deliver(self, jobs: Sequence[Job], deadline_s: float, *times: float | None) -> list[Result]:
-        results = [result for some in self.deliver_each(jobs, deadline_s, *times) for result in some]
+    def deliver(self, jobs: Sequence[Job], *times: float | None, **named: float | None) -> list[Result]:
+        results = [result for some in self.deliver_each(jobs, *times, **named) for result in some]
         return sorted(results, key=lambda result: (result.subscription, result.place, result.batch))
 
 

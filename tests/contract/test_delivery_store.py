@@ -24,7 +24,7 @@ from evermark.delivery.store.memory import MemoryDelivery
 from evermark.delivery.store.postgres import PostgresDelivery
 from evermark.errors import ConflictError, EvermarkError, NotFoundError, StaleError
 from evermark.state.connection import State
-from evermark.testing.contracts import DeliveryContract, ParkedContract, ProgressContract, RosterContract
+from evermark.testing.contracts import DeliveryContract, ParkedContract, ProgressContract, RegistrationContract
 from evermark.testing.contracts.scene import P0, P1, T0, TakeOver, begin, done, event, snapshot, spec
 from evermark.testing.servers import PostgresServer
 from evermark.testing.states import fresh_state, owners
@@ -46,7 +46,7 @@ def _taker(leases: MemoryLeases | PostgresLeases) -> TakeOver:
     return lambda: take(DELIVER_LEASE)
 
 
-class TestMemoryDelivery(DeliveryContract, ParkedContract, ProgressContract, RosterContract):
+class TestMemoryDelivery(DeliveryContract, ParkedContract, ProgressContract, RegistrationContract):
     @pytest.fixture
     def leases(self) -> MemoryLeases:
         return MemoryLeases(is_gone=lambda holder: True)
@@ -60,7 +60,7 @@ class TestMemoryDelivery(DeliveryContract, ParkedContract, ProgressContract, Ros
         return _taker(leases)
 
 
-class TestPostgresDelivery(DeliveryContract, ParkedContract, ProgressContract, RosterContract):
+class TestPostgresDelivery(DeliveryContract, ParkedContract, ProgressContract, RegistrationContract):
     @pytest.fixture
     def store(self, state: State) -> DeliveryStore:
         return PostgresDelivery(state)

@@ -1,7 +1,7 @@
 """The ports of delivery: the store, by the parts it consists of, and the log as delivery reads it.
 
 Contract of a `DeliveryStore` and its parts (checked over every backend by `DeliveryContract`, `ProgressContract`,
-`ParkedContract`, `RosterContract`, `BotContract` and `SessionContract`):
+`ParkedContract`, `RegistrationContract`, `BotContract` and `SessionContract`):
 
 - Every call that writes takes the lease epoch and is refused with `StaleError` when it is old.
 - Cursors move only by compare-and-set from the exact cursor the work began at. A cursor that is elsewhere raises

@@ -108,15 +108,16 @@ def _continued(before: Result, after: Result) -> Result:
 
 def _folded(assignment: Assignment, results: Mapping[int, Result]) -> Outcome:
     span = assignment.span
-    whole = Outcome(assignment.spec.name, Fate.DONE)
+    whole: Outcome | None = None
     for batch in sorted(results):
         outcome, through = results[batch].outcome, results[batch].through
-        if outcome.fate is not Fate.DONE:
+        done = outcome.fate is Fate.DONE
+        passed = outcome if done or through else replace(outcome, parked=(), expired=0)
+        whole = passed if whole is None else both(whole, passed)
+        if not done:
             before = max(span.begun, Cursor(batch - 1))
-            passed = outcome if through else replace(outcome, parked=(), expired=0)
-            return replace(both(whole, passed), reached=Cursor(before.batch, through) if through else before)
-        whole = both(whole, outcome)
-    return replace(whole, reached=Cursor(span.to))
+            return replace(whole, reached=Cursor(before.batch, through) if through else before)
+    return replace(whole or Outcome(assignment.spec.name, Fate.DONE), reached=Cursor(span.to))
 
 
 def both(one: Outcome, other: Outcome) -> Outcome:

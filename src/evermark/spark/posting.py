@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any
 
 import pyarrow as pa
@@ -16,7 +16,6 @@ from evermark.delivery.webhook.parked_json import texts_of
 
 ROW = pa.schema([pa.field("row", pa.string())])
 ROW_DDL = "row string"
-_OUTCOME = [field.name for field in fields(Outcome)]
 
 
 def rows_batch(rows: Iterable[Mapping[str, Any]]) -> pa.RecordBatch:
@@ -30,7 +29,9 @@ def outcome_fields(outcome: Outcome) -> dict[str, Any]:
 
 def outcome_of(row: Mapping[str, Any]) -> Outcome:
     parked = tuple(ParkedEvent(**{**event, "place": SourcePartition(**event["place"])}) for event in row["parked"])
-    return Outcome(**{**{name: row[name] for name in _OUTCOME}, "fate": Fate(row["fate"]), "parked": parked})
+    reason, retry_after_s, expired, took_s = row["reason"], row["retry_after_s"], row["expired"], row["took_s"]
+    fate, accepted = Fate(row["fate"]), row["accepted"]
+    return Outcome(row["subscription"], fate, accepted, parked, reason, retry_after_s, expired, took_s=took_s)
 
 
 def now_held(spec: SubscriptionSpec, parked: Iterable[ParkedEvent]) -> Counter[HeldKey]:

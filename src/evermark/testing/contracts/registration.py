@@ -15,7 +15,7 @@ from evermark.testing.contracts.owned import OwnedStore
 from evermark.testing.contracts.scene import P0, P1, T0, begin, done, event, failed, snapshot, spec
 
 
-class RosterContract(OwnedStore):
+class RegistrationContract(OwnedStore):
     def test_one_added_from_now_is_in_the_group(self, store: DeliveryStore, epoch: int) -> None:
         """It joins where the group stands, under a new version, and everybody else stays as they are."""
         begin(store, epoch, "a")
