@@ -117,7 +117,7 @@ class PostgresBots:
             if conn.execute(queries.IS_ANY_OF_SESSION).fetchone() == (False,):
                 return 0
             fence(conn, self._lease, epoch)
-            lock_every_session(conn)
+            # Without the locks of sessions: a key that is published just now is seen by the next sweep at the latest.
             conn.execute(queries.HOLD_KEYLESS, {"now": now, "epoch": epoch})
             return conn.execute(queries.RELEASE_KEYED, {"now": now}).rowcount
 
