@@ -32,10 +32,10 @@ from bench.shop import shop
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.liveness import this_process
 from evermark.cluster.postgres import PostgresLeases
-from evermark.delivery.base import MadeBy, SourcePartition, SubscriptionSpec
+from evermark.delivery.base import Cursor, MadeBy, SourcePartition, SubscriptionSpec
 from evermark.delivery.run.live import LiveGroup
 from evermark.delivery.store.postgres import PostgresDelivery
-from evermark.delivery.webhook.bundles_ahead import BUNDLE_LANES_MAX
+from evermark.delivery.webhook.bundles import BUNDLE_LANES_MAX
 from evermark.delivery.webhook.signing import new_secret
 from evermark.delivery.work import Span
 from evermark.embedded.java import ensure_java
@@ -120,7 +120,7 @@ class _Ours:
         file = BatchWriter(self._folder, "shop", 0, self._batch).write_all([taken_batch(columns, rows)])
         assert file is not None
         path = str(self._folder / file.path)
-        return Span(_PLACE, self._batch - 1, self._batch, (path,), rows, exact=True)
+        return Span(_PLACE, Cursor(self._batch - 1), self._batch, (path,), rows, exact=True)
 
 
 def _pgqueuer(dsn: str, bodies: Sequence[bytes], ports: Sequence[int]) -> float:

@@ -42,7 +42,7 @@ from evermark.delivery.replay.postgres import PostgresReplays
 from evermark.delivery.replay.replayer import Replayer
 from evermark.delivery.replay.timeslice import Mark, TimeSlice, next_slice
 from evermark.delivery.store.postgres import PostgresDelivery
-from evermark.delivery.webhook.bundles_ahead import BUNDLE_LANES_MAX
+from evermark.delivery.webhook.bundles import BUNDLE_LANES_MAX
 from evermark.delivery.webhook.signing import new_secret
 from evermark.embedded.java import ensure_java
 from evermark.embedded.postgres import EmbeddedPostgres

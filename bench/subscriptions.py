@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from bench.report import Report, say
-from evermark.delivery.base import SourcePartition, SubscriptionSpec
+from evermark.delivery.base import Cursor, SourcePartition, SubscriptionSpec
 from evermark.delivery.work import Span
 from evermark.embedded.java import ensure_java
 from evermark.event import taken_batch
@@ -101,7 +101,7 @@ def run(scale: float, folder: Path) -> Report:
     os.environ["JAVA_HOME"] = str(ensure_java(folder / "java"))
     spark = make_session("bench", "local[16,4]", folder / "scratch", {}, noise=folder / "spark.log")
     deliverer = SparkDeliverer(spark, SecretBox(KeyRef("env", "BENCH_KEY")))
-    span = Span(SourcePartition("shop", 0), 0, 1, (path,), events, exact=True)
+    span = Span(SourcePartition("shop", 0), Cursor(0), 1, (path,), events, exact=True)
     taken: dict[int, list[float]] = {_FEW: [], _MANY: []}
     wanted = sum(1 for n in range(events) for k in (n % _FEW,) if k < 6 or (k < 9 and n // 1000 % 100 >= 50) or k == 9)
     try:

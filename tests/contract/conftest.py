@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 from tests.contract.webhook_receiver import Receiver
 
+from evermark.delivery.webhook.base import Job
 from evermark.delivery.webhook.sink import WebhookSink
+from evermark.delivery.work import Result
+
+
+class WaitingSink(WebhookSink):
+    """All results at once, in order: what most tests look at."""
+
+    def deliver(self, jobs: Sequence[Job], *times: float | None, **named: float | None) -> list[Result]:
+        results = [result for some in self.deliver_each(jobs, *times, **named) for result in some]
+        return sorted(results, key=lambda result: (result.subscription, result.place, result.batch))
 
 
 @pytest.fixture
@@ -19,7 +29,7 @@ def receiver() -> Iterator[Receiver]:
 
 
 @pytest.fixture
-def sink() -> Iterator[WebhookSink]:
-    made = WebhookSink()
+def sink() -> Iterator[WaitingSink]:
+    made = WaitingSink()
     yield made
     made.close()

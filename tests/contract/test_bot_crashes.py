@@ -13,9 +13,9 @@ import pytest
 
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.postgres import PostgresLeases
-from evermark.delivery.bots.asking import KeyAsker
-from evermark.delivery.bots.base import ASK_EVERY
+from evermark.delivery.base import ASK_EVERY
 from evermark.delivery.decide.retry import Verdict
+from evermark.delivery.run.key_requests import KeyAsker
 from evermark.delivery.store.postgres import PostgresDelivery
 from evermark.delivery.webhook.base import Answer, Try
 from evermark.secrets import KeyRef, SecretBox
@@ -53,7 +53,7 @@ def _ask(state: State, epoch: int, sent: Path, after: timedelta = timedelta()) -
     """Ask for the keys that are missing, `after` the events began to wait."""
     store = PostgresDelivery(state, clock=lambda: T0)
     sink: Any = Asked(sent)
-    return KeyAsker(store, store.subscriptions, sink, str, epoch, lambda: T0 + after).run()
+    return KeyAsker(store.bots, store.subscriptions, sink, str, epoch, lambda: T0 + after).run()
 
 
 def _publish(state: State, epoch: int, told: Path) -> int:
@@ -64,7 +64,7 @@ def _publish(state: State, epoch: int, told: Path) -> int:
     subscriptions = SubscriptionService(
         store, box, lambda step: step(epoch), dict, nothing, nothing, nothing, nothing, clock=lambda: T0
     )
-    released = BotService(subscriptions, store, {WISH.source}).publish("bot", {"keys": {"s1": "the key"}}).released
+    released = BotService(subscriptions, store.bots, {WISH.source}).publish("bot", {"keys": {"s1": "the key"}}).released
     told.write_text("published")
     return released
 

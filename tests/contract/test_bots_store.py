@@ -12,15 +12,15 @@ import pytest
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
 from evermark.cluster.postgres import PostgresLeases
-from evermark.delivery.base import MadeBy, ParkedEvent
-from evermark.delivery.bots.base import BotSpec
-from evermark.delivery.bots.postgres import bot_inboxes, bot_users, bot_users_version
-from evermark.delivery.store import postgres_parked
+from evermark.delivery.base import BotSpec, MadeBy, ParkedEvent
+from evermark.delivery.ports import DeliveryStore
+from evermark.delivery.store import postgres, postgres_parked
 from evermark.delivery.store.memory import MemoryDelivery
 from evermark.delivery.store.postgres import PostgresDelivery
+from evermark.delivery.store.postgres_bots import bot_inboxes, bot_users, bot_users_version
 from evermark.state.connection import State
 from evermark.testing.contracts import BotContract, SessionContract
-from evermark.testing.contracts.bot_scene import WISH, Store, settle, waiting
+from evermark.testing.contracts.bot_scene import WISH, settle, waiting
 from evermark.testing.contracts.scene import P0, T0, TakeOver, begin, spec
 from evermark.testing.servers import PostgresServer
 from evermark.testing.states import fresh_state, owners
@@ -45,7 +45,7 @@ class TestMemoryBots(BotContract, SessionContract):
         return MemoryLeases(is_gone=lambda holder: True)
 
     @pytest.fixture
-    def store(self, leases: MemoryLeases) -> Store:
+    def store(self, leases: MemoryLeases) -> DeliveryStore:
         return MemoryDelivery(leases, clock=lambda: T0)
 
     @pytest.fixture
@@ -56,7 +56,7 @@ class TestMemoryBots(BotContract, SessionContract):
 
 class TestPostgresBots(BotContract, SessionContract):
     @pytest.fixture
-    def store(self, state: State) -> Store:
+    def store(self, state: State) -> DeliveryStore:
         return PostgresDelivery(state, clock=lambda: T0)
 
     @pytest.fixture
@@ -90,20 +90,20 @@ def test_d3_a_key_published_while_an_event_is_being_parked_is_not_missed(
     begin(store, epoch, "bot", bot=WISH)
     if not locked:
         monkeypatch.setattr(postgres_parked, "lock_sessions", lambda *_: None)
-        monkeypatch.setattr("evermark.delivery.bots.postgres.lock_sessions", lambda *_: None)
+        monkeypatch.setattr("evermark.delivery.store.postgres_bots.lock_sessions", lambda *_: None)
     there, go_on = _paused_after_the_decision(monkeypatch)
     with ThreadPoolExecutor(2) as pool:
         parking = pool.submit(settle, store, epoch, 0, waiting(1))
         assert there.wait(30)
-        publishing = pool.submit(store.publish, "phone", {"s1": "sealed"}, T0, epoch)
+        publishing = pool.submit(store.bots.publish, "phone", {"s1": "sealed"}, T0, epoch)
         until(lambda: publishing.done() or _is_blocked(state), "publishing is done, or waits")
         assert publishing.done() is not locked
         go_on.set()
         parking.result(30)
         assert publishing.result(30) == (1 if locked else 0)
-    assert [row.waits for row in store.parked()] == [not locked]
-    assert store.release_keyed(T0, epoch) == (0 if locked else 1)
-    assert len(store.claim(T0, 10, 60, epoch)) == 1
+    assert [row.waits for row in store.parked.rows()] == [not locked]
+    assert store.bots.release_keyed(T0, epoch) == (0 if locked else 1)
+    assert len(store.parked.claim(T0, 10, 60, epoch)) == 1
 
 
 def _is_blocked(state: State) -> bool:
@@ -122,7 +122,7 @@ def test_d3_an_event_parked_while_the_device_changes_waits_for_the_key_of_the_ne
     store, epoch = PostgresDelivery(state), take_over()
     store.open_partition(P0, 0, epoch)
     store.add(spec("bot", bot=WISH), None, epoch)
-    store.publish("phone", {"s1": "sealed"}, T0, epoch)
+    store.bots.publish("phone", {"s1": "sealed"}, T0, epoch)
     there, go_on = _paused_after_the_decision(monkeypatch)
     with ThreadPoolExecutor(2) as pool:
         parking = pool.submit(settle, store, epoch, 0, waiting(1))
@@ -132,7 +132,7 @@ def test_d3_an_event_parked_while_the_device_changes_waits_for_the_key_of_the_ne
         go_on.set()
         parking.result(30)
         changing.result(30)
-    assert [row.waits for row in store.parked()] == [True]
+    assert [row.waits for row in store.parked.rows()] == [True]
 
 
 @pytest.mark.parametrize("locked", [True, False])
@@ -146,26 +146,26 @@ def test_d3_a_key_published_while_the_device_changes_is_not_missed(
     store.add(spec("bot", bot=WISH), None, epoch)
     settle(store, epoch, 0, waiting(1))
     if not locked:
-        monkeypatch.setattr("evermark.delivery.bots.postgres.lock_every_session", lambda *_: None)
+        monkeypatch.setattr("evermark.delivery.store.postgres_bots.lock_every_session", lambda *_: None)
     there, go_on = threading.Event(), threading.Event()
-    decide: Callable[..., Any] = store._with_other_devices
+    decide: Callable[..., Any] = postgres.decide_anew_who_waits
 
     def slowly(*given: Any) -> None:
         decide(*given)
         there.set()
         assert go_on.wait(30)
 
-    monkeypatch.setattr(store, "_with_other_devices", slowly)
+    monkeypatch.setattr(postgres, "decide_anew_who_waits", slowly)
     with ThreadPoolExecutor(2) as pool:
         changing = pool.submit(store.change, "bot", {"bot": {"device": "tablet"}}, epoch)
         assert there.wait(30)
-        publishing = pool.submit(store.publish, "tablet", {"s1": "sealed"}, T0, epoch)
+        publishing = pool.submit(store.bots.publish, "tablet", {"s1": "sealed"}, T0, epoch)
         until(lambda: publishing.done() or _is_blocked(state), "publishing is done, or waits")
         assert publishing.done() is not locked
         go_on.set()
         changing.result(30)
         assert publishing.result(30) == (1 if locked else 0)
-    assert [row.waits for row in store.parked()] == [not locked]
+    assert [row.waits for row in store.parked.rows()] == [not locked]
 
 
 def test_d3_publishing_and_parking_at_once_leave_nothing_stuck(state: State, take_over: TakeOver) -> None:
@@ -181,28 +181,28 @@ def test_d3_publishing_and_parking_at_once_leave_nothing_stuck(state: State, tak
 
         with ThreadPoolExecutor(2) as pool:
             parking = pool.submit(at_once, lambda n=n: settle(store, epoch, n, waiting(n, f"s{n}")))
-            publishing = pool.submit(at_once, lambda n=n: store.publish("phone", {f"s{n}": "k"}, T0, epoch))
+            publishing = pool.submit(at_once, lambda n=n: store.bots.publish("phone", {f"s{n}": "k"}, T0, epoch))
             parking.result(30)
             publishing.result(30)
-    assert [row.event.event_id for row in store.parked(limit=100) if row.waits] == []
-    assert len(store.claim(T0, 100, 60, epoch)) == 25
+    assert [row.event.event_id for row in store.parked.rows(limit=100) if row.waits] == []
+    assert len(store.parked.claim(T0, 100, 60, epoch)) == 25
 
 
 def test_d3_two_claims_at_once_never_split_a_session(state: State, take_over: TakeOver) -> None:
     """GIVEN due events of one session WHEN two threads claim at once THEN nobody gets one without those before it."""
     store, epoch = PostgresDelivery(state), take_over()
     begin(store, epoch, "bot", bot=WISH)
-    store.publish("phone", {"s1": "sealed"}, T0, epoch)
+    store.bots.publish("phone", {"s1": "sealed"}, T0, epoch)
     settle(store, epoch, 0, *(waiting(n) for n in range(1, 41)))
     left = 40
     while left:
         with ThreadPoolExecutor(2) as pool:
-            claims = list(pool.map(lambda _: store.claim(T0, 7, 60, epoch), range(2)))
+            claims = list(pool.map(lambda _: store.parked.claim(T0, 7, 60, epoch), range(2)))
         got = sorted(row.id for rows in claims for row in rows)
-        first = [row.id for row in store.parked(limit=100)][: len(got)]
+        first = [row.id for row in store.parked.rows(limit=100)][: len(got)]
         assert got == first
         assert not (claims[0] and claims[1]), "those behind one that is under way wait for it"
-        store.delivered(got, epoch)
+        store.parked.delivered(got, epoch)
         left -= len(got)
 
 

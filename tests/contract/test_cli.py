@@ -24,7 +24,7 @@ from evermark.cli.main import app
 from evermark.cluster.base import Holder, Lease
 from evermark.cluster.fence import DELIVER_LEASE, source_lease
 from evermark.config import load
-from evermark.delivery.base import MadeBy, Reached, SourcePartition, SubscriptionState
+from evermark.delivery.base import Cursor, GroupWork, MadeBy, SourcePartition, SubscriptionState
 from evermark.event import taken_batch
 from evermark.log.append import DeltaLog
 from evermark.log.base import Append
@@ -118,7 +118,7 @@ def park(deployment: Deployment, *numbers: int) -> None:
     store.register(deployment.specs, MadeBy.FILE, {}, lease.epoch)
     outcome = done("billing", *(event(number) for number in numbers))
     group = store.group()
-    store.settle_group(PLACE, 0, 1, group.members, [outcome], datetime.now(UTC), lease.epoch)
+    store.settle_group(GroupWork(PLACE, Cursor(0), Cursor(1), group.members), [outcome], datetime.now(UTC), lease.epoch)
     deployment.leases.release(lease)
 
 
@@ -246,15 +246,15 @@ def test_parked_deliveries_are_listed_shown_retried_and_dropped(
     assert told("delivery", "show", ids["e2"], "-c", file)["event"] == {"n": 2}
 
     said("delivery", "retry", ids["e1"], "-c", file)
-    due = {row.event.event_id: row.next_attempt_at for row in deployment.delivery.parked()}
+    due = {row.event.event_id: row.next_attempt_at for row in deployment.delivery.parked.rows()}
     assert due["e1"] is not None and due["e1"] <= datetime.now(UTC)
     assert due["e2"] is not None and due["e2"] > datetime.now(UTC)
 
     assert "not confirmed" in refused("delivery", "drop", ids["e1"], "-c", file)
     assert "999999" in refused("delivery", "drop", ids["e1"], 999999, "--yes", "-c", file)
-    assert len(deployment.delivery.parked()) == 3
+    assert len(deployment.delivery.parked.rows()) == 3
     said("delivery", "drop", ids["e1"], ids["e3"], "--yes", "-c", file)
-    assert [row.event.event_id for row in deployment.delivery.parked()] == ["e2"]
+    assert [row.event.event_id for row in deployment.delivery.parked.rows()] == ["e2"]
     assert deployment.delivery.counted("dropped") == {"billing": 2}
     assert told("status", "-c", file)["dropped"] == {"billing": 2}
 
@@ -271,7 +271,7 @@ def test_deliveries_are_chosen_by_id_or_by_subscription(file: Path, deployment: 
     said("subscription", "pause", "billing", "-c", file)
     assert "subscription resume billing" in said("delivery", "retry", "-s", "billing", "-c", file)
     said("delivery", "drop", "-s", "billing", "--yes", "-c", file)
-    assert deployment.delivery.parked() == []
+    assert deployment.delivery.parked.rows() == []
 
 
 def test_a_retry_that_cannot_happen_yet_says_until_when_and_resume_ends_the_wait(
@@ -351,10 +351,10 @@ def test_reset_brings_readers_back_to_a_log_that_was_put_back(file: Path, deploy
     deployment.leases.release(lease)
     assert "back at batch 2" in said("checkpoint", "reset", "shop", "-c", file)
     assert deployment.checkpoints.list("shop") == {} and deployment.heads.load("shop") == {}
-    assert deployment.delivery.group().cursors == {PLACE: 2}
+    assert deployment.delivery.group().cursors == {PLACE: Cursor(2)}
     # THEN nobody is inside a batch that is made anew
-    readers = ["inside-kept", "inside-lost", "inside-later"]
-    assert deployment.delivery.inside(readers) == {"inside-kept": {PLACE: Reached(1, "000003")}}
+    stood = {"inside-kept": Cursor(1, "000003"), "inside-lost": Cursor(2), "inside-later": Cursor(2)}
+    assert {reader: deployment.delivery.cursors(reader)[PLACE] for reader in stood} == stood
     assert "no checkpoint" in refused("checkpoint", "reset", "shop", "-c", file)
 
 
@@ -368,7 +368,7 @@ def test_reset_leaves_head_and_cursors_of_a_whole_log_alone(file: Path, deployme
     deployment.leases.release(lease)
     said("checkpoint", "reset", "shop", "--partition", "0", "-c", file)
     assert deployment.checkpoints.list("shop") == {}
-    assert deployment.heads.load("shop")[0].batch == 1 and deployment.delivery.group().cursors == {PLACE: 1}
+    assert deployment.heads.load("shop")[0].batch == 1 and deployment.delivery.group().cursors == {PLACE: Cursor(1)}
 
 
 def test_instances_are_told_by_the_leases_they_hold(file: Path, deployment: Deployment) -> None:

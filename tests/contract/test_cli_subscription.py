@@ -16,7 +16,7 @@ from evermark.cli.main import app
 from evermark.cluster.base import Holder
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.config import load
-from evermark.delivery.base import MadeBy, SourcePartition, SubscriptionState
+from evermark.delivery.base import Cursor, GroupWork, MadeBy, SourcePartition, SubscriptionState
 from evermark.delivery.decide.registration import secret_ends
 from evermark.testing.contracts.scene import done, event
 from evermark.testing.listener import Failing, Listener
@@ -213,7 +213,7 @@ def test_a_test_fire_says_what_came_back_and_changes_nothing(
     answer = json.loads(result.stdout)
     assert (answer["accepted"], answer["verdict"], answer["status"]) == (False, "endpoint", 503)
     assert invoke(file, "test", "billing").exit_code == 1
-    assert deployment.delivery.subscriptions() == {} and deployment.delivery.parked() == []
+    assert deployment.delivery.subscriptions() == {} and deployment.delivery.parked.rows() == []
 
 
 def test_the_guard_holds_for_a_test_fire_too(file: Path, deployment: Deployment, receiver: Listener) -> None:
@@ -236,9 +236,12 @@ def test_removing_says_what_goes_with_it(file: Path, deployment: Deployment) -> 
     store.open_partition(PLACE, 0, lease.epoch)
     assert store.subscription("mail").state is SubscriptionState.LIVE
     store.settle_group(
-        PLACE, 0, 1, frozenset({"mail"}), [done("mail", event(1), event(2))], datetime.now(UTC), lease.epoch
+        GroupWork(PLACE, Cursor(0), Cursor(1), frozenset({"mail"})),
+        [done("mail", event(1), event(2))],
+        datetime.now(UTC),
+        lease.epoch,
     )
     assert "2 parked deliveries" in refused(file, "remove", "mail")
-    assert len(store.parked("mail")) == 2
+    assert len(store.parked.rows("mail")) == 2
     good(file, "remove", "mail", "--yes")
-    assert store.parked() == []
+    assert store.parked.rows() == []

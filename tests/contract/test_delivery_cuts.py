@@ -16,8 +16,9 @@ import pytest
 
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.postgres import PostgresLeases
-from evermark.delivery.base import DeliveryStore, Fate, MadeBy, Outcome, SubscriptionState
+from evermark.delivery.base import Cursor, Fate, GroupWork, MadeBy, Outcome, SubscriptionState
 from evermark.delivery.decide.group import is_due
+from evermark.delivery.ports import DeliveryStore
 from evermark.delivery.store.postgres import PostgresDelivery
 from evermark.errors import EvermarkError
 from evermark.state.connection import State
@@ -49,27 +50,35 @@ def store(state: State, epoch: int) -> PostgresDelivery:
     """Members a and b, one outside, three rows parked, one of them claimed."""
     store = steady(state)
     begin(store, epoch, "a", "b", ordered=True)
-    store.register([spec("a"), spec("b"), spec("late")], MadeBy.FILE, {"late": {P0: 0, P1: 0}}, epoch)
-    store.settle_group(P0, 0, 1, frozenset("ab"), [done("a", event(1), event(2)), done("b", event(3))], T0, epoch)
-    store.claim(SOON, 1, 60, epoch)
+    store.register([spec("a"), spec("b"), spec("late")], MadeBy.FILE, {"late": {P0: Cursor(0), P1: Cursor(0)}}, epoch)
+    store.settle_group(
+        GroupWork(P0, Cursor(0), Cursor(1), frozenset("ab")),
+        [done("a", event(1), event(2)), done("b", event(3))],
+        T0,
+        epoch,
+    )
+    store.parked.claim(SOON, 1, 60, epoch)
     return store
 
 
 Step = Callable[[DeliveryStore, int], object]
 STEPS: dict[str, Step] = {
     "park": lambda store, epoch: store.settle_group(
-        P0, 1, 2, frozenset("ab"), [done("a", event(4), event(5), expired=2), failed("b")], SOON, epoch
+        GroupWork(P0, Cursor(1), Cursor(2), frozenset("ab")),
+        [done("a", event(4), event(5), expired=2), failed("b")],
+        SOON,
+        epoch,
     ),
     "park_behind": lambda store, epoch: store.settle_subscription(
-        "late", P0, 0, 1, done("late", event(6), expired=1), SOON, epoch
+        "late", P0, Cursor(0), Cursor(1), done("late", event(6), expired=1), SOON, epoch
     ),
     "gone": lambda store, epoch: store.settle_group(
-        P0, 1, 2, frozenset("ab"), [done("a"), Outcome("b", Fate.GONE)], SOON, epoch
+        GroupWork(P0, Cursor(1), Cursor(2), frozenset("ab")), [done("a"), Outcome("b", Fate.GONE)], SOON, epoch
     ),
-    "claim": lambda store, epoch: store.claim(SOON, 10, 60, epoch),
-    "delete": lambda store, epoch: store.delivered([row.id for row in store.parked("a")], epoch),
-    "drop": lambda store, epoch: store.drop([row.id for row in store.parked("b")], epoch),
-    "expire": lambda store, epoch: store.expire("a", SOON, SOON + timedelta(days=1), epoch),
+    "claim": lambda store, epoch: store.parked.claim(SOON, 10, 60, epoch),
+    "delete": lambda store, epoch: store.parked.delivered([row.id for row in store.parked.rows("a")], epoch),
+    "drop": lambda store, epoch: store.parked.drop([row.id for row in store.parked.rows("b")], epoch),
+    "expire": lambda store, epoch: store.parked.expire("a", SOON, SOON + timedelta(days=1), epoch),
     "pause": lambda store, epoch: store.suspend("a", "", epoch),
     "remove": lambda store, epoch: store.register([spec("a")], MadeBy.FILE, {}, epoch),
 }
@@ -126,14 +135,14 @@ def test_d5_what_is_known_of_an_endpoint_is_in_state(state: State, epoch: int) -
     """GIVEN nine failures WHEN another process looks THEN count, wait and reason are there; the tenth suspends."""
     store = steady(state)
     begin(store, epoch, "a")
-    store.settle_group(P0, 0, 1, frozenset("a"), [failed("a")], T0, epoch)
+    store.settle_group(GroupWork(P0, Cursor(0), Cursor(1), frozenset("a")), [failed("a")], T0, epoch)
     for _ in range(8):
-        store.settle_subscription("a", P0, 0, 1, failed("a"), T0, epoch)
+        store.settle_subscription("a", P0, Cursor(0), Cursor(1), failed("a"), T0, epoch)
     seen = steady(state).subscription("a")
     assert (seen.state, seen.failures, seen.reason) == (SubscriptionState.BEHIND, 9, "503")
     assert not is_due(seen, T0 + timedelta(seconds=299))
     assert is_due(seen, T0 + timedelta(seconds=301))
-    steady(state).settle_subscription("a", P0, 0, 1, failed("a"), T0, epoch)
+    steady(state).settle_subscription("a", P0, Cursor(0), Cursor(1), failed("a"), T0, epoch)
     assert steady(state).subscription("a").state is SubscriptionState.SUSPENDED
 
 
@@ -142,8 +151,13 @@ def test_d4_the_first_retry_waits_as_long_as_the_refusal_asked(state: State, epo
     store = steady(state)
     begin(store, epoch, "a")
     patient = replace(event(2), retry_after_s=600.0)
-    store.settle_group(P0, 0, 1, frozenset("a"), [done("a", event(1), patient, event(3, status=None))], T0, epoch)
-    rows = {row.event.event_id: row for row in store.parked()}
+    store.settle_group(
+        GroupWork(P0, Cursor(0), Cursor(1), frozenset("a")),
+        [done("a", event(1), patient, event(3, status=None))],
+        T0,
+        epoch,
+    )
+    rows = {row.event.event_id: row for row in store.parked.rows()}
     waits = {name: (row.next_attempt_at - T0).total_seconds() for name, row in rows.items() if row.next_attempt_at}
     assert waits == {"e1": 5, "e2": 600, "e3": 5}
     assert {name: row.attempts for name, row in rows.items()} == {"e1": 1, "e2": 1, "e3": 0}
@@ -156,9 +170,13 @@ def test_d6_what_one_subscription_has_parked_uses_up_nobody_elses_room(state: St
     same = "https://bot.example/hook"
     store.register([spec("a", parked_max=2, url=same), spec("b", parked_max=2, url=same)], MadeBy.FILE, {}, epoch)
     members = frozenset("ab")
-    store.settle_group(P0, 0, 1, members, [done("a", event(1), event(2)), done("b")], T0, epoch)
-    store.settle_group(P0, 1, 2, members, [done("a", event(3)), done("b", event(3), event(4))], T0, epoch)
+    store.settle_group(
+        GroupWork(P0, Cursor(0), Cursor(1), members), [done("a", event(1), event(2)), done("b")], T0, epoch
+    )
+    store.settle_group(
+        GroupWork(P0, Cursor(1), Cursor(2), members), [done("a", event(3)), done("b", event(3), event(4))], T0, epoch
+    )
     stopped, well = store.subscription("a"), store.subscription("b")
     assert (stopped.state, well.state) == (SubscriptionState.SUSPENDED, SubscriptionState.LIVE)
     assert store.group().members == {"b"}
-    assert {name: counts["waiting"] for name, counts in store.parked_counts().items()} == {"a": 2, "b": 2}
+    assert {name: counts["waiting"] for name, counts in store.parked.counts().items()} == {"a": 2, "b": 2}

@@ -17,13 +17,14 @@ import pytest
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
 from evermark.cluster.postgres import PostgresLeases
-from evermark.delivery.base import DeliveryStore, Fate, MadeBy, Outcome, Reached, SourcePartition
+from evermark.delivery.base import Cursor, Fate, GroupWork, MadeBy, Outcome, SourcePartition
+from evermark.delivery.ports import DeliveryStore
 from evermark.delivery.store import queries
 from evermark.delivery.store.memory import MemoryDelivery
 from evermark.delivery.store.postgres import PostgresDelivery
 from evermark.errors import ConflictError, EvermarkError, NotFoundError, StaleError
 from evermark.state.connection import State
-from evermark.testing.contracts import DeliveryContract, ParkedContract, ProgressContract, RosterContract
+from evermark.testing.contracts import DeliveryContract, ParkedContract, ProgressContract, RegistrationContract
 from evermark.testing.contracts.scene import P0, P1, T0, TakeOver, begin, done, event, snapshot, spec
 from evermark.testing.servers import PostgresServer
 from evermark.testing.states import fresh_state, owners
@@ -45,7 +46,7 @@ def _taker(leases: MemoryLeases | PostgresLeases) -> TakeOver:
     return lambda: take(DELIVER_LEASE)
 
 
-class TestMemoryDelivery(DeliveryContract, ParkedContract, ProgressContract, RosterContract):
+class TestMemoryDelivery(DeliveryContract, ParkedContract, ProgressContract, RegistrationContract):
     @pytest.fixture
     def leases(self) -> MemoryLeases:
         return MemoryLeases(is_gone=lambda holder: True)
@@ -59,7 +60,7 @@ class TestMemoryDelivery(DeliveryContract, ParkedContract, ProgressContract, Ros
         return _taker(leases)
 
 
-class TestPostgresDelivery(DeliveryContract, ParkedContract, ProgressContract, RosterContract):
+class TestPostgresDelivery(DeliveryContract, ParkedContract, ProgressContract, RegistrationContract):
     @pytest.fixture
     def store(self, state: State) -> DeliveryStore:
         return PostgresDelivery(state)
@@ -93,39 +94,43 @@ def test_two_claims_at_once_never_share_a_row(state: State, take_over: TakeOver)
     """GIVEN 200 due rows WHEN four threads claim until none is left THEN each row was claimed once."""
     store, epoch = PostgresDelivery(state, jitter=steady), take_over()
     begin(store, epoch, "a")
-    store.settle_group(P0, 0, 200, frozenset("a"), [done("a", *map(event, range(1, 201)))], T0, epoch)
+    store.settle_group(
+        GroupWork(P0, Cursor(0), Cursor(200), frozenset("a")), [done("a", *map(event, range(1, 201)))], T0, epoch
+    )
     soon = T0 + timedelta(minutes=1)
 
     def drain() -> list[int]:
         mine: list[int] = []
-        while rows := store.claim(soon, 7, 60, epoch):
+        while rows := store.parked.claim(soon, 7, 60, epoch):
             mine += [row.id for row in rows]
         return mine
 
     claimed = [row_id for ids in _together(*[drain] * 4) for row_id in ids]  # type: ignore[attr-defined]
     # `skip locked` may leave rows that another thread held for a moment; one more look finds them.
     claimed += drain()
-    assert sorted(claimed) == sorted(row.id for row in store.parked(limit=1000))
+    assert sorted(claimed) == sorted(row.id for row in store.parked.rows(limit=1000))
 
 
 def test_joining_while_the_group_settles_misses_nothing(state: State, take_over: TakeOver) -> None:
     """GIVEN a subscription level with the group WHEN it joins as a batch settles THEN it still owes that batch."""
     store, epoch = PostgresDelivery(state), take_over()
     begin(store, epoch, "a")
-    store.register([spec("a"), spec("b")], MadeBy.FILE, {"b": {P0: 0, P1: 0}}, epoch)
+    store.register([spec("a"), spec("b")], MadeBy.FILE, {"b": {P0: Cursor(0), P1: Cursor(0)}}, epoch)
     for batch in range(25):
         work = store.group()
         outcomes = [done(name) for name in work.members]
 
         def settle(batch: int = batch, work: object = work, outcomes: list[Outcome] = outcomes) -> object:
             members, version = work.members, work.version  # type: ignore[attr-defined]
-            return store.settle_group(P0, batch, batch + 1, members, outcomes, T0, epoch, version=version)
+            return store.settle_group(
+                GroupWork(P0, Cursor(batch), Cursor(batch + 1), members, version), outcomes, T0, epoch
+            )
 
         results = _together(settle, lambda: store.join("b", epoch))
         assert not any(isinstance(result, Exception) for result in results), results
         assert store.group().members == {"a"}, "it joined before and was put out again, or came too late"
-        assert store.cursors("b") == {P0: batch, P1: 0}
-        store.settle_subscription("b", P0, batch, batch + 1, done("b"), T0, epoch)
+        assert store.cursors("b") == {P0: Cursor(batch), P1: Cursor(0)}
+        store.settle_subscription("b", P0, Cursor(batch), Cursor(batch + 1), done("b"), T0, epoch)
 
 
 def test_of_two_settlements_of_one_batch_one_wins(state: State, take_over: TakeOver) -> None:
@@ -137,11 +142,13 @@ def test_of_two_settlements_of_one_batch_one_wins(state: State, take_over: TakeO
 
         def settle(batch: int = batch, number: Iterator[int] = number) -> object:
             outcomes = [done("a", event(next(number)))]
-            return store.settle_group(P0, batch, batch + 1, frozenset("a"), outcomes, T0, epoch)
+            return store.settle_group(
+                GroupWork(P0, Cursor(batch), Cursor(batch + 1), frozenset("a")), outcomes, T0, epoch
+            )
 
         results = _together(settle, settle)
         assert sum(isinstance(result, ConflictError) for result in results) == 1, results
-        assert len(store.parked(limit=100)) == batch + 1
+        assert len(store.parked.rows(limit=100)) == batch + 1
 
 
 def test_a_take_over_in_mid_settlement_is_before_it_or_after_it(state: State, take_over: TakeOver) -> None:
@@ -152,10 +159,12 @@ def test_a_take_over_in_mid_settlement_is_before_it_or_after_it(state: State, ta
     refused = 0
     for batch in range(20):
         before = snapshot(store)
-        at = store.group().cursors[P0]
+        at = store.group().cursors[P0].batch
 
         def settle(at: int = at, batch: int = batch, epoch: int = epoch) -> object:
-            return store.settle_group(P0, at, at + 1, frozenset("a"), [done("a", event(batch + 1))], T0, epoch)
+            return store.settle_group(
+                GroupWork(P0, Cursor(at), Cursor(at + 1), frozenset("a")), [done("a", event(batch + 1))], T0, epoch
+            )
 
         settled, epoch = _together(settle, take_over)  # type: ignore[assignment]
         if isinstance(settled, StaleError):
@@ -163,8 +172,8 @@ def test_a_take_over_in_mid_settlement_is_before_it_or_after_it(state: State, ta
             assert snapshot(store) == before
         else:
             assert not isinstance(settled, Exception), settled
-            assert store.group().cursors[P0] == at + 1
-            assert len(store.parked(limit=100)) == batch + 1 - refused
+            assert store.group().cursors[P0].batch == at + 1
+            assert len(store.parked.rows(limit=100)) == batch + 1 - refused
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -189,11 +198,11 @@ def test_memory_and_postgres_do_the_same(state: State, take_over: TakeOver, seed
         assert answers[0] == answers[1], f"seed {seed}, turn {turn}"
         assert snapshot(memory) == snapshot(postgres), f"seed {seed}, turn {turn}"
         names = list(memory.subscriptions())
-        assert memory.held_keys(names) == postgres.held_keys(names)
-        assert memory.held_keys(names, [P1]) == postgres.held_keys(names, [P1])
-        assert memory.room(names) == postgres.room(names)
+        assert memory.parked.held_keys(names) == postgres.parked.held_keys(names)
+        assert memory.parked.held_keys(names, [P1]) == postgres.parked.held_keys(names, [P1])
+        assert memory.parked.room(names) == postgres.parked.room(names)
         assert memory.counted("expired") == postgres.counted("expired")
-        assert memory.parked_counts() == postgres.parked_counts()
+        assert memory.parked.counts() == postgres.parked.counts()
 
 
 def test_added_while_the_group_settles_it_misses_nothing(state: State, take_over: TakeOver) -> None:
@@ -206,13 +215,15 @@ def test_added_while_the_group_settles_it_misses_nothing(state: State, take_over
 
         def settle(batch: int = batch, work: object = work, outcomes: list[Outcome] = outcomes) -> object:
             members, version = work.members, work.version  # type: ignore[attr-defined]
-            return store.settle_group(P0, batch, batch + 1, members, outcomes, T0, epoch, version=version)
+            return store.settle_group(
+                GroupWork(P0, Cursor(batch), Cursor(batch + 1), members, version), outcomes, T0, epoch
+            )
 
         results = _together(settle, lambda: store.add(spec("new"), None, epoch))
         assert not any(isinstance(result, Exception) for result in results), results
         group = store.group()
-        owed = store.cursors("new").get(P0) == batch and "new" not in group.members
-        assert owed or ("new" in group.members and group.cursors[P0] == batch + 1)
+        owed = store.cursors("new").get(P0) == Cursor(batch) and "new" not in group.members
+        assert owed or ("new" in group.members and group.cursors[P0].batch == batch + 1)
         store.remove("new", epoch)
 
 
@@ -241,15 +252,17 @@ def test_calls_for_one_and_for_all_never_wait_for_each_other(state: State, take_
         failed: list[object] = []
         for turn in range(60):
             name = rng.choice(["x", "y", "a"])
-            at = store.group().cursors[P0]
+            at = store.group().cursors[P0].batch
             members = store.group().members
             outcomes = [done(m, event(turn * 10 + rng.randint(0, 9))) for m in members]
             calls: list[Callable[[], object]] = [
-                lambda name=name: store.add(spec(name, secrets=("s",)), rng.choice([None, {P0: 0}]), epoch),
+                lambda name=name: store.add(spec(name, secrets=("s",)), rng.choice([None, {P0: Cursor(0)}]), epoch),
                 lambda name=name: store.change(name, {"url": f"https://{rng.randint(0, 9)}.example"}, epoch),
                 lambda name=name: store.remove(name, epoch),
                 lambda name=name: store.rotate(name, "t", T0, T0, epoch),
-                lambda at=at, m=members, o=outcomes: store.settle_group(P0, at, at + 1, m, o, T0, epoch),
+                lambda at=at, m=members, o=outcomes: store.settle_group(
+                    GroupWork(P0, Cursor(at), Cursor(at + 1), m), o, T0, epoch
+                ),
                 lambda: store.register([spec("a"), spec("b", bundle=rng.randint(1, 9))], MadeBy.FILE, {}, epoch),
                 lambda name=name: store.suspend(name, "", epoch),
                 lambda name=name: store.resume(name, epoch),
@@ -307,7 +320,7 @@ def test_what_stands_in_front_of_a_row_is_found_by_index(state: State, take_over
     store, epoch = PostgresDelivery(state), take_over()
     begin(store, epoch, "a", ordered=True)
     parked = [event(n, key=f"k{n % 5}", stream=f"s{n % 7}") for n in range(1, 4_001)]
-    store.settle_group(P0, 0, 1, frozenset("a"), [done("a", *parked)], T0, epoch)
+    store.settle_group(GroupWork(P0, Cursor(0), Cursor(1), frozenset("a")), [done("a", *parked)], T0, epoch)
     given = {"now": T0 + timedelta(hours=1), "epoch": epoch, "limit": 100, "claimed_until": T0, "of_replays": False}
     given["draw"] = ""
     with state.connection() as conn:
@@ -321,7 +334,7 @@ def test_what_stands_in_front_of_a_row_is_found_by_index(state: State, take_over
     for line in used:
         assert all(f"({name} = " in line for name in ("subscription", "source", "partition", "stream"))
     begun = time.perf_counter()
-    assert len(store.claim(T0 + timedelta(hours=1), 100, 60, epoch)) == 35
+    assert len(store.parked.claim(T0 + timedelta(hours=1), 100, 60, epoch)) == 35
     assert time.perf_counter() - begun < 2
 
 
@@ -355,11 +368,11 @@ def test_a_claim_is_quick_and_fair_however_much_is_due_for_one(state: State, tak
     assert "enqueued_messages_due_of" in plan
     assert "Seq Scan on enqueued_messages" not in plan
     begun = time.perf_counter()
-    claimed = Counter(row.subscription for row in store.claim(T0, 100, 60, epoch))
+    claimed = Counter(row.subscription for row in store.parked.claim(T0, 100, 60, epoch))
     assert time.perf_counter() - begun < 2
     assert sum(claimed.values()) == 100
     assert set(claimed) == {"much", *few} and max(claimed.values()) <= 3
-    held = store.held_keys(["few0", "few1"], [P0])
+    held = store.parked.held_keys(["few0", "few1"], [P0])
     assert {name: sum(keys.values()) for name, keys in held.items()} == {"few0": 5, "few1": 5}
 
 
@@ -390,48 +403,49 @@ def _random_call(rng: random.Random, store: DeliveryStore, epoch: int, turn: int
         key, left = rng.choice([(None, None), ("k", None), ("l", None), ("k", "l"), ("l", "m")])
         some = replace(event(number, place, key, stream=stream), previous_key=left)
         parked = (some,) if rng.random() < 0.4 else ()
-        reached = rng.choice([None, Reached(group.cursors[place], f"{number:06}")])
+        reached = rng.choice([None, replace(group.cursors[place], through=f"{number:06}")])
         why = ("why", rng.choice([None, 9.0]), rng.randint(0, 1), reached)
         return Outcome(of, fate, rng.randint(0, 2), parked, *why)
 
     group = store.group()
-    behind = store.cursors(name).get(place, 0)
-    begun = store.inside([name]).get(name, {}).get(place, Reached(0)).through
+    behind = store.cursors(name).get(place, Cursor(0))
     through = rng.choice(["", f"{rng.randint(1, 40):06}"])
-    at = group.cursors[place] - (rng.random() < 0.1)
+    at = group.cursors[place].batch - (rng.random() < 0.1)
     outcomes = [outcome(member) for member in [*group.members, name]]
     some = frozenset(rng.sample(names[:4], 3))
     specs = [spec(n, parked_max=6, ordered=n < "c", url=f"https://{rng.randint(0, 1)}.example") for n in sorted(some)]
-    starts = {n: {P0: rng.randint(0, 2)} for n in names if rng.random() < 0.5}
-    ids = [row.id for row in store.parked()] or [1]
+    starts = {n: {P0: Cursor(rng.randint(0, 2))} for n in names if rng.random() < 0.5}
+    ids = [row.id for row in store.parked.rows()] or [1]
     one = rng.choice(ids)
     single = outcome(name)
     dead = rng.random() < 0.5
     ahead = rng.choice([0, 1, 1])
     mine = rng.choice(["x", "y"])
-    start = {P0: rng.randint(0, 2)} if rng.random() < 0.5 else None
+    start = {P0: Cursor(rng.randint(0, 2))} if rng.random() < 0.5 else None
     until = rng.choice([None, now + timedelta(days=9000), now])
     changes = {"url": f"https://{rng.randint(0, 1)}.example", "parked_max": rng.randint(1, 6)}
 
     def claim_and_answer(s: DeliveryStore) -> object:
-        rows = s.claim(now, 3, 30, epoch)
+        rows = s.parked.claim(now, 3, 30, epoch)
         for row in rows[1:]:
             when = None if dead else now + timedelta(seconds=50)
-            s.reschedule(row, next_attempt_at=when, attempts=row.attempt + 1, reason="x", status=400, epoch=epoch)
+            s.parked.reschedule(
+                row, next_attempt_at=when, attempts=row.attempt + 1, reason="x", status=400, epoch=epoch
+            )
         return rows
 
     calls: list[Callable[[DeliveryStore], object]] = [
-        lambda s: s.settle_group(place, at, at + 1, group.members, outcomes, now, epoch, version=group.version),
-        lambda s: s.settle_subscription(
-            name, place, behind, behind + ahead, single, now, epoch, begun_through=begun, done_through=through
+        lambda s: s.settle_group(
+            GroupWork(place, Cursor(at), Cursor(at + 1), group.members, group.version), outcomes, now, epoch
         ),
+        lambda s: s.settle_subscription(name, place, behind, Cursor(behind.batch + ahead, through), single, now, epoch),
         lambda s: s.join(name, epoch),
         claim_and_answer,
         lambda s: s.retried(name, single, now, epoch),
-        lambda s: s.delivered([one], epoch),
-        lambda s: s.release([one], now, epoch),
-        lambda s: s.drop([one], epoch),
-        lambda s: s.expire(name, now - timedelta(minutes=4), now, epoch),
+        lambda s: s.parked.delivered([one], epoch),
+        lambda s: s.parked.release([one], now, epoch),
+        lambda s: s.parked.drop([one], epoch),
+        lambda s: s.parked.expire(name, now - timedelta(minutes=4), now, epoch),
         lambda s: s.suspend(name, "rest", epoch),
         lambda s: s.resume(name, epoch),
         lambda s: s.register(specs, MadeBy.FILE, starts, epoch),

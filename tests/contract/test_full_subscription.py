@@ -17,7 +17,7 @@ from tests.contract.webhook_receiver import Receiver, events, spec_for
 from evermark.cluster.base import Holder
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
-from evermark.delivery.base import MadeBy, SourcePartition, Subscription, SubscriptionState
+from evermark.delivery.base import MadeBy, Outcome, SourcePartition, Subscription, SubscriptionState
 from evermark.delivery.decide.retry import ENDPOINT_BACKOFF_S_MAX, LIMITS
 from evermark.delivery.run.follower import Follower
 from evermark.delivery.run.live import LiveGroup
@@ -26,7 +26,7 @@ from evermark.delivery.store.memory import MemoryDelivery
 from evermark.delivery.webhook import dispatch
 from evermark.delivery.webhook.base import Job, as_it_is
 from evermark.delivery.webhook.sink import WebhookSink
-from evermark.delivery.work import Assignment, BatchResult, Delivered, DeliveryOptions, Span, fold
+from evermark.delivery.work import Assignment, DeliveryOptions, Result, Span, fold
 from evermark.log.read import FileRange
 from evermark.spark.posting import held_lanes
 from evermark.testing.contracts.scene import P0, T0
@@ -61,16 +61,16 @@ class World:
     def files(self, source: str) -> list[FileRange]:
         return [FileRange(f"b{n}", 0, 0, n, n, BATCH_ROWS, 100) for n in range(1, self.head + 1)]
 
-    def deliver(self, assignments: Sequence[Assignment], options: DeliveryOptions) -> list[Delivered]:
+    def deliver(self, assignments: Sequence[Assignment], options: DeliveryOptions) -> list[Outcome]:
         (assignment,) = assignments
         rows = self._rows(assignment.span)
         held = held_lanes(rows, options.held.get(assignment.spec.name, {}))
         results = self._sink.deliver([Job(assignment.spec, rows, held=held, parked_room=assignment.parked_room)], 5)
-        return fold(assignments, [BatchResult(r.subscription, r.batch, r.outcome, r.through) for r in results])
+        return fold(assignments, [Result(P0, r.batch, r.outcome, r.through) for r in results])
 
     def _rows(self, span: Span) -> pa.RecordBatch:
         rows = self._events.slice(span.after * BATCH_ROWS, (span.to - span.after) * BATCH_ROWS)
-        new = pc.or_(pc.greater(rows["batch"], span.after + 1), pc.greater(rows["position"], span.through))
+        new = pc.or_(pc.greater(rows["batch"], span.after + 1), pc.greater(rows["position"], span.begun.through))
         return rows.filter(new).combine_chunks().to_batches()[0]
 
     def turn(self, seconds: float = 1.0, *, batches: int = 0) -> None:
@@ -103,26 +103,26 @@ def test_one_that_is_full_stops_without_a_failure_and_comes_back_once_its_rows_a
     assert world.standing == (SubscriptionState.LIVE, 0)
     world.turn(batches=1)
     assert world.standing == (SubscriptionState.SUSPENDED, 0), "at once, and not for a failure"
-    assert world.store.parked_counts() == {"billing": {"waiting": 4, "dead": 0}}
+    assert world.store.parked.counts() == {"billing": {"waiting": 4, "dead": 0}}
 
     # WHEN it is tried again more often than an endpoint may fail
     for _ in range(2 * LIMITS.suspend_after):
         world.turn(2 * ENDPOINT_BACKOFF_S_MAX)
         assert world.standing == (SubscriptionState.SUSPENDED, 0)
-    assert world.store.cursors("billing")[P0] == 1
+    assert world.store.cursors("billing")[P0].batch == 1
     assert set(receiver.ids) == {"e0"}
 
     # WHEN the receiver changes its mind
     receiver.answer = lambda got: 200
     receiver.got.clear()
-    world.store.release([row.id for row in world.store.parked()], world.now, world.queue.epoch)
+    world.store.parked.release([row.id for row in world.store.parked.rows()], world.now, world.queue.epoch)
     for _ in range(TURNS_MAX):
         world.turn(30)
         if world.found.state is SubscriptionState.LIVE:
             break
     assert world.standing == (SubscriptionState.LIVE, 0)
     assert receiver.ids == [f"e{n}" for n in range(2 * BATCH_ROWS)]
-    assert world.store.parked() == []
+    assert world.store.parked.rows() == []
 
 
 def test_one_that_is_full_and_then_fails_comes_back_too(
@@ -161,10 +161,10 @@ def test_a_batch_with_more_refusals_than_may_be_parked_passes_once_they_are_take
     for _ in range(LIMITS.suspend_after + 2):
         world.turn(2 * ENDPOINT_BACKOFF_S_MAX, batches=1)
         assert world.standing == (SubscriptionState.SUSPENDED, 0)
-    assert world.store.parked_counts()["billing"] == {"waiting": 3, "dead": 0}
+    assert world.store.parked.counts()["billing"] == {"waiting": 3, "dead": 0}
     receiver.answer = lambda got: 200
     receiver.got.clear()
-    world.store.release([row.id for row in world.store.parked()], world.now, world.queue.epoch)
+    world.store.parked.release([row.id for row in world.store.parked.rows()], world.now, world.queue.epoch)
     for _ in range(TURNS_MAX):
         world.turn(30)
         if world.found.state is SubscriptionState.LIVE:

@@ -19,8 +19,7 @@ from evermark.checkpoints.base import Checkpoint
 from evermark.checkpoints.postgres import PostgresCheckpoints
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.postgres import PostgresLeases
-from evermark.delivery.base import Reached
-from evermark.delivery.bots.base import Membership, Stay
+from evermark.delivery.base import Cursor, GroupWork, Membership, Stay
 from evermark.delivery.replay.postgres import PostgresReplays
 from evermark.delivery.replay.timeslice import Mark
 from evermark.delivery.store.postgres import PostgresDelivery
@@ -109,15 +108,17 @@ def test_what_version_8_wrote_is_read_by_the_stores_of_today(state: State) -> No
     live = known["live"].spec
     assert (live.ordered, live.where, live.secrets) == (True, "data.n > 1", ("sealed",))
     assert (known["behind"].failures, known["behind"].spec.rate_per_s, known["bot"].spec.bot) == (1, 2.5, WISH)
-    assert (store.group().members, store.group().cursors) == ({"live", "bot"}, {P0: 2, P1: 0})
-    assert store.cursors_outside() == {"behind": {P0: 0, P1: 0}, "paused": {P0: 0, P1: 0}}
-    assert store.inside(list(known)) == {}
+    assert (store.group().members, store.group().cursors) == ({"live", "bot"}, {P0: Cursor(2), P1: Cursor(0)})
+    assert store.cursors_outside() == {
+        "behind": {P0: Cursor(0), P1: Cursor(0)},
+        "paused": {P0: Cursor(0), P1: Cursor(0)},
+    }
     assert store.counted("expired") == {"live": 1}
-    parked = {row.event.event_id: row for row in store.parked(limit=100)}
+    parked = {row.event.event_id: row for row in store.parked.rows(limit=100)}
     assert set(parked) == {"e1", "e2", "e3", "e4", "e5"}
     assert (parked["e1"].next_attempt_at, parked["e1"].attempts) == (T0 + timedelta(hours=5), 7)
-    assert store.parked_counts()["live"] == {"waiting": 2, "dead": 1}
-    assert store.learned("shop", "helper") == Membership({0: 2}, {"room": (Stay((1, "000001")),)})
+    assert store.parked.counts()["live"] == {"waiting": 2, "dead": 1}
+    assert store.bots.learned("shop", "helper") == Membership({0: 2}, {"room": (Stay((1, "000001")),)})
     assert PostgresCheckpoints(state).load("shop", 0) == Checkpoint("000003", 3, 1)
     assert PostgresHeads(state).load("shop") == {0: Head(3, 1, "000003", 3)}
     (replay,) = PostgresReplays(state).open()
@@ -133,27 +134,27 @@ def test_what_version_8_left_undone_is_done_by_the_stores_of_today(state: State)
     migrate(state)
     store = PostgresDelivery(state, clock=lambda: T0)
     epoch = owners(PostgresLeases(state, is_gone=lambda holder: True))(DELIVER_LEASE)
-    store.settle_subscription("behind", P0, 0, 0, done("behind"), T0, epoch, done_through="000005")
-    assert store.inside(["behind"]) == {"behind": {P0: Reached(0, "000005")}}
-    store.settle_subscription("behind", P0, 0, 2, done("behind"), T0, epoch, begun_through="000005")
+    store.settle_subscription("behind", P0, Cursor(0), Cursor(0, "000005"), done("behind"), T0, epoch)
+    assert store.cursors("behind") == {P0: Cursor(0, "000005"), P1: Cursor(0)}
+    store.settle_subscription("behind", P0, Cursor(0, "000005"), Cursor(2), done("behind"), T0, epoch)
     assert store.join("behind", epoch)
-    assert store.keys_wanted(T0, 10, epoch) == [], "both keys were asked for a moment ago, by version 8"
-    assert store.publish("phone", {"s1": "sealed key"}, T0, epoch) == 1
+    assert store.bots.keys_wanted(T0, 10, epoch) == [], "both keys were asked for a moment ago, by version 8"
+    assert store.bots.publish("phone", {"s1": "sealed key"}, T0, epoch) == 1
     now = T0 + timedelta(seconds=1)
-    assert [row.event.event_id for row in store.claim(now, 10, 60.0, epoch)] == ["e3"]
-    dead = next(row for row in store.parked(limit=100) if row.event.event_id == "e2")
-    store.release([dead.id], now, epoch)
-    (asked,) = store.claim(now, 10, 60.0, epoch)
-    store.reschedule(asked, next_attempt_at=None, attempts=8, reason="no", status=None, epoch=epoch)
-    assert next(row for row in store.parked(limit=100) if row.event.event_id == "e2").attempts == 7
-    due = {row.event.event_id: row for row in store.claim(T0 + timedelta(hours=5), 10, 60.0, epoch)}
-    store.reschedule(due["e1"], next_attempt_at=None, attempts=8, reason="no", status=None, epoch=epoch)
-    assert next(row for row in store.parked(limit=100) if row.event.event_id == "e1").attempts == 8, (
+    assert [row.event.event_id for row in store.parked.claim(now, 10, 60.0, epoch)] == ["e3"]
+    dead = next(row for row in store.parked.rows(limit=100) if row.event.event_id == "e2")
+    store.parked.release([dead.id], now, epoch)
+    (asked,) = store.parked.claim(now, 10, 60.0, epoch)
+    store.parked.reschedule(asked, next_attempt_at=None, attempts=8, reason="no", status=None, epoch=epoch)
+    assert next(row for row in store.parked.rows(limit=100) if row.event.event_id == "e2").attempts == 7
+    due = {row.event.event_id: row for row in store.parked.claim(T0 + timedelta(hours=5), 10, 60.0, epoch)}
+    store.parked.reschedule(due["e1"], next_attempt_at=None, attempts=8, reason="no", status=None, epoch=epoch)
+    assert next(row for row in store.parked.rows(limit=100) if row.event.event_id == "e1").attempts == 8, (
         "nobody asked for it"
     )
     moved = replace(event(6, key="new"), previous_key="k")
-    store.settle_group(P0, 2, 3, store.group().members, [done("live", moved)], T0, epoch)
-    assert store.held_keys(["live"], [P0]) == {"live": {(P0, "orders", "k"): 2, (P0, "orders", "new"): 1}}
+    store.settle_group(GroupWork(P0, Cursor(2), Cursor(3), store.group().members), [done("live", moved)], T0, epoch)
+    assert store.parked.held_keys(["live"], [P0]) == {"live": {(P0, "orders", "k"): 2, (P0, "orders", "new"): 1}}
 
 
 def test_parked_rows_learn_their_stream_from_their_event(state: State) -> None:
@@ -191,14 +192,14 @@ def test_deliveries_parked_before_a_person_could_ask_go_on(state: State) -> None
         conn.execute("insert into leases (name, instance, epoch, expires_at) values ('deliver', 'i', 1, now() + '1 h')")
     migrate(state)
     store = PostgresDelivery(state)
-    (row,) = store.parked()
+    (row,) = store.parked.rows()
     now = datetime.now(UTC)
     assert row.next_attempt_at is not None and row.next_attempt_at > now + timedelta(hours=4)
-    assert store.claim(now, 10, 60.0, 1) == []
-    store.release([row.id], now, 1)
-    (claimed,) = store.claim(now, 10, 60.0, 1)
-    store.reschedule(claimed, next_attempt_at=None, attempts=4, reason="no", status=None, epoch=1)
-    assert store.parked() == [row]
+    assert store.parked.claim(now, 10, 60.0, 1) == []
+    store.parked.release([row.id], now, 1)
+    (claimed,) = store.parked.claim(now, 10, 60.0, 1)
+    store.parked.reschedule(claimed, next_attempt_at=None, attempts=4, reason="no", status=None, epoch=1)
+    assert store.parked.rows() == [row]
 
 
 def test_a_newer_state_is_refused(state: State) -> None:

@@ -16,13 +16,13 @@ from tests.contract.webhook_receiver import Got, Receiver, events, spec_for
 
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.postgres import PostgresLeases
-from evermark.delivery.base import MadeBy, SourcePartition
+from evermark.delivery.base import Cursor, GroupWork, MadeBy, Outcome, SourcePartition
 from evermark.delivery.run.follower import Follower
 from evermark.delivery.run.live import LiveGroup
 from evermark.delivery.store.postgres import PostgresDelivery
 from evermark.delivery.webhook.base import Job
 from evermark.delivery.webhook.sink import WebhookSink
-from evermark.delivery.work import Assignment, BatchResult, Delivered, DeliveryOptions, Span, fold
+from evermark.delivery.work import Assignment, DeliveryOptions, Result, Span, fold
 from evermark.log.read import FileRange
 from evermark.state.connection import State
 from evermark.testing.contracts.scene import P0, T0
@@ -65,16 +65,16 @@ class World:
     def files(self, source: str) -> list[FileRange]:
         return [FileRange("b1", 0, 0, 1, 1, ROWS, 100)]
 
-    def deliver(self, assignments: Sequence[Assignment], options: DeliveryOptions) -> list[Delivered]:
+    def deliver(self, assignments: Sequence[Assignment], options: DeliveryOptions) -> list[Outcome]:
         (assignment,) = assignments
         job = Job(
             assignment.spec, self._left(assignment.span), parked_room=assignment.parked_room, probe=assignment.probe
         )
         results = self._sink.deliver([job], 30)
-        return fold(assignments, [BatchResult(r.subscription, r.batch, r.outcome, r.through) for r in results])
+        return fold(assignments, [Result(P0, r.batch, r.outcome, r.through) for r in results])
 
     def _left(self, span: Span) -> pa.RecordBatch:
-        return self._rows.filter(pc.greater(self._rows["position"], span.through))
+        return self._rows.filter(pc.greater(self._rows["position"], span.begun.through))
 
     def turn(self) -> None:
         self.now += timedelta(seconds=30)
@@ -84,8 +84,8 @@ class World:
 
     def at(self) -> int:
         """How many events of the batch are kept as done."""
-        reached = self.store.inside(["billing"]).get("billing", {}).get(P0)
-        return 0 if reached is None else 1 + int(reached.through)
+        through = self.store.cursors("billing").get(P0, Cursor(0)).through
+        return 1 + int(through) if through else 0
 
 
 def flaky(every: int, refused: frozenset[str] = frozenset()) -> object:
@@ -113,16 +113,16 @@ def test_d1_a_batch_goes_on_where_it_stopped_over_failures_and_restarts(
     receiver.answer = flaky(30, refused)  # type: ignore[assignment]
     world = World(state, sink)
     spec = spec_for(receiver.url, concurrency=CONCURRENCY, ordered=ordered)
-    world.store.register([spec], MadeBy.FILE, {"billing": {P0: 0}}, world.epoch)
-    world.store.settle_group(P0, 0, 1, frozenset(), [], T0, world.epoch)
+    world.store.register([spec], MadeBy.FILE, {"billing": {P0: Cursor(0)}}, world.epoch)
+    world.store.settle_group(GroupWork(P0, Cursor(0), Cursor(1), frozenset()), [], T0, world.epoch)
     kept = [0]
-    while not world.store.cursors("billing") or world.store.cursors("billing")[P0] == 0:
+    while not world.store.cursors("billing") or world.store.cursors("billing")[P0].batch == 0:
         assert len(kept) < 40, f"no end: {kept}"
         world.turn()
         world.start()  # a new process, which knows nothing but what is in the store
         kept.append(world.at())
     assert kept[:-1] == sorted(kept[:-1]) and len(set(kept)) > 3, f"it goes forward, by pieces: {kept}"
-    parked = [row.event.event_id for row in world.store.parked("billing", limit=1_000)]
+    parked = [row.event.event_id for row in world.store.parked.rows("billing", limit=1_000)]
     held = {f"e{n}" for n in range(ROWS) if ordered and any(n % KEYS == int(r[1:]) % KEYS for r in refused)}
     taken = [ident for ident in receiver.ids if ident not in refused]
     first = list(dict.fromkeys(taken))
@@ -158,13 +158,13 @@ def test_d10_a_full_queue_takes_what_it_has_room_for_and_the_rest_comes_later(
     receiver.answer = lambda got: 422
     world = World(state, sink)
     spec = spec_for(receiver.url, concurrency=1, parked_max=3)
-    world.store.register([spec], MadeBy.FILE, {"billing": {P0: 0}}, world.epoch)
-    world.store.settle_group(P0, 0, 1, frozenset(), [], T0, world.epoch)
+    world.store.register([spec], MadeBy.FILE, {"billing": {P0: Cursor(0)}}, world.epoch)
+    world.store.settle_group(GroupWork(P0, Cursor(0), Cursor(1), frozenset()), [], T0, world.epoch)
     world.turn()
-    assert [row.event.event_id for row in world.store.parked("billing")] == ["e0", "e1", "e2"]
-    assert (world.store.room(["billing"]), world.at()) == ({"billing": 0}, 3)
-    world.store.drop([row.id for row in world.store.parked("billing")], world.epoch)
+    assert [row.event.event_id for row in world.store.parked.rows("billing")] == ["e0", "e1", "e2"]
+    assert (world.store.parked.room(["billing"]), world.at()) == ({"billing": 0}, 3)
+    world.store.parked.drop([row.id for row in world.store.parked.rows("billing")], world.epoch)
     world.now += timedelta(minutes=20)
     world.turn()
-    assert [row.event.event_id for row in world.store.parked("billing")] == ["e3", "e4", "e5"]
+    assert [row.event.event_id for row in world.store.parked.rows("billing")] == ["e3", "e4", "e5"]
     assert world.at() == 6

@@ -9,7 +9,7 @@ import pytest
 from evermark.cluster.fence import DELIVER_LEASE, source_lease
 from evermark.cluster.memory import MemoryLeases
 from evermark.cluster.postgres import PostgresLeases
-from evermark.delivery.base import DeliveryStore
+from evermark.delivery.ports import DeliveryStore
 from evermark.delivery.replay.base import ReplayStore
 from evermark.delivery.replay.memory import MemoryReplays
 from evermark.delivery.replay.postgres import PostgresReplays
@@ -38,8 +38,8 @@ class TestMemoryReplays(ReplayContract):
         return MemoryDelivery(leases)
 
     @pytest.fixture
-    def replays(self, leases: MemoryLeases, delivery: MemoryDelivery) -> ReplayStore:
-        return MemoryReplays(leases, delivery)
+    def replays(self, delivery: MemoryDelivery) -> ReplayStore:
+        return MemoryReplays(delivery)
 
     @pytest.fixture
     def take_over(self, leases: MemoryLeases) -> TakeOver:

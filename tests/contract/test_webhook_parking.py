@@ -16,7 +16,7 @@ from evermark.delivery.decide.retry import Verdict
 from evermark.delivery.webhook import body, dispatch
 from evermark.delivery.webhook.base import Job, Try
 from evermark.delivery.webhook.body import Rendering, render_column
-from evermark.delivery.webhook.bundles_ahead import prepared
+from evermark.delivery.webhook.bundles import prepared
 from evermark.delivery.webhook.parked_json import row_from_json, row_json
 from evermark.delivery.webhook.sink import WebhookSink
 from evermark.errors import FormatError

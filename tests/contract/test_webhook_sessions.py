@@ -12,7 +12,7 @@ from tests.contract.webhook_receiver import Receiver, events, one_outcome, spec_
 from evermark.delivery.base import Fate
 from evermark.delivery.decide.retry import Verdict
 from evermark.delivery.webhook.base import Job, Try
-from evermark.delivery.webhook.bundles_ahead import prepared
+from evermark.delivery.webhook.bundles import prepared
 from evermark.delivery.webhook.parked_json import row_json
 from evermark.delivery.webhook.sink import WebhookSink
 
@@ -52,6 +52,18 @@ def test_d6_what_has_no_key_takes_no_room_from_what_is_refused(receiver: Receive
     assert (outcome.fate, len(outcome.parked)) == (Fate.DONE, 6)
     for job in (replace(live, parked_room=1), replace(live, replay_id="r1")):
         assert one_outcome(sink.deliver(prepared([job]), 5)).fate is Fate.FULL
+
+
+def test_d7_a_bot_over_its_limit_stops_before_what_has_no_key_and_keeps_what_it_got(
+    receiver: Receiver, sink: WebhookSink
+) -> None:
+    """GIVEN a bot over its limit WHEN an event without a key comes THEN it stops there: State would refuse to park it,
+    and all before it would be sent again and again."""
+    job = Job(spec_for(receiver.url, concurrency=1), events(6, keys=1), waits={3: "s1"})
+    over = sink.deliver(prepared([replace(job, parked_room=-1)]), 5)[0]
+    assert (over.outcome.fate, over.outcome.accepted, over.outcome.parked) == (Fate.FULL, 3, ())
+    assert over.through == events(6).column("position")[2].as_py()
+    assert one_outcome(sink.deliver(prepared([replace(job, parked_room=0)]), 5)).fate is Fate.DONE
 
 
 def _is_one(body: bytes) -> bool:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from evermark.delivery.base import Fate, SourcePartition, SubscriptionSpec, SubscriptionState
+from evermark.delivery.base import Cursor, Fate, SourcePartition, SubscriptionSpec, SubscriptionState
 from evermark.log.base import Append
 from evermark.testing.simulator.__main__ import main
 from evermark.testing.simulator.baton import Baton, Process, SimLock
@@ -60,7 +60,7 @@ def test_change_is_owed_from_the_batches_taken_after_it() -> None:
     log, place = SimLog("shop"), SourcePartition("shop", 0)
     promises = Promises({"shop": log})
     spec = SubscriptionSpec("a", "https://a.example", streams=("orders",))
-    promises.begin(spec, {place: 1})
+    promises.begin(spec, {place: Cursor(1)})
     for batch in (1, 2, 3):
         if batch == 3:
             promises.change(replace(spec, streams=("users",)))

@@ -13,20 +13,28 @@ from pyspark.sql import SparkSession
 
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
-from evermark.delivery.base import Fate, MadeBy, SourcePartition, SubscriptionSpec
-from evermark.delivery.bots.asking import KeyAsker
-from evermark.delivery.bots.base import BotMode, BotSpec
-from evermark.delivery.bots.scan import streams_in, telling
-from evermark.delivery.bots.views import BotViews
+from evermark.delivery.base import (
+    BotMode,
+    BotSpec,
+    Cursor,
+    Fate,
+    GroupWork,
+    MadeBy,
+    Outcome,
+    SourcePartition,
+    SubscriptionSpec,
+)
+from evermark.delivery.bots.views import BotViews, streams_in, telling
 from evermark.delivery.replay.plan import ReplayWork
 from evermark.delivery.replay.timeslice import Mark, TimeSlice
 from evermark.delivery.run.follower import Follower
+from evermark.delivery.run.key_requests import KeyAsker
 from evermark.delivery.run.live import LiveGroup
 from evermark.delivery.run.parked_retries import ParkedQueue
 from evermark.delivery.store.memory import MemoryDelivery
 from evermark.delivery.webhook.signing import new_secret
 from evermark.delivery.webhook.sink import WebhookSink
-from evermark.delivery.work import Assignment, Delivered, DeliveryOptions, Span, fold
+from evermark.delivery.work import Assignment, DeliveryOptions, Span, fold
 from evermark.event import taken_batch
 from evermark.log.append import DeltaLog
 from evermark.log.base import Append
@@ -58,11 +66,11 @@ class TaskDeliverer:
     def __init__(self, box: SecretBox) -> None:
         self._box = box
 
-    def deliver(self, assignments: list[Assignment], options: DeliveryOptions) -> list[Delivered]:
+    def deliver(self, assignments: list[Assignment], options: DeliveryOptions) -> list[Outcome]:
         mine = tuple(assignment for assignment in assignments if assignment.bot is None or assignment.bot.streams)
         post = deliver._Post(mine, self._box, options, matches_here=True)
         rows = [json.loads(text) for batch in post(iter(())) for text in batch["row"].to_pylist()] if mine else []
-        return fold(assignments, deliver._joined(rows))
+        return fold(assignments, deliver._results(assignments, rows))
 
 
 class Chat:
@@ -77,7 +85,7 @@ class Chat:
         self.store.open_partition(PLACE, 0, self.epoch)
         self.reader, self.log = LogReader(self.folder), DeltaLog(self.folder)
         self.batch = 0
-        self.bot_views = BotViews(self.store, self.files, self.epoch)
+        self.bot_views = BotViews(self.store.bots, self.files, self.epoch)
         deliverer: Any = TaskDeliverer(box)
         self.live = LiveGroup(self.store, deliverer, self.epoch, lambda: self.now, bot_views=self.bot_views)
         self.follower = Follower(
@@ -112,7 +120,7 @@ class Chat:
         file = BatchWriter(self.folder, "chat", 0, self.batch).write_all([taken_batch(columns, len(events))])
         assert file is not None
         self.log.commit(Append(0, self.batch, 1, "", "", (file,)))
-        return Span(PLACE, self.batch - 1, self.batch, (str(self.folder / file.path),), len(events), exact=True)
+        return Span(PLACE, Cursor(self.batch - 1), self.batch, (str(self.folder / file.path),), len(events), exact=True)
 
     def handled(self) -> list[Any]:
         """Texts of what came, in order; the kind of what has none."""
@@ -156,8 +164,8 @@ def test_d3_a_bot_registered_late_learns_from_the_log(chat: Chat) -> None:
     chat.take(("room", join()), ("room", said("one", mentions=["bot"])), ("room", said("two")))
     chat.take(("room", said("three", reply={"event": "x", "user": "bot"})), ("den", said("four", mentions=["bot"])))
     spec = chat.spec(mode=BotMode.MENTIONS_REPLIES_REACTIONS)
-    chat.store.settle_group(PLACE, 0, 2, frozenset(), [], NOON, chat.epoch)
-    chat.store.register([spec], MadeBy.FILE, {"helper": {PLACE: 0}}, chat.epoch)
+    chat.store.settle_group(GroupWork(PLACE, Cursor(0), Cursor(2), frozenset()), [], NOON, chat.epoch)
+    chat.store.register([spec], MadeBy.FILE, {"helper": {PLACE: Cursor(0)}}, chat.epoch)
     chat.follower.catch_up(*chat.follower.due())
     assert chat.handled() == ["join", "one", "three"]
 
@@ -171,20 +179,20 @@ def test_d3_what_needs_a_key_waits_for_it_and_comes_in_order(chat: Chat) -> None
     chat.live.hand_over(chat.take(("room", said("e2", **secret)), ("den", join()), ("den", said("den"))))
     assert chat.handled() == ["join", "plain", "join", "den"]
     assert chat.queue.run() == 0
-    chat.store.publish("phone", {"s1": "sealed"}, chat.now, chat.epoch)
+    chat.store.bots.publish("phone", {"s1": "sealed"}, chat.now, chat.epoch)
     chat.live.hand_over(chat.take(("room", said("e3", **secret))))
     assert chat.handled()[4:] == []
     assert chat.queue.run() == 3
     chat.live.hand_over(chat.take(("room", said("e4", **secret))))
     assert chat.handled()[4:] == ["e1", "e2", "e3", "e4"]
-    assert chat.store.parked() == []
+    assert chat.store.parked.rows() == []
 
 
 def test_d3_a_missing_key_is_asked_for_by_a_signed_webhook(chat: Chat) -> None:
     """GIVEN an event that waits WHEN asked THEN the bot is told device, session, stream and since; once in 5 s."""
     chat.store.register([chat.spec(device="phone")], MadeBy.FILE, {}, chat.epoch)
     chat.live.hand_over(chat.take(("room", join()), ("room", said("e1", session="s1"))))
-    asker = KeyAsker(chat.store, chat.store.subscriptions, chat.sink, chat.box.open, chat.epoch, lambda: chat.now)
+    asker = KeyAsker(chat.store.bots, chat.store.subscriptions, chat.sink, chat.box.open, chat.epoch, lambda: chat.now)
     asker.timer = lambda: 0.0  # or it rests after a look that took long here
     assert (asker.run(), asker.run()) == (1, 0)
     asked = chat.receiver.records[-1].event

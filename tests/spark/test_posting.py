@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from evermark.delivery.base import Fate, SourcePartition, SubscriptionSpec
+from evermark.delivery.base import Cursor, Fate, SourcePartition, SubscriptionSpec
 from evermark.delivery.webhook import dispatch
 from evermark.delivery.webhook.base import Job, Result
 from evermark.delivery.webhook.signing import new_secret
@@ -59,7 +59,7 @@ def span_of(folder: Path, keys: str) -> Span:
     }
     file = BatchWriter(folder, "shop", 0, 1).write_all([taken_batch(columns, rows)])
     assert file is not None
-    return Span(SourcePartition("shop", 0), 0, 1, (str(folder / file.path),), rows, exact=True)
+    return Span(SourcePartition("shop", 0), Cursor(0), 1, (str(folder / file.path),), rows, exact=True)
 
 
 @pytest.mark.parametrize(("ordered", "parked"), [(True, ["e1", "e2"]), (False, ["e1"])])
@@ -110,19 +110,19 @@ def test_d1_a_batch_of_several_chunks_is_kept_as_far_as_it_was_done(
     assignment = Assignment(span_of(tmp_path, "abcdeafg"), replace(spec, concurrency=1), parked_room=1)
     post = deliver._Post((assignment,), box, DeliveryOptions(), matches_here=True)
     rows = [json.loads(text) for found in post(iter(())) for text in found["row"].to_pylist()]
-    (found,) = fold([assignment], deliver._joined(rows))
-    assert (found.done_to, found.through, found.outcome.fate) == (0, "0004", Fate.FULL)
-    assert [one.event_id for one in found.outcome.parked] == ["e1"]
+    (found,) = fold([assignment], deliver._results([assignment], rows))
+    assert (found.reached.batch, found.reached.through, found.fate) == (0, "0004", Fate.FULL)
+    assert [one.event_id for one in found.parked] == ["e1"]
     # WHEN it begins there the next time THEN the rest comes
     receiver.records.clear()
-    rest = replace(assignment, span=replace(assignment.span, through=found.through), parked_room=9)
+    rest = replace(assignment, span=replace(assignment.span, begun=found.reached), parked_room=9)
     options = DeliveryOptions(held={"one": {(SourcePartition("shop", 0), "s", "a"): 1}})
     rows = [json.loads(text) for found in deliver._Post((rest,), box, options, matches_here=True)(iter(()))
             for text in found["row"].to_pylist()]  # fmt: skip
-    (ended,) = fold([rest], deliver._joined(rows))
-    assert (ended.done_to, ended.outcome.fate, ended.outcome.accepted) == (1, Fate.DONE, 2)
+    (ended,) = fold([rest], deliver._results([rest], rows))
+    assert (ended.reached.batch, ended.fate, ended.accepted) == (1, Fate.DONE, 2)
     assert [record.event.id for record in receiver.records] == ["e7", "e8"]
-    assert [one.event_id for one in ended.outcome.parked] == ["e6"]
+    assert [one.event_id for one in ended.parked] == ["e6"]
 
 
 @pytest.mark.parametrize(("waited_s", "worked_s", "left_s"), [(300, 0, 30), (0, 20, 10), (0, 31, 0)])
@@ -233,7 +233,10 @@ def test_found_by_the_task_or_by_spark_everybody_gets_what_is_theirs_in_order(
 
     def span(partition: int, after: int, to: int) -> Span:
         paths = tuple(file.path for file in log.reader.files_of(partition, after, to))
-        return Span(SourcePartition("shop", partition), after, to, paths, 1, exact=not merged)
+        return Span(SourcePartition("shop", partition), Cursor(after), to, paths, 1, exact=not merged)
+
+    def from_inside(of: Span, through: str) -> Span:
+        return replace(of, begun=replace(of.begun, through=through))
 
     def wanted_by(of: Span, streams: tuple[str, ...], ops: tuple[str, ...]) -> list[str]:
         return log.ids(of.place.partition, of.after, of.to, streams, ops)
@@ -241,7 +244,7 @@ def test_found_by_the_task_or_by_spark_everybody_gets_what_is_theirs_in_order(
     # WHEN all want the same span, or each one of its own THEN they are found in one go
     three = [span(1, 0, 40), span(1, 3, 4), span(0, 25, 37)]
     # WHEN some begin inside a batch THEN they have the rest of it
-    inside = [replace(three[0], through="1-001-1"), replace(three[2], through="0-026-2"), three[2]]
+    inside = [from_inside(three[0], "1-001-1"), from_inside(three[2], "0-026-2"), three[2]]
     for spans in ([three[0]], [three[1]], [three[2]], three, inside):
         assignments = tuple(Assignment(spans[n % len(spans)], one) for n, one in enumerate(specs))
         post = deliver._Post(assignments, box, DeliveryOptions(), matches_here=True)
@@ -254,13 +257,13 @@ def test_found_by_the_task_or_by_spark_everybody_gets_what_is_theirs_in_order(
                 for number, rows in deliver.by_subscription(*wanted):
                     found[number] += rows.column("event_id").to_pylist()
             wanted_ids = {
-                n: [i for i in wanted_by(assignment.span, *choice) if i > assignment.span.through]
+                n: [i for i in wanted_by(assignment.span, *choice) if i > assignment.span.begun.through]
                 for n, (assignment, choice) in enumerate(zip(assignments, choices, strict=True))
             }
             assert found == wanted_ids
 
 
-def test_d13_errands_of_several_spans_run_side_by_side_and_each_has_its_own_time(
+def test_d13_assignments_of_several_spans_run_side_by_side_and_each_has_its_own_time(
     spark: SparkSession, tmp_path: Path, receiver: Listener
 ) -> None:
     """GIVEN one receiver that is down and one that is well WHEN they share a job THEN each has its result and time."""
@@ -283,16 +286,16 @@ def test_d13_errands_of_several_spans_run_side_by_side_and_each_has_its_own_time
         after, to = ranges[spec.name]
         paths = tuple(file.path for file in log.reader.files_of(0, after, to))
         assignments.append(
-            Assignment(Span(SourcePartition("shop", 0), after, to, paths, 1), spec, probe=spec.name == "down")
+            Assignment(Span(SourcePartition("shop", 0), Cursor(after), to, paths, 1), spec, probe=spec.name == "down")
         )
     found = {
         one.subscription: one
         for one in deliver.SparkDeliverer(spark, box).deliver(assignments, DeliveryOptions(budget_s=10))
     }
-    assert found["down"].outcome.fate is Fate.ENDPOINT_FAILED
-    assert found["down"].done_to < 9
-    assert [found[name].done_to for name in ("well", "choosy")] == [5, 11]
-    refused = [one.event_id for name in ("well", "choosy") for one in found[name].outcome.parked]
+    assert found["down"].fate is Fate.ENDPOINT_FAILED
+    assert found["down"].reached.batch < 9
+    assert [found[name].reached.batch for name in ("well", "choosy")] == [5, 11]
+    refused = [one.event_id for name in ("well", "choosy") for one in found[name].parked]
     assert len(refused) == 1  # by the receiver's first answer
     ids = {*log.ids(0, 0, 5, ("a",), ()), *log.ids(0, 7, 11, ("a",), ("insert",))}
     assert {record.event.id for record in receiver.records} == ids - set(refused)
@@ -309,7 +312,7 @@ def test_d6_what_is_too_old_is_passed_over_and_counted_and_nobody_is_asked(
     box = SecretBox(KeyRef("file", str(key)))
     log = Log(tmp_path)
     paths = tuple(file.path for file in log.reader.files_of(0, 0, 5))
-    span = Span(SourcePartition("shop", 0), 0, 5, paths, 1)
+    span = Span(SourcePartition("shop", 0), Cursor(0), 5, paths, 1)
     specs = [
         SubscriptionSpec(name, receiver.url, (box.seal(SECRET),), streams=("a",), allow_networks=("127.0.0.0/8",))
         for name in ("late", "young")
@@ -318,9 +321,9 @@ def test_d6_what_is_too_old_is_passed_over_and_counted_and_nobody_is_asked(
     assignments = [Assignment(span, specs[0], expires_before=soon), Assignment(span, specs[1])]
     late, young = deliver.SparkDeliverer(spark, box).deliver(assignments, DeliveryOptions())
     wanted = log.ids(0, 0, 5, ("a",), ())
-    assert (late.done_to, late.outcome.fate, late.outcome.accepted) == (5, Fate.DONE, 0)
-    assert (late.outcome.expired, young.outcome.expired) == (len(wanted), 0)
-    assert len(receiver.records) == len(wanted) - len(young.outcome.parked)
+    assert (late.reached.batch, late.fate, late.accepted) == (5, Fate.DONE, 0)
+    assert (late.expired, young.expired) == (len(wanted), 0)
+    assert len(receiver.records) == len(wanted) - len(young.parked)
 
 
 @pytest.mark.parametrize("young", [False, True])
@@ -337,7 +340,7 @@ def test_d6_what_expires_for_one_that_is_stopped_is_counted_and_nothing_is_sent(
     assignment = Assignment(span_of(tmp_path, "aab"), spec, expires_before=before)
     post = deliver._Post((assignment,), box, DeliveryOptions(historical=True, sends=False), matches_here=True)
     rows = [json.loads(text) for batch in post(iter(())) for text in batch["row"].to_pylist()]
-    (found,) = fold([assignment], deliver._joined(rows))
-    told = (found.outcome.fate, found.done_to, found.outcome.expired, found.outcome.accepted)
+    (found,) = fold([assignment], deliver._results([assignment], rows))
+    told = (found.fate, found.reached.batch, found.expired, found.accepted)
     assert told == ((Fate.UNFINISHED, 0, 0, 0) if young else (Fate.DONE, 1, 3, 0))
     assert not receiver.records

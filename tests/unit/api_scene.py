@@ -107,7 +107,7 @@ class Scene:
             sink,
             lambda streams: [f"stream {each}: not known" for each in streams if each not in KNOWN_STREAMS],
         )
-        bots = BotService(subscriptions, self.store, {P0.source})
+        bots = BotService(subscriptions, self.store.bots, {P0.source})
         self.services = Services(subscriptions, DeliveryService(self.store, self._as_deliverer), bots)
         self.server = server
 

@@ -13,12 +13,11 @@ from evermark.app.reporting import DeliveryReport
 from evermark.cluster.base import Holder
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
-from evermark.delivery.base import Fate, Group, MadeBy, Outcome, Parked, SourcePartition
+from evermark.delivery.base import Cursor, Fate, Group, GroupWork, MadeBy, Outcome, Parked, SourcePartition
 from evermark.delivery.decide.retry import Verdict
 from evermark.delivery.status import Account, account, accounts, durable_heads, least_cursors
 from evermark.delivery.store.memory import MemoryDelivery
 from evermark.delivery.webhook.base import Answer
-from evermark.delivery.work import Delivered
 from evermark.log.head import Head, MemoryHeads
 from evermark.log.read import FileRange
 from evermark.observe.metrics import Metrics
@@ -37,7 +36,7 @@ class Scene:
         begin(self.store, self.epoch, "good", "picky", "down")
         outcomes = [done("good"), done("picky", event(1)), failed("down")]
         members = self.store.group().members
-        self.store.settle_group(P0, 0, 1, members, outcomes, T0, self.epoch)
+        self.store.settle_group(GroupWork(P0, Cursor(0), Cursor(1), members), outcomes, T0, self.epoch)
 
     def files(self, source: str) -> Sequence[FileRange]:
         moments = [T0 + timedelta(minutes=n) for n in range(4)]
@@ -62,8 +61,8 @@ def test_d7_lag_age_and_parked_rows_are_told_for_each() -> None:
 
 def test_the_least_cursor_counts_what_a_reader_has_not_seen() -> None:
     """GIVEN readers at different batches WHEN the least cursor is asked for THEN unseen places count from 0."""
-    group = Group(1, frozenset({"a"}), {P0: 9, P1: 4, SourcePartition("crm", 0): 3})
-    assert least_cursors(group, {"b": {P0: 5}}, "shop") == {0: 5, 1: 0}
+    group = Group(1, frozenset({"a"}), {P0: Cursor(9), P1: Cursor(4), SourcePartition("crm", 0): Cursor(3)})
+    assert least_cursors(group, {"b": {P0: Cursor(5)}}, "shop") == {0: 5, 1: 0}
     assert least_cursors(group, {}, "shop") == {0: 9, 1: 4}
 
 
@@ -127,10 +126,10 @@ def test_a_turn_that_ended_is_no_failure_but_leaving_the_group_is(lines: Lines) 
     """GIVEN work that was not finished WHEN the group did it THEN it is told; WHEN a follower did THEN it is not."""
     metrics = Metrics()
     report = DeliveryReport(metrics, lines)
-    late = Delivered("late", 0, Outcome("late", Fate.UNFINISHED, accepted=5, reason="slow"))
+    late = replace(Outcome("late", Fate.UNFINISHED, accepted=5, reason="slow"), reached=Cursor(0))
     report.by_group(P0, [late])
     report.by_follower(P0, [late])
-    report.by_follower(P0, [Delivered("down", 0, failed("down"))])
+    report.by_follower(P0, [replace(failed("down"), reached=Cursor(0))])
     assert lines.written == [("subscription fell behind", "late"), ("subscription stays behind", "down")]
     failures = {s.labels["subscription"]: s.value for s in _of(metrics, "evermark_delivery_failures_total")}
     assert failures == {"late": 1, "down": 1}
@@ -163,8 +162,10 @@ def test_d7_first_deliveries_are_counted_by_what_came_of_them(lines: Lines) -> N
     """GIVEN accepted, refused and held ones and a failure WHEN told THEN all but the held ones were tried."""
     metrics = Metrics()
     report = DeliveryReport(metrics, lines)
-    report.by_group(P0, [Delivered("a", 1, done("a", event(1), event(2, status=None), accepted=7))])
-    report.by_follower(P0, [Delivered("a", 0, failed("a")), Delivered("a", 0, Outcome("a", Fate.GONE))])
+    report.by_group(P0, [replace(done("a", event(1), event(2, status=None), accepted=7), reached=Cursor(1))])
+    report.by_follower(
+        P0, [replace(failed("a"), reached=Cursor(0)), replace(Outcome("a", Fate.GONE), reached=Cursor(0))]
+    )
     tried = {s.labels["outcome"]: s.value for s in _of(metrics, "evermark_delivery_attempts_total")}
     assert tried == {"accepted": 7, "refused": 1, "endpoint": 1, "gone": 1}
 
@@ -178,8 +179,10 @@ def test_d6_d7_what_expired_and_what_was_dropped_is_shown_as_state_counts_it(lin
         for _ in range(3):
             report.counted(scene.store.counted("expired"), scene.store.counted("dropped"))
     assert _of(metrics, "evermark_events_expired_total") == []
-    scene.store.settle_subscription("down", P0, 0, 1, done("down", event(2), expired=3), T0, scene.epoch)
-    scene.store.drop([row.id for row in scene.store.parked("picky")], scene.epoch)
+    scene.store.settle_subscription(
+        "down", P0, Cursor(0), Cursor(1), done("down", event(2), expired=3), T0, scene.epoch
+    )
+    scene.store.parked.drop([row.id for row in scene.store.parked.rows("picky")], scene.epoch)
     for _ in range(2):
         report.counted(scene.store.counted("expired"), scene.store.counted("dropped"))
     assert {s.labels["subscription"]: s.value for s in _of(metrics, "evermark_events_expired_total")} == {"down": 3}

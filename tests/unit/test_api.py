@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tests.unit.api_scene import BOT, READER, SECRET, WANTED, WRITER, Scene, served, served_by_one
 
-from evermark.delivery.base import Fate, Outcome, SubscriptionState
+from evermark.delivery.base import Cursor, Fate, GroupWork, Outcome, SubscriptionState
 from evermark.delivery.decide.retry import Verdict
 from evermark.delivery.webhook.base import Answer
 from evermark.errors import BusyError, EvermarkError, Kind, UnreachableError
@@ -34,10 +34,10 @@ def parked(api: Scene, *numbers: int) -> list[int]:
     assert api.post("/v1/subscriptions", WANTED).status == 201
     members = api.store.group().members
     outcomes = [done(name, *(event(n) for n in numbers if name == "billing")) for name in members]
-    api.store.settle_group(P0, 0, 1, members, outcomes, T0, api.epoch)
-    (first, *_) = api.store.claim(T0 + timedelta(minutes=1), 1, 30, api.epoch)
-    api.store.reschedule(first, next_attempt_at=None, attempts=8, reason="no", status=400, epoch=api.epoch)
-    return [row.id for row in api.store.parked()]
+    api.store.settle_group(GroupWork(P0, Cursor(0), Cursor(1), members), outcomes, T0, api.epoch)
+    (first, *_) = api.store.parked.claim(T0 + timedelta(minutes=1), 1, 30, api.epoch)
+    api.store.parked.reschedule(first, next_attempt_at=None, attempts=8, reason="no", status=400, epoch=api.epoch)
+    return [row.id for row in api.store.parked.rows()]
 
 
 def test_a_subscription_is_made_shown_and_removed(api: Scene) -> None:
@@ -84,8 +84,8 @@ def test_a_subscription_begins_where_it_was_asked_to(api: Scene) -> None:
     for name, start in (("a", "now"), ("b", "beginning"), ("c", "2026-11-01T12:00:00Z")):
         assert api.post("/v1/subscriptions", {**WANTED, "name": name, "from": start}).status == 201
     assert api.store.subscription("a").state is SubscriptionState.LIVE
-    assert api.store.cursors("b") == {P0: 0, P1: 0}
-    assert api.store.cursors("c") == {P0: 2, P1: 2}
+    assert api.store.cursors("b") == {P0: Cursor(0), P1: Cursor(0)}
+    assert api.store.cursors("c") == {P0: Cursor(2), P1: Cursor(2)}
 
 
 def test_a_change_changes_what_is_given_and_nothing_else(api: Scene) -> None:
@@ -118,7 +118,7 @@ def test_pause_and_resume(api: Scene) -> None:
     assert (paused.json["state"], paused.json["reason"]) == ("suspended", "moving")
     assert api.post("/v1/subscriptions/billing/resume").json["state"] == "behind"
     assert api.post("/v1/subscriptions/billing/pause").json["reason"] == "paused by a person"
-    api.store.settle_subscription("billing", P0, 0, 1, Outcome("billing", Fate.GONE), T0, api.epoch)
+    api.store.settle_subscription("billing", P0, Cursor(0), Cursor(1), Outcome("billing", Fate.GONE), T0, api.epoch)
     assert api.get("/v1/subscriptions/billing").json["state"] == "disabled"
     assert api.post("/v1/subscriptions/billing/resume").json["state"] == "behind"
 
@@ -151,7 +151,7 @@ def test_a_test_fire_is_told_and_changes_nothing(api: Scene) -> None:
     row = json.loads(api.sink.tries[0].event)
     assert f"{row['stream']}.{row['op']}" == "evermark.test" and row["flags"] == ["test"]
     assert row["event_id"] == good.json["id"]
-    assert api.store.subscriptions() == before and api.store.parked() == []
+    assert api.store.subscriptions() == before and api.store.parked.rows() == []
 
 
 def test_what_the_file_made_is_refused_with_where_to_edit_it(api: Scene) -> None:
@@ -246,7 +246,7 @@ def test_parked_deliveries_are_paged_inspected_retried_and_dropped(api: Scene) -
     assert api.get("/v1/subscriptions/billing").json["dead"] == 1
     retried = api.post(f"/v1/deliveries/{ids[0]}/retry")
     assert retried.status == 200 and retried.json["state"] == "waiting"
-    assert api.store.parked()[0].next_attempt_at is not None
+    assert api.store.parked.rows()[0].next_attempt_at is not None
     assert api.ask("DELETE", f"/v1/deliveries/{ids[0]}").status == 204
     assert api.store.counted("dropped") == {"billing": 1}
     for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/retry")):

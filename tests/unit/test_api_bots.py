@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.unit.api_scene import BOT, READER, SECRET, Scene, served_by_one
 
+from evermark.delivery.base import Cursor, GroupWork
 from evermark.testing.contracts.bot_scene import waiting
 from evermark.testing.contracts.scene import P0, T0, done
 
@@ -71,7 +72,9 @@ def test_d3_publishing_keys_sends_what_waited(api: Scene) -> None:
     """GIVEN an event that waits WHEN its key is published THEN the answer says so, and the key comes back."""
     api.post("/v1/bots", BOT)
     members = api.store.group().members
-    api.store.settle_group(P0, 0, 1, members, [done("helper", waiting(1, "a/b")), done("file")], T0, api.epoch)
+    api.store.settle_group(
+        GroupWork(P0, Cursor(0), Cursor(1), members), [done("helper", waiting(1, "a/b")), done("file")], T0, api.epoch
+    )
     (row,) = api.get("/v1/deliveries").json["deliveries"]
     assert (row["state"], row["session"], row["next_attempt_at"]) == ("waiting", "a/b", None)
     refused = api.ask("POST", f"/v1/deliveries/{row['id']}/retry")
@@ -79,7 +82,7 @@ def test_d3_publishing_keys_sends_what_waited(api: Scene) -> None:
     told = api.ask("PUT", "/v1/bots/helper/keys", {"keys": {"a/b": "the key", "c": "another"}})
     assert (told.status, told.json) == (200, {"published": 2, "released": 1})
     assert api.get("/v1/bots/helper/keys/a%2Fb").json["key"] == "the key"
-    assert api.store.session_key("phone", "a/b").sealed.startswith("sealed:")
+    assert api.store.bots.session_key("phone", "a/b").sealed.startswith("sealed:")
     page = api.get("/v1/bots/helper/keys?limit=1").json
     assert ([key["session"] for key in page["keys"]], page["after"]) == (["a/b"], "a/b")
     assert page["keys"][0]["key"] is None
@@ -100,11 +103,11 @@ def test_a_bots_mode_device_and_inbox_are_changed_and_nothing_else(api: Scene) -
 def test_d3_another_device_sends_what_it_has_keys_of(api: Scene) -> None:
     """GIVEN events that wait WHEN the bot has another device THEN what that one has keys of is sent, at once."""
     api.post("/v1/bots", BOT)
-    api.store.publish("tablet", {"s1": "sealed"}, T0, api.epoch)
+    api.store.bots.publish("tablet", {"s1": "sealed"}, T0, api.epoch)
     both = [done("helper", waiting(1), waiting(2, "s2")), done("file")]
-    api.store.settle_group(P0, 0, 1, api.store.group().members, both, T0, api.epoch)
+    api.store.settle_group(GroupWork(P0, Cursor(0), Cursor(1), api.store.group().members), both, T0, api.epoch)
     api.ask("PATCH", "/v1/bots/helper", {"device": "tablet"})
-    assert [row.waits for row in api.store.parked()] == [False, True]
+    assert [row.waits for row in api.store.parked.rows()] == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -162,7 +165,7 @@ def test_keys_that_cannot_be_are_refused(api: Scene, body: object) -> None:
     api.post("/v1/bots", BOT)
     told = api.ask("PUT", "/v1/bots/helper/keys", body)
     assert told.status == 422 and told.error["message"]
-    assert api.store.session_keys("phone") == []
+    assert api.store.bots.session_keys("phone") == []
 
 
 def test_a_bot_without_a_device_has_no_keys(api: Scene) -> None:

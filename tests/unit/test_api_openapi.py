@@ -14,6 +14,7 @@ from tests.unit.api_scene import BOT, SECRET, WANTED, Scene, served
 
 from evermark.config import BotConfig
 from evermark.config.asked import asked, asked_changes
+from evermark.delivery.base import Cursor, GroupWork
 from evermark.server.api import STATUSES
 from evermark.server.bots import BotAsked, BotChange, KeysAsked
 from evermark.server.calls import CALLS
@@ -179,15 +180,17 @@ def _prepared(scene: Scene, path: str) -> int:
         assert scene.post("/v1/subscriptions", WANTED).status == 201
     if "helper" not in scene.store.subscriptions():
         assert scene.post("/v1/bots", BOT).status == 201
-    if "{id}" in path and not scene.store.parked():
+    if "{id}" in path and not scene.store.parked.rows():
         members = scene.store.group().members
-        at = scene.store.group().cursors[P0]
+        at = scene.store.group().cursors[P0].batch
         outcomes = [done(name, *([event(at + 1)] if name == "billing" else [])) for name in members]
         if "billing" not in members:
-            scene.store.settle_subscription("billing", P0, 0, 1, done("billing", event(1)), T0, scene.epoch)
+            scene.store.settle_subscription(
+                "billing", P0, Cursor(0), Cursor(1), done("billing", event(1)), T0, scene.epoch
+            )
         else:
-            scene.store.settle_group(P0, at, at + 1, members, outcomes, T0, scene.epoch)
-    return next((row.id for row in scene.store.parked()), 1)
+            scene.store.settle_group(GroupWork(P0, Cursor(at), Cursor(at + 1), members), outcomes, T0, scene.epoch)
+    return next((row.id for row in scene.store.parked.rows()), 1)
 
 
 def test_every_status_an_error_may_have_is_described(doc: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from evermark.delivery.bots.base import Stay
+from evermark.delivery.base import Stay
 from evermark.delivery.bots.membership import lesson, moves_of
 from evermark.sources.base import Limit
 from evermark.sources.blocks.chain import Cookie

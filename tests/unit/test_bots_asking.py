@@ -11,10 +11,10 @@ import pytest
 
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
-from evermark.delivery.bots.asking import ASK_TIMEOUT_S, KeyAsker
-from evermark.delivery.bots.base import ASK_EVERY, ASK_EVERY_MAX, KeyWanted
-from evermark.delivery.bots.keys import ask_event, next_ask_at
+from evermark.delivery.base import ASK_EVERY, ASK_EVERY_MAX, KeyWanted
+from evermark.delivery.bots.keys import next_ask_at
 from evermark.delivery.decide.retry import Verdict
+from evermark.delivery.run.key_requests import ASK_TIMEOUT_S, KeyAsker, ask_event
 from evermark.delivery.store.memory import MemoryDelivery
 from evermark.delivery.webhook.base import Answer, Try
 from evermark.testing.contracts.bot_scene import WISH, settle, waiting
@@ -39,7 +39,7 @@ class Sink:
 
 
 def asker_of(store: MemoryDelivery, epoch: int, sink: Sink) -> KeyAsker:
-    return KeyAsker(store, store.subscriptions, sink, str, epoch, lambda: T0)  # type: ignore[arg-type]
+    return KeyAsker(store.bots, store.subscriptions, sink, str, epoch, lambda: T0)  # type: ignore[arg-type]
 
 
 def test_what_is_asked_carries_all_a_bot_needs() -> None:
@@ -65,7 +65,7 @@ def test_a_look_that_takes_long_is_followed_by_a_rest() -> None:
     store, epoch = MemoryDelivery(leases), owners(leases)(DELIVER_LEASE)
     begin(store, epoch, "bot", bot=WISH)
     settle(store, epoch, 0, *(waiting(n, f"s{n}") for n in range(1, 9)))
-    now, look, looks = [T0], store.keys_wanted, [0]
+    now, look, looks = [T0], store.bots.keys_wanted, [0]
     passed = [0.0]
 
     def slow(*given: Any) -> list[KeyWanted]:
@@ -74,7 +74,7 @@ def test_a_look_that_takes_long_is_followed_by_a_rest() -> None:
         now[0] += timedelta(hours=1) if looks[0] % 2 else -timedelta(hours=1)  # somebody sets the clock, too
         return look(*given)
 
-    store.keys_wanted = slow  # type: ignore[method-assign]
+    store.bots.keys_wanted = slow  # type: ignore[method-assign]
     asker = asker_of(store, epoch, Sink())
     asker.clock = lambda: now[0]
     asker.timer = lambda: passed[0]

@@ -6,16 +6,17 @@ import pytest
 
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
-from evermark.delivery.bots import expiry
-from evermark.delivery.bots.base import Surplus
-from evermark.delivery.bots.expiry import sweep_waiting
+from evermark.delivery.base import Surplus
+from evermark.delivery.run import expiry
+from evermark.delivery.run.expiry import sweep_waiting
 from evermark.delivery.store.memory import MemoryDelivery
+from evermark.delivery.store.memory_bots import MemoryBots
 from evermark.testing.contracts.bot_scene import WISH, settle, waiting
 from evermark.testing.contracts.scene import begin
 from evermark.testing.states import owners
 
 
-class Counting(MemoryDelivery):
+class Counting(MemoryBots):
     looks = 0
 
     def waiting_beyond(self, keep: int = 0) -> list[Surplus]:
@@ -23,9 +24,10 @@ class Counting(MemoryDelivery):
         return super().waiting_beyond(keep)
 
 
-def _crowded() -> tuple[Counting, int]:
+def _crowded() -> tuple[MemoryDelivery, int]:
     leases = MemoryLeases(is_gone=lambda holder: True)
-    store, epoch = Counting(leases), owners(leases)(DELIVER_LEASE)
+    store, epoch = MemoryDelivery(leases), owners(leases)(DELIVER_LEASE)
+    store.bots = Counting(store.tables)
     begin(store, epoch, "bot", bot=WISH)
     rooms = [waiting(10 * n + room, "s1", f"room{room}") for room in range(3) for n in range(1, 5 + room)]
     settle(store, epoch, 0, *rooms)
@@ -36,9 +38,9 @@ def test_d6_a_sweep_counts_what_waits_once_however_much_it_removes(monkeypatch: 
     """GIVEN streams with more than is kept WHEN swept a few rows at a time THEN each has its newest; one look."""
     monkeypatch.setattr(expiry, "SWEEP_ROWS", 2)
     store, epoch = _crowded()
-    assert sweep_waiting(store, epoch, keep=1) == 3 + 4 + 5
-    assert store.looks == 1
-    assert [row.event.event_id for row in store.parked()] == ["e40", "e51", "e62"]
+    assert sweep_waiting(store.bots, epoch, keep=1) == 3 + 4 + 5
+    assert store.bots.looks == 1
+    assert [row.event.event_id for row in store.parked.rows()] == ["e40", "e51", "e62"]
     assert store.counted("expired") == {"bot": 12}
 
 
@@ -46,4 +48,4 @@ def test_a_sweep_ends_when_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> Non
     """GIVEN a process that stops WHEN it sweeps THEN what was not removed yet is left to the next one."""
     monkeypatch.setattr(expiry, "SWEEP_ROWS", 2)
     store, epoch = _crowded()
-    assert sweep_waiting(store, epoch, lambda: len(store.parked()) < 13, keep=1) == 3
+    assert sweep_waiting(store.bots, epoch, lambda: len(store.parked.rows()) < 13, keep=1) == 3

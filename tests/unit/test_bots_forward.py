@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from evermark.delivery.bots.base import BotMode, BotSpec, BotView, Stay
+from evermark.delivery.base import BotMode, BotSpec, BotView, Stay
 from evermark.delivery.bots.forward import forwarded, forwards, session_of, waiting
 from evermark.event import EVENT
 

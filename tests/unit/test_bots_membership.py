@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
-from evermark.delivery.base import SourcePartition
-from evermark.delivery.bots.base import BotSpec, Move, Stay
-from evermark.delivery.bots.membership import after_move, lesson, moves_of, view_of
+from evermark.delivery.base import BotSpec, Cursor, SourcePartition, Stay
+from evermark.delivery.bots.membership import Move, after_move, lesson, moves_of, view_of
 from evermark.delivery.bots.views import NARROWED_FROM, BotViews
 from evermark.delivery.store.memory import MemoryDelivery
 from evermark.delivery.work import Span
@@ -158,12 +157,12 @@ def store() -> MemoryDelivery:
 
 
 def sight_of(store: MemoryDelivery, log: Log) -> BotViews:
-    epoch = owners(store._leases)(DELIVER_LEASE)
-    return BotViews(store, log.files, epoch, log.read)
+    epoch = owners(store.tables._leases)(DELIVER_LEASE)
+    return BotViews(store.bots, log.files, epoch, log.read)
 
 
 def span(after: int, to: int) -> Span:
-    return Span(PLACE, after, to, tuple(str(n) for n in range(after + 1, to + 1)), 10, exact=True)
+    return Span(PLACE, Cursor(after), to, tuple(str(n) for n in range(after + 1, to + 1)), 10, exact=True)
 
 
 BOT = spec("helper", bot=WISH)
@@ -310,16 +309,16 @@ def test_a_replay_of_another_source_gives_a_bot_nothing(store: MemoryDelivery) -
 def test_a_lesson_that_was_kept_without_an_answer_is_not_given_again(store: MemoryDelivery) -> None:
     """GIVEN State that keeps a lesson and does not answer THEN the next look begins where State stands, and goes on."""
     log = Log(join("room", 1), join("room", 2, kind="leave"), join("den", 3))
-    bot_views, learn = sight_of(store, log), store.learn
+    bot_views, learn = sight_of(store, log), store.bots.learn
 
     def lost(*given: Any) -> None:
         learn(*given)
         raise UnreachableError("the answer is lost")
 
-    store.learn = lost  # type: ignore[method-assign]
+    store.bots.learn = lost  # type: ignore[method-assign]
     with pytest.raises(UnreachableError):
         bot_views.views([BOT], span(0, 1))
-    store.learn = learn  # type: ignore[method-assign]
+    store.bots.learn = learn  # type: ignore[method-assign]
     assert bot_views.views([BOT], span(0, 1))["helper"].partly == {"room": (Stay((1, "a")),)}
     assert bot_views.views([BOT], span(1, 2))["helper"].partly == {"room": (Stay((1, "a"), (2, "a")),)}
     assert bot_views.views([BOT], span(2, 3))["helper"].streams == {"den"}

@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 from evermark.cli import console, deployment
 from evermark.cli.main import COMMANDS, app, loaded
 from evermark.config.subscriptions import DELIVERED_OPS
-from evermark.delivery.bots.base import BotMode
+from evermark.delivery.base import BotMode
 from evermark.errors import ConfigError, EvermarkError, NotFoundError
 
 PYTHON_TYPES = re.compile(r"<(str|int|float|bool|path)\b|list\[|\brange>|None\b")

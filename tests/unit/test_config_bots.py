@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.unit.config_file import MINIMAL, WHSEC, read, refused
 
-from evermark.delivery.bots.base import BotMode, BotSpec
+from evermark.delivery.base import BotMode, BotSpec
 from evermark.secrets import KeyRef, SecretBox
 
 BOT = f"url: https://helper.example/hooks, secret: {WHSEC}, source: chat, user: helper-bot"

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from evermark.cluster.base import Holder
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
-from evermark.delivery.base import Fate, MadeBy, Outcome, Subscription, SubscriptionState
-from evermark.delivery.decide import expiry
-from evermark.delivery.decide.expiry import expires_before, sweep, with_expired, without_expired
-from evermark.delivery.replay.rounds import both
+from evermark.delivery.base import Cursor, Fate, GroupWork, MadeBy, Outcome, Subscription, SubscriptionState
+from evermark.delivery.decide.expiry import expires_before, with_expired, without_expired
+from evermark.delivery.run import expiry
+from evermark.delivery.run.expiry import sweep
 from evermark.delivery.store.memory import MemoryDelivery
-from evermark.delivery.webhook.base import Result
+from evermark.delivery.work import Result, both
 from evermark.spark.posting import outcome_fields, outcome_of
 from evermark.testing.contracts.scene import P0, T0, begin, done, event, spec
 
@@ -69,12 +69,12 @@ def test_d6_of_a_batch_that_failed_in_its_middle_those_count_that_it_got_past() 
     """
     late = {1: pa.array(["1", "3", "5"]), 2: pa.array(["7", "8"])}
     stopped = Result(P0, 1, Outcome("a", Fate.UNFINISHED), through="4")
-    found = {result.batch: result for result in with_expired("a", [stopped], late)}
+    found = {result.batch: result for result in with_expired("a", P0, [stopped], late)}
     assert (found[1].outcome.expired, found[1].through) == (2, "4")
     assert (found[2].outcome.fate, found[2].outcome.expired, found[2].through) == (Fate.DONE, 2, "8")
-    nowhere = with_expired("a", [replace(stopped, through=None)], {1: late[1]})
+    nowhere = with_expired("a", P0, [replace(stopped, through=None)], {1: late[1]})
     assert [(one.outcome.expired, one.through) for one in nowhere] == [(0, None)]
-    done = with_expired("a", [Result(P0, 1, Outcome("a", Fate.DONE), through="4")], {1: late[1]})
+    done = with_expired("a", P0, [Result(P0, 1, Outcome("a", Fate.DONE), through="4")], {1: late[1]})
     assert [(one.outcome.expired, one.through) for one in done] == [(3, "5")]
 
 
@@ -102,13 +102,13 @@ def test_d7_what_is_parked_for_too_long_is_removed_a_few_at_a_time_and_counted(
     delivery.register([spec("a"), spec("b", ttl_s=0.0)], MadeBy.FILE, {}, epoch)
     members = delivery.group().members
     outcomes = [done(name, *(event(n) for n in range(1, 6))) for name in sorted(members)]
-    delivery.settle_group(P0, 0, 1, members, outcomes, T0, epoch)
+    delivery.settle_group(GroupWork(P0, Cursor(0), Cursor(1), members), outcomes, T0, epoch)
     assert sweep(delivery, T0 + WEEK - DAY, epoch) == 0
     assert sweep(delivery, T0 + WEEK + DAY, epoch) == 5
-    assert {row.subscription for row in delivery.parked(limit=100)} == {"b"}
+    assert {row.subscription for row in delivery.parked.rows(limit=100)} == {"b"}
     assert delivery.counted("expired") == {"a": 5}
     # WHEN told to stop THEN the rest waits for the next time
-    delivery.settle_group(P0, 1, 2, members, [done("a", event(9)), done("b")], T0, epoch)
+    delivery.settle_group(GroupWork(P0, Cursor(1), Cursor(2), members), [done("a", event(9)), done("b")], T0, epoch)
     assert sweep(delivery, T0 + 2 * WEEK, epoch, stopped=lambda: True) == 0
 
 
@@ -116,8 +116,8 @@ def test_d7_what_is_dead_for_too_long_goes_too(store: tuple[MemoryDelivery, int]
     """GIVEN a subscription with nothing but a dead delivery WHEN its time is over THEN it is removed, and counted."""
     delivery, epoch = store
     begin(delivery, epoch, "a")
-    delivery.settle_group(P0, 0, 1, frozenset("a"), [done("a", event(1))], T0, epoch)
-    (row,) = delivery.claim(T0 + timedelta(minutes=1), 1, 30, epoch)
-    delivery.reschedule(row, next_attempt_at=None, attempts=8, reason="no", status=400, epoch=epoch)
+    delivery.settle_group(GroupWork(P0, Cursor(0), Cursor(1), frozenset("a")), [done("a", event(1))], T0, epoch)
+    (row,) = delivery.parked.claim(T0 + timedelta(minutes=1), 1, 30, epoch)
+    delivery.parked.reschedule(row, next_attempt_at=None, attempts=8, reason="no", status=400, epoch=epoch)
     assert sweep(delivery, T0 + WEEK + DAY, epoch) == 1
     assert delivery.counted("expired") == {"a": 1}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from types import SimpleNamespace
 
@@ -12,13 +12,21 @@ import pytest
 from evermark.cluster.base import Holder
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
-from evermark.delivery.base import Fate, MadeBy, Outcome, Reached, SourcePartition, Subscription, SubscriptionState
+from evermark.delivery.base import (
+    Cursor,
+    Fate,
+    MadeBy,
+    Outcome,
+    SourcePartition,
+    Subscription,
+    SubscriptionState,
+)
 from evermark.delivery.decide.turns import TurnClass, next_turns
 from evermark.delivery.run import follower as following
 from evermark.delivery.run.follower import Follower
 from evermark.delivery.run.live import LiveGroup
 from evermark.delivery.store.memory import MemoryDelivery
-from evermark.delivery.work import Assignment, Delivered, DeliveryOptions, Span
+from evermark.delivery.work import Assignment, DeliveryOptions, Span
 from evermark.errors import ConflictError, UnreachableError
 from evermark.log.read import FileRange
 from evermark.testing.contracts.scene import P0, T0, event, failed, spec
@@ -64,7 +72,7 @@ class World:
 
     # Deliverer
 
-    def deliver(self, assignments: Sequence[Assignment], options: DeliveryOptions) -> list[Delivered]:
+    def deliver(self, assignments: Sequence[Assignment], options: DeliveryOptions) -> list[Outcome]:
         names = [assignment.spec.name for assignment in assignments]
         self.spans += [assignment.span for assignment in assignments]
         self.together.append(set(names))
@@ -77,17 +85,19 @@ class World:
         self.now += timedelta(seconds=max(took))
         return [self._delivered(assignment, limit) for assignment in assignments]
 
-    def _delivered(self, assignment: Assignment, limit: float | None) -> Delivered:
+    def _delivered(self, assignment: Assignment, limit: float | None) -> Outcome:
         name, took_s = assignment.spec.name, self.pace_s[assignment.spec.name]
         if name in self.down:
-            return Delivered(name, assignment.span.after, failed(name), took_s)
+            return replace(failed(name), reached=Cursor(assignment.span.after), took_s=took_s)
         if name in self.full:
-            return Delivered(name, assignment.span.after, Outcome(name, Fate.FULL, reason="no room"), took_s)
+            return replace(
+                Outcome(name, Fate.FULL, reason="no room"), reached=Cursor(assignment.span.after), took_s=took_s
+            )
         if limit is not None and took_s > limit:
-            through = self.through.get(name, assignment.span.through)
+            through = self.through.get(name, assignment.span.begun.through)
             unfinished = Outcome(name, Fate.UNFINISHED, accepted=3, reason="slow")
-            return Delivered(name, assignment.span.after, unfinished, limit, through=through)
-        return Delivered(name, assignment.span.to, Outcome(name, Fate.DONE, accepted=5), took_s)
+            return replace(unfinished, reached=Cursor(assignment.span.after, through), took_s=limit)
+        return replace(Outcome(name, Fate.DONE, accepted=5), reached=Cursor(assignment.span.to), took_s=took_s)
 
     def state(self, name: str) -> SubscriptionState:
         return self.store.subscriptions()[name].state
@@ -110,7 +120,7 @@ def test_a_slow_receiver_leaves_the_group_and_is_served_beside_it() -> None:
         world.turn()
     assert (world.state("quick"), world.state("slow")) == (SubscriptionState.LIVE, SubscriptionState.BEHIND)
     assert ("slow", True) not in world.lock_held, "the group stood still for it"
-    assert world.store.cursors("slow")[P0] >= world.head - 1
+    assert world.store.cursors("slow")[P0].batch >= world.head - 1
 
 
 def test_it_comes_back_when_it_is_quick_again() -> None:
@@ -153,7 +163,7 @@ def test_a_turn_ends_and_one_that_got_nowhere_gets_a_longer_one() -> None:
     for _ in range(4):
         world.follower.catch_up(world.one("slow"))
     assert world.budgets == [10.0, 20.0, 40.0, 80.0]
-    assert world.store.cursors("slow")[P0] == 1
+    assert world.store.cursors("slow")[P0].batch == 1
 
 
 def turn_by_company(world: World) -> None:
@@ -177,7 +187,7 @@ def test_d13_the_slow_share_a_turn_and_so_do_the_failing_but_nobody_else() -> No
     assert alone == []
     assert not any("good" in names and len(names) == 2 for names in world.together)
     assert world.state("good") is SubscriptionState.LIVE
-    assert world.store.cursors("late1")[P0] >= world.head - 1
+    assert world.store.cursors("late1")[P0].batch >= world.head - 1
 
 
 def test_one_that_is_quick_again_is_not_taken_for_slow_because_of_its_company() -> None:
@@ -231,7 +241,7 @@ def test_one_that_was_removed_meanwhile_leaves_the_others_settled() -> None:
     (a, b) = (world.one("a"), world.one("b"))
     deliver = world.deliver
 
-    def meddled(assignments: Sequence[Assignment], options: DeliveryOptions) -> list[Delivered]:
+    def meddled(assignments: Sequence[Assignment], options: DeliveryOptions) -> list[Outcome]:
         found = deliver(assignments, options)
         world.store.register([spec("good"), spec("b")], MadeBy.FILE, {}, world.epoch)
         return found
@@ -243,7 +253,9 @@ def test_one_that_was_removed_meanwhile_leaves_the_others_settled() -> None:
     assert world.store.cursors("b")[P0] > before
 
 
-@pytest.mark.parametrize("seen", [{}, {P0: 0, SourcePartition("other", 0): 0}], ids=["member", "place not open yet"])
+@pytest.mark.parametrize(
+    "seen", [{}, {P0: Cursor(0), SourcePartition("other", 0): Cursor(0)}], ids=["member", "place not open yet"]
+)
 def test_whoever_cannot_be_compared_with_the_group_is_left_for_later(
     monkeypatch: pytest.MonkeyPatch, seen: dict[SourcePartition, int]
 ) -> None:
@@ -305,16 +317,16 @@ def test_d1_a_batch_that_takes_hours_goes_on_where_it_stopped() -> None:
     for nth in range(1, 4):
         world.through["slow"] = f"{nth:03}"
         world.follower.catch_up(world.one("slow"))
-        assert world.store.inside(["slow"]) == {"slow": {P0: Reached(0, f"{nth:03}")}}
-    assert [span.through for span in world.spans if span.paths][-3:] == ["", "001", "002"]
+        assert world.store.cursors("slow") == {P0: Cursor(0, f"{nth:03}")}
+    assert [span.begun.through for span in world.spans if span.paths][-3:] == ["", "001", "002"]
     assert world.budgets[-3:] == [10.0] * 3, "it gets somewhere: no reason for longer turns"
     assert world.follower.turn_class(world.one("slow")) is TurnClass.NONE, "nobody else waits for it"
     # WHEN everything starts anew THEN nothing is forgotten
     world.follower = Follower(world.store, world, world.live, world, world.epoch, lambda: world.now)
     world.pace_s["slow"] = 0.05
     world.follower.catch_up(world.one("slow"))
-    assert world.spans[-1].through == "003"
-    assert (world.store.cursors("slow")[P0], world.store.inside(["slow"])) == (1, {})
+    assert world.spans[-1].begun.through == "003"
+    assert world.store.cursors("slow") == {P0: Cursor(1)}
 
 
 def test_d1_whoever_leaves_the_group_in_the_middle_of_a_batch_is_served_from_there() -> None:
@@ -322,7 +334,7 @@ def test_d1_whoever_leaves_the_group_in_the_middle_of_a_batch_is_served_from_the
     world = World({"quick": 0.05, "slow": 5.0}, through={"slow": "002"})
     world.turn()
     assert world.store.group().members == {"quick"}
-    assert [span.through for span in world.spans] == ["", "", "002"]
+    assert [span.begun.through for span in world.spans] == ["", "", "002"]
 
 
 def test_leftovers_of_the_group_end_in_minutes_however_large_a_batch_is() -> None:
@@ -331,7 +343,7 @@ def test_leftovers_of_the_group_end_in_minutes_however_large_a_batch_is() -> Non
     world.head = 1
     world.follower.catch_up_group()
     assert world.budgets == [following.GROUP_BUDGET_S_MAX]
-    assert world.store.inside(["slow"]) == {"slow": {P0: Reached(0, "777")}}
+    assert world.store.cursors("slow") == {P0: Cursor(0, "777")}
 
 
 def test_one_whose_files_cannot_be_read_holds_up_nobody_of_its_turn() -> None:
@@ -381,11 +393,11 @@ def test_what_has_no_room_is_followed_by_nothing() -> None:
     """GIVEN a span that failed after much of it WHEN what must be parked has no room THEN it stands where it stood."""
     world = World({"good": 0.05, "slow": 30.0})
     world.turn()
-    one, span = world.one("slow"), Span(P0, 0, 3, (), 15)
+    one, span = world.one("slow"), Span(P0, Cursor(0), 3, (), 15)
     parked = tuple(event(n) for n in range(1, one.spec.parked_max + 2))
     outcome = Outcome("slow", Fate.ENDPOINT_FAILED, 5, parked, "HTTP 503")
-    world.follower._settle(one, span, Delivered("slow", 2, outcome))
-    assert world.store.cursors("slow") == {P0: 0}
+    world.follower._settle(one, span, replace(outcome, reached=Cursor(2)))
+    assert world.store.cursors("slow") == {P0: Cursor(0)}
     assert world.state("slow") is SubscriptionState.SUSPENDED
     assert world.one("slow").reason.startswith("0 deliveries are parked")
 
@@ -401,7 +413,7 @@ def test_one_made_anew_behind_is_not_sent_what_its_former_self_was_about_to_get(
     def meddled() -> dict[str, Subscription]:
         monkeypatch.undo()
         world.store.register([spec("quick")], MadeBy.FILE, {}, world.epoch)
-        world.store.register([spec("quick"), spec("anew")], MadeBy.FILE, {"anew": {P0: 0}}, world.epoch)
+        world.store.register([spec("quick"), spec("anew")], MadeBy.FILE, {"anew": {P0: Cursor(0)}}, world.epoch)
         return look()
 
     monkeypatch.setattr(world.store, "subscriptions", meddled)
@@ -409,4 +421,4 @@ def test_one_made_anew_behind_is_not_sent_what_its_former_self_was_about_to_get(
     world.head += 1
     world.follower.catch_up_group()
     assert world.together == [{"quick"}]
-    assert world.store.cursors("anew") == {P0: 0}
+    assert world.store.cursors("anew") == {P0: Cursor(0)}

@@ -14,8 +14,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from evermark.cluster.base import Holder
 from evermark.cluster.memory import MemoryLeases
 from evermark.delivery.base import (
+    Cursor,
     Fate,
     Group,
+    GroupWork,
     MadeBy,
     Outcome,
     ParkedEvent,
@@ -26,7 +28,6 @@ from evermark.delivery.base import (
 from evermark.delivery.decide.group import (
     Settlement,
     SubscriptionRecord,
-    Work,
     after_outcome,
     is_due,
     may_join,
@@ -61,22 +62,22 @@ def outcomes_of(draw: st.DrawFn, name: str) -> Outcome:
 
 
 @st.composite
-def settlements(draw: st.DrawFn) -> tuple[Group, Work, list[Outcome], Settlement]:
+def settlements(draw: st.DrawFn) -> tuple[Group, GroupWork, list[Outcome], Settlement]:
     members = draw(st.frozensets(names))
     version = draw(st.integers(0, 5))
     joined = {name: draw(st.integers(0, version)) for name in members}
-    group = Group(version, members, {P0: 4, P1: 7})
+    group = Group(version, members, {P0: Cursor(4), P1: Cursor(7)})
     begun_version = draw(st.none() | st.integers(0, version))
-    work = Work(P0, 4, draw(st.integers(5, 9)), draw(st.frozensets(names)), begun_version)
+    work = GroupWork(P0, Cursor(4), Cursor(draw(st.integers(5, 9))), draw(st.frozensets(names)), begun_version)
     outcomes = [draw(outcomes_of(name)) for name in draw(st.lists(names, max_size=6))]
-    standings = {name: _standing(name, joined[name]) for name in members}
+    records = {name: _standing(name, joined[name]) for name in members}
     parked_now = {name: draw(st.integers(0, PARKED_MAX)) for name in members}
-    return group, work, outcomes, settle(group, work, outcomes, standings, parked_now, T0, lambda: 0.5)
+    return group, work, outcomes, settle(group, work, outcomes, records, parked_now, T0, lambda: 0.5)
 
 
 @settings(max_examples=60, deadline=None)
 @given(settlements())
-def test_who_stays_has_passed_every_event(case: tuple[Group, Work, list[Outcome], Settlement]) -> None:
+def test_who_stays_has_passed_every_event(case: tuple[Group, GroupWork, list[Outcome], Settlement]) -> None:
     """A member that stays was in the work from its beginning, and all its outcomes say so; its parks are kept."""
     group, work, outcomes, settled = case
     for name in settled.group.members:
@@ -90,46 +91,48 @@ def test_who_stays_has_passed_every_event(case: tuple[Group, Work, list[Outcome]
 
 @settings(max_examples=60, deadline=None)
 @given(settlements())
-def test_who_leaves_keeps_the_cursor_the_work_began_at(case: tuple[Group, Work, list[Outcome], Settlement]) -> None:
+def test_who_leaves_keeps_the_cursor_the_work_began_at(
+    case: tuple[Group, GroupWork, list[Outcome], Settlement],
+) -> None:
     """With the whole vector, outside the group, with nothing parked and nothing counted as expired."""
     group, work, _, settled = case
-    left = {departure.standing.name for departure in settled.departures}
+    left = {departure.record.name for departure in settled.departures}
     assert left == group.members - settled.group.members
     for departure in settled.departures:
         assert departure.cursors == group.cursors
-        assert departure.cursors[work.place] == work.begun_at
-        assert departure.standing.state is not SubscriptionState.LIVE
+        assert departure.cursors[work.place] == work.begun
+        assert departure.record.state is not SubscriptionState.LIVE
     assert not left & (settled.parked.keys() | settled.expired.keys())
 
 
 @settings(max_examples=60, deadline=None)
 @given(settlements())
-def test_the_version_changes_iff_membership_does(case: tuple[Group, Work, list[Outcome], Settlement]) -> None:
+def test_the_version_changes_iff_membership_does(case: tuple[Group, GroupWork, list[Outcome], Settlement]) -> None:
     """And the group's cursor moves at this place only."""
     group, work, _, settled = case
     assert (settled.group.version != group.version) == (settled.group.members != group.members)
     assert settled.group.version >= group.version
-    assert settled.group.cursors == {**group.cursors, work.place: work.done_to}
+    assert settled.group.cursors == {**group.cursors, work.place: work.done}
 
 
 @settings(max_examples=60, deadline=None)
 @given(settlements())
-def test_nobody_is_parked_beyond_the_limit(case: tuple[Group, Work, list[Outcome], Settlement]) -> None:
+def test_nobody_is_parked_beyond_the_limit(case: tuple[Group, GroupWork, list[Outcome], Settlement]) -> None:
     """Who would exceed it is suspended with a reason."""
     *_, settled = case
     assert all(len(parked) <= PARKED_MAX for parked in settled.parked.values())
     for departure in settled.departures:
-        if departure.standing.state is SubscriptionState.SUSPENDED:
-            assert "parked" in departure.standing.reason
-            assert (departure.standing.failures, departure.standing.is_full) == (0, True)
+        if departure.record.state is SubscriptionState.SUSPENDED:
+            assert "parked" in departure.record.reason
+            assert (departure.record.failures, departure.record.is_full) == (0, True)
 
 
 @pytest.mark.parametrize(("stored", "begun_at", "done_to"), [(4, 3, 5), (4, 5, 6), (4, 4, 4), (4, 4, 3), (None, 4, 5)])
 def test_a_cursor_elsewhere_is_a_conflict(stored: int | None, begun_at: int, done_to: int) -> None:
     """Compare-and-set: only from the exact batch the work began at, and only forward."""
-    group = Group(0, frozenset(), {} if stored is None else {P0: stored})
+    group = Group(0, frozenset(), {} if stored is None else {P0: Cursor(stored)})
     with pytest.raises(ConflictError):
-        settle(group, Work(P0, begun_at, done_to, frozenset()), [], {}, {}, T0, lambda: 0.0)
+        settle(group, GroupWork(P0, Cursor(begun_at), Cursor(done_to), frozenset()), [], {}, {}, T0, lambda: 0.0)
 
 
 @given(st.integers(0, 60), st.none() | st.floats(0, 1e12), st.floats(0, 1))
@@ -149,8 +152,8 @@ def test_what_a_person_paused_no_outcome_lifts() -> None:
     """Only gone is stronger than a pause."""
     paused = replace(_standing("a"), state=SubscriptionState.SUSPENDED, reason="rest")
     for fate in (Fate.DONE, Fate.ENDPOINT_FAILED, Fate.UNFINISHED):
-        assert after_outcome(paused, Outcome("a", fate, accepted=1), 0, T0, lambda: 0.0).standing == paused
-    gone = after_outcome(paused, Outcome("a", Fate.GONE), 0, T0, lambda: 0.0).standing
+        assert after_outcome(paused, Outcome("a", fate, accepted=1), 0, T0, lambda: 0.0).record == paused
+    gone = after_outcome(paused, Outcome("a", Fate.GONE), 0, T0, lambda: 0.0).record
     assert gone.state is SubscriptionState.DISABLED
 
 
@@ -194,8 +197,8 @@ class Story(RuleBasedStateMachine):
         self.store = MemoryDelivery(self.leases, jitter=lambda: 0.0)
         self.head = {P0: 0, P1: 0}
         self.lives: dict[str, int] = {}
-        self.start: dict[tuple[str, int], dict[SourcePartition, int]] = {}
-        self.stood: dict[tuple[str, int], dict[SourcePartition, int]] = {}
+        self.start: dict[tuple[str, int], dict[SourcePartition, Cursor]] = {}
+        self.stood: dict[tuple[str, int], dict[SourcePartition, Cursor]] = {}
         self.got: dict[tuple[str, int], set[str]] = {}
         self.works: list[tuple[Any, ...]] = []
         self.now = T0
@@ -222,13 +225,13 @@ class Story(RuleBasedStateMachine):
     @rule(name=names, early=st.booleans())
     def add_or_remove(self, name: str, early: bool) -> None:
         wanted = set(self.store.subscriptions()) ^ {name}
-        starts = {name: dict.fromkeys(self.head, 0)} if early else {}
+        starts = {name: dict.fromkeys(self.head, Cursor(0))} if early else {}
         specs = [spec(one, parked_max=PARKED_MAX) for one in sorted(wanted)]
         self.store.register(specs, MadeBy.FILE, starts, self.epoch)
         if name in wanted:
             self._born(name, dict(starts.get(name, self.store.group().cursors)))
 
-    def _born(self, name: str, start: dict[SourcePartition, int]) -> None:
+    def _born(self, name: str, start: dict[SourcePartition, Cursor]) -> None:
         self.lives[name] = self.lives.get(name, 0) + 1
         life = (name, self.lives[name])
         self.start[life] = start
@@ -252,7 +255,7 @@ class Story(RuleBasedStateMachine):
     @rule(place=places, data=st.data())
     def begin_group_work(self, place: SourcePartition, data: st.DataObject) -> None:
         group = self.store.group()
-        begun_at = group.cursors[place]
+        begun_at = group.cursors[place].batch
         done_to = self._batches_after(place, begun_at, data)
         heard = [name for name in sorted(group.members) if data.draw(st.integers(0, 9)) != 5]  # a task may be lost
         outcomes = [self._post(name, place, begun_at, done_to, data) for name in heard]
@@ -262,7 +265,7 @@ class Story(RuleBasedStateMachine):
     @rule(place=places, data=st.data())
     def begin_follower_work(self, place: SourcePartition, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.store.cursors_outside())))
-        begun_at = self.store.cursors(name)[place]
+        begun_at = self.store.cursors(name)[place].batch
         done_to = self._batches_after(place, begun_at, data)
         outcome = self._post(name, place, begun_at, done_to, data)
         generation = self.store.subscriptions()[name].generation
@@ -276,11 +279,14 @@ class Story(RuleBasedStateMachine):
         try:
             if kind == "group":
                 self.store.settle_group(
-                    place, begun_at, done_to, who.members, result, self.now, epoch, version=who.version
+                    GroupWork(place, Cursor(begun_at), Cursor(done_to), who.members, who.version),
+                    result,
+                    self.now,
+                    epoch,
                 )
             else:
                 self.store.settle_subscription(
-                    who, place, begun_at, done_to, result, self.now, epoch, generation=generation[0]
+                    who, place, Cursor(begun_at), Cursor(done_to), result, self.now, epoch, generation=generation[0]
                 )
         except (ConflictError, StaleError):
             pass  # somebody else did it, or owns it
@@ -289,12 +295,14 @@ class Story(RuleBasedStateMachine):
     def catch_up_and_join(self, name: str) -> None:
         """The follower's last step, in one go: otherwise the story seldom gets that far."""
         group = self.store.group()
-        for place, begun_at in self.store.cursors(name).items():
-            done_to = group.cursors[place]
-            if begun_at < done_to:
-                self.got[name, self.lives[name]] |= {_event_id(place, b) for b in range(begun_at + 1, done_to + 1)}
+        for place, begun in self.store.cursors(name).items():
+            done = group.cursors[place]
+            if begun < done:
+                self.got[name, self.lives[name]] |= {
+                    _event_id(place, b) for b in range(begun.batch + 1, done.batch + 1)
+                }
                 outcome = Outcome(name, Fate.DONE, accepted=1)
-                self.store.settle_subscription(name, place, begun_at, done_to, outcome, self.now, self.epoch)
+                self.store.settle_subscription(name, place, begun, done, outcome, self.now, self.epoch)
         self.store.join(name, self.epoch)
 
     @rule(name=names, resume=st.sampled_from([True, True, False]))
@@ -307,17 +315,19 @@ class Story(RuleBasedStateMachine):
     @rule(deliver=st.booleans(), minutes=st.integers(1, 600))
     def retry(self, deliver: bool, minutes: int) -> None:
         self.now += timedelta(minutes=minutes)
-        for row in self.store.claim(self.now, 5, 60, self.epoch):
+        for row in self.store.parked.claim(self.now, 5, 60, self.epoch):
             if deliver:
                 self.got[row.subscription, self.lives[row.subscription]].add(row.event.event_id)
-                self.store.delivered([row.id], self.epoch)
+                self.store.parked.delivered([row.id], self.epoch)
             else:
-                self.store.reschedule(row, next_attempt_at=None, attempts=8, reason="", status=400, epoch=self.epoch)
+                self.store.parked.reschedule(
+                    row, next_attempt_at=None, attempts=8, reason="", status=400, epoch=self.epoch
+                )
 
     @invariant()
     def every_event_is_accounted_for(self) -> None:
         group = self.store.group()
-        parked = {(row.subscription, row.event.event_id) for row in self.store.parked(limit=10_000)}
+        parked = {(row.subscription, row.event.event_id) for row in self.store.parked.rows(limit=10_000)}
         for name, subscription in self.store.subscriptions().items():
             life = (name, self.lives[name])
             is_member = subscription.state is SubscriptionState.LIVE
@@ -326,7 +336,7 @@ class Story(RuleBasedStateMachine):
             for place, cursor in cursors.items():
                 assert cursor >= self.stood[life][place], f"{life} went back"
                 self.stood[life][place] = cursor
-                for batch in range(self.start[life][place] + 1, cursor + 1):
+                for batch in range(self.start[life][place].batch + 1, cursor.batch + 1):
                     one = _event_id(place, batch)
                     assert one in self.got[life] or (name, one) in parked, f"{life} lost {one}"
 

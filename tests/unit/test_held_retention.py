@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -15,7 +15,7 @@ from evermark.app.reporting import DeliveryReport
 from evermark.cluster.base import Holder
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
-from evermark.delivery.base import Fate, MadeBy, Outcome, SourcePartition, SubscriptionState
+from evermark.delivery.base import Cursor, Fate, MadeBy, Outcome, SourcePartition, SubscriptionState
 from evermark.delivery.decide.backlog import expired_to
 from evermark.delivery.replay.memory import MemoryReplays
 from evermark.delivery.replay.plan import AskedBy, Control, Replayed, ReplayState, Request, TargetState
@@ -25,7 +25,7 @@ from evermark.delivery.run.follower import Follower
 from evermark.delivery.run.live import LiveGroup
 from evermark.delivery.status import kept_for, least_cursors
 from evermark.delivery.store.memory import MemoryDelivery
-from evermark.delivery.work import Assignment, Delivered, DeliveryOptions
+from evermark.delivery.work import Assignment, DeliveryOptions
 from evermark.log.maintenance import may_be_collected
 from evermark.log.read import FileRange
 from evermark.observe.metrics import Metrics
@@ -54,7 +54,7 @@ class World:
         self.store.register([spec("a"), spec("b"), spec("c", ttl_s=0.0)], MadeBy.FILE, {}, self.epoch)
         live = LiveGroup(self.store, self, self.epoch, lambda: self.now)
         self.follower = Follower(self.store, self, live, self, self.epoch, lambda: self.now)
-        self.replays = MemoryReplays(self._leases, self.store, clock=lambda: self.now)
+        self.replays = MemoryReplays(self.store, clock=lambda: self.now)
         self.replayer = Replayer(self.replays, self.store, self, self, self.epoch, lambda: self.now, ["shop"])
 
     # LogView
@@ -70,18 +70,18 @@ class World:
 
     # Deliverer
 
-    def deliver(self, assignments: Sequence[Assignment], options: DeliveryOptions) -> list[Delivered]:
+    def deliver(self, assignments: Sequence[Assignment], options: DeliveryOptions) -> list[Outcome]:
         return [self._one(assignment, options) for assignment in assignments]
 
-    def _one(self, assignment: Assignment, options: DeliveryOptions) -> Delivered:
+    def _one(self, assignment: Assignment, options: DeliveryOptions) -> Outcome:
         name, span, before = assignment.spec.name, assignment.span, assignment.expires_before
         batches = range(span.after + 1, span.to + 1)
         old = [n for n in batches if before is not None and T0 + n * DAY < before]
         young = [n for n in batches if n not in old]
         if young and not options.sends:
-            return Delivered(name, young[0] - 1, Outcome(name, Fate.UNFINISHED, expired=ROWS * len(old)))
+            return replace(Outcome(name, Fate.UNFINISHED, expired=ROWS * len(old)), reached=Cursor(young[0] - 1))
         self.sent.setdefault(name, []).extend(young)
-        return Delivered(name, span.to, Outcome(name, Fate.DONE, accepted=len(young), expired=ROWS * len(old)))
+        return replace(Outcome(name, Fate.DONE, accepted=len(young), expired=ROWS * len(old)), reached=Cursor(span.to))
 
     def replay(self, work: Any, ahead: Any = None) -> Replayed:
         mark = work.slice.end if self.replay_fate is Fate.DONE else work.slice.mark
@@ -121,9 +121,9 @@ def test_d6_the_backlog_of_one_that_is_paused_or_disabled_expires_after_its_ttl_
     world.stop("a", how)
     before = world.store.subscription("a")
     world.days(7)
-    assert (world.store.cursors("a"), world.store.counted("expired")) == ({P0: 0}, {})
+    assert (world.store.cursors("a"), world.store.counted("expired")) == ({P0: Cursor(0)}, {})
     world.days(13)
-    assert world.store.cursors("a") == {P0: 12}, "all that was taken more than seven days ago"
+    assert world.store.cursors("a") == {P0: Cursor(12)}, "all that was taken more than seven days ago"
     assert world.store.counted("expired") == {"a": 12 * ROWS}
     assert not world.sent.get("a")
     assert world.store.subscription("a") == before
@@ -161,7 +161,7 @@ def test_d6_without_a_ttl_nothing_expires_and_what_the_log_keeps_for_it_is_told(
     assert (told(), lines.written) == (None, [])
     world.days(10)
     assert told() == told() == 9 * ROWS
-    assert (world.store.cursors("c"), world.store.counted("expired"), world.collectable) == ({P0: 0}, {}, [])
+    assert (world.store.cursors("c"), world.store.counted("expired"), world.collectable) == ({P0: Cursor(0)}, {}, [])
     assert lines.written == [
         ("the log keeps events beyond log.retention, because this subscription has not passed them", "c", 9 * ROWS)
     ]

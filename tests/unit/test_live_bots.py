@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
-from evermark.delivery.base import Fate, MadeBy, Outcome, SourcePartition, SubscriptionState
-from evermark.delivery.bots.base import BotSpec
+from evermark.delivery.base import BotSpec, Cursor, Fate, MadeBy, Outcome, SourcePartition, SubscriptionState
 from evermark.delivery.bots.views import QUICK_ROWS_MAX, BotViews
 from evermark.delivery.run.live import LOOKED_UP, LiveGroup
 from evermark.delivery.store.memory import MemoryDelivery
-from evermark.delivery.work import Assignment, Delivered, DeliveryOptions, Span
+from evermark.delivery.work import Assignment, DeliveryOptions, Span
 from evermark.log.read import FileRange
 from evermark.testing.contracts.scene import T0, spec
 from evermark.testing.states import owners
@@ -24,9 +24,9 @@ class Deliverer:
     def __init__(self) -> None:
         self.assignments: list[Assignment] = []
 
-    def deliver(self, assignments: Sequence[Assignment], options: DeliveryOptions) -> list[Delivered]:
+    def deliver(self, assignments: Sequence[Assignment], options: DeliveryOptions) -> list[Outcome]:
         self.assignments += assignments
-        return [Delivered(e.spec.name, e.span.to, Outcome(e.spec.name, Fate.DONE, 1)) for e in assignments]
+        return [replace(Outcome(e.spec.name, Fate.DONE, 1), reached=Cursor(e.span.to)) for e in assignments]
 
 
 def test_d13_a_bot_that_must_be_looked_up_first_leaves_the_group() -> None:
@@ -47,11 +47,11 @@ def test_d13_a_bot_that_must_be_looked_up_first_leaves_the_group() -> None:
         raise AssertionError("nobody may look through that much while others wait")
 
     deliverer = Deliverer()
-    live = LiveGroup(store, deliverer, epoch, lambda: T0, bot_views=BotViews(store, files, epoch, read))
-    assert live.hand_over(Span(PLACE, 8, 9, ("f",), 10, exact=True))
+    live = LiveGroup(store, deliverer, epoch, lambda: T0, bot_views=BotViews(store.bots, files, epoch, read))
+    assert live.hand_over(Span(PLACE, Cursor(8), 9, ("f",), 10, exact=True))
     assert [assignment.spec.name for assignment in deliverer.assignments] == ["away", "plain"]
     views = {assignment.spec.name: assignment.bot for assignment in deliverer.assignments}
     assert views["plain"] is None and views["away"] is not None and not views["away"].streams
     helper = store.subscriptions()["helper"]
     assert (helper.state, helper.reason, helper.failures) == (SubscriptionState.BEHIND, LOOKED_UP, 0)
-    assert store.cursors("helper") == {PLACE: 8}
+    assert store.cursors("helper") == {PLACE: Cursor(8)}

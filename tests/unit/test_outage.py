@@ -6,7 +6,7 @@ The decisions, the group and the follower are the real ones; the log, the receiv
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import pairwise
 
@@ -15,12 +15,12 @@ import pytest
 from evermark.cluster.base import Holder
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
-from evermark.delivery.base import Fate, MadeBy, Outcome, SourcePartition, SubscriptionState
+from evermark.delivery.base import Cursor, Fate, MadeBy, Outcome, SourcePartition, SubscriptionState
 from evermark.delivery.decide.retry import ENDPOINT_BACKOFF_S_MAX, LIMITS
 from evermark.delivery.run.follower import Follower
 from evermark.delivery.run.live import LiveGroup
 from evermark.delivery.store.memory import MemoryDelivery
-from evermark.delivery.work import Assignment, Delivered, DeliveryOptions, Span
+from evermark.delivery.work import Assignment, DeliveryOptions, Span
 from evermark.log.read import FileRange
 from evermark.testing.contracts.scene import P0, T0, spec
 
@@ -66,16 +66,16 @@ class World:
 
     # Deliverer
 
-    def deliver(self, assignments: Sequence[Assignment], options: DeliveryOptions) -> list[Delivered]:
+    def deliver(self, assignments: Sequence[Assignment], options: DeliveryOptions) -> list[Outcome]:
         self.asked += [(assignment, self.now, options) for assignment in assignments]
         return [self._one(assignment.spec.name, assignment.span) for assignment in assignments]
 
-    def _one(self, name: str, span: Span) -> Delivered:
+    def _one(self, name: str, span: Span) -> Outcome:
         if name in self.down:
             outcome = Outcome(name, self.fate, reason="HTTP 503", retry_after_s=self.retry_after_s)
-            return Delivered(name, span.after, outcome)
+            return replace(outcome, reached=Cursor(span.after))
         self.got.setdefault(name, []).extend(range(span.after + 1, span.to + 1))
-        return Delivered(name, span.to, Outcome(name, Fate.DONE, accepted=1))
+        return replace(Outcome(name, Fate.DONE, accepted=1), reached=Cursor(span.to))
 
     def turn(self, seconds: float = 1.0, *, batches: int = 1) -> None:
         self.head += batches
@@ -110,8 +110,8 @@ def test_d4_the_first_failure_moves_it_out_of_the_group_where_the_work_began() -
     world.down = {"ill"}
     world.turn()
     assert (world.state(), world.state("well")) == (SubscriptionState.BEHIND, SubscriptionState.LIVE)
-    assert world.store.group().cursors[P0] == 2
-    assert world.store.cursors("ill")[P0] == 1
+    assert world.store.group().cursors[P0].batch == 2
+    assert world.store.cursors("ill")[P0].batch == 1
     assert world.store.subscription("ill").reason == "HTTP 503"
 
 
@@ -120,8 +120,8 @@ def test_d4_a_long_outage_parks_nothing_and_makes_no_dead_letters() -> None:
     world = World(down={"ill"})
     for _ in range(48):
         world.turn(3600, batches=5)
-        assert world.store.parked_counts() == {}
-    assert world.store.cursors("ill")[P0] == 0
+        assert world.store.parked.counts() == {}
+    assert world.store.cursors("ill")[P0].batch == 0
     world.down.clear()
     for _ in range(3):
         world.turn(3600)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from evermark.cluster.base import Holder
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
-from evermark.delivery.base import ParkedEvent, ParkedRow, Subscription, SubscriptionState
+from evermark.delivery.base import Cursor, GroupWork, ParkedEvent, ParkedRow, Subscription, SubscriptionState
 from evermark.delivery.decide.retry import LIMITS, SCHEDULE_S, Verdict
 from evermark.delivery.run.parked_retries import CLAIM_LEASE_S, ParkedQueue, Tried, after_answer
 from evermark.delivery.store.memory import MemoryDelivery
@@ -57,7 +57,9 @@ class World:
         self.epoch = lease.epoch
 
     def park(self, *parked: ParkedEvent, at: datetime = T0) -> None:
-        self.store.settle_group(P0, 0, 1, frozenset("a"), [done("a", *parked)], at, self.epoch)
+        self.store.settle_group(
+            GroupWork(P0, Cursor(0), Cursor(1), frozenset("a")), [done("a", *parked)], at, self.epoch
+        )
 
     def run(self) -> int:
         sink: Any = self
@@ -80,7 +82,7 @@ class World:
 
     @property
     def rows(self) -> list[ParkedRow]:
-        return self.store.parked()
+        return self.store.parked.rows()
 
     def one(self) -> ParkedRow:
         (row,) = self.rows
@@ -124,15 +126,15 @@ def test_d2_a_delete_that_failed_is_made_good_when_the_claim_has_run_out() -> No
     """GIVEN a 2xx that could not be written down WHEN the lease of the claim ends THEN it is sent and deleted."""
     world = World()
     world.park(event(1))
-    real = world.store.delivered
+    real = world.store.parked.delivered
 
     def unreachable(ids: Sequence[int], epoch: int) -> None:
         raise UnreachableError("state is away")
 
-    world.store.delivered = unreachable  # type: ignore[method-assign]
+    world.store.parked.delivered = unreachable  # type: ignore[method-assign]
     with pytest.raises(UnreachableError):
         world.run()
-    world.store.delivered = real  # type: ignore[method-assign]
+    world.store.parked.delivered = real  # type: ignore[method-assign]
     world.now += timedelta(seconds=CLAIM_LEASE_S - 1)
     assert world.run() == 0, "somebody may still be sending it"
     world.now += timedelta(seconds=1)
@@ -172,7 +174,7 @@ def test_d4_an_endpoint_that_fails_a_retry_backs_off_as_a_whole() -> None:
     found = world.found
     assert (found.state, found.failures, found.reason) == (SubscriptionState.BEHIND, 1, "HTTP 503")
     assert found.next_attempt_at == SOON + timedelta(seconds=120)
-    assert world.store.cursors("a") == {P0: 1, P1: 0}
+    assert world.store.cursors("a") == {P0: Cursor(1), P1: Cursor(0)}
     assert [row.attempts for row in world.rows] == [1, 1]
 
 
@@ -243,10 +245,10 @@ def test_d4_a_refused_event_is_tried_on_the_schedule_and_then_dead_until_a_perso
 
     world.now += timedelta(days=365)
     assert world.run() == 0
-    (dead,) = world.store.parked("a", dead=True)
+    (dead,) = world.store.parked.rows("a", dead=True)
     assert (dead.attempts, dead.event.status, dead.event.reason) == (8, 422, "HTTP 422")
 
-    assert world.store.release([dead.id], world.now, world.epoch) == 1
+    assert world.store.parked.release([dead.id], world.now, world.epoch) == 1
     world.answer = lambda one: ACCEPTED
     assert world.run() == 1
     assert world.rows == []
@@ -321,14 +323,14 @@ def test_d4_a_persons_retry_spends_no_attempt_and_the_schedule_goes_on() -> None
         assert due is not None
         own.append((due - world.now).total_seconds())
         world.now += timedelta(seconds=1)
-        world.store.release([world.one().id], world.now, world.epoch)
+        world.store.parked.release([world.one().id], world.now, world.epoch)
         assert world.run() == 1
         assert world.one().next_attempt_at == due, "the retry left its time as it was"
         world.now = due
         assert world.run() == 1
     assert own == list(SCHEDULE_S)
     assert (world.one().is_dead, world.one().attempts) == (True, 8)
-    world.store.release([world.one().id], world.now, world.epoch)
+    world.store.parked.release([world.one().id], world.now, world.epoch)
     assert world.run() == 1
     assert (world.one().is_dead, world.one().attempts) == (True, 8), "dead as before"
 

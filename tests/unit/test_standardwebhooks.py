@@ -1,7 +1,6 @@
 """Our signatures and those of the `standardwebhooks` package are the same, in both directions.
 
-Three verify: the package, `evermark.delivery.webhook.signing.verify` and the receiver kit. They accept and refuse the
-same messages.
+Two verify, the package and the receiver kit: they accept and refuse the same messages.
 """
 
 from __future__ import annotations

@@ -13,10 +13,10 @@ from evermark.cluster.liveness import this_process
 from evermark.cluster.postgres import PostgresLeases
 from evermark.config import BotConfig, Config, SubscriptionConfig
 from evermark.delivery.base import SourcePartition, SubscriptionSpec
-from evermark.delivery.bots.postgres import bot_inboxes, bot_users, bot_users_version
 from evermark.delivery.decide.retry import EndpointLimits
 from evermark.delivery.replay.postgres import PostgresReplays
 from evermark.delivery.store.postgres import PostgresDelivery
+from evermark.delivery.store.postgres_bots import bot_inboxes, bot_users, bot_users_version
 from evermark.embedded.address import EmbeddedDsn
 from evermark.embedded.postgres import EmbeddedPostgres
 from evermark.errors import ConfigError

@@ -16,15 +16,14 @@ from evermark.app.replaying import ReplayRunner
 from evermark.app.reporting import DeliveryReport
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.delivery.base import CursorVector, MadeBy, SourcePartition
-from evermark.delivery.bots.asking import KeyAsker
-from evermark.delivery.bots.expiry import sweep_waiting
 from evermark.delivery.bots.views import BotViews
 from evermark.delivery.decide import registration
-from evermark.delivery.decide.expiry import sweep
 from evermark.delivery.decide.turns import ALONE_AT_ONCE, Turn, TurnClass, goes_on, next_turns
 from evermark.delivery.replay.plan import ReplayDeliverer
 from evermark.delivery.replay.replayer import Replayer
+from evermark.delivery.run.expiry import sweep, sweep_waiting
 from evermark.delivery.run.follower import Follower
+from evermark.delivery.run.key_requests import KeyAsker
 from evermark.delivery.run.live import LiveGroup
 from evermark.delivery.run.parked_retries import CLAIM_LIMIT, ParkedQueue
 from evermark.delivery.status import accounts, kept_for, least_cursors
@@ -159,12 +158,14 @@ class DeliveryRunner:
         epoch = held.lease.epoch
         store = self._d.delivery
         self._register(epoch)
-        store.forget_users(epoch)
-        bot_views = BotViews(store, self._view.files, epoch)
+        store.bots.forget_users(epoch)
+        bot_views = BotViews(store.bots, self._view.files, epoch)
         live = LiveGroup(store, self._deliverer, epoch, _now, self._told.by_group, bot_views)
         follower = Follower(store, self._view, live, self._deliverer, epoch, _now, self._told.by_follower, bot_views)
         queue = ParkedQueue(store, self._sink, self._d.box.open, epoch, _now, random.random, self._told.by_queue)
-        asker = KeyAsker(store, store.subscriptions, self._sink, self._d.box.open, epoch, _now, self._told.by_asker)
+        asker = KeyAsker(
+            store.bots, store.subscriptions, self._sink, self._d.box.open, epoch, _now, self._told.by_asker
+        )
         self._live = live
         self._board.delivering, self._board.delivery_standby = True, False
         self._log.info("delivering", epoch=epoch, subscriptions=len(store.subscriptions()))
@@ -179,8 +180,8 @@ class DeliveryRunner:
 
         def sweep_parked() -> None:
             sweep(store, _now(), epoch, over)
-            store.release_keyed(_now(), epoch)
-            if given_up := sweep_waiting(store, epoch, over):
+            store.bots.release_keyed(_now(), epoch)
+            if given_up := sweep_waiting(store.bots, epoch, over):
                 self._log.warning("too many events of a stream waited for session keys", expired=given_up)
 
         with ThreadPoolExecutor(ALONE_AT_ONCE + len(TurnClass), thread_name_prefix="behind") as pool:

@@ -18,7 +18,7 @@ from evermark.app.mending import Mending
 from evermark.app.replaying import RequestDesk
 from evermark.app.watching import Watching
 from evermark.cluster.fence import source_lease
-from evermark.delivery.base import SourcePartition
+from evermark.delivery.base import Cursor, SourcePartition
 from evermark.delivery.work import Span
 from evermark.error_policy import Action, action_after, action_for, backoff_s
 from evermark.errors import EvermarkError, StaleError
@@ -340,7 +340,7 @@ class SourceRunner:
         self._metrics.log_head.labels(self.name, taken.partition).set(taken.batch)
         paths = tuple(str(self._folder / f.path) for f in taken.append.files)
         place = SourcePartition(self.name, taken.partition)
-        self._on_span(Span(place, taken.batch - 1, taken.batch, paths, rows, exact=True))
+        self._on_span(Span(place, Cursor(taken.batch - 1), taken.batch, paths, rows, exact=True))
 
     def _may_retain(self) -> bool:
         """Not while a hole is open, or may be: what is collected now would be found missing from the log."""

@@ -6,13 +6,11 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from evermark.delivery.base import Fate, SourcePartition, SubscriptionState
-from evermark.delivery.bots.base import KeyWanted
+from evermark.delivery.base import Fate, KeyWanted, Outcome, SourcePartition, SubscriptionState
 from evermark.delivery.decide.retry import Verdict
 from evermark.delivery.run.parked_retries import Tried
 from evermark.delivery.status import Account
 from evermark.delivery.webhook.base import Answer
-from evermark.delivery.work import Delivered
 from evermark.observe.metrics import Metrics
 
 _PARKED_STATES = ("waiting", "dead")
@@ -93,22 +91,22 @@ class DeliveryReport:
         for wanted, answer in asked:
             self._metrics.keys_asked.labels(wanted.subscription, _ATTEMPT[answer.verdict]).inc()
 
-    def by_group(self, place: SourcePartition, results: Sequence[Delivered]) -> None:
+    def by_group(self, place: SourcePartition, outcomes: Sequence[Outcome]) -> None:
         """A subscription that did not finish leaves the group: worth one line."""
-        for result in results:
-            self._count(result)
-            if result.outcome.fate is not Fate.DONE:
-                self._fail(place, result, "subscription fell behind")
+        for outcome in outcomes:
+            self._count(outcome)
+            if outcome.fate is not Fate.DONE:
+                self._fail(place, outcome, "subscription fell behind")
 
-    def by_follower(self, place: SourcePartition, results: Sequence[Delivered]) -> None:
+    def by_follower(self, place: SourcePartition, outcomes: Sequence[Outcome]) -> None:
         """A turn that ended before its work is no failure: the next one goes on where it stopped."""
-        for result in results:
-            self._count(result)
-            if result.outcome.fate not in (Fate.DONE, Fate.UNFINISHED):
-                self._fail(place, result, "subscription stays behind")
+        for outcome in outcomes:
+            self._count(outcome)
+            if outcome.fate not in (Fate.DONE, Fate.UNFINISHED):
+                self._fail(place, outcome, "subscription stays behind")
 
-    def _count(self, result: Delivered) -> None:
-        name, outcome = result.subscription, result.outcome
+    def _count(self, outcome: Outcome) -> None:
+        name = outcome.subscription
         self._metrics.delivered.labels(name).inc(outcome.accepted)
         if outcome.expired:
             self._log.warning(
@@ -124,7 +122,7 @@ class DeliveryReport:
             if number:
                 self._metrics.attempts.labels(name, what).inc(number)
 
-    def _fail(self, place: SourcePartition, result: Delivered, what: str) -> None:
-        fate, reason = result.outcome.fate, result.outcome.reason
-        self._metrics.failures.labels(result.subscription, fate).inc()
-        self._log.warning(what, subscription=result.subscription, source=place.source, fate=str(fate), reason=reason)
+    def _fail(self, place: SourcePartition, outcome: Outcome, what: str) -> None:
+        name, fate, reason = outcome.subscription, outcome.fate, outcome.reason
+        self._metrics.failures.labels(name, fate).inc()
+        self._log.warning(what, subscription=name, source=place.source, fate=str(fate), reason=reason)

@@ -27,7 +27,7 @@ from evermark.app.serving import served
 from evermark.app.source_lag import Lags
 from evermark.config import Config, load
 from evermark.config.spark_master import require_local_master
-from evermark.delivery.webhook.sink import WebhookSink
+from evermark.delivery.sinks import Sinks
 from evermark.embedded.java import ensure_java
 from evermark.error_policy import Action, action_for, backoff_s
 from evermark.errors import BusyError, ConfigError, EngineError, EvermarkError, GapError, UnreachableError, of_kind
@@ -228,7 +228,7 @@ class Pipeline:
 
         scratch = scratch_folder(self.config.name)
         keeper = ScratchKeeper(scratch)
-        sink = WebhookSink()
+        sink = Sinks()
         deliverer = SparkDeliverer(engine.spark, deployment.box)
         delivery = DeliveryRunner(deployment, deliverer, sink, self.board, self.metrics)
         runners = [

@@ -14,9 +14,9 @@ from evermark.app.leasing import as_holder
 from evermark.cluster.base import Holder
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.postgres import PostgresLeases
+from evermark.delivery.sinks import Sinks
 from evermark.delivery.status import durable_heads
 from evermark.delivery.store.postgres import PostgresDelivery
-from evermark.delivery.webhook.sink import WebhookSink
 from evermark.errors import BusyError
 from evermark.log.head import PostgresHeads
 from evermark.log.read import LogReader
@@ -60,10 +60,10 @@ def services_of(deployment: Deployment, state: State | None = None, holder: Hold
         heads=lambda: durable_heads(heads, deployment.sources),
         files=lambda source: readers[source].files_if_any(),
         batch_at=deployment.batch_at,
-        sink=WebhookSink(),
+        sink=Sinks(),
         warnings=lambda streams: stream_warnings(deployment.config, deployment.log_root, streams),
     )
-    bots = BotService(subscriptions, store, frozenset(deployment.sources))
+    bots = BotService(subscriptions, store.bots, frozenset(deployment.sources))
     return Services(subscriptions, DeliveryService(store, as_deliverer), bots)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from evermark.app.build import Deployment
 from evermark.checkpoints.base import Checkpoint, CheckpointStore
-from evermark.delivery.base import CursorVector, SourcePartition
+from evermark.delivery.base import BEGINNING, CursorVector, SourcePartition
 from evermark.delivery.status import durable_heads
 from evermark.delivery.store.postgres import PostgresDelivery
 from evermark.errors import EvermarkError
@@ -176,7 +176,7 @@ def group_lag_s(
     for place, head in heads.items():
         seen = marks.setdefault(place, Marks())
         seen.note(f"{head:020d}", now)
-        lags.append(seen.behind_s(f"{cursors.get(place, 0):020d}", now))
+        lags.append(seen.behind_s(f"{cursors.get(place, BEGINNING).batch:020d}", now))
     return max(lags)
 
 

@@ -154,7 +154,7 @@ def keys(
 
 
 def _publish(name: str, given: dict[str, Any], config: Path, as_json: bool) -> None:
-    from evermark.delivery.bots.base import KEYS_AT_ONCE_MAX
+    from evermark.delivery.base import KEYS_AT_ONCE_MAX
 
     if not given:
         raise ConfigError("no key was given", hint='write them as {"session": "key", …}')

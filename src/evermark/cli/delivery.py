@@ -90,7 +90,7 @@ def retry(
     with opened(config) as deployment:
         chosen = _chosen(deployment, ids, subscription, state)
         now = datetime.now(UTC)
-        count = _in_parts(deployment, chosen, lambda ids, epoch: deployment.delivery.release(ids, now, epoch))
+        count = _in_parts(deployment, chosen, lambda ids, epoch: deployment.delivery.parked.release(ids, now, epoch))
         held_up = _held_up(deployment, chosen)
     say(f"{count} to be tried again now")
     for name, why in held_up.items():
@@ -109,14 +109,14 @@ def drop(
     with opened(config) as deployment:
         chosen = _chosen(deployment, ids, subscription, state)
         confirm(f"Drop {len(chosen)} parked deliveries? They will never be delivered.", yes=yes)
-        count = _in_parts(deployment, chosen, deployment.delivery.drop)
+        count = _in_parts(deployment, chosen, deployment.delivery.parked.drop)
     say(f"{count} dropped")
 
 
 def _parked(
     deployment: Deployment, subscription: str | None, state: ParkedState | None, after: int = 0
 ) -> Iterator[ParkedRow]:
-    while page := deployment.delivery.parked(subscription, after_id=after, limit=_PAGE):
+    while page := deployment.delivery.parked.rows(subscription, after_id=after, limit=_PAGE):
         yield from (row for row in page if state is None or _state(row) is state)
         after = page[-1].id
 
@@ -135,7 +135,7 @@ def _found(deployment: Deployment, ids: list[int]) -> list[ParkedRow]:
     """The deliveries with exactly these ids, or an error: a person who mistyped an id may have mistyped another."""
     rows, missing = [], []
     for each in sorted(set(ids)):
-        page = deployment.delivery.parked(after_id=each - 1, limit=1)
+        page = deployment.delivery.parked.rows(after_id=each - 1, limit=1)
         if page and page[0].id == each:
             rows.append(page[0])
         else:

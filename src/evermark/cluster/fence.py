@@ -6,8 +6,11 @@ update` and so waits for us, while a renewal changes no key column and does not.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from evermark.errors import StaleError
-from evermark.state.connection import Connection
+from evermark.state.connection import Connection, State
 
 DELIVER_LEASE = "deliver"
 
@@ -29,6 +32,14 @@ def fence(conn: Connection, lease: str, epoch: int) -> None:
     """Raise `StaleError` unless `epoch` holds `lease`, and keep it so until the transaction ends."""
     if conn.execute(FENCE, {"lease": lease, "lease_epoch": epoch}).fetchone() is None:
         raise stale(lease, epoch)
+
+
+@contextmanager
+def fenced(state: State, lease: str, epoch: int) -> Iterator[Connection]:
+    """A transaction that only the holder of the lease can begin, and that ends before another can hold it."""
+    with state.transaction() as conn:
+        fence(conn, lease, epoch)
+        yield conn
 
 
 def stale(lease: str, epoch: int) -> StaleError:

@@ -1,0 +1,17 @@
+"""Delivery: from batches of the log to receivers.
+
+One delivery, step by step, through its five types:
+
+1. `decide.backlog.next_span` (for a fresh batch, ingest) makes a `Span`: events of one partition after a `Cursor`.
+2. `run.live` and `run.follower` make an `Assignment` of it for each subscription, for a `Deliverer`.
+3. `spark.deliver` reads the rows that a subscription wants, and makes a `Job` of them for a `Sink`.
+4. The sink (`webhook`) posts, and returns a `Result` for each batch of the job.
+5. `work.fold` adds the results up to one `Outcome` for each assignment; the store settles it: the cursor moves, refused
+   events are parked.
+
+Parked events are sent again by `run.parked_retries`, from the store and without Spark.
+
+Rooms: `decide` (pure decisions), `run` (the live group, the follower, retries), `store` (Postgres and memory), `replay`
+(the past once more), `webhook` (the sink), `bots` (memberships and session keys). `base` has the values, `ports` the
+promises of stores, `work` the pieces of work. Imports between them point one way (`make lint`).
+"""

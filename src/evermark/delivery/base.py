@@ -1,35 +1,17 @@
-"""The words of delivery, and the port that keeps its state.
+"""The values of delivery: subscriptions, cursors, parked deliveries, bots, and outcomes of work.
 
-A **cursor** is the last batch of one place that a reader (the live group, or one subscription) is done with. Being
-done with a batch means that each of its events was accepted (2xx), parked durably, not matched, or expired and
-counted. Cursors move only by compare-and-set from the exact batch the work began at.
-
-Contract of `DeliveryStore` (checked by `DeliveryContract`, `ParkedContract` and `RosterContract` over every backend):
-
-- Every call that writes takes the lease epoch and is refused with `StaleError` when it is old.
-- `settle_*` is one transaction: parked rows, departures and the cursor move are seen together or not at all.
-- `settle_group` covers exactly the members the work began with. Whoever joined meanwhile did not get these events:
-  they leave the group, behind, at the cursor the work began from. Whoever left meanwhile is not touched.
-- A cursor may stand inside a batch (`Reached`): what it says is done of it has the same meaning as a whole batch.
-- A cursor that is not where the work began raises `ConflictError`, and nothing is written.
-- A parked delivery is removed only by `delivered` (2xx), `drop` (a person), counted expiry, or with its subscription.
-- A subscription is a member of the group if and only if its state is `live`. One that is `suspended` is tried again
-  at its `next_attempt_at`; without one it was paused by a person, and only a person resumes it.
-- `register` speaks for all subscriptions of an origin; `add`, `change`, `rotate`, `retire` and `remove` for one that
-  was made by the API, in a time that does not grow with their number. `ConflictError` for one that the file made.
-- Specs that are read carry only the secrets that have not expired by then.
-- Several threads may call at once. Calls that read see one moment.
+A **bot** is a subscription that speaks for a user: it gets the events that concern that user in the streams the user is
+a member of. A **stay** is one time of membership, from a join to a leave. A **session** names the key that the payload
+of an event is encrypted with; a bot that has a **device** is sent such an event only when the key of (device, session)
+is published.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Protocol
-
-from evermark.delivery.bots.base import BotSpec
 
 
 @dataclass(frozen=True, order=True)
@@ -40,13 +22,12 @@ class SourcePartition:
     partition: int
 
 
-CursorVector = Mapping[SourcePartition, int]
-
-
 @dataclass(frozen=True, order=True)
-class Reached:
-    """How far a reader is at one place: done with `batch`, and with the next one up to and with position `through`.
+class Cursor:
+    """How far a reader (the live group, or one subscription) is in one partition of the log.
 
+    It is done with `batch`, and with the next batch up to and with position `through`; empty: with nothing of the next
+    one. Being done with an event means that it was accepted (2xx), parked durably, not matched, or expired and counted.
     A position means the same after a restart and after compaction: a batch is read in the order of its positions, and
     no two of its events have the same.
     """
@@ -55,10 +36,27 @@ class Reached:
     through: str = ""
 
 
-# With `ordered`, what has to keep its order: (place, stream, key). Two streams of a source may use the same keys.
+BEGINNING = Cursor(0)
+CursorVector = Mapping[SourcePartition, Cursor]
+
+# With `ordered`, events of one (partition, stream, key) keep their order. Two streams may use the same keys.
 HeldKey = tuple[SourcePartition, str, str]
 
 CLAIM_MAX = 10_000  # rows that one call may return
+SECRETS_MAX = 8  # of one subscription, while they are rotated
+
+SESSION_CHARS_MAX = 200
+KEY_CHARS_MAX = 8192
+KEYS_AT_ONCE_MAX = 100
+KEYS_MAX = 100_000  # of one device
+# Events of one stream that wait for their keys; beyond it the oldest of that stream expire. As many of it may be on
+# their way out, once their keys came, without counting for `parked_max`.
+WAITING_MAX = 100_000
+ASK_EVERY = timedelta(seconds=5)
+ASK_EVERY_MAX = timedelta(minutes=5)
+
+# Where an event stands in its partition. Batches first: positions of two histories of a source have no common order.
+Mark = tuple[int, str]
 
 
 class SubscriptionState(StrEnum):
@@ -73,13 +71,30 @@ class MadeBy(StrEnum):
     API = "api"
 
 
+class BotMode(StrEnum):
+    ALL = "all"
+    MENTIONS_REPLIES_REACTIONS = "mentions_replies_reactions"
+    NONE = "none"
+
+
+@dataclass(frozen=True)
+class BotSpec:
+    """The settings that make a subscription a bot."""
+
+    source: str
+    user: str
+    mode: BotMode = BotMode.ALL
+    device: str = ""  # empty: it needs no session keys
+    inbox: str = ""  # the stream that is its inbox, where the log does not say
+
+
 @dataclass(frozen=True)
 class SubscriptionSpec:
-    """What the operator asked for. Everything in it may be shown, but what is sealed (see evermark.secrets)."""
+    """The settings of a subscription. All of them may be shown but the sealed ones (see evermark.secrets)."""
 
     name: str
     url: str
-    secrets: tuple[str, ...] = ()  # sealed (see evermark.secrets), the newest first; each of them signs
+    secrets: tuple[str, ...] = ()  # sealed, the newest first; each of them signs
     secrets_until: tuple[str, ...] = ()  # when each of `secrets` ends, as an ISO time; empty, or left out: it does not
     streams: tuple[str, ...] = ()  # empty: all streams
     ops: tuple[str, ...] = ()  # empty: all delivered operations
@@ -95,9 +110,9 @@ class SubscriptionSpec:
     allow_networks: tuple[str, ...] = ()
     body_bytes_max: int = 1024 * 1024
     parked_max: int = 10_000
-    ttl_s: float = 7 * 86_400.0  # what could not be delivered for this long is passed over; 0: never
+    ttl_s: float = 7 * 86_400.0  # an event that could not be delivered for this long is passed over; 0: never
     made_by: MadeBy = MadeBy.FILE
-    bot: BotSpec | None = None  # what makes it a bot
+    bot: BotSpec | None = None
 
     @property
     def device(self) -> str:
@@ -130,7 +145,7 @@ class Group:
 
 @dataclass(frozen=True)
 class ParkedEvent:
-    """One delivery to be set aside: the event as the receiver would have got it, and why it did not take it."""
+    """One delivery to be set aside: the event as the receiver would have got it, and why the receiver did not."""
 
     event_id: str
     place: SourcePartition
@@ -138,23 +153,23 @@ class ParkedEvent:
     position: str
     stream: str
     key: str | None
-    event: str  # the log row as JSON: what the body is rendered from at every attempt
+    event: str  # the log row as JSON, from which the body is rendered at every attempt
     reason: str
     status: int | None = None
     retry_after_s: float | None = None
     replay_id: str = ""  # of the replay it was sent by; empty: the event's own delivery
-    session: str = ""  # not tried yet: it waits for the key of this session, or behind what does
+    session: str = ""  # not tried yet: it waits for the key of this session, or behind an event that does
     previous_key: str | None = None  # the key that the change took away from its record, if it did
 
     @property
     def held_keys(self) -> tuple[HeldKey, ...]:
-        """With `ordered`: what it waits behind, and holds back. A change of the key has two of them."""
+        """With `ordered`: the keys that it waits behind, and holds back. A change of the key has two of them."""
         keys = (self.key, self.previous_key)
         return tuple((self.place, self.stream, key) for key in keys if key is not None)
 
 
 class Fate(StrEnum):
-    """What became of one subscription in a piece of work."""
+    """How a piece of work ended for one subscription."""
 
     DONE = "done"  # every matched event was accepted or is in `parked`
     ENDPOINT_FAILED = "endpoint_failed"  # connect, timeout, 5xx, 429: nothing is wrong with the events
@@ -165,6 +180,12 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True)
 class Outcome:
+    """The outcome of a piece of work for one subscription.
+
+    Of a span: each matched event up to `reached` was accepted, is in `parked`, or is counted in `expired`. Events after
+    it count as not done, though some of them may have been accepted.
+    """
+
     subscription: str
     fate: Fate
     accepted: int = 0
@@ -172,7 +193,23 @@ class Outcome:
     reason: str = ""
     retry_after_s: float | None = None
     expired: int = 0  # events passed over because of the TTL; counted durably with the cursor's move
-    reached: Reached | None = None  # not DONE, in the group: how far it got all the same, with nothing to park or count
+    reached: Cursor | None = None  # None: nowhere, or the work was of no span
+    took_s: float | None = None  # until this subscription was finished; None: not measured
+
+
+@dataclass(frozen=True)
+class GroupWork:
+    """A piece of work of the live group: one partition's batches after `begun` up to and with `done`.
+
+    `members` and `version` are those of the `Group` the work began with. The version tells a member that left and came
+    back (perhaps removed and made anew) from a member that was there all the time; None: not compared.
+    """
+
+    place: SourcePartition
+    begun: Cursor
+    done: Cursor
+    members: frozenset[str]
+    version: int | None = None
 
 
 @dataclass(frozen=True)
@@ -204,206 +241,74 @@ class ParkedRow:
         return self.next_attempt_at is None and not self.waits
 
 
-class DeliveryStore(Protocol):
-    # subscriptions
-    def register(
-        self, specs: Sequence[SubscriptionSpec], made_by: MadeBy, starts: Mapping[str, CursorVector], epoch: int
-    ) -> None:
-        """Make the subscriptions of this origin be exactly `specs`.
+@dataclass(frozen=True)
+class Stay:
+    """A time of membership: the events after `begin` up to and with `end`; without an end it lasts."""
 
-        New ones begin at `starts[name]` as `behind`, or join the live group when they have no entry there (from
-        now). Known ones keep state and cursor and take the new spec; one that was disabled by 410 stays disabled
-        unless its url changed. Ones no longer named are removed with their cursors; their parked rows too.
-        """
+    begin: Mark
+    end: Mark | None = None
+    inbox: bool = False
 
-    def subscriptions(self) -> dict[str, Subscription]:
-        """All there are, by name, in one query."""
+    def covers(self, at: Mark) -> bool:
+        return self.begin < at and (self.end is None or at <= self.end)
 
-    def outside(self) -> dict[str, Subscription]:
-        """Those that are behind or suspended. Asked for many times a second: there may be thousands that are live."""
 
-    def subscription(self, name: str) -> Subscription:
-        """One of them; raises `NotFoundError`."""
+@dataclass(frozen=True)
+class BotView:
+    """The memberships and session keys by which the events of a span are judged for one bot."""
 
-    def add(self, spec: SubscriptionSpec, start: CursorVector | None, epoch: int) -> None:
-        """One more, made by the API: behind at `start`, or in the live group from now on without one.
+    wish: BotSpec
+    member: frozenset[str] = frozenset()  # streams it is a member of throughout the span
+    partly: Mapping[str, tuple[Stay, ...]] = field(default_factory=dict)  # streams where that changes within the span
+    inboxes: frozenset[str] = frozenset()
+    clear: frozenset[str] = frozenset()  # sessions whose events may be sent; events of any other session are parked
 
-        From now on means: every event of a batch that is not settled yet reaches it. A name that is taken, whoever
-        has it, raises `ConflictError`.
-        """
+    @property
+    def streams(self) -> frozenset[str]:
+        return self.member.union(self.partly, self.inboxes)
 
-    def change(self, subscription: str, changes: Mapping[str, object], epoch: int) -> None:
-        """Other values for these fields of its spec; of `bot` those of its fields that are given. State and cursor
-        stay, as with a known one in `register`. With another device, what waits for a session key is decided anew."""
 
-    def rotate(self, subscription: str, secret: str, until: datetime | None, now: datetime, epoch: int) -> None:
-        """A new sealed secret, first; those it had sign too until then, or until `retire`."""
+@dataclass(frozen=True)
+class Membership:
+    """A user of a source: how far each partition was looked through for joins and leaves, and the stays by stream."""
 
-    def retire(self, subscription: str, epoch: int) -> None:
-        """The newest secret alone signs from now on."""
+    to: Mapping[int, int] = field(default_factory=dict)
+    stays: Mapping[str, tuple[Stay, ...]] = field(default_factory=dict)
 
-    def remove(self, subscription: str, epoch: int) -> None:
-        """It goes, with its cursors and its parked rows."""
 
-    def suspend(self, subscription: str, reason: str, epoch: int) -> None:
-        """A person pauses it: it leaves the group where the group stands, and is not tried until `resume`."""
+@dataclass(frozen=True)
+class MembershipDelta:
+    """Found for one user in the batches `begun_at < batch <= done_to` of a partition: all stays of changed streams."""
 
-    def disable(self, subscription: str, reason: str, epoch: int, *, generation: int | None = None) -> None:
-        """Its receiver says it is gone: out of the group where the group stands. Harmless for one made anew since."""
+    user: str
+    begun_at: int
+    done_to: int
+    stays: Mapping[str, tuple[Stay, ...]] = field(default_factory=dict)
 
-    def resume(self, subscription: str, epoch: int) -> None:
-        """A person wants it tried now: back to `behind`, with a clean record, whatever it waited for.
 
-        So do its parked rows and its replays that failures of the endpoint put off; a refused event keeps its schedule.
-        A member of the group stays one.
-        """
+@dataclass(frozen=True)
+class SessionKey:
+    session: str
+    sealed: str
+    published_at: datetime
 
-    # cursors
-    def group(self) -> Group: ...
 
-    def cursors(self, subscription: str) -> CursorVector:
-        """Where a subscription outside the group stands; empty for a member."""
+@dataclass(frozen=True)
+class KeyWanted:
+    """A session that some events of a bot wait for."""
 
-    def cursors_outside(self) -> dict[str, CursorVector]:
-        """The same for all subscriptions outside the group, at one moment."""
+    subscription: str
+    device: str
+    session: str
+    stream: str  # of the first event that waits
+    since: datetime
+    asks: int  # how often it was asked for, this time included
 
-    def inside(self, subscriptions: Sequence[str]) -> dict[str, dict[SourcePartition, Reached]]:
-        """Those of them that stopped in the middle of a batch, and where. A member of the group is never there."""
 
-    def open_partition(self, place: SourcePartition, batch: int, epoch: int) -> None:
-        """A place the group has not seen: its cursor begins at `batch`. Known places are left alone.
+@dataclass(frozen=True)
+class Surplus:
+    """The events that wait in one stream of a bot beyond the number that is kept: all up to this row."""
 
-        Readers outside the group get the same place at batch 0: for them it all counts as backlog.
-        """
-
-    def settle_group(
-        self,
-        place: SourcePartition,
-        begun_at: int,
-        done_to: int,
-        members: frozenset[str],
-        outcomes: Sequence[Outcome],
-        now: datetime,
-        epoch: int,
-        *,
-        version: int | None = None,
-    ) -> Group:
-        """Close one piece of group work; returns the group as it then is.
-
-        Members with fate DONE stay; their parked events are enqueued. All others leave, at `begun_at` or as far as
-        their outcome has `reached`, with their own copy of the whole cursor vector; nothing of theirs is parked. The
-        group's cursor moves to `done_to`.
-
-        A member without an outcome leaves too: one that nothing matched has the outcome DONE with `accepted = 0`.
-        Several outcomes of one member are taken together, and the worst fate counts. A member whose parked rows
-        would exceed its `parked_max` leaves as `suspended`.
-
-        `members` and `version` are those of the `Group` the work began with. The version tells a member that left
-        and came back (perhaps removed and made anew) from one that was there all the time.
-        """
-
-    def settle_subscription(
-        self,
-        subscription: str,
-        place: SourcePartition,
-        begun_at: int,
-        done_to: int,
-        outcome: Outcome,
-        now: datetime,
-        epoch: int,
-        *,
-        generation: int | None = None,
-        begun_through: str = "",
-        done_through: str = "",
-    ) -> bool:
-        """The same for one subscription outside the group. A failed endpoint moves nothing but its backoff.
-
-        The work may have begun in the middle of batch `begun_at + 1`, after position `begun_through`, and may end in
-        that of `done_to + 1`: then all of it up to and with `done_through` is done. Both are part of the cursor.
-
-        One that joined the group or was removed meanwhile raises `ConflictError`; `generation`, that of the
-        subscription the work was done for, tells one that was removed and made anew. False: the cursor stays, because
-        what would have to be parked has no room, or a person stopped it meanwhile.
-        """
-
-    def join(self, subscription: str, epoch: int) -> bool:
-        """Enter the group iff every cursor equals the group's, decided under the group's lock."""
-
-    # parked deliveries
-    def claim(self, now: datetime, limit: int, lease_s: float, epoch: int) -> list[Parked]:
-        """Due rows of subscriptions that are not paused, disabled or backing off; at most `CLAIM_MAX`.
-
-        Invisible to others until the lease ends, or until the epoch that claimed them is old. A subscription that
-        is suspended because it has too much parked is served here all the time: only this gets it out. With
-        `ordered`, a row waits until no earlier one of its stream, key and replay is parked, dead ones included; a row
-        that changed its record's key waits for both keys, and holds both back. Rows of replays come after all others.
-        Everybody's first rows come before anybody's second ones: much that is due for one does not hold up the others.
-        """
-
-    def delivered(self, ids: Sequence[int], epoch: int) -> None:
-        """Accepted with 2xx: the rows are deleted. True even if the claim has run out meanwhile."""
-
-    def reschedule(
-        self,
-        parked: Parked,
-        *,
-        next_attempt_at: datetime | None,
-        attempts: int,
-        reason: str,
-        status: int | None,
-        epoch: int,
-    ) -> None:
-        """Back into the queue; `next_attempt_at = None` makes it `dead`: kept, and only a person moves it.
-
-        With no more `attempts` than it had it was not tried: it keeps its time, and rests until `next_attempt_at`. One
-        that a person asked for and that was tried goes back to the attempts and the time it had, which may be `dead`.
-        Does nothing when the claim ran out and somebody else has the row now.
-        """
-
-    def retried(
-        self, subscription: str, outcome: Outcome, now: datetime, epoch: int, *, generation: int | None = None
-    ) -> None:
-        """What some retries say about an endpoint: one outcome for all of them, and none of its parked rows is touched.
-
-        It counts as that of a delivery does, but no cursor moves: whoever leaves the group leaves where the group
-        stands. Harmless for one that was removed or made anew since.
-        """
-
-    def parked_counts(self) -> dict[str, dict[str, int]]:
-        """Per subscription: waiting, dead."""
-
-    def parked_since(self) -> dict[str, datetime]:
-        """Per subscription that has something waiting: when the oldest of it was parked."""
-
-    def parked(
-        self, subscription: str | None = None, *, dead: bool | None = None, after_id: int = 0, limit: int = 100
-    ) -> list[ParkedRow]:
-        """Parked rows by id, waiting and dead or one of both, page by page; at most `CLAIM_MAX`."""
-
-    def room(self, subscriptions: Sequence[str]) -> dict[str, int]:
-        """How many more first deliveries may be parked for each of them that is there."""
-
-    def held_keys(
-        self, subscriptions: Sequence[str], places: Collection[SourcePartition] | None = None, replay_id: str = ""
-    ) -> dict[str, dict[HeldKey, int]]:
-        """Per ordered one of these: keys with something parked, and how much. Their next events are parked behind it.
-
-        Those of some places, or of all. A replay holds back only its own: neither does it wait for the live deliveries
-        of a key, nor they for it.
-        """
-
-    def release(self, ids: Sequence[int], now: datetime, epoch: int) -> int:
-        """A person wants these tried again now, dead or not. Returns how many there were.
-
-        That spends no attempt of theirs, unless they were due anyway (see `reschedule`). What waits for a session key
-        goes on waiting.
-        """
-
-    def drop(self, ids: Sequence[int], epoch: int) -> int:
-        """A person gives these up; counted as `dropped`. Returns how many there were."""
-
-    def expire(self, subscription: str, before: datetime, now: datetime, epoch: int, limit: int = 1000) -> int:
-        """Remove rows parked before then, at most `limit`; counted as `expired`. Rows under way are left alone."""
-
-    def counted(self, name: str) -> dict[str, int]:
-        """A durable count per subscription: `expired` or `dropped`."""
+    subscription: str
+    stream: str
+    through: int

@@ -1,4 +1,7 @@
-"""Where every subscription stands: one answer for the metrics, the API and the command line."""
+"""Where every subscription stands, in events and in time, by the statistics of the log's files.
+
+One answer for the metrics, the API and the command line.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from evermark.delivery.base import CursorVector, DeliveryStore, Group, SourcePartition, Subscription
+from evermark.delivery.base import BEGINNING, Cursor, CursorVector, Group, SourcePartition, Subscription
 from evermark.delivery.decide.backlog import distance
-from evermark.delivery.lag import Lag, lag_of
+from evermark.delivery.ports import DeliveryStore
 from evermark.log.head import HeadStore
 from evermark.log.read import FileRange
+
+
+@dataclass(frozen=True)
+class Lag:
+    """`events` counts all streams, wanted or not. Where batches were merged into one file, both are estimates."""
+
+    events: int = 0
+    oldest: datetime | None = None  # when the first of them happened
 
 
 @dataclass(frozen=True)
@@ -26,7 +37,7 @@ class Account:
 def accounts(
     store: DeliveryStore, heads: Mapping[SourcePartition, int], files: Callable[[str], Sequence[FileRange]]
 ) -> dict[str, Account]:
-    """By name, in a number of queries that does not depend on how many there are."""
+    """By name, in a number of queries that does not grow with the subscriptions."""
     return _accounts(store, store.subscriptions().values(), heads, files)
 
 
@@ -43,9 +54,9 @@ def _accounts(
     files: Callable[[str], Sequence[FileRange]],
 ) -> dict[str, Account]:
     live, outside = store.group().cursors, store.cursors_outside()
-    counts, since = store.parked_counts(), store.parked_since()
+    counts, since = store.parked.counts(), store.parked.oldest()
     by_source = {source: files(source) for source in {place.source for place in heads}}
-    lags: dict[frozenset[tuple[SourcePartition, int]], Lag] = {}  # nearly all stand where the group does
+    lags: dict[frozenset[tuple[SourcePartition, Cursor]], Lag] = {}  # nearly all stand where the group does
     found: dict[str, Account] = {}
     for subscription in wanted:
         name = subscription.name
@@ -76,7 +87,7 @@ def kept_for(
 ) -> dict[str, int]:
     """Per subscription outside the group: how many events taken before `horizon` the log keeps because of its cursor.
 
-    Those that none is kept for are not named. `files` by source; by whole files, as retention goes.
+    Subscriptions for which none is kept are left out. `files` by source; by whole files, as retention goes.
     """
     kept: dict[str, int] = {}
     for source, some in files.items():
@@ -86,7 +97,7 @@ def kept_for(
                 file.rows
                 for file in old
                 if any(
-                    cursors.get(SourcePartition(source, partition), 0) < file.batch_max
+                    cursors.get(SourcePartition(source, partition), BEGINNING).batch < file.batch_max
                     for partition in range(file.partition_min, file.partition_max + 1)
                 )
             )
@@ -96,7 +107,40 @@ def kept_for(
 
 
 def least_cursors(group: Group, outside: Mapping[str, CursorVector], source: str) -> dict[int, int]:
-    """Per partition of a source, the batch that every reader has passed; a place one has not seen counts as 0."""
+    """Per partition of a source, the batch that every reader has passed; 0 where a reader has no cursor."""
     readers = [group.cursors, *outside.values()]
     places = {place for cursors in readers for place in cursors if place.source == source}
-    return {place.partition: min(cursors.get(place, 0) for cursors in readers) for place in places}
+    return {place.partition: min(cursors.get(place, BEGINNING).batch for cursors in readers) for place in places}
+
+
+def lag_of(
+    cursors: CursorVector, heads: Mapping[SourcePartition, int], files: Mapping[str, Sequence[FileRange]]
+) -> Lag:
+    """The events between `cursors` and `heads`. All of a partition without a cursor is before the reader."""
+    events = 0.0
+    moments: list[datetime] = []
+    for place, head in heads.items():
+        after = cursors.get(place, BEGINNING).batch
+        if after >= head:
+            continue
+        for file in files.get(place.source, ()):
+            mine = file.partition_min <= place.partition <= file.partition_max
+            if not mine or file.batch_max <= after or file.batch_min > head:
+                continue
+            events += file.rows * _share(file, after, head) / (file.partition_max - file.partition_min + 1)
+            if (first := _first(file, after)) is not None:
+                moments.append(first)
+    return Lag(round(events), min(moments, default=None))
+
+
+def _share(file: FileRange, after: int, head: int) -> float:
+    batches = file.batch_max - file.batch_min + 1
+    return (min(file.batch_max, head) - max(file.batch_min, after + 1) + 1) / batches
+
+
+def _first(file: FileRange, after: int) -> datetime | None:
+    """When the first event after a batch happened, batches taken as evenly spread over the file's time."""
+    if file.event_time_min is None or file.event_time_max is None:
+        return file.ingested_at_max
+    passed = max(0, after + 1 - file.batch_min) / (file.batch_max - file.batch_min + 1)
+    return file.event_time_min + (file.event_time_max - file.event_time_min) * passed

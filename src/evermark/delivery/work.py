@@ -1,43 +1,43 @@
-"""Pieces of the log on their way to receivers, and what came of them.
+"""Pieces of the log on their way to receivers, and their results.
 
-`Deliverer` is the port between the decisions here and whatever reads, matches and posts (Spark in production, a model
-in the simulator). Its contract:
+`Deliverer` is the port between the decisions here and the machinery that reads, matches and posts (Spark in production,
+a model in the simulator). Its contract:
 
 - Every event of the span that the subscription matches is offered to the receiver, in log order per key.
 - A bot is offered the events that `delivery.bots.forward` selects; events of a session whose key is missing are parked
   instead.
-- `Delivered.done_to` is the last batch of the span all of whose matched events were accepted or are in
-  `outcome.parked`; `through` is the position in the next one up to and with which that holds too. Everything after it
-  counts as not done, though some of it may have been accepted.
+- Each `Outcome` says how far it `reached` in the span.
 - A crash in the middle leaves nothing behind but receivers that have seen some events.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from operator import add
 from typing import Protocol
 
-from evermark.delivery.base import Fate, HeldKey, Outcome, ParkedEvent, Reached, SourcePartition, SubscriptionSpec
-from evermark.delivery.bots.base import BotView
+from evermark.delivery.base import BotView, Cursor, Fate, HeldKey, Outcome, SourcePartition, SubscriptionSpec
+
+_WORST_FIRST = (Fate.GONE, Fate.ENDPOINT_FAILED, Fate.FULL, Fate.UNFINISHED, Fate.DONE)
 
 
 @dataclass(frozen=True)
 class Span:
-    """The batches `after < batch <= to` of one place, and the files that hold them (and perhaps others too)."""
+    """The events of one partition after `begun` up to and with batch `to`, and the files that hold them (and perhaps
+    others too)."""
 
     place: SourcePartition
-    after: int
+    begun: Cursor
     to: int
     paths: tuple[str, ...]
     rows: int
-    exact: bool = False  # the files hold these batches and nothing else
-    through: str = ""  # of the first batch, what stands up to and with this position is done, and left out
+    exact: bool = False  # the files hold the batches `after < batch <= to`, and nothing else
 
     @property
-    def begun(self) -> Reached:
-        return Reached(self.after, self.through)
+    def after(self) -> int:
+        return self.begun.batch
 
 
 @dataclass(frozen=True)
@@ -47,36 +47,26 @@ class Assignment:
     span: Span
     spec: SubscriptionSpec
     probe: bool = False  # the endpoint failed last time: one request at a time until one is accepted
-    expires_before: datetime | None = None  # what was taken earlier is passed over, and counted
-    bot: BotView | None = None  # for a bot: what it is a member of, and which session keys it has
+    expires_before: datetime | None = None  # events taken earlier are passed over, and counted
+    bot: BotView | None = None  # of a bot: its memberships, and the session keys it has
     parked_room: int | None = None  # how many more may be parked; None: the subscription's `parked_max`
 
 
 @dataclass(frozen=True)
-class BatchResult:
-    """One subscription's result in one batch. If it is not DONE, its rows up to and with `through` are done all the
-    same, and `outcome.parked` and `expired` are of these alone.
+class Result:
+    """One subscription's outcome in one batch. Each matched event up to and with position `through` was accepted,
+    expired, or is among `outcome.parked`, which holds no other; in a batch that is DONE it is the last. None: not even
+    the first.
     """
 
-    subscription: str
+    place: SourcePartition
     batch: int
     outcome: Outcome
     through: str | None = None
 
-
-@dataclass(frozen=True)
-class Delivered:
-    """One subscription's result over a span."""
-
-    subscription: str
-    done_to: int
-    outcome: Outcome
-    took_s: float | None = None  # until this one was finished, whoever else was served beside it; None: not measured
-    through: str = ""  # of the batch after `done_to`, what stands up to and with this position is done
-
     @property
-    def reached(self) -> Reached:
-        return Reached(self.done_to, self.through)
+    def subscription(self) -> str:
+        return self.outcome.subscription
 
 
 @dataclass(frozen=True)
@@ -85,40 +75,67 @@ class DeliveryOptions:
 
     historical: bool = False  # these events come late: their receiver was behind
     budget_s: float | None = None  # no new request begins after this; None: as long as it takes
-    grace_s: float | None = None  # what is under way by then may take this much longer; None: its own timeout
-    # Whoever is not done this long after half of the others were is cut off; None: nobody waits for anybody.
+    grace_s: float | None = None  # requests under way by then may take this much longer; None: their own timeout
+    # A subscription not done this long after half of the others were is cut off; None: none waits for another.
     slack_s: float | None = None
-    # With `ordered`: per subscription, the keys that have parked events, and how many. Theirs are parked behind them.
+    # With `ordered`: per subscription, the keys that have parked events, and how many. Later ones are parked behind.
     held: Mapping[str, Mapping[HeldKey, int]] = field(default_factory=dict)
-    sends: bool = True  # False: what is too old is counted, and a batch with anything else to send is unfinished
+    sends: bool = True  # False: expired events are counted, and a batch with anything else to send is unfinished
 
 
 class Deliverer(Protocol):
-    def deliver(self, assignments: Sequence[Assignment], options: DeliveryOptions) -> list[Delivered]:
-        """One `Delivered` for each, in their order. At most one assignment of a subscription in a call."""
+    def deliver(self, assignments: Sequence[Assignment], options: DeliveryOptions) -> list[Outcome]:
+        """One outcome for each, in their order. At most one assignment of a subscription in a call."""
 
 
-def fold(assignments: Sequence[Assignment], results: Iterable[BatchResult]) -> list[Delivered]:
-    """Per subscription: how far it got, and what is to be parked on the way. Batches without a match are done."""
-    by_name: dict[str, dict[int, BatchResult]] = {assignment.spec.name: {} for assignment in assignments}
+def fold(assignments: Sequence[Assignment], results: Iterable[Result]) -> list[Outcome]:
+    """Per assignment: how far it got, and which events are to be parked on the way. Batches without a match are done.
+
+    A batch that came in several pieces is done when all of them are; until then, as far as they are.
+    """
+    by_name: dict[str, dict[int, Result]] = {assignment.spec.name: {} for assignment in assignments}
     for result in results:
-        by_name[result.subscription][result.batch] = result
-    return [_folded(assignment.spec.name, assignment.span, by_name[assignment.spec.name]) for assignment in assignments]
+        mine = by_name[result.subscription]
+        before = mine.get(result.batch)
+        mine[result.batch] = result if before is None else _continued(before, result)
+    return [_folded(assignment, by_name[assignment.spec.name]) for assignment in assignments]
 
 
-def _folded(name: str, span: Span, results: Mapping[int, BatchResult]) -> Delivered:
-    accepted = expired = 0
-    parked: list[ParkedEvent] = []
+def _continued(before: Result, after: Result) -> Result:
+    through = after.through if before.outcome.fate is Fate.DONE and after.through else before.through
+    return replace(after, outcome=both(before.outcome, after.outcome), through=through)
+
+
+def _folded(assignment: Assignment, results: Mapping[int, Result]) -> Outcome:
+    span = assignment.span
+    whole: Outcome | None = None
     for batch in sorted(results):
         outcome, through = results[batch].outcome, results[batch].through
-        accepted += outcome.accepted
-        if outcome.fate is Fate.DONE or through:
-            parked += outcome.parked
-            expired += outcome.expired
-        if outcome.fate is not Fate.DONE:
-            stopped = Outcome(
-                name, outcome.fate, accepted, tuple(parked), outcome.reason, outcome.retry_after_s, expired
-            )
-            done_to = max(span.after, batch - 1)
-            return Delivered(name, done_to, stopped, through=through or (span.through if done_to == span.after else ""))
-    return Delivered(name, span.to, Outcome(name, Fate.DONE, accepted, tuple(parked), expired=expired))
+        done = outcome.fate is Fate.DONE
+        passed = outcome if done or through else replace(outcome, parked=(), expired=0)
+        whole = passed if whole is None else both(whole, passed)
+        if not done:
+            before = max(span.begun, Cursor(batch - 1))
+            return replace(whole, reached=Cursor(before.batch, through) if through else before)
+    return replace(whole or Outcome(assignment.spec.name, Fate.DONE), reached=Cursor(span.to))
+
+
+def both(one: Outcome, other: Outcome) -> Outcome:
+    """The outcome of two pieces of one subscription's work: the worse fate with its reason, and the sum of the rest."""
+    worse = one if one.fate is other.fate else min(one, other, key=lambda outcome: _WORST_FIRST.index(outcome.fate))
+    return Outcome(
+        one.subscription,
+        worse.fate,
+        one.accepted + other.accepted,
+        one.parked + other.parked,
+        worse.reason,
+        _of_both(max, one.retry_after_s, other.retry_after_s),
+        one.expired + other.expired,
+        took_s=_of_both(add, one.took_s, other.took_s),
+    )
+
+
+def _of_both(together: Callable[[float, float], float], one: float | None, other: float | None) -> float | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return together(one, other)

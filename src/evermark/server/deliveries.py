@@ -11,7 +11,8 @@ from typing import Annotated, Any, Self
 from pydantic import BeforeValidator, Field
 from pydantic.json_schema import SkipJsonSchema
 
-from evermark.delivery.base import DeliveryStore, ParkedRow
+from evermark.delivery.base import ParkedRow
+from evermark.delivery.ports import DeliveryStore
 from evermark.errors import ConflictError, NotFoundError
 from evermark.server.messages import PAGE_MAX, Answer, Asked, Limit
 from evermark.server.subscriptions import AsDeliverer
@@ -106,7 +107,7 @@ class DeliveryService:
     ) -> DeliveryPage:
         """Parked deliveries by id: waiting for a retry, or dead."""
         most = max(1, min(limit, PAGE_MAX))
-        rows = self.store.parked(subscription, dead=dead, after_id=after, limit=most + 1)
+        rows = self.store.parked.rows(subscription, dead=dead, after_id=after, limit=most + 1)
         shown = [DeliveryAnswer.of(row) for row in rows[:most]]
         return DeliveryPage(deliveries=shown, after=shown[-1].id if len(rows) > most else None)
 
@@ -122,17 +123,17 @@ class DeliveryService:
                 f"delivery {ident} waits for the key of session {row.event.session[:80]!r}",
                 hint="publish it: evermark bot keys, or PUT /v1/bots/{name}/keys",
             )
-        if self.as_deliverer(lambda epoch: self.store.release([ident], now, epoch)) == 0:
+        if self.as_deliverer(lambda epoch: self.store.parked.release([ident], now, epoch)) == 0:
             raise _no_delivery(ident)
         return DeliveryAnswer.of(replace(row, next_attempt_at=now))
 
     def drop(self, ident: int) -> None:
         """Give a parked delivery up: never delivered, and counted as dropped."""
-        if self.as_deliverer(lambda epoch: self.store.drop([ident], epoch)) == 0:
+        if self.as_deliverer(lambda epoch: self.store.parked.drop([ident], epoch)) == 0:
             raise _no_delivery(ident)
 
     def _row(self, ident: int) -> ParkedRow:
-        for row in self.store.parked(after_id=ident - 1, limit=1):
+        for row in self.store.parked.rows(after_id=ident - 1, limit=1):
             if row.id == ident:
                 return row
         raise _no_delivery(ident)

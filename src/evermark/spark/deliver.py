@@ -1,8 +1,9 @@
-"""Delivery as a Spark job: which subscription wants which row is found, and the task reads and posts these rows.
+"""Delivery as a Spark job: one task reads and posts the rows that its subscriptions want.
 
-Where a predicate has to hold Spark matches, in one pass, and hands the task places: file, row number, subscription.
-Without one the task matches by stream and operation itself. Rows are read by the task: through the JVM they would cost
-ten times as much. Only results travel back, as JSON rows: one for each (subscription, batch), with what is parked.
+Where a predicate has to hold Spark matches, in one pass, and hands the task the address (file, row number) and the
+subscription of each matched row. Without a predicate the task matches by stream and operation itself. Rows are read by
+the task: through the JVM they would cost ten times as much. Only results travel back, as JSON rows: one for each
+(subscription, batch), with the parked events.
 """
 
 from __future__ import annotations
@@ -21,15 +22,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 
-from evermark.delivery.base import Fate, HeldKey, Outcome, SubscriptionSpec
+from evermark.delivery.base import Fate, HeldKey, Outcome, SourcePartition, SubscriptionSpec
 from evermark.delivery.bots.forward import forwarded, waiting
 from evermark.delivery.decide.expiry import with_expired, without_expired
 from evermark.delivery.decide.matching import expanded
-from evermark.delivery.replay.rounds import both
+from evermark.delivery.sinks import Sinks
 from evermark.delivery.webhook.base import Job
-from evermark.delivery.webhook.bundles_ahead import prepared
-from evermark.delivery.webhook.sink import WebhookSink
-from evermark.delivery.work import Assignment, BatchResult, Delivered, DeliveryOptions, Span, fold
+from evermark.delivery.webhook.bundles import prepared
+from evermark.delivery.work import Assignment, DeliveryOptions, Result, Span, fold
 from evermark.log.frames import files_frame
 from evermark.log.row_reader import I64, ROW_ADDRESS, ROW_ADDRESS_SQL, RowReader
 from evermark.log.span import row_addresses
@@ -42,11 +42,11 @@ from evermark.spark.replay import SparkReplays, require_codes
 
 # A span without a budget still ends: events not sent by then are left for the next round.
 _NO_BUDGET_S = 3600.0
-# What is sent at a time.
+# How much is sent at a time.
 _CHUNK_ROWS = 20_000
 _CHUNK_BYTES = 64 * 1024 * 1024
 _CHUNK_MATCHES = 1_000_000
-# Half of what Spark reads in one piece.
+# Half of the bytes that Spark reads in one piece.
 _CUT_BYTES = 64 * 1024 * 1024
 
 
@@ -61,21 +61,21 @@ Late = dict[str, dict[int, pa.Array]]
 
 @dataclass
 class _SoFar:
-    """What a task knows of its subscriptions from the pieces it has sent."""
+    """The state of a task's subscriptions after the pieces it has sent."""
 
     held: dict[str, Counter[HeldKey]]
-    room: dict[str, int]  # how many more may be parked, of those of whom that is known
+    room: dict[str, int]  # how many more may be parked, where that is known
     stopped: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
 class _Post:
-    """What a task needs to post; pickled into the job, secrets sealed."""
+    """The task that posts; pickled into the job, secrets sealed."""
 
     assignments: tuple[Assignment, ...]
     box: SecretBox
     options: DeliveryOptions
-    matches_here: bool  # else places come with the rows of the job
+    matches_here: bool  # else addresses come with the rows of the job
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         budget_s = _NO_BUDGET_S if self.options.budget_s is None else self.options.budget_s
@@ -98,7 +98,7 @@ class _Post:
         require_codes(paths_of(self.assignments))
         for span, numbers in by_span(self.assignments):
             where = (span.paths, span.place.partition, span.after, span.to)
-            found = row_addresses(*where, exact=span.exact, through=span.through)
+            found = row_addresses(*where, exact=span.exact, through=span.begun.through)
             mine = [self.assignments[number] for number in numbers]
             specs = [assignment.spec for assignment in mine]
             among = {n: assignment.bot.streams for n, assignment in enumerate(mine) if assignment.bot is not None}
@@ -109,7 +109,7 @@ class _Post:
                 yield found.codes[start + rows], found.numbers[start + rows], np.asarray(numbers)[of]
 
     def _jobs(self, wanted: MatchedRows) -> tuple[list[Job], Late]:
-        """What is to be sent, rendered while what came before is sent; and what is too old to be."""
+        """The jobs of one piece, rendered while the piece before is sent; and rows that are too old to be sent."""
         jobs: list[Job] = []
         expired: Late = {}
         for index, rows in by_subscription(*wanted):
@@ -138,39 +138,48 @@ class _Post:
             for job in jobs
             if job.spec.name not in so_far.stopped
         ]
+        places = {assignment.spec.name: assignment.span.place for assignment in self.assignments}
         if not self.options.sends:
-            yield from map(_row, _unsent(going, late, so_far.stopped))
+            yield from map(_row, _unsent(going, places, late, so_far.stopped))
             going = []
         specs = {job.spec.name: job.spec for job in going}
         for name in late.keys() - specs.keys() - so_far.stopped:
-            yield from map(_row, with_expired(name, [], late[name]))
+            yield from map(_row, with_expired(name, places[name], [], late[name]))
         began = time.monotonic()
-        for results in WebhookSink().deliver_each(going, left_s, self.options.grace_s, self.options.slack_s):
+        for results in Sinks().deliver_each(going, left_s, self.options.grace_s, self.options.slack_s):
             took_s = time.monotonic() - began
             name = results[0].subscription
-            for result in with_expired(name, results, late.get(name, {})):
+            for result in with_expired(name, places[name], results, late.get(name, {})):
                 if result.outcome.fate is not Fate.DONE:
                     so_far.stopped.add(name)
                 so_far.held[name] += now_held(specs[name], result.outcome.parked)
                 if name in so_far.room:
                     so_far.room[name] -= sum(not event.session for event in result.outcome.parked)
                 yield _row(result, took_s)
-                took_s = 0.0  # told once: those of several chunks are added up
+                took_s = 0.0  # told once: the times of several results are added up
 
 
-def _unsent(jobs: Sequence[Job], late: Late, stopped: set[str]) -> Iterator[BatchResult]:
+def _unsent(
+    jobs: Sequence[Job], places: Mapping[str, SourcePartition], late: Late, stopped: set[str]
+) -> Iterator[Result]:
     """Nothing is sent: each of these subscriptions gets as far as its first batch with something to send."""
     for job in jobs:
         name, batch = job.spec.name, pc.min(job.events.column("batch")).as_py()
         before = {number: rows for number, rows in late.get(name, {}).items() if number < batch}
-        yield from with_expired(name, [], before)
-        yield BatchResult(name, batch, Outcome(name, Fate.UNFINISHED, reason="nothing is sent to it now"))
+        yield from with_expired(name, places[name], [], before)
+        yield Result(places[name], batch, Outcome(name, Fate.UNFINISHED, reason="nothing is sent to it now"))
         stopped.add(name)
 
 
-def _row(result: BatchResult, took_s: float = 0.0) -> dict[str, Any]:
+def _row(result: Result, took_s: float = 0.0) -> dict[str, Any]:
     fields = outcome_fields(result.outcome)
-    return {**fields, "batch": result.batch, "through": result.through, "took_s": took_s}
+    return {**fields, "took_s": took_s, "batch": result.batch, "through": result.through}
+
+
+def _results(assignments: Sequence[Assignment], rows: Iterable[Mapping[str, Any]]) -> Iterator[Result]:
+    places = {assignment.spec.name: assignment.span.place for assignment in assignments}
+    for row in rows:
+        yield Result(places[row["subscription"]], row["batch"], outcome_of(row), row["through"])
 
 
 def paths_of(assignments: Sequence[Assignment]) -> tuple[str, ...]:
@@ -186,7 +195,7 @@ def by_span(assignments: Sequence[Assignment]) -> list[tuple[Span, list[int]]]:
 
 
 def gathered(pieces: Iterable[Addresses]) -> Iterator[Addresses]:
-    """The same places, more of them at a time: what is sent together is served side by side."""
+    """The same addresses, more of them at a time: rows that are sent together are served side by side."""
     waiting: list[Addresses] = []
     rows = 0
     for piece in pieces:
@@ -210,7 +219,7 @@ def arrays(batch: pa.RecordBatch) -> Addresses:
 
 
 def read(paths: Sequence[str], places: Iterable[Addresses]) -> Iterator[MatchedRows]:
-    """The rows at some places, each read once however many want it; fewer at a time if they are large."""
+    """The rows at some addresses, each read once however many want it; fewer at a time if they are large."""
     picker = RowReader(paths)
     size = min(_CHUNK_ROWS, picker.rows_within(_CHUNK_BYTES))
     for codes, numbers, of in places:
@@ -235,12 +244,12 @@ def by_subscription(rows: pa.RecordBatch, of_row: I64, of: I64) -> Iterator[tupl
 
 
 class SparkDeliverer(SparkReplays):
-    """`Deliverer` and `ReplayDeliverer` on Spark. One task per span: what it does is wait for receivers."""
+    """`Deliverer` and `ReplayDeliverer` on Spark. One task for all spans of a call: it mostly waits for receivers."""
 
     def __init__(self, spark: SparkSession, box: SecretBox) -> None:
         super().__init__(spark, box)
 
-    def deliver(self, assignments: Sequence[Assignment], options: DeliveryOptions) -> list[Delivered]:
+    def deliver(self, assignments: Sequence[Assignment], options: DeliveryOptions) -> list[Outcome]:
         mine = [
             assignment
             for assignment in assignments
@@ -256,11 +265,12 @@ class SparkDeliverer(SparkReplays):
         except Exception as error:
             spans = ", ".join(f"{span.after + 1} to {span.to}" for span, _ in by_span(mine)[:3])
             raise engine_error(f"delivery of batches {spans} failed", error) from error
-        took = _took_s(rows)
-        return [replace(one, took_s=took.get(one.subscription, 0.0)) for one in fold(assignments, _joined(rows))]
+        found = fold(assignments, _results(mine, rows))
+        # A subscription without a row wanted nothing, and took no time.
+        return [one if one.took_s is not None else replace(one, took_s=0.0) for one in found]
 
     def _wanted(self, assignments: Sequence[Assignment]) -> DataFrame:
-        """The places of all assignments, one span after another, and the number of the assignment."""
+        """The addresses of all assignments, one span after another, and the number of the assignment."""
         found = [
             self.places(span, [assignments[n].spec for n in numbers], numbers) for span, numbers in by_span(assignments)
         ]
@@ -273,8 +283,8 @@ class SparkDeliverer(SparkReplays):
         if not span.exact:
             # Only where it is needed: each new number in a condition is new code for the JVM to compile.
             frame = frame.where(f"partition = {span.place.partition} and batch > {span.after} and batch <= {span.to}")
-        if span.through:
-            frame = frame.where((frame.batch > span.after + 1) | (frame.position > span.through))
+        if span.begun.through:
+            frame = frame.where((frame.batch > span.after + 1) | (frame.position > span.begun.through))
         if span.exact and _in_one_piece(span.paths):
             return _numbered(matched(frame.coalesce(1), specs, ROW_ADDRESS), numbers)
         # After the match: Spark drops a sort that comes before a join.
@@ -295,23 +305,3 @@ def _numbered(found: DataFrame, numbers: Sequence[int] | None) -> DataFrame:
 def _in_one_piece(paths: Sequence[str]) -> bool:
     """Whether Spark reads these files as one, from the first row to the last: it cuts large ones."""
     return len(paths) == 1 and Path(paths[0]).stat().st_size < _CUT_BYTES
-
-
-def _joined(rows: Sequence[Mapping[str, Any]]) -> list[BatchResult]:
-    """A batch that came in several chunks is done when all of them are; until then, as far as they are."""
-    by_key: dict[tuple[str, int], BatchResult] = {}
-    for row in rows:
-        found = BatchResult(row["subscription"], row["batch"], outcome_of(row), row["through"])
-        before = by_key.get((found.subscription, found.batch))
-        if before is not None:
-            through = found.through if before.outcome.fate is Fate.DONE and found.through else before.through
-            found = replace(found, outcome=both(before.outcome, found.outcome), through=through)
-        by_key[found.subscription, found.batch] = found
-    return list(by_key.values())
-
-
-def _took_s(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    took: dict[str, float] = {}
-    for row in rows:
-        took[row["subscription"]] = took.get(row["subscription"], 0.0) + row["took_s"]
-    return took

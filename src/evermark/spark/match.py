@@ -38,13 +38,13 @@ def matched(
     """
     filters = _wishes(tuple((spec.streams, spec.ops, spec.where) for spec in specs))
     wide, alias = with_paths(frame, [filter_.predicate for filter_ in filters])
-    # What can never be delivered goes first, so that a test is about its predicate alone.
+    # Operations that are never delivered go first, so that a test is about its predicate alone.
     wide = wide.where(f"op in ({', '.join(map(string_sql, wanted_ops(())))})")
     if len(specs) <= tested_max:
         tests = _tests(filters, range(len(filters)), alias)
         return wide.selectExpr(*columns, f"explode({tests}) as {SUBSCRIPTION}")
     index = _index(filters)
-    # By a step of its own: there Spark evaluates what several tests have in common once.
+    # By a step of its own: there Spark evaluates common parts of several tests once.
     wide = wide.selectExpr("*", f"{_tests(filters, index.tested, alias)} as {_TESTED}")
     for number, table in enumerate(index.tables):
         wide = _looked_up(wide, table, f"{_FOUND}_{number}", alias)
@@ -77,7 +77,7 @@ def wanted_by(frame: DataFrame, spec: SubscriptionSpec, more: str | None = None)
 
 
 def _tests(filters: Sequence[Filter], numbers: Sequence[int], alias: Alias) -> str:
-    """An array of those among some filters that an event meets, each of them tested."""
+    """An array of the filters, among some, that an event meets, each of them tested."""
     # Not by array_compact, which calls a function for each element.
     tests = [f"if({_test(filters[n], alias)}, {n}, -1)" for n in numbers]
     return f"array_remove(array({', '.join(tests)}), -1)" if tests else "cast(array() as array<int>)"
@@ -119,7 +119,7 @@ _KINDS = {"string": pa.string(), "boolean": pa.bool_(), "bigint": pa.int64(), "d
 
 
 def _rest(filters: Sequence[Filter], index: Index, alias: Alias) -> str | None:
-    """What is left to check of those that a table found, as one expression over the number of the filter_."""
+    """The checks left for filters that a table found, as one expression over the number of the filter."""
     conditions: dict[int, str] = {}
     for table in index.tables:
         for numbers in table.rows.values():
@@ -133,7 +133,7 @@ def _rest(filters: Sequence[Filter], index: Index, alias: Alias) -> str | None:
 
 
 def _by_number(conditions: Sequence[tuple[int, str]]) -> str:
-    """A tree of comparisons: a filter_'s condition is found in a few steps, and only that one is evaluated."""
+    """A tree of comparisons: a filter's condition is found in a few steps, and only that one is evaluated."""
     if len(conditions) == 1:
         number, condition = conditions[0]
         return f"if({SUBSCRIPTION} = {number}, coalesce({condition}, false), true)"

@@ -1,4 +1,4 @@
-"""What tasks that post have in common: results travel back to the driver as JSON rows."""
+"""Common to tasks that post: outcomes travel back to the driver as JSON rows."""
 
 from __future__ import annotations
 
@@ -23,38 +23,25 @@ def rows_batch(rows: Iterable[Mapping[str, Any]]) -> pa.RecordBatch:
 
 
 def outcome_fields(outcome: Outcome) -> dict[str, Any]:
-    return {
-        "subscription": outcome.subscription,
-        "fate": outcome.fate,
-        "accepted": outcome.accepted,
-        "expired": outcome.expired,
-        "reason": outcome.reason,
-        "retry_after_s": outcome.retry_after_s,
-        "parked": [asdict(p) for p in outcome.parked],
-    }
+    """As JSON, but for `reached`: the driver finds out how far a subscription got."""
+    return {**vars(outcome), "parked": [asdict(event) for event in outcome.parked], "reached": None}
 
 
 def outcome_of(row: Mapping[str, Any]) -> Outcome:
-    parked = tuple(ParkedEvent(**{**p, "place": SourcePartition(**p["place"])}) for p in row["parked"])
-    return Outcome(
-        row["subscription"],
-        Fate(row["fate"]),
-        row["accepted"],
-        parked,
-        row["reason"],
-        row["retry_after_s"],
-        row["expired"],
-    )
+    parked = tuple(ParkedEvent(**{**event, "place": SourcePartition(**event["place"])}) for event in row["parked"])
+    reason, retry_after_s, expired, took_s = row["reason"], row["retry_after_s"], row["expired"], row["took_s"]
+    fate, accepted = Fate(row["fate"]), row["accepted"]
+    return Outcome(row["subscription"], fate, accepted, parked, reason, retry_after_s, expired, took_s=took_s)
 
 
 def now_held(spec: SubscriptionSpec, parked: Iterable[ParkedEvent]) -> Counter[HeldKey]:
-    """Keys whose next events must wait: what one chunk of a job parks holds back the chunks after it."""
+    """Keys whose next events must wait: events parked in one chunk of a job hold back the chunks after it."""
     keyed = parked if spec.ordered else ()
     return Counter(key for event in keyed for key in event.held_keys)
 
 
 def held_lanes(rows: pa.RecordBatch, waiting: Mapping[HeldKey, int]) -> dict[Lane, int]:
-    """The lanes among these rows whose key has something parked, and how much."""
+    """The lanes among these rows whose key has parked events, and how many."""
     held: dict[Lane, int] = {}
     if waiting:
         places = list(map(SourcePartition, rows.column("source").to_pylist(), rows.column("partition").to_pylist()))

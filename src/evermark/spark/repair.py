@@ -22,7 +22,7 @@ from evermark.spark.ingest import engine_error
 
 # Reads of the source at a time: it has other work to do.
 _READERS_MAX = 4
-# Of one batch: a cursor cannot stop inside one, and a whole outage is much to send again.
+# Rows of one batch: the live group settles whole batches, and a whole outage in one batch is much to send again.
 BATCH_ROWS_MAX = 50_000
 BATCH_BYTES_MAX = 128 * 1024 * 1024
 

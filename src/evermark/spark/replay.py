@@ -21,12 +21,11 @@ from pyspark.sql import DataFrame, SparkSession
 
 from evermark.delivery.base import Fate, Outcome, ParkedEvent, SubscriptionSpec
 from evermark.delivery.bots.forward import forwarded, waiting
-from evermark.delivery.replay.plan import Replayed, ReplayWork
-from evermark.delivery.replay.rounds import Round, folded
+from evermark.delivery.replay.plan import Replayed, ReplayWork, Round, folded
 from evermark.delivery.replay.timeslice import Mark, TimeSlice, micros, moment_at
+from evermark.delivery.sinks import Sinks
 from evermark.delivery.webhook.base import Job, Prefix
-from evermark.delivery.webhook.bundles_ahead import prepared
-from evermark.delivery.webhook.sink import WebhookSink
+from evermark.delivery.webhook.bundles import prepared
 from evermark.errors import EngineError
 from evermark.log.frames import files_frame
 from evermark.log.row_reader import I64, ROW_ADDRESS, ROW_ADDRESS_SQL, RowReader, codes_differ
@@ -40,11 +39,11 @@ from evermark.spark.match import wanted_by
 from evermark.spark.posting import ROW_DDL, held_lanes, now_held, outcome_fields, outcome_of, rows_batch
 
 _GRACE_S = 1.0
-# Slices that are looked for at a time, beside those that are posted; and how many of them are kept.
+# Slices that are looked for at a time, beside the ones being posted; and how many of them are kept.
 FINDERS = 2
 _PREPARED_MAX = 4
-# What one round of posting takes: its rows are in memory, and each round waits for its last answer. The first is small:
-# nothing is sent before it is read and rendered.
+# Rows of one round of posting: they are in memory, and each round waits for its last answer. The first round is small:
+# no row is sent before the round is read and rendered.
 ROUND_ROWS_FIRST = 10_000
 ROUND_ROWS = 100_000
 ROUND_BYTES = 64 * 1024 * 1024
@@ -61,8 +60,8 @@ def places(
 ) -> DataFrame:
     """Where the events of a slice are, by (event_time, event_id), in one partition; nothing beyond `heads`, if given.
 
-    With a `spec` only what that subscription wants; `streams` and `where` say less. Few steps on purpose: each costs
-    Spark an analysis, and a slice may be small.
+    With a `spec` only events that the subscription wants; `streams` and `where` narrow it. Few steps on purpose: each
+    costs Spark an analysis, and a slice may be small.
     """
     require_codes(piece.paths)
     mark = piece.mark
@@ -131,7 +130,7 @@ def rows_at(codes: I64, numbers: I64, paths: Sequence[str]) -> Iterator[pa.Recor
 
 @dataclass(frozen=True)
 class _Send:
-    """What the task needs; pickled into the job, secrets sealed."""
+    """The task that posts a slice; pickled into the job, secrets sealed."""
 
     work: ReplayWork
     found: tuple[I64, I64] | None  # None: the task looks for itself
@@ -151,9 +150,8 @@ class _Send:
                 return
 
     def _jobs(self) -> Iterator[tuple[Job, pa.RecordBatch]]:
-        """Rendered while what came before is sent, read while that is rendered; with the rows that were looked at.
-
-        A bot is sent fewer.
+        """Rendered while the round before is sent, read while that is rendered; with all rows that were looked at, of
+        which a bot is sent fewer.
         """
         work = self.work
         among = None if work.bot is None else work.bot.streams
@@ -170,7 +168,7 @@ class _Send:
         left = max(0.0, self.deadline - time.time())
         done = Prefix(0, Outcome(job.spec.name, Fate.DONE))
         if job.events.num_rows:
-            done = WebhookSink(low_priority=True).deliver_prefix(job, left, _GRACE_S)
+            done = Sinks(low_priority=True).deliver_prefix(job, left, _GRACE_S)
         # All that was looked at is done with the last of it that had to be sent.
         whole = done.outcome.fate is Fate.DONE
         passed, rows = (looked_at, looked_at.num_rows) if whole else (job.events, done.rows)
@@ -182,10 +180,10 @@ class _Send:
 
 
 class SparkReplays:
-    """`ReplayDeliverer` on Spark: one task that posts what is in a slice.
+    """`ReplayDeliverer` on Spark: one task that posts the events of a slice.
 
-    Where a predicate has to hold, a job before it finds the places; those of the next slice are found while this one is
-    posted: the one computes, the other mostly waits.
+    Where a predicate has to hold, a job before it finds their addresses; those of the next slice are found while this
+    one is posted: the one computes, the other mostly waits.
     """
 
     def __init__(self, spark: SparkSession, box: SecretBox) -> None:
@@ -233,7 +231,7 @@ def _has_predicate(work: ReplayWork) -> bool:
 
 
 def _finds_the_same(one: ReplayWork, other: ReplayWork) -> bool:
-    """Whether what was found for one step is what another one looks for; a subscription may have changed meanwhile."""
+    """Whether two steps look for the same events; a subscription may have changed meanwhile."""
     wishes = [(w.slice, w.heads, w.streams, w.where, w.spec.streams, w.spec.ops, w.spec.where) for w in (one, other)]
     return wishes[0] == wishes[1]
 

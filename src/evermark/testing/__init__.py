@@ -13,7 +13,7 @@ if TYPE_CHECKING:
         LeaseContract,
         LogContract,
         ParkedContract,
-        RosterContract,
+        RegistrationContract,
         SourceContract,
     )
 
@@ -24,7 +24,7 @@ __all__ = [
     "LeaseContract",
     "LogContract",
     "ParkedContract",
-    "RosterContract",
+    "RegistrationContract",
     "SourceContract",
 ]
 

@@ -1,16 +1,16 @@
 """Which events of its streams a bot is sent. Pure.
 
-| what | goes to |
+| event | goes to |
 |---|---|
-| an event the bot's own user made | nobody: never its own |
+| an event the bot's own user made | no bot of that user |
 | a join or leave | the bot it is about, in any mode but `none` |
-| settings | nobody |
+| settings | no bot |
 | a slash command | the app it addresses, in any mode but `none` |
 | a message in the bot's inbox | the bot, in any mode |
-| any other message | every member in mode `all`; with `mentions_replies_reactions` those it concerns |
-| what happened to a stream as a whole (`truncate`) | its members, in any mode but `none` |
+| any other message | every member in mode `all`; with `mentions_replies_reactions` the members it concerns |
+| a change of the stream as a whole (`truncate`) | its members, in any mode but `none` |
 
-Memberships count where the event stands in the log: who joined later does not get it.
+Memberships count where the event stands in the log: a user who joined later does not get it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from evermark.delivery.bots.base import SESSION_CHARS_MAX, BotMode, BotSpec, BotView, Mark
+from evermark.delivery.base import SESSION_CHARS_MAX, BotMode, BotSpec, BotView, Mark
 from evermark.event import Op
 
 _KEPT_MAX = 8_192
@@ -70,7 +70,7 @@ def forwarded(rows: pa.RecordBatch, view: BotView) -> pa.RecordBatch:
         known = stream in view.inboxes
         if known or stream in view.member or stream in view.partly:
             member = is_member(view, stream, (batches[n], positions[n]))
-            # One that is named is an inbox for good; any other for as long as it was this user's.
+            # An inbox that the spec names is one for good; any other while its user is a member.
             inbox = known and (member or stream == view.wish.inbox)
             kept[n] = forwards(view.wish, ops[n], parsed(payloads[n]), member=member, inbox=inbox)
     return rows if kept.all() else rows.filter(pa.array(kept))
@@ -90,7 +90,7 @@ def waiting(rows: pa.RecordBatch, view: BotView) -> dict[int, str]:
 
 
 def is_session(name: str) -> bool:
-    """Whether a key can be published for a session of this name: nothing waits for what cannot come."""
+    """Whether a key can be published for a session of this name: no event waits for another."""
     return 0 < len(name) <= SESSION_CHARS_MAX and name.isprintable()
 
 
@@ -101,7 +101,7 @@ def session_of(said: object) -> str:
 
 
 def parsed(payload: str | None) -> object:
-    """A payload as JSON; None for what is none. Not to be changed: several bots look at one and the same."""
+    """A payload as JSON; None if it is not JSON. Not to be changed: several bots look at the same object."""
     if payload is None:
         return None
     return _kept(payload) if len(payload) <= _KEPT_CHARS_MAX else _loaded(payload)

@@ -1,19 +1,16 @@
-"""Session keys: what may be published, when a missing one is asked for, and how. Pure."""
+"""Session keys: which may be published, and when a missing key is asked for. Pure."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
-from evermark.delivery.bots.base import (
+from evermark.delivery.base import (
     ASK_EVERY,
     ASK_EVERY_MAX,
     KEYS_AT_ONCE_MAX,
     KEYS_MAX,
     SESSION_CHARS_MAX,
-    KeyWanted,
     MembershipDelta,
 )
 from evermark.delivery.bots.forward import is_session
@@ -45,7 +42,7 @@ def require_learned(lessons: Sequence[MembershipDelta], at: Mapping[str, int]) -
         if at.get(one.user, 0) != one.begun_at:
             raise ConflictError(
                 f"user {one.user!r} was looked up to batch {at.get(one.user, 0)}, and this begins at {one.begun_at}",
-                hint="somebody else looked meanwhile; nothing is lost",
+                hint="another instance looked meanwhile; nothing is lost",
             )
 
 
@@ -59,27 +56,3 @@ def next_ask_at(asked_at: datetime | None, asks: int, now: datetime) -> datetime
         return now
     wait: timedelta = min(ASK_EVERY_MAX, ASK_EVERY * 2.0 ** (min(asks, 20) - 1))
     return asked_at + wait
-
-
-def ask_event(wanted: KeyWanted, now: datetime) -> str:
-    """A row as the log would have it; its stream and operation make its type `evermark.session_key.wanted`."""
-    told = now.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
-    since = wanted.since.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
-    about = {"device": wanted.device, "session": wanted.session, "stream": wanted.stream, "since": since}
-    named = hashlib.sha256(f"{wanted.subscription}\x00{wanted.session}\x00{wanted.asks}\x00{told}".encode())
-    return json.dumps(
-        {
-            "event_id": f"session-key-{named.hexdigest()[:32]}",
-            "source": "evermark",
-            "partition": 0,
-            "position": "",
-            "batch": 0,
-            "stream": "evermark.session_key",
-            "op": "wanted",
-            "event_time": told,
-            "ingested_at": told,
-            "payload": json.dumps(about, ensure_ascii=False),
-            "flags": [],
-        },
-        ensure_ascii=False,
-    )

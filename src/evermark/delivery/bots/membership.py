@@ -1,30 +1,45 @@
 """Where a user was a member, and when: from joins and leaves in the log. Pure.
 
-Three kinds of rows tell of membership: a join or leave, as an event or, while a stream is taken again, as a `schema`
-row beside it; a description of a stream (`schema`) that lists its `members`, for those who are there without joining:
-the owner of an inbox, the two of a direct stream, the first members of a channel; and a note (`truncate`) that a stream
-was deleted or recreated, which ends all that was, or that another history of it was accepted, which ends it for all but
-the `members` it lists, and begins nothing: they may have joined anywhere in what follows.
+Three kinds of rows tell of membership:
+
+- a join or leave, as an event or, while a stream is taken again, as a `schema` row beside it;
+- a description of a stream (`schema`) that lists its `members`, for users who are there without joining: the owner of
+  an inbox, the two of a direct stream, the first members of a channel;
+- a note (`truncate`) that a stream was deleted or recreated, which ends every stay, or that another history of it was
+  accepted, which ends the stays of all but the `members` it lists. It begins no stay: the join of a listed member may
+  be anywhere in the rows that follow.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from evermark.delivery.bots.base import BotSpec, BotView, MembershipDelta, Move, Stay
+from evermark.delivery.base import BotSpec, BotView, Mark, MembershipDelta, Stay
 from evermark.delivery.bots.forward import parsed
 from evermark.event import Op
 
 Stays = Mapping[str, tuple[Stay, ...]]
 
 
+@dataclass(frozen=True)
+class Move:
+    """A user became a member of a stream, or is none any more."""
+
+    stream: str
+    user: str
+    at: Mark
+    joins: bool
+    inbox: bool = False
+
+
 def moves_of(
     rows: Iterable[Mapping[str, Any]], users: Collection[str], staying: Callable[[str], Iterable[str]]
 ) -> Iterator[Move]:
-    """What some rows of the log (stream, op, batch, position, payload), in its order, tell about some users. `staying`:
-    who may be in a stream before these rows. Nobody else can leave it, and there may be hundreds who never were there.
+    """The joins and leaves of some users that rows of the log (stream, op, batch, position, payload) tell of, in order.
+    `staying`: the users who may be in a stream before these rows: no other can leave it.
     """
     joined: dict[str, set[str]] = defaultdict(set)  # in these rows
     for row in rows:
@@ -43,7 +58,7 @@ def moves_of(
             continue
         listed = members if isinstance(members, list) else ()
         named = {user for user in listed if isinstance(user, str) and user in users}
-        # A description is whole: whoever it does not name is no member from there on.
+        # A description is whole: a user it does not name is no member from there on.
         others = {user for user in (*staying(stream), *joined[stream]) if user in users}
         if row["op"] == Op.TRUNCATE:
             yield from (Move(stream, user, at, joins=False) for user in sorted(others - named))
@@ -54,7 +69,7 @@ def moves_of(
 
 
 def after_move(stays: tuple[Stay, ...], move: Move) -> tuple[Stay, ...]:
-    """The stays of a user in a stream after one more move. What was learned before changes nothing."""
+    """The stays of a user in a stream after one more move. A move that was learned before changes nothing."""
     last = stays[-1] if stays else None
     if last is not None and move.at <= (last.end or last.begin):
         return stays
@@ -64,7 +79,7 @@ def after_move(stays: tuple[Stay, ...], move: Move) -> tuple[Stay, ...]:
 
 
 def lesson(user: str, begun_at: int, done_to: int, known: Stays, moves: Iterable[Move]) -> MembershipDelta:
-    """What some moves change for a user: all stays of each stream where anything does."""
+    """The changes that some moves make for a user: all stays of each stream in which any stay changed."""
     changed: dict[str, tuple[Stay, ...]] = {}
     for move in moves:
         if move.user == user:
@@ -76,7 +91,7 @@ def lesson(user: str, begun_at: int, done_to: int, known: Stays, moves: Iterable
 
 
 def view_of(wish: BotSpec, stays: Stays, after: int, to: int) -> BotView:
-    """What a bot is a member of in the batches `after < batch <= to`."""
+    """The view of a bot for the batches `after < batch <= to`."""
     member: set[str] = set()
     partly: dict[str, tuple[Stay, ...]] = {}
     inboxes: set[str] = {wish.inbox} if wish.inbox else set()

@@ -1,8 +1,9 @@
-"""What has to be known of bots before a span of the log is delivered to them: learned from the log itself.
+"""The memberships by which a span is delivered to bots, learned from the log itself.
 
-Nothing is delivered to a bot before every join and leave up to the end of the span was learned: `views` looks through
-what is missing before it answers. What it learned stands in State with a cursor of its own, so that a crash repeats a
-look, and never skips one. Without news the cursor is written now and then only: looking again finds nothing again.
+No event is delivered to a bot before every join and leave up to the end of the span was learned: `views` looks through
+the batches that are missing before it answers. Memberships stand in State with a cursor of their own, so that a crash
+repeats a look, and never skips one. Without news that cursor is written now and then only: looking again finds nothing
+again.
 """
 
 from __future__ import annotations
@@ -12,33 +13,65 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from evermark import failpoint
-from evermark.delivery.base import SourcePartition, SubscriptionSpec
-from evermark.delivery.bots.base import BotSpec, BotStore, BotView, Membership, MembershipDelta, Move, Stay
-from evermark.delivery.bots.membership import lesson, moves_of, view_of
-from evermark.delivery.bots.scan import streams_in, telling
+from evermark.delivery.base import (
+    BotSpec,
+    BotView,
+    Cursor,
+    Membership,
+    MembershipDelta,
+    SourcePartition,
+    Stay,
+    SubscriptionSpec,
+)
+from evermark.delivery.bots.membership import Move, lesson, moves_of, view_of
 from evermark.delivery.decide.backlog import next_span
+from evermark.delivery.ports import BotStore
 from evermark.delivery.work import Span
 from evermark.errors import EngineError, EvermarkError
+from evermark.event import Op
 from evermark.log.read import FileRange
 
-# What may be looked through while others wait; a bot that needs more is served by itself until it is level.
+# Rows that may be looked through while others wait; a bot that needs more is served by itself until it is level.
 QUICK_ROWS_MAX = 20_000
-# From so many streams on, a bot's view is cut down to those of the span.
+# From so many streams on, a bot's view is cut down to the streams of the span.
 NARROWED_FROM = 100
 _LOOK_ROWS = 500_000
 _KEEP_EVERY = 64
 _ALL_BATCHES = 2**63 - 1
+# A payload may be written with spaces or without; rows that match without being joins are parsed and left out.
+_TELLS = r'"kind"\s*:\s*"(join|leave)"'
+_COLUMNS = ["stream", "op", "partition", "batch", "position", "payload"]
+_PIECE_ROWS = 65_536
 
 Read = Callable[[Sequence[str], int, int, int], list[dict[str, object]]]
 
 
+def telling(paths: Sequence[str], partition: int, after: int, to: int) -> list[dict[str, Any]]:
+    """Rows that may tell of membership in the batches `after < batch <= to` of a partition, in log order."""
+    found = [row for path in paths for row in _in_file(path, partition, after, to)]
+    return sorted(found, key=lambda row: (row["batch"], row["position"]))
+
+
+def streams_in(paths: Sequence[str]) -> frozenset[str]:
+    """The streams that some files have events of."""
+    found: set[str] = set()
+    for path in paths:
+        with pq.ParquetFile(path) as file:
+            for piece in file.iter_batches(_PIECE_ROWS, columns=["stream"], use_threads=False):
+                found.update(pc.unique(piece.column("stream")).to_pylist())
+    return frozenset(found)
+
+
 @dataclass
 class _User:
-    """What is known of a user: as State has it, and further."""
+    """The memberships of a user, as far as State has them and beyond."""
 
     to: dict[int, int]
     stays: dict[str, tuple[Stay, ...]]
@@ -63,8 +96,8 @@ class BotViews:
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def views(self, specs: Iterable[SubscriptionSpec], span: Span, *, quick: bool = False) -> dict[str, BotView]:
-        """For each bot among some subscriptions what it has to do with a span. `quick`: others wait; those about whom
-        too much is unknown are left out.
+        """The view of each bot among some subscriptions for a span. `quick`: others wait, and bots of which too much
+        is unknown are left out.
         """
         bots = {spec.name: spec.bot for spec in specs if spec.bot is not None}
         mine = {name: wish for name, wish in bots.items() if wish.source == span.place.source}
@@ -80,7 +113,7 @@ class BotViews:
     def view_of_all(
         self, spec: SubscriptionSpec, heads: dict[SourcePartition, int], replay_id: str = ""
     ) -> BotView | None:
-        """What a bot has to do with all of a source's log up to some heads; None for one that is no bot."""
+        """The view of a bot for all of a source's log up to some heads; None if the subscription is no bot."""
         wish = spec.bot
         if wish is None:
             return None
@@ -93,7 +126,7 @@ class BotViews:
         return self._with_sessions({spec.name: view}, replay_id)[spec.name]
 
     def _narrowed(self, views: dict[str, BotView], span: Span) -> dict[str, BotView]:
-        """Without streams that the span has nothing of: there may be thousands, and each view goes to a task."""
+        """Without streams that have no event in the span: there may be thousands, and each view goes to a task."""
         if all(len(view.member) <= NARROWED_FROM for view in views.values()):
             return views
         with _said(span):
@@ -120,7 +153,7 @@ class BotViews:
     def _learn(
         self, place: SourcePartition, users: set[str], to: int, span: Span | None, rows_max: int | None
     ) -> set[str]:
-        """Look through what is missing up to `to`; those of whom everything is known then."""
+        """Look through the batches that are missing up to `to`. Returns the users of whom all is known then."""
         ready = set(users)
         while True:
             by_level: dict[int, set[str]] = defaultdict(set)
@@ -130,7 +163,7 @@ class BotViews:
             behind = sorted(((at, some) for at, some in by_level.items() if at < to), reverse=True)
             if not behind:
                 return ready
-            # Asked again afterwards: somebody else may have looked through a part of it meanwhile.
+            # Asked again afterwards: another thread may have looked through a part of it meanwhile.
             for at, some in behind:
                 if not self._look(place, some, at, to, span, rows_max):
                     ready -= some
@@ -139,20 +172,21 @@ class BotViews:
         self, place: SourcePartition, users: set[str], after: int, to: int, span: Span | None, rows_max: int | None
     ) -> bool:
         if span is not None and after >= span.after:
-            self._take(replace(span, after=after), users)
+            self._take(replace(span, begun=Cursor(after)), users)
             return True
         files = self.files(place.source)
-        whole = next_span(place, after, to, files, _ALL_BATCHES)
+        whole = next_span(place, Cursor(after), to, files, _ALL_BATCHES)
         if rows_max is not None and whole is not None and whole.rows > rows_max:
             return False
         while after < to:
-            piece = next_span(place, after, to, files, _LOOK_ROWS) or Span(place, after, to, (), 0)
+            at = Cursor(after)
+            piece = next_span(place, at, to, files, _LOOK_ROWS) or Span(place, at, to, (), 0)
             self._take(piece, users)
             after = piece.to
         return True
 
     def _take(self, piece: Span, users: set[str]) -> None:
-        """Look through some batches for these users, who stand right before them."""
+        """Look through some batches for users whose memberships are known up to right before them."""
         place = piece.place
         with _said(piece):
             rows = self.read(piece.paths, place.partition, piece.after, piece.to)
@@ -161,7 +195,7 @@ class BotViews:
             moves: dict[str, list[Move]] = defaultdict(list)
             for move in moves_of(rows, users, lambda stream: self._staying.get((place.source, stream), ())):
                 moves[move.user].append(move)
-            # Somebody else may have looked meanwhile.
+            # Another thread may have looked meanwhile.
             mine = {n: u for n, u in known.items() if u.to.get(place.partition, 0) == piece.after}
             lessons = [lesson(n, piece.after, piece.to, u.stays, moves.get(n, ())) for n, u in mine.items()]
             try:
@@ -175,7 +209,7 @@ class BotViews:
                 self._note(place.source, one.user, one.stays)
 
     def _keep(self, place: SourcePartition, lessons: Sequence[MembershipDelta], known: dict[str, _User]) -> None:
-        """Write down what is news, and how far was looked: at once with news, else now and then."""
+        """Write down memberships that changed, and how far was looked: at once with a change, else now and then."""
         due: list[MembershipDelta] = []
         for one in lessons:
             kept = known[one.user].kept.get(place.partition, 0)
@@ -194,7 +228,7 @@ class BotViews:
             found: Membership = self.store.learned(source, name)
             moved: dict[int, int] = {}
             user = _User(dict(found.to), dict(found.stays), dict(found.to), moved)
-            # Which partition a stream is in is not known here: the last change of any counts for all.
+            # The partition of a stream is not known here: the last change of any stream counts for all partitions.
             last = max((_last(times) for times in user.stays.values()), default=0)
             user.moved = dict.fromkeys(found.to, last)
             self._known[source, name] = user
@@ -234,3 +268,26 @@ def _apply(user: _User, partition: int, one: MembershipDelta) -> None:
 def _last(stays: Sequence[Stay]) -> int:
     last = stays[-1]
     return (last.end or last.begin)[0]
+
+
+def _in_file(path: str, partition: int, after: int, to: int) -> Iterator[dict[str, Any]]:
+    with pq.ParquetFile(path) as file:
+        at = file.metadata.schema.names.index("batch")
+        for group in range(file.metadata.num_row_groups):
+            statistics = file.metadata.row_group(group).column(at).statistics
+            known = statistics is not None and statistics.has_min_max
+            if known and (statistics.max <= after or statistics.min > to):
+                continue
+            # Piece by piece: a file may hold millions of events, with payloads of any size.
+            for piece in file.iter_batches(_PIECE_ROWS, row_groups=[group], columns=_COLUMNS, use_threads=False):
+                yield from piece.filter(_mine(piece, partition, after, to)).to_pylist()
+
+
+def _mine(piece: pa.RecordBatch, partition: int, after: int, to: int) -> pa.Array:
+    batch, op = piece.column("batch"), piece.column("op")
+    within = pc.and_(pc.greater(batch, after), pc.less_equal(batch, to))
+    within = pc.and_(within, pc.equal(piece.column("partition"), partition))
+    said = pc.fill_null(pc.match_substring_regex(piece.column("payload"), _TELLS), False)
+    tells = pc.and_(pc.equal(op, str(Op.MESSAGE)), said)
+    whole = pc.is_in(op, value_set=pa.array([str(Op.TRUNCATE), str(Op.SCHEMA)]))
+    return pc.and_(within, pc.or_(tells, whole))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from evermark.delivery.base import CursorVector, SourcePartition
+from evermark.delivery.base import BEGINNING, Cursor, CursorVector, SourcePartition
 from evermark.delivery.work import Span
 from evermark.log.read import FileRange, overlaps
 
@@ -13,12 +13,13 @@ SPAN_ROWS_MAX = 20_000
 
 
 def next_span(
-    place: SourcePartition, after: int, head: int, files: Sequence[FileRange], rows_max: int = SPAN_ROWS_MAX
+    place: SourcePartition, begun: Cursor, head: int, files: Sequence[FileRange], rows_max: int = SPAN_ROWS_MAX
 ) -> Span | None:
-    """The next batches for a reader at `after`, never beyond `head`; None when there are none.
+    """The next batches for a reader at `begun`, never beyond `head`; None when there are none.
 
-    At least one batch, however large: a cursor cannot stop inside one.
+    Whole batches, and at least one, however large: a reader that gets no further stops inside it (`Outcome.reached`).
     """
+    after = begun.batch
     if after >= head:
         return None
     mine = sorted((f for f in files if overlaps(f, place.partition, after, head)), key=lambda f: f.batch_min)
@@ -33,7 +34,7 @@ def next_span(
             to = min(to, max(after + 1, file.batch_max))
             break
     needed = [f for f in mine if overlaps(f, place.partition, after, to)]
-    return Span(place, after, to, tuple(f.path for f in needed), sum(_rows_within(f, after) for f in needed))
+    return Span(place, begun, to, tuple(f.path for f in needed), sum(_rows_within(f, after) for f in needed))
 
 
 def expired_to(place: SourcePartition, after: int, head: int, files: Sequence[FileRange], before: datetime) -> int:
@@ -54,10 +55,15 @@ def _rows_within(file: FileRange, after: int) -> int:
 
 
 def level_with(mine: CursorVector, theirs: CursorVector) -> bool:
-    """Whether two readers have passed exactly the same batches everywhere."""
+    """Whether two readers have passed exactly the same events everywhere."""
     return dict(mine) == dict(theirs)
 
 
-def distance(mine: CursorVector, theirs: CursorVector) -> int:
-    """How many batches `mine` lacks to be where `theirs` is."""
-    return sum(max(0, theirs[place] - mine.get(place, 0)) for place in theirs)
+def batches(cursors: CursorVector) -> dict[SourcePartition, int]:
+    """The last batch that a reader is done with, in each partition."""
+    return {place: cursor.batch for place, cursor in cursors.items()}
+
+
+def distance(mine: CursorVector, theirs: Mapping[SourcePartition, int]) -> int:
+    """How many batches a reader lacks to be at these batches."""
+    return sum(max(0, batch - mine.get(place, BEGINNING).batch) for place, batch in theirs.items())

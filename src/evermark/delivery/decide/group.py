@@ -1,15 +1,15 @@
-"""What becomes of the live group and its members. Pure: every store carries out what is decided here.
+"""The live group and its members: who stays, leaves and joins. Pure: stores carry it out.
 
 The rule behind all of it: a cursor passes an event only when it was accepted, parked, not matched, or expired and
-counted. Whoever cannot show that leaves the group and keeps the cursor the work began at, or what of the work it can
-show that for.
+counted. A member for which that does not hold for all of the work leaves the group, at the cursor the work began at or
+at the last one up to which it holds.
 
 | state     | set by                                                              | left by                          |
 |-----------|---------------------------------------------------------------------|----------------------------------|
-| live      | `join`; `register` or `add` of one that starts now                  | any fate but DONE; a failed      |
+| live      | `join`; `register` or `add` with a start from now on                | any fate but DONE; a failed      |
 |           |                                                                     | retry; a person                  |
-| behind    | leaving the group; `register` or `add` of one that starts earlier;  | `join`; failures; a person       |
-|           | `resume`; a suspended one that succeeds                             |                                  |
+| behind    | leaving the group; `register` or `add` with an earlier start;       | `join`; failures; a person       |
+|           | `resume`; a success while suspended                                 |                                  |
 | suspended | 10 endpoint failures in a row, of retries too; a person;            | a success; a person              |
 |           | too much parked, or too much of one key (FULL), which is no failure | work that is done: there is room |
 | disabled  | 410                                                                 | a new url; a person              |
@@ -22,17 +22,17 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from evermark.delivery.base import (
+    Cursor,
     CursorVector,
     Fate,
     Group,
+    GroupWork,
     Outcome,
     ParkedEvent,
-    Reached,
     SourcePartition,
     Subscription,
     SubscriptionState,
 )
-from evermark.delivery.decide.cursors import require_cursor
 from evermark.delivery.decide.retry import (
     ENDPOINT_BACKOFF_S_MAX,
     LIMITS,
@@ -41,18 +41,17 @@ from evermark.delivery.decide.retry import (
     next_attempt,
     should_suspend,
 )
+from evermark.delivery.work import both
 from evermark.errors import ConflictError
 
 Jitter = Callable[[], float]
 
 REASON_CHARS_MAX = 500
 
-_WORST_FIRST = (Fate.GONE, Fate.ENDPOINT_FAILED, Fate.FULL, Fate.UNFINISHED, Fate.DONE)
-
 
 @dataclass(frozen=True)
 class SubscriptionRecord:
-    """What the decisions need to know of a subscription."""
+    """The part of a subscription that the decisions need."""
 
     name: str
     state: SubscriptionState
@@ -78,21 +77,10 @@ class SubscriptionRecord:
 
 
 @dataclass(frozen=True)
-class Work:
-    """One piece of work of the group on one place: its batches after `begun_at` up to and with `done_to`."""
-
-    place: SourcePartition
-    begun_at: int
-    done_to: int
-    members: frozenset[str]
-    version: int | None = None
-
-
-@dataclass(frozen=True)
 class Step:
-    """What one outcome makes of one subscription. `passes`: its cursor may move over the work."""
+    """A subscription after one outcome. `passes`: its cursor may move over the work."""
 
-    standing: SubscriptionRecord
+    record: SubscriptionRecord
     passes: bool
     parked: tuple[ParkedEvent, ...] = ()
     expired: int = 0
@@ -100,17 +88,16 @@ class Step:
 
 @dataclass(frozen=True)
 class Departure:
-    """A subscription outside the group, and the cursors it stands at; inside a batch at the place of the work."""
+    """A subscription that left the group, and the cursors it left at."""
 
-    standing: SubscriptionRecord
+    record: SubscriptionRecord
     cursors: CursorVector
-    through: str = ""
 
 
 @dataclass(frozen=True)
 class Settlement:
     group: Group
-    stayed: tuple[SubscriptionRecord, ...]  # only those whose record changed
+    stayed: tuple[SubscriptionRecord, ...]  # only if the record changed
     departures: tuple[Departure, ...]
     parked: Mapping[str, tuple[ParkedEvent, ...]]
     expired: Mapping[str, int]
@@ -132,15 +119,15 @@ def is_stopped(subscription: Subscription) -> bool:
     return subscription.state is SubscriptionState.DISABLED
 
 
-def drains(standing: SubscriptionRecord, now: datetime) -> bool:
+def drains(record: SubscriptionRecord, now: datetime) -> bool:
     """Whether the parked rows of a subscription may be tried now.
 
-    One that is full may at any time: only draining gets it out. One suspended for its failures may when it is due:
-    there may be nothing else to find out with that it works again.
+    Those of a full subscription at any time: only draining gets it out. Those of one suspended for its failures when it
+    is due: there may be nothing else to find out with that it works again.
     """
-    if standing.is_paused or standing.state is SubscriptionState.DISABLED:
+    if record.is_paused or record.state is SubscriptionState.DISABLED:
         return False
-    return standing.is_full or standing.next_attempt_at is None or standing.next_attempt_at <= now
+    return record.is_full or record.next_attempt_at is None or record.next_attempt_at <= now
 
 
 def waits_because(subscription: Subscription, now: datetime) -> str:
@@ -156,7 +143,7 @@ def waits_because(subscription: Subscription, now: datetime) -> str:
 
 
 def subscription_after_failure(
-    standing: SubscriptionRecord,
+    record: SubscriptionRecord,
     retry_after_s: float | None,
     reason: str,
     now: datetime,
@@ -164,10 +151,10 @@ def subscription_after_failure(
     limits: EndpointLimits = LIMITS,
 ) -> SubscriptionRecord:
     """After a failure of the endpoint: out of the group, one more failure, and not before its backoff is over."""
-    failures = standing.failures + 1
-    suspended = standing.state is SubscriptionState.SUSPENDED or should_suspend(failures, limits)
+    failures = record.failures + 1
+    suspended = record.state is SubscriptionState.SUSPENDED or should_suspend(failures, limits)
     return replace(
-        standing,
+        record,
         state=SubscriptionState.SUSPENDED if suspended else SubscriptionState.BEHIND,
         reason=reason,
         failures=failures,
@@ -176,131 +163,129 @@ def subscription_after_failure(
 
 
 def merged(outcomes: Iterable[Outcome]) -> dict[str, Outcome]:
-    """One outcome per subscription: a hot one may have been split over several tasks. The worst fate counts."""
+    """One outcome per subscription: its work may have been split over several tasks. The worst fate counts."""
     found: dict[str, Outcome] = {}
     for outcome in outcomes:
         other = found.get(outcome.subscription)
-        found[outcome.subscription] = outcome if other is None else _together(other, outcome)
+        found[outcome.subscription] = outcome if other is None else both(other, outcome)
     return found
 
 
 def after_outcome(
-    standing: SubscriptionRecord,
+    record: SubscriptionRecord,
     outcome: Outcome,
     parked_now: int,
     now: datetime,
     jitter: Jitter,
     limits: EndpointLimits = LIMITS,
 ) -> Step:
-    """What one outcome makes of one subscription, whether in the group or behind."""
-    untouchable = standing.is_paused or standing.state is SubscriptionState.DISABLED
+    """A subscription, in the group or behind, after one outcome."""
+    untouchable = record.is_paused or record.state is SubscriptionState.DISABLED
     reason = shortened(outcome.reason)
     if outcome.fate is Fate.DONE:
-        return _after_done(standing, outcome, parked_now, now, jitter)
+        return _after_done(record, outcome, parked_now, now, jitter)
     if outcome.fate is Fate.GONE:
-        return Step(disabled(standing, reason), passes=False)
+        return Step(disabled(record, reason), passes=False)
     if untouchable:
-        return Step(standing, passes=False)
+        return Step(record, passes=False)
     if outcome.fate is Fate.ENDPOINT_FAILED:
         failed = subscription_after_failure(
-            standing, outcome.retry_after_s, reason or "the receiver did not answer", now, jitter(), limits
+            record, outcome.retry_after_s, reason or "the receiver did not answer", now, jitter(), limits
         )
         return Step(failed, passes=False)
     if outcome.fate is Fate.FULL:
-        full = _full(standing, reason or "no more may be parked", now, jitter, answered=_is_answered(outcome))
+        full = _full(record, reason or "no more may be parked", now, jitter, answered=_is_answered(outcome))
         return Step(full, passes=False)
-    return Step(_outside(standing, reason or "slower than the live group"), passes=False)
+    return Step(_outside(record, reason or "slower than the live group"), passes=False)
 
 
 def after_retries(
-    standing: SubscriptionRecord, outcome: Outcome, now: datetime, jitter: Jitter, limits: EndpointLimits = LIMITS
+    record: SubscriptionRecord, outcome: Outcome, now: datetime, jitter: Jitter, limits: EndpointLimits = LIMITS
 ) -> SubscriptionRecord:
-    """What retries of parked deliveries say about an endpoint. Somebody else may be asking it at the same time."""
-    backs_off = standing.next_attempt_at is not None and standing.next_attempt_at > now
-    if outcome.fate is Fate.ENDPOINT_FAILED and standing.failures and backs_off:
-        return standing  # found out by somebody else while these were under way: one failure counts once
-    if outcome.fate is Fate.DONE and standing.is_full:
-        return standing  # its batch would be sent again for every row that goes; it comes back at its time
-    return after_outcome(standing, outcome, 0, now, jitter, limits).standing
+    """A subscription after retries of its parked deliveries. The follower may be asking its endpoint meanwhile."""
+    backs_off = record.next_attempt_at is not None and record.next_attempt_at > now
+    if outcome.fate is Fate.ENDPOINT_FAILED and record.failures and backs_off:
+        return record  # the follower found it out while these were under way: one failure counts once
+    if outcome.fate is Fate.DONE and record.is_full:
+        return record  # its batch would be sent again for every parked row that goes; it comes back at its time
+    return after_outcome(record, outcome, 0, now, jitter, limits).record
 
 
 def settle(
     group: Group,
-    work: Work,
+    work: GroupWork,
     outcomes: Sequence[Outcome],
-    standings: Mapping[str, SubscriptionRecord],
+    records: Mapping[str, SubscriptionRecord],
     parked_now: Mapping[str, int],
     now: datetime,
     jitter: Jitter,
     limits: EndpointLimits = LIMITS,
 ) -> Settlement:
-    """Close one piece of group work. `standings` holds every member of `group`."""
-    at = group.cursors.get(work.place)
-    stands = None if at is None else Reached(at)
-    require_cursor("the live group", work.place, stands, Reached(work.begun_at), Reached(work.done_to))
+    """Close one piece of group work. `records` holds every member of `group`."""
+    require_cursor("the live group", work.place, group.cursors.get(work.place), work.begun, work.done)
     by_name = merged(outcomes)
     stayed, departures = [], []
     parked: dict[str, tuple[ParkedEvent, ...]] = {}
     expired: dict[str, int] = {}
     for name in sorted(group.members):
-        standing = standings[name]
-        if name not in work.members or (work.version is not None and standing.joined_version > work.version):
-            # Joined meanwhile, so it did not get these events, whatever an outcome of its former self says.
-            departures.append(Departure(_outside(standing, "joined while a batch was under way"), group.cursors))
+        record = records[name]
+        if name not in work.members or (work.version is not None and record.joined_version > work.version):
+            # Joined meanwhile, so it did not get these events, even if there is an outcome of its former self.
+            departures.append(Departure(_outside(record, "joined while a batch was under way"), group.cursors))
             continue
         outcome = by_name.get(name, Outcome(name, Fate.UNFINISHED))
-        step = after_outcome(standing, outcome, parked_now.get(name, 0), now, jitter, limits)
+        step = after_outcome(record, outcome, parked_now.get(name, 0), now, jitter, limits)
         if not step.passes:
-            departures.append(_departed(step.standing, group, work, outcome.reached))
+            departures.append(_departed(step.record, group, work, outcome.reached))
             continue
-        if step.standing != standing:
-            stayed.append(step.standing)
+        if step.record != record:
+            stayed.append(step.record)
         if step.parked:
             parked[name] = step.parked
         if step.expired:
             expired[name] = step.expired
-    left = frozenset(d.standing.name for d in departures)
+    left = frozenset(d.record.name for d in departures)
     after = Group(
         version=group.version + 1 if left else group.version,
         members=group.members - left,
-        cursors={**group.cursors, work.place: work.done_to},
+        cursors={**group.cursors, work.place: work.done},
     )
     return Settlement(after, tuple(stayed), tuple(departures), parked, expired)
 
 
-def may_join(standing: SubscriptionRecord, cursors: CursorVector, group: Group) -> bool:
-    return standing.state is SubscriptionState.BEHIND and dict(cursors) == dict(group.cursors)
+def may_join(record: SubscriptionRecord, cursors: CursorVector, group: Group) -> bool:
+    return record.state is SubscriptionState.BEHIND and dict(cursors) == dict(group.cursors)
 
 
-def joined(standing: SubscriptionRecord, group: Group) -> tuple[SubscriptionRecord, Group]:
+def joined(record: SubscriptionRecord, group: Group) -> tuple[SubscriptionRecord, Group]:
     version = group.version + 1
-    member = replace(standing, state=SubscriptionState.LIVE, reason="", joined_version=version)
-    return member, replace(group, version=version, members=group.members | {standing.name})
+    member = replace(record, state=SubscriptionState.LIVE, reason="", joined_version=version)
+    return member, replace(group, version=version, members=group.members | {record.name})
 
 
-def paused(standing: SubscriptionRecord, reason: str) -> SubscriptionRecord:
+def paused(record: SubscriptionRecord, reason: str) -> SubscriptionRecord:
     return replace(
-        standing,
+        record,
         state=SubscriptionState.SUSPENDED,
         reason=shortened(reason) or "paused by a person",
         next_attempt_at=None,
     )
 
 
-def disabled(standing: SubscriptionRecord, reason: str) -> SubscriptionRecord:
+def disabled(record: SubscriptionRecord, reason: str) -> SubscriptionRecord:
     return replace(
-        standing,
+        record,
         state=SubscriptionState.DISABLED,
         reason=shortened(reason) or "the receiver says it is gone",
         next_attempt_at=None,
     )
 
 
-def resumed(standing: SubscriptionRecord) -> SubscriptionRecord:
-    """A person says that it works: whatever it waited for, it is tried now."""
-    if standing.is_member:
-        return standing
-    return clean(replace(standing, state=SubscriptionState.BEHIND))
+def resumed(record: SubscriptionRecord) -> SubscriptionRecord:
+    """A person says that it works: it is tried now, and waits for nothing."""
+    if record.is_member:
+        return record
+    return clean(replace(record, state=SubscriptionState.BEHIND))
 
 
 def first_attempt_at(event: ParkedEvent, now: datetime, jitter: float) -> datetime:
@@ -312,57 +297,61 @@ def attempts_made(event: ParkedEvent) -> int:
     return 0 if event.status is None else 1
 
 
-def require_outside(name: str, standing: SubscriptionRecord | None, generation: int | None) -> SubscriptionRecord:
-    """The subscription that work was done for, if it is still there, the same one, and outside the group."""
-    if standing is None or standing.is_member or generation not in (None, standing.generation):
+def require_outside(name: str, record: SubscriptionRecord | None, generation: int | None) -> SubscriptionRecord:
+    """The record of the subscription that work was done for, if it is still there, not made anew, and outside."""
+    if record is None or record.is_member or generation not in (None, record.generation):
         raise ConflictError(
             f"subscription {name!r} joined the live group, was removed or made anew while work was done for it",
-            hint="nothing is lost: what is there now gets what it has not got",
+            hint="nothing is lost: the subscription of that name gets the events it has not got",
         )
-    return standing
+    return record
+
+
+def require_cursor(who: str, place: SourcePartition, stands: Cursor | None, begun: Cursor, done: Cursor) -> None:
+    """The compare of a cursor's compare-and-set: work is settled only from where it began, and only forward."""
+    where = f"cursor of {who} at {place.source}/{place.partition}"
+    if stands != begun:
+        raise ConflictError(
+            f"{where} is at {_said(stands)}, and the work began at {_said(begun)}",
+            hint="another worker did this work meanwhile; it is not repeated",
+        )
+    if done <= begun:
+        raise ConflictError(f"{where} would go from {_said(begun)} to {_said(done)}", hint="a cursor only goes forward")
+
+
+def _said(cursor: Cursor | None) -> str:
+    if cursor is None:
+        return "no batch"
+    return f"batch {cursor.batch}" + (f", position {cursor.through} of the next" if cursor.through else "")
 
 
 def shortened(reason: str) -> str:
     return reason if len(reason) <= REASON_CHARS_MAX else reason[: REASON_CHARS_MAX - 1] + "…"
 
 
-def _together(a: Outcome, b: Outcome) -> Outcome:
-    worst = min(a, b, key=lambda outcome: _WORST_FIRST.index(outcome.fate))
-    waits = [o.retry_after_s for o in (a, b) if o.retry_after_s is not None]
-    return replace(
-        worst,
-        accepted=a.accepted + b.accepted,
-        parked=a.parked + b.parked,
-        expired=a.expired + b.expired,
-        retry_after_s=max(waits, default=None),
-        reached=None,  # each of its own share
-    )
+def _departed(record: SubscriptionRecord, group: Group, work: GroupWork, reached: Cursor | None) -> Departure:
+    if reached is None or not work.begun < reached < work.done:
+        return Departure(record, group.cursors)
+    return Departure(record, {**group.cursors, work.place: reached})
 
 
-def _departed(standing: SubscriptionRecord, group: Group, work: Work, reached: Reached | None) -> Departure:
-    """Whoever leaves stands where the work began, or where it got to."""
-    if reached is None or not Reached(work.begun_at) < reached < Reached(work.done_to):
-        return Departure(standing, group.cursors)
-    return Departure(standing, {**group.cursors, work.place: reached.batch}, reached.through)
-
-
-def _after_done(standing: SubscriptionRecord, outcome: Outcome, parked_now: int, now: datetime, jitter: Jitter) -> Step:
+def _after_done(record: SubscriptionRecord, outcome: Outcome, parked_now: int, now: datetime, jitter: Jitter) -> Step:
     more_parked = sum(not event.session for event in outcome.parked)
-    if outcome.parked and parked_now + more_parked > standing.parked_max:
-        if standing.is_paused or standing.state is SubscriptionState.DISABLED:
-            return Step(standing, passes=False)
-        more = f"{more_parked} more would exceed parked_max = {standing.parked_max}"
+    if outcome.parked and parked_now + more_parked > record.parked_max:
+        if record.is_paused or record.state is SubscriptionState.DISABLED:
+            return Step(record, passes=False)
+        more = f"{more_parked} more would exceed parked_max = {record.parked_max}"
         answered = _is_answered(outcome)
-        full = _full(standing, f"{parked_now} deliveries are parked, and {more}", now, jitter, answered=answered)
+        full = _full(record, f"{parked_now} deliveries are parked, and {more}", now, jitter, answered=answered)
         return Step(full, passes=False)
-    after = standing
+    after = record
     answered = _is_answered(outcome)
-    if standing.state is SubscriptionState.SUSPENDED and not standing.is_paused:
+    if record.state is SubscriptionState.SUSPENDED and not record.is_paused:
         # Work without a single answer says nothing about an endpoint that failed.
-        if answered or standing.failures == 0:
-            after = clean(replace(standing, state=SubscriptionState.BEHIND))
-    elif answered and standing.state in (SubscriptionState.LIVE, SubscriptionState.BEHIND):
-        after = clean(standing)
+        if answered or record.failures == 0:
+            after = clean(replace(record, state=SubscriptionState.BEHIND))
+    elif answered and record.state in (SubscriptionState.LIVE, SubscriptionState.BEHIND):
+        after = clean(record)
     ordered = tuple(sorted(outcome.parked, key=lambda e: (e.place, e.batch, e.position)))
     return Step(after, passes=True, parked=ordered, expired=outcome.expired)
 
@@ -372,22 +361,22 @@ def _is_answered(outcome: Outcome) -> bool:
 
 
 def _full(
-    standing: SubscriptionRecord, reason: str, now: datetime, jitter: Jitter, *, answered: bool
+    record: SubscriptionRecord, reason: str, now: datetime, jitter: Jitter, *, answered: bool
 ) -> SubscriptionRecord:
-    """Out of the group. With a clean record what is parked goes on being tried, and makes room.
+    """Out of the group. With a clean record its parked rows go on being tried, and make room.
 
-    Nothing may have been asked, because all there was to send is held back: that says nothing of an endpoint that
-    failed. Its failures stay on record, and it may be asked when that was due anyway, with what is parked.
+    Perhaps no request was sent, because all events are held back: that says nothing of an endpoint that failed. Its
+    failures stay on record, and it may be asked when that was due anyway, with a parked row.
     """
-    if standing.failures and not answered:
+    if record.failures and not answered:
         return replace(
-            standing,
+            record,
             state=SubscriptionState.SUSPENDED,
             reason=reason,
-            next_attempt_at=standing.next_attempt_at or now,
+            next_attempt_at=record.next_attempt_at or now,
         )
     return replace(
-        standing,
+        record,
         state=SubscriptionState.SUSPENDED,
         reason=reason,
         failures=0,
@@ -395,13 +384,13 @@ def _full(
     )
 
 
-def clean(standing: SubscriptionRecord) -> SubscriptionRecord:
-    if not (standing.reason or standing.failures or standing.next_attempt_at):
-        return standing  # nearly everybody, nearly always
-    return replace(standing, reason="", failures=0, next_attempt_at=None)
+def clean(record: SubscriptionRecord) -> SubscriptionRecord:
+    if not (record.reason or record.failures or record.next_attempt_at):
+        return record  # nearly all, nearly always
+    return replace(record, reason="", failures=0, next_attempt_at=None)
 
 
-def _outside(standing: SubscriptionRecord, reason: str) -> SubscriptionRecord:
-    if not standing.is_member:
-        return standing
-    return replace(standing, state=SubscriptionState.BEHIND, reason=reason)
+def _outside(record: SubscriptionRecord, reason: str) -> SubscriptionRecord:
+    if not record.is_member:
+        return record
+    return replace(record, state=SubscriptionState.BEHIND, reason=reason)

@@ -22,7 +22,7 @@ def expanded(
 ) -> tuple[I64, I64]:
     """For each pair of an event and a subscription that wants it, in the order of the events: the event's row, and the
     number of the subscription. There are few pairs of stream and operation, however many events there are.
-    `among` names, by number, those that get only events of some streams: bots, which are members of no other.
+    `among`: by number, the streams of bots, which get no events of other streams.
     """
     rows = len(streams)
     if not rows:

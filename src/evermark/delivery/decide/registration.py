@@ -1,10 +1,10 @@
-"""Who is subscribed: all of a file at once, or one by one at run time. Pure: every store carries out what is decided.
+"""Adds, changes and removes subscriptions: all of a file at once, or one at run time. Pure: stores carry it out.
 
-At run time whoever asks (a person at a terminal, a program over HTTP) may touch only what was made this way. What the
-file made is the file's: its next start would undo any change without a word.
+At run time (from a terminal, or over HTTP) only subscriptions made at run time may be changed. Subscriptions of the
+file belong to the file: its next start would undo any change without a word.
 
 A secret that is being replaced goes on signing beside the new one, so that a receiver may change over when it likes:
-until a time that was given with the rotation, or until somebody ends the overlap.
+until a time that was given with the rotation, or until a person ends the overlap.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from evermark.delivery.base import (
+    BEGINNING,
+    SECRETS_MAX,
+    Cursor,
     CursorVector,
     Group,
     MadeBy,
@@ -24,7 +27,6 @@ from evermark.delivery.base import (
     SubscriptionState,
 )
 from evermark.delivery.decide.group import SubscriptionRecord, clean
-from evermark.delivery.webhook.signing import SECRETS_MAX
 from evermark.errors import ConfigError, ConflictError, NotFoundError
 
 NAME_CHARS_MAX = 200
@@ -46,17 +48,20 @@ CHANGEABLE = frozenset(
         "body_bytes_max",
         "parked_max",
         "ttl_s",
-        "bot",  # but neither its source nor its user: what was learned hangs on them
+        "bot",  # but neither its source nor its user: its memberships hang on them
     }
 )
+
+
+Known = Mapping[str, tuple[SubscriptionSpec, SubscriptionRecord]]
 
 
 @dataclass(frozen=True)
 class Registration:
     group: Group
-    kept: Mapping[str, tuple[SubscriptionSpec, SubscriptionRecord]]
-    added: Mapping[str, tuple[SubscriptionSpec, SubscriptionRecord]]
-    begun: Mapping[str, CursorVector]  # of those added that do not join the group
+    kept: Known
+    added: Known
+    begun: Mapping[str, CursorVector]  # of added subscriptions that do not join the group
     removed: frozenset[str]
 
 
@@ -65,7 +70,7 @@ class Addition:
     """A subscription to be made. `begun`: its cursors when it begins behind; None when it joins the group."""
 
     spec: SubscriptionSpec
-    standing: SubscriptionRecord
+    record: SubscriptionRecord
     begun: CursorVector | None
     version: int  # of the group afterwards
 
@@ -74,45 +79,36 @@ def registered(
     specs: Sequence[SubscriptionSpec],
     made_by: MadeBy,
     starts: Mapping[str, CursorVector],
-    known: Mapping[str, tuple[SubscriptionSpec, SubscriptionRecord]],
+    known: Known,
     group: Group,
 ) -> Registration:
     """Make the subscriptions of one origin be exactly `specs`."""
     require_names(specs, made_by, known)
     named = {spec.name: replace(spec, made_by=made_by) for spec in specs}
-    kept: dict[str, tuple[SubscriptionSpec, SubscriptionRecord]] = {}
-    added: dict[str, tuple[SubscriptionSpec, SubscriptionRecord]] = {}
-    begun: dict[str, CursorVector] = {}
     removed = frozenset(n for n, (spec, _) in known.items() if spec.made_by is made_by and n not in named)
     joining = frozenset(name for name in named if name not in known and name not in starts)
     members = (group.members - removed) | joining
     version = group.version + 1 if members != group.members else group.version
-    for name, spec in named.items():
-        if name in known:
-            kept[name] = (spec, with_spec(known[name][1], known[name][0], spec))
-        elif name in joining:
-            member = SubscriptionRecord(
-                name, SubscriptionState.LIVE, parked_max=spec.parked_max, joined_version=version
-            )
-            added[name] = (spec, member)
-        else:
-            added[name] = (spec, SubscriptionRecord(name, SubscriptionState.BEHIND, parked_max=spec.parked_max))
-            # A place that nobody gave a start for is backlog from its beginning: rather twice than never.
-            begun[name] = {**dict.fromkeys(group.cursors, 0), **starts[name]}
+    kept = {
+        name: (spec, with_spec(known[name][1], known[name][0], spec)) for name, spec in named.items() if name in known
+    }
+    added = {
+        name: (spec, _made(spec, version if name in joining else None))
+        for name, spec in named.items()
+        if name not in known
+    }
+    begun = {name: _begun(starts[name], group.cursors) for name in added if name not in joining}
     return Registration(Group(version, members, group.cursors), kept, added, begun, removed)
 
 
-def with_other_devices(
-    before: Mapping[str, tuple[SubscriptionSpec, SubscriptionRecord]],
-    after: Mapping[str, tuple[SubscriptionSpec, SubscriptionRecord]],
-) -> list[str]:
+def with_other_devices(before: Known, after: Known) -> list[str]:
     return [name for name, (spec, _) in after.items() if spec.device != before[name][0].device]
 
 
 def added(
     spec: SubscriptionSpec, start: CursorVector | None, owner: MadeBy | None, version: int, cursors: CursorVector
 ) -> Addition:
-    """One more. `owner` is who made the one that has this name already; `version` and `cursors` are the group's."""
+    """One more. `owner`: the maker of a subscription that has this name; `version` and `cursors` are the group's."""
     require_names([spec], MadeBy.API, {})
     if owner is not None:
         raise ConflictError(
@@ -127,20 +123,25 @@ def added(
         )
     ours = replace(spec, made_by=MadeBy.API)
     if start is None:
-        joined = version + 1
-        member = SubscriptionRecord(
-            spec.name, SubscriptionState.LIVE, parked_max=spec.parked_max, joined_version=joined
-        )
-        return Addition(ours, member, None, joined)
-    behind = SubscriptionRecord(spec.name, SubscriptionState.BEHIND, parked_max=spec.parked_max)
-    # As in `registered`: a place that nobody gave a start for is backlog from its beginning.
-    return Addition(ours, behind, {**dict.fromkeys(cursors, 0), **start}, version)
+        return Addition(ours, _made(ours, version + 1), None, version + 1)
+    return Addition(ours, _made(ours, None), _begun(start, cursors), version)
+
+
+def _made(spec: SubscriptionSpec, joined_version: int | None) -> SubscriptionRecord:
+    """The record of a new subscription: in the live group since that version of it, or behind."""
+    state = SubscriptionState.BEHIND if joined_version is None else SubscriptionState.LIVE
+    return SubscriptionRecord(spec.name, state, parked_max=spec.parked_max, joined_version=joined_version or 0)
+
+
+def _begun(start: CursorVector, group: CursorVector) -> CursorVector:
+    """A partition without a start is backlog from its beginning: rather twice than never."""
+    return {**dict.fromkeys(group, BEGINNING), **start}
 
 
 def changed(
-    spec: SubscriptionSpec, standing: SubscriptionRecord, changes: Mapping[str, object]
+    spec: SubscriptionSpec, record: SubscriptionRecord, changes: Mapping[str, object]
 ) -> tuple[SubscriptionSpec, SubscriptionRecord]:
-    """Other wishes of the same subscription: it stays where and what it is, but for what a new url changes."""
+    """Other settings of the same subscription. Its cursor and state stay, unless the url changes."""
     require_ours(spec, "changed")
     fixed = sorted(changes.keys() - CHANGEABLE)
     if fixed:
@@ -149,40 +150,28 @@ def changed(
             hint="remove it and make it anew, or see rotate and replay",
         )
     given: dict[str, Any] = dict(changes)
-    if "bot" in given:  # only what is given of it: two who change something else at once both have their way
+    if "bot" in given:  # only its given fields: two people who change different fields at once both have their way
         if spec.bot is None:
             raise unknown_bot(spec.name)
         given["bot"] = replace(spec.bot, **given["bot"])
     wanted = replace(spec, **given)
     require_names([wanted], MadeBy.API, {})
-    _require_bot(spec, wanted)
-    return wanted, with_spec(standing, spec, wanted)
+    if spec.bot and wanted.bot and (spec.bot.source, spec.bot.user) != (wanted.bot.source, wanted.bot.user):
+        raise ConfigError(f"bot {spec.name!r}: whom it speaks for cannot be changed", hint="remove it and make it anew")
+    return wanted, with_spec(record, spec, wanted)
 
 
-def _require_bot(old: SubscriptionSpec, new: SubscriptionSpec) -> None:
-    if new.bot is None or old.bot is None:
-        return
-    if (new.bot.source, new.bot.user) != (old.bot.source, old.bot.user):
-        raise ConfigError(f"bot {old.name!r}: whom it speaks for cannot be changed", hint="remove it and make it anew")
-    if new.ordered and new.bot.device:
-        raise ConfigError(
-            f"bot {old.name!r}: with a device it keeps the order of each session; by key, one that waits would stop "
-            "its stream",
-            hint="leave out ordered, or device",
-        )
-
-
-def with_spec(standing: SubscriptionRecord, old: SubscriptionSpec, new: SubscriptionSpec) -> SubscriptionRecord:
-    standing = replace(standing, parked_max=new.parked_max)
-    if new.url == old.url or standing.is_paused:
-        return standing
-    # What we know of the old address says nothing about the new one.
-    state = SubscriptionState.LIVE if standing.is_member else SubscriptionState.BEHIND
-    return clean(replace(standing, state=state))
+def with_spec(record: SubscriptionRecord, old: SubscriptionSpec, new: SubscriptionSpec) -> SubscriptionRecord:
+    record = replace(record, parked_max=new.parked_max)
+    if new.url == old.url or record.is_paused:
+        return record
+    # Failures of the old address say nothing about the new one.
+    state = SubscriptionState.LIVE if record.is_member else SubscriptionState.BEHIND
+    return clean(replace(record, state=state))
 
 
 def rotated(spec: SubscriptionSpec, secret: str, until: datetime | None, now: datetime) -> SubscriptionSpec:
-    """A new secret first. The others keep signing until then at the latest; one that ends sooner still does."""
+    """A new secret first. The others keep signing until then at the latest; a secret that ends sooner still does."""
     require_ours(spec, "rotated")
     kept = [(secret, None), *((old, _sooner(end, until)) for old, end in _ends(spec))]
     kept = [(one, end) for one, end in kept if end is None or end > now]
@@ -201,9 +190,9 @@ def retired(spec: SubscriptionSpec) -> SubscriptionSpec:
 
 
 def current(spec: SubscriptionSpec, now: datetime) -> SubscriptionSpec:
-    """The spec with the secrets that sign now. One that expired is not there, wherever the spec goes from here."""
+    """The spec with the secrets that sign now, without expired ones."""
     if not any(spec.secrets_until):
-        return spec  # nearly everybody, nearly always
+        return spec  # nearly all, nearly always
     return _with_secrets(spec, [(secret, end) for secret, end in _ends(spec) if end is None or end > now])
 
 
@@ -219,15 +208,11 @@ def start_vector(
     if start == "now":
         return None
     if start == "beginning":
-        return dict.fromkeys(places, 0)
-    return {place: batch_at(place, start) for place in places}
+        return dict.fromkeys(places, BEGINNING)
+    return {place: Cursor(batch_at(place, start)) for place in places}
 
 
-def require_names(
-    specs: Sequence[SubscriptionSpec],
-    made_by: MadeBy,
-    known: Mapping[str, tuple[SubscriptionSpec, SubscriptionRecord]],
-) -> None:
+def require_names(specs: Sequence[SubscriptionSpec], made_by: MadeBy, known: Known) -> None:
     seen: set[str] = set()
     for spec in specs:
         if not spec.name or len(spec.name) > NAME_CHARS_MAX:

@@ -1,4 +1,4 @@
-"""What an answer means, and when to try again. Pure: the time and the jitter are arguments.
+"""The meaning of an answer, and when to try again. Pure: the time and the jitter are arguments.
 
 | verdict  | from                                                            | what follows                          |
 |----------|-----------------------------------------------------------------|---------------------------------------|
@@ -10,9 +10,9 @@
 | EVENT    | any other 4xx, `webhook-delivery: park`, too large, cannot be   | this event is parked and retried on   |
 |          | rendered                                                        | the schedule                          |
 
-A redirect is a failure of the endpoint: we do not follow it (that would carry a signed body to an address nobody
-configured), and it says nothing about the event. The `webhook-delivery` header is the receiver's explicit word and
-wins over its status, except over 2xx: what was taken was taken.
+A redirect is a failure of the endpoint: it is not followed, which would carry a signed body to an address that is not
+configured, and it says nothing about the event. The `webhook-delivery` header is the receiver's explicit word and wins
+over its status, except over 2xx: an accepted event stays accepted.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Failure(StrEnum):
     TLS = "tls"
     TIMEOUT = "timeout"
     CUT = "cut"  # the connection ended before the answer
-    PROTOCOL = "protocol"  # what came back is not HTTP
+    PROTOCOL = "protocol"  # the answer is not HTTP
     DENIED = "denied"  # the address is not allowed
     CONFIG = "config"  # the subscription's url, secret or headers cannot be used
     TOO_LARGE = "too_large"
@@ -51,7 +51,7 @@ class Failure(StrEnum):
 SCHEDULE_S: tuple[float, ...] = (5, 300, 1_800, 7_200, 18_000, 36_000, 36_000)
 RETRY_AFTER_S_MAX = 24 * 3600.0
 ENDPOINT_BACKOFF_S_MAX = 300.0
-# Waits are stretched by up to this share, never shortened: whoever said "not before" is heard.
+# Waits are stretched by up to this share, never shortened: a receiver's "not before" is kept.
 _JITTER_SHARE = 0.25
 
 _BUSY_TRIES_MAX = 3
@@ -64,7 +64,7 @@ _EVENT_FAILURES = frozenset({Failure.TOO_LARGE, Failure.UNSERIALISABLE})
 
 
 def classify(answer: int | Failure, headers: Mapping[str, str] | None = None) -> Verdict:
-    """What an HTTP status, or the lack of one, means. `headers` must find names without regard to case."""
+    """The verdict on an HTTP status, or on the lack of one. `headers` must find names without regard to case."""
     if isinstance(answer, Failure):
         return Verdict.EVENT if answer in _EVENT_FAILURES else Verdict.ENDPOINT
     if 200 <= answer < 300:
@@ -100,10 +100,10 @@ def retry_after_s(value: str | None, now: datetime) -> float | None:
 
 
 def in_place_wait_s(verdict: Verdict, status: int | None, retry_after: float | None, tries: int) -> float | None:
-    """Seconds until the same request is sent again at once, after `tries` (1 or more); None: what it said is final.
+    """Seconds until the same request is sent again at once, after `tries` (1 or more); None: the answer is final.
 
-    A receiver that is busy with this very event says when to ask. One that answered, but with a passing failure, is
-    asked again shortly: a hiccup must not send a whole subscription behind. One that does not answer is not.
+    A receiver that is busy with this very event says when to ask. A receiver that answered, but with a passing failure,
+    is asked again shortly: a hiccup must not send a whole subscription behind. One that does not answer is not.
     """
     if verdict is Verdict.BUSY and tries < _BUSY_TRIES_MAX:
         return max(0.05, _BUSY_WAIT_S if retry_after is None else retry_after)

@@ -23,9 +23,9 @@ SHARED_MAX = 16
 class TurnClass(Enum):
     NONE = "none"
     FAILING = "failing"
-    LATE = "late"  # just left the group because the others would have had to wait: slow, or caught by a stall of ours
+    LATE = "late"  # just left the group, which would have had to wait: slow, or caught by a stall of ours
     SLOW = "slow"
-    NEAR = "near"  # quick, and about to join: the group, which waits for them meanwhile, waits once
+    NEAR = "near"  # quick, and about to join together: the group waits once
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,10 @@ class Turn:
 def next_turns(
     waiting: Iterable[Subscription], company_of: Callable[[Subscription], TurnClass], serving: Sequence[TurnClass]
 ) -> tuple[list[Turn], bool]:
-    """The turns that begin now, and whether somebody has to wait for a place of its own.
+    """The turns that begin now, and whether a subscription has to wait for a turn of its own.
 
-    `waiting`: who is due and not being served, whoever waited longest first. `serving`: the turn_class of each that is.
+    `waiting`: due subscriptions that are not being served, the one that waited longest first. `serving`: the classes of
+    those that are.
     """
     by_company: dict[TurnClass, list[Subscription]] = {}
     for one in waiting:

@@ -1,11 +1,11 @@
-"""The port that keeps replays. What is to be done is decided in `delivery/replay.py`.
+"""The port that keeps replays. `replay.plan` decides.
 
 Contract of `ReplayStore` (checked by `ReplayContract` over every backend):
 
 - Every call that writes takes the lease epoch and is refused with `StaleError` when it is old: `register` that of the
   source's lease, for it is ingest that finds control events; all others that of the `deliver` lease.
 - `register` is idempotent by the control event's id: one event asks once, however often it is found.
-- `settle` is one transaction: the mark moves by compare-and-set, together with what is parked on the way. A target
+- `settle` is one transaction: the mark moves by compare-and-set, together with the parked events. A target
   that is not where the work began, or was ended meanwhile, raises `ConflictError`, and nothing is written.
 - A replay's row is never removed: it is the answer to "was this done?".
 """
@@ -35,7 +35,7 @@ class ReplayStore(Protocol):
         """A person asks; returns the new replay's id."""
 
     def cancel(self, replay: str, epoch: int) -> bool:
-        """A person ends it; what it parked is dropped and counted. False when it was over already."""
+        """A person ends it; its parked rows are dropped and counted. False when it was over already."""
 
     def open(self) -> list[Replay]:
         """Waiting and running ones with their targets, in the order of the requests."""
@@ -45,7 +45,7 @@ class ReplayStore(Protocol):
     def one(self, replay: str) -> Replay: ...
 
     def open_sources(self) -> set[str]:
-        """Sources with a replay that is not over: their log must keep what it has."""
+        """Sources with a replay that is not over: their log must keep all events."""
 
     def start(
         self, replay: str, heads: Mapping[int, int], log_rows: int, targets: Sequence[Target], epoch: int
@@ -61,7 +61,7 @@ class ReplayStore(Protocol):
         """Nothing is left in its window: the target is done."""
 
     def note_stuck(self, target: Target, now: datetime, epoch: int) -> None:
-        """In its turn, and its subscription is not served; harmless for one that is stuck since earlier, or ended."""
+        """It is its turn, and its subscription is not served. Does nothing if it is stuck since earlier, or ended."""
 
     def end_target(self, replay: str, subscription: str, reason: str, epoch: int) -> None: ...
 
@@ -71,7 +71,7 @@ class ReplayStore(Protocol):
         """Done, if no target of it runs any more."""
 
     def parked_now(self, subscription: str) -> int:
-        """What replays have parked for it."""
+        """How many rows replays have parked for it."""
 
     def uncleared(self) -> list[Replay]:
         """Ended ones whose request the source still shows."""
@@ -93,7 +93,7 @@ def require_begun(begun: Target, found: Target | None) -> Target:
 def moved(begun: Target) -> ConflictError:
     return ConflictError(
         f"replay {begun.replay} for {begun.subscription!r} is not where this work began",
-        hint="it was cancelled, or somebody else did this work meanwhile; it is not repeated",
+        hint="it was cancelled, or another worker did this work meanwhile; it is not repeated",
     )
 
 

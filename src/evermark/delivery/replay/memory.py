@@ -1,15 +1,12 @@
-"""Replays in this process: for tests and simulations. Shipped, and held to the same contract as those in State."""
+"""Replays in this process: for tests and simulations. Shipped, and held to the same contract as replays in State."""
 
-# ruff: noqa: SLF001 - parked deliveries, their counts and one lock are shared with the delivery store, as in State
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from evermark.cluster.fence import DELIVER_LEASE, source_lease
-from evermark.cluster.memory import MemoryLeases
+from evermark.cluster.fence import source_lease
 from evermark.delivery.decide.group import shortened
 from evermark.delivery.replay.base import (
     LIST_MAX,
@@ -39,20 +36,16 @@ _BY_PERSON = "cancelled by a person"
 
 
 class MemoryReplays:
-    """A `ReplayStore` beside the delivery store it parks in; both are fenced by `leases`."""
+    """A `ReplayStore` beside the delivery store it parks in."""
 
     def __init__(
         self,
-        leases: MemoryLeases,
         delivery: MemoryDelivery,
-        lease: str = DELIVER_LEASE,
         lease_for: Callable[[str], str] = source_lease,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         new_id: Callable[[], str] = new_replay_id,
     ) -> None:
-        self._leases = leases
-        self._delivery = delivery
-        self._lease = lease
+        self._tables, self._parked, self._jitter = delivery.tables, delivery.parked, delivery.jitter
         self._lease_for = lease_for
         self._clock = clock
         self._new_id = new_id
@@ -67,7 +60,7 @@ class MemoryReplays:
                 self._targets[at] = replace(target, failures=0, next_attempt_at=None)
 
     def register(self, request: Request, epoch: int) -> bool:
-        with self._fenced(epoch, self._lease_for(request.source)):
+        with self._tables.fenced(epoch, self._lease_for(request.source)):
             control = request.control
             known = [r.request.control.event_id for r in self._replays.values() if r.request.control is not None]
             if control is not None and control.event_id in known:
@@ -76,17 +69,16 @@ class MemoryReplays:
             return True
 
     def ask(self, request: Request, epoch: int) -> str:
-        with self._fenced(epoch):
+        with self._tables.fenced(epoch):
             return self._add(request)
 
     def cancel(self, replay: str, epoch: int) -> bool:
-        with self._fenced(epoch):
+        with self._tables.fenced(epoch):
             if self._found(replay).state not in _OPEN:
                 return False
             self._end(replay, ReplayState.CANCELLED, _BY_PERSON)
-            mine = [row.id for row in self._delivery._rows.values() if row.event.replay_id == replay]
-            dropped = [self._delivery._rows.pop(row_id) for row_id in mine]
-            self._delivery._counted["dropped"].update(row.subscription for row in dropped)
+            mine = [row for row in self._tables.rows.values() if row.event.replay_id == replay]
+            self._tables.delete(mine, "dropped")
             return True
 
     def open(self) -> list[Replay]:
@@ -96,7 +88,7 @@ class MemoryReplays:
         return self._read()[::-1][: max(0, min(limit, LIST_MAX))]
 
     def one(self, replay: str) -> Replay:
-        with self._delivery._lock:
+        with self._tables.lock:
             return self._whole(self._found(replay))
 
     def open_sources(self) -> set[str]:
@@ -105,7 +97,7 @@ class MemoryReplays:
     def start(
         self, replay: str, heads: Mapping[int, int], log_rows: int, targets: Sequence[Target], epoch: int
     ) -> None:
-        with self._fenced(epoch):
+        with self._tables.fenced(epoch):
             found = self._found(replay)
             if found.state is not ReplayState.WAITING:
                 raise not_waiting(replay)
@@ -115,39 +107,39 @@ class MemoryReplays:
     def settle(
         self, begun: Target, piece: TimeSlice, result: Replayed, took_s: float, step_s: float, now: datetime, epoch: int
     ) -> Target:
-        with self._fenced(epoch):
-            known = self._delivery._known.get(begun.subscription)
+        with self._tables.fenced(epoch):
+            known = self._tables.known.get(begun.subscription)
             target = self._begun(begun)
             if known is None or known[1].generation != target.generation:
                 raise moved(begun)
-            parked, parked_max, jitter = result.outcome.parked, known[1].parked_max, self._delivery._jitter
+            parked, parked_max = result.outcome.parked, known[1].parked_max
             if parked and self.parked_now(begun.subscription) + len(parked) > parked_max:
-                return self._set_target(without_room(target, now, jitter, parked_max))
-            after = after_step(target, piece, result, took_s, step_s, now, jitter)
-            self._delivery._park(begun.subscription, parked, now)
+                return self._set_target(without_room(target, now, self._jitter, parked_max))
+            after = after_step(target, piece, result, took_s, step_s, now, self._jitter)
+            self._parked.park(begun.subscription, parked, now)
             return self._set_target(after)
 
     def pass_by(self, begun: Target, epoch: int) -> Target:
-        with self._fenced(epoch):
+        with self._tables.fenced(epoch):
             return self._set_target(passed(self._begun(begun)))
 
     def note_stuck(self, target: Target, now: datetime, epoch: int) -> None:
-        with self._fenced(epoch):
+        with self._tables.fenced(epoch):
             found = self._targets.get((target.replay, target.subscription))
             if found is not None and found.state is TargetState.RUNNING and found.stuck_since is None:
                 self._set_target(replace(found, stuck_since=now))
 
     def end_target(self, replay: str, subscription: str, reason: str, epoch: int) -> None:
-        with self._fenced(epoch):
+        with self._tables.fenced(epoch):
             self._end_targets(replay, shortened(reason), subscription)
 
     def end(self, replay: str, state: ReplayState, reason: str, epoch: int) -> None:
-        with self._fenced(epoch):
+        with self._tables.fenced(epoch):
             if self._found(replay).state in _OPEN:
                 self._end(replay, state, shortened(reason))
 
     def finish(self, replay: str, epoch: int) -> bool:
-        with self._fenced(epoch):
+        with self._tables.fenced(epoch):
             found = self._replays.get(replay)
             runs = any(t.replay == replay and t.state is TargetState.RUNNING for t in self._targets.values())
             if found is None or found.state is not ReplayState.RUNNING or runs:
@@ -156,8 +148,8 @@ class MemoryReplays:
             return True
 
     def parked_now(self, subscription: str) -> int:
-        with self._delivery._lock:
-            rows = self._delivery._rows.values()
+        with self._tables.lock:
+            rows = self._tables.rows.values()
             return sum(row.subscription == subscription and bool(row.event.replay_id) for row in rows)
 
     def uncleared(self) -> list[Replay]:
@@ -168,18 +160,12 @@ class MemoryReplays:
         return ended[:OPEN_MAX]
 
     def cleared(self, replay: str, epoch: int) -> None:
-        with self._fenced(epoch):
+        with self._tables.fenced(epoch):
             self._cleared.add(replay)
-
-    @contextmanager
-    def _fenced(self, epoch: int, lease: str | None = None) -> Iterator[None]:
-        with self._delivery._lock:
-            self._leases.fence(self._lease if lease is None else lease, epoch)
-            yield
 
     def _add(self, request: Request) -> str:
         made, now = self._new_id(), self._clock()
-        # What a control event says of itself is not kept: the request was made of it.
+        # The payload of a control event is not kept: the request was made of it.
         control = replace(request.control, event_time=None, payload=None) if request.control is not None else None
         asked = replace(request, control=control)
         nth = len(self._replays) + 1
@@ -216,7 +202,7 @@ class MemoryReplays:
                 self._set_target(ended)
 
     def _read(self) -> list[Replay]:
-        with self._delivery._lock:
+        with self._tables.lock:
             return [self._whole(replay) for replay in self._replays.values()]
 
     def _whole(self, replay: Replay) -> Replay:

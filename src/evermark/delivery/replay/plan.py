@@ -22,6 +22,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from evermark.delivery.base import (
+    BotView,
     Fate,
     HeldKey,
     Outcome,
@@ -30,10 +31,10 @@ from evermark.delivery.base import (
     SubscriptionSpec,
     SubscriptionState,
 )
-from evermark.delivery.bots.base import BotView
 from evermark.delivery.decide.group import REASON_CHARS_MAX, Jitter
 from evermark.delivery.decide.retry import endpoint_backoff_s
 from evermark.delivery.replay.timeslice import Mark, TimeSlice, exceeds, with_rest
+from evermark.delivery.work import both
 from evermark.log.read import FileRange
 
 # As much as there may be: a step is cut off in time, and finding the rows of a slice costs next to nothing.
@@ -46,7 +47,7 @@ CORES_BESIDE = 6
 # How long one step should take; while fresh events flow, short ones with rests in between.
 STEP_S = 4.0
 STEP_S_FLOWING = 1.0
-# A step that was not done by then is cut off; what it did counts.
+# A step that is not done by then is cut off; events it has delivered count.
 STEP_S_MAX = 20.0
 # A step that moved nothing though nothing failed is tried again after this.
 IDLE_WAIT_S = 1.0
@@ -86,7 +87,7 @@ class Control:
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be replayed: events of `source` with `since` ≤ event_time ≤ `until`, to whom, and how."""
+    """A request for a replay: of events of `source` with `since` ≤ event_time ≤ `until`, and for which subscription."""
 
     asked_by: AskedBy
     source: str
@@ -97,7 +98,7 @@ class Request:
     subscription: str | None = None  # None: all there are when it starts
     rate_per_s: float = 0.0
     control: Control | None = None  # the event that asked
-    asked_since: str | None = None  # the window as the event wrote it: what is cleared afterwards
+    asked_since: str | None = None  # the window as the event wrote it, to clear it at the source afterwards
     asked_until: str | None = None
 
 
@@ -145,7 +146,7 @@ class Due:
 
 @dataclass(frozen=True)
 class ReplayWork:
-    """One step of one target, for whoever reads and posts."""
+    """One step of one target, as a `ReplayDeliverer` gets it."""
 
     replay: str
     slice: TimeSlice
@@ -163,22 +164,31 @@ class ReplayWork:
 
 @dataclass(frozen=True)
 class Replayed:
-    """What came of it. Every matching event before `mark` was accepted or is in `outcome.parked`."""
+    """The outcome of a step. Every matching event before `mark` was accepted or is in `outcome.parked`."""
 
     mark: Mark
     outcome: Outcome
+
+
+@dataclass(frozen=True)
+class Round:
+    """Some events of a slice, in its order: the first `rows` of them are done, the last of these stands at `at`."""
+
+    outcome: Outcome
+    rows: int
+    at: Mark | None  # None: not even the first
 
 
 class ReplayDeliverer(Protocol):
     def replay(self, work: ReplayWork, ahead: ReplayWork | None = None) -> Replayed:
         """Offer the events of the slice that the subscription matches, in the order of (event_time, event_id).
 
-        `ahead` is what will be asked for next if this goes well: it may be prepared meanwhile.
+        `ahead` is the next work if this goes well: it may be prepared meanwhile.
         """
 
 
 def may_start(replay: Replay, heads: Mapping[SourcePartition, int]) -> bool:
-    """Whether the log is durable at least up to the event that asked: what came before it must be replayed."""
+    """Whether the log is durable at least up to the event that asked: earlier events must be replayed."""
     control = replay.request.control
     return control is None or heads.get(SourcePartition(replay.request.source, control.partition), 0) >= control.batch
 
@@ -205,7 +215,7 @@ def targets_of(replay: Replay, subscriptions: Mapping[str, Subscription]) -> lis
 
 
 def _hears(spec: SubscriptionSpec, source: str) -> bool:
-    """A bot hears the streams of one source: those of another may be called the same, and are none of its business."""
+    """A bot hears the streams of one source: streams of another may have the same names."""
     return spec.bot is None or spec.bot.source == source
 
 
@@ -218,8 +228,8 @@ def is_orphaned(target: Target, subscriptions: Mapping[str, Subscription]) -> bo
 def is_over_for(target: Target, subscriptions: Mapping[str, Subscription], now: datetime) -> str:
     """Why a target can end unfinished; empty while it cannot.
 
-    One that is suspended, or whose endpoint fails, may come back: it is waited for as long as for any event of the
-    subscription, and not for ever, because the log keeps everything while a replay is open.
+    A subscription that is suspended, or whose endpoint fails, may come back: it is waited for as long as its ttl, and
+    not for ever, because the log keeps everything while a replay is open.
     """
     if is_orphaned(target, subscriptions):
         return "the subscription is gone"
@@ -259,10 +269,10 @@ def due(replays: Iterable[Replay], subscriptions: Mapping[str, Subscription], no
 
 
 def to_begin(waiting: Sequence[Due], busy: Collection[str], served: Mapping[str, float], at_once: int) -> list[Due]:
-    """Whoever waited longest comes first: the oldest request must not starve the others.
+    """The target that waited longest comes first: the oldest request must not starve the others.
 
-    `busy` are those that were worked for before it was looked who is due: what was seen of them may be old by now, and
-    a slice that was sent and settled meanwhile would be sent once more.
+    `busy`: subscriptions that were worked for when `waiting` was read. Their targets may have moved since, and a slice
+    that was sent and settled meanwhile would be sent once more.
     """
     free = [one for one in waiting if one.target.subscription not in busy]
     free.sort(key=lambda one: served.get(one.target.subscription, 0.0))
@@ -270,7 +280,7 @@ def to_begin(waiting: Sequence[Due], busy: Collection[str], served: Mapping[str,
 
 
 def _is_ready(target: Target, subscription: Subscription, now: datetime) -> bool:
-    """Its own backoff and the subscription's are over; one that is suspended or disabled is left alone."""
+    """Its own backoff and the subscription's are over; a suspended or disabled subscription is left alone."""
     if subscription.state not in (SubscriptionState.LIVE, SubscriptionState.BEHIND):
         return False
     return all(at is None or at <= now for at in (target.next_attempt_at, subscription.next_attempt_at))
@@ -286,7 +296,7 @@ def work_of(
     flowing: bool,
     bot: BotView | None = None,
 ) -> ReplayWork:
-    """One step of a target. `files` are those the slice was cut from."""
+    """One step of a target. The slice was cut from `files`."""
     request, spec = one.replay.request, one.subscription.spec
     rate = least_rate(request.rate_per_s, spec.rate_per_s)
     rows = rows_of(one, flowing=flowing)
@@ -297,7 +307,7 @@ def work_of(
         streams=request.streams,
         where=request.where,
         heads=one.replay.heads if exceeds(piece, files, one.replay.heads) else None,
-        # A step for the last few that the slice holds beyond what was asked for costs more than they do.
+        # A step of its own for the last few rows of a slice costs more than the rows do.
         rows_max=rows if rate else with_rest(rows),
         budget_s=STEP_S_MAX,
         probe=one.target.failures > 0,
@@ -307,13 +317,26 @@ def work_of(
     )
 
 
+def folded(work: ReplayWork, rounds: Sequence[Round], limit: int) -> Replayed:
+    """How far a slice got. If `limit` rows were found, there may be more: it is done up to the last of them."""
+    whole = Outcome(work.spec.name, Fate.DONE)
+    mark, seen = work.slice.mark, 0
+    for one in rounds:
+        whole = both(whole, one.outcome)
+        seen += one.rows
+        mark = mark if one.at is None else one.at
+    if whole.fate is Fate.DONE and seen < limit:
+        mark = work.slice.end
+    return Replayed(mark, whole)
+
+
 def least_rate(*rates: float) -> float:
     """The least of some limits, where 0 is none."""
     return min((rate for rate in rates if rate > 0), default=0.0)
 
 
 def rows_of(one: Due, *, flowing: bool) -> int:
-    """How many rows the next step takes: what fits into its time, and never more than its rate lets through.
+    """How many rows the next step takes: as many as fit into its time, and never more than its rate lets through.
 
     While fresh events flow it is few: they share processors and receivers with them.
     """
@@ -327,7 +350,7 @@ def rows_of(one: Due, *, flowing: bool) -> int:
 def after_step(
     target: Target, piece: TimeSlice, result: Replayed, took_s: float, step_s: float, now: datetime, jitter: Jitter
 ) -> Target:
-    """What a step makes of a target. Its mark moves over what was done, whatever became of the rest."""
+    """A target after a step. Its mark moves over the events that are done, even if the step failed."""
     outcome = result.outcome
     moved = result.mark != target.mark
     target = replace(
@@ -363,7 +386,7 @@ def passed(target: Target) -> Target:
 
 
 def without_room(target: Target, now: datetime, jitter: Jitter, parked_max: int) -> Target:
-    """Nothing moves: what was refused could not be parked."""
+    """Nothing moves: refused events could not be parked."""
     failures = target.failures + 1
     return replace(
         target,
@@ -375,7 +398,7 @@ def without_room(target: Target, now: datetime, jitter: Jitter, parked_max: int)
 
 
 def next_rows(rows: int, took_s: float, step_s: float) -> int:
-    """Towards steps that take `step_s`, at most four times as large: what a first step takes says little."""
+    """Towards steps that take `step_s`, at most four times as large: the time of a first step says little."""
     wanted = int(rows * step_s / max(took_s, 0.001))
     return min(SLICE_ROWS_MAX, max(SLICE_ROWS_MIN, min(wanted, 4 * rows)))
 

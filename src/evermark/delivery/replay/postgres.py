@@ -1,4 +1,4 @@
-"""Replays in State. What is to be done is decided in `delivery/replay.py`; here it is done, fenced."""
+"""Replays in State. `replay.plan` decides; here it is done, fenced."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from evermark.cluster.fence import DELIVER_LEASE, fence, source_lease
+from evermark.cluster.fence import DELIVER_LEASE, fenced, source_lease
 from evermark.delivery.decide.group import Jitter, shortened
 from evermark.delivery.replay import queries as sql
 from evermark.delivery.replay.base import (
@@ -35,7 +35,7 @@ from evermark.delivery.replay.plan import (
     without_room,
 )
 from evermark.delivery.replay.timeslice import Mark, TimeSlice
-from evermark.delivery.store import queries
+from evermark.delivery.store.postgres import lock_record
 from evermark.delivery.store.postgres_parked import park, storable
 from evermark.state import counters
 from evermark.state.connection import Connection, State
@@ -57,20 +57,17 @@ class PostgresReplays:
         self._jitter = jitter
 
     def register(self, request: Request, epoch: int) -> bool:
-        with self._state.transaction() as conn:
-            fence(conn, self._lease_for(request.source), epoch)
+        with fenced(self._state, self._lease_for(request.source), epoch) as conn:
             return conn.execute(sql.REGISTER, _given(request, new_replay_id())).rowcount == 1
 
     def ask(self, request: Request, epoch: int) -> str:
         made = new_replay_id()
-        with self._state.transaction() as conn:
-            fence(conn, self._lease, epoch)
+        with fenced(self._state, self._lease, epoch) as conn:
             conn.execute(sql.REGISTER, _given(request, made))
         return made
 
     def cancel(self, replay: str, epoch: int) -> bool:
-        with self._state.transaction() as conn:
-            fence(conn, self._lease, epoch)
+        with fenced(self._state, self._lease, epoch) as conn:
             if _lock(conn, replay) not in (ReplayState.WAITING, ReplayState.RUNNING):
                 return False
             conn.execute(sql.END, (ReplayState.CANCELLED, "cancelled by a person", replay))
@@ -97,8 +94,7 @@ class PostgresReplays:
     def start(
         self, replay: str, heads: Mapping[int, int], log_rows: int, targets: Sequence[Target], epoch: int
     ) -> None:
-        with self._state.transaction() as conn:
-            fence(conn, self._lease, epoch)
+        with fenced(self._state, self._lease, epoch) as conn:
             if _lock(conn, replay) is not ReplayState.WAITING:
                 raise not_waiting(replay)
             fixed = json.dumps({str(partition): batch for partition, batch in heads.items()})
@@ -109,13 +105,12 @@ class PostgresReplays:
     def settle(
         self, begun: Target, piece: TimeSlice, result: Replayed, took_s: float, step_s: float, now: datetime, epoch: int
     ) -> Target:
-        with self._state.transaction() as conn:
-            fence(conn, self._lease, epoch)
-            row = conn.execute(queries.STANDING_LOCKED, (begun.subscription,)).fetchone()
+        with fenced(self._state, self._lease, epoch) as conn:
+            record = lock_record(conn, begun.subscription)
             target = _locked(conn, begun)
-            if row is None or row[-1] != target.generation:
+            if record is None or record.generation != target.generation:
                 raise moved(begun)
-            parked_max, parked = row[5], result.outcome.parked
+            parked_max, parked = record.parked_max, result.outcome.parked
             parked_now = _parked_now(conn, begun.subscription) if parked else 0
             if parked and parked_now + len(parked) > parked_max:
                 after = without_room(target, now, self._jitter, parked_max)
@@ -126,33 +121,28 @@ class PostgresReplays:
         return after
 
     def pass_by(self, begun: Target, epoch: int) -> Target:
-        with self._state.transaction() as conn:
-            fence(conn, self._lease, epoch)
+        with fenced(self._state, self._lease, epoch) as conn:
             target = _locked(conn, begun)
             after = passed(target)
             conn.execute(sql.SET_TARGET, _target_row(after))
         return after
 
     def note_stuck(self, target: Target, now: datetime, epoch: int) -> None:
-        with self._state.transaction() as conn:
-            fence(conn, self._lease, epoch)
+        with fenced(self._state, self._lease, epoch) as conn:
             conn.execute(sql.STUCK, (now, target.replay, target.subscription))
 
     def end_target(self, replay: str, subscription: str, reason: str, epoch: int) -> None:
-        with self._state.transaction() as conn:
-            fence(conn, self._lease, epoch)
+        with fenced(self._state, self._lease, epoch) as conn:
             conn.execute(sql.END_TARGETS, (shortened(reason), replay, subscription, subscription))
 
     def end(self, replay: str, state: ReplayState, reason: str, epoch: int) -> None:
-        with self._state.transaction() as conn:
-            fence(conn, self._lease, epoch)
+        with fenced(self._state, self._lease, epoch) as conn:
             if _lock(conn, replay) in (ReplayState.WAITING, ReplayState.RUNNING):
                 conn.execute(sql.END, (state, storable(shortened(reason)), replay))
                 conn.execute(sql.END_TARGETS, (storable(shortened(reason)), replay, None, None))
 
     def finish(self, replay: str, epoch: int) -> bool:
-        with self._state.transaction() as conn:
-            fence(conn, self._lease, epoch)
+        with fenced(self._state, self._lease, epoch) as conn:
             return conn.execute(sql.FINISH, (replay,)).rowcount == 1
 
     def parked_now(self, subscription: str) -> int:
@@ -163,8 +153,7 @@ class PostgresReplays:
         return self._read(sql.UNCLEARED, OPEN_MAX)
 
     def cleared(self, replay: str, epoch: int) -> None:
-        with self._state.transaction() as conn:
-            fence(conn, self._lease, epoch)
+        with fenced(self._state, self._lease, epoch) as conn:
             conn.execute(sql.CLEARED, (replay,))
 
     def _read(self, query: str, given: int | str) -> list[Replay]:

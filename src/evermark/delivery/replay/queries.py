@@ -1,6 +1,7 @@
 """The SQL of the replay store.
 
-Locks are taken in the order of `queries`: the lease, subscriptions, then replays, their targets, parked rows, counters.
+Locks are taken in the order of `store.queries`: the lease, subscriptions, then replays, their targets, parked rows,
+counters.
 """
 
 from __future__ import annotations
@@ -56,11 +57,6 @@ set state = %(state)s, reason = %(reason)s, at_time = %(at_time)s, at_id = %(at_
     passed_rows = %(passed_rows)s, delivered = %(delivered)s, parked = %(parked)s, failures = %(failures)s,
     next_attempt_at = %(next_attempt_at)s, stuck_since = %(stuck_since)s, changed_at = clock_timestamp()
 where replay = %(replay)s and subscription = %(subscription)s
-"""
-
-TRY_NOW = """
-update replay_targets set next_attempt_at = null, failures = 0, changed_at = clock_timestamp()
-where subscription = %s and state = 'running' and next_attempt_at is not null
 """
 
 STUCK = """

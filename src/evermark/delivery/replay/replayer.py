@@ -1,7 +1,7 @@
 """Replays at work: requests are started, their targets moved on slice by slice, and ended.
 
-Crash-safe by the same means as everything else: read → send → settle by compare-and-set. What was sent and not
-settled is sent again, under the same ids.
+Crash-safe by the same means as all delivery: read → send → settle by compare-and-set. Events that were sent and not
+settled are sent again, under the same ids.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from evermark import failpoint
-from evermark.delivery.base import DeliveryStore, Fate, SourcePartition
-from evermark.delivery.bots.base import BotView
+from evermark.delivery.base import BotView, Fate, SourcePartition
 from evermark.delivery.bots.views import BotViews
+from evermark.delivery.ports import DeliveryStore, LogView
 from evermark.delivery.replay import plan as decide
 from evermark.delivery.replay.base import ReplayStore
 from evermark.delivery.replay.plan import (
@@ -28,7 +28,6 @@ from evermark.delivery.replay.plan import (
     TargetState,
 )
 from evermark.delivery.replay.timeslice import TimeSlice, next_slice, readable, rows_between
-from evermark.delivery.run.follower import LogView
 from evermark.errors import NotFoundError
 from evermark.log.read import FileRange
 
@@ -46,7 +45,7 @@ class Replayer:
     deliverer: ReplayDeliverer
     epoch: int
     clock: Callable[[], datetime]
-    sources: Collection[str]  # those there are: a replay of any other can never run
+    sources: Collection[str]  # a replay of any other source can never run
     on_step: Callable[[Due, Replayed], None] = lambda _due, _result: None
     on_ended: Callable[[Replay, Target, str], None] = lambda _replay, _target, _why: None  # unfinished
     bot_views: BotViews | None = None  # needed where there are bots
@@ -54,7 +53,7 @@ class Replayer:
     _prepared: dict[tuple[str, str], TimeSlice] = field(default_factory=dict)
 
     def look(self) -> tuple[list[Replay], list[Due]]:
-        """Start what waits, end what is over; what runs, and whose turn it is."""
+        """Start replays that wait, end those that are over. Returns the running ones, and the targets that are due."""
         found: list[Replay] = []
         ended: set[tuple[str, str]] = set()
         replays = self.replays.open()
@@ -93,7 +92,7 @@ class Replayer:
             self.replays.pass_by(target, self.epoch)
             return self.stopwatch() - began
         name, spec = target.subscription, one.subscription.spec
-        held = self.store.held_keys([name], replay_id=one.replay.id).get(name, {}) if spec.ordered else {}
+        held = self.store.parked.held_keys([name], replay_id=one.replay.id).get(name, {}) if spec.ordered else {}
         bot = self._bot(one)
         work = decide.work_of(one, piece, files, self.replays.parked_now(name), held, flowing=flowing, bot=bot)
         result = self.deliverer.replay(work, None if flowing else self._ahead_of(one, work, files))
@@ -108,7 +107,7 @@ class Replayer:
         return took_s
 
     def _slice(self, one: Due, files: list[FileRange], *, flowing: bool) -> TimeSlice | None:
-        """The next slice: the one that was prepared, if the target stands where it begins."""
+        """The next slice: the prepared one, if the target stands where that begins."""
         rows = decide.rows_of(one, flowing=flowing)
         prepared = self._prepared.pop((one.replay.id, one.target.subscription), None)
         fits = prepared is not None and rows <= 2 * prepared.rows and prepared.rows <= 2 * rows
@@ -117,7 +116,7 @@ class Replayer:
         return next_slice(one.target.mark, one.replay.request.until, files, rows)
 
     def _ahead_of(self, one: Due, work: ReplayWork, files: list[FileRange]) -> ReplayWork | None:
-        """What comes next if this step goes well. While fresh events flow, nothing is done before its time."""
+        """The work that comes next if this step goes well."""
         rows = decide.rows_of(one, flowing=False)
         piece = next_slice(work.slice.end, one.replay.request.until, files, rows)
         if piece is None:

@@ -1,4 +1,4 @@
-"""What somebody asks for, from what they wrote: the control event of an UPDATE, or times on a command line. Pure."""
+"""The replay that is asked for by the control event of an UPDATE, or by times on a command line. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from evermark.delivery.replay.plan import AskedBy, Control, Request
 from evermark.errors import ConfigError
 
-# Within what every layer can hold; no event is outside.
+# The times that every layer can hold; no event is outside.
 TIME_MIN = datetime(1, 1, 2, tzinfo=UTC)
 TIME_MAX = datetime(9999, 12, 30, tzinfo=UTC)
 STREAMS_MAX = 1_000
@@ -57,5 +57,5 @@ def _moment(text: str, where: str) -> datetime:
 
 
 def bounded(moment: datetime) -> datetime:
-    """Within what every layer can hold; no event is outside."""
+    """The nearest time that every layer can hold."""
     return min(max(moment, TIME_MIN), TIME_MAX)

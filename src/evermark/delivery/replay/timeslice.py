@@ -1,7 +1,7 @@
 """Cutting a window of time into slices of about so many rows, by the statistics of the log's files. Pure.
 
-Slices follow each other without a gap and never overlap, whatever the files look like and however compaction changes
-them in between: a slice is a range of (event_time, event_id), and the files only say how much to expect in it.
+Slices follow each other without a gap and never overlap, even if compaction changes the files in between: a slice is a
+range of (event_time, event_id), and the files only say how many rows to expect in it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def moment_at(us: int) -> datetime:
 
 @dataclass(frozen=True)
 class Mark:
-    """A place in the order of (event_time, event_id): before it are all events of earlier times, and those of `time`
+    """A place in the order of (event_time, event_id): before it are all events of earlier times, and events of `time`
     up to and with `event_id`. None: none of `time`.
     """
 
@@ -69,7 +69,7 @@ def readable(files: Sequence[FileRange], heads: Mapping[int, int]) -> list[FileR
 
 
 def exceeds(piece: TimeSlice, files: Sequence[FileRange], heads: Mapping[int, int]) -> bool:
-    """Whether a file of the slice may hold a row beyond the heads; of one that was merged since nothing is known."""
+    """Whether a file of the slice may hold a row beyond the heads; nothing is known of a file that was merged since."""
     known = {f.path: f for f in files}
     mine = [known.get(path) for path in piece.paths]
     return any(
@@ -79,7 +79,7 @@ def exceeds(piece: TimeSlice, files: Sequence[FileRange], heads: Mapping[int, in
 
 
 def with_rest(rows: int) -> int:
-    """How many rows a slice of about `rows` may hold, by what is known of the files."""
+    """How many rows a slice of about `rows` may hold, by the statistics of the files."""
     return rows + max(1, int(rows * _REST_SHARE))
 
 

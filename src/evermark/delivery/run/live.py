@@ -1,7 +1,7 @@
-"""The live group at work: fresh batches handed over by ingest, and what was left behind.
+"""The live group at work: fresh batches handed over by ingest, and batches that hand-overs left.
 
-The hand-over is an optimisation. It happens only when the group stands exactly before the fresh batch and nobody else
-is working for the group; whatever it leaves belongs to the follower.
+The hand-over is an optimisation. It happens only when the group stands exactly before the fresh batch and no other
+thread works for the group; batches that it leaves are taken by the follower.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from datetime import datetime
 from itertools import pairwise
 
 from evermark import failpoint
-from evermark.delivery.base import DeliveryStore, Fate, Outcome, SourcePartition, SubscriptionState
+from evermark.delivery.base import Cursor, Fate, GroupWork, Outcome, SourcePartition, SubscriptionState
 from evermark.delivery.bots.views import BotViews
 from evermark.delivery.decide.expiry import expires_before
-from evermark.delivery.work import Assignment, Delivered, Deliverer, DeliveryOptions, Span
+from evermark.delivery.ports import DeliveryStore
+from evermark.delivery.work import Assignment, Deliverer, DeliveryOptions, Span
 
 # More than this in one batch would hold ingest up: the follower takes it.
 HANDOVER_ROWS_MAX = 2_000
 HANDOVER_BUDGET_S = 2.0
-# What is under way when the budget ends may still finish in this time; then a slow receiver leaves the group.
+# Requests under way when the budget ends may still finish in this time; then a slow receiver leaves the group.
 GRACE_S = 1.0
-# Nobody in the group waits longer for the slowest: it leaves, and is served by itself.
+# The group waits this much longer for its slowest member: then that leaves, and is served by itself.
 SLACK_S = 1.0
 HANDOVER_WAIT_S = 1.0
 HANDOVER_BATCHES_MAX = 32
@@ -32,7 +33,7 @@ LOOKED_UP = "its streams are being looked up in the log"
 
 
 class LiveGroup:
-    """One per process that holds the `deliver` lease. `lock` is held while somebody works for the group."""
+    """One per process that holds the `deliver` lease. `lock` is held while a thread works for the group."""
 
     def __init__(
         self,
@@ -40,7 +41,7 @@ class LiveGroup:
         deliverer: Deliverer,
         epoch: int,
         clock: Callable[[], datetime],
-        on_delivered: Callable[[SourcePartition, list[Delivered]], None] = lambda _place, _results: None,
+        on_delivered: Callable[[SourcePartition, list[Outcome]], None] = lambda _place, _outcomes: None,
         bot_views: BotViews | None = None,  # needed where there are bots
     ) -> None:
         self._store = store
@@ -56,8 +57,8 @@ class LiveGroup:
     def hand_over(self, span: Span) -> bool:
         """Deliver a fresh batch, with the few before it that were left; False leaves it to the follower.
 
-        A group that is a little behind is caught up here and not by the follower: two that take turns, each a batch
-        too late for the other, would stay behind for ever.
+        A group that is a little behind is caught up here and not by the follower: if both took turns, each a batch too
+        late for the other, the group would stay behind for ever.
         """
         fresh = self._fresh.setdefault(span.place, deque(maxlen=HANDOVER_BATCHES_MAX))
         fresh.append(span)
@@ -72,15 +73,15 @@ class LiveGroup:
             self.lock.release()
 
     def work(self, span: Span, *, budget_s: float | None) -> bool:
-        """Deliver a span to everybody in the group and settle it; False if the group is not exactly before it.
+        """Deliver a span to all members of the group and settle it; False if the group is not exactly before it.
 
-        The caller holds `lock`. Members and cursor come from one look: whoever joined after the span is not sent it.
+        The caller holds `lock`. Members and cursor come from one look: a member that joined later is not sent the span.
         """
         group = self._store.group()
-        if group.cursors.get(span.place) != span.after:
+        if group.cursors.get(span.place) != span.begun:
             return False
         known = self._store.subscriptions()
-        # One that was removed and made anew in between may begin elsewhere, and is not sent this before that.
+        # A member that was removed and made anew in between may begin elsewhere, and is not sent this before that.
         live = SubscriptionState.LIVE
         members = frozenset(name for name in group.members if name in known and known[name].state is live)
         assignments, unready = with_bots(
@@ -91,46 +92,39 @@ class LiveGroup:
             self._bot_views,
         )
         ordered = [assignment.spec.name for assignment in assignments if assignment.spec.ordered]
-        held = self._store.held_keys(ordered, [span.place]) if ordered else {}
+        held = self._store.parked.held_keys(ordered, [span.place]) if ordered else {}
         options = DeliveryOptions(budget_s=budget_s, grace_s=GRACE_S, slack_s=SLACK_S, held=held)
-        results = self._deliverer.deliver(assignments, options) if assignments else []
-        self._remember_slow(results)
+        outcomes = self._deliverer.deliver(assignments, options) if assignments else []
+        self._remember_slow(outcomes)
         failpoint.hit("settle.begun")
-        self._store.settle_group(
-            span.place,
-            span.after,
-            span.to,
-            members,
-            [*(group_outcome(result) for result in results), *unready],
-            self._clock(),
-            self._epoch,
-            version=group.version,
-        )
+        work = GroupWork(span.place, span.begun, Cursor(span.to), members, group.version)
+        settled = [*map(group_outcome, outcomes), *unready]
+        self._store.settle_group(work, settled, self._clock(), self._epoch)
         failpoint.hit("settle.done")
-        self._on_delivered(span.place, results)
+        self._on_delivered(span.place, outcomes)
         return True
 
     def was_slow(self, name: str, since: datetime) -> bool:
-        """Whether somebody left because the others would have had to wait."""
+        """Whether a subscription left because the others would have had to wait."""
         return self._slow_at.get(name, since) > since
 
-    def _remember_slow(self, results: Sequence[Delivered]) -> None:
-        for result in results:
-            if result.outcome.fate is Fate.UNFINISHED:
-                self._slow_at[result.subscription] = self._clock()
+    def _remember_slow(self, outcomes: Sequence[Outcome]) -> None:
+        for outcome in outcomes:
+            if outcome.fate is Fate.UNFINISHED:
+                self._slow_at[outcome.subscription] = self._clock()
             else:
-                self._slow_at.pop(result.subscription, None)
+                self._slow_at.pop(outcome.subscription, None)
 
 
-def together(fresh: Sequence[Span], after: int | None) -> Span | None:
-    """The fresh batches after `after` as one span; None when one of them is no longer known."""
-    wanted = [span for span in fresh if after is not None and span.after >= after]
-    if not wanted or wanted[0].after != after:
+def together(fresh: Sequence[Span], begun: Cursor | None) -> Span | None:
+    """The fresh batches after `begun` as one span; None when a batch of them is no longer known."""
+    wanted = [span for span in fresh if begun is not None and span.begun >= begun]
+    if not wanted or wanted[0].begun != begun:
         return None
     if any(one.to != other.after for one, other in pairwise(wanted)):
         return None
     paths = tuple(path for span in wanted for path in span.paths)
-    return Span(wanted[0].place, wanted[0].after, wanted[-1].to, paths, sum(s.rows for s in wanted), exact=True)
+    return Span(wanted[0].place, wanted[0].begun, wanted[-1].to, paths, sum(s.rows for s in wanted), exact=True)
 
 
 def with_bots(assignments: Sequence[Assignment], bot_views: BotViews | None) -> tuple[list[Assignment], list[Outcome]]:
@@ -150,12 +144,11 @@ def with_bots(assignments: Sequence[Assignment], bot_views: BotViews | None) -> 
     return ready, [Outcome(name, Fate.UNFINISHED, reason=LOOKED_UP) for name in sorted(missing)]
 
 
-def group_outcome(result: Delivered) -> Outcome:
-    """A member that did not finish leaves where it got to; at the span's beginning if something would have to be parked
-    or counted on the way: then all of it comes again.
+def group_outcome(outcome: Outcome) -> Outcome:
+    """A member that did not finish leaves where it got to; at the span's beginning if events would have to be parked or
+    counted on the way: then all of the span comes again.
     """
-    outcome = result.outcome
     if outcome.fate is Fate.DONE:
         return outcome
-    reached = None if outcome.parked or outcome.expired else result.reached
+    reached = None if outcome.parked or outcome.expired else outcome.reached
     return replace(outcome, parked=(), expired=0, reached=reached)

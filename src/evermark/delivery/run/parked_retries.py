@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from evermark import failpoint
-from evermark.delivery.base import DeliveryStore, Fate, Outcome, Parked, Subscription
+from evermark.delivery.base import Fate, Outcome, Parked, Subscription
 from evermark.delivery.decide.retry import Verdict, next_attempt
+from evermark.delivery.ports import DeliveryStore
 from evermark.delivery.webhook.base import Answer, OpenSecret, Sink, Try
 
 CLAIM_LIMIT = 100
@@ -22,7 +23,7 @@ Tried = tuple[Parked, Answer]
 
 @dataclass
 class ParkedQueue:
-    """Sends what is due from where it stands: parked deliveries are few, and bounded per subscription."""
+    """Sends due rows from this process, without Spark: they are few, and bounded per subscription."""
 
     store: DeliveryStore
     sink: Sink
@@ -33,13 +34,13 @@ class ParkedQueue:
     on_tried: Callable[[Sequence[Tried]], None] = lambda _tried: None
 
     def run(self) -> int:
-        """Try what is due, up to a limit; returns how many were claimed."""
-        claimed = self.store.claim(self.clock(), CLAIM_LIMIT, CLAIM_LEASE_S, self.epoch)
+        """Try due rows, up to a limit; returns how many were claimed."""
+        claimed = self.store.parked.claim(self.clock(), CLAIM_LIMIT, CLAIM_LEASE_S, self.epoch)
         if not claimed:
             return 0
         failpoint.hit("queue.claimed")
         known = self.store.subscriptions()
-        # Made anew since it was claimed: then the row went with its former self, and the new one never asked for it.
+        # Rows of a subscription that was made anew since the claim went with it: the new one never asked for them.
         mine = [p for p in claimed if p.subscription in known and known[p.subscription].generation == p.generation]
         tries = [
             Try(
@@ -58,7 +59,7 @@ class ParkedQueue:
         failpoint.hit("queue.posted")
         taken = [parked.id for parked, answer in tried if answer.verdict is Verdict.ACCEPTED]
         if taken:
-            self.store.delivered(taken, self.epoch)
+            self.store.parked.delivered(taken, self.epoch)
         for parked, answer in tried:
             if answer.verdict is not Verdict.ACCEPTED:
                 self._put_back(parked, answer)
@@ -74,7 +75,7 @@ class ParkedQueue:
 
     def _put_back(self, parked: Parked, answer: Answer) -> None:
         spent, delay = after_answer(parked.attempt, answer, self.jitter())
-        self.store.reschedule(
+        self.store.parked.reschedule(
             parked,
             next_attempt_at=None if delay is None else self.clock() + timedelta(seconds=delay),
             attempts=parked.attempt + spent,
@@ -85,9 +86,9 @@ class ParkedQueue:
 
 
 def endpoint_outcomes(subscription: Subscription, tried: Sequence[Tried]) -> list[Outcome]:
-    """What the retries of one subscription say about its endpoint, all together: one failure, however many failed.
+    """The outcomes of one subscription's retries, all together: one failure, however many rows failed.
 
-    A replay never disturbs live: those of replays count only if the receiver says that it is gone.
+    A replay never disturbs first deliveries: its retries count only if the receiver says that it is gone.
     """
     name = subscription.name
     gone = [answer for _, answer in tried if answer.verdict is Verdict.GONE]

@@ -10,26 +10,28 @@ from datetime import UTC, datetime
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
 from evermark.delivery.base import (
+    BEGINNING,
+    Cursor,
     CursorVector,
     Group,
+    GroupWork,
     MadeBy,
     Outcome,
-    Reached,
     SourcePartition,
     Subscription,
     SubscriptionSpec,
     SubscriptionState,
 )
-from evermark.delivery.bots.memory import MemoryBots
 from evermark.delivery.decide import group as decide
 from evermark.delivery.decide import registration
-from evermark.delivery.decide.cursors import require_cursor
-from evermark.delivery.decide.group import Jitter, SubscriptionRecord, Work
+from evermark.delivery.decide.group import Jitter, SubscriptionRecord
 from evermark.delivery.decide.retry import LIMITS, EndpointLimits
+from evermark.delivery.store.memory_bots import MemoryBots
+from evermark.delivery.store.memory_parked import MemoryParked, MemoryTables
 
 
-class MemoryDelivery(MemoryBots):
-    """A `DeliveryStore` and a `BotStore`, fenced by `leases`."""
+class MemoryDelivery:
+    """A `DeliveryStore`, fenced by `leases`."""
 
     def __init__(
         self,
@@ -39,33 +41,34 @@ class MemoryDelivery(MemoryBots):
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         limits: EndpointLimits = LIMITS,
     ) -> None:
-        super().__init__(leases, lease, jitter)
+        self.tables = MemoryTables(leases, lease)
+        self.parked = MemoryParked(self.tables, jitter)
+        self.bots = MemoryBots(self.tables)
+        self.on_try_now: Callable[[str], None] = lambda _subscription: None  # set by the replays beside it
+        self.jitter = jitter
         self._clock = clock
         self._limits = limits
         self._group = Group(0, frozenset(), {})
-        self._cursors: dict[str, dict[SourcePartition, int]] = {}
-        self._inside: dict[
-            tuple[str, SourcePartition], str
-        ] = {}  # by reader and place: how far it is in the batch after
+        self._cursors: dict[str, dict[SourcePartition, Cursor]] = {}
         self._generation = 0
         self._since: dict[int, datetime] = {}
 
     def register(
         self, specs: Sequence[SubscriptionSpec], made_by: MadeBy, starts: Mapping[str, CursorVector], epoch: int
     ) -> None:
-        with self._fenced(epoch):
-            plan = registration.registered(specs, made_by, starts, self._known, self._group)
+        with self.tables.fenced(epoch):
+            plan = registration.registered(specs, made_by, starts, self.tables.known, self._group)
             self._forget(plan.removed)
-            others = registration.with_other_devices(self._known, plan.kept)
-            moved = [name for name, (spec, _) in plan.kept.items() if spec.url != self._known[name][0].url]
-            self._known.update(plan.kept)
+            others = registration.with_other_devices(self.tables.known, plan.kept)
+            moved = [name for name, (spec, _) in plan.kept.items() if spec.url != self.tables.known[name][0].url]
+            self.tables.known.update(plan.kept)
             for name in moved:
                 self._try_all_now(name)
-            self._with_other_devices(others, self._clock(), epoch)
-            for name, (spec, standing) in plan.added.items():
-                self._known[name] = (spec, replace(standing, generation=self._next_generation()))
+            self.bots.decide_anew_who_waits(others, self._clock(), epoch)
+            for name, (spec, record) in plan.added.items():
+                self.tables.known[name] = (spec, replace(record, generation=self._next_generation()))
             for name, vector in plan.begun.items():
-                self._set_cursors(name, vector)
+                self._cursors[name] = dict(vector)
             self._group = plan.group
 
     def _next_generation(self) -> int:
@@ -74,142 +77,125 @@ class MemoryDelivery(MemoryBots):
         return self._generation
 
     def subscriptions(self) -> dict[str, Subscription]:
-        with self._lock:
-            return {name: self.subscription(name) for name in sorted(self._known)}
+        with self.tables.lock:
+            return {name: self.subscription(name) for name in sorted(self.tables.known)}
 
     def outside(self) -> dict[str, Subscription]:
         states = (SubscriptionState.BEHIND, SubscriptionState.SUSPENDED)
         return {name: found for name, found in self.subscriptions().items() if found.state in states}
 
     def subscription(self, name: str) -> Subscription:
-        with self._lock:
-            s = self._standing(name)
-            spec = registration.current(self._known[name][0], self._clock())
+        with self.tables.lock:
+            s = self.tables.record(name)
+            spec = registration.current(self.tables.known[name][0], self._clock())
             since = self._since.get(s.generation)
             return Subscription(spec, s.state, s.reason, s.failures, s.next_attempt_at, s.generation, since)
 
     def add(self, spec: SubscriptionSpec, start: CursorVector | None, epoch: int) -> None:
-        with self._fenced(epoch):
-            owner = self._known[spec.name][0].made_by if spec.name in self._known else None
+        with self.tables.fenced(epoch):
+            owner = self.tables.known[spec.name][0].made_by if spec.name in self.tables.known else None
             plan = registration.added(spec, start, owner, self._group.version, self._group.cursors)
-            self._known[spec.name] = (plan.spec, replace(plan.standing, generation=self._next_generation()))
+            self.tables.known[spec.name] = (plan.spec, replace(plan.record, generation=self._next_generation()))
             if plan.begun is not None:
-                self._set_cursors(spec.name, plan.begun)
+                self._cursors[spec.name] = dict(plan.begun)
             else:
                 members = self._group.members | {spec.name}
                 self._group = replace(self._group, version=plan.version, members=members)
 
     def change(self, subscription: str, changes: Mapping[str, object], epoch: int) -> None:
-        with self._fenced(epoch):
-            standing = self._standing(subscription)
-            before = self._known[subscription][0].device
-            url = self._known[subscription][0].url
-            self._known[subscription] = registration.changed(self._known[subscription][0], standing, changes)
-            if self._known[subscription][0].url != url:
+        with self.tables.fenced(epoch):
+            record = self.tables.record(subscription)
+            before = self.tables.known[subscription][0].device
+            url = self.tables.known[subscription][0].url
+            self.tables.known[subscription] = registration.changed(self.tables.known[subscription][0], record, changes)
+            if self.tables.known[subscription][0].url != url:
                 self._try_all_now(subscription)
-            if self._device(subscription) != before:
-                self._with_other_devices([subscription], self._clock(), epoch)
+            if self.tables.device(subscription) != before:
+                self.bots.decide_anew_who_waits([subscription], self._clock(), epoch)
 
     def rotate(self, subscription: str, secret: str, until: datetime | None, now: datetime, epoch: int) -> None:
-        with self._fenced(epoch):
-            standing = self._standing(subscription)
-            spec = registration.rotated(self._known[subscription][0], secret, until, now)
-            self._known[subscription] = (spec, standing)
+        with self.tables.fenced(epoch):
+            record = self.tables.record(subscription)
+            spec = registration.rotated(self.tables.known[subscription][0], secret, until, now)
+            self.tables.known[subscription] = (spec, record)
 
     def retire(self, subscription: str, epoch: int) -> None:
-        with self._fenced(epoch):
-            standing = self._standing(subscription)
-            self._known[subscription] = (registration.retired(self._known[subscription][0]), standing)
+        with self.tables.fenced(epoch):
+            record = self.tables.record(subscription)
+            self.tables.known[subscription] = (registration.retired(self.tables.known[subscription][0]), record)
 
     def remove(self, subscription: str, epoch: int) -> None:
-        with self._fenced(epoch):
-            standing = self._standing(subscription)
-            registration.require_ours(self._known[subscription][0], "removed")
+        with self.tables.fenced(epoch):
+            record = self.tables.record(subscription)
+            registration.require_ours(self.tables.known[subscription][0], "removed")
             self._forget(frozenset({subscription}))
-            if standing.is_member:
+            if record.is_member:
                 members = self._group.members - {subscription}
                 self._group = replace(self._group, version=self._group.version + 1, members=members)
 
     def suspend(self, subscription: str, reason: str, epoch: int) -> None:
-        with self._fenced(epoch):
-            standing = self._standing(subscription)
-            self._take_out(standing, decide.paused(standing, reason))
+        with self.tables.fenced(epoch):
+            record = self.tables.record(subscription)
+            self._take_out(record, decide.paused(record, reason))
 
     def disable(self, subscription: str, reason: str, epoch: int, *, generation: int | None = None) -> None:
-        with self._fenced(epoch):
-            known = self._known.get(subscription)
+        with self.tables.fenced(epoch):
+            known = self.tables.known.get(subscription)
             if known is not None and generation in (None, known[1].generation):
                 self._take_out(known[1], decide.disabled(known[1], reason))
 
     def retried(
         self, subscription: str, outcome: Outcome, now: datetime, epoch: int, *, generation: int | None = None
     ) -> None:
-        with self._fenced(epoch):
-            known = self._known.get(subscription)
+        with self.tables.fenced(epoch):
+            known = self.tables.known.get(subscription)
             if known is not None and generation in (None, known[1].generation):
-                after = decide.after_retries(known[1], outcome, now, self._jitter, self._limits)
+                after = decide.after_retries(known[1], outcome, now, self.jitter, self._limits)
                 if after.is_member:
-                    self._set_standing(after)
+                    self._set_record(after)
                 else:
                     self._take_out(known[1], after)
 
     def resume(self, subscription: str, epoch: int) -> None:
-        with self._fenced(epoch):
-            self._set_standing(decide.resumed(self._standing(subscription)))
+        with self.tables.fenced(epoch):
+            self._set_record(decide.resumed(self.tables.record(subscription)))
             self._try_all_now(subscription)
 
+    def counted(self, name: str) -> dict[str, int]:
+        with self.tables.lock:
+            return {label: number for label, number in self.tables.counted[name].items() if number}
+
     def group(self) -> Group:
-        with self._lock:
+        with self.tables.lock:
             return self._group
 
     def cursors(self, subscription: str) -> CursorVector:
-        with self._lock:
+        with self.tables.lock:
             return dict(self._cursors.get(subscription, {}))
 
     def cursors_outside(self) -> dict[str, CursorVector]:
-        with self._lock:
-            return {n: self.cursors(n) for n, (_, s) in sorted(self._known.items()) if not s.is_member}
-
-    def inside(self, subscriptions: Sequence[str]) -> dict[str, dict[SourcePartition, Reached]]:
-        found: dict[str, dict[SourcePartition, Reached]] = {}
-        with self._lock:
-            for (name, place), through in self._inside.items():
-                if name in subscriptions:
-                    found.setdefault(name, {})[place] = Reached(self._cursors[name][place], through)
-        return found
+        with self.tables.lock:
+            return {n: self.cursors(n) for n, (_, s) in sorted(self.tables.known.items()) if not s.is_member}
 
     def open_partition(self, place: SourcePartition, batch: int, epoch: int) -> None:
-        with self._fenced(epoch):
-            self._group = replace(self._group, cursors={place: batch, **self._group.cursors})
+        with self.tables.fenced(epoch):
+            self._group = replace(self._group, cursors={place: Cursor(batch), **self._group.cursors})
             for name in self.cursors_outside():
-                self._cursors.setdefault(name, {}).setdefault(place, 0)
+                self._cursors.setdefault(name, {}).setdefault(place, BEGINNING)
 
-    def settle_group(
-        self,
-        place: SourcePartition,
-        begun_at: int,
-        done_to: int,
-        members: frozenset[str],
-        outcomes: Sequence[Outcome],
-        now: datetime,
-        epoch: int,
-        *,
-        version: int | None = None,
-    ) -> Group:
-        work = Work(place, begun_at, done_to, members, version)
-        with self._fenced(epoch):
-            standings = {name: self._standing(name) for name in self._group.members}
-            counts = {one.subscription: self._parked_by(one.subscription) for one in outcomes if one.parked}
-            settled = decide.settle(self._group, work, outcomes, standings, counts, now, self._jitter, self._limits)
-            for standing in settled.stayed:
-                self._set_standing(standing)
+    def settle_group(self, work: GroupWork, outcomes: Sequence[Outcome], now: datetime, epoch: int) -> Group:
+        with self.tables.fenced(epoch):
+            records = {name: self.tables.record(name) for name in self._group.members}
+            counts = {one.subscription: self.parked.counted_for(one.subscription) for one in outcomes if one.parked}
+            settled = decide.settle(self._group, work, outcomes, records, counts, now, self.jitter, self._limits)
+            for record in settled.stayed:
+                self._set_record(record)
             for departure in settled.departures:
-                self._set_standing(departure.standing)
-                self._set_cursors(departure.standing.name, departure.cursors)
-                self._set_inside(departure.standing.name, place, departure.through)
+                self._set_record(departure.record)
+                self._cursors[departure.record.name] = dict(departure.cursors)
             for name, events in settled.parked.items():
-                self._park(name, events, now)
-            self._counted["expired"].update(settled.expired)
+                self.parked.park(name, events, now)
+            self.tables.counted["expired"].update(settled.expired)
             self._group = settled.group
             return settled.group
 
@@ -217,73 +203,59 @@ class MemoryDelivery(MemoryBots):
         self,
         subscription: str,
         place: SourcePartition,
-        begun_at: int,
-        done_to: int,
+        begun: Cursor,
+        done: Cursor,
         outcome: Outcome,
         now: datetime,
         epoch: int,
         *,
         generation: int | None = None,
-        begun_through: str = "",
-        done_through: str = "",
     ) -> bool:
-        begun, done = Reached(begun_at, begun_through), Reached(done_to, done_through)
-        with self._fenced(epoch):
-            known = self._known.get(subscription)
-            standing = decide.require_outside(subscription, known[1] if known else None, generation)
+        with self.tables.fenced(epoch):
+            known = self.tables.known.get(subscription)
+            record = decide.require_outside(subscription, known[1] if known else None, generation)
             cursors = self._cursors.get(subscription, {})
-            stands = Reached(cursors[place], self._inside.get((subscription, place), "")) if place in cursors else None
-            require_cursor(repr(subscription), place, stands, begun, done)
-            parked_now = self._parked_by(subscription)
-            step = decide.after_outcome(standing, outcome, parked_now, now, self._jitter, self._limits)
-            self._set_standing(step.standing)
+            decide.require_cursor(repr(subscription), place, cursors.get(place), begun, done)
+            parked_now = self.parked.counted_for(subscription)
+            step = decide.after_outcome(record, outcome, parked_now, now, self.jitter, self._limits)
+            self._set_record(step.record)
             if step.passes:
-                cursors[place] = done.batch
-                self._set_inside(subscription, place, done.through)
-                self._park(subscription, step.parked, now)
-                self._counted["expired"][subscription] += step.expired
+                cursors[place] = done
+                self.parked.park(subscription, step.parked, now)
+                self.tables.counted["expired"][subscription] += step.expired
             return step.passes
 
     def join(self, subscription: str, epoch: int) -> bool:
-        with self._fenced(epoch):
-            if subscription not in self._known:
+        with self.tables.fenced(epoch):
+            if subscription not in self.tables.known:
                 return False
             if subscription in self._group.members:
                 return True
-            standing = self._standing(subscription)
-            if not decide.may_join(standing, self._cursors.get(subscription, {}), self._group):
+            record = self.tables.record(subscription)
+            if not decide.may_join(record, self._cursors.get(subscription, {}), self._group):
                 return False
-            member, self._group = decide.joined(standing, self._group)
-            self._set_standing(member)
-            self._set_cursors(subscription, None)
+            member, self._group = decide.joined(record, self._group)
+            self._set_record(member)
+            del self._cursors[subscription]
             return True
 
     def _forget(self, names: frozenset[str]) -> None:
         for name in names:
-            del self._known[name]
-            self._set_cursors(name, None)
-        self._rows = {i: row for i, row in self._rows.items() if row.subscription not in names}
-        self._forget_asks(names)
+            del self.tables.known[name]
+            self._cursors.pop(name, None)
+        self.tables.rows = {i: row for i, row in self.tables.rows.items() if row.subscription not in names}
+        self.bots.forget_asks(names)
 
     def _take_out(self, before: SubscriptionRecord, after: SubscriptionRecord) -> None:
-        self._set_standing(after)
+        self._set_record(after)
         if before.is_member:
-            self._set_cursors(before.name, self._group.cursors)
+            self._cursors[before.name] = dict(self._group.cursors)
             members = self._group.members - {before.name}
             self._group = replace(self._group, version=self._group.version + 1, members=members)
 
-    def _set_cursors(self, name: str, cursors: CursorVector | None) -> None:
-        """It stands there, and inside no batch; None: it has no cursors of its own."""
-        self._inside = {at: through for at, through in self._inside.items() if at[0] != name}
-        if cursors is None:
-            self._cursors.pop(name, None)
-        else:
-            self._cursors[name] = dict(cursors)
+    def _try_all_now(self, subscription: str) -> None:
+        self.on_try_now(subscription)
+        self.parked.end_rests(subscription)
 
-    def _set_inside(self, name: str, place: SourcePartition, through: str) -> None:
-        self._inside.pop((name, place), None)
-        if through:
-            self._inside[name, place] = through
-
-    def _set_standing(self, standing: SubscriptionRecord) -> None:
-        self._known[standing.name] = (self._known[standing.name][0], standing)
+    def _set_record(self, record: SubscriptionRecord) -> None:
+        self.tables.known[record.name] = (self.tables.known[record.name][0], record)

@@ -1,17 +1,26 @@
-"""Parked deliveries in memory: what the simulator runs on, and the twin of `parked_rows.py`."""
+"""The tables of the delivery store in this process, and parked deliveries in them."""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from evermark.cluster.memory import MemoryLeases
-from evermark.delivery.base import CLAIM_MAX, HeldKey, Parked, ParkedEvent, ParkedRow, SourcePartition, SubscriptionSpec
-from evermark.delivery.bots.base import WAITING_MAX, SessionKey
+from evermark.delivery.base import (
+    CLAIM_MAX,
+    WAITING_MAX,
+    HeldKey,
+    Parked,
+    ParkedEvent,
+    ParkedRow,
+    SessionKey,
+    SourcePartition,
+    SubscriptionSpec,
+)
 from evermark.delivery.decide import group as decide
 from evermark.delivery.decide import registration
 from evermark.delivery.decide.group import Jitter, SubscriptionRecord
@@ -51,29 +60,60 @@ class Row:
         return self.claimed_until is None or self.claimed_until <= now or self.claim_epoch < epoch
 
 
-class MemoryParkedRows:
-    """The part of a `DeliveryStore` that is about parked deliveries, fenced by `leases`."""
+class MemoryTables:
+    """The tables that State has, behind one lock: all parts of a store in memory read and write these."""
 
-    def __init__(self, leases: MemoryLeases, lease: str, jitter: Jitter) -> None:
+    def __init__(self, leases: MemoryLeases, lease: str) -> None:
         self._leases = leases
         self._lease = lease
+        self.lock = threading.RLock()
+        self.known: dict[str, tuple[SubscriptionSpec, SubscriptionRecord]] = {}
+        self.rows: dict[int, Row] = {}  # of `enqueued_messages`
+        self.keys: dict[tuple[str, str], SessionKey] = {}  # by device and session
+        self.counted: dict[str, Counter[str]] = defaultdict(Counter)
+
+    @contextmanager
+    def fenced(self, epoch: int, lease: str | None = None) -> Iterator[None]:
+        with self.lock:
+            self._leases.fence(self._lease if lease is None else lease, epoch)
+            yield
+
+    def record(self, name: str) -> SubscriptionRecord:
+        if name not in self.known:
+            raise registration.unknown(name)
+        return self.known[name][1]
+
+    def device(self, subscription: str) -> str:
+        return self.known[subscription][0].device
+
+    def lacks_key(self, subscription: str, session: str) -> bool:
+        device = self.device(subscription)
+        return bool(device) and (device, session) not in self.keys
+
+    def delete(self, rows: Iterable[Row], counted_as: str) -> int:
+        """Remove parked rows that are given up, and count them."""
+        gone = [self.rows.pop(row.id) for row in list(rows)]
+        self.counted[counted_as].update(row.subscription for row in gone)
+        return len(gone)
+
+
+class MemoryParked:
+    """A `ParkedStore`."""
+
+    def __init__(self, tables: MemoryTables, jitter: Jitter) -> None:
+        self._tables = tables
         self._jitter = jitter
-        self._lock = threading.RLock()
-        self._known: dict[str, tuple[SubscriptionSpec, SubscriptionRecord]] = {}
-        self._rows: dict[int, Row] = {}
         self._id = 0
-        self._counted: dict[str, Counter[str]] = defaultdict(Counter)
-        self.on_try_now: Callable[[str], None] = lambda _subscription: None  # set by the replays beside it
-        self._keys: dict[tuple[str, str], SessionKey] = {}
 
     def claim(self, now: datetime, limit: int, lease_s: float, epoch: int) -> list[Parked]:
-        with self._fenced(epoch):
+        with self._tables.fenced(epoch):
             due = [
                 row
-                for row in self._rows.values()
+                for row in self._tables.rows.values()
                 if row.is_due(now)
                 and row.is_free(now, epoch)
-                and decide.drains(self._standing(row.subscription), now)
+                and not (row.event.session and self._tables.lacks_key(row.subscription, row.event.session))
+                and decide.drains(self._tables.record(row.subscription), now)
                 and not self._is_held(row)
                 and not self._is_behind(row, now, epoch)
             ]
@@ -83,26 +123,26 @@ class MemoryParkedRows:
             until = now + timedelta(seconds=lease_s)
             claimed = []
             for row_id in sorted(got):
-                row = replace(self._rows[row_id], claimed_until=until, claim_epoch=epoch)
-                self._rows[row_id] = row
+                row = replace(self._tables.rows[row_id], claimed_until=until, claim_epoch=epoch)
+                self._tables.rows[row_id] = row
                 event = replace(row.event, retry_after_s=None)
-                generation = self._known[row.subscription][1].generation
+                generation = self._tables.known[row.subscription][1].generation
                 claimed.append(Parked(row.id, row.subscription, event, row.attempts, until, generation))
             return claimed
 
     def _shared(self, due: Sequence[Row], most: int, now: datetime) -> set[int]:
-        """Everybody's first rows before anybody's second ones; those of a session without a hole."""
+        """The first rows of all subscriptions before the second rows of any; rows of a session without a hole."""
         ranked: list[tuple[int, str, int]] = []
         for name in {row.subscription for row in due}:
             mine = sorted((row.next_attempt_at or now, row.id) for row in due if row.subscription == name)
             ranked += [(nth, drawn(draw(now), name), row_id) for nth, (_, row_id) in enumerate(mine)]
         got = {row_id for _, _, row_id in sorted(ranked)[:most]}
-        return {row_id for row_id in got if self._follows_none_but(self._rows[row_id], got)}
+        return {row_id for row_id in got if self._follows_none_but(self._tables.rows[row_id], got)}
 
     def delivered(self, ids: Sequence[int], epoch: int) -> None:
-        with self._fenced(epoch):
+        with self._tables.fenced(epoch):
             for row_id in ids:
-                self._rows.pop(row_id, None)
+                self._tables.rows.pop(row_id, None)
 
     def reschedule(
         self,
@@ -114,18 +154,18 @@ class MemoryParkedRows:
         status: int | None,
         epoch: int,
     ) -> None:
-        with self._fenced(epoch):
-            row = self._rows.get(parked.id)
+        with self._tables.fenced(epoch):
+            row = self._tables.rows.get(parked.id)
             if row is None or (row.claimed_until, row.claim_epoch) != (parked.claimed_until, epoch):
                 return
             event = replace(row.event, reason=decide.shortened(reason), status=status)
             free = replace(row, event=event, claimed_until=None, claim_epoch=0)
             if attempts <= parked.attempt:  # untried
-                self._rows[row.id] = replace(free, rests_until=next_attempt_at)
+                self._tables.rows[row.id] = replace(free, rests_until=next_attempt_at)
                 return
-            self._rows[row.id] = replace(
+            self._tables.rows[row.id] = replace(
                 free,
-                event=replace(event, session=""),  # it was tried: it holds nobody back
+                event=replace(event, session=""),  # it was tried: it holds no other back
                 attempts=row.attempts if row.asked else attempts,
                 next_attempt_at=row.scheduled_at if row.asked else next_attempt_at,
                 rests_until=None,
@@ -133,29 +173,29 @@ class MemoryParkedRows:
                 scheduled_at=None,
             )
 
-    def parked_counts(self) -> dict[str, dict[str, int]]:
-        with self._lock:
+    def counts(self) -> dict[str, dict[str, int]]:
+        with self._tables.lock:
             counts: dict[str, dict[str, int]] = {}
-            for row in self._rows.values():
+            for row in self._tables.rows.values():
                 of = counts.setdefault(row.subscription, {"waiting": 0, "dead": 0})
                 of["dead" if row.next_attempt_at is None and not row.waits else "waiting"] += 1
             return counts
 
-    def parked_since(self) -> dict[str, datetime]:
-        with self._lock:
+    def oldest(self) -> dict[str, datetime]:
+        with self._tables.lock:
             since: dict[str, datetime] = {}
-            for row in self._rows.values():
+            for row in self._tables.rows.values():
                 if row.next_attempt_at is not None or row.waits:
                     since[row.subscription] = min(since.get(row.subscription, row.created_at), row.created_at)
             return since
 
-    def parked(
+    def rows(
         self, subscription: str | None = None, *, dead: bool | None = None, after_id: int = 0, limit: int = 100
     ) -> list[ParkedRow]:
-        with self._lock:
+        with self._tables.lock:
             rows = [
                 row
-                for row_id, row in sorted(self._rows.items())
+                for row_id, row in sorted(self._tables.rows.items())
                 if row_id > after_id
                 and subscription in (None, row.subscription)
                 and dead in (None, row.next_attempt_at is None and not row.waits)
@@ -174,86 +214,65 @@ class MemoryParkedRows:
         ]
 
     def room(self, subscriptions: Sequence[str]) -> dict[str, int]:
-        with self._lock:
-            known = [name for name in subscriptions if name in self._known]
-            return {name: max(0, self._known[name][0].parked_max - self._parked_by(name)) for name in known}
+        with self._tables.lock:
+            known = [name for name in subscriptions if name in self._tables.known]
+            return {name: self._tables.known[name][0].parked_max - self.counted_for(name) for name in known}
 
     def held_keys(
         self, subscriptions: Sequence[str], places: Collection[SourcePartition] | None = None, replay_id: str = ""
     ) -> dict[str, dict[HeldKey, int]]:
         held: dict[str, Counter[HeldKey]] = defaultdict(Counter)
-        with self._lock:
-            for row in self._rows.values():
+        with self._tables.lock:
+            for row in self._tables.rows.values():
                 event = row.event
-                mine = row.subscription in subscriptions and self._known[row.subscription][0].ordered
+                mine = row.subscription in subscriptions and self._tables.known[row.subscription][0].ordered
                 here = places is None or event.place in places
                 if mine and here and event.held_keys and event.replay_id == replay_id:
                     held[row.subscription].update(event.held_keys)
         return {name: dict(keys) for name, keys in held.items()}
 
     def release(self, ids: Sequence[int], now: datetime, epoch: int) -> int:
-        with self._fenced(epoch):
-            there = [row_id for row_id in set(ids) if row_id in self._rows]
+        with self._tables.fenced(epoch):
+            there = [row_id for row_id in set(ids) if row_id in self._tables.rows]
             for row_id in there:
-                row = self._rows[row_id]
+                row = self._tables.rows[row_id]
                 at = row.next_attempt_at
                 if not row.waits:
-                    self._rows[row_id] = replace(row, next_attempt_at=min(now, at or now), rests_until=None)
+                    self._tables.rows[row_id] = replace(row, next_attempt_at=min(now, at or now), rests_until=None)
                 if not row.waits and not row.event.session and (at is None or at > now):
-                    self._rows[row_id] = replace(self._rows[row_id], asked=True, scheduled_at=at)
+                    self._tables.rows[row_id] = replace(self._tables.rows[row_id], asked=True, scheduled_at=at)
             return len(there)
 
-    def _try_all_now(self, subscription: str) -> None:
-        """What failures of the endpoint put off is put off no longer; a refused event keeps its schedule."""
-        self.on_try_now(subscription)
-        for row in list(self._rows.values()):
+    def end_rests(self, subscription: str) -> None:
+        """Rows that failures of the endpoint put off are tried now; a refused event keeps its schedule."""
+        for row in list(self._tables.rows.values()):
             if row.subscription == subscription and row.rests_until is not None:
-                self._rows[row.id] = replace(row, rests_until=None)
+                self._tables.rows[row.id] = replace(row, rests_until=None)
 
     def drop(self, ids: Sequence[int], epoch: int) -> int:
-        with self._fenced(epoch):
-            dropped = [self._rows.pop(row_id) for row_id in set(ids) if row_id in self._rows]
-            self._counted["dropped"].update(row.subscription for row in dropped)
-            return len(dropped)
+        with self._tables.fenced(epoch):
+            there = [self._tables.rows[row_id] for row_id in set(ids) if row_id in self._tables.rows]
+            return self._tables.delete(there, "dropped")
 
     def expire(self, subscription: str, before: datetime, now: datetime, epoch: int, limit: int = 1000) -> int:
-        with self._fenced(epoch):
-            old = [
-                row.id
-                for row in self._rows.values()
-                if row.subscription == subscription and row.created_at < before and row.is_free(now, epoch)
-            ][:limit]
-            for row_id in old:
-                del self._rows[row_id]
-            self._counted["expired"][subscription] += len(old)
-            return len(old)
+        with self._tables.fenced(epoch):
+            mine = [row for row in self._tables.rows.values() if row.subscription == subscription]
+            old = [row for row in mine if row.created_at < before and row.is_free(now, epoch)]
+            return self._tables.delete(old[:limit], "expired")
 
-    def counted(self, name: str) -> dict[str, int]:
-        with self._lock:
-            return {label: number for label, number in self._counted[name].items() if number}
-
-    @contextmanager
-    def _fenced(self, epoch: int) -> Iterator[None]:
-        with self._lock:
-            self._leases.fence(self._lease, epoch)
-            yield
-
-    def _standing(self, name: str) -> SubscriptionRecord:
-        if name not in self._known:
-            raise registration.unknown(name)
-        return self._known[name][1]
-
-    def _park(self, subscription: str, events: Sequence[ParkedEvent], now: datetime) -> None:
+    def park(self, subscription: str, events: Sequence[ParkedEvent], now: datetime) -> None:
         known = {
-            (row.event.event_id, row.event.replay_id) for row in self._rows.values() if row.subscription == subscription
+            (row.event.event_id, row.event.replay_id)
+            for row in self._tables.rows.values()
+            if row.subscription == subscription
         }
         for event in events:
             if (event.event_id, event.replay_id) in known:
                 continue
             self._id += 1
-            waits = bool(event.session) and self._lacks_key(subscription, event.session)
+            waits = bool(event.session) and self._tables.lacks_key(subscription, event.session)
             due = now if event.session else decide.first_attempt_at(event, now, self._jitter())
-            self._rows[self._id] = Row(
+            self._tables.rows[self._id] = Row(
                 id=self._id,
                 subscription=subscription,
                 event=replace(event, reason=decide.shortened(event.reason)),
@@ -265,40 +284,24 @@ class MemoryParkedRows:
             known.add((event.event_id, event.replay_id))
 
     def _is_held(self, row: Row) -> bool:
-        if not row.event.held_keys or not self._known[row.subscription][0].ordered:
+        if not row.event.held_keys or not self._tables.known[row.subscription][0].ordered:
             return False
-        return any(other.id < row.id and other.lanes & row.lanes for other in self._rows.values())
+        return any(other.id < row.id and other.lanes & row.lanes for other in self._tables.rows.values())
 
-    # sessions
-
-    def _parked_by(self, subscription: str) -> int:
-        """How much of what is parked for first deliveries counts for `parked_max`."""
-        own = [r for r in self._rows.values() if r.subscription == subscription and not r.event.replay_id]
+    def counted_for(self, subscription: str) -> int:
+        """How many parked rows of a subscription count for its `parked_max`."""
+        own = [r for r in self._tables.rows.values() if r.subscription == subscription and not r.event.replay_id]
         leaving = Counter(row.event.stream for row in own if row.event.session and not row.waits)
         too_much = sum(max(0, number - WAITING_MAX) for number in leaving.values())
         return sum(not row.event.session for row in own) + too_much
 
-    def _device(self, subscription: str) -> str:
-        return self._known[subscription][0].device
-
-    def _lacks_key(self, subscription: str, session: str) -> bool:
-        device = self._device(subscription)
-        return bool(device) and (device, session) not in self._keys
-
-    def _make_due(self, now: datetime, which: Callable[[str, str], bool]) -> int:
-        """Those that wait, of some subscriptions and sessions, may be tried now."""
-        some = [row for row in self._rows.values() if row.waits and which(row.subscription, row.event.session)]
-        for row in some:
-            self._rows[row.id] = replace(row, waits=False, next_attempt_at=now)
-        return len(some)
-
     def _before_in_line(self, row: Row) -> list[Row]:
         if not row.event.session:
             return []
-        return [other for other in self._rows.values() if other.id < row.id and other.line == row.line]
+        return [other for other in self._tables.rows.values() if other.id < row.id and other.line == row.line]
 
     def _is_behind(self, row: Row, now: datetime, epoch: int) -> bool:
-        """Whether something of its session that was parked earlier is not due, or under way."""
+        """Whether a row of its session that was parked earlier is not due, or under way."""
         return any(not (o.is_due(now) and o.is_free(now, epoch)) for o in self._before_in_line(row))
 
     def _follows_none_but(self, row: Row, ids: set[int]) -> bool:

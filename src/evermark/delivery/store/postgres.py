@@ -1,45 +1,48 @@
-"""The delivery store in State. What is to be done is decided in `delivery/group.py`; here it is done, fenced."""
+"""The delivery store in State. `decide.group` and `decide.registration` decide; here it is done, fenced."""
 
 from __future__ import annotations
 
+import json
 import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from typing import Any
 
-from evermark.cluster.fence import DELIVER_LEASE, fence
+from evermark.cluster.fence import DELIVER_LEASE, fence, fenced
 from evermark.delivery.base import (
+    BotMode,
+    BotSpec,
+    Cursor,
     CursorVector,
     Group,
+    GroupWork,
     MadeBy,
     Outcome,
-    Reached,
     SourcePartition,
     Subscription,
     SubscriptionSpec,
     SubscriptionState,
 )
-from evermark.delivery.bots.base import WAITING_MAX
-from evermark.delivery.bots.postgres import PostgresBots
 from evermark.delivery.decide import group as decide
 from evermark.delivery.decide import registration
-from evermark.delivery.decide.cursors import require_cursor
-from evermark.delivery.decide.group import Departure, Jitter, SubscriptionRecord, Work
+from evermark.delivery.decide.group import Jitter, SubscriptionRecord
 from evermark.delivery.decide.retry import LIMITS, EndpointLimits
-from evermark.delivery.replay import queries as replay_queries
 from evermark.delivery.store import queries
-from evermark.delivery.store.postgres_parked import park, storable
-from evermark.delivery.store.spec_text import spec_from_json, spec_to_json
+from evermark.delivery.store.postgres_bots import PostgresBots, decide_anew_who_waits
+from evermark.delivery.store.postgres_parked import PostgresParked, park, parked_by, storable
 from evermark.errors import FormatError
 from evermark.state import counters
 from evermark.state.connection import Connection, State
 
 _GROUP = ""  # the reader of the live group's cursors; no subscription may have this name
+_SPEC_FIELDS = {field.name for field in fields(SubscriptionSpec)}
+_BOT_FIELDS = {field.name for field in fields(BotSpec)}
 
 
-class PostgresDelivery(PostgresBots):
-    """A `DeliveryStore` and a `BotStore`."""
+class PostgresDelivery:
+    """A `DeliveryStore`."""
 
     def __init__(
         self,
@@ -49,10 +52,14 @@ class PostgresDelivery(PostgresBots):
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         limits: EndpointLimits = LIMITS,
     ) -> None:
-        super().__init__(state, jitter, lease)
+        self._state = state
+        self._lease = lease
+        self._jitter = jitter
         self._clock = clock
         self._limits = limits
-        # What was parsed at the last look: subscriptions are read many times a second, and may be thousands.
+        self.parked = PostgresParked(state, lease)
+        self.bots = PostgresBots(state, lease)
+        # The specs of the last look by their text: subscriptions are read many times a second, and may be thousands.
         self._parsed: dict[str, SubscriptionSpec] = {}
 
     def register(
@@ -61,7 +68,7 @@ class PostgresDelivery(PostgresBots):
         with self._state.transaction() as conn:
             group = self._lock_group(conn, epoch)
             rows = conn.execute(queries.SUBSCRIPTIONS_LOCKED).fetchall()
-            known = {row[2]: (spec_from_json(row[0]), _standing(row[2:])) for row in rows}
+            known = {row[2]: (spec_from_json(row[0]), _record(row[2:])) for row in rows}
             plan = registration.registered(specs, made_by, starts, known, group)
             removed = sorted(plan.removed)
             if removed:
@@ -71,8 +78,8 @@ class PostgresDelivery(PostgresBots):
                 _set_spec(conn, spec)
                 if spec.url != known[spec.name][0].url:
                     _try_all_now(conn, spec.name)
-            self._with_other_devices(conn, registration.with_other_devices(known, plan.kept), self._clock(), epoch)
-            _set_standings(conn, [after for name, (_, after) in plan.kept.items() if after != known[name][1]])
+            decide_anew_who_waits(conn, registration.with_other_devices(known, plan.kept), self._clock(), epoch)
+            _set_records(conn, [after for name, (_, after) in plan.kept.items() if after != known[name][1]])
             for spec, added in plan.added.values():
                 _add(conn, spec, added)
             _set_cursors(conn, plan.begun)
@@ -86,7 +93,7 @@ class PostgresDelivery(PostgresBots):
         return self._subscriptions(queries.OUTSIDE)[0]
 
     def _subscriptions(self, query: str) -> tuple[dict[str, Subscription], dict[str, SubscriptionSpec]]:
-        """What a query finds, and each spec by its text: parsing them takes longer than the query."""
+        """The subscriptions a query finds, and each spec by its text: parsing specs takes longer than the query."""
         with self._state.connection() as conn:
             rows = conn.execute(query).fetchall()
         known, now = self._parsed, self._clock()
@@ -101,93 +108,90 @@ class PostgresDelivery(PostgresBots):
         return _subscription(spec_from_json(row[0]), row, self._clock())
 
     def add(self, spec: SubscriptionSpec, start: CursorVector | None, epoch: int) -> None:
-        with self._state.transaction() as conn:
-            fence(conn, self._lease, epoch)
+        with fenced(self._state, self._lease, epoch) as conn:
             conn.execute(queries.LOCK_GROUP)
             rows = conn.execute(queries.GROUP_CURSORS).fetchall()
             version = rows[0][0]
             cursors = {
-                SourcePartition(source, partition): batch for _, source, partition, batch in rows if source is not None
+                SourcePartition(source, partition): Cursor(batch)
+                for _, source, partition, batch in rows
+                if source is not None
             }
             owner = conn.execute(queries.MADE_BY, (storable(spec.name),)).fetchone()
             plan = registration.added(spec, start, MadeBy(owner[0]) if owner else None, version, cursors)
-            _add(conn, plan.spec, plan.standing)
+            _add(conn, plan.spec, plan.record)
             if plan.begun is not None:
                 _set_cursors(conn, {spec.name: plan.begun})
             if plan.version != version:
                 conn.execute(queries.SET_GROUP_VERSION, (plan.version,))
 
     def change(self, subscription: str, changes: Mapping[str, object], epoch: int) -> None:
-        with self._state.transaction() as conn:
-            fence(conn, self._lease, epoch)
+        with fenced(self._state, self._lease, epoch) as conn:
             if "bot" in changes:
-                conn.execute(queries.LOCK_GROUP)  # nobody parks anything by the device it had
-            spec, standing = _lock_subscription(conn, subscription)
-            wanted, after = registration.changed(spec, standing, changes)
+                conn.execute(queries.LOCK_GROUP)  # no event is parked by the device it had
+            spec, record = _lock_subscription(conn, subscription)
+            wanted, after = registration.changed(spec, record, changes)
             _set_spec(conn, wanted)
             if wanted.device != spec.device:
-                self._with_other_devices(conn, [subscription], self._clock(), epoch)
-            if after != standing:
-                _set_standings(conn, [after])
+                decide_anew_who_waits(conn, [subscription], self._clock(), epoch)
+            if after != record:
+                _set_records(conn, [after])
             if wanted.url != spec.url:
                 _try_all_now(conn, subscription)
 
     def rotate(self, subscription: str, secret: str, until: datetime | None, now: datetime, epoch: int) -> None:
-        with self._state.transaction() as conn:
-            fence(conn, self._lease, epoch)
+        with fenced(self._state, self._lease, epoch) as conn:
             spec, _ = _lock_subscription(conn, subscription)
             _set_spec(conn, registration.rotated(spec, secret, until, now))
 
     def retire(self, subscription: str, epoch: int) -> None:
-        with self._state.transaction() as conn:
-            fence(conn, self._lease, epoch)
+        with fenced(self._state, self._lease, epoch) as conn:
             spec, _ = _lock_subscription(conn, subscription)
             _set_spec(conn, registration.retired(spec))
 
     def remove(self, subscription: str, epoch: int) -> None:
-        with self._state.transaction() as conn:
-            fence(conn, self._lease, epoch)
+        with fenced(self._state, self._lease, epoch) as conn:
             conn.execute(queries.LOCK_GROUP)
-            spec, standing = _lock_subscription(conn, subscription)
+            spec, record = _lock_subscription(conn, subscription)
             registration.require_ours(spec, "removed")
             conn.execute(queries.REMOVE_CURSORS, ([subscription],))
             conn.execute(queries.REMOVE_SUBSCRIPTIONS, ([subscription],))
-            if standing.is_member:
+            if record.is_member:
                 conn.execute(queries.NEXT_GROUP_VERSION)
 
     def suspend(self, subscription: str, reason: str, epoch: int) -> None:
         with self._state.transaction() as conn:
             group = self._lock_group(conn, epoch)
-            standing = _lock_standing(conn, subscription)
-            _take_out(conn, group, standing, decide.paused(standing, reason))
+            record = _require_record(conn, subscription)
+            _take_out(conn, group, record, decide.paused(record, reason))
 
     def disable(self, subscription: str, reason: str, epoch: int, *, generation: int | None = None) -> None:
         with self._state.transaction() as conn:
             group = self._lock_group(conn, epoch)
-            row = conn.execute(queries.STANDING_LOCKED, (subscription,)).fetchone()
-            standing = _standing(row) if row else None
-            if standing is not None and generation in (None, standing.generation):
-                _take_out(conn, group, standing, decide.disabled(standing, reason))
+            record = lock_record(conn, subscription)
+            if record is not None and generation in (None, record.generation):
+                _take_out(conn, group, record, decide.disabled(record, reason))
 
     def retried(
         self, subscription: str, outcome: Outcome, now: datetime, epoch: int, *, generation: int | None = None
     ) -> None:
         with self._state.transaction() as conn:
             group = self._lock_group(conn, epoch)
-            row = conn.execute(queries.STANDING_LOCKED, (subscription,)).fetchone()
-            standing = _standing(row) if row else None
-            if standing is not None and generation in (None, standing.generation):
-                after = decide.after_retries(standing, outcome, now, self._jitter, self._limits)
+            record = lock_record(conn, subscription)
+            if record is not None and generation in (None, record.generation):
+                after = decide.after_retries(record, outcome, now, self._jitter, self._limits)
                 if after.is_member:
-                    _set_standings(conn, [after])
+                    _set_records(conn, [after])
                 else:
-                    _take_out(conn, group, standing, after)
+                    _take_out(conn, group, record, after)
 
     def resume(self, subscription: str, epoch: int) -> None:
-        with self._state.transaction() as conn:
-            fence(conn, self._lease, epoch)
-            _set_standings(conn, [decide.resumed(_lock_standing(conn, subscription))])
+        with fenced(self._state, self._lease, epoch) as conn:
+            _set_records(conn, [decide.resumed(_require_record(conn, subscription))])
             _try_all_now(conn, subscription)
+
+    def counted(self, name: str) -> dict[str, int]:
+        return counters.read(self._state, name)
 
     def group(self) -> Group:
         with self._state.connection() as conn:
@@ -198,26 +202,13 @@ class PostgresDelivery(PostgresBots):
             return _cursors(conn, subscription)
 
     def cursors_outside(self) -> dict[str, CursorVector]:
-        found: dict[str, dict[SourcePartition, int]] = defaultdict(dict)
+        found: dict[str, dict[SourcePartition, Cursor]] = defaultdict(dict)
         with self._state.connection() as conn:
-            for name, source, partition, batch in conn.execute(queries.CURSORS_OUTSIDE):
+            for name, source, partition, *at in conn.execute(queries.CURSORS_OUTSIDE):
                 vector = found[name]
                 if source is not None:
-                    vector[SourcePartition(source, partition)] = batch
+                    vector[SourcePartition(source, partition)] = Cursor(*at)
         return dict(found)
-
-    def inside(self, subscriptions: Sequence[str]) -> dict[str, dict[SourcePartition, Reached]]:
-        found: dict[str, dict[SourcePartition, Reached]] = defaultdict(dict)
-        with self._state.connection() as conn:
-            for name, source, partition, *at in conn.execute(queries.INSIDE, (list(subscriptions),)):
-                found[name][SourcePartition(source, partition)] = Reached(*at)
-        return dict(found)
-
-    def room(self, subscriptions: Sequence[str]) -> dict[str, int]:
-        with self._state.connection() as conn:
-            most: dict[str, int] = dict(conn.execute(queries.PARKED_MAX, (list(subscriptions),)).fetchall())
-            there = _parked_by(conn, subscriptions)
-        return {name: max(0, most[name] - there.get(name, 0)) for name in most}
 
     def open_partition(self, place: SourcePartition, batch: int, epoch: int) -> None:
         with self._state.transaction() as conn:
@@ -225,29 +216,15 @@ class PostgresDelivery(PostgresBots):
             conn.execute(queries.OPEN_PLACE, (place.source, place.partition, batch))
             conn.execute(queries.OPEN_PLACE_OUTSIDE, (place.source, place.partition))
 
-    def settle_group(
-        self,
-        place: SourcePartition,
-        begun_at: int,
-        done_to: int,
-        members: frozenset[str],
-        outcomes: Sequence[Outcome],
-        now: datetime,
-        epoch: int,
-        *,
-        version: int | None = None,
-    ) -> Group:
-        work = Work(place, begun_at, done_to, members, version)
+    def settle_group(self, work: GroupWork, outcomes: Sequence[Outcome], now: datetime, epoch: int) -> Group:
         with self._state.transaction() as conn:
             group = self._lock_group(conn, epoch)
-            standings = {row[0]: _standing(row) for row in conn.execute(queries.MEMBERS)}
-            counts = _parked_by(conn, [outcome.subscription for outcome in outcomes if outcome.parked])
-            settled = decide.settle(group, work, outcomes, standings, counts, now, self._jitter, self._limits)
-            departed: list[Departure] = list(settled.departures)
-            _set_standings(conn, [*settled.stayed, *(d.standing for d in departed)])
-            inside = {(d.standing.name, place): d.through for d in departed}
-            _set_cursors(conn, {d.standing.name: d.cursors for d in departed}, inside)
-            conn.execute(queries.MOVE_CURSOR, (done_to, "", _GROUP, place.source, place.partition))
+            records = {row[0]: _record(row) for row in conn.execute(queries.MEMBERS)}
+            counts = parked_by(conn, [outcome.subscription for outcome in outcomes if outcome.parked])
+            settled = decide.settle(group, work, outcomes, records, counts, now, self._jitter, self._limits)
+            _set_records(conn, [*settled.stayed, *(departure.record for departure in settled.departures)])
+            _set_cursors(conn, {departure.record.name: departure.cursors for departure in settled.departures})
+            _move_cursor(conn, _GROUP, work.place, work.done)
             park(conn, settled.parked, now, self._jitter)
             counters.count(conn, "expired", settled.expired)
             self._set_version(conn, group, settled.group)
@@ -257,30 +234,24 @@ class PostgresDelivery(PostgresBots):
         self,
         subscription: str,
         place: SourcePartition,
-        begun_at: int,
-        done_to: int,
+        begun: Cursor,
+        done: Cursor,
         outcome: Outcome,
         now: datetime,
         epoch: int,
         *,
         generation: int | None = None,
-        begun_through: str = "",
-        done_through: str = "",
     ) -> bool:
-        begun, done = Reached(begun_at, begun_through), Reached(done_to, done_through)
-        with self._state.transaction() as conn:
-            fence(conn, self._lease, epoch)
-            row = conn.execute(queries.STANDING_LOCKED, (subscription,)).fetchone()
-            standing = decide.require_outside(subscription, _standing(row) if row else None, generation)
-            where = (subscription, place.source, place.partition)
-            cursor = conn.execute(queries.CURSOR_LOCKED, where).fetchone()
-            require_cursor(repr(subscription), place, Reached(*cursor) if cursor else None, begun, done)
-            counts = _parked_by(conn, [subscription] if outcome.parked else [])
-            step = decide.after_outcome(standing, outcome, counts.get(subscription, 0), now, self._jitter, self._limits)
-            if step.standing != standing:
-                _set_standings(conn, [step.standing])
+        with fenced(self._state, self._lease, epoch) as conn:
+            record = decide.require_outside(subscription, lock_record(conn, subscription), generation)
+            at = conn.execute(queries.CURSOR_LOCKED, (subscription, place.source, place.partition)).fetchone()
+            decide.require_cursor(repr(subscription), place, Cursor(*at) if at else None, begun, done)
+            counts = parked_by(conn, [subscription] if outcome.parked else [])
+            step = decide.after_outcome(record, outcome, counts.get(subscription, 0), now, self._jitter, self._limits)
+            if step.record != record:
+                _set_records(conn, [step.record])
             if step.passes:
-                conn.execute(queries.MOVE_CURSOR, (done.batch, done.through, *where))
+                _move_cursor(conn, subscription, place, done)
                 park(conn, {subscription: step.parked}, now, self._jitter)
                 counters.count(conn, "expired", {subscription: step.expired})
             return step.passes
@@ -288,25 +259,24 @@ class PostgresDelivery(PostgresBots):
     def join(self, subscription: str, epoch: int) -> bool:
         with self._state.transaction() as conn:
             group = self._lock_group(conn, epoch)
-            row = conn.execute(queries.STANDING_LOCKED, (subscription,)).fetchone()
-            if row is None:
+            record = lock_record(conn, subscription)
+            if record is None:
                 return False
-            standing = _standing(row)
-            if standing.is_member:
+            if record.is_member:
                 return True
-            if not decide.may_join(standing, _cursors(conn, subscription), group):
+            if not decide.may_join(record, _cursors(conn, subscription), group):
                 return False
-            member, after = decide.joined(standing, group)
-            _set_standings(conn, [member])
+            member, after = decide.joined(record, group)
+            _set_records(conn, [member])
             conn.execute(queries.REMOVE_CURSORS, ([subscription],))
             self._set_version(conn, group, after)
             return True
 
     def _lock_group(self, conn: Connection, epoch: int) -> Group:
-        """The group as nobody else can change it until the transaction ends."""
+        """The group, locked until the transaction ends."""
         fence(conn, self._lease, epoch)
         conn.execute(queries.LOCK_GROUP)
-        # Read by a statement of its own: the one that waited for the lock has seen an older moment.
+        # Read by a statement of its own: the statement that waited for the lock has seen an older moment.
         return _group(conn)
 
     def _set_version(self, conn: Connection, before: Group, after: Group) -> None:
@@ -314,40 +284,46 @@ class PostgresDelivery(PostgresBots):
             conn.execute(queries.SET_GROUP_VERSION, (after.version,))
 
 
-def _standing(row: Sequence[Any]) -> SubscriptionRecord:
+def _record(row: Sequence[Any]) -> SubscriptionRecord:
     name, state, *rest = row
     return SubscriptionRecord(name, SubscriptionState(state), *rest)
 
 
-def _lock_standing(conn: Connection, subscription: str) -> SubscriptionRecord:
-    row = conn.execute(queries.STANDING_LOCKED, (storable(subscription),)).fetchone()
-    if row is None:
+def lock_record(conn: Connection, subscription: str) -> SubscriptionRecord | None:
+    """The record of a subscription, locked until the transaction ends; None: there is none."""
+    row = conn.execute(queries.RECORD_LOCKED, (storable(subscription),)).fetchone()
+    return _record(row) if row is not None else None
+
+
+def _require_record(conn: Connection, subscription: str) -> SubscriptionRecord:
+    found = lock_record(conn, subscription)
+    if found is None:
         raise registration.unknown(subscription)
-    return _standing(row)
+    return found
 
 
 def _lock_subscription(conn: Connection, subscription: str) -> tuple[SubscriptionSpec, SubscriptionRecord]:
     row = conn.execute(queries.SUBSCRIPTION_LOCKED, (storable(subscription),)).fetchone()
     if row is None:
         raise registration.unknown(subscription)
-    return spec_from_json(row[0]), _standing(row[2:])
+    return spec_from_json(row[0]), _record(row[2:])
 
 
 def _subscription(spec: SubscriptionSpec, row: Sequence[Any], now: datetime) -> Subscription:
-    standing = _standing(row[2:])
+    record = _record(row[2:])
     return Subscription(
         spec=registration.current(spec, now),
-        state=standing.state,
-        reason=standing.reason,
-        failures=standing.failures,
-        next_attempt_at=standing.next_attempt_at,
-        generation=standing.generation,
+        state=record.state,
+        reason=record.reason,
+        failures=record.failures,
+        next_attempt_at=record.next_attempt_at,
+        generation=record.generation,
         since=row[1],
     )
 
 
-def _add(conn: Connection, spec: SubscriptionSpec, standing: SubscriptionRecord) -> None:
-    given = (spec.name, spec.made_by, spec_to_json(spec), standing.state, standing.joined_version)
+def _add(conn: Connection, spec: SubscriptionSpec, record: SubscriptionRecord) -> None:
+    given = (spec.name, spec.made_by, spec_to_json(spec), record.state, record.joined_version)
     conn.execute(queries.ADD_SUBSCRIPTION, given)
 
 
@@ -357,40 +333,40 @@ def _set_spec(conn: Connection, spec: SubscriptionSpec) -> None:
 
 
 def _take_out(conn: Connection, group: Group, before: SubscriptionRecord, after: SubscriptionRecord) -> None:
-    """One that is no longer live leaves the group where the group stands."""
-    _set_standings(conn, [after])
+    """A subscription that is no longer live leaves the group where the group stands."""
+    _set_records(conn, [after])
     if before.is_member:
         _set_cursors(conn, {before.name: group.cursors})
         conn.execute(queries.SET_GROUP_VERSION, (group.version + 1,))
 
 
 def _try_all_now(conn: Connection, subscription: str) -> None:
-    """What failures of the endpoint put off is put off no longer; a refused event keeps its schedule."""
-    conn.execute(replay_queries.TRY_NOW, (subscription,))
+    """Rows and replays that failures of the endpoint put off are tried now; a refused event keeps its schedule."""
+    conn.execute(queries.TRY_REPLAYS_NOW, (subscription,))
     conn.execute(queries.END_RESTS, (subscription,))
 
 
-def _set_standings(conn: Connection, standings: Sequence[SubscriptionRecord]) -> None:
-    if standings:
+def _set_records(conn: Connection, records: Sequence[SubscriptionRecord]) -> None:
+    if records:
         rows = [
             (s.name, s.state.value, storable(s.reason), s.failures, s.next_attempt_at, s.joined_version)
-            for s in standings
+            for s in records
         ]
-        conn.execute(queries.SET_STANDINGS, list(map(list, zip(*rows, strict=True))))
+        conn.execute(queries.SET_RECORDS, list(map(list, zip(*rows, strict=True))))
 
 
-def _set_cursors(
-    conn: Connection,
-    vectors: Mapping[str, CursorVector],
-    inside: Mapping[tuple[str, SourcePartition], str] | None = None,
-) -> None:
+def _set_cursors(conn: Connection, vectors: Mapping[str, CursorVector]) -> None:
     rows = [
-        (reader, place.source, place.partition, batch, (inside or {}).get((reader, place), ""))
+        (reader, place.source, place.partition, cursor.batch, cursor.through)
         for reader, vector in vectors.items()
-        for place, batch in vector.items()
+        for place, cursor in vector.items()
     ]
     if rows:
         conn.execute(queries.SET_CURSORS, list(map(list, zip(*rows, strict=True))))
+
+
+def _move_cursor(conn: Connection, reader: str, place: SourcePartition, to: Cursor) -> None:
+    conn.execute(queries.MOVE_CURSOR, (to.batch, to.through, reader, place.source, place.partition))
 
 
 def _group(conn: Connection) -> Group:
@@ -399,14 +375,30 @@ def _group(conn: Connection) -> Group:
         raise FormatError("state has no delivery group", hint="restore the state from a backup")
     version, members, sources, partitions, batches = row
     places = map(SourcePartition, sources, partitions)
-    return Group(version, frozenset(members), dict(zip(places, batches, strict=True)))
+    return Group(version, frozenset(members), dict(zip(places, map(Cursor, batches), strict=True)))
 
 
 def _cursors(conn: Connection, reader: str) -> CursorVector:
     rows = conn.execute(queries.CURSORS, (reader,)).fetchall() if reader != _GROUP else []
-    return {SourcePartition(source, partition): batch for source, partition, batch in rows}
+    return {SourcePartition(source, partition): Cursor(*at) for source, partition, *at in rows}
 
 
-def _parked_by(conn: Connection, subscriptions: Sequence[str]) -> dict[str, int]:
-    names = sorted(set(subscriptions))
-    return dict(conn.execute(queries.PARKED_BY, (WAITING_MAX, names)).fetchall()) if names else {}
+def spec_to_json(spec: SubscriptionSpec) -> str:
+    given = asdict(spec)
+    if spec.bot is None:
+        del given["bot"]
+    return storable(json.dumps(given, ensure_ascii=False))
+
+
+def spec_from_json(text: str) -> SubscriptionSpec:
+    given: dict[str, Any] = json.loads(text)
+    bot: dict[str, Any] = given.pop("bot", None) or {}
+    unknown = sorted((given.keys() - _SPEC_FIELDS) | (bot.keys() - _BOT_FIELDS))
+    if unknown:
+        raise FormatError(
+            f"subscription {given.get('name')!r} has settings this program does not know: {', '.join(unknown)}",
+            hint="a newer Evermark wrote it: upgrade this installation",
+        )
+    lists = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
+    wish = BotSpec(**{**bot, "mode": BotMode(bot["mode"])}) if bot else None
+    return SubscriptionSpec(**{**given, **lists, "made_by": MadeBy(given["made_by"]), "bot": wish})

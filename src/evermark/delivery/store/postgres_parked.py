@@ -1,4 +1,4 @@
-"""Parked deliveries in State: the table `enqueued_messages`. A row goes only when its event was taken or given up."""
+"""Parked deliveries in State: the table `enqueued_messages`. A row goes when its event was accepted or given up."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from evermark.cluster.fence import DELIVER_LEASE, fence
-from evermark.delivery.base import CLAIM_MAX, HeldKey, Parked, ParkedEvent, ParkedRow, SourcePartition
+from evermark.cluster.fence import fence, fenced
+from evermark.delivery.base import CLAIM_MAX, WAITING_MAX, HeldKey, Parked, ParkedEvent, ParkedRow, SourcePartition
 from evermark.delivery.decide.group import Jitter, attempts_made, first_attempt_at, shortened
 from evermark.delivery.decide.turns import draw
 from evermark.delivery.store import queries
@@ -19,12 +19,11 @@ from evermark.state.connection import Connection, State
 SESSION_LOCKS = 256
 
 
-class PostgresParkedRows:
-    """The half of the delivery store that keeps parked deliveries."""
+class PostgresParked:
+    """A `ParkedStore`."""
 
-    def __init__(self, state: State, jitter: Jitter, lease: str = DELIVER_LEASE) -> None:
+    def __init__(self, state: State, lease: str) -> None:
         self._state = state
-        self._jitter = jitter
         self._lease = lease
 
     def claim(self, now: datetime, limit: int, lease_s: float, epoch: int) -> list[Parked]:
@@ -52,8 +51,7 @@ class PostgresParkedRows:
         return claimed
 
     def delivered(self, ids: Sequence[int], epoch: int) -> None:
-        with self._state.transaction() as conn:
-            fence(conn, self._lease, epoch)
+        with fenced(self._state, self._lease, epoch) as conn:
             conn.execute(queries.DELIVERED, (sorted(ids),))
 
     def reschedule(
@@ -66,32 +64,29 @@ class PostgresParkedRows:
         status: int | None,
         epoch: int,
     ) -> None:
-        said = storable(shortened(reason))
-        with self._state.transaction() as conn:
-            fence(conn, self._lease, epoch)
-            tried = attempts > parked.attempt
-            given = {
-                "at": next_attempt_at,
-                "attempts": attempts,
-                "reason": said,
-                "status": status,
-                "tried": tried,
-                "id": parked.id,
-                "claimed_until": parked.claimed_until,
-                "epoch": epoch,
-            }
+        given = {
+            "at": next_attempt_at,
+            "attempts": attempts,
+            "reason": storable(shortened(reason)),
+            "status": status,
+            "tried": attempts > parked.attempt,
+            "id": parked.id,
+            "claimed_until": parked.claimed_until,
+            "epoch": epoch,
+        }
+        with fenced(self._state, self._lease, epoch) as conn:
             conn.execute(queries.RESCHEDULE, given)
 
-    def parked_counts(self) -> dict[str, dict[str, int]]:
+    def counts(self) -> dict[str, dict[str, int]]:
         with self._state.connection() as conn:
             rows = conn.execute(queries.PARKED_COUNTS).fetchall()
         return {name: {"waiting": waiting, "dead": dead} for name, waiting, dead in rows}
 
-    def parked_since(self) -> dict[str, datetime]:
+    def oldest(self) -> dict[str, datetime]:
         with self._state.connection() as conn:
             return dict(conn.execute(queries.PARKED_SINCE).fetchall())
 
-    def parked(
+    def rows(
         self, subscription: str | None = None, *, dead: bool | None = None, after_id: int = 0, limit: int = 100
     ) -> list[ParkedRow]:
         given: dict[str, Any] = {"subscription": subscription, "dead": dead, "after_id": after_id}
@@ -103,6 +98,12 @@ class PostgresParkedRows:
             name, event, attempts = _parked(rest)
             found.append(ParkedRow(row_id, name, event, attempts, next_attempt_at, created_at, waits))
         return found
+
+    def room(self, subscriptions: Sequence[str]) -> dict[str, int]:
+        with self._state.connection() as conn:
+            most: dict[str, int] = dict(conn.execute(queries.PARKED_MAX, (list(subscriptions),)).fetchall())
+            there = parked_by(conn, subscriptions)
+        return {name: most[name] - there.get(name, 0) for name in most}
 
     def held_keys(
         self, subscriptions: Sequence[str], places: Collection[SourcePartition] | None = None, replay_id: str = ""
@@ -117,27 +118,21 @@ class PostgresParkedRows:
         return dict(held)
 
     def release(self, ids: Sequence[int], now: datetime, epoch: int) -> int:
-        with self._state.transaction() as conn:
-            fence(conn, self._lease, epoch)
+        with fenced(self._state, self._lease, epoch) as conn:
             return conn.execute(queries.RELEASE, {"now": now, "ids": sorted(ids)}).rowcount
 
     def drop(self, ids: Sequence[int], epoch: int) -> int:
-        with self._state.transaction() as conn:
-            fence(conn, self._lease, epoch)
+        with fenced(self._state, self._lease, epoch) as conn:
             dropped: dict[str, int] = dict(conn.execute(queries.DROP, (sorted(ids),)).fetchall())
             counters.count(conn, "dropped", dropped)
         return sum(dropped.values())
 
     def expire(self, subscription: str, before: datetime, now: datetime, epoch: int, limit: int = 1000) -> int:
         given = {"subscription": subscription, "before": before, "now": now, "epoch": epoch, "limit": limit}
-        with self._state.transaction() as conn:
-            fence(conn, self._lease, epoch)
+        with fenced(self._state, self._lease, epoch) as conn:
             expired = conn.execute(queries.EXPIRE, given).rowcount
             counters.count(conn, "expired", {subscription: expired})
         return expired
-
-    def counted(self, name: str) -> dict[str, int]:
-        return counters.read(self._state, name)
 
 
 def park(conn: Connection, parked: Mapping[str, Sequence[ParkedEvent]], now: datetime, jitter: Jitter) -> None:
@@ -169,15 +164,21 @@ def park(conn: Connection, parked: Mapping[str, Sequence[ParkedEvent]], now: dat
 
 
 def _queued(event: ParkedEvent, waits: bool, now: datetime, jitter: Jitter) -> tuple[datetime | None, str | None, bool]:
-    """When it is tried, for which session it queues, and whether it waits for its key."""
+    """When the event is tried, for which session it queues, and whether it waits for its key."""
     if not event.session:
         return first_attempt_at(event, now, jitter()), None, False
     return None if waits else now, storable(event.session), waits
 
 
+def parked_by(conn: Connection, subscriptions: Sequence[str]) -> dict[str, int]:
+    """How many parked rows of each subscription count for its `parked_max`."""
+    names = sorted(set(subscriptions))
+    return dict(conn.execute(queries.PARKED_BY, (WAITING_MAX, names)).fetchall()) if names else {}
+
+
 def lock_sessions(conn: Connection, wanted: Iterable[tuple[str, str]]) -> None:
-    """Be alone with these (device, session) until the transaction ends. Publishing a key and parking what needs it
-    come one after the other: whichever is second sees what the first did.
+    """Be alone with these (device, session) until the transaction ends. Publishing a key and parking an event that
+    needs it come one after the other: the second of them sees what the first did.
     """
     # A bounded number of locks, however many sessions there are; two that share one wait for each other, no more.
     buckets = {zlib.crc32(f"{device}\x00{session}".encode()) % SESSION_LOCKS for device, session in wanted}

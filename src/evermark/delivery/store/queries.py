@@ -10,13 +10,13 @@ LOCK_GROUP = "select version from delivery_group for update"
 SET_GROUP_VERSION = "update delivery_group set version = %s"
 NEXT_GROUP_VERSION = "update delivery_group set version = version + 1"
 
-_STANDING = (
+_RECORD = (
     """name, state, reason, failures, next_attempt_at, (spec ->> 'parked_max')::integer, joined_version, generation"""
 )
 
-MEMBERS = f"select {_STANDING} from subscriptions where state = 'live'"
-STANDING_LOCKED = f"select {_STANDING} from subscriptions where name = %s for update"
-_WHOLE = f"select spec::text, created_at, {_STANDING} from subscriptions"
+MEMBERS = f"select {_RECORD} from subscriptions where state = 'live'"
+RECORD_LOCKED = f"select {_RECORD} from subscriptions where name = %s for update"
+_WHOLE = f"select spec::text, created_at, {_RECORD} from subscriptions"
 SUBSCRIPTIONS = f"{_WHOLE} order by name"
 OUTSIDE = f"{_WHOLE} where state in ('behind', 'suspended') order by name"
 SUBSCRIPTION = f"{_WHOLE} where name = %s"
@@ -34,20 +34,19 @@ select g.version,
 from delivery_group g
 """
 
-# The same without its members, who may be thousands.
+# The same without its members, which may be thousands.
 GROUP_CURSORS = """
 select g.version, c.source, c.partition, c.batch
 from delivery_group g left join cursors c on c.reader = ''
 """
 
-CURSORS = "select source, partition, batch from cursors where reader = %s"
+CURSORS = "select source, partition, batch, through from cursors where reader = %s"
 CURSORS_OUTSIDE = """
-select s.name, c.source, c.partition, c.batch
+select s.name, c.source, c.partition, c.batch, c.through
 from subscriptions s left join cursors c on c.reader = s.name
 where s.state <> 'live'
 order by s.name
 """
-INSIDE = "select reader, source, partition, batch, through from cursors where reader = any(%s) and through <> ''"
 CURSOR_LOCKED = "select batch, through from cursors where reader = %s and source = %s and partition = %s for update"
 MOVE_CURSOR = "update cursors set batch = %s, through = %s where reader = %s and source = %s and partition = %s"
 SET_CURSORS = """
@@ -68,7 +67,7 @@ select name, %s, %s, 0 from subscriptions where state <> 'live' order by name
 on conflict (reader, source, partition) do nothing
 """
 
-SET_STANDINGS = """
+SET_RECORDS = """
 update subscriptions s
 set state = g.state, reason = g.reason, failures = g.failures, next_attempt_at = g.next_attempt_at,
     joined_version = g.joined_version, updated_at = clock_timestamp()
@@ -82,9 +81,9 @@ SET_SPEC = "update subscriptions set spec = %s::jsonb where name = %s and spec <
 ADD_SUBSCRIPTION = "insert into subscriptions (name, made_by, spec, state, joined_version) values (%s, %s, %s, %s, %s)"
 REMOVE_SUBSCRIPTIONS = "delete from subscriptions where name = any(%s)"
 
-# What replays parked has a limit of its own, so that a replay never uses up the room of first deliveries. What waits
-# for a session key takes none either, nor does what is on its way out because its key came, up to the same limit for
-# each stream: as much as could wait in it.
+# Rows of replays have a limit of their own, so that a replay never uses up the room of first deliveries. Rows that wait
+# for a session key take no room either, nor do rows on their way out because their key came, up to the number of rows
+# that may wait in one stream.
 PARKED_BY = """
 select subscription, sum(counted)::bigint from (
     select subscription, count(*) filter (where session is null)
@@ -137,18 +136,18 @@ _FREE = "(m.claimed_until is null or m.claimed_until <= %(now)s or m.claim_epoch
 # A row that was put back untried keeps its time, by which a session is in order, and rests.
 _RESTED = "(m.rests_until is null or m.rests_until <= %(now)s)"
 
-# What was parked earlier of the same stream, and so perhaps of the same key. A row is of one key, or of two; each of
-# them is looked for by itself, so that an index finds it.
+# Rows parked earlier of the same stream, and so perhaps of the same key. A row has one key, or two; each is looked for
+# by itself, so that an index finds it.
 _IN_FRONT = """
     select from enqueued_messages e
     where e.subscription = m.subscription and e.source = m.source and e.partition = m.partition
       and e.stream = m.stream and e.replay_id = m.replay_id and e.id < m.id"""
 
-# Whose rows there are is found by leaps over an index, and each has the same share: its first rows before anybody's
-# second ones; where not all can have one, whose turn it is changes from claim to claim (`turns.draw`).
-# The rows of a subscription may be tried as `group.drains` says. `skip locked` keeps two claims apart while they run;
-# claimed_until does so afterwards. Those of a session are claimed from its first one on, without a hole: whoever is
-# behind one that is not due is not looked at, and whoever is behind one that was not got (locked, or beyond the limit)
+# The subscriptions that have rows are found by leaps over an index, and each has the same share: the first rows of all
+# come before the second rows of any; where not all can have a row, their order differs from claim to claim
+# (`turns.draw`). The rows of a subscription may be tried as `group.drains` says. `skip locked` keeps two claims apart
+# while they run; claimed_until does so afterwards. Rows of a session are claimed from the first one on, without a hole:
+# a row behind one that is not due is not looked at, and a row behind one that was not got (locked, or beyond the limit)
 # is left.
 CLAIM = f"""
 with recursive owners as (
@@ -160,7 +159,8 @@ with recursive owners as (
     )
     from owners o where o.subscription is not null
 ), ready as (
-    select s.name, coalesce((s.spec ->> 'ordered')::boolean, false) as ordered
+    select s.name, coalesce((s.spec ->> 'ordered')::boolean, false) as ordered,
+           coalesce(s.spec -> 'bot' ->> 'device', '') as device
     from owners o join subscriptions s on s.name = o.subscription
     where case s.state
             when 'suspended' then s.next_attempt_at <= %(now)s or (s.failures = 0 and s.next_attempt_at is not null)
@@ -174,6 +174,8 @@ with recursive owners as (
         from enqueued_messages m
         where m.subscription = r.name and (m.replay_id <> '')::integer = %(of_replays)s::integer
           and m.next_attempt_at <= %(now)s and {_FREE} and {_RESTED}
+          and (m.session is null or r.device = ''
+               or exists (select from session_keys k where k.device = r.device and k.session = m.session))
           and not (r.ordered and (exists ({_IN_FRONT} and e.key = m.key)
                                   or exists ({_IN_FRONT} and e.key = m.previous_key)
                                   or exists ({_IN_FRONT} and e.previous_key = m.key)
@@ -243,7 +245,7 @@ where (%(subscription)s::text is null or m.subscription = %(subscription)s) and 
 order by m.id
 limit %(limit)s
 """
-# By (subscription, source, partition), which an index begins with: what others have parked is not looked at.
+# By (subscription, source, partition), which an index begins with: rows of other subscriptions are not looked at.
 HELD_KEYS = """
 select m.subscription, m.source, m.partition, m.stream, held.key, count(*)
 from enqueued_messages m join subscriptions s on s.name = m.subscription
@@ -253,7 +255,7 @@ where m.subscription = any(%(names)s) and held.key is not null and m.replay_id =
   and (%(everywhere)s or (m.source, m.partition) in (select * from unnest(%(sources)s::text[], %(partitions)s::int[])))
 group by m.subscription, m.source, m.partition, m.stream, held.key
 """
-# One that is due by itself, or was never tried because of its session, is not asked for: only its rest ends.
+# A row that is due anyway, or was never tried because of its session, does not count as asked for: its rest ends.
 RELEASE = """
 update enqueued_messages m
 set next_attempt_at = case when waits then null else least(next_attempt_at, %(now)s::timestamptz) end,
@@ -267,6 +269,10 @@ from (
     for update
 ) g
 where m.id = g.id
+"""
+TRY_REPLAYS_NOW = """
+update replay_targets set next_attempt_at = null, failures = 0, changed_at = clock_timestamp()
+where subscription = %s and state = 'running' and next_attempt_at is not null
 """
 END_RESTS = "update enqueued_messages set rests_until = null where subscription = %s and rests_until is not null"
 DROP = """

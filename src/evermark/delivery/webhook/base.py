@@ -1,4 +1,4 @@
-"""The port between delivery and whatever takes the events.
+"""The port between delivery and the sinks that take the events.
 
 Contract of a `Sink`:
 
@@ -10,22 +10,25 @@ Contract of a `Sink`:
   results of a place are always a prefix, so a cursor may be moved over them without looking any further.
 - Duplicates: an event of a batch that is not DONE may have reached the receiver. It will be sent again.
 - Isolation: subscriptions share nothing that one could use up for another.
-- A subscription stops at the first failure of its endpoint; what was not sent by then is not tried.
+- A subscription stops at the first failure of its endpoint; events not sent by then are not tried.
 - Time: no new request begins after `deadline_s`; those under way get `grace_s` more (None: their own timeout).
-- A sink never raises for what a receiver or a subscription's settings did: that is in the results.
+- A sink never raises for a fault of a receiver or of a subscription's settings: those are in the results.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 
-from evermark.delivery.base import Outcome, SourcePartition, SubscriptionSpec
+from evermark.delivery.base import Outcome, SubscriptionSpec
 from evermark.delivery.decide.retry import Verdict
-from evermark.delivery.webhook.bundles import Packer
+from evermark.delivery.work import Result
+
+if TYPE_CHECKING:
+    from evermark.delivery.webhook.bundles import BundleReader
 
 # Which events must keep their order among themselves: (source, stream, key).
 Lane = tuple[str, str, str]
@@ -52,33 +55,14 @@ class Job:
     held: Mapping[Lane, int] = field(default_factory=dict)
     waits: Mapping[int, str] = field(default_factory=dict)  # rows to be parked until the key of a session is published
     parked_room: int | None = None  # how many more may be parked; None: the subscription's `parked_max`
-    packer: Packer | None = field(default=None, repr=False)  # with bundles made before, by whoever had the time
-
-
-@dataclass(frozen=True)
-class Result:
-    """What became of one subscription's events of one batch.
-
-    Every row up to and including position `through` was accepted or is among `outcome.parked`, which holds no other;
-    for a batch that is DONE it is the last. A caller that keeps this may leave those rows out next time. None: not even
-    the first.
-    """
-
-    place: SourcePartition
-    batch: int
-    outcome: Outcome
-    through: str | None = None
-
-    @property
-    def subscription(self) -> str:
-        return self.outcome.subscription
+    bundles: BundleReader | None = field(default=None, repr=False)  # made ahead by `bundles.prepared`
 
 
 @dataclass(frozen=True)
 class Prefix:
-    """What became of one subscription's rows, in the order given: the first `rows` were accepted or are parked.
+    """The outcome of one subscription's rows, in the order given: the first `rows` were accepted or are parked.
 
-    `outcome.parked` holds what was parked among them; `outcome.accepted` counts all that was accepted, also after them.
+    `outcome.parked` holds the parked ones among them; `outcome.accepted` counts all accepted rows, also later ones.
     """
 
     rows: int
@@ -87,14 +71,14 @@ class Prefix:
 
 @dataclass(frozen=True)
 class Answer:
-    """What one request came to."""
+    """The answer to one request."""
 
     verdict: Verdict
     status: int | None = None
     reason: str = ""
     retry_after_s: float | None = None
-    sent: bool = True  # False: nothing was asked, and this is what was known before
-    ours: bool = False  # this machine lacked something (descriptors, memory): nobody else is to blame
+    sent: bool = True  # False: no request was sent, and this was known before
+    ours: bool = False  # this machine lacked something (descriptors, memory): the receiver is not to blame
 
 
 @dataclass(frozen=True)
@@ -108,33 +92,28 @@ class Try:
     historical: bool = False
     replay_id: str | None = None
     probe: bool = False  # as in `Job`; the same for all tries of a subscription
-    session: str = ""  # tries of one session are one lane, and one that is not answered holds the others back
+    session: str = ""  # tries of one session are one lane: one without an answer holds the others back
 
 
 class Sink(Protocol):
-    def deliver(
-        self, jobs: Sequence[Job], deadline_s: float, grace_s: float | None = None, slack_s: float | None = None
-    ) -> list[Result]:
-        """Send, wait for all, and say per (subscription, place, batch) what became of it.
-
-        `slack_s`: once half of the subscriptions are done, the others get this much longer, or what their share of the
-        work makes fair, if that is more (`Stragglers`); then they are cut off, unfinished.
-        """
-
     def deliver_each(
         self, jobs: Sequence[Job], deadline_s: float, grace_s: float | None = None, slack_s: float | None = None
     ) -> Iterator[list[Result]]:
-        """The same, one subscription after another as each is finished: none waits for a slow one's results."""
+        """Send; per job, as soon as it is finished, a result for each (partition, batch): none waits for a slow one.
+
+        `slack_s`: once half of the jobs are done, the others get this much longer, or as much as their share of the
+        work makes fair, if that is more (`Stragglers`); then they are cut off, unfinished.
+        """
 
     def deliver_prefix(self, job: Job, deadline_s: float, grace_s: float | None = None) -> Prefix:
-        """The same for rows in an order of their own, of whatever places and batches: how far it got."""
+        """The same for rows in an order of their own, of any partitions and batches: how far it got."""
 
     def attempt(self, tries: Sequence[Try], deadline_s: float) -> list[Answer]:
         """Send parked deliveries again; the answers come in the order of `tries`.
 
         Tries of one lane are sent in the given order; when one fails, those behind it answer BUSY unsent. After a
         failure of the endpoint the subscription's other tries of the same replay, or of none, answer ENDPOINT unsent.
-        What its rate leaves no time for answers BUSY unsent. None of these spends an attempt.
+        Tries that its rate leaves no time for answer BUSY unsent. None of these spends an attempt.
         """
 
     def close(self) -> None: ...

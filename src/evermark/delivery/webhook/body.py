@@ -1,4 +1,4 @@
-"""What a receiver gets: the webhook body, version 1 (docs/formats.md), rendered from log rows.
+"""The webhook body, version 1 (docs/formats.md), rendered from log rows.
 
 `payload` and `before` are JSON text already, and are spliced in as they are: parsing and writing them again would
 cost more than all the rest, and could change numbers on the way. The log guarantees that they are JSON.
@@ -50,7 +50,7 @@ class Rendering:
     replay_id: str | None = None
 
 
-# What rendering may raise for the values of an event, whatever nobody thought of included.
+# Errors that rendering may raise for the values of an event.
 UNRENDERABLE = (FormatError, pa.ArrowException, ValueError, TypeError, OverflowError)
 
 
@@ -78,7 +78,7 @@ def render_column(events: pa.Table | pa.RecordBatch, how: Rendering, after: str 
 def render_sound(events: pa.Table | pa.RecordBatch, how: Rendering, after: str = "") -> tuple[pa.Array, dict[int, str]]:
     """The same where some events cannot be rendered: which, and why. They are few, and are found by halving.
 
-    Bodies are kept as they were rendered: what works beside one neighbour may fail beside another.
+    Bodies are kept as they were rendered: an event that works beside one neighbour may fail beside another.
     """
     _require_columns(events)
     bad: dict[int, str] = {}
@@ -138,11 +138,11 @@ def _boolean(value: bool) -> str:
 
 @dataclass(frozen=True)
 class _Text:
-    """A column of texts, and what has to be known of it before it is written as JSON."""
+    """A column of texts, with the facts that decide how it is written as JSON."""
 
     column: pa.Array
-    same: str | None  # the one text that all rows have: most names come with every event
-    escapes: bool  # whether a text may have something in it that JSON writes in another way
+    same: str | None  # the text that all rows have: most names come with every event
+    escapes: bool  # whether a text may have characters that JSON escapes
 
     @staticmethod
     def of(column: pa.Array) -> _Text:
@@ -258,7 +258,7 @@ def _needs_escapes(column: pa.Array) -> bool:
     octets = _octets(column)
     if not octets.size:
         return False
-    raw = octets.tobytes()  # looking for one character is what bytes do best
+    raw = octets.tobytes()  # bytes find a character quickest
     return bool(octets.min() < 0x20) or b'"' in raw or b"\\" in raw
 
 
@@ -334,13 +334,13 @@ def content_type(style: Style, bundled: bool) -> str:
     return "application/json"
 
 
-# What stands around the events of a bundle, per style.
+# The text around the events of a bundle, per style.
 _AROUND = {Style.STANDARD: (b'{"events":[', b"]}"), Style.CLOUDEVENTS: (b"[", b"]"), Style.RAW: (b"[", b"]")}
 BUNDLE_BYTES_AROUND = 16
 
 
 def around(style: Style) -> tuple[bytes, bytes]:
-    """What stands before and after the events of a bundle, which are separated by commas."""
+    """The text before and after the events of a bundle, which are separated by commas."""
     return _AROUND[style]
 
 

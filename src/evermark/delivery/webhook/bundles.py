@@ -1,4 +1,4 @@
-"""Bundles made column by column: no Python object per event, unless one of them is refused.
+"""Bundles made column by column: no Python object per event, unless a bundle is refused.
 
 The lanes of a job are dealt out to a few shares; the events of a share keep their order. All bundles of a job are
 planned at once; they are rendered a few at a time, each event with the comma that follows it, so that a bundle is a
@@ -9,25 +9,29 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
 
+from evermark.delivery.webhook.base import Job
 from evermark.delivery.webhook.body import (
     BUNDLE_BYTES_AROUND,
     UNRENDERABLE,
     Rendering,
+    Style,
     around,
     bundle_id_of,
     delivery_ids,
     render_column,
     render_sound,
 )
-from evermark.delivery.webhook.ordering import I64, Keys
+from evermark.delivery.webhook.ordering import I64, Keys, keys_of
 from evermark.delivery.webhook.signing import Body
 
+BUNDLE_LANES_MAX = 8
+BUNDLE_MAX = 10_000
 PIECE_ROWS = 4_096
 PIECE_BYTES_MAX = 64 * 1024 * 1024
 
@@ -36,16 +40,16 @@ Parcel = tuple[int, str, bytes]
 
 
 @dataclass(frozen=True)
-class Pack:
-    """One bundle, ready to be sent, and what it was made of."""
+class Bundle:
+    """One bundle, ready to be sent, and the rows it was made of."""
 
     share: int
     rows: I64
     ident: str
     body: Body
-    _ids: pa.Array  # of the events of several packs
-    _bodies: _Texts  # theirs, each with its comma
-    _at: int  # its first row in those two
+    _ids: pa.Array  # of the events of several bundles
+    _bodies: _Texts  # of the same events, each with its comma
+    _at: int  # its first row in `_ids` and `_bodies`
     _replay_id: str | None
     problem: str = ""  # why its only event has no body
 
@@ -67,12 +71,12 @@ class _Texts:
         self._memory = memoryview(column.buffers()[2])
 
     def between(self, start: int, stop: int, without: int = 0) -> memoryview:
-        """The texts of some rows, one after another, without the last ones of the characters."""
+        """The texts of some rows, one after another, without the last `without` characters."""
         return self._memory[self._ends[start] : self._ends[stop] - without]
 
 
-class Packs:
-    """The bundles of some rows, made a few at a time, and kept for all who take them from here."""
+class Bundles:
+    """The bundles of some rows, made a few at a time, and kept until every reader has taken them."""
 
     def __init__(
         self,
@@ -90,40 +94,40 @@ class Packs:
         self._around = around(how.style)
         row_bytes = events.nbytes // max(1, events.num_rows) + 1
         self._piece_rows = max(1, min(PIECE_ROWS, PIECE_BYTES_MAX // row_bytes))
-        # Large events: rather a bundle that is not full than one that must not be sent or cannot be held.
+        # Large events make small bundles: a bundle must fit into a request, and into memory.
         bundle = max(1, min(bundle, self._room // row_bytes, self._piece_rows))
         self._plan = deque(_planned(keys.lanes, shares, bundle))
-        self._made: deque[list[Pack]] = deque()
-        self._gone = 0  # how many pieces nobody wants any more
-        self._takers = 0
+        self._made: deque[list[Bundle]] = deque()
+        self._gone = 0  # how many pieces every reader has taken
+        self._readers = 0
         self._taken: dict[int, int] = {}  # by piece: how many have it
         self.body_bytes_max = 0  # of the bodies rendered so far
 
-    def taker(self) -> Packer:
-        """For one more job that wants all of them. All jobs send from one thread."""
-        self._takers += 1
-        return Packer(self)
+    def reader(self) -> BundleReader:
+        """For one more job that wants all bundles. All jobs send from one thread."""
+        self._readers += 1
+        return BundleReader(self)
 
     def make_all(self) -> None:
         """Make all bundles now: in a thread that would only wait, and for rows that are not too large."""
         while self._plan:
-            self._made.append(self._pack())
+            self._made.append(self._make())
 
     def has(self, piece: int) -> bool:
         return bool(self._plan) or piece < self._gone + len(self._made)
 
-    def piece(self, piece: int) -> list[Pack]:
+    def piece(self, piece: int) -> list[Bundle]:
         if piece >= self._gone + len(self._made):
-            self._made.append(self._pack())
+            self._made.append(self._make())
         found = self._made[piece - self._gone]
         self._taken[piece] = self._taken.get(piece, 0) + 1
-        while self._made and self._taken.get(self._gone) == self._takers:
+        while self._made and self._taken.get(self._gone) == self._readers:
             self._made.popleft()
             del self._taken[self._gone]
             self._gone += 1
         return found
 
-    def _pack(self) -> list[Pack]:
+    def _make(self) -> list[Bundle]:
         planned = [self._plan.popleft()]
         left = self._piece_rows - len(planned[0][1])
         while self._plan and len(self._plan[0][1]) <= left:
@@ -140,7 +144,7 @@ class Packs:
         idents, texts, replay_id = _Texts(ids), _Texts(bodies), self._how.replay_id
         self.body_bytes_max = max(self.body_bytes_max, int(texts.sizes.max()) - 1)
         before, after = self._around
-        packs: list[Pack] = []
+        bundles: list[Bundle] = []
         starts = np.cumsum([0, *(len(rows) for _, rows in planned)])
         fits = (np.add.reduceat(texts.sizes, starts[:-1]) <= self._room).tolist()
         for (share, rows), start, whole in zip(planned, starts[:-1].tolist(), fits, strict=True):
@@ -153,8 +157,8 @@ class Packs:
                 ident = bundle_id_of(idents.between(first, last), idents.sizes[first:last], replay_id)
                 body = before, texts.between(first, last, len(",")), after
                 problem = problems.get(first, "")
-                packs.append(Pack(share, rows[at:stop], ident, body, ids, texts, first, replay_id, problem))
-        return packs
+                bundles.append(Bundle(share, rows[at:stop], ident, body, ids, texts, first, replay_id, problem))
+        return bundles
 
     def _rows(self, rows: I64) -> pa.Table | pa.RecordBatch:
         first = int(rows[0])
@@ -163,7 +167,7 @@ class Packs:
         return self._events.take(pa.array(rows))
 
     def _cuts(self, sizes: I64, alone: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """A planned bundle, cut so that each part can be sent in one request; those without a body stand alone."""
+        """A planned bundle, cut so that each part fits into a request; events without a body stand alone."""
         if not alone:
             yield from self._fitting(sizes)
             return
@@ -183,26 +187,57 @@ class Packs:
         yield start, len(sizes)
 
 
-class Packer:
-    """What one job has taken of its bundles."""
+class BundleReader:
+    """How far one job is with its bundles."""
 
-    def __init__(self, packs: Packs) -> None:
-        self._packs = packs
-        self.keys = packs.keys
+    def __init__(self, bundles: Bundles) -> None:
+        self._bundles = bundles
+        self.keys = bundles.keys
         self.at = 0
 
     @property
     def more(self) -> bool:
-        return self._packs.has(self.at)
+        return self._bundles.has(self.at)
 
     @property
     def body_bytes_max(self) -> int:
-        return self._packs.body_bytes_max
+        return self._bundles.body_bytes_max
 
-    def pack(self) -> list[Pack]:
+    def next(self) -> list[Bundle]:
         """The next few bundles, the one with the first row first."""
         self.at += 1
-        return self._packs.piece(self.at - 1)
+        return self._bundles.piece(self.at - 1)
+
+
+def bundles_of(job: Job, style: Style) -> Bundles:
+    how = Rendering(style, job.historical, job.attempt, job.replay_id)
+    return Bundles(job.events, keys_of(job.events), how, *_cut(job), job.spec.body_bytes_max)
+
+
+def _cut(job: Job) -> tuple[int, int]:
+    """How many events to a bundle, and how many bundles may be under way."""
+    bundle = min(max(1, job.spec.bundle), BUNDLE_MAX)
+    return bundle, min(max(1, job.spec.concurrency), BUNDLE_LANES_MAX, -(-job.events.num_rows // bundle)) or 1
+
+
+def prepared(jobs: Sequence[Job]) -> list[Job]:
+    """The jobs, with their bundles made already, unless these are too large to be held."""
+    room = PIECE_BYTES_MAX
+    known: dict[tuple[object, ...], Bundles] = {}
+    found: list[Job] = []
+    for job in jobs:
+        spec = job.spec
+        if spec.bundle <= 1 or spec.body not in set(Style):
+            found.append(job)
+            continue
+        # Jobs that want all rows of a chunk share one table; a job that wants some of them has a copy.
+        same = (id(job.events), spec.body, job.historical, job.attempt, job.replay_id, *_cut(job), spec.body_bytes_max)
+        if same not in known and job.events.nbytes <= room:
+            room -= job.events.nbytes
+            known[same] = bundles_of(job, Style(spec.body))
+            known[same].make_all()
+        found.append(replace(job, bundles=known[same].reader()) if same in known else job)
+    return found
 
 
 def _planned(lanes: I64, shares: int, bundle: int) -> list[tuple[int, I64]]:
@@ -225,7 +260,7 @@ def _all_differ(keys: I64) -> bool:
     if not len(keys):
         return True
     least = int(keys.min())
-    # Numbers are dense where there is one stream: counting them takes a tenth of what sorting them does.
+    # Numbers are dense where there is one stream: counting them takes a tenth of the time of sorting them.
     if int(keys.max()) - least < 4 * len(keys):
         return bool((np.bincount(keys - least) <= 1).all())
     return len(np.unique(keys)) == len(keys)

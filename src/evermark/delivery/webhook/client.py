@@ -1,4 +1,4 @@
-"""The HTTP side of webhooks: one event loop thread per process, connections by what may be dialled, one POST.
+"""The HTTP side of webhooks: one event loop thread per process, connections by the networks they may dial, one POST.
 
 Everything is made when first used and belongs to the process that made it: after a fork the child starts with none.
 """
@@ -121,13 +121,13 @@ class HttpLoop:
 
 
 class _Process:
-    """What this process has: its loops, once somebody needs them."""
+    """The loops of this process, made when first needed."""
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        # After a fork the thread did not come along, and the lock may have been held by one that did not either.
+        # A fork does not copy the thread, nor any thread that may have held the lock.
         self.lock = threading.Lock()
         self.loops: dict[bool, HttpLoop] = {}
 
@@ -165,7 +165,7 @@ class Endpoint:
         self.style = style
         headers = {name: open_secret(value) for name, value in spec.headers.items()}
         self._head = _head_of(url, spec.name, headers, content_type(style, bundled=spec.bundle > 1))
-        # Only the operator's file may open networks, whatever the row says.
+        # Only the operator's file may open networks, even if the row in State names some.
         self._allow = spec.allow_networks if spec.made_by is MadeBy.FILE else ()
         Guard(self._allow)
         self.timeout_s = min(max(0.05, spec.timeout_s), TIMEOUT_S_MAX)
@@ -223,7 +223,7 @@ class Endpoint:
             case OSError():
                 return Failure.CUT, "the connection ended before the answer"
             case NotHttpError():
-                return Failure.PROTOCOL, "what came back is not HTTP"
+                return Failure.PROTOCOL, "the answer is not HTTP"
         return Failure.PROTOCOL, f"the request failed: {type(cause).__name__}"
 
 

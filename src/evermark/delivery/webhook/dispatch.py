@@ -1,9 +1,9 @@
-"""Sends one job: which event may go now, what an answer means for the rest, and when to stop.
+"""Sends one job: decides which event may go now, what follows from an answer, and when to stop.
 
 Events wait in lanes. Without bundles a lane is one key, so that events of a key never overtake each other and keys
-do not wait for each other; an event without a key is alone in its lane, and keys between which a record moved share one
-(`keys`). With bundles a lane is a share of these, and sends one bundle after another; they are made in `packs`. A lane
-is either idle, ready (in `_ready`) or busy; workers take ready lanes.
+do not wait for each other; an event without a key is alone in its lane, and keys between which a record moved share a
+lane (`ordering`). With bundles (`bundles`) a lane is a share of these, and sends one bundle after another. A lane is
+either idle, ready (in `_ready`) or busy; workers take ready lanes.
 
 Rows are rendered in small pieces as they are needed: the loop is shared, and bodies are bigger than rows.
 """
@@ -31,8 +31,15 @@ from evermark.delivery.webhook.body import (
     render,
     render_sound,
 )
-from evermark.delivery.webhook.bundles import PIECE_BYTES_MAX, Pack, Packer, Parcel
-from evermark.delivery.webhook.bundles_ahead import BUNDLE_LANES_MAX, BUNDLE_MAX, packs_of
+from evermark.delivery.webhook.bundles import (
+    BUNDLE_LANES_MAX,
+    BUNDLE_MAX,
+    PIECE_BYTES_MAX,
+    Bundle,
+    BundleReader,
+    Parcel,
+    bundles_of,
+)
 from evermark.delivery.webhook.client import Endpoint, HttpLoop
 from evermark.delivery.webhook.ordering import keys_of
 from evermark.delivery.webhook.parked_json import row_json, text_of, texts_of
@@ -40,7 +47,7 @@ from evermark.delivery.webhook.signing import Body
 from evermark.delivery.webhook.tally import Tally
 
 PIECE_ROWS = 512
-# What all jobs of a call together render ahead, about: thousands of them may want the same large rows one by one.
+# Rows that all jobs of a call together render ahead, about: thousands of jobs may want the same large rows.
 AHEAD_ROWS_MAX = 65_536
 FAILURE_GRACE_S = 1.0
 HELD_PER_LANE_MAX = 1_000
@@ -50,25 +57,25 @@ CONCURRENCY_MAX = 1_000
 class Dispatch:
     """One job, sent by up to `concurrency` workers in the loop of `http`. Made anywhere, run in that loop."""
 
-    def __init__(self, job: Job, courier: Endpoint, http: HttpLoop, jobs: int = 1) -> None:
+    def __init__(self, job: Job, endpoint: Endpoint, http: HttpLoop, jobs: int = 1) -> None:
         spec = job.spec
-        self._job, self._courier, self._http = job, courier, http
+        self._job, self._endpoint, self._http = job, endpoint, http
         self._deadline = 0.0
-        self._how = Rendering(courier.style, job.historical, job.attempt, job.replay_id)
+        self._how = Rendering(endpoint.style, job.historical, job.attempt, job.replay_id)
         self._size = job.events.num_rows
-        self._bundle = min(max(1, spec.bundle), BUNDLE_MAX)
+        self._bundle_max = min(max(1, spec.bundle), BUNDLE_MAX)
         self._concurrency = min(max(1, spec.concurrency), CONCURRENCY_MAX)
-        workers = BUNDLE_LANES_MAX if self._bundle > 1 else self._concurrency
+        workers = BUNDLE_LANES_MAX if self._bundle_max > 1 else self._concurrency
         self._jobs = max(1, jobs)  # that are sent side by side
-        self._piece_rows = PIECE_ROWS if self._bundle > 1 else max(1, min(PIECE_ROWS, AHEAD_ROWS_MAX // self._jobs))
-        self._window = max(self._piece_rows, 2 * workers * self._bundle)
+        self._piece_rows = PIECE_ROWS if self._bundle_max > 1 else max(1, min(PIECE_ROWS, AHEAD_ROWS_MAX // self._jobs))
+        self._window = max(self._piece_rows, 2 * workers * self._bundle_max)
         self._parked_max = spec.parked_max if job.parked_room is None else job.parked_room
         self._roomless = 0  # parked for their keys: of first deliveries they take no room from others
-        self._packer: Packer | None = None
-        if self._bundle > 1:
-            self._packer = job.packer or packs_of(job, courier.style).taker()
-        self._keys = self._packer.keys if self._packer is not None else keys_of(job.events)
-        self._held: dict[int, str] = {}  # per key what it is held behind, and how many of it are parked
+        self._bundles: BundleReader | None = None
+        if self._bundle_max > 1:
+            self._bundles = job.bundles or bundles_of(job, endpoint.style).reader()
+        self._keys = self._bundles.keys if self._bundles is not None else keys_of(job.events)
+        self._held: dict[int, str] = {}  # per key: the event it is held behind
         self._held_counts: dict[int, int] = self._held_before() if spec.ordered and job.held else {}
         self._held.update(dict.fromkeys(self._held_counts, "an earlier one of its key"))
         self._bad: dict[int, str] = {}  # rows that cannot be rendered, and why: parked when it is their turn
@@ -76,7 +83,7 @@ class Dispatch:
         self._next_row = 0
         self._waiting = 0
         self._body_bytes_max = 0  # of the bodies rendered so far
-        self._lanes: dict[int, deque[Parcel | Pack]] = {}
+        self._lanes: dict[int, deque[Parcel | Bundle]] = {}
         self._ready: deque[int] = deque()
         self._workers: set[asyncio.Task[None]] = set()
         self._over = asyncio.Event()
@@ -87,7 +94,7 @@ class Dispatch:
         self.retry_after_s: float | None = None
 
     def _held_before(self) -> dict[int, int]:
-        """Which keys of the job have something parked already, and how much."""
+        """The keys of the job that have parked events already, and how many."""
         keys, held = self._keys, self._job.held
         _, first_rows = np.unique(keys.of, return_index=True)
         numbered = [("key", first_rows.tolist(), keys.of[first_rows].tolist())]
@@ -110,7 +117,7 @@ class Dispatch:
                     await self._over.wait()
             except TimeoutError:
                 self._stop(Fate.UNFINISHED, "the time given to this work ran out")
-            await self._wind_up(self._courier.timeout_s if grace_s is None else grace_s)
+            await self._wind_up(self._endpoint.timeout_s if grace_s is None else grace_s)
         finally:
             for worker in self._workers:
                 worker.cancel()
@@ -119,7 +126,7 @@ class Dispatch:
             self._stop(Fate.UNFINISHED, "not everything was sent")
 
     async def _wind_up(self, grace_s: float) -> None:
-        """Wait for what is under way: after a failure a second at most, otherwise as long as was granted."""
+        """Wait for requests under way: after a failure a second at most, otherwise as long as was granted."""
         loop = asyncio.get_running_loop()
         until = loop.time() + grace_s
         failed = False
@@ -136,7 +143,7 @@ class Dispatch:
             self.fate, self.reason, self.retry_after_s = fate, reason, retry_after_s
         self._over.set()
 
-    # who works
+    # workers
 
     def _hire(self) -> None:
         limit = 1 if self._job.probe and not self.tally.accepted else self._concurrency
@@ -158,21 +165,21 @@ class Dispatch:
         while self.fate is None and self._something_ready():
             lane = self._ready.popleft()
             one = self._lanes[lane].popleft()
-            self._waiting -= len(one.rows) if isinstance(one, Pack) else 1
+            self._waiting -= len(one.rows) if isinstance(one, Bundle) else 1
             self._hire()
-            await (self._send_pack(one) if isinstance(one, Pack) else self._send([one]))
+            await (self._send_bundle(one) if isinstance(one, Bundle) else self._send([one]))
             if self._lanes[lane]:
                 self._ready.append(lane)
             else:
                 del self._lanes[lane]
 
-    # what is sent next
+    # the next event
 
     def _something_ready(self) -> bool:
         while not self._ready and self._waiting < self._window:
-            if self._packer is not None and self._packer.more:
-                self._fill_bundled(self._packer)
-            elif self._packer is None and self._next_row < self._size:
+            if self._bundles is not None and self._bundles.more:
+                self._fill_bundled(self._bundles)
+            elif self._bundles is None and self._next_row < self._size:
                 self._fill()
             else:
                 break
@@ -195,11 +202,11 @@ class Dispatch:
         for lane, parcel in zip(self._keys.lanes[start:end].tolist(), parcels, strict=True):
             self._queue(lane).append(parcel)
 
-    def _fill_bundled(self, packer: Packer) -> None:
-        for pack in packer.pack():
-            self._waiting += len(pack.rows)
-            self._queue(pack.share).append(pack)
-        self._body_bytes_max = packer.body_bytes_max
+    def _fill_bundled(self, bundles: BundleReader) -> None:
+        for one in bundles.next():
+            self._waiting += len(one.rows)
+            self._queue(one.share).append(one)
+        self._body_bytes_max = bundles.body_bytes_max
 
     def _next_piece(self) -> pa.Table | pa.RecordBatch:
         rows = self._piece_rows
@@ -209,14 +216,14 @@ class Dispatch:
             piece = piece.slice(0, rows)
         return piece
 
-    def _queue(self, lane: int) -> deque[Parcel | Pack]:
+    def _queue(self, lane: int) -> deque[Parcel | Bundle]:
         queue = self._lanes.get(lane)
         if queue is None:
             queue = self._lanes[lane] = deque()
             self._ready.append(lane)
         return queue
 
-    # one request and what follows from its answer
+    # one request and its answer
 
     async def _send(self, parcels: list[Parcel]) -> None:
         if self._is_anything_set_aside():
@@ -230,18 +237,18 @@ class Dispatch:
         elif answer is not None:
             await self._refused(parcels, answer)
 
-    async def _send_pack(self, pack: Pack) -> None:
-        if pack.problem:
-            self._bad[int(pack.rows[0])] = pack.problem
+    async def _send_bundle(self, whole: Bundle) -> None:
+        if whole.problem:
+            self._bad[int(whole.rows[0])] = whole.problem
         if self._is_anything_set_aside():
-            await self._send(pack.parcels())  # some of it may have to be set aside
+            await self._send(whole.parcels())  # some of its events may have to be set aside
             return
-        answer = await self._post(pack.ident, pack.body)
+        answer = await self._post(whole.ident, whole.body)
         if answer is not None and answer.verdict is Verdict.ACCEPTED:
             failpoint.hit("post.sent")
-            self.tally.accept(pack.rows)
+            self.tally.accept(whole.rows)
         elif answer is not None:
-            await self._refused(pack.parcels(), answer)
+            await self._refused(whole.parcels(), answer)
 
     async def _refused(self, parcels: list[Parcel], answer: Answer) -> None:
         if answer.verdict is Verdict.EVENT and len(parcels) > 1:
@@ -259,7 +266,7 @@ class Dispatch:
 
     def _request(self, parcels: list[Parcel]) -> tuple[str, bytes]:
         _, ident, body = parcels[0]
-        if self._bundle > 1:
+        if self._bundle_max > 1:
             body = bundle([parcel[2] for parcel in parcels], self._how.style)
             ids = self._job.events.column("event_id").take(pa.array([parcel[0] for parcel in parcels]))
             ident = bundle_id(ids.to_pylist(), self._job.replay_id)
@@ -270,7 +277,7 @@ class Dispatch:
         for tries in count(1):
             if self._job.spec.rate_per_s > 0 and not await self._turn():
                 return None
-            answer = await self._courier.post(self._http, ident, body)
+            answer = await self._endpoint.post(self._http, ident, body)
             if answer.verdict is Verdict.ACCEPTED:
                 return answer
             wait = in_place_wait_s(answer.verdict, answer.status, answer.retry_after_s, tries)
@@ -297,7 +304,7 @@ class Dispatch:
         return too_large or bool(self._held or self._bad or self._job.waits)
 
     def _set_aside(self, parcel: Parcel) -> bool:
-        """Park what need not be tried: without a session key, too large, without a body, or behind one of its key."""
+        """Park an event that need not be tried: without its session key, too large, unrenderable, or behind its key."""
         row, _, body = parcel
         if (session := self._job.waits.get(row)) is not None:
             self._park(parcel, f"for the key of session {session}", session=session)
@@ -309,7 +316,7 @@ class Dispatch:
             self._park(parcel, f"unserialisable: {problem}")
             return True
         limit = self._job.spec.body_bytes_max
-        if len(body) + (BUNDLE_BYTES_AROUND if self._bundle > 1 else 0) > limit:
+        if len(body) + (BUNDLE_BYTES_AROUND if self._bundle_max > 1 else 0) > limit:
             self._park(parcel, f"too large: {len(body)} bytes, the limit is {limit}")
             return True
         return False
@@ -321,14 +328,14 @@ class Dispatch:
 
     def _hold(self, parcel: Parcel, key: int) -> None:
         first = self._held[key]
-        # The first one of those that are parked is not held behind any other.
+        # The first parked event of a key is not held behind another.
         if self._held_counts[key] > HELD_PER_LANE_MAX:
             self._stop(Fate.FULL, f"more than {HELD_PER_LANE_MAX} events of one key are held behind {first}")
         else:
             self._park(parcel, f"held behind {first}")
 
     def _park(self, parcel: Parcel, reason: str, answer: Answer | None = None, session: str = "") -> None:
-        if session and not self._job.replay_id:
+        if session and not self._job.replay_id and self._parked_max >= 0:
             self._roomless += 1
         elif len(self.tally.parked) - self._roomless >= self._parked_max:
             self._stop(Fate.FULL, f"no room to park more; the last one: {reason}")

@@ -1,6 +1,6 @@
 """Which addresses a webhook may be sent to, decided on the address that is really dialled.
 
-A name is checked by nobody: it may resolve differently a moment later. `Guard.socket` is given to the HTTP client as
+Names are not checked: a name may resolve differently a moment later. `Guard.socket` is given to the HTTP client as
 its socket factory, sees each address right before the connect, and refuses by raising. The tables are our own,
 because `ipaddress.is_global` has differed between Python versions.
 
@@ -68,7 +68,7 @@ _ISATAP = (b"\x00\x00\x5e\xfe", b"\x02\x00\x5e\xfe")
 class AddressRefusedError(DeniedError, OSError):
     """An address is not allowed.
 
-    Also an OSError, because the connecting library tries the next address of a name only after one of those.
+    Also an OSError, because the connecting library tries the next address of a name only after an OSError.
     """
 
 
@@ -110,7 +110,7 @@ def closed_because(address: IPv4Address | IPv6Address) -> str | None:
 
 
 class Guard:
-    """Decides per dialled address; holds what one subscription opened."""
+    """Decides per dialled address; holds the networks that one subscription opened."""
 
     def __init__(self, allow_networks: Sequence[str] = (), *, opened_only: bool = False) -> None:
         self._opened = networks_of(allow_networks)

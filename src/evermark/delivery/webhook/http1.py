@@ -34,7 +34,7 @@ SocketFactory = Callable[[AddressInfo], socket.socket]
 
 
 class NotHttpError(Exception):
-    """What came back is not an HTTP/1 answer."""
+    """The answer is not HTTP/1."""
 
 
 class NoConnectionError(Exception):
@@ -50,7 +50,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class _Head:
-    """The head of an answer, and what it says of the body and of the connection."""
+    """The head of an answer: its status, how the body is framed, whether the connection may be kept."""
 
     reply: Reply
     keep: bool
@@ -187,7 +187,7 @@ class Wire(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._waiter is None:
-            self.close()  # nobody asked
+            self.close()  # an answer without a request
             return
         try:
             if self._reply is None:
@@ -331,13 +331,13 @@ class Pool:
         return wire
 
     async def _resolve(self, host: str, port: int) -> Sequence[AddressInfo]:
-        """The addresses of a name; asked once for all who wait, and not again for a few seconds."""
+        """The addresses of a name; looked up once for all that wait, and not again for a few seconds."""
         loop, key = asyncio.get_running_loop(), (host, port)
         known = self._addresses.get(key)
         if known is None or loop.time() - known[0] > ADDRESS_AGE_S_MAX or (known[1].done() and known[1].exception()):
             found = asyncio.ensure_future(loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))
             known = self._addresses[key] = (loop.time(), cast("asyncio.Future[Sequence[AddressInfo]]", found))
-        # Shielded: one who gives up must not take the answer from the others.
+        # Shielded: a request that gives up must not take the answer from the others.
         return (await asyncio.shield(known[1]))[:ADDRESSES_MAX]
 
     def _keep(self, host: str, port: int, wire: Wire) -> None:

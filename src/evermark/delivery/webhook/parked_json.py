@@ -1,4 +1,4 @@
-"""Log rows as they are kept with parked deliveries: what the body is rendered from at every attempt."""
+"""Log rows as JSON, kept with parked deliveries: the body is rendered from them at every attempt."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def row_json(events: pa.Table | pa.RecordBatch, row: int) -> str:
         kept = {name: _kept(values.get(name)) for name in _KEPT.names}
         return json.dumps(kept, ensure_ascii=False, separators=(",", ":"))
     except UNRENDERABLE:
-        # Rather nothing than something else than was logged: `row_from_json` refuses it, and the log has it all.
+        # No row rather than a wrong one: `row_from_json` refuses it, and the log still has the event.
         return json.dumps({"event_id": text_of(events.column("event_id")[row]), "unreadable": True})
 
 
 def text_of(value: pa.Scalar) -> str | None:
-    """A text, for whoever only compares it: what is not UTF-8 in it is replaced."""
+    """A text to be compared, not sent: bytes that are not UTF-8 are replaced."""
     try:
         text: str | None = value.as_py()
     except UnicodeDecodeError:

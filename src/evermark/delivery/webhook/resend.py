@@ -22,7 +22,7 @@ from evermark.errors import EvermarkError, FormatError
 
 UNSENT = Answer(Verdict.BUSY, reason="not sent: the time given to this work ran out", sent=False)
 
-# One try: its number among those given, and its event.
+# One try: its number among the given tries, and its event.
 Waiting = tuple[int, pa.RecordBatch]
 
 
@@ -30,15 +30,15 @@ async def attempt(tries: Sequence[Try], http: HttpLoop, deadline_s: float) -> li
     """The answers, in the order of the tries."""
     deadline = asyncio.get_running_loop().time() + deadline_s
     try:
-        courier = Endpoint(tries[0].spec, tries[0].open_secret)
+        endpoint = Endpoint(tries[0].spec, tries[0].open_secret)
     except EvermarkError as problem:
         return [Answer(Verdict.ENDPOINT, reason=str(problem), sent=False)] * len(tries)
-    return await _Retries(tries, courier, http, deadline).run()
+    return await _Retries(tries, endpoint, http, deadline).run()
 
 
 class _Retries:
-    def __init__(self, tries: Sequence[Try], courier: Endpoint, http: HttpLoop, deadline: float) -> None:
-        self._tries, self._courier, self._http, self._deadline = tries, courier, http, deadline
+    def __init__(self, tries: Sequence[Try], endpoint: Endpoint, http: HttpLoop, deadline: float) -> None:
+        self._tries, self._endpoint, self._http, self._deadline = tries, endpoint, http, deadline
         self._spec, self._replay_id = tries[0].spec, tries[0].replay_id
         self._answers: list[Answer] = [UNSENT] * len(tries)
         self._probe = tries[0].probe
@@ -51,7 +51,7 @@ class _Retries:
         return self._answers
 
     def _lanes(self) -> list[list[Waiting]]:
-        """One after another: tries of a session, of a key, or of keys between which one of them moved its record."""
+        """Sent one after another: tries of a session, of a key, or of keys between which an event moved its record."""
         lanes: dict[Lane | int | str, list[Waiting]] = {}
         for n, one in enumerate(self._tries):
             try:
@@ -93,7 +93,7 @@ class _Retries:
                 self._gate.release()
 
     async def _try(self, one: Try, row: pa.RecordBatch) -> Answer:
-        how = Rendering(self._courier.style, one.historical, one.attempt, one.replay_id)
+        how = Rendering(self._endpoint.style, one.historical, one.attempt, one.replay_id)
         try:
             (body,) = render(row, how)
         except UNRENDERABLE as problem:
@@ -108,13 +108,15 @@ class _Retries:
         return await self._post(ident, body)
 
     async def _post(self, ident: str, body: bytes) -> Answer:
-        """The receiver's answer; asked again shortly when it was a hiccup, as a first delivery is."""
+        """The receiver's answer; asked again shortly after a hiccup, as in a first delivery."""
         for tries in count(1):
             if not await self._may_send():
                 return self._stopped or UNSENT
-            answer = await self._courier.post(self._http, ident, body)
+            answer = await self._endpoint.post(self._http, ident, body)
             wait = in_place_wait_s(answer.verdict, answer.status, answer.retry_after_s, tries)
-            final = self._probe or answer.verdict is Verdict.BUSY  # which comes back later, and holds nobody up here
+            final = (
+                self._probe or answer.verdict is Verdict.BUSY
+            )  # a busy one is tried later, and holds up no other here
             if wait is None or final or asyncio.get_running_loop().time() + wait >= self._deadline:
                 return answer
             await asyncio.sleep(wait)
@@ -132,7 +134,7 @@ class _Retries:
 
 
 def _joined(lanes: dict[Lane | int | str, list[Waiting]], names: Sequence[Lane | int | str]) -> list[Waiting]:
-    """The lane of these names; what waits in several is put together, in order, under all their names."""
+    """The lane of these names; several lanes become one, in order, under all their names."""
     found = {id(lanes[name]): lanes[name] for name in names if name in lanes}
     if len(found) < 2:
         return next(iter(found.values()), [])

@@ -13,13 +13,13 @@ import secrets as randomness
 from collections.abc import Sequence
 from typing import TypeAlias
 
+from evermark.delivery.base import SECRETS_MAX
 from evermark.errors import ConfigError
 
-# A body, or what it consists of: a bundle is never put together before it is sent.
+# A body, or its parts: a bundle is never put together before it is sent.
 Body: TypeAlias = bytes | tuple[bytes | memoryview, ...]
 
 PREFIX = "whsec_"
-SECRETS_MAX = 8
 _KEY_BYTES_MIN, _KEY_BYTES_MAX = 16, 256
 
 

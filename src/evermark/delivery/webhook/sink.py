@@ -11,18 +11,23 @@ from functools import partial
 from time import monotonic
 
 from evermark.delivery.base import Fate
-from evermark.delivery.webhook.base import Answer, Job, Prefix, Result, Try
+from evermark.delivery.webhook.base import Answer, Job, Prefix, Try
 from evermark.delivery.webhook.client import Endpoint, HttpLoop, close_http_loops, http_loop
 from evermark.delivery.webhook.dispatch import Dispatch
 from evermark.delivery.webhook.resend import UNSENT, attempt
-from evermark.delivery.webhook.stragglers import Stragglers
 from evermark.delivery.webhook.tally import Tally
+from evermark.delivery.work import Result
 from evermark.errors import BusyError, ConfigError, EvermarkError
 
-# A guard against a loop that stopped answering, far beyond what deadlines and timeouts add up to.
+# A guard against a loop that stopped answering, far beyond the sum of deadlines and timeouts.
 _LATE_S = 60.0
 
-# What a finished job hands over: its account, and the fate, reason and wanted wait of whatever is not complete.
+# How many times as long as the quicker half took the others may take.
+_TIMES = 2.0
+# A larger share of the work is no reason to wait longer than this: such a job is served beside the others.
+_FAIR_S_MAX = 10.0
+
+# A finished job: its account, and the fate, reason and wanted wait of the rows that are not complete.
 Closed = tuple[Tally, Fate, str, float | None]
 
 
@@ -34,13 +39,6 @@ class WebhookSink:
 
     def __init__(self, *, low_priority: bool = False) -> None:
         self._low_priority = low_priority
-
-    def deliver(
-        self, jobs: Sequence[Job], deadline_s: float, grace_s: float | None = None, slack_s: float | None = None
-    ) -> list[Result]:
-        closed = self._closed(jobs, deadline_s, grace_s, slack_s)
-        results = [result for tally, fate, reason, wait in closed for result in tally.results(fate, reason, wait)]
-        return sorted(results, key=lambda result: (result.subscription, result.place, result.batch))
 
     def deliver_each(
         self, jobs: Sequence[Job], deadline_s: float, grace_s: float | None = None, slack_s: float | None = None
@@ -63,22 +61,22 @@ class WebhookSink:
             for n, job in enumerate(jobs)
         ]
         late_s = deadline_s + _LATE_S + max((job.spec.timeout_s for job in jobs), default=0.0)
-        patience = Stragglers([-(-job.events.num_rows // max(1, job.spec.bundle)) for job in jobs], slack_s)
+        stragglers = Stragglers([-(-job.events.num_rows // max(1, job.spec.bundle)) for job in jobs], slack_s)
         left, began = len(jobs), monotonic()
         try:
             while left:
-                cut_s = patience.next_s()
+                cut_s = stragglers.next_s()
                 try:
                     wait_s = late_s if cut_s is None else max(0.0, began + cut_s - monotonic())
                     number, closed = finished.get(timeout=wait_s)
                 except queue.Empty:
                     if cut_s is None:
                         raise
-                    for n in patience.over(monotonic() - began):  # they say themselves that they were cut off
+                    for n in stragglers.over(monotonic() - began):  # each says itself that it was cut off
                         under_way[n].cancel()
                     continue
                 left -= 1
-                patience.finished(number, monotonic() - began)
+                stragglers.finished(number, monotonic() - began)
                 yield closed
         except queue.Empty:
             raise BusyError("the event loop of the webhooks does not answer", hint="restart this instance") from None
@@ -88,7 +86,7 @@ class WebhookSink:
 
     def attempt(self, tries: Sequence[Try], deadline_s: float) -> list[Answer]:
         http = http_loop(low_priority=self._low_priority)
-        # A replay never disturbs live: what its tries find out about the endpoint stops none but its own.
+        # A replay never disturbs first deliveries: a failure its tries meet stops only its own.
         by_subscription: dict[tuple[str, str | None], list[int]] = {}
         for n, one in enumerate(tries):
             by_subscription.setdefault((one.spec.name, one.replay_id), []).append(n)
@@ -96,7 +94,7 @@ class WebhookSink:
         answers: list[Answer] = [UNSENT] * len(tries)
         futures = [http.submit(attempt([tries[n] for n in group], http, deadline_s)) for group in groups]
         for group, future in zip(groups, futures, strict=True):
-            # Closing the sink cancels what is under way; those tries count as unsent.
+            # Closing the sink cancels tries that are under way: they count as unsent.
             with contextlib.suppress(concurrent.futures.CancelledError):
                 for n, answer in zip(group, future.result(), strict=True):
                     answers[n] = answer
@@ -117,7 +115,7 @@ def _made(job: Job, http: HttpLoop, jobs: int) -> Dispatch | Closed:
     try:
         return Dispatch(job, Endpoint(job.spec, job.open_secret), http, jobs)
     except EvermarkError as problem:
-        # Wrong settings lose nothing: the subscription waits for somebody to mend them.
+        # Wrong settings lose nothing: the subscription waits until a person mends them.
         return Tally(job.spec.name, job.events), Fate.ENDPOINT_FAILED, str(problem), None
 
 
@@ -140,3 +138,38 @@ async def _deliver(
         hand_in((work.tally, Fate.UNFINISHED, f"sending failed: {type(problem).__name__}", None))
     else:
         hand_in((work.tally, work.fate or Fate.DONE, work.reason, work.retry_after_s))
+
+
+class Stragglers:
+    """How long jobs that are done wait for the others: counted from when half of the jobs are done. A job with more to
+    send than they had gets as many times longer.
+    """
+
+    def __init__(self, work: Sequence[int], slack_s: float | None) -> None:
+        self._work = work
+        self._slack_s = slack_s
+        self._left = set(range(len(work)))
+        self._cut_at: dict[int, float] = {}
+
+    def finished(self, job: int, elapsed_s: float) -> None:
+        self._left.discard(job)
+        self._cut_at.pop(job, None)
+        if self._slack_s is None or self._cut_at or len(self._left) > len(self._work) // 2:
+            return
+        most = max(size for n, size in enumerate(self._work) if n not in self._left)
+        for n in self._left:
+            fair_s = min(_FAIR_S_MAX, _TIMES * elapsed_s * self._work[n] / max(1, most))
+            self._cut_at[n] = elapsed_s + max(self._slack_s, _TIMES * elapsed_s, fair_s)
+
+    def next_s(self) -> float | None:
+        """When the first job will have had enough time; None: no job waits for another."""
+        return min(self._cut_at.values(), default=None)
+
+    def over(self, elapsed_s: float) -> list[int]:
+        """The jobs that had enough time, each named once."""
+        late = [n for n, at in self._cut_at.items() if at <= elapsed_s]
+        for n in late:
+            del self._cut_at[n]
+        if not self._cut_at:
+            self._slack_s = None
+        return late

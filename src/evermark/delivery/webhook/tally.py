@@ -1,4 +1,4 @@
-"""The account of one job: what became of each row, and what that means per (place, batch)."""
+"""The account of one job: which rows were accepted or parked, and the result of each (partition, batch)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from evermark.delivery.base import Fate, Outcome, ParkedEvent, SourcePartition
-from evermark.delivery.webhook.base import Prefix, Result
+from evermark.delivery.webhook.base import Prefix
+from evermark.delivery.work import Result
 
 _PENDING, _ACCEPTED, _PARKED = 0, 1, 2
 
@@ -42,14 +43,14 @@ class Tally:
         self.parked[row] = event
 
     def through(self, fate: Fate, reason: str, retry_after_s: float | None) -> Prefix:
-        """How many rows, from the first on, are accepted or parked. `fate` is that of whatever comes after them."""
+        """How many rows, from the first on, are accepted or parked. `fate` is that of the rows after them."""
         rows = np.arange(len(self._rows))
         finished = self._finished(rows)
         otherwise = Outcome(self._subscription, fate, 0, (), reason, retry_after_s)
         return Prefix(finished, self._outcome(rows, finished, otherwise))
 
     def results(self, fate: Fate, reason: str, retry_after_s: float | None) -> list[Result]:
-        """One result per (place, batch), by place and batch. `fate` is that of whatever is not complete."""
+        """One result per (partition, batch), in that order. `fate` is that of batches that are not complete."""
         otherwise = Outcome(self._subscription, fate, 0, (), reason, retry_after_s)
         spans = self._spans()
         results: list[Result] = []

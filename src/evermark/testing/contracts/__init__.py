@@ -16,8 +16,8 @@ from evermark.testing.contracts.log import LogContract
 from evermark.testing.contracts.parked import ParkedContract
 from evermark.testing.contracts.progress import ProgressContract
 from evermark.testing.contracts.recoveries import RecoveryContract
+from evermark.testing.contracts.registration import RegistrationContract
 from evermark.testing.contracts.replays import ReplayContract
-from evermark.testing.contracts.roster import RosterContract
 from evermark.testing.contracts.sessions import SessionContract
 from evermark.testing.contracts.source import SourceContract
 
@@ -31,8 +31,8 @@ __all__ = [
     "ParkedContract",
     "ProgressContract",
     "RecoveryContract",
+    "RegistrationContract",
     "ReplayContract",
-    "RosterContract",
     "SessionContract",
     "SourceContract",
 ]

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from evermark.delivery.base import DeliveryStore, Fate, MadeBy, Outcome, ParkedEvent, Subscription
+from evermark.delivery.base import Cursor, Fate, GroupWork, MadeBy, Outcome, ParkedEvent, Subscription
+from evermark.delivery.ports import DeliveryStore
 from evermark.delivery.replay.base import ReplayStore
 from evermark.delivery.replay.plan import (
     AskedBy,
@@ -193,7 +194,7 @@ class ReplayContract:
         assert replays.one(made).targets == (after,)
         with pytest.raises(ConflictError):
             self.settle(replays, targets["a"], epoch, done("a", parked(2, made)), MIDDLE)
-        assert [(p.event.event_id, p.event.replay_id) for p in delivery.parked()] == [("e1", made)]
+        assert [(p.event.event_id, p.event.replay_id) for p in delivery.parked.rows()] == [("e1", made)]
 
     def test_a_failing_endpoint_waits_and_touches_nothing_of_the_subscription(
         self, replays: ReplayStore, delivery: DeliveryStore, epoch: int
@@ -213,13 +214,15 @@ class ReplayContract:
         made, targets = self.started(replays, delivery, epoch, "a", parked_max=2)
         place = event(1).place
         members = frozenset({"a"})
-        delivery.settle_group(place, 0, 1, members, [done("a", event(1), event(2))], T0, epoch)
+        delivery.settle_group(
+            GroupWork(place, Cursor(0), Cursor(1), members), [done("a", event(1), event(2))], T0, epoch
+        )
         full = self.settle(replays, targets["a"], epoch, done("a", parked(1, made), parked(2, made)), MIDDLE)
         assert (full.mark, replays.parked_now("a")) == (MIDDLE, 2)
         refused = self.settle(replays, full, epoch, done("a", parked(3, made)))
         assert (refused.mark, refused.failures, replays.parked_now("a")) == (MIDDLE, 1, 2)
         assert delivery.subscriptions()["a"].state == "live"
-        assert delivery.parked_counts()["a"]["waiting"] == 4
+        assert delivery.parked.counts()["a"]["waiting"] == 4
 
     def test_a_parked_delivery_of_a_replay_is_claimed_with_its_id_after_all_others(
         self, replays: ReplayStore, delivery: DeliveryStore, epoch: int
@@ -228,11 +231,14 @@ class ReplayContract:
         made, targets = self.started(replays, delivery, epoch, "a")
         self.settle(replays, targets["a"], epoch, done("a", parked(1, made)))
         delivery.settle_group(
-            event(1).place, 0, 1, frozenset({"a"}), [done("a", event(1))], T0 + timedelta(seconds=1), epoch
+            GroupWork(event(1).place, Cursor(0), Cursor(1), frozenset({"a"})),
+            [done("a", event(1))],
+            T0 + timedelta(seconds=1),
+            epoch,
         )
         later = T0 + timedelta(hours=1)
-        (first,) = delivery.claim(later, 1, 60, epoch)
-        (second,) = delivery.claim(later, 5, 60, epoch)
+        (first,) = delivery.parked.claim(later, 1, 60, epoch)
+        (second,) = delivery.parked.claim(later, 5, 60, epoch)
         assert (first.event.replay_id, second.event.replay_id) == ("", made)
 
     def test_order_by_key_is_kept_within_a_replay_and_not_across(
@@ -242,10 +248,15 @@ class ReplayContract:
         made, targets = self.started(replays, delivery, epoch, "a", ordered=True)
         of_replay = replace(event(1, key="k"), replay_id=made)
         self.settle(replays, targets["a"], epoch, done("a", of_replay))
-        assert delivery.held_keys(["a"]) == {}
-        assert delivery.held_keys(["a"], replay_id=made) == {"a": {(of_replay.place, "orders", "k"): 1}}
-        delivery.settle_group(of_replay.place, 0, 1, frozenset({"a"}), [done("a", event(2, key="k"))], T0, epoch)
-        assert len(delivery.claim(T0 + timedelta(hours=1), 5, 60, epoch)) == 2
+        assert delivery.parked.held_keys(["a"]) == {}
+        assert delivery.parked.held_keys(["a"], replay_id=made) == {"a": {(of_replay.place, "orders", "k"): 1}}
+        delivery.settle_group(
+            GroupWork(of_replay.place, Cursor(0), Cursor(1), frozenset({"a"})),
+            [done("a", event(2, key="k"))],
+            T0,
+            epoch,
+        )
+        assert len(delivery.parked.claim(T0 + timedelta(hours=1), 5, 60, epoch)) == 2
 
     # ends
 
@@ -274,7 +285,7 @@ class ReplayContract:
         assert not replays.cancel(made, epoch)
         with pytest.raises(ConflictError):
             self.settle(replays, begun, epoch, done("a"))
-        assert (delivery.parked(), delivery.counted("dropped")) == ([], {"a": 1})
+        assert (delivery.parked.rows(), delivery.counted("dropped")) == ([], {"a": 1})
         assert replays.one(made).state is ReplayState.CANCELLED
 
     def test_a_subscription_made_anew_does_not_inherit_a_replay(

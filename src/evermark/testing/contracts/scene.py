@@ -7,7 +7,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from evermark.delivery.base import DeliveryStore, Fate, MadeBy, Outcome, ParkedEvent, SourcePartition, SubscriptionSpec
+from evermark.delivery.base import Fate, MadeBy, Outcome, ParkedEvent, SourcePartition, SubscriptionSpec
+from evermark.delivery.ports import DeliveryStore
 
 TakeOver = Callable[[], int]
 
@@ -46,8 +47,7 @@ def failed(name: str, reason: str = "503") -> Outcome:
 def snapshot(store: DeliveryStore) -> tuple[object, ...]:
     # Each store has a clock of its own.
     known = {name: replace(found, since=None) for name, found in store.subscriptions().items()}
-    outside = store.cursors_outside()
-    return (known, store.group(), outside, store.inside(list(outside)), store.parked(limit=1000))
+    return (known, store.group(), store.cursors_outside(), store.parked.rows(limit=1000))
 
 
 def begin(store: DeliveryStore, epoch: int, *names: str, **settings: Any) -> None:

@@ -12,10 +12,10 @@ from typing import Any
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
 from evermark.delivery.base import (
+    Cursor,
     CursorVector,
     Fate,
     MadeBy,
-    Reached,
     SourcePartition,
     Subscription,
     SubscriptionSpec,
@@ -63,7 +63,7 @@ class Account:
         self.by_generation: dict[int, str] = {}
         self.ever_disabled: set[str] = set()
         self.met: Counter[str] = Counter()  # writes, states and fates: what this seed was about
-        self._passed: dict[str, dict[SourcePartition, Reached]] = {}
+        self._passed: dict[str, dict[SourcePartition, Cursor]] = {}
         self._offered: dict[str, set[str]] = defaultdict(set)
         self._offered_to: dict[tuple[str, SourcePartition, str, str], str] = {}
         self._handled_to: dict[tuple[str, SourcePartition, str, str], str] = {}
@@ -83,7 +83,7 @@ class Account:
             f"{one} was sent {row.event_id} of batch {row.batch}, which it never asked for",
         )
         needs = row.about.session if spec.bot is not None else ""
-        published = spec.bot is not None and (spec.bot.device, needs) in self._store._keys
+        published = spec.bot is not None and (spec.bot.device, needs) in self._store.tables.keys
         require(not needs or published, f"{one} was sent {row.event_id}, and the key of {needs} is not published")
         if row.event_id in self._offered[one] or not self._has_order(spec, row):
             return
@@ -176,7 +176,7 @@ class Account:
     def _begin(self, spec: SubscriptionSpec, start: CursorVector | None) -> None:
         one = self.current[spec.name] = who(spec)
         stands = self._store.group().cursors if start is None else start
-        self._passed[one] = {place: Reached(batch) for place, batch in stands.items()}
+        self._passed[one] = dict(stands)
         self.promises.begin(spec, stands)
         self.keys.begin(spec)
 
@@ -197,10 +197,9 @@ class Account:
         group = self._store.group()
         for name, one in self.current.items():
             vector = group.cursors if name in group.members else self._store.cursors(name)
-            inside = self._store.inside([name]).get(name, {})
             mine = self._passed[one]
-            for place, batch in vector.items():
-                before, now = mine.get(place, Reached(0)), inside.get(place, Reached(batch))
+            for place, now in vector.items():
+                before = mine.get(place, Cursor(0))
                 if now == before:
                     continue
                 require(now > before, f"cursor of {one} at {place} went back from {before} to {now}")
@@ -224,7 +223,7 @@ class Account:
                 yield from log.rows_of(append)
 
 
-def _has_passed(reached: Reached, row: Row) -> bool:
+def _has_passed(reached: Cursor, row: Row) -> bool:
     return row.batch <= reached.batch or (row.batch == reached.batch + 1 and row.position <= reached.through)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from evermark.cluster.fence import DELIVER_LEASE
-from evermark.delivery.base import CursorVector, MadeBy, Subscription, SubscriptionSpec
+from evermark.delivery.base import BEGINNING, CursorVector, MadeBy, Subscription, SubscriptionSpec
 from evermark.delivery.bots.views import BotViews
 from evermark.delivery.decide.registration import free_names
 from evermark.delivery.decide.retry import Verdict
@@ -95,8 +95,8 @@ class DeliveryRunner:
         epoch = self._epoch = held.lease.epoch
         mine, _ = free_names(self._world.file_specs(), store.subscriptions())
         store.register(mine, MadeBy.FILE, self._starts(), epoch)
-        store.forget_users(epoch)
-        bot_views = BotViews(store, self._view.files, epoch, self._telling)
+        store.bots.forget_users(epoch)
+        bot_views = BotViews(store.bots, self._view.files, epoch, self._telling)
         bot_views._lock = cast(Any, SimLock(self._baton))
         live = LiveGroup(store, self._deliverer, epoch, instance.clock, bot_views=bot_views)
         live.lock = cast(Any, SimLock(self._baton))
@@ -137,7 +137,7 @@ class DeliveryRunner:
         return runner
 
     def _telling(self, paths: Sequence[str], partition: int, after: int, to: int) -> list[dict[str, Any]]:
-        """What `evermark.delivery.bots.scan` finds in files."""
+        """What `evermark.delivery.bots.views` finds in files."""
         held = [log.contents[path] for log in self._world.logs.values() for path in paths if path in log.contents]
         rows = [r for some in held for r in some if r.place.partition == partition and after < r.batch <= to]
         found = sorted((row for row in rows if row.about.kind != "message"), key=lambda r: (r.batch, r.position))
@@ -213,7 +213,7 @@ class DeliveryRunner:
 
     def _starts(self) -> dict[str, CursorVector]:
         return {
-            spec.name: dict.fromkeys(self._view.heads(), 0)
+            spec.name: dict.fromkeys(self._view.heads(), BEGINNING)
             for spec in self._world.file_specs()
             if spec.start == "beginning"
         }

@@ -14,7 +14,7 @@ from typing import Any, cast
 from evermark.app.replaying import RequestDesk
 from evermark.cluster.base import Holder, Lease
 from evermark.cluster.fence import source_lease
-from evermark.delivery.base import SourcePartition
+from evermark.delivery.base import Cursor, SourcePartition
 from evermark.delivery.work import Span
 from evermark.error_policy import Action, action_for
 from evermark.errors import EvermarkError, StaleError
@@ -275,7 +275,7 @@ class SourceRunner:
             return
         paths = tuple(f.path for f in taken.append.files)
         place = SourcePartition(self._name, taken.partition)
-        span = Span(place, taken.batch - 1, taken.batch, paths, taken.append.rows, exact=True)
+        span = Span(place, Cursor(taken.batch - 1), taken.batch, paths, taken.append.rows, exact=True)
         self._instance.on_span(span)
 
 

@@ -127,7 +127,7 @@ class Desk:
         rng, calm = self._rng, self._world.calm
         if not self._world.scenario.has_bot:
             return False
-        missing = sorted({row.event.session for row in self._store.parked(limit=100) if row.waits})
+        missing = sorted({row.event.session for row in self._store.parked.rows(limit=100) if row.waits})
         if missing and (calm or rng.random() < 0.4):
             some = missing if calm else rng.sample(missing, rng.randint(1, len(missing)))
         elif not calm and rng.random() < 0.05:
@@ -135,13 +135,13 @@ class Desk:
         else:
             return False
         keys, now = dict.fromkeys(some, "sealed"), self._instance.clock()
-        self._as_deliverer(lambda epoch: self._store.publish("phone", keys, now, epoch))
+        self._as_deliverer(lambda epoch: self._store.bots.publish("phone", keys, now, epoch))
         return True
 
     def _see_to_parked(self, known: Mapping[str, Subscription]) -> bool:
         """Dead ones are tried again or given up; once in a while one is that is not dead."""
         rng, calm = self._rng, self._world.calm
-        rows: list[ParkedRow] = self._store.parked(limit=100)
+        rows: list[ParkedRow] = self._store.parked.rows(limit=100)
         hopeless = [row for row in rows if self._is_hopeless(row, known)]
         if not rows or not ((calm and hopeless) or rng.random() < 0.2):
             return False
@@ -150,9 +150,9 @@ class Desk:
             first = known.get(rows[0].subscription)  # it may have been made since we looked
             if rng.random() < 0.5 and first is not None:
                 self._world.receiver_of(first.spec).mend()
-            self._as_deliverer(lambda epoch: self._store.release(ids, self._instance.clock(), epoch))
+            self._as_deliverer(lambda epoch: self._store.parked.release(ids, self._instance.clock(), epoch))
         else:
-            self._as_deliverer(lambda epoch: self._store.drop(ids, epoch))
+            self._as_deliverer(lambda epoch: self._store.parked.drop(ids, epoch))
         return True
 
     def _is_hopeless(self, row: ParkedRow, known: Mapping[str, Subscription]) -> bool:
@@ -189,7 +189,9 @@ class Desk:
         elif self._world.scenario.ttl_s and rng.random() < 0.5:
             name, ttl_s = next(iter(self._world.scenario.ttl_s.items()))
             now = self._instance.clock()
-            self._as_deliverer(lambda epoch: self._store.expire(name, now - timedelta(seconds=ttl_s), now, epoch))
+            self._as_deliverer(
+                lambda epoch: self._store.parked.expire(name, now - timedelta(seconds=ttl_s), now, epoch)
+            )
         return False
 
     # what somebody wishes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from evermark.delivery.base import Reached, SourcePartition
+from evermark.delivery.base import Cursor, SourcePartition
 from evermark.delivery.replay.memory import MemoryReplays
 from evermark.delivery.replay.plan import Target, TargetState
 from evermark.delivery.store.memory import MemoryDelivery
@@ -35,6 +35,10 @@ class Port:
     def __getattr__(self, method: str) -> Any:
         effects, process, name, target, landed = self._made
         bound = getattr(target, method)
+        if not callable(bound):  # a part of the target
+            part = Port(effects, process, name, bound, landed)
+            setattr(self, method, part)
+            return part
         label = f"{name}.{method}"
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -96,11 +100,10 @@ _READS = frozenset(
         "group",
         "cursors",
         "cursors_outside",
-        "inside",
         "room",
-        "parked_counts",
-        "parked_since",
-        "parked",
+        "counts",
+        "oldest",
+        "rows",
         "held_keys",
         "counted",
         "learned",
@@ -124,16 +127,14 @@ class SimStore(MemoryDelivery):
     """`MemoryDelivery` that shows what was refused although nobody else was there."""
 
     def settle_subscription(
-        self, subscription: str, place: SourcePartition, begun_at: int, *rest: Any, **named: Any
+        self, subscription: str, place: SourcePartition, begun: Cursor, *rest: Any, **named: Any
     ) -> bool:
         try:
-            return super().settle_subscription(subscription, place, begun_at, *rest, **named)
+            return super().settle_subscription(subscription, place, begun, *rest, **named)
         except ConflictError as error:
             known = self.subscriptions().get(subscription)
             same = known is not None and named.get("generation") in (None, known.generation)
-            at = self.inside([subscription]).get(subscription, {}).get(place, Reached(begun_at))
-            there = at.through == named.get("begun_through", "")
-            if same and there and self.cursors(subscription).get(place) == begun_at:
+            if same and self.cursors(subscription).get(place) == begun:
                 raise Broken(f"{subscription} could not settle, though nobody moved its cursor: {error}") from error
             raise
 

@@ -9,12 +9,11 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import takewhile
 from typing import Any
 
-from evermark.delivery.base import Fate, HeldKey, Outcome, ParkedEvent, SourcePartition, SubscriptionSpec
-from evermark.delivery.bots.base import BotView
+from evermark.delivery.base import BotView, Fate, HeldKey, Outcome, ParkedEvent, SourcePartition, SubscriptionSpec
 from evermark.delivery.bots.forward import forwards, is_member
 from evermark.delivery.decide.retry import Verdict
 from evermark.delivery.webhook.base import Answer, Try
-from evermark.delivery.work import Assignment, BatchResult, Delivered, DeliveryOptions, Span, fold
+from evermark.delivery.work import Assignment, DeliveryOptions, Result, Span, fold
 from evermark.predicate import wanted_ops
 from evermark.testing.simulator.account import Account
 from evermark.testing.simulator.promises import who
@@ -44,7 +43,7 @@ class SimDeliverer:
     takes_s: Callable[[SubscriptionSpec], float]  # how long a receiver needs for a request
     ttl_s: Mapping[str, float]
 
-    def deliver(self, assignments: Sequence[Assignment], options: DeliveryOptions) -> list[Delivered]:
+    def deliver(self, assignments: Sequence[Assignment], options: DeliveryOptions) -> list[Outcome]:
         jobs = [self._job(assignment, options) for assignment in assignments]
         cut_s = _cut_s([job.needs_s for job in jobs], options.slack_s)
         for job in self.rng.sample(jobs, len(jobs)):
@@ -62,7 +61,7 @@ class SimDeliverer:
         rows = [row for path in span.paths for row in contents[path]]
         if not span.exact:
             rows = [r for r in rows if r.place == span.place and span.after < r.batch <= span.to]
-        rows = [r for r in rows if r.batch > span.after + 1 or r.position > span.through]
+        rows = [r for r in rows if r.batch > span.after + 1 or r.position > span.begun.through]
         return sorted(rows, key=lambda row: (row.batch, row.position))
 
     def _job(self, assignment: Assignment, options: DeliveryOptions) -> Job:
@@ -179,7 +178,7 @@ class Job:
 
     def park(self, row: Row, reason: str, status: int | None, session: str = "") -> None:
         counts = [event for event in self.parked.values() if self.replay or not event.session]
-        roomless = bool(session) and not self.replay
+        roomless = bool(session) and not self.replay and (self.room is None or self.room >= 0)
         if not roomless and len(counts) >= (self.spec.parked_max if self.room is None else self.room):
             self.stop(Fate.FULL, "no room to park more")
             return
@@ -189,9 +188,9 @@ class Job:
     def stop(self, fate: Fate, reason: str) -> None:
         self.fate, self.reason = fate, reason
 
-    def results(self) -> list[BatchResult]:
+    def results(self) -> list[Result]:
         """What is done is a prefix: nothing after the first event that is not counts, in its batch and after it."""
-        found: list[BatchResult] = []
+        found: list[Result] = []
         over = self.accepted | self.parked.keys() | self.expired
         broken = False
         for batch in sorted({row.batch for row in self.rows}):
@@ -203,7 +202,7 @@ class Job:
             expired = sum(row.event_id in self.expired for row in done)
             fate = Fate.DONE if not broken else self.fate or Fate.UNFINISHED
             outcome = Outcome(self.spec.name, fate, accepted, parked, self.reason if broken else "", None, expired)
-            found.append(BatchResult(self.spec.name, batch, outcome, done[-1].position if done else None))
+            found.append(Result(rows[0].place, batch, outcome, done[-1].position if done else None))
         return found
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from evermark.delivery.base import CursorVector, SourcePartition, SubscriptionSpec
+from evermark.delivery.base import BEGINNING, CursorVector, SourcePartition, SubscriptionSpec
 from evermark.event import Op
 from evermark.testing.simulator.source import Row, SimLog
 
@@ -44,7 +44,7 @@ class Wish:
     """What a subscription asked for, and how long the log was by then: later batches were taken under this wish."""
 
     spec: SubscriptionSpec
-    since: CursorVector
+    since: Mapping[SourcePartition, int]
 
     @property
     def terms(self) -> tuple[object, ...]:
@@ -85,7 +85,7 @@ class Promises:
         return (early or self.has_begun(one, row)) and any(gets(wish.spec, row) for wish in self._in_force(one, row))
 
     def has_begun(self, one: str, row: Row) -> bool:
-        return row.batch > self.starts[one].get(row.place, 0)
+        return row.batch > self.starts[one].get(row.place, BEGINNING).batch
 
     def has_order(self, one: str, row: Row) -> bool:
         """Whether the first deliveries of a key follow the log here: not where what was asked for changed meanwhile."""

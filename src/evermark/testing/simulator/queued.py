@@ -65,11 +65,11 @@ class Queued:
 
     def _rows(self, current: Mapping[str, str]) -> dict[int, _Row]:
         found: dict[int, _Row] = {}
-        for number, row in self._store._rows.items():
+        for number, row in self._store.tables.rows.items():
             name, was = row.subscription, self._seen.get(number)
             dead = row.next_attempt_at is None and not row.waits
-            bot = self._store._known[name][0].bot if row.waits and name in current else None
-            published = bot is not None and (bot.device, row.event.session) in self._store._keys
+            bot = self._store.tables.known[name][0].bot if row.waits and name in current else None
+            published = bot is not None and (bot.device, row.event.session) in self._store.tables.keys
             require(not published, f"{row.event.event_id} waits for a key that is published")
             require(name in current, f"{row.event.event_id} is parked for {name}, which is not there")
             one, event = was.one if was else current[name], row.event

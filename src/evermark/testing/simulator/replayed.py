@@ -118,7 +118,7 @@ class ReplayAccount:
             self._states[replay.id] = replay.state
 
     def _look_at_cancelled(self, cancelled: set[str]) -> None:
-        left = [r.event.event_id for r in self._replays._delivery._rows.values() if r.event.replay_id in cancelled]
+        left = [r.event.event_id for r in self._replays._tables.rows.values() if r.event.replay_id in cancelled]
         require(not left, f"{left[:3]} are parked for a replay that was cancelled")
 
     def _start(self, replay: str, heads: Mapping[int, int], _rows: int, targets: list[Target]) -> None:
@@ -141,7 +141,7 @@ class ReplayAccount:
             require(name in begun or late or apart, f"{replay} was not begun for {name}")
 
     def _is_deaf(self, name: str, source: str) -> bool:
-        bot = self._replays._delivery.subscription(name).spec.bot if name in self._account.current else None
+        bot = self._account._store.subscription(name).spec.bot if name in self._account.current else None
         return bot is not None and bot.source != source
 
     def _streams(self, one: str) -> tuple[str, ...]:

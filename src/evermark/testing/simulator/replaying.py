@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from evermark.delivery.base import Fate, Outcome
-from evermark.delivery.replay.plan import Due, Replayed, ReplayWork, to_begin
+from evermark.delivery.replay.plan import Due, Replayed, ReplayWork, Round, folded, to_begin
 from evermark.delivery.replay.replayer import Replayer
-from evermark.delivery.replay.rounds import Round, folded
 from evermark.delivery.replay.timeslice import Mark, moment_at
 from evermark.delivery.work import DeliveryOptions
 from evermark.errors import ConflictError, EvermarkError, StaleError

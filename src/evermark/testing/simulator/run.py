@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from unittest import mock
 
-from evermark.delivery.base import SourcePartition, SubscriptionState
+from evermark.delivery.base import Cursor, SourcePartition, SubscriptionState
 from evermark.delivery.bots import views
 from evermark.delivery.decide import retry
 from evermark.delivery.replay import plan as replay
@@ -225,7 +225,7 @@ def _unrest(world: World) -> str:
         if head is not None and any(a.batch > head.batch for a in log.commits if a.partition == place.partition):
             return f"the head of {place} is behind"
         group = world.store.group().cursors
-        if head is not None and group.get(place, -1) < head.batch:
+        if head is not None and group.get(place, Cursor(-1)) < Cursor(head.batch):
             return f"the live group is behind at {place}"
     expected = {spec.name for spec in world.scenario.specs}
     for name, subscription in world.store.subscriptions().items():
@@ -236,7 +236,7 @@ def _unrest(world: World) -> str:
     shown = {name: source.asked for name, source in world.sources.items() if source.asked}
     if over or shown or world.replays.uncleared():
         return f"replays {over} are not over, {shown} is not cleared"
-    waiting = {name: counts["waiting"] for name, counts in world.store.parked_counts().items() if counts["waiting"]}
+    waiting = {name: counts["waiting"] for name, counts in world.store.parked.counts().items() if counts["waiting"]}
     return f"{waiting} wait in the queue" if waiting else f"{expected} are not registered" if expected else ""
 
 

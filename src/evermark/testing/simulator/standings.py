@@ -43,9 +43,9 @@ class Standings:
         elif method == "retried" and args[0] in before:
             self._retried(before[args[0]], known[args[0]], args[1], args[2])
         elif method == "settle_group":
-            for outcome in args[4]:
+            for outcome in args[1]:
                 if outcome.subscription in before:
-                    self._settled_in_group(before[outcome.subscription], known[outcome.subscription], outcome, args[5])
+                    self._settled_in_group(before[outcome.subscription], known[outcome.subscription], outcome, args[2])
         elif (method == "resume" and before[args[0]].state in _STOPPED) or (method == "change" and "url" in args[1]):
             self._forgive(who(known[args[0]].spec))
 

@@ -83,7 +83,7 @@ class World:
         self.logs = {name: SimLog(name) for name in self.sources}
         self.truth = Truth(self.logs, self.leases, self.checkpoints)
         self.account = Account(self.logs, self.leases, self.heads, self.store, self.rng, self.clock)
-        self.replays = SimReplayStore(self.leases, self.store, clock=self.clock, new_id=lambda: f"r{self.number()}")
+        self.replays = SimReplayStore(self.store, clock=self.clock, new_id=lambda: f"r{self.number()}")
         self.replayed = ReplayAccount(self.account, self.replays, self.leases, self.logs)
         self._receivers: dict[str, Receiver] = {}
         self.joined: set[tuple[SourcePartition, str]] = set()  # where the bot is a member, as the source has it

@@ -6,17 +6,17 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
-from evermark.delivery.base import SourcePartition
-from evermark.delivery.bots.base import MembershipDelta, Stay
+from evermark.delivery.base import MembershipDelta, SourcePartition, Stay
 from evermark.delivery.bots.views import BotViews
-from evermark.delivery.store.memory import MemoryDelivery
+from evermark.delivery.store.memory_bots import MemoryBots
+from evermark.delivery.store.memory_parked import MemoryParked, MemoryTables
 from evermark.testing.simulator.mutants.mutant import Mutant
 from evermark.testing.simulator.scenario import STREAMS, session_of
 
-_learn = MemoryDelivery.learn
+_learn = MemoryBots.learn
 
 
-def _all_published(self: MemoryDelivery, devices: Collection[str]) -> dict[str, frozenset[str]]:
+def _all_published(self: MemoryBots, devices: Collection[str]) -> dict[str, frozenset[str]]:
     named = frozenset(session_of(p, stream, f"k{n}") for p in range(3) for stream in STREAMS for n in range(4))
     return dict.fromkeys(devices, named)
 
@@ -26,7 +26,7 @@ def _nobody_looks(self: BotViews, place: SourcePartition, users: set[str], *_: A
 
 
 def _learn_how_far_only(
-    self: MemoryDelivery, source: str, partition: int, lessons: Sequence[MembershipDelta], epoch: int
+    self: MemoryBots, source: str, partition: int, lessons: Sequence[MembershipDelta], epoch: int
 ) -> None:
     _learn(self, source, partition, [replace(one, stays={}) for one in lessons], epoch)
 
@@ -45,37 +45,37 @@ BOTS: tuple[Mutant, ...] = (
     Mutant(
         "learned-not-kept",
         "how far was looked is kept, and what was found is not",
-        ((MemoryDelivery, "learn", _learn_how_far_only),),
+        ((MemoryBots, "learn", _learn_how_far_only),),
         120,
     ),
     Mutant(
         "sent-without-key",
         "sessions are taken for published that are not",
-        ((MemoryDelivery, "_published", _all_published),),
+        ((MemoryBots, "_published", _all_published),),
     ),
     Mutant(
         "key-releases-nothing",
         "publishing a key leaves what waits for it where it is",
-        ((MemoryDelivery, "_make_due", lambda *_: 0),),
+        ((MemoryBots, "_make_due", lambda *_: 0),),
     ),
     Mutant(
         "waits-by-an-old-look",
         "whether an event waits is decided by what was published before it was parked",
-        ((MemoryDelivery, "_lacks_key", lambda *_: True),),
+        ((MemoryTables, "lacks_key", lambda *_: True),),
         120,
         76,
     ),
     Mutant(
         "newer-not-held-behind",
         "events of a session with a key are sent although earlier ones are in the queue",
-        ((MemoryDelivery, "_queued", lambda *_: {}),),
+        ((MemoryBots, "_queued", lambda *_: {}),),
         120,
         76,
     ),
     Mutant(
         "session-overtaken",
         "parked events of a session overtake each other",
-        ((MemoryDelivery, "_before_in_line", lambda *_: []),),
+        ((MemoryParked, "_before_in_line", lambda *_: []),),
         300,
         316,
     ),

@@ -9,13 +9,14 @@ from typing import Any
 
 from evermark.delivery import work
 from evermark.delivery.base import (
+    Cursor,
     CursorVector,
     Fate,
     Group,
+    GroupWork,
     HeldKey,
     Outcome,
     ParkedEvent,
-    Reached,
     SourcePartition,
     SubscriptionState,
 )
@@ -25,13 +26,14 @@ from evermark.delivery.run import follower, live, parked_retries
 from evermark.delivery.run.live import LiveGroup
 from evermark.delivery.run.parked_retries import ParkedQueue
 from evermark.delivery.store.memory import MemoryDelivery
+from evermark.delivery.store.memory_parked import MemoryParked
 from evermark.delivery.webhook.base import Try
-from evermark.delivery.work import BatchResult, Delivered, Span
+from evermark.delivery.work import Assignment, Result, Span
 from evermark.log.read import FileRange
 from evermark.testing.simulator.mutants.mutant import Mutant
 
 _settle_group = MemoryDelivery.settle_group
-_claim = MemoryDelivery.claim
+_claim = MemoryParked.claim
 _require_outside = group.require_outside
 _after_outcome = group.after_outcome
 _next_span = backlog.next_span
@@ -46,25 +48,16 @@ def _new_key_alone(self: ParkedEvent) -> tuple[HeldKey, ...]:
 
 
 def _settle_current_members(
-    self: MemoryDelivery,
-    place: SourcePartition,
-    begun_at: int,
-    done_to: int,
-    members: frozenset[str],
-    outcomes: Sequence[Outcome],
-    now: datetime,
-    epoch: int,
-    *,
-    version: int | None = None,
+    self: MemoryDelivery, work: GroupWork, outcomes: Sequence[Outcome], now: datetime, epoch: int
 ) -> Group:
     current = self.group().members
     named = {outcome.subscription for outcome in outcomes}
     everybody = [*outcomes, *(Outcome(name, Fate.DONE) for name in sorted(current - named))]
-    return _settle_group(self, place, begun_at, done_to, current, everybody, now, epoch)
+    return _settle_group(self, replace(work, members=current, version=None), everybody, now, epoch)
 
 
-def _settle_any_version(self: MemoryDelivery, *given: Any, version: int | None = None) -> Group:
-    return _settle_group(self, *given)
+def _settle_any_version(self: MemoryDelivery, work: GroupWork, *given: Any) -> Group:
+    return _settle_group(self, replace(work, version=None), *given)
 
 
 def _any_generation(name: str, standing: SubscriptionRecord | None, generation: int | None) -> SubscriptionRecord:
@@ -77,18 +70,20 @@ def _pass_failed_endpoint(standing: SubscriptionRecord, outcome: Outcome, *rest:
 
 
 def _delete_before_post(self: ParkedQueue) -> int:
-    claimed = self.store.claim(self.clock(), parked_retries.CLAIM_LIMIT, parked_retries.CLAIM_LEASE_S, self.epoch)
+    claimed = self.store.parked.claim(
+        self.clock(), parked_retries.CLAIM_LIMIT, parked_retries.CLAIM_LEASE_S, self.epoch
+    )
     known = self.store.subscriptions()
     mine = [p for p in claimed if p.subscription in known]
     if mine:
-        self.store.delivered([p.id for p in mine], self.epoch)
+        self.store.parked.delivered([p.id for p in mine], self.epoch)
         tries = [Try(known[p.subscription].spec, p.event.event, p.attempt + 1) for p in mine]
         self.sink.attempt(tries, parked_retries.ATTEMPT_DEADLINE_S)
     return len(mine)
 
 
-def _claim_unfenced(self: MemoryDelivery, now: datetime, limit: int, lease_s: float, epoch: int) -> Any:
-    held = self._leases._held[self._lease]
+def _claim_unfenced(self: MemoryParked, now: datetime, limit: int, lease_s: float, epoch: int) -> Any:
+    held = self._tables._leases._held[self._tables._lease]
     return _claim(self, now, limit, lease_s, held.epoch) if held.holder else []
 
 
@@ -97,48 +92,48 @@ def _join_anyway(standing: SubscriptionRecord, cursors: CursorVector, of: Group)
 
 
 def _span_to_tail(
-    place: SourcePartition, after: int, head: int, files: Sequence[FileRange], rows_max: int
+    place: SourcePartition, begun: Cursor, head: int, files: Sequence[FileRange], rows_max: int
 ) -> Span | None:
     tail = max((f.batch_max for f in files if f.partition_min == f.partition_max == place.partition), default=head)
-    return _next_span(place, after, max(head, tail), files, rows_max)
+    return _next_span(place, begun, max(head, tail), files, rows_max)
 
 
-def _settle_whole_span(span: Span, result: Delivered) -> list[tuple[Reached, Outcome]]:
-    return [(Reached(span.to), replace(result.outcome, fate=Fate.DONE))]
+def _settle_whole_span(span: Span, outcome: Outcome) -> list[tuple[Cursor, Outcome]]:
+    return [(Cursor(span.to), replace(outcome, fate=Fate.DONE))]
 
 
-def _settle_failure_on_the_spot(span: Span, result: Delivered) -> list[tuple[Reached, Outcome]]:
-    return [(result.reached, result.outcome)]
+def _settle_failure_on_the_spot(span: Span, outcome: Outcome) -> list[tuple[Cursor, Outcome]]:
+    return [(outcome.reached or span.begun, outcome)]
 
 
-def _keep_more_than_was_done(span: Span, result: Delivered) -> list[tuple[Reached, Outcome]]:
-    failed = result.outcome.fate is not Fate.DONE
-    return _stages(span, replace(result, through=_BEYOND) if failed else result)
+def _beyond(outcome: Outcome) -> Outcome:
+    return replace(outcome, reached=Cursor(outcome.reached.batch, _BEYOND)) if outcome.reached else outcome
 
 
-def _keep_unparked(span: Span, result: Delivered) -> list[tuple[Reached, Outcome]]:
-    return [(to, replace(outcome, parked=()) if to.through else outcome) for to, outcome in _stages(span, result)]
+def _keep_more_than_was_done(span: Span, outcome: Outcome) -> list[tuple[Cursor, Outcome]]:
+    return _stages(span, outcome if outcome.fate is Fate.DONE else _beyond(outcome))
 
 
-def _leave_beyond(result: Delivered) -> Outcome:
-    outcome = _group_outcome(result)
-    return replace(outcome, reached=Reached(result.done_to, _BEYOND)) if outcome.reached else outcome
+def _keep_unparked(span: Span, outcome: Outcome) -> list[tuple[Cursor, Outcome]]:
+    return [(to, replace(part, parked=()) if to.through else part) for to, part in _stages(span, outcome)]
+
+
+def _leave_beyond(outcome: Outcome) -> Outcome:
+    return _beyond(_group_outcome(outcome))
 
 
 def _hand_over_anyway(self: LiveGroup, span: Span) -> bool:
     with self.lock:
         at = self._store.group().cursors.get(span.place)
-        return at is not None and self.work(replace(span, after=at), budget_s=None)
+        return at is not None and self.work(replace(span, begun=at), budget_s=None)
 
 
-def _unfinished_is_done(result: Delivered) -> Outcome:
-    unfinished = result.outcome.fate is Fate.UNFINISHED
-    return replace(result.outcome, fate=Fate.DONE) if unfinished else result.outcome
+def _unfinished_is_done(outcome: Outcome) -> Outcome:
+    return replace(outcome, fate=Fate.DONE) if outcome.fate is Fate.UNFINISHED else outcome
 
 
-def _expired_uncounted(name: str, span: Span, results: Mapping[int, BatchResult]) -> Delivered:
-    result = _folded(name, span, results)
-    return replace(result, outcome=replace(result.outcome, expired=0))
+def _expired_uncounted(assignment: Assignment, results: Mapping[int, Result]) -> Outcome:
+    return replace(_folded(assignment, results), expired=0)
 
 
 DELIVERY: tuple[Mutant, ...] = (
@@ -172,7 +167,7 @@ DELIVERY: tuple[Mutant, ...] = (
         "a parked row goes before it is sent",
         ((ParkedQueue, "run", _delete_before_post),),
     ),
-    Mutant("claim-unfenced", "a stale owner may claim parked rows", ((MemoryDelivery, "claim", _claim_unfenced),)),
+    Mutant("claim-unfenced", "a stale owner may claim parked rows", ((MemoryParked, "claim", _claim_unfenced),)),
     Mutant(
         "join-anywhere",
         "joining does not compare the cursors",
@@ -235,13 +230,13 @@ DELIVERY: tuple[Mutant, ...] = (
     Mutant(
         "held-keys-forgotten",
         "with `ordered`, later events of a parked key are sent",
-        ((MemoryDelivery, "held_keys", lambda self, *_, **__: {}),),
+        ((MemoryParked, "held_keys", lambda self, *_, **__: {}),),
         120,
     ),
     Mutant(
         "held-rows-claimed",
         "with `ordered`, parked rows of one key overtake each other",
-        ((MemoryDelivery, "_is_held", lambda self, row: False),),
+        ((MemoryParked, "_is_held", lambda self, row: False),),
         120,
         7,
     ),

@@ -7,18 +7,20 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from evermark.delivery.base import Outcome, Subscription, SubscriptionState
-from evermark.delivery.decide import group
+from evermark.delivery.base import Cursor, Outcome, SourcePartition, Subscription, SubscriptionState
+from evermark.delivery.decide import backlog, group
 from evermark.delivery.decide.group import Step, SubscriptionRecord
 from evermark.delivery.run import follower
-from evermark.delivery.run.follower import Follower
 from evermark.delivery.store.memory import MemoryDelivery
+from evermark.delivery.store.memory_parked import MemoryParked
+from evermark.delivery.work import Span
 from evermark.testing.simulator.mutants.mutant import Mutant
 
 _is_due = group.is_due
 _after_done = group._after_done
 _register = MemoryDelivery.register
-_release = MemoryDelivery.release
+_release = MemoryParked.release
+_next_span = backlog.next_span
 
 
 def _behind_only(subscription: Subscription, now: datetime) -> bool:
@@ -36,8 +38,8 @@ def _paused_too(subscription: Subscription, now: datetime) -> bool:
 
 def _register_afresh(self: MemoryDelivery, *given: Any) -> None:
     _register(self, *given)
-    for name, (spec, standing) in self._known.items():
-        self._known[name] = (spec, group.clean(standing))
+    for name, (spec, standing) in self.tables.known.items():
+        self.tables.known[name] = (spec, group.clean(standing))
 
 
 def _gone_is_behind(standing: SubscriptionRecord, reason: str) -> SubscriptionRecord:
@@ -53,25 +55,29 @@ def _park_beyond_limit(standing: SubscriptionRecord, outcome: Outcome, parked_no
     return _after_done(standing, outcome, -len(outcome.parked), *rest)
 
 
-def _release_once(self: MemoryDelivery, ids: Sequence[int], now: datetime, epoch: int) -> int:
+def _release_once(self: MemoryParked, ids: Sequence[int], now: datetime, epoch: int) -> int:
     for row_id in ids:
-        row = self._rows.get(row_id)
+        row = self._tables.rows.get(row_id)
         if row is not None and row.next_attempt_at is None and row.event.retry_after_s == 0:
-            del self._rows[row_id]
+            del self._tables.rows[row_id]
     count = _release(self, ids, now, epoch)
     for row_id in ids:
-        if row_id in self._rows:
-            row = self._rows[row_id]
-            self._rows[row_id] = replace(row, event=replace(row.event, retry_after_s=0))
+        if row_id in self._tables.rows:
+            row = self._tables.rows[row_id]
+            self._tables.rows[row_id] = replace(row, event=replace(row.event, retry_after_s=0))
     return count
 
 
-def _expire_uncounted(self: MemoryDelivery, subscription: str, before: datetime, now: datetime, epoch: int) -> int:
-    with self._fenced(epoch):
-        old = [r.id for r in self._rows.values() if r.subscription == subscription and r.created_at < before]
+def _expire_uncounted(self: MemoryParked, subscription: str, before: datetime, now: datetime, epoch: int) -> int:
+    with self._tables.fenced(epoch):
+        old = [r.id for r in self._tables.rows.values() if r.subscription == subscription and r.created_at < before]
         for row_id in old:
-            del self._rows[row_id]
+            del self._tables.rows[row_id]
         return len(old)
+
+
+def _from_the_first_event(place: SourcePartition, begun: Cursor, *rest: Any) -> Span | None:
+    return _next_span(place, Cursor(begun.batch), *rest)
 
 
 ENDURANCE: tuple[Mutant, ...] = (
@@ -87,7 +93,7 @@ ENDURANCE: tuple[Mutant, ...] = (
     Mutant(
         "progress-forgotten",
         "a batch that was not finished is begun again from its first event",
-        ((Follower, "_from_inside", lambda self, away: list(away)),),
+        ((follower, "next_span", _from_the_first_event),),
         120,
     ),
     Mutant(
@@ -101,14 +107,14 @@ ENDURANCE: tuple[Mutant, ...] = (
     Mutant(
         "retried-once",
         "a dead letter that is retried again is lost",
-        ((MemoryDelivery, "release", _release_once),),
+        ((MemoryParked, "release", _release_once),),
         300,
         7,
     ),
     Mutant(
         "queue-expiry-uncounted",
         "what expires in the queue is not counted",
-        ((MemoryDelivery, "expire", _expire_uncounted),),
+        ((MemoryParked, "expire", _expire_uncounted),),
         300,
         234,
     ),

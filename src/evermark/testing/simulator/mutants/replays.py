@@ -10,10 +10,8 @@ from typing import Any
 from evermark import predicate
 from evermark.delivery.base import Fate, Outcome, Subscription
 from evermark.delivery.replay import plan as replay
-from evermark.delivery.replay import rounds
 from evermark.delivery.replay.memory import MemoryReplays
-from evermark.delivery.replay.plan import Due, Replayed, ReplayWork, Request, Target
-from evermark.delivery.replay.rounds import Round
+from evermark.delivery.replay.plan import Due, Replayed, ReplayWork, Request, Round, Target
 from evermark.delivery.replay.timeslice import TimeSlice
 from evermark.delivery.run import parked_retries
 from evermark.ingest import take
@@ -22,7 +20,7 @@ from evermark.testing.simulator.mutants.mutant import Mutant
 _after_step = replay.after_step
 _settle = MemoryReplays.settle
 _cancel = MemoryReplays.cancel
-_folded = rounds.folded
+_folded = replay.folded
 _endpoint_outcomes = parked_retries.endpoint_outcomes
 _work_of = replay.work_of
 
@@ -67,7 +65,7 @@ def _busy_as_of_now(due: Sequence[Due], busy: Collection[str], served: Mapping[s
 
 
 def _asks_each_time(self: MemoryReplays, request: Request, epoch: int) -> bool:
-    with self._fenced(epoch, self._lease_for(request.source)):
+    with self._tables.fenced(epoch, self._lease_for(request.source)):
         self._add(request)
     return True
 
@@ -82,9 +80,9 @@ def _seen_to_the_tail(tail: Any, head: Any, checkpoint: Any) -> int:
 
 
 def _cancels_without_dropping(self: MemoryReplays, asked: str, epoch: int) -> bool:
-    rows = dict(self._delivery._rows)
+    rows = dict(self._tables.rows)
     done = _cancel(self, asked, epoch)
-    self._delivery._rows.update(rows)
+    self._tables.rows.update(rows)
     return done
 
 

@@ -7,9 +7,10 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, cast
 
-from evermark.delivery.base import CursorVector, DeliveryStore, Subscription, SubscriptionSpec
+from evermark.delivery.base import Cursor, CursorVector, Subscription, SubscriptionSpec
 from evermark.delivery.decide import registration
 from evermark.delivery.decide.registration import Addition
+from evermark.delivery.ports import DeliveryStore
 from evermark.delivery.run.follower import Follower
 from evermark.delivery.run.live import LiveGroup
 from evermark.delivery.store.memory import MemoryDelivery
@@ -23,18 +24,18 @@ _made = LiveGroup.__init__
 
 def _add_one_batch_late(*given: Any) -> Addition:
     plan = _added(*given)
-    late = None if plan.begun is None else {place: batch + 1 for place, batch in plan.begun.items()}
+    late = None if plan.begun is None else {place: Cursor(at.batch + 1) for place, at in plan.begun.items()}
     return replace(plan, begun=late)
 
 
 def _add_as_old_member(*given: Any) -> Addition:
     plan = _added(*given)
-    return replace(plan, standing=replace(plan.standing, joined_version=0))
+    return replace(plan, record=replace(plan.record, joined_version=0))
 
 
 def _forget_but_rows(self: MemoryDelivery, names: frozenset[str]) -> None:
     for name in names:
-        del self._known[name]
+        del self.tables.known[name]
         self._cursors.pop(name, None)
 
 

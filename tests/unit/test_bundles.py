@@ -12,11 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evermark.delivery.base import SubscriptionSpec
-from evermark.delivery.webhook import bundles_ahead
+from evermark.delivery.webhook import bundles as bundling
 from evermark.delivery.webhook.base import Job
 from evermark.delivery.webhook.body import Rendering, Style, bundle_id, delivery_ids, render
-from evermark.delivery.webhook.bundles import Pack, Packer, _all_differ
-from evermark.delivery.webhook.bundles_ahead import packs_of, prepared
+from evermark.delivery.webhook.bundles import Bundle, BundleReader, _all_differ, bundles_of, prepared
 from evermark.delivery.webhook.ordering import key_numbers, keys_of
 from evermark.event import taken_batch
 
@@ -41,12 +40,12 @@ def job(events: pa.RecordBatch, name: str, **settings: object) -> Job:
     return Job(SubscriptionSpec(name, "http://a.example", **{"bundle": 10, **settings}), events)  # type: ignore[arg-type]
 
 
-def taken(packer: Packer | None) -> list[tuple[str, bytes]]:
-    assert packer is not None
-    packs: list[Pack] = []
-    while packer.more:
-        packs += packer.pack()
-    return [(pack.ident, b"".join(pack.body)) for pack in packs]
+def taken(reader: BundleReader | None) -> list[tuple[str, bytes]]:
+    assert reader is not None
+    bundles: list[Bundle] = []
+    while reader.more:
+        bundles += reader.next()
+    return [(bundle.ident, b"".join(bundle.body)) for bundle in bundles]
 
 
 def test_bundles_made_ahead_are_those_made_while_sending() -> None:
@@ -54,7 +53,7 @@ def test_bundles_made_ahead_are_those_made_while_sending() -> None:
     events = rows(9_000)
     jobs = prepared([job(events, "a"), job(events, "b"), job(events, "c", bundle=3), job(events, "d", body="raw")])
     for one in jobs:
-        assert taken(one.packer) == taken(packs_of(one, Style(one.spec.body)).taker())
+        assert taken(one.bundles) == taken(bundles_of(one, Style(one.spec.body)).reader())
 
 
 @pytest.mark.parametrize("replay_id", [None, "r1"])
@@ -65,22 +64,24 @@ def test_a_bundle_is_known_by_its_events_however_it_was_made(replay_id: str | No
     if keys == "one each":  # then rows are taken as they lie
         events = events.set_column(events.schema.get_field_index("key"), "key", events.column("event_id"))
     one = replace(job(events, "a", concurrency=3), replay_id=replay_id)
-    packer = packs_of(one, Style.STANDARD).taker()
-    packs = [pack for _ in iter(lambda: packer.more, False) for pack in packer.pack()]
+    reader = bundles_of(one, Style.STANDARD).reader()
+    bundles = [bundle for _ in iter(lambda: reader.more, False) for bundle in reader.next()]
     ids = events.column("event_id").to_pylist()
-    assert sum(len(pack.rows) for pack in packs) == len(ids)
-    assert [pack.ident for pack in packs] == [bundle_id([ids[row] for row in pack.rows], replay_id) for pack in packs]
+    assert sum(len(bundle.rows) for bundle in bundles) == len(ids)
+    assert [bundle.ident for bundle in bundles] == [
+        bundle_id([ids[row] for row in bundle.rows], replay_id) for bundle in bundles
+    ]
 
 
 def test_who_wants_the_same_shares_and_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """GIVEN jobs of which two want the same WHEN prepared THEN three kinds of bundles are made, not four."""
     made: list[str] = []
 
-    def counted(one: Job, style: Style) -> bundles_ahead.Packs:
+    def counted(one: Job, style: Style) -> bundling.Bundles:
         made.append(one.spec.name)
-        return packs_of(one, style)
+        return bundles_of(one, style)
 
-    monkeypatch.setattr(bundles_ahead, "packs_of", counted)
+    monkeypatch.setattr(bundling, "bundles_of", counted)
     events, others = rows(100), rows(100)
     jobs = [
         job(events, "a"),
@@ -91,30 +92,30 @@ def test_who_wants_the_same_shares_and_nobody_else(monkeypatch: pytest.MonkeyPat
     ]
     found = prepared(jobs)
     assert made == ["a", "c", "d"]
-    assert [one.packer is not None for one in found] == [True, True, True, True, False]
+    assert [one.bundles is not None for one in found] == [True, True, True, True, False]
 
 
 def test_what_everybody_has_taken_is_let_go() -> None:
     """GIVEN two that share WHEN both have taken a piece THEN it is held no longer; WHEN one is slow THEN it waits."""
     events = rows(9_000)
-    packs = packs_of(job(events, "a"), Style.STANDARD)
-    one, other = packs.taker(), packs.taker()
+    bundles = bundles_of(job(events, "a"), Style.STANDARD)
+    one, other = bundles.reader(), bundles.reader()
     pieces = 0
     while one.more:
-        one.pack()
+        one.next()
         pieces += 1
-    assert len(packs._made) == pieces > 1
+    assert len(bundles._made) == pieces > 1
     while other.more:
-        other.pack()
-    assert not packs._made
+        other.next()
+    assert not bundles._made
 
 
 def test_large_rows_are_not_all_made_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """GIVEN more rows than may be held twice WHEN prepared THEN the rest is made while it is sent."""
     some, more = rows(100), rows(100)
-    monkeypatch.setattr(bundles_ahead, "PIECE_BYTES_MAX", int(1.5 * some.nbytes))
+    monkeypatch.setattr(bundling, "PIECE_BYTES_MAX", int(1.5 * some.nbytes))
     first, second = prepared([job(some, "a"), job(more, "b")])
-    assert first.packer is not None and second.packer is None
+    assert first.bundles is not None and second.bundles is None
 
 
 def test_a_bundle_comes_apart_into_its_events() -> None:
@@ -123,11 +124,11 @@ def test_a_bundle_comes_apart_into_its_events() -> None:
     payloads = events.column("payload").to_pylist()
     payloads[41] = "é" * 50
     events = events.set_column(events.schema.get_field_index("payload"), "payload", pa.array(payloads, pa.string()))
-    packer = packs_of(replace(job(events, "a"), replay_id="r1"), Style.STANDARD).taker()
+    reader = bundles_of(replace(job(events, "a"), replay_id="r1"), Style.STANDARD).reader()
     apart: dict[int, tuple[str, bytes]] = {}
-    while packer.more:
-        for pack in packer.pack():
-            apart |= {row: (ident, body) for row, ident, body in pack.parcels()}
+    while reader.more:
+        for bundle in reader.next():
+            apart |= {row: (ident, body) for row, ident, body in bundle.parcels()}
     how = Rendering(Style.STANDARD, replay_id="r1")
     idents = delivery_ids(events.column("event_id").to_pylist(), "r1")
     assert [apart[n] for n in range(300)] == list(zip(idents, render(events, how), strict=True))

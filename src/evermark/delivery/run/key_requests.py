@@ -1,23 +1,24 @@
-"""Keys that events wait for, asked for by a signed webhook to their bot. What it answers changes nothing."""
+"""Session keys that events wait for, asked for by a signed webhook to their bot. The bot's answer changes nothing."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime
 
 from evermark import failpoint
-from evermark.delivery.base import Subscription
-from evermark.delivery.bots.base import BotStore, KeyWanted
-from evermark.delivery.bots.keys import ask_event
+from evermark.delivery.base import KeyWanted, Subscription
+from evermark.delivery.ports import BotStore
 from evermark.delivery.webhook.base import Answer, OpenSecret, Sink, Try
 
 ASKS_MAX = 50  # at a time
 ASK_TIMEOUT_S = 5.0
 DEADLINE_S = 10.0
-REST = 9  # times what a look took
+REST = 9  # times as long as a look took
 
 
 @dataclass
@@ -31,12 +32,12 @@ class KeyAsker:
     epoch: int
     clock: Callable[[], datetime]
     on_asked: Callable[[Sequence[tuple[KeyWanted, Answer]]], None] = lambda _asked: None
-    timer: Callable[[], float] = time.monotonic  # how long a look took: the clock may be set meanwhile
+    timer: Callable[[], float] = time.monotonic  # for how long a look took: the clock may be set meanwhile
 
     _not_before: float = field(default=-math.inf, init=False)
 
     def run(self) -> int:
-        """Ask for what is missing, up to a limit; returns for how many keys."""
+        """Ask for missing keys, up to a limit; returns for how many."""
         began = self.timer()
         if began < self._not_before:
             return 0
@@ -57,3 +58,27 @@ class KeyAsker:
         ]
         self.on_asked(list(zip(mine, self.sink.attempt(tries, DEADLINE_S), strict=True)))
         return len(mine)
+
+
+def ask_event(wanted: KeyWanted, now: datetime) -> str:
+    """A row as the log would have it; its stream and operation make its type `evermark.session_key.wanted`."""
+    told = now.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
+    since = wanted.since.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
+    about = {"device": wanted.device, "session": wanted.session, "stream": wanted.stream, "since": since}
+    named = hashlib.sha256(f"{wanted.subscription}\x00{wanted.session}\x00{wanted.asks}\x00{told}".encode())
+    return json.dumps(
+        {
+            "event_id": f"session-key-{named.hexdigest()[:32]}",
+            "source": "evermark",
+            "partition": 0,
+            "position": "",
+            "batch": 0,
+            "stream": "evermark.session_key",
+            "op": "wanted",
+            "event_time": told,
+            "ingested_at": told,
+            "payload": json.dumps(about, ensure_ascii=False),
+            "flags": [],
+        },
+        ensure_ascii=False,
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evermark.delivery.webhook.stragglers import Stragglers
+from evermark.delivery.webhook.sink import Stragglers
 
 
 def test_nobody_is_hurried_before_half_are_done() -> None:

@@ -7,15 +7,15 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from evermark.delivery.base import DeliveryStore, Fate, MadeBy, Outcome, SubscriptionState
+from evermark.delivery.base import SECRETS_MAX, Cursor, Fate, GroupWork, MadeBy, Outcome, SubscriptionState
 from evermark.delivery.decide.registration import secret_ends
-from evermark.delivery.webhook.signing import SECRETS_MAX
+from evermark.delivery.ports import DeliveryStore
 from evermark.errors import ConfigError, ConflictError, NotFoundError
 from evermark.testing.contracts.owned import OwnedStore
 from evermark.testing.contracts.scene import P0, P1, T0, begin, done, event, failed, snapshot, spec
 
 
-class RosterContract(OwnedStore):
+class RegistrationContract(OwnedStore):
     def test_one_added_from_now_is_in_the_group(self, store: DeliveryStore, epoch: int) -> None:
         """It joins where the group stands, under a new version, and everybody else stays as they are."""
         begin(store, epoch, "a")
@@ -31,11 +31,11 @@ class RosterContract(OwnedStore):
     def test_one_added_from_before_begins_behind(self, store: DeliveryStore, epoch: int) -> None:
         """At the cursors it was given; what nobody gave a cursor for is all backlog. The group is not touched."""
         begin(store, epoch, "a")
-        store.settle_group(P0, 0, 5, frozenset("a"), [done("a")], T0, epoch)
+        store.settle_group(GroupWork(P0, Cursor(0), Cursor(5), frozenset("a")), [done("a")], T0, epoch)
         before = store.group()
-        store.add(spec("old"), {P0: 2}, epoch)
+        store.add(spec("old"), {P0: Cursor(2)}, epoch)
         assert store.subscription("old").state is SubscriptionState.BEHIND
-        assert store.cursors("old") == {P0: 2, P1: 0}
+        assert store.cursors("old") == {P0: Cursor(2), P1: Cursor(0)}
         assert store.group() == before
 
     def test_added_in_mid_work_it_misses_nothing(self, store: DeliveryStore, epoch: int) -> None:
@@ -43,9 +43,11 @@ class RosterContract(OwnedStore):
         begin(store, epoch, "a")
         work = store.group()
         store.add(spec("new"), None, epoch)
-        after = store.settle_group(P0, 0, 1, work.members, [done("a")], T0, epoch, version=work.version)
+        after = store.settle_group(
+            GroupWork(P0, Cursor(0), Cursor(1), work.members, work.version), [done("a")], T0, epoch
+        )
         assert after.members == {"a"}
-        assert (store.subscription("new").state, store.cursors("new")) == ("behind", {P0: 0, P1: 0})
+        assert (store.subscription("new").state, store.cursors("new")) == ("behind", {P0: Cursor(0), P1: Cursor(0)})
 
     def test_a_name_is_given_once_whoever_gives_it(self, store: DeliveryStore, epoch: int) -> None:
         """Neither takes the other's name, nor its own twice; a refusal leaves nothing behind."""
@@ -54,7 +56,7 @@ class RosterContract(OwnedStore):
         before = snapshot(store)
         for name in ("file", "api"):
             with pytest.raises(ConflictError):
-                store.add(spec(name, url="https://other.example"), {P0: 0}, epoch)
+                store.add(spec(name, url="https://other.example"), {P0: Cursor(0)}, epoch)
         for wrong in (spec(""), spec("x" * 300), spec("n\x00"), spec("open", allow_networks=("10.0.0.0/8",))):
             with pytest.raises(ConfigError):
                 store.add(wrong, None, epoch)
@@ -83,27 +85,32 @@ class RosterContract(OwnedStore):
         """A start with another file, or with none, leaves them with their cursors and parked rows."""
         begin(store, epoch, "a")
         store.add(spec("live"), None, epoch)
-        store.add(spec("old"), {P0: 0}, epoch)
-        store.settle_group(P0, 0, 1, frozenset({"a", "live"}), [done("a"), done("live", event(1))], T0, epoch)
+        store.add(spec("old"), {P0: Cursor(0)}, epoch)
+        store.settle_group(
+            GroupWork(P0, Cursor(0), Cursor(1), frozenset({"a", "live"})),
+            [done("a"), done("live", event(1))],
+            T0,
+            epoch,
+        )
         mine = {name: found for name, found in store.subscriptions().items() if name != "a"}
         store.register([], MadeBy.FILE, {}, epoch)
         assert store.subscriptions() == mine
-        assert store.cursors("old") == {P0: 0, P1: 0}
-        assert set(store.parked_counts()) == {"live"}
+        assert store.cursors("old") == {P0: Cursor(0), P1: Cursor(0)}
+        assert set(store.parked.counts()) == {"live"}
 
     def test_a_change_keeps_state_and_cursor(self, store: DeliveryStore, epoch: int) -> None:
         """Only what was named changes, in the group and behind; membership stays, and so does the version."""
         begin(store, epoch)
         store.add(spec("live", where="data.n = 1", headers={"x": "1"}), None, epoch)
-        store.add(spec("old"), {P0: 0}, epoch)
-        store.settle_subscription("old", P0, 0, 1, failed("old"), T0, epoch)
+        store.add(spec("old"), {P0: Cursor(0)}, epoch)
+        store.settle_subscription("old", P0, Cursor(0), Cursor(1), failed("old"), T0, epoch)
         before, group = store.subscriptions(), store.group()
         for name in before:
             store.change(name, {"bundle": 7, "where": None, "ops": ("insert",), "headers": {"y": "2"}}, epoch)
             was = before[name]
             wanted = replace(was.spec, bundle=7, where=None, ops=("insert",), headers={"y": "2"})
             assert store.subscription(name) == replace(was, spec=wanted)
-        assert (store.group(), store.cursors("old")) == (group, {P0: 0, P1: 0})
+        assert (store.group(), store.cursors("old")) == (group, {P0: Cursor(0), P1: Cursor(0)})
         for fixed in ("name", "start", "secrets", "allow_networks", "made_by", "nonsense"):
             with pytest.raises(ConfigError):
                 store.change("live", {fixed: "x"}, epoch)
@@ -114,7 +121,7 @@ class RosterContract(OwnedStore):
         for name in ("gone", "well", "paused"):
             store.add(spec(name), None, epoch)
         outcomes = [Outcome("gone", Fate.GONE), done("well"), done("paused")]
-        store.settle_group(P0, 0, 1, store.group().members, outcomes, T0, epoch)
+        store.settle_group(GroupWork(P0, Cursor(0), Cursor(1), store.group().members), outcomes, T0, epoch)
         store.suspend("paused", "rest", epoch)
         store.change("gone", {"bundle": 2}, epoch)
         assert store.subscription("gone").state is SubscriptionState.DISABLED
@@ -122,21 +129,26 @@ class RosterContract(OwnedStore):
             store.change(name, {"url": "https://new.example"}, epoch)
         states = {name: found.state.value for name, found in store.subscriptions().items()}
         assert states == {"gone": "behind", "well": "live", "paused": "suspended"}
-        assert store.cursors("gone") == {P0: 0, P1: 0}
+        assert store.cursors("gone") == {P0: Cursor(0), P1: Cursor(0)}
 
     def test_what_is_removed_goes_with_all_it_had(self, store: DeliveryStore, epoch: int) -> None:
         """Cursors, parked rows, membership; one made anew under its name begins with nothing of it."""
         begin(store, epoch, "a")
         store.add(spec("live"), None, epoch)
-        store.add(spec("old"), {P0: 0}, epoch)
-        store.settle_group(P0, 0, 1, frozenset({"a", "live"}), [done("a"), done("live", event(1))], T0, epoch)
+        store.add(spec("old"), {P0: Cursor(0)}, epoch)
+        store.settle_group(
+            GroupWork(P0, Cursor(0), Cursor(1), frozenset({"a", "live"})),
+            [done("a"), done("live", event(1))],
+            T0,
+            epoch,
+        )
         version, generation = store.group().version, store.subscription("live").generation
         store.remove("old", epoch)
         assert store.group().version == version
         store.remove("live", epoch)
         assert set(store.subscriptions()) == {"a"}
         assert store.group().members == {"a"} and store.group().version == version + 1
-        assert store.cursors("old") == {} and store.parked_counts() == {}
+        assert store.cursors("old") == {} and store.parked.counts() == {}
         store.add(spec("live"), None, epoch)
         assert store.subscription("live").generation != generation
 
@@ -147,9 +159,11 @@ class RosterContract(OwnedStore):
         work = store.group()
         store.remove("b", epoch)
         store.add(spec("b"), None, epoch)
-        after = store.settle_group(P0, 0, 1, work.members, [done("a"), done("b")], T0, epoch, version=work.version)
+        after = store.settle_group(
+            GroupWork(P0, Cursor(0), Cursor(1), work.members, work.version), [done("a"), done("b")], T0, epoch
+        )
         assert after.members == {"a"}
-        assert store.cursors("b")[P0] == 0
+        assert store.cursors("b")[P0].batch == 0
 
     def test_old_and_new_secret_sign_until_the_overlap_ends(self, store: DeliveryStore, epoch: int) -> None:
         """The new one first; without an end the old one stays until it is retired."""
@@ -188,13 +202,13 @@ class RosterContract(OwnedStore):
         """Dead, waiting or both, of one subscription or all, page by page."""
         begin(store, epoch, "a", "b")
         outcomes = [done("a", event(1), event(2), event(3)), done("b", event(1))]
-        store.settle_group(P0, 0, 3, frozenset("ab"), outcomes, T0, epoch)
-        for row in store.claim(T0 + timedelta(minutes=1), 2, 30, epoch):
-            store.reschedule(row, next_attempt_at=None, attempts=8, reason="", status=400, epoch=epoch)
-        everything = store.parked()
+        store.settle_group(GroupWork(P0, Cursor(0), Cursor(3), frozenset("ab")), outcomes, T0, epoch)
+        for row in store.parked.claim(T0 + timedelta(minutes=1), 2, 30, epoch):
+            store.parked.reschedule(row, next_attempt_at=None, attempts=8, reason="", status=400, epoch=epoch)
+        everything = store.parked.rows()
         dead = [row for row in everything if row.next_attempt_at is None]
         assert len(dead) == 2
-        assert store.parked(dead=True) == dead
-        assert store.parked(dead=False) == [row for row in everything if row not in dead]
-        assert store.parked(dead=True, after_id=dead[0].id) == dead[1:]
-        assert store.parked("a", dead=True, limit=1) == [row for row in dead if row.subscription == "a"][:1]
+        assert store.parked.rows(dead=True) == dead
+        assert store.parked.rows(dead=False) == [row for row in everything if row not in dead]
+        assert store.parked.rows(dead=True, after_id=dead[0].id) == dead[1:]
+        assert store.parked.rows("a", dead=True, limit=1) == [row for row in dead if row.subscription == "a"][:1]

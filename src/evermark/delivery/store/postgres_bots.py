@@ -1,4 +1,4 @@
-"""What is known of bots, in State: memberships, session keys, and what was asked for. Fenced, as all of delivery."""
+"""Memberships, session keys and the keys asked for, in State. Fenced, as all of delivery."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
-from evermark.cluster.fence import fence
-from evermark.delivery.bots import queries
-from evermark.delivery.bots.base import (
+from evermark.cluster.fence import fence, fenced
+from evermark.delivery.base import (
     ASK_EVERY,
     ASK_EVERY_MAX,
     WAITING_MAX,
@@ -22,7 +21,8 @@ from evermark.delivery.bots.base import (
     Surplus,
 )
 from evermark.delivery.bots.keys import require_keys, require_learned, require_room, unknown_key
-from evermark.delivery.store.postgres_parked import PostgresParkedRows, lock_every_session, lock_sessions, storable
+from evermark.delivery.store import bot_queries as queries
+from evermark.delivery.store.postgres_parked import lock_every_session, lock_sessions, storable
 from evermark.state import counters
 from evermark.state.connection import Connection, State
 
@@ -30,8 +30,12 @@ PUBLISHED_MAX = 20_000  # sessions of one device that a task is told of
 PAGE_MAX = 1_000
 
 
-class PostgresBots(PostgresParkedRows):
-    """A `BotStore`, and the part of the delivery store about parked deliveries."""
+class PostgresBots:
+    """A `BotStore`."""
+
+    def __init__(self, state: State, lease: str) -> None:
+        self._state = state
+        self._lease = lease
 
     # membership
 
@@ -54,8 +58,7 @@ class PostgresBots(PostgresParkedRows):
             for stream, times in one.stays.items()
             for stay in times
         ]
-        with self._state.transaction() as conn:
-            fence(conn, self._lease, epoch)
+        with fenced(self._state, self._lease, epoch) as conn:
             at = dict(conn.execute(queries.LEARNED_LOCKED, (source, partition, users)).fetchall())
             require_learned(lessons, at)
             batches = [[one.user for one in lessons], [one.done_to for one in lessons]]
@@ -64,8 +67,7 @@ class PostgresBots(PostgresParkedRows):
                 conn.execute(queries.SET_STAYS, (source, *map(list, zip(*stays, strict=True))))
 
     def forget_users(self, epoch: int) -> int:
-        with self._state.transaction() as conn:
-            fence(conn, self._lease, epoch)
+        with fenced(self._state, self._lease, epoch) as conn:
             conn.execute(queries.FORGET_STAYS)
             row = conn.execute(queries.FORGET_LEARNED).fetchone()
             return int(row[0]) if row else 0
@@ -75,8 +77,7 @@ class PostgresBots(PostgresParkedRows):
     def publish(self, device: str, keys: Mapping[str, str], now: datetime, epoch: int) -> int:
         require_keys(device, keys)
         sessions = sorted(keys)
-        with self._state.transaction() as conn:
-            fence(conn, self._lease, epoch)
+        with fenced(self._state, self._lease, epoch) as conn:
             lock_sessions(conn, [(device, session) for session in sessions])
             row = conn.execute(queries.KEY_COUNTS, (sessions, device)).fetchone()
             require_room(device, row[0] + len(keys) - row[1] if row else len(keys))
@@ -85,8 +86,7 @@ class PostgresBots(PostgresParkedRows):
 
     def withdraw(self, device: str, session: str, now: datetime, epoch: int) -> int:
         given = {"device": storable(device), "session": storable(session), "now": now, "epoch": epoch}
-        with self._state.transaction() as conn:
-            fence(conn, self._lease, epoch)
+        with fenced(self._state, self._lease, epoch) as conn:
             lock_sessions(conn, [(device, session)])
             if conn.execute(queries.WITHDRAW_KEY, given).rowcount == 0:
                 raise unknown_key(session)
@@ -112,22 +112,13 @@ class PostgresBots(PostgresParkedRows):
         queued = _sets((name, session) for is_keyed, name, session in rows if not is_keyed)
         return {name: sessions - queued.get(name, frozenset()) for name, sessions in keyed.items()}
 
-    def _with_other_devices(self, conn: Connection, names: Collection[str], now: datetime, epoch: int) -> None:
-        """These have another device since this transaction: what waits, and what does not, is decided anew.
-
-        To be called where nothing can be parked for them until it ends.
-        """
-        if names:
-            given = {"names": sorted(names), "now": now, "epoch": epoch}
-            lock_every_session(conn)
-            conn.execute(queries.HOLD_KEYLESS_OF, given)
-            conn.execute(queries.RELEASE_KEYED_OF, given)
-
     def release_keyed(self, now: datetime, epoch: int) -> int:
         with self._state.transaction() as conn:
-            if conn.execute(queries.IS_ANY_WAITING).fetchone() == (False,):
+            if conn.execute(queries.IS_ANY_OF_SESSION).fetchone() == (False,):
                 return 0
             fence(conn, self._lease, epoch)
+            # Without the locks of sessions: a key that is published just now is seen by the next sweep at the latest.
+            conn.execute(queries.HOLD_KEYLESS, {"now": now, "epoch": epoch})
             return conn.execute(queries.RELEASE_KEYED, {"now": now}).rowcount
 
     def waiting_beyond(self, keep: int = WAITING_MAX) -> list[Surplus]:
@@ -136,8 +127,7 @@ class PostgresBots(PostgresParkedRows):
         return [Surplus(*row) for row in rows]
 
     def expire_waiting(self, surplus: Surplus, epoch: int, limit: int = 1000) -> int:
-        with self._state.transaction() as conn:
-            fence(conn, self._lease, epoch)
+        with fenced(self._state, self._lease, epoch) as conn:
             expired = conn.execute(queries.EXPIRE_WAITING, {**asdict(surplus), "limit": limit}).rowcount
             counters.count(conn, "expired", {surplus.subscription: expired})
         return expired
@@ -158,6 +148,17 @@ class PostgresBots(PostgresParkedRows):
                 conn.execute(queries.ASKED, (now, names, sessions))
             conn.execute(queries.FORGET_ASKS, (now - 2 * ASK_EVERY_MAX,))
             return found
+
+
+def decide_anew_who_waits(conn: Connection, names: Collection[str], now: datetime, epoch: int) -> None:
+    """These bots have another device since this transaction: whether their parked events wait for a key is decided
+    anew. To be called where nothing can be parked for them until it ends.
+    """
+    if names:
+        given = {"names": sorted(names), "now": now, "epoch": epoch}
+        lock_every_session(conn)
+        conn.execute(queries.HOLD_KEYLESS_OF, given)
+        conn.execute(queries.RELEASE_KEYED_OF, given)
 
 
 def _sets(pairs: Iterable[Sequence[Any]]) -> dict[str, frozenset[str]]:

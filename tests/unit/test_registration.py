@@ -13,6 +13,7 @@ from hypothesis.stateful import rule
 from tests.unit.test_group import PARKED_MAX, Story
 
 from evermark.delivery.base import (
+    Cursor,
     CursorVector,
     MadeBy,
     SourcePartition,
@@ -38,7 +39,7 @@ from evermark.testing.contracts.scene import P0, P1, T0, spec
 
 SECONDS = st.integers(-1000, 1000)
 moments = st.builds(lambda s: T0 + timedelta(seconds=s), SECONDS)
-cursors = st.dictionaries(st.sampled_from([P0, P1, SourcePartition("late", 0)]), st.integers(0, 9))
+cursors = st.dictionaries(st.sampled_from([P0, P1, SourcePartition("late", 0)]), st.builds(Cursor, st.integers(0, 9)))
 standings = st.builds(
     SubscriptionRecord,
     name=st.just("a"),
@@ -79,13 +80,13 @@ def test_one_more_is_a_member_or_behind_and_nothing_between(
 ) -> None:
     """Live with a new version and no cursors, or behind with a cursor for every place the group has."""
     plan = added(spec("a", parked_max=4), start, None, version, group)
-    assert plan.spec.made_by is MadeBy.API and plan.standing.parked_max == 4
-    assert plan.standing.is_member == (start is None) == (plan.begun is None)
+    assert plan.spec.made_by is MadeBy.API and plan.record.parked_max == 4
+    assert plan.record.is_member == (start is None) == (plan.begun is None)
     assert plan.version == version + (start is None)
-    if plan.standing.is_member:
-        assert plan.standing.joined_version == plan.version, "work that began before must not count for it"
+    if plan.record.is_member:
+        assert plan.record.joined_version == plan.version, "work that began before must not count for it"
     if start is not None:
-        assert plan.begun == {**dict.fromkeys(group, 0), **start}
+        assert plan.begun == {**dict.fromkeys(group, Cursor(0)), **start}
         assert set(group) <= set(plan.begun)
 
 
@@ -174,12 +175,12 @@ def test_what_the_file_made_is_nobody_elses() -> None:
         assert "subscriptions.a in evermark.yaml" in refused.value.hint
 
 
-@given(st.frozensets(st.sampled_from([P0, P1])), st.integers(0, 9))
+@given(st.frozensets(st.sampled_from([P0, P1])), st.builds(Cursor, st.integers(0, 9)))
 def test_where_a_subscription_begins(places: frozenset[SourcePartition], batch: int) -> None:
     """Now has no vector; the beginning is 0 everywhere; a time asks every place."""
     assert start_vector("now", places, lambda *_: batch) is None
-    assert start_vector("beginning", places, lambda *_: batch) == dict.fromkeys(places, 0)
-    assert start_vector("2026-11-01T00:00:00Z", places, lambda *_: batch) == dict.fromkeys(places, batch)
+    assert start_vector("beginning", places, lambda *_: batch) == dict.fromkeys(places, Cursor(0))
+    assert start_vector("2026-11-01T00:00:00Z", places, lambda *_: batch) == dict.fromkeys(places, Cursor(batch))
 
 
 class ApiStory(Story):
@@ -190,7 +191,7 @@ class ApiStory(Story):
         if name in self.store.subscriptions():
             self.store.remove(name, self.epoch)
             return
-        start = dict.fromkeys(self.head, 0) if early else None
+        start = dict.fromkeys(self.head, Cursor(0)) if early else None
         self.store.add(spec(name, parked_max=PARKED_MAX), start, self.epoch)
         self._born(name, dict(self.store.group().cursors if start is None else start))
 

@@ -1,4 +1,4 @@
-"""The SQL of what is known of bots. Locks are taken in the order that `delivery/queries.py` says."""
+"""The SQL of memberships and session keys. Locks are taken in the order that `store/queries.py` says."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ on conflict (device, session) do update set key = excluded.key, published_at = e
 KEYS = "select session, key, published_at from session_keys where device = %s"
 KEY = f"{KEYS} and session = %s"
 KEY_PAGE = f"{KEYS} and session > %s order by session limit %s"
-# The newest keys, where there are more than a task should be told: what is left out waits a moment in the queue. Of the
-# queue without those that wait: they may be very many, and what has no key is not clear anyway.
-# One statement, one snapshot: a key that is withdrawn between two looks would be seen published, and nothing queued.
+# The newest keys, where there are more than a task should be told: events of the others are parked for a moment. Parked
+# rows that wait for a key are left out: they may be very many, and a session without a key is not clear anyway.
+# One statement, one snapshot: a key that is withdrawn between two looks would be seen published, and no row parked.
 KEYED_AND_QUEUED = """
 select true, s.name, k.session from subscriptions s
 cross join lateral (
@@ -79,7 +79,8 @@ _IS_KEYED = """(
     coalesce(s.spec -> 'bot' ->> 'device', '') = ''
     or exists (select from session_keys k where k.device = s.spec -> 'bot' ->> 'device' and k.session = m.session)
 )"""
-HOLD_KEYLESS_OF = f"{_HOLD} and m.session is not null and m.subscription = any(%(names)s) and not {_IS_KEYED}"
+HOLD_KEYLESS = f"{_HOLD} and m.session is not null and not {_IS_KEYED}"
+HOLD_KEYLESS_OF = f"{HOLD_KEYLESS} and m.subscription = any(%(names)s)"
 # In order: all at one moment, and claimed by id.
 RELEASE_SESSIONS = """
 update enqueued_messages m set waits = false, next_attempt_at = %s
@@ -93,9 +94,10 @@ where m.waits and s.name = m.subscription and {_IS_KEYED}
 """
 RELEASE_KEYED_OF = f"{RELEASE_KEYED} and m.subscription = any(%(names)s)"
 IS_ANY_WAITING = "select exists (select from enqueued_messages where waits)"
+IS_ANY_OF_SESSION = "select exists (select from enqueued_messages where session is not null)"
 
-# The last row of each that is beyond is told, not how many there are: no newer one goes for one that is released
-# meanwhile.
+# The last surplus row of each stream is told, not how many there are: if a row is released meanwhile, no newer one goes
+# in its place.
 WAITING_BEYOND = """
 select t.subscription, t.stream, (
     select m.id from enqueued_messages m
@@ -107,7 +109,7 @@ from (
     where waits and replay_id = '' group by subscription, stream having count(*) > %(keep)s
 ) t
 """
-# By id: what has waited longest. Rows that wait are under way with nobody; one that is being released is left.
+# By id: the rows that have waited longest. Rows that wait are never under way; a row being released is skipped.
 EXPIRE_WAITING = """
 delete from enqueued_messages where id = any(array(
     select id from enqueued_messages
@@ -118,7 +120,7 @@ delete from enqueued_messages where id = any(array(
 """
 
 # The first event of each session is found by leaps over an index: a session may have very many that wait.
-# Only endpoints that work are asked; also of those that are full, for it is keys that will make room.
+# Only endpoints that work are asked; bots that are full too, for keys will make room.
 WANTED = """
 with recursive missing as (
     (
