@@ -25,6 +25,8 @@ import psycopg
 import pyarrow.parquet as pq
 
 from evermark.delivery.webhook.signing import new_secret
+from evermark.embedded import postmaster
+from evermark.embedded.postgres import EmbeddedPostgres
 from evermark.log.read import LogReader
 from evermark.testing.listener import Failing, Listener, Record
 from evermark.testing.until import until
@@ -64,10 +66,11 @@ class Ledger:
 
 
 class Instance:
-    """One `evermark up` process."""
+    """One `evermark up` process. Its log is read from the beginning, or from the last `forget` on."""
 
     def __init__(self, config: Path, env: Mapping[str, str], log: Path) -> None:
         self.log = log
+        self._read_from = 0
         with log.open("ab") as out:
             command = [*_COMMAND, "up", "-c", str(config)]
             # A process group of its own, as a shell with a terminal gives to every command.
@@ -95,8 +98,15 @@ class Instance:
     def died(self) -> bool:
         return self.process.poll() is not None
 
+    def forget(self) -> None:
+        """Scenes that share this instance ask what it logged since they began."""
+        self._read_from = len(self.log.read_text())
+
+    def text(self) -> str:
+        return self.log.read_text()[self._read_from :]
+
     def said(self, text: str) -> bool:
-        return text in self.log.read_text()
+        return text in self.text()
 
     def ask(self, path: str) -> tuple[int, str]:
         """Status and text of an answer over HTTP; (0, "") before it is up. The address is in its own log."""
@@ -119,9 +129,12 @@ class Instance:
 
 
 class Writer(threading.Thread):
-    """Inserts orders in transactions of changing size until told to stop; a steady trickle, not a load test."""
+    """Inserts orders in transactions of changing size until told to stop; a steady trickle, not a load test.
 
-    def __init__(self, dsn: str, pause_s: float = 0.05) -> None:
+    Each transaction costs the instance that reads it a micro-batch, about 30 ms of processor.
+    """
+
+    def __init__(self, dsn: str, pause_s: float = 0.2) -> None:
         super().__init__(name="writer", daemon=True)
         self._dsn = dsn
         self._pause_s = pause_s
@@ -133,7 +146,7 @@ class Writer(threading.Thread):
             while not self._done.wait(self._pause_s):
                 n += 1
                 with conn.transaction():
-                    for _ in range(1 + n % 4):
+                    for _ in range(1 + n % 8):
                         conn.execute("insert into public.orders (total) values (%s)", (n,))
 
     def finish(self) -> None:
@@ -188,8 +201,11 @@ class Stage(ABC):
                 instance.kill()
         for listener in self.receivers.values():
             listener.stop()
-        # The embedded state outlives a killed instance on purpose; here nobody will come back for it.
-        self.run("status", "--json", check=False)
+        # The embedded state outlives a killed instance on purpose; here no other will come back for it.
+        state = EmbeddedPostgres(self.folder / "data" / "state")
+        if postmaster.running(state.data) is not None:
+            with state:  # its last user stops the server
+                pass
 
     def run(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         ran = subprocess.run(
