@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-
 COMMAND = [sys.executable, "-m", "evermark.cli.main", "demo"]
 
 

@@ -7,10 +7,7 @@ from pathlib import Path
 from tests.faults.conftest import SharedShop
 
 from evermark.testing.chaos_engine import killed, resumed_s, spark_processes
-from evermark.testing.pipeline import Stage
-
-# How quickly it goes on is measured by `make chaos ARGS=--engine`; a busy machine is no failure here.
-PATIENCE_S = 120.0
+from evermark.testing.pipeline import PATIENCE_S, Stage
 
 
 class NumbersStage(Stage):

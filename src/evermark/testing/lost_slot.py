@@ -79,7 +79,7 @@ def mended(scene: Scene, server: PostgresServer, events: int, kills: Sequence[st
         _closed(running)
     finally:
         writer.finish()
-    scene.check_complete(timeout_s=300)
+    scene.check_complete()
     return running
 
 
@@ -99,7 +99,7 @@ def mended_twice(scene: Scene, server: PostgresServer, events: int, running: Ins
     last = scene.up()
     _closed(last)
     write_many(scene.dsn, 100)
-    scene.check_complete(timeout_s=300)
+    scene.check_complete()
     assert last.said("was lost too")
     return last
 
@@ -108,13 +108,13 @@ def mended_while_idle(scene: Scene, server: PostgresServer, running: Instance) -
     """Lose the slot of a process that has taken everything: the loss is noticed and mended, and no event is needed."""
     running.forget()
     lose(server)
-    until(lambda: running.said("the hole is closed"), "the hole is closed without an event", timeout_s=180)
+    until(lambda: running.said("the hole is closed"), "the hole is closed without an event")
     write_many(scene.dsn, 10)
     scene.check_complete()
 
 
 def _closed(running: Instance) -> None:
-    until(lambda: running.said("the hole is closed"), "the hole is closed", timeout_s=180)
+    until(lambda: running.said("the hole is closed"), "the hole is closed")
 
 
 def _noticed(running: Instance) -> None:

@@ -12,7 +12,7 @@ _POLL_S_MAX = 0.1  # asking costs processor, of this process and often of the on
 _POLL_GROWTH = 1.2
 
 
-def until(condition: Callable[[], _T], what: str, *, timeout_s: float = 120.0) -> _T:
+def until(condition: Callable[[], _T], what: str, *, timeout_s: float = 300.0) -> _T:
     """Ask `condition` until its answer is true, and return that answer. `what` is said when it takes too long."""
     deadline = time.monotonic() + timeout_s
     pause_s = _POLL_S
