@@ -8,6 +8,8 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -21,6 +23,7 @@ from evermark.sources.postgres.install import install
 from evermark.sources.postgres.lsn import Incarnation, Position
 from evermark.sources.postgres.place import PlainDsn, PostgresPlace
 from evermark.sources.postgres.source import PostgresOutbox
+from evermark.testing.copies import copied, promote, started
 from evermark.testing.servers import PostgresServer, fresh_database, postgres_server, system_binaries
 from evermark.testing.until import until
 
@@ -240,6 +243,21 @@ def test_server_that_is_not_the_one_we_left_is_refused(at: Scene, change: str) -
         with pytest.raises(IdentityError) as refused:
             step()
         assert "evermark source recover" in refused.value.hint
+
+
+def test_p11_a_promoted_copy_is_refused(tmp_path: Path) -> None:
+    """GIVEN a copy of our server WHEN it was promoted and takes its place THEN it is on another timeline, and that is
+    said before anything is read."""
+    with postgres_server(tmp_path / "original") as original, scene(original) as at:
+        at.emit("s", "1")
+        left_at, database = at.position(at.flush_lsn()), at.db.info.dbname
+        copy = copied(original, tmp_path / "copy")
+        promote(copy)
+        with started(copy) as server:
+            promoted = PostgresOutbox(replace(at.place, dsn=PlainDsn(server.dsn(database))))
+            with pytest.raises(IdentityError, match="is not the one we left"):
+                promoted.check({0: left_at})
+            promoted.close()
 
 
 def test_server_behind_our_checkpoint_is_refused(at: Scene) -> None:

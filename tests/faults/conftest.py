@@ -20,11 +20,15 @@ class SharedShop(ReplayScene):
     """A shop with three receivers: `one` accepts, `flaky` answers as a test says, `bundled` takes 20 at a time."""
 
     _running: Instance | None = None
+    _failpoint: str | None = None
 
-    def running(self) -> Instance:
-        """The instance that is up; started if there is none."""
+    def running(self, failpoint: str | None = None) -> Instance:
+        """The instance that is up, with this failpoint if one is named; started if there is none."""
+        if failpoint is not None and failpoint != self._failpoint:
+            self.end()
         if self._running is None or self._running.died():
-            self._running = self.up()
+            self.take(self.up(failpoint), failpoint)
+        assert self._running is not None
         return self._running
 
     def end(self) -> None:
@@ -32,9 +36,9 @@ class SharedShop(ReplayScene):
         if self._running is not None and not self._running.died():
             assert self._running.terminate() == 0, self._running.text()[-2000:]
 
-    def take(self, instance: Instance) -> None:
+    def take(self, instance: Instance, failpoint: str | None = None) -> None:
         """The instance that the tests to come find running."""
-        self._running = instance
+        self._running, self._failpoint = instance, failpoint
 
     def begin(self) -> None:
         if self._running is not None:

@@ -1,4 +1,4 @@
-"""A source uninstalled and installed again over the old data folder, and one installed by an earlier version."""
+"""A source uninstalled and installed again over the old data folder."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from tests.contract.outbox_v2_scene import install_v2
 
 from evermark.sources.postgres.install import install, uninstall
 from evermark.sources.postgres.place import PlainDsn, PostgresPlace
@@ -69,29 +68,3 @@ def test_uninstalled_and_installed_again_goes_on_with_the_old_data_folder(folder
         assert max(scene.handled["steady"].values()) == 1
         assert set(scene.committed()) <= set(scene.logged()) and len(scene.logged()) == 11
         uninstall(other)
-
-
-class InstalledBefore(Scene):
-    """A shop whose outbox was installed by version 2."""
-
-    def prepare(self) -> None:
-        with psycopg.connect(self.dsn, autocommit=True) as conn:
-            conn.execute("create table public.orders (id bigint generated always as identity primary key, total int)")
-            install_v2(conn, "evermark_scene_shop", "evermark_scene_shop", "public.orders")
-
-
-def test_an_outbox_of_the_version_before_is_read_without_a_person_and_upgraded_under_up(
-    folder: Path, pg_dsn: str
-) -> None:
-    """GIVEN an outbox of version 2 WHEN `up` runs THEN it delivers, warns, and goes on through the upgrade."""
-    with InstalledBefore(folder, pg_dsn, {"steady": None}) as scene:
-        running = ran(scene, 3, 3)
-        until(lambda: running.said("the outbox is of version 2"), "the old version was warned of")
-        assert running.said("evermark source install")
-        scene.run("source", "install")
-        order(pg_dsn, 2)
-        came(scene, 5)
-        assert not running.said("partition stopped") and not running.said("a hole was found")
-        scene.check_complete()
-        # That it goes on after a restart, test_upgrade shows.
-        assert running.terminate() == 0

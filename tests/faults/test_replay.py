@@ -24,10 +24,9 @@ def test_a_replay_asked_by_sql_survives_kills_and_reaches_the_handlers(shop: Sha
     to = _now(shop.dsn)
     wanted = shop.events_between(since, to)
     assert len(wanted) == 600
-    shop.end()
     with shop.writing():
         # GIVEN that all of it has been delivered once
-        first = shop.up("replay.sent@1")
+        first = shop.running("replay.sent@1")
         until(lambda: not shop.missing(set(wanted)), "the window was delivered live")
 
         # WHEN a replay is asked for and the process dies after a slice was sent, then after one was settled

@@ -39,8 +39,9 @@ def killed_at_each(names: Sequence[str], folder: Path, dsn: str) -> Ledger:
         return ledger
 
 
-def die_at_each(names: Sequence[str], scene: Scene, refusing: str) -> Instance:
-    """Die at each of `names` while a writer goes on, and drain; the instance that did, still running."""
+def die_at_each(names: Sequence[str], scene: Scene, refusing: str, then: str | None = None) -> Instance:
+    """Die at each of `names` while a writer goes on, and drain; the instance that did, still running. It was started
+    with the failpoint `then`, which it has not come to."""
     # Refused events are parked, so that the queue's failpoints are reached too.
     scene.receivers[refusing].failing = Failing.parse("422:3%")
     writer = Writer(scene.dsn)
@@ -48,7 +49,7 @@ def die_at_each(names: Sequence[str], scene: Scene, refusing: str) -> Instance:
     try:
         for name in names:
             died_by_itself(scene.up(f"{name}@2"))
-        last = scene.up()
+        last = scene.up(then)
         scene.wait_delivered(scene.delivered(next(iter(scene.handled))))
     finally:
         writer.finish()
