@@ -12,7 +12,17 @@ from pathlib import Path
 import bench
 from bench.report import Report, say
 
-_NOT_BENCHES = {"__main__", "debezium", "debezium_child", "nodes", "receiver_child", "report", "shop", "streams_child"}
+_NOT_BENCHES = {
+    "__main__",
+    "pairs",
+    "debezium",
+    "debezium_child",
+    "nodes",
+    "receiver_child",
+    "report",
+    "shop",
+    "streams_child",
+}
 
 
 def names() -> list[str]:

@@ -3,12 +3,12 @@
     EvermarkError
     ├── ConfigError            the file, a variable or an option is wrong
     ├── UnreachableError       a server does not answer, or stopped answering
-    ├── BusyError              somebody else is using the thing just now (an active slot, a lock)
+    ├── BusyError              something else is using it just now (an active slot, a lock)
     ├── DeniedError            we lack a permission, or an address is not allowed
     ├── SetupError             the far side is not set up: publication, wal_level, slot, schema
     ├── GapError               positions that should follow the checkpoint cannot be read
     │   └── IdentityError      the source is not the one we left: restored, cloned, promoted
-    ├── StaleError             our lease epoch is old: somebody else owns this now
+    ├── StaleError             our lease epoch is old: another instance owns this now
     ├── ConflictError          a compare-and-set lost, though our lease may still be good
     ├── NotFoundError          asked for something that is not there
     ├── FormatError            a durable format is newer than this program, or damaged

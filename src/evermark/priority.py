@@ -10,8 +10,8 @@ _HUMBLE = 10
 
 
 def lower_priority() -> None:
-    """This thread, and no other of its process, leaves the processor to whoever else wants it. It cannot step forward
+    """This thread, and no other of its process, runs only when no other one wants the processor. It cannot step forward
     again: that takes a privilege.
     """
-    with suppress(OSError, AttributeError):  # not on every system: then it competes like everybody
+    with suppress(OSError, AttributeError):  # not on every system: then it competes like any thread
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _HUMBLE)

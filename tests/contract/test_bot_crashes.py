@@ -19,8 +19,8 @@ from evermark.delivery.decide.retry import Verdict
 from evermark.delivery.store.postgres import PostgresDelivery
 from evermark.delivery.webhook.base import Answer, Try
 from evermark.secrets import KeyRef, SecretBox
-from evermark.server.bot_desk import BotDesk
-from evermark.server.desk import Desk
+from evermark.server.bots import BotService
+from evermark.server.subscriptions import SubscriptionService
 from evermark.state.connection import State
 from evermark.testing.contracts.bot_scene import WISH, claimed, keyed, settle, waiting
 from evermark.testing.contracts.scene import T0, begin
@@ -61,8 +61,10 @@ def _publish(state: State, epoch: int, told: Path) -> int:
     store = PostgresDelivery(state, clock=lambda: T0)
     nothing: Any = None
     box = SecretBox(KeyRef("env", KEY))
-    desk = Desk(store, box, lambda step: step(epoch), dict, nothing, nothing, nothing, clock=lambda: T0)
-    released = BotDesk(desk, store, {WISH.source}).publish("bot", {"s1": "the key"}).released
+    subscriptions = SubscriptionService(
+        store, box, lambda step: step(epoch), dict, nothing, nothing, nothing, nothing, clock=lambda: T0
+    )
+    released = BotService(subscriptions, store, {WISH.source}).publish("bot", {"keys": {"s1": "the key"}}).released
     told.write_text("published")
     return released
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.contract.test_cli import deployment, file, held_elsewhere, log_batches, refused, said, told
+from tests.contract.test_cli import deployment, file, held_elsewhere, invoke, log_batches, refused, said, told
 
 from evermark.app.build import Deployment
 from evermark.cluster.fence import DELIVER_LEASE
@@ -25,6 +25,9 @@ def test_a_replay_is_asked_for_shown_and_cancelled(file: Path, deployment: Deplo
     )["id"]
     (row,) = told("replay", "list", "-c", file)
     assert (row["id"], row["state"], row["asked_by"], row["source"]) == (made, "waiting", "cli", "shop")
+    for command in (("replay", "list"), ("status",)):
+        table = invoke(*command, "-c", file).stdout
+        assert [f"{made} " in line and " billing " in line for line in table.splitlines()].count(True) == 1
     assert (row["since"], row["until"]) == ("2026-11-01T00:00:00+00:00", "2026-11-02T12:00:00+00:00")
     shown = told("replay", "show", made, "-c", file)
     assert (shown["where"], shown["subscription"], shown["targets"]) == ("op = 'insert'", "billing", [])

@@ -6,7 +6,8 @@ import http.client
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,9 +23,11 @@ from evermark.log.read import FileRange
 from evermark.observe.health import HealthBoard
 from evermark.observe.metrics import Metrics
 from evermark.secrets import KeyRef, Secret, SecretBox
-from evermark.server.bot_desk import BotDesk
-from evermark.server.desk import Desk
+from evermark.server.bots import BotService
+from evermark.server.calls import Services
+from evermark.server.deliveries import DeliveryService
 from evermark.server.http import Server
+from evermark.server.subscriptions import SubscriptionService
 from evermark.server.tokens import Tokens
 from evermark.testing.contracts.scene import P0, P1, T0, spec
 
@@ -43,6 +46,7 @@ BOT: dict[str, Any] = {
     "user": "helper-bot",
     "device": "phone",
 }
+KNOWN_STREAMS = {"public.orders"}
 WANTED: dict[str, Any] = {"name": "billing", "url": "https://billing.example/hooks", "streams": ["public.orders"]}
 
 
@@ -51,7 +55,7 @@ class Told:
     """An answer as a client sees it."""
 
     status: int
-    headers: Mapping[str, str]
+    headers: http.client.HTTPMessage
     text: str
 
     @property
@@ -77,7 +81,7 @@ class Fired:
 
 
 class Scene:
-    def __init__(self, folder: Path, tokens: Mapping[str, TokenConfig] = TOKENS) -> None:
+    def __init__(self, folder: Path, server: Server) -> None:
         key = folder / "key"
         key.write_text("a key that nobody will ever guess")
         self.box = SecretBox(KeyRef("file", str(key)))
@@ -93,9 +97,19 @@ class Scene:
             self.store.open_partition(place, 0, self.epoch)
         self.store.register([spec("file", secrets=("sealed",))], MadeBy.FILE, {}, self.epoch)
         sink: Any = self.sink
-        desk = Desk(self.store, self.box, self._as_deliverer, lambda: self.heads, self._files, lambda place, _: 2, sink)
-        self.desk = replace(desk, bots=BotDesk(desk, self.store, {P0.source}))
-        self.server = Server("127.0.0.1", 0, HealthBoard(), Metrics(), Tokens(tokens))
+        subscriptions = SubscriptionService(
+            self.store,
+            self.box,
+            self._as_deliverer,
+            lambda: self.heads,
+            self._files,
+            lambda place, _: 2,
+            sink,
+            lambda streams: [f"stream {each}: not known" for each in streams if each not in KNOWN_STREAMS],
+        )
+        bots = BotService(subscriptions, self.store, {P0.source})
+        self.services = Services(subscriptions, DeliveryService(self.store, self._as_deliverer), bots)
+        self.server = server
 
     def _files(self, source: str) -> list[FileRange]:
         return [FileRange("f", P0.partition, P0.partition, 1, 7, 700, 1, event_time_min=T0, event_time_max=T0)]
@@ -119,7 +133,7 @@ class Scene:
             sent = {"Authorization": f"Bearer {token}"} if token is not None else {}
             connection.request(method, path, data, {**sent, **(headers or {})})
             answer = connection.getresponse()
-            return Told(answer.status, dict(answer.headers), answer.read().decode())
+            return Told(answer.status, answer.headers, answer.read().decode())
         finally:
             connection.close()
 
@@ -132,12 +146,34 @@ class Scene:
 
 @contextmanager
 def served(folder: Path, tokens: Mapping[str, TokenConfig] = TOKENS, *, opened: bool = True) -> Iterator[Scene]:
-    scene = Scene(folder, tokens)
-    scene.server.start()
+    """A scene with a server of its own."""
+    scene = Scene(folder, _started(tokens))
     try:
         if opened:
-            scene.server.api.open(scene.desk)
+            scene.server.api.open(scene.services)
         yield scene
     finally:
         if scene.server._thread.is_alive():
             scene.server.stop()
+
+
+@contextmanager
+def served_by_one(folder: Path) -> Iterator[Scene]:
+    """A scene with services of its own, behind a server that other scenes have, too: its stop takes a moment."""
+    scene = Scene(folder, _one())
+    scene.server.api.open(scene.services)
+    try:
+        yield scene
+    finally:
+        scene.server.api.close()
+
+
+@cache
+def _one() -> Server:
+    return _started(TOKENS)
+
+
+def _started(tokens: Mapping[str, TokenConfig]) -> Server:
+    server = Server("127.0.0.1", 0, HealthBoard(), Metrics(), Tokens(tokens))
+    server.start()
+    return server

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.api_scene import READER, SECRET, WANTED, WRITER, Scene, served
+from tests.unit.api_scene import BOT, READER, SECRET, WANTED, WRITER, Scene, served, served_by_one
 
 from evermark.delivery.base import Fate, Outcome, SubscriptionState
 from evermark.delivery.decide.retry import Verdict
@@ -25,7 +25,7 @@ from evermark.testing.until import until
 
 @pytest.fixture
 def api(tmp_path: Path) -> Iterator[Scene]:
-    with served(tmp_path) as scene:
+    with served_by_one(tmp_path) as scene:
         yield scene
 
 
@@ -51,7 +51,7 @@ def test_a_subscription_is_made_shown_and_removed(api: Scene) -> None:
     assert (told["state"], told["made_by"], told["from"], told["timeout"]) == ("live", "api", "now", "10s")
     assert (told["lag_batches"], told["lag_events"], told["oldest"]) == (10, 700, "2026-11-15T12:00:00Z")
     assert told["headers"] == ["X-Key"] and told["secrets"] == [{"expires_at": None}]
-    assert {**made.json, "secret": None} == {**told, "secret": None}
+    assert {**made.json, "secret": None} == {**told, "secret": None, "warnings": []}
     assert [s["name"] for s in api.get("/v1/subscriptions").json["subscriptions"]] == ["billing", "file"]
     gone = api.ask("DELETE", "/v1/subscriptions/billing")
     assert (gone.status, gone.text) == (204, "")
@@ -97,6 +97,18 @@ def test_a_change_changes_what_is_given_and_nothing_else(api: Scene) -> None:
     after = api.store.subscription("billing").spec
     assert (after.url, after.where) == ("https://new.example/", None)
     assert (after.bundle, after.rate_per_s, after.streams, after.secrets) == (5, 1.0, before.streams, before.secrets)
+
+
+def test_streams_that_nothing_is_known_of_are_warned_of(api: Scene) -> None:
+    """GIVEN streams that nothing is known of WHEN made or changed THEN it is done, and the answer names them."""
+    assert api.post("/v1/subscriptions", WANTED).json["warnings"] == []
+    made = api.post("/v1/subscriptions", {**WANTED, "name": "typo", "streams": ["public.ordres"]})
+    assert (made.status, made.json["warnings"]) == (201, ["stream public.ordres: not known"])
+    changed = api.ask("PATCH", "/v1/subscriptions/billing", {"streams": ["public.orders", "a.b"]})
+    assert (changed.status, changed.json["warnings"]) == (200, ["stream a.b: not known"])
+    assert api.ask("PATCH", "/v1/subscriptions/typo", {"bundle": 2}).json["warnings"] == []
+    bot = api.post("/v1/bots", {**BOT, "streams": ["room"]})
+    assert (bot.status, bot.json["warnings"]) == (201, ["stream room: not known"])
 
 
 def test_pause_and_resume(api: Scene) -> None:
@@ -280,6 +292,15 @@ def test_every_refusal_has_one_form(api: Scene, method: str, path: str, body: by
     assert told.error["message"]
 
 
+def test_a_method_that_is_not_known_names_those_that_are(api: Scene) -> None:
+    """GIVEN a path with several methods WHEN asked with another THEN 405 and all of them; HEAD is GET without body."""
+    told = api.ask("PUT", "/v1/subscriptions")
+    assert told.headers["Allow"] == "GET, HEAD, POST" and told.error["hint"] == "use GET, HEAD, POST"
+    head = api.ask("HEAD", "/v1/subscriptions")
+    assert (head.status, head.text) == (200, "")
+    assert api.ask("HEAD", "/v1/subscriptions", token=None).status == 401
+
+
 def test_kinds_of_error_have_a_status_of_their_own(api: Scene) -> None:
     """GIVEN each kind from below WHEN it comes up THEN it is told with the status of the table, or 500."""
     from evermark.errors import of_kind
@@ -416,12 +437,12 @@ def test_without_tokens_the_api_says_which_key_to_add(tmp_path: Path) -> None:
 
 def test_a_token_that_may_read_writes_nothing(api: Scene) -> None:
     """GIVEN `may: read` WHEN it reads THEN 200; WHEN it writes anything THEN 403 and nothing happens."""
-    from evermark.server.routes import ROUTES
+    from evermark.server.calls import CALLS
 
     before = api.store.subscriptions()
-    for route in ROUTES:
-        told = api.ask(route.method, route.path.format(name="file", id=1, session="s"), None, token=READER)
-        assert (told.status == 403) == (route.writes or "{session}" in route.path), route
+    for call in CALLS:
+        told = api.ask(call.method, call.path.format(name="file", id=1, session="s"), None, token=READER)
+        assert (told.status == 403) == (call.writes or "{session}" in call.path), call
     assert api.ask("GET", "/v1/openapi.json", token=READER).status == 200
     assert api.store.subscriptions() == before and api.sink.tries == []
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.unit.api_scene import BOT, READER, SECRET, Scene, served
+from tests.unit.api_scene import BOT, READER, SECRET, Scene, served_by_one
 
 from evermark.testing.contracts.bot_scene import waiting
 from evermark.testing.contracts.scene import P0, T0, done
@@ -15,7 +15,7 @@ from evermark.testing.contracts.scene import P0, T0, done
 
 @pytest.fixture
 def api(tmp_path: Path) -> Iterator[Scene]:
-    with served(tmp_path) as scene:
+    with served_by_one(tmp_path) as scene:
         yield scene
 
 

@@ -32,7 +32,7 @@ from evermark.sources.kinds import BotReaders, SourceContext, kind_of
 from evermark.state.connection import State, schema_for
 from evermark.state.migrate import migrate
 
-# Whoever waits for an answer over HTTP is better told to come back than kept waiting.
+# An HTTP client is better told to come back than kept waiting.
 CONNECT_TIMEOUT_S = 3.0
 
 
@@ -64,7 +64,7 @@ class Deployment:
         return LogReader(self.log_folder(place.source)).batch_at(place.partition, since)
 
     def another_state(self, *, connections_max: int, timeout_s: float, lock_timeout_s: float) -> State:
-        """State by connections of its own, for those who must not wait for the others, nor the others for them."""
+        """State through other connections: neither these callers nor those of `state` wait for each other."""
         embedded, dsn = self.embedded, self.config.state.dsn
         return State(
             embedded.dsn if dsn is None and embedded is not None else (lambda: dsn.reveal() if dsn is not None else ""),
@@ -76,7 +76,7 @@ class Deployment:
         )
 
     def checkpoints_through(self, state: State) -> CheckpointStore:
-        """The same checkpoints through the connections of `state`, for those who must not wait for the others."""
+        """The same checkpoints through the connections of `state`."""
         settings = self.config.reliability.checkpoint
         return open_checkpoints(settings, state) if backend_of(settings).durable else self.checkpoints
 

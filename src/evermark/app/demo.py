@@ -39,7 +39,7 @@ _DRAIN_S = 180.0
 _UP_S = 180.0
 _LOOK_EVERY_S = 0.2
 _SAY_EVERY_S = 15.0  # of a wait that goes on
-# A replay leaves the processor to whatever else runs on this machine.
+# A replay leaves the processor to other programs on this machine.
 _REPLAY_S = 300.0
 _DEPLOYMENT = "demo"
 

@@ -1,4 +1,4 @@
-"""The demo's chat: a block node, rooms with bots in them, and people who go on talking whoever listens."""
+"""The demo's chat: a block node, rooms with bots in them, and people who talk all the time."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def block_node(folder: Path, env: Mapping[str, str]) -> Iterator[str]:
 
 
 class Chat(threading.Thread):
-    """Talks at a steady rate. Keeps who should have what: by the order in which the node took it."""
+    """Talks at a steady rate, and notes which bot should get which message, in the order the node took them."""
 
     def __init__(self, node: str, rate: float = 20.0) -> None:
         super().__init__(name="chat", daemon=True)

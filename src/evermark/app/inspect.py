@@ -102,7 +102,7 @@ def check_at(source: Source, load: Callable[[], dict[int, str]], newest: Mapping
     """`Source.check` against the positions of checkpoints, though an instance may be reading.
 
     The instance saves its checkpoint first and moves the source after that: a source that stands past a checkpoint was
-    moved by somebody else only if the checkpoint is still the same afterwards. If it moves at every look, it is read.
+    moved by another program only if the checkpoint is still the same afterwards. If it moves at every look, it is read.
     """
     resume = load()
     for _ in range(_LOOKS_MAX):
@@ -117,7 +117,7 @@ def check_at(source: Source, load: Callable[[], dict[int, str]], newest: Mapping
 
 
 def may_have_state(config: Config) -> bool:
-    """Whether anything may ever have been started here: without it there is nobody to ask for a lease."""
+    """Whether anything may ever have been started here: without State there is no lease to ask for."""
     return config.state.dsn is not None or (config.data / "state").exists()
 
 

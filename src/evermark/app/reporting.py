@@ -35,7 +35,7 @@ class DeliveryReport:
         self._kept: set[str] = set()
 
     def accounts(self, known: Mapping[str, Account], now: datetime) -> None:
-        """Gauges for everybody there is, and for nobody else."""
+        """Gauges for every subscription there is, and for no other."""
         metrics = self._metrics
         for name, account in known.items():
             metrics.lag_batches.labels(name).set(account.lag_batches)
@@ -94,7 +94,7 @@ class DeliveryReport:
             self._metrics.keys_asked.labels(wanted.subscription, _ATTEMPT[answer.verdict]).inc()
 
     def by_group(self, place: SourcePartition, results: Sequence[Delivered]) -> None:
-        """Whatever the group could not finish leaves it: once, and worth a line."""
+        """A subscription that did not finish leaves the group: worth one line."""
         for result in results:
             self._count(result)
             if result.outcome.fate is not Fate.DONE:

@@ -16,7 +16,7 @@ _BLOCK_FOLDERS = 64
 
 
 class ScratchKeeper:
-    """Makes Spark's folders again when somebody cleans them away: without them its session never recovers."""
+    """Makes Spark's folders again when another program cleans them away: without them its session never recovers."""
 
     def __init__(self, scratch: Path) -> None:
         blocks = [p for p in scratch.rglob("blockmgr-*") if p.is_dir()]

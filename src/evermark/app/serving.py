@@ -1,4 +1,4 @@
-"""The desk of a deployment, and the API of a running instance behind which it stands."""
+"""The services of a deployment, which the command line and the HTTP API of a running instance use."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from evermark.app.build import Deployment
+from evermark.app.checking import stream_warnings
 from evermark.app.leasing import as_holder
 from evermark.cluster.base import Holder
 from evermark.cluster.fence import DELIVER_LEASE
@@ -19,10 +20,14 @@ from evermark.delivery.webhook.sink import WebhookSink
 from evermark.errors import BusyError
 from evermark.log.head import PostgresHeads
 from evermark.log.read import LogReader
-from evermark.server.bot_desk import BotDesk
-from evermark.server.desk import Desk
-from evermark.server.http import Server
+from evermark.server.bots import BotService
+from evermark.server.calls import Services
+from evermark.server.deliveries import DeliveryService
+from evermark.server.subscriptions import SubscriptionService
 from evermark.state.connection import State
+
+if TYPE_CHECKING:
+    from evermark.server.http import Server
 
 T = TypeVar("T")
 
@@ -31,15 +36,15 @@ _STATEMENT_TIMEOUT_S = 10.0
 _LOCK_TIMEOUT_S = 5.0
 
 
-def desk_of(deployment: Deployment, state: State | None = None, holder: Holder | None = None) -> Desk:
-    """The desk of a deployment, on its own connections to state unless others are given."""
+def services_of(deployment: Deployment, state: State | None = None, holder: Holder | None = None) -> Services:
+    """The services of a deployment, on its own connections to state unless others are given."""
     on = state or deployment.state
     leases, whose, one_at_a_time = PostgresLeases(on), holder or deployment.holder, threading.Lock()
     heads = PostgresHeads(on)
     readers = {source: LogReader(deployment.log_folder(source)) for source in deployment.sources}
 
     def as_deliverer(step: Callable[[int], T]) -> T:
-        # Two of one holder would release each other's lease.
+        # Two transactions of one holder would release each other's lease.
         if not one_at_a_time.acquire(timeout=_LOCK_TIMEOUT_S):
             raise BusyError("another change is under way, and takes long", hint="try again in a moment")
         try:
@@ -48,7 +53,7 @@ def desk_of(deployment: Deployment, state: State | None = None, holder: Holder |
             one_at_a_time.release()
 
     store = PostgresDelivery(on)
-    desk = Desk(
+    subscriptions = SubscriptionService(
         store,
         deployment.box,
         as_deliverer,
@@ -56,19 +61,21 @@ def desk_of(deployment: Deployment, state: State | None = None, holder: Holder |
         files=lambda source: readers[source].files_if_any(),
         batch_at=deployment.batch_at,
         sink=WebhookSink(),
+        warnings=lambda streams: stream_warnings(deployment.config, deployment.log_root, streams),
     )
-    return replace(desk, bots=BotDesk(desk, store, frozenset(deployment.sources)))
+    bots = BotService(subscriptions, store, frozenset(deployment.sources))
+    return Services(subscriptions, DeliveryService(store, as_deliverer), bots)
 
 
 @contextmanager
 def served(server: Server, deployment: Deployment) -> Iterator[None]:
-    """The API is open while this lasts. It has connections of its own: delivery never waits for one of them."""
+    """The API is open while this lasts. It has connections of its own: delivery never waits for them."""
     state = deployment.another_state(
         connections_max=_CONNECTIONS_MAX, timeout_s=_STATEMENT_TIMEOUT_S, lock_timeout_s=_LOCK_TIMEOUT_S
     )
-    # Another holder than the one that delivers in this process: what is acquired for a request is released after it.
+    # A holder of its own, not that of delivery in this process: a lease acquired for a request is released after it.
     asking = replace(deployment.holder, instance=f"{deployment.holder.instance}/api")
-    server.api.open(desk_of(deployment, state, asking))
+    server.api.open(services_of(deployment, state, asking))
     try:
         yield
     finally:

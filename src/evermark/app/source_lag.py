@@ -1,5 +1,5 @@
-"""For how long events have been waiting: every source is asked what of it the log does not have, and the log what of it
-was not delivered. Asked when somebody wants to know, and now and then, whether this instance reads the source or not.
+"""For how long events have been waiting. Each source is asked what the log does not have yet, and the log what was not
+delivered yet: for every request to /health, and every few seconds, whether this instance owns the source or not.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from evermark.sources.base import Source, Untaken
 from evermark.sources.marks import Marks
 
 FRESH_S = 1.0  # an answer this young is not asked for again
-WAIT_S = 3.0  # whoever asks for health is answered after this long, whoever else is silent
+WAIT_S = 3.0  # a request for health is answered after this long, even if a source is silent
 OVERDUE_S = 10.0  # a source that has answered before may take this long now and then
-EVERY_S = 5.0  # asked, though nobody wants to know: when the lag began is known then
+EVERY_S = 5.0  # asked without a request, so that the time when a lag began is known
 _HUNG_MAX = 3
 _CONNECTIONS_MAX = 2
 _STATEMENT_TIMEOUT_S = 3.0
@@ -135,7 +135,7 @@ class Lags:
         self._thread.start()
 
     def stop(self) -> None:
-        """Does not wait for who hangs: what is being asked changes nothing."""
+        """Does not wait for a source that hangs: asking it changes nothing."""
         self._board.ask_with(lambda: None)
         self._stopping.set()
         self._state.close()
@@ -181,7 +181,7 @@ def group_lag_s(
 
 
 class SourceLook:
-    """Asks one source through a copy of its own: connections and locks of whoever reads are not waited for."""
+    """Asks one source through a copy of its own: the owner's connections and locks are not waited for."""
 
     def __init__(
         self, name: str, source: Source, checkpoints: CheckpointStore, board: HealthBoard, clock: Clock
@@ -202,7 +202,7 @@ class SourceLook:
         source, self._copy = self._copy or _copied(self._original), None
         try:
             answer = self._answer(source, at)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is said, and asked again
+        except Exception as error:  # noqa: BLE001 - any error is shown, and the source is asked again
             told = (error.message, error.hint) if isinstance(error, EvermarkError) else (_unknown(error), "")
             answer = SourceAnswer(at, refused=dict.fromkeys(self._partitions, told))
         if at >= self._answered_at:  # if not, it hung, and others have answered since

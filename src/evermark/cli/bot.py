@@ -8,63 +8,44 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from evermark.cli.console import JsonOption, YesOption, confirm, noun, say, show, show_json, show_table
-from evermark.cli.deployment import DEFAULT_CONFIG, ConfigOption, warn_of_streams
+from evermark.cli.console import JsonOption, YesOption, noun, say, show, show_json, show_table
+from evermark.cli.deployment import DEFAULT_CONFIG, ConfigOption
+from evermark.cli.options import Given, keys_as_options
 from evermark.cli.subscription import (
-    Bundle,
-    Concurrency,
-    From,
-    Header,
+    NOT_OPTIONS,
     Name,
-    Ops,
-    ParkedLimit,
-    Rate,
+    NewSecretOption,
     SecretOption,
-    Streams,
-    Timeout,
-    Ttl,
-    Where,
-    desk_at,
-    given_keys,
+    removed,
     report,
+    services_at,
+    with_secret,
 )
+from evermark.config.bots import BotConfig
+from evermark.config.subscriptions import SubscriptionConfig
 from evermark.errors import ConfigError
-
-if TYPE_CHECKING:
-    from evermark.server.bot_desk import BotDesk
-    from evermark.server.desk import Desk
 
 app = noun("Bots: subscriptions that act for a user of block streams.")
 
 _FILE_BYTES_MAX = 1024 * 1024
-
-Mode = Annotated[
-    str | None, typer.Option(metavar="MODE", help="Which events: all, mentions_replies_reactions or none.")
-]
-Device = Annotated[
-    str | None,
-    typer.Option(metavar="DEVICE", help="The device whose session keys the bot uses, for encrypted messages."),
-]
-Inbox = Annotated[
-    str | None, typer.Option(metavar="STREAM", help="The stream that is the bot's inbox, if the log does not say.")
-]
+_FIXED = ("source", "user")
 
 
 @app.command("list")
 def list_bots(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
     """List the bots: the user of each, its mode, state and lag. Bots of the file begin with `evermark up`."""
     rows: list[dict[str, Any]] = []
-    with desk_at(config) as (_, desk):
-        page = _bots(desk).page()
+    with services_at(config) as (_, services):
+        page = services.bots.page()
         while True:
             rows += [bot.model_dump(mode="json", by_alias=True) for bot in page.bots]
             if page.after is None:
                 break
-            page = _bots(desk).page(page.after)
+            page = services.bots.page(page.after)
     columns = (
         "name",
         "made_by",
@@ -85,8 +66,8 @@ def list_bots(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False
 @app.command("show")
 def show_bot(name: Name, config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
     """Show all of one bot."""
-    with desk_at(config) as (_, desk):
-        found = _bots(desk).one(name).model_dump(mode="json", by_alias=True)
+    with services_at(config) as (_, services):
+        found = services.bots.get(name).model_dump(mode="json", by_alias=True)
     if as_json:
         show_json(found)
     else:
@@ -94,100 +75,50 @@ def show_bot(name: Name, config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOpt
 
 
 @app.command()
+@keys_as_options(BotConfig, but=NOT_OPTIONS)
 def add(
     name: Name,
-    url: Annotated[str, typer.Option(metavar="URL", help="Where to send the events.", show_default=False)],
-    source: Annotated[str, typer.Option(metavar="SOURCE", help="The source that has its streams.", show_default=False)],
-    user: Annotated[str, typer.Option(metavar="USER", help="The user it acts for.", show_default=False)],
-    mode: Mode = None,
-    device: Device = None,
-    inbox: Inbox = None,
+    given: Given,
     secret: SecretOption = None,
-    new_secret: Annotated[bool, typer.Option("--new-secret", help="Make a secret, and print it this once.")] = False,
-    streams: Streams = None,
-    ops: Ops = None,
-    where: Where = None,
-    start: From = None,
-    bundle: Bundle = None,
-    concurrency: Concurrency = None,
-    timeout: Timeout = None,
-    rate: Rate = None,
-    header: Header = None,
-    parked_limit: ParkedLimit = None,
-    ttl: Ttl = None,
+    new_secret: NewSecretOption = False,
     config: ConfigOption = DEFAULT_CONFIG,
     as_json: JsonOption = False,
 ) -> None:
     """Add a bot, beside those of the file. A running instance takes it up by itself."""
-    if bool(secret) is new_secret:
-        raise ConfigError("which secret?", hint="give one with --secret, or have one made with --new-secret")
-    given = given_keys(
-        url=url,
-        source=source,
-        user=user,
-        mode=mode,
-        device=device,
-        inbox=inbox,
-        secret=secret,
-        streams=streams,
-        ops=ops,
-        where=where,
-        start=start,
-        bundle=bundle,
-        concurrency=concurrency,
-        timeout=timeout,
-        rate=rate,
-        headers=header,
-        parked_limit=parked_limit,
-        ttl=ttl,
-    )
-    with desk_at(config) as (deployment, desk):
-        made = _bots(desk).add(name, {key: value for key, value in given.items() if value is not None})
-        warn_of_streams(deployment, given.get("streams") or ())
+    values = with_secret(given, secret, new_secret)
+    with services_at(config) as (_, services):
+        made = services.bots.add(name, values)
     report(made, f"{name} is there, {made.state.value}, and speaks for {made.user}", as_json)
 
 
 @app.command("set")
-def set_bot(
-    name: Name,
-    mode: Mode = None,
-    device: Device = None,
-    inbox: Inbox = None,
-    config: ConfigOption = DEFAULT_CONFIG,
-    as_json: JsonOption = False,
-) -> None:
+@keys_as_options(BotConfig, but=(*SubscriptionConfig.keys(), *_FIXED), optional=True)
+def set_bot(name: Name, given: Given, config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
     """Change the mode, device or inbox of a bot.
 
     What is not given stays as it is; an empty text sets an option back to its default. Other options of a bot are
     changed with `evermark subscription set`.
     """
-    changes = given_keys(mode=mode, device=device, inbox=inbox)
-    if not changes:
+    if not given:
         raise ConfigError("nothing to change was given", hint="give --mode, --device or --inbox")
-    with desk_at(config) as (_, desk):
-        changed = _bots(desk).change(name, changes)
+    with services_at(config) as (_, services):
+        changed = services.bots.change(name, given)
     report(changed, f"{name} is changed", as_json)
 
 
 @app.command()
 def remove(name: Name, config: ConfigOption = DEFAULT_CONFIG, yes: YesOption = False) -> None:
     """Remove a bot and its parked deliveries. The events stay in the log, and so do the keys of its device."""
-    with desk_at(config) as (deployment, desk):
-        from evermark.delivery.decide.registration import require_ours
-
-        found = _bots(desk).one(name)
-        require_ours(deployment.delivery.subscription(name).spec, "removed")
-        confirm(f"Remove {name}? {found.waiting + found.dead} parked deliveries go with it.", yes=yes)
-        _bots(desk).remove(name)
-    say(f"{name} is removed")
+    with services_at(config) as (deployment, services):
+        services.bots.get(name)  # a subscription that is no bot is not removed here
+        removed(deployment, services, name, yes=yes)
 
 
 @app.command()
 def keys(
     name: Name,
     publish: Annotated[
-        Path | None,
-        typer.Option(help='Publish the keys in this file, {"session": "key", …}; - reads them from stdin.'),
+        Path | None, typer.Option(help='Publish the keys in this file, {"session": "key", …}; - reads them from stdin.')
     ] = None,
     session: Annotated[str | None, typer.Option(help="Print the key of this session.")] = None,
     withdraw: Annotated[str | None, typer.Option(help="Remove the key of this session; its events wait again.")] = None,
@@ -203,22 +134,22 @@ def keys(
     if publish is not None:
         _publish(name, _read(publish), config, as_json)
         return
-    with desk_at(config) as (_, desk):
+    with services_at(config) as (_, services):
         if withdraw is not None:
-            _bots(desk).withdraw(name, withdraw)
+            services.bots.withdraw(name, withdraw)
             say(f"the key of {withdraw} is withdrawn")
             return
         if session is not None:
-            found = _bots(desk).key(name, session)
+            found = services.bots.key(name, session)
             show_json(found.model_dump(mode="json")) if as_json else typer.echo(found.key)
             return
         rows: list[dict[str, Any]] = []
-        page = _bots(desk).keys(name, limit=1000)
+        page = services.bots.keys(name, limit=1000)
         while True:
             rows += [key.model_dump(mode="json", exclude={"key"}) for key in page.keys]
             if page.after is None:
                 break
-            page = _bots(desk).keys(name, page.after, 1000)
+            page = services.bots.keys(name, page.after, 1000)
     show(rows, ("session", "published_at"), as_json=as_json, empty="no key is published")
 
 
@@ -228,10 +159,10 @@ def _publish(name: str, given: dict[str, Any], config: Path, as_json: bool) -> N
     if not given:
         raise ConfigError("no key was given", hint='write them as {"session": "key", …}')
     sessions, published, released = sorted(given), 0, 0
-    with desk_at(config) as (_, desk):
+    with services_at(config) as (_, services):
         for start in range(0, len(sessions), KEYS_AT_ONCE_MAX):
             some = {session: given[session] for session in sessions[start : start + KEYS_AT_ONCE_MAX]}
-            done = _bots(desk).publish(name, some)
+            done = services.bots.publish(name, {"keys": some})
             published, released = published + done.published, released + done.released
     if as_json:
         show_json({"published": published, "released": released})
@@ -250,9 +181,3 @@ def _read(path: Path) -> dict[str, Any]:
             "--publish: expected a JSON object of at most 1 MiB", hint='write the keys as {"session": "key", …}'
         )
     return found
-
-
-def _bots(desk: Desk) -> BotDesk:
-    if desk.bots is None:
-        raise ConfigError("this deployment has no desk for bots")
-    return desk.bots

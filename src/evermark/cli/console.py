@@ -28,7 +28,7 @@ _OS_HINTS = {
     errno.EROFS: "the disk is mounted read-only: choose another folder, or mount it for writing",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
 }
-_PIPE_WIDTH = 100_000  # nobody's terminal: a row stays one line
+_PIPE_WIDTH = 100_000  # wider than any terminal: a row stays one line
 
 
 def noun(text: str) -> typer.Typer:

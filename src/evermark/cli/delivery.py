@@ -1,4 +1,4 @@
-"""`evermark delivery`: what was set aside, and a person's word on it."""
+"""`evermark delivery`: parked deliveries, and what a person decides about them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ParkedState(StrEnum):
 
 Ids = Annotated[list[int] | None, typer.Argument(metavar="ID...", min=1, show_default=False)]
 SubscriptionOption = Annotated[str | None, typer.Option("--subscription", "-s", help="Only of this subscription.")]
-StateOption = Annotated[ParkedState | None, typer.Option("--state", help="Only those in this state.")]
+StateOption = Annotated[ParkedState | None, typer.Option("--state", help="Only deliveries in this state.")]
 
 
 @app.command("list")
@@ -40,12 +40,12 @@ def list_deliveries(
     config: ConfigOption = DEFAULT_CONFIG,
     subscription: SubscriptionOption = None,
     state: StateOption = None,
-    after: Annotated[int, typer.Option(min=0, help="Only ids above this one: the next page.")] = 0,
+    after: Annotated[int, typer.Option(min=0, help="Only ids above this id: the next page.")] = 0,
     limit: Annotated[int, typer.Option(min=1, max=100_000, help="Deliveries at most.")] = 100,
     as_json: JsonOption = False,
 ) -> None:
     """List the parked deliveries, oldest first."""
-    from evermark.server.shapes import DeliveryAnswer
+    from evermark.server.deliveries import DeliveryAnswer
 
     rows: list[dict[str, Any]] = []
     with opened(config) as deployment:
@@ -53,7 +53,7 @@ def list_deliveries(
             if len(rows) == limit:
                 say(f"there are more: add --after {rows[-1]['id']}")
                 break
-            rows.append(DeliveryAnswer.of(row))
+            rows.append(DeliveryAnswer.of(row).model_dump())
     columns = ("id", "subscription", "state", "event_id", "key", "attempts", "status", "next_attempt_at", "reason")
     show(rows, columns, as_json=as_json, empty="nothing is parked" if state is None else f"nothing is {state}")
 
@@ -65,19 +65,18 @@ def show_delivery(
     as_json: JsonOption = False,
 ) -> None:
     """Show a parked delivery, with its event."""
-    from evermark.server.shapes import DeliveryWhole
+    from evermark.server.deliveries import DeliveryWhole
 
     with opened(config) as deployment:
         row = _found(deployment, [delivery])[0]
-    document = DeliveryWhole.of(row)
+    document = DeliveryWhole.of(row).model_dump()
     if as_json:
         show_json(document)
     else:
-        flat = {**document, "event": json.dumps(document["event"], indent=2, ensure_ascii=False)}
-        event = flat.pop("event")
-        show_table(("field", "value"), list(flat.items()))
+        event = document.pop("event")
+        show_table(("field", "value"), list(document.items()))
         say("")
-        typer.echo(event)
+        typer.echo(json.dumps(event, indent=2, ensure_ascii=False))
 
 
 @app.command()
@@ -133,7 +132,7 @@ def _chosen(
 
 
 def _found(deployment: Deployment, ids: list[int]) -> list[ParkedRow]:
-    """Exactly these, or an error: a person who mistyped one id has perhaps mistyped another."""
+    """The deliveries with exactly these ids, or an error: a person who mistyped an id may have mistyped another."""
     rows, missing = [], []
     for each in sorted(set(ids)):
         page = deployment.delivery.parked(after_id=each - 1, limit=1)
@@ -142,14 +141,12 @@ def _found(deployment: Deployment, ids: list[int]) -> list[ParkedRow]:
         else:
             missing.append(str(each))
     if missing:
-        raise NotFoundError(
-            f"no parked delivery has the id {', '.join(missing)}", hint="`evermark delivery list` shows those there are"
-        )
+        raise NotFoundError(f"no parked delivery has the id {', '.join(missing)}", hint="see `evermark delivery list`")
     return rows
 
 
 def _in_parts(deployment: Deployment, rows: list[ParkedRow], step: Callable[[list[int], int], int]) -> int:
-    """Several short transactions rather than a long one: an instance may be delivering meanwhile."""
+    """Work in short transactions: an instance may be delivering meanwhile."""
     count = 0
     for begin in range(0, len(rows), _AT_ONCE):
         ids = [row.id for row in rows[begin : begin + _AT_ONCE]]

@@ -1,4 +1,4 @@
-"""`evermark instance`: who runs, and what they own."""
+"""`evermark instance`: the running instances, and the leases each holds."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ SHOWN_CHARS_MAX = 200
 
 
 class _Printer:
-    """Writes what comes to stdout; ends the listener when nobody reads it any more."""
+    """Writes received events to stdout; ends the listener when stdout is closed."""
 
     def __init__(self, *, as_json: bool, done: threading.Event) -> None:
         self._as_json = as_json

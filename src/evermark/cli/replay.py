@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 app = noun("Replays: deliver past events again.")
 
+COLUMNS = ("id", "state", "source", "subscription", "streams", "since", "until", "percent", "delivered", "parked")
 _RATE_MAX = 1_000_000.0
 Id = Annotated[str, typer.Argument(metavar="ID", show_default=False)]
 
@@ -92,8 +93,7 @@ def list_replays(
     """List the replays, the newest first."""
     with opened(config) as deployment:
         rows = [summary(replay) for replay in deployment.replays.newest(limit)]
-    columns = ("id", "state", "source", "streams", "since", "until", "percent", "delivered", "parked", "reason")
-    show(rows, columns, as_json=as_json, empty="nothing was replayed yet")
+    show(rows, (*COLUMNS, "reason"), as_json=as_json, empty="nothing was replayed yet")
 
 
 @app.command("show")
@@ -113,7 +113,7 @@ def show_replay(replay: Id, config: ConfigOption = DEFAULT_CONFIG, as_json: Json
 
 @app.command()
 def cancel(replay: Id, config: ConfigOption = DEFAULT_CONFIG) -> None:
-    """End a replay now. What it parked is dropped; what was delivered stays delivered."""
+    """End a replay now. Its parked deliveries are dropped; delivered events stay delivered."""
     with opened(config) as deployment:
         ended = as_deliverer(deployment, lambda epoch: deployment.replays.cancel(replay, epoch))
         state = deployment.replays.one(replay).state
@@ -123,13 +123,11 @@ def cancel(replay: Id, config: ConfigOption = DEFAULT_CONFIG) -> None:
 def _known_subscription(deployment: Deployment, name: str) -> None:
     known = {*deployment.delivery.subscriptions(), *(spec.name for spec in deployment.specs)}
     if name not in known:
-        raise NotFoundError(
-            f"no subscription is called {name[:80]!r}", hint="`evermark subscription list` shows those there are"
-        )
+        raise NotFoundError(f"no subscription is called {name[:80]!r}", hint="see `evermark subscription list`")
 
 
 def summary(replay: Replay) -> dict[str, Any]:
-    """One replay as a person sees it; how far it is, is how far its slowest target is."""
+    """A replay as a person sees it; its percentage is that of its slowest target."""
     from evermark.delivery.replay.plan import percent
 
     request = replay.request

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+import http.client
+import json
+from typing import TYPE_CHECKING, Any
 
+from evermark.cli import replay
 from evermark.cli.console import JsonOption, say, show, show_json
 from evermark.cli.deployment import DEFAULT_CONFIG, ConfigOption, lease_rows, opened
-from evermark.cli.replay import summary
-from evermark.cli.standing import health, partition_rows, subscription_rows
+from evermark.cli.subscription import subscription_rows
+
+if TYPE_CHECKING:
+    from evermark.app.build import Deployment
+    from evermark.config import Config
+
+_HEALTH_WAIT_S = 6.0  # an instance asks its sources first, and waits for them a little
+_HEALTH_BYTES_MAX = 4 * 1024 * 1024
+_ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1", "*": "127.0.0.1"}  # noqa: S104 - looked at, not listened on
 
 
 def status(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
@@ -21,14 +31,14 @@ def status(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -
             "deployment": deployment.config.name,
             "log": str(deployment.log_root),
             "listen": deployment.config.server.listen,
-            "health": health(deployment.config),
-            "sources": partition_rows(deployment),
+            "health": _health(deployment.config),
+            "sources": _partitions(deployment),
             "delivery": {
                 "owner": f"{holder.host}:{holder.pid}" if holder else None,
                 "epoch": deliver.epoch if deliver else None,
             },
             "subscriptions": subscription_rows(deployment),
-            "replays": [summary(replay) for replay in deployment.replays.open()],
+            "replays": [replay.summary(each) for each in deployment.replays.open()],
             "dropped": deployment.delivery.counted("dropped"),
             "expired": deployment.delivery.counted("expired"),
         }
@@ -36,6 +46,49 @@ def status(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -
         show_json(document)
     else:
         _show(document)
+
+
+def _partitions(deployment: Deployment) -> list[dict[str, Any]]:
+    """One row per source partition: its owner, its checkpoint, its log head."""
+    from evermark.cluster.fence import source_lease
+
+    leases = lease_rows(deployment)
+    rows: list[dict[str, Any]] = []
+    for source in sorted(deployment.sources):
+        lease = leases.get(source_lease(source))
+        holder = lease.holder if lease is not None and lease.held else None
+        checkpoints = deployment.checkpoints.list(source)
+        heads = deployment.heads.load(source)
+        for partition in sorted({*checkpoints, *heads} or {0}):
+            checkpoint, head = checkpoints.get(partition), heads.get(partition)
+            rows.append(
+                {
+                    "source": source,
+                    "partition": partition,
+                    "owner": f"{holder.host}:{holder.pid}" if holder else None,
+                    "epoch": lease.epoch if lease else None,
+                    "log_head": head.batch if head else 0,
+                    "checkpoint": checkpoint.batch if checkpoint else None,
+                    "position": checkpoint.position if checkpoint else None,
+                }
+            )
+    return rows
+
+
+def _health(config: Config) -> dict[str, Any] | None:
+    """What the instance behind `server.listen` says of itself; None when nothing of ours answers there."""
+    host, port = _ANY_ADDRESS.get(config.server.host, config.server.host), config.server.port
+    if port == 0:
+        return None
+    connection = http.client.HTTPConnection(host, port, timeout=_HEALTH_WAIT_S)
+    try:
+        connection.request("GET", "/health")
+        found = json.loads(connection.getresponse().read(_HEALTH_BYTES_MAX))
+    except (OSError, http.client.HTTPException, ValueError):
+        return None
+    finally:
+        connection.close()
+    return found if isinstance(found, dict) and "partitions" in found else None
 
 
 def _stale(said: dict[str, Any]) -> str | None:
@@ -68,8 +121,7 @@ def _show(document: dict[str, Any]) -> None:
     )
     if document["replays"]:
         say("")
-        columns = ["id", "state", "source", "streams", "since", "until", "percent", "delivered", "parked"]
-        show(document["replays"], columns)
+        show(document["replays"], replay.COLUMNS)
     for row in document["subscriptions"]:
         if row.get("kept_events"):
             say(f"{row['subscription']}: the log keeps {row['kept_events']} events beyond log.retention for it")

@@ -1,69 +1,49 @@
-"""`evermark subscription`: who wants what, and how far they are."""
+"""`evermark subscription`: which events each subscription gets, its state and its lag."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evermark.cli.console import EXIT_FAILED, JsonOption, YesOption, confirm, noun, say, show, show_json, show_table
-from evermark.cli.deployment import DEFAULT_CONFIG, ConfigOption, as_deliverer, opened, warn_of_streams
-from evermark.cli.standing import subscription_rows
+from evermark.cli.console import (
+    EXIT_FAILED,
+    JsonOption,
+    YesOption,
+    confirm,
+    noun,
+    say,
+    show,
+    show_json,
+    show_table,
+    warn,
+)
+from evermark.cli.deployment import DEFAULT_CONFIG, ConfigOption, as_deliverer, opened
+from evermark.cli.options import Given, keys_as_options
+from evermark.config.subscriptions import SubscriptionConfig
 from evermark.errors import ConfigError, NotFoundError
 
 if TYPE_CHECKING:
     from evermark.app.build import Deployment
-    from evermark.server.desk import Desk
-    from evermark.server.shapes import SubscriptionAnswer, SubscriptionMade
-
-OPS = "insert, update, delete, truncate, read, message"  # spelt out: help loads nothing; a test compares
+    from evermark.server.calls import Services
+    from evermark.server.subscriptions import SubscriptionAnswer
 
 app = noun("Subscriptions: who gets which events.")
 
+# A secret has options of its own, and only the operator's file may open networks.
+NOT_OPTIONS = ("secret", "allow_networks")
+NOT_REGISTERED = "new"
+
 Name = Annotated[str, typer.Argument(metavar="NAME", show_default=False)]
-# The keys of the file, as options; `""` takes one back to its default.
-Url = Annotated[str | None, typer.Option(metavar="URL", help="Where to send the events.", show_default=False)]
 SecretOption = Annotated[
     str | None,
     typer.Option("--secret", envvar="EVERMARK_SIGNING_SECRET", help="The signing secret, whsec_…", show_default=False),
 ]
-Streams = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--streams", "--stream", metavar="STREAM", help="Only events of this stream. Repeat it, or write a,b."
-    ),
-]
-Ops = Annotated[
-    list[str] | None,
-    typer.Option("--ops", "--op", metavar="OP", help=f"Only these operations: {OPS}. Repeat it, or write a,b."),
-]
-Where = Annotated[
-    str | None, typer.Option(metavar="PREDICATE", help="Only events that match: op = 'insert' and data.total > 100")
-]
-From = Annotated[
-    str | None, typer.Option("--from", metavar="TIME", help="Begin at: now, beginning, or 2026-11-01T12:00Z.")
-]
-Ordered = Annotated[bool | None, typer.Option("--ordered/--unordered", help="Keep order per key through retries.")]
-Bundle = Annotated[int | None, typer.Option(metavar="N", help="Events in one request, at most.")]
-Concurrency = Annotated[int | None, typer.Option(metavar="N", help="Requests at the same time, at most.")]
-Timeout = Annotated[str | None, typer.Option(metavar="DURATION", help="How long one request may take: 10s.")]
-Rate = Annotated[str | None, typer.Option(metavar="RATE", help="Requests at most: 50/s or 600/m. 0: no limit.")]
-Body = Annotated[str | None, typer.Option(metavar="FORM", help="The form of the body: standard, cloudevents or raw.")]
-Header = Annotated[
-    list[str] | None,
-    typer.Option("--header", metavar="NAME=VALUE", help="A header to send with each request. Repeatable."),
-]
-BodyLimit = Annotated[str | None, typer.Option(metavar="SIZE", help="An event with a larger body is parked: 1MiB.")]
-ParkedLimit = Annotated[
-    int | None, typer.Option(metavar="N", help="With so many parked deliveries the subscription stops.")
-]
-Ttl = Annotated[
-    str | None,
-    typer.Option(metavar="DURATION", help="Give up events that could not be delivered for so long: 7d. 0: never."),
-]
+NewSecretOption = Annotated[bool, typer.Option("--new-secret", help="Make a secret, and print it this once.")]
 
 
 @app.command("list")
@@ -89,100 +69,35 @@ def list_subscriptions(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOptio
 
 
 @app.command()
+@keys_as_options(SubscriptionConfig, but=NOT_OPTIONS)
 def add(
     name: Name,
-    url: Annotated[str, typer.Option(metavar="URL", help="Where to send the events.", show_default=False)],
+    given: Given,
     secret: SecretOption = None,
-    new_secret: Annotated[bool, typer.Option("--new-secret", help="Make a secret, and print it this once.")] = False,
-    streams: Streams = None,
-    ops: Ops = None,
-    where: Where = None,
-    start: From = None,
-    ordered: Ordered = None,
-    bundle: Bundle = None,
-    concurrency: Concurrency = None,
-    timeout: Timeout = None,
-    rate: Rate = None,
-    body: Body = None,
-    header: Header = None,
-    body_limit: BodyLimit = None,
-    parked_limit: ParkedLimit = None,
-    ttl: Ttl = None,
+    new_secret: NewSecretOption = False,
     config: ConfigOption = DEFAULT_CONFIG,
     as_json: JsonOption = False,
 ) -> None:
     """Add a subscription, beside those of the file. A running instance takes it up by itself."""
-    if bool(secret) is new_secret:
-        raise ConfigError("which secret?", hint="give one with --secret, or have one made with --new-secret")
-    given = given_keys(
-        url=url,
-        secret=secret,
-        streams=streams,
-        ops=ops,
-        where=where,
-        start=start,
-        ordered=ordered,
-        bundle=bundle,
-        concurrency=concurrency,
-        timeout=timeout,
-        rate=rate,
-        body=body,
-        headers=header,
-        body_limit=body_limit,
-        parked_limit=parked_limit,
-        ttl=ttl,
-    )
-    with desk_at(config) as (deployment, desk):
-        made = desk.add(name, {key: value for key, value in given.items() if value is not None})
-        warn_of_streams(deployment, given.get("streams") or ())
+    values = with_secret(given, secret, new_secret)
+    with services_at(config) as (_, services):
+        made = services.subscriptions.add(name, values)
     report(made, f"{name} is there, {made.state.value}; try it with: evermark subscription test {name}", as_json)
 
 
 @app.command("set")
+@keys_as_options(SubscriptionConfig, but=(*NOT_OPTIONS, "from"), optional=True)
 def set_subscription(
-    name: Name,
-    url: Url = None,
-    streams: Streams = None,
-    ops: Ops = None,
-    where: Where = None,
-    ordered: Ordered = None,
-    bundle: Bundle = None,
-    concurrency: Concurrency = None,
-    timeout: Timeout = None,
-    rate: Rate = None,
-    body: Body = None,
-    header: Header = None,
-    body_limit: BodyLimit = None,
-    parked_limit: ParkedLimit = None,
-    ttl: Ttl = None,
-    config: ConfigOption = DEFAULT_CONFIG,
-    as_json: JsonOption = False,
+    name: Name, given: Given, config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False
 ) -> None:
     """Change a subscription. What is not given stays as it is.
 
     An empty text sets an option back to its default. The subscription keeps its place in the log.
     """
-    changes = given_keys(
-        url=url,
-        streams=streams,
-        ops=ops,
-        where=where,
-        ordered=ordered,
-        bundle=bundle,
-        concurrency=concurrency,
-        timeout=timeout,
-        rate=rate,
-        body=body,
-        headers=header,
-        body_limit=body_limit,
-        parked_limit=parked_limit,
-        ttl=ttl,
-    )
-    if not changes:
+    if not given:
         raise ConfigError("nothing to change was given", hint="for example --url or --where; see --help")
-    with desk_at(config) as (deployment, desk):
-        changed = desk.change(name, changes)
-        warn_of_streams(deployment, changes.get("streams") or ())
+    with services_at(config) as (_, services):
+        changed = services.subscriptions.change(name, given)
     report(changed, f"{name} is changed", as_json)
 
 
@@ -203,10 +118,9 @@ def rotate(
     Without --secret a new one is made, and printed this once. The former secrets sign too, for as long as --overlap.
     """
     asked = {"secret": secret or None, "overlap": overlap, "end": end or None}
-    with desk_at(config) as (_, desk):
-        from evermark.server import routes
-
-        made = routes.rotate(desk, name, {k: v for k, v in asked.items() if v is not None}, f"rotating {name}")
+    with services_at(config) as (_, services):
+        values = {key: value for key, value in asked.items() if value is not None}
+        made = services.subscriptions.rotate(name, values, f"rotating {name}")
     count = len(made.secrets)
     ends = next((s.expires_at for s in made.secrets[1:] if s.expires_at is not None), None)
     until = f"until {ends:%Y-%m-%d %H:%M:%S} UTC" if ends else f"until: evermark subscription rotate {name} --end"
@@ -219,8 +133,8 @@ def fire(name: Name, config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption 
 
     The event has the type evermark.test. The exit code is 1 unless the receiver accepted it.
     """
-    with desk_at(config) as (deployment, desk):
-        fired = desk.test_fire(_spec(deployment, name))
+    with services_at(config) as (deployment, services):
+        fired = services.subscriptions.test_fire(_spec(deployment, name))
     if as_json:
         show_json(fired.model_dump(mode="json"))
     else:
@@ -232,15 +146,8 @@ def fire(name: Name, config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption 
 @app.command()
 def remove(name: Name, config: ConfigOption = DEFAULT_CONFIG, yes: YesOption = False) -> None:
     """Remove a subscription and its parked deliveries. The events stay in the log."""
-    with desk_at(config) as (deployment, desk):
-        from evermark.delivery.decide.registration import require_ours
-
-        require_ours(deployment.delivery.subscription(name).spec, "removed")
-        found = desk.one(name)
-        parked = found.waiting + found.dead
-        confirm(f"Remove {name}? {parked} parked deliveries go with it.", yes=yes)
-        desk.remove(name)
-    say(f"{name} is removed")
+    with services_at(config) as (deployment, services):
+        removed(deployment, services, name, yes=yes)
 
 
 @app.command()
@@ -277,46 +184,37 @@ def resume(name: Name, config: ConfigOption = DEFAULT_CONFIG) -> None:
 
 
 @contextmanager
-def desk_at(config: Path) -> Iterator[tuple[Deployment, Desk]]:
+def services_at(config: Path) -> Iterator[tuple[Deployment, Services]]:
     with opened(config) as deployment:
-        from evermark.app.serving import desk_of
+        from evermark.app.serving import services_of
 
-        desk = desk_of(deployment)
+        services = services_of(deployment)
         try:
-            yield deployment, desk
+            yield deployment, services
         finally:
-            desk.sink.close()
+            services.subscriptions.sink.close()
 
 
-def given_keys(**options: Any) -> dict[str, Any]:
-    """The options that were given, as the keys of the file; None for one that is to be its default."""
-    given: dict[str, Any] = {}
-    for option, value in options.items():
-        key = "from" if option == "start" else option
-        if value is None or value == []:
-            continue
-        if key == "headers":
-            given[key] = _headers(value)
-        elif isinstance(value, list):
-            given[key] = [part.strip() for text in value for part in text.split(",") if part.strip()] or None
-        else:
-            given[key] = None if value == "" else value
-    return given
+def with_secret(given: Given, secret: str | None, new_secret: bool) -> dict[str, Any]:
+    """The keys of a new subscription. Without a secret among them the service makes a secret."""
+    if bool(secret) is new_secret:
+        raise ConfigError("which secret?", hint="give one with --secret, or have one made with --new-secret")
+    return {key: value for key, value in {**given, "secret": secret or None}.items() if value is not None}
 
 
-def _headers(texts: list[str]) -> dict[str, str] | None:
-    found: dict[str, str] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals and text:
-            raise ConfigError("--header: expected NAME=VALUE", hint="for example --header X-Team=billing")
-        if name:
-            found[name.strip()] = value
-    return found or None
+def removed(deployment: Deployment, services: Services, name: str, *, yes: bool) -> None:
+    """Remove a subscription, once a person has agreed."""
+    from evermark.delivery.decide.registration import require_ours
+
+    require_ours(deployment.delivery.subscription(name).spec, "removed")
+    found = services.subscriptions.get(name)
+    confirm(f"Remove {name}? {found.waiting + found.dead} parked deliveries go with it.", yes=yes)
+    services.subscriptions.remove(name)
+    say(f"{name} is removed")
 
 
 def _spec(deployment: Deployment, name: str) -> Any:
-    """What is known of it; one of the file that no instance has seen yet may be tried too."""
+    """The spec of a subscription; a subscription of the file that no instance has seen yet may be tested, too."""
     try:
         return deployment.delivery.subscription(name).spec
     except NotFoundError:
@@ -326,8 +224,11 @@ def _spec(deployment: Deployment, name: str) -> Any:
         return found
 
 
-def report(answer: SubscriptionAnswer | SubscriptionMade, said: str, as_json: bool) -> None:
+def report(answer: SubscriptionAnswer, said: str, as_json: bool) -> None:
+    """Say what has become of a subscription; a secret that was made goes to stdout, alone."""
     made = getattr(answer, "secret", None)
+    for text in getattr(answer, "warnings", ()):
+        warn(text)
     if as_json:
         show_json(answer.model_dump(mode="json", by_alias=True, exclude=set() if made else {"secret"}))
         return
@@ -335,3 +236,54 @@ def report(answer: SubscriptionAnswer | SubscriptionMade, said: str, as_json: bo
         typer.echo(made)
         say("this secret is shown this once: give it to the receiver")
     say(said)
+
+
+def subscription_rows(deployment: Deployment) -> list[dict[str, Any]]:
+    """A row per subscription, also of the file's that no instance has seen yet. No row holds a secret."""
+    from evermark.delivery.status import accounts, durable_heads, kept_for
+    from evermark.log.read import LogReader
+
+    heads = durable_heads(deployment.heads, deployment.sources)
+    files = {source: LogReader(deployment.log_folder(source)).files_if_any() for source in deployment.sources}
+    known = accounts(deployment.delivery, heads, lambda source: files[source])
+    horizon = datetime.now(UTC) - deployment.config.log.retention
+    kept = kept_for(deployment.delivery.cursors_outside(), files, horizon)
+    rows: list[dict[str, Any]] = [
+        {
+            **_keys(found.subscription.spec),
+            "state": found.subscription.state.value,
+            "lag_batches": found.lag_batches,
+            "lag_events": found.lag_events,
+            "oldest": found.oldest,
+            "kept_events": kept.get(found.subscription.name, 0),
+            "waiting": found.waiting,
+            "dead": found.dead,
+            "failures": found.subscription.failures,
+            "next_attempt_at": found.subscription.next_attempt_at,
+            "reason": found.subscription.reason,
+        }
+        for found in known.values()
+    ]
+    rows += [
+        {**_keys(spec), "state": NOT_REGISTERED, "reason": "begins with the next `evermark up`"}
+        for spec in deployment.specs
+        if spec.name not in known
+    ]
+    return sorted(rows, key=lambda row: str(row["subscription"]))
+
+
+def _keys(spec: Any) -> dict[str, Any]:
+    """The keys of a subscription. Values of headers may be credentials: only their names are told."""
+    from evermark.observe.logging import without_secrets
+
+    return {
+        "subscription": spec.name,
+        "url": without_secrets(spec.url),
+        "streams": list(spec.streams),
+        "ops": list(spec.ops),
+        "where": spec.where,
+        "ordered": spec.ordered,
+        "bundle": spec.bundle,
+        "headers": sorted(spec.headers),
+        "made_by": spec.made_by.value,
+    }

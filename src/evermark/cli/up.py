@@ -36,7 +36,7 @@ def up(
     try:
         Pipeline.from_file(config).run()
     except StuckError as error:
-        # The interpreter would wait for the stuck thread, and whoever starts the process anew would wait for that.
+        # The interpreter would wait for the stuck thread, and the supervisor would wait for the interpreter.
         show_error(error)
         sys.stderr.flush()
         os._exit(EXIT_FAILED)

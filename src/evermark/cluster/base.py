@@ -1,4 +1,4 @@
-"""Leases: who may write to a source, and since when.
+"""Leases: which instance may write to a source, and since when.
 
 Contract (checked by `evermark.testing.LeaseContract` over every backend):
 
@@ -6,7 +6,7 @@ Contract (checked by `evermark.testing.LeaseContract` over every backend):
 - Each change of holder raises the epoch, and an epoch is never given out twice.
 - A holder that could not renew in time may still believe it holds the lease: nothing relies on its belief. Every
   write carries the epoch and is refused when it is old.
-- A holder on the same machine whose process is gone loses the lease at once: there is nobody left to be surprised.
+- A holder on the same machine whose process is gone loses the lease at once: no process is left that could still write.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Lease:
 
 class LeaseStore(Protocol):
     def acquire(self, name: str, holder: Holder, ttl_s: float) -> Lease | None:
-        """The lease, or None while somebody else holds it. Acquiring what one holds already renews it."""
+        """The lease, or None while another holder has it. Acquiring it again renews it."""
 
     def renew(self, lease: Lease, ttl_s: float) -> None:
         """Raises `StaleError` when it is no longer ours."""

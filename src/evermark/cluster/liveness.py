@@ -1,4 +1,4 @@
-"""Whether a holder still lives, and who may therefore have a lease.
+"""Whether a lease's holder still lives, and whether another may therefore have the lease.
 
 Only a process that can be looked at is ever called gone: same host, same boot, same pid namespace. About anybody
 else we know nothing, and wait for the lease to run out.
@@ -35,7 +35,7 @@ class Held:
 
 
 def epoch_for(held: Held | None, holder: Holder, now: datetime, is_gone: IsGone) -> int | None:
-    """The epoch with which `holder` gets the lease, or None while somebody else has it. Pure, but for `is_gone`."""
+    """The epoch with which `holder` gets the lease, or None while another holder has it. Pure, but for `is_gone`."""
     if held is None:
         return 1
     if held.holder == holder:

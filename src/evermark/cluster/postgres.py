@@ -8,7 +8,7 @@ from evermark.cluster.fence import fence, stale
 from evermark.cluster.liveness import Held, IsGone, epoch_for
 from evermark.state.connection import State
 
-# A row of epoch 0 that nobody holds: so that there is always a row to lock.
+# A row of epoch 0 without a holder: so that there is always a row to lock.
 _BEGIN = """
 insert into leases (name, epoch, expires_at) values (%s, 0, '-infinity') on conflict (name) do nothing
 """

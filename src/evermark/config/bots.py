@@ -24,11 +24,17 @@ Named = Annotated[str, Field(min_length=1, max_length=128), AfterValidator(_prin
 
 
 class BotConfig(SubscriptionConfig):
-    source: Annotated[str, Field(pattern=NAME)]
-    user: Named
-    mode: BotMode = BotMode.ALL
-    device: Named | None = None
-    inbox: Named | None = None
+    source: Annotated[str, Field(pattern=NAME, description="The source that has its streams.")]
+    user: Annotated[Named, Field(description="The user it acts for.")]
+    mode: Annotated[BotMode, Field(description=f"Which events: {', '.join(mode.value for mode in BotMode)}.")] = (
+        BotMode.ALL
+    )
+    device: Annotated[
+        Named | None, Field(description="The device whose session keys the bot uses, for encrypted messages.")
+    ] = None
+    inbox: Annotated[
+        Named | None, Field(title="Stream", description="The stream that is the bot's inbox, if the log does not say.")
+    ] = None
 
     @model_validator(mode="after")
     def _sessions_keep_their_own_order(self) -> BotConfig:

@@ -104,23 +104,57 @@ _SigningSecret = Annotated[Secret, AfterValidator(signing_secret)]
 
 
 class SubscriptionConfig(Model):
-    url: Annotated[str, Field(min_length=1, max_length=2048)]
+    """Each key is also an option of `evermark subscription add`: its title stands for the value in the help."""
+
+    url: Annotated[str, Field(min_length=1, max_length=2048, description="Where to send the events.")]
     secret: Annotated[tuple[_SigningSecret, ...], BeforeValidator(_as_list), Field(max_length=4)] = ()
-    streams: Annotated[tuple[_Stream, ...], Field(max_length=1000)] = ()
-    ops: Annotated[tuple[Op, ...], Field(max_length=len(DELIVERED_OPS))] = ()
-    where: Annotated[str, Field(min_length=1, max_length=8192)] | None = None
-    start: Annotated[str, Field(alias="from", max_length=64), AfterValidator(start_point)] = "now"
-    ordered: bool = False
-    bundle: Annotated[Whole, Field(ge=1, le=1000)] = 1
-    concurrency: Annotated[Whole, Field(ge=1, le=1000)] = 20
-    timeout: Annotated[Duration, between(timedelta(milliseconds=100), timedelta(minutes=5))] = timedelta(seconds=10)
-    rate: Rate = 0.0
-    body: Literal["standard", "cloudevents", "raw"] = "standard"
-    headers: Annotated[dict[str, str], Field(max_length=32), AfterValidator(header_map)] = Field(default_factory=dict)
+    streams: Annotated[tuple[_Stream, ...], Field(max_length=1000, description="Only events of this stream.")] = ()
+    ops: Annotated[
+        tuple[Op, ...],
+        Field(max_length=len(DELIVERED_OPS), description=f"Only these operations: {', '.join(DELIVERED_OPS)}."),
+    ] = ()
+    where: Annotated[
+        Annotated[str, Field(min_length=1, max_length=8192)] | None,
+        Field(title="Predicate", description="Only events that match: op = 'insert' and data.total > 100"),
+    ] = None
+    start: Annotated[
+        str,
+        Field(alias="from", max_length=64, title="Time", description="Begin at: now, beginning, or 2026-11-01T12:00Z."),
+        AfterValidator(start_point),
+    ] = "now"
+    ordered: Annotated[bool, Field(description="Keep order per key through retries.")] = False
+    bundle: Annotated[Whole, Field(ge=1, le=1000, description="Events in one request, at most.")] = 1
+    concurrency: Annotated[Whole, Field(ge=1, le=1000, description="Requests at the same time, at most.")] = 20
+    timeout: Annotated[
+        Duration,
+        between(timedelta(milliseconds=100), timedelta(minutes=5)),
+        Field(title="Duration", description="How long one request may take: 10s."),
+    ] = timedelta(seconds=10)
+    rate: Annotated[Rate, Field(description="Requests at most: 50/s or 600/m. 0: no limit.")] = 0.0
+    body: Annotated[
+        Literal["standard", "cloudevents", "raw"],
+        Field(title="Form", description="The form of the body: standard, cloudevents or raw."),
+    ] = "standard"
+    headers: Annotated[
+        dict[str, str],
+        Field(max_length=32, description="A header to send with each request."),
+        AfterValidator(header_map),
+    ] = Field(default_factory=dict)
     allow_networks: Annotated[tuple[Annotated[str, AfterValidator(network)], ...], Field(max_length=64)] = ()
-    body_limit: Annotated[Size, AfterValidator(_body_bytes)] = 1024 * 1024
-    parked_limit: Annotated[Whole, Field(ge=1, le=10_000_000)] = 10_000
-    ttl: Annotated[Duration, BeforeValidator(_zero), AfterValidator(_off_or_long)] = timedelta(days=7)
+    body_limit: Annotated[
+        Size,
+        AfterValidator(_body_bytes),
+        Field(title="Size", description="An event with a larger body is parked: 1MiB."),
+    ] = 1024 * 1024
+    parked_limit: Annotated[
+        Whole, Field(ge=1, le=10_000_000, description="With so many parked deliveries the subscription stops.")
+    ] = 10_000
+    ttl: Annotated[
+        Duration,
+        BeforeValidator(_zero),
+        AfterValidator(_off_or_long),
+        Field(title="Duration", description="Give up events that could not be delivered for so long: 7d. 0: never."),
+    ] = timedelta(days=7)
 
     @model_validator(mode="after")
     def _whole(self) -> SubscriptionConfig:

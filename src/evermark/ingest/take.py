@@ -33,7 +33,7 @@ class Taken:
     end: str
     append: Append
     duplicates: int = 0
-    controls: int | None = None  # how many control events are among them; None: nobody counted
+    controls: int | None = None  # how many control events are among them; None: they were not counted
 
 
 def controls_seen_to(tail: Tail, head: Head | None, checkpoint: Checkpoint | None) -> int:

@@ -45,7 +45,7 @@ class DeltaLog:
         return Tail(batch, epoch, note.end if note else None)
 
     def fence(self, partition: int, epoch: int) -> Tail:
-        """Raise the partition's epoch in the log itself: whoever read the tail before this can no longer commit.
+        """Raise the partition's epoch in the log itself: an owner that read the tail before this can no longer commit.
 
         The owner that it makes also gives an older table the columns that events have got since.
         """
@@ -85,7 +85,7 @@ class DeltaLog:
         failpoint.hit("log.committed")
 
     def sync(self) -> int:
-        """Contents before names, and names before whoever speaks of them; a batch's files were synced by their task."""
+        """Contents before names, names before the commits that mention them; tasks have synced the batch's files."""
         with full_disk_is_said(self.folder):
             sync_folder(self.folder)
             version = self._newest_version()
@@ -133,7 +133,7 @@ class DeltaLog:
         except (DeltaError, OSError) as error:
             self._refusal = error
             return False
-        # An owner that slept through the cleaning of commits meets no conflict: it fills a hole nobody will read.
+        # An owner that slept through the cleaning of commits meets no conflict: its version is one no reader reads.
         return last_checkpoint(self.folder) <= table.version()
 
     def _has_all_columns(self) -> bool:

@@ -32,7 +32,7 @@ TABLE_CONFIGURATION: dict[str, str | None] = {
 }
 
 
-# Whoever removes files, by compaction or retention, counts this one up: of two at a time the second is refused.
+# Each removal of files, by compaction or retention, counts this up: of two at the same time the second is refused.
 CARE_APP_ID = "evermark:care"
 
 

@@ -1,4 +1,4 @@
-"""How far the log of each partition is durable: `log_head`. Nobody delivers beyond it.
+"""How far the log of each partition is durable: `log_head`. Nothing is delivered beyond it.
 
 Contract of `HeadStore` (checked by `evermark.testing.contracts.HeadContract` over every backend):
 
@@ -134,7 +134,7 @@ class PostgresHeads:
         if row is None:
             require_next(None, new, where, recovered=recovered)
             if conn.execute(_INSERT, (source, partition, *given)).rowcount != 1:
-                raise ConflictError(f"log head of {where} was begun by somebody else just now", hint=_HINT)
+                raise ConflictError(f"log head of {where} was begun by another instance just now", hint=_HINT)
             return
         require_next(Head(*row), new, where, recovered=recovered)
         conn.execute(_UPDATE, (*given, source, partition))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Log:
-    """Every event there is, readable by anybody who can read the folder."""
+    """All events of all sources, for every process that can read the folder."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = str(path)

@@ -1,8 +1,8 @@
 """Keeping the log quick: compaction, checkpoints, cleaning of `_delta_log`, replaced and orphaned files, retention.
 
-Runs beside the writer, from its own handle. Nothing of it conflicts with appends. Two carers of one table cannot
-remove the same file twice: each commit of care counts up an application of its own, so the second is refused.
-What is new is durable before it is committed, and what is committed is durable before anything old goes.
+Runs beside the writer, from its own handle, and conflicts with no append. Two processes that maintain one table cannot
+remove the same file twice: each commit counts up an application of its own, so the second is refused. New files are
+durable before they are committed, and the commit is durable before an old file goes.
 """
 
 from __future__ import annotations
@@ -50,10 +50,8 @@ class CareReport:
 
 @dataclass
 class Maintenance:
-    """The housekeeper of one table.
-
-    It remembers since when it has seen a file unused; after a restart that time begins again, so that a file is never
-    taken from a reader that was given it less than an hour ago.
+    """Of one table. It remembers since when it has seen a file unused; after a restart that time begins again, so that
+    no file is taken from a reader that was given it less than an hour ago.
     """
 
     folder: Path
@@ -94,7 +92,7 @@ class Maintenance:
         require_files(self.folder, merged)  # those they replace are removed in an hour
         replaced = [file for group in groups for file in group]
         note = CareNote("compact", len(merged), len(replaced))
-        # From the snapshot that listed them: a carer that was quicker since then makes this commit fail.
+        # From the snapshot that listed them: if another process was quicker since then, this commit fails.
         if self._commit(table, note, merged, replaced, data_change=False):
             report.compacted += len(replaced)
 
@@ -126,8 +124,8 @@ class Maintenance:
                 post_commithook_properties=NO_HOOKS,
             )
         except CommitFailedError:
-            # Another carer was quicker, and the next round sees what it made. Should this one have gone through after
-            # all, its new files are in use: so they are left to the search for orphans.
+            # Another process was quicker; the next round sees its files. If this commit went through after all,
+            # its new files are in use: so they are left to the search for orphans.
             return False
         self._replaced.update(dict.fromkeys((f.path for f in removed), self.clock()))
         return True
@@ -171,7 +169,7 @@ class Maintenance:
         return sum(path not in used for path in due)
 
     def _find_orphans(self) -> None:
-        """Files nobody committed, and files replaced by a carer that is no longer there to remove them."""
+        """Files that were never committed, and files whose replacement another process did not live to remove."""
         now = self.clock()
         present = list(self.folder.glob("*.parquet"))
         used = {f.path for f in files_at(self.folder, self._table())}
@@ -179,7 +177,7 @@ class Maintenance:
             name = str(path)
             if name in used or name in self._replaced or name in self._orphans:
                 continue
-            # A task may still be about to have it committed: only age tells that nobody will.
+            # A task's file may be committed in a moment: only its age tells that it will not be.
             with suppress(FileNotFoundError):
                 if now - path.stat().st_mtime >= ORPHAN_AGE_S:
                     self._orphans[name] = now

@@ -1,7 +1,8 @@
 """After a power cut: set aside commits that did not reach the disk whole.
 
 Everything up to the durable head was fsynced. A commit after it may be there in part, because a rename can reach the
-disk before the contents do. Nobody delivered it and no checkpoint passed it, so it is set aside and read again.
+disk before the contents do. It was not delivered and no checkpoint passed it, so it is set aside and its events are
+read again.
 """
 
 from __future__ import annotations

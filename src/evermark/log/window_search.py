@@ -1,6 +1,6 @@
 """Where the events of a stretch of time are, in the order of (event_time, event_id).
 
-For those who need no predicate: times, ids, streams and operations are compared column by column, in the task that
+For replays without a predicate: times, ids, streams and operations are compared column by column, in the task that
 reads the rows afterwards. Spark's way to the same answer is `evermark.spark.replay.places`, which knows predicates too
 and takes several times as long; a test holds the two against each other.
 """

@@ -13,14 +13,14 @@ from pydantic.json_schema import models_json_schema
 from evermark import durations
 from evermark.config.fields import NAME
 from evermark.config.subscriptions import DELIVERED_OPS
-from evermark.server.bot_shapes import BotAsked
-from evermark.server.routes import ROUTES
-from evermark.server.routing import Route
-from evermark.server.shapes import ErrorAnswer, SubscriptionAsked, SubscriptionChange
+from evermark.server.bots import BotAsked
+from evermark.server.calls import CALLS, Call
+from evermark.server.messages import ErrorAnswer
+from evermark.server.subscriptions import SubscriptionAsked, SubscriptionChange
 
 OPENAPI = "3.1.0"
 _REF = "#/components/schemas/{model}"
-# What only the operator's file may say, and what is given once.
+# Keys that only the operator's file may have, and keys that are given once.
 _NOT_BY_API = ("allow_networks",)
 _NOT_CHANGED = ("name", "from", "secret")
 _ERRORS = {
@@ -38,8 +38,8 @@ _ERRORS = {
 
 def document() -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
-    for route in ROUTES:
-        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
+    for call in CALLS:
+        paths.setdefault(call.path, {})[call.method.lower()] = _operation(call)
     paths["/v1/openapi.json"] = {
         "get": {
             "operationId": "get_openapi",
@@ -52,21 +52,18 @@ def document() -> dict[str, Any]:
         "info": {"title": "Evermark", "version": version("evermark"), "description": "Subscriptions and deliveries."},
         "security": [{"bearer": []}],
         "paths": paths,
-        "components": {
-            "schemas": schemas(),
-            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
-        },
+        "components": {"schemas": schemas(), "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}}},
     }
 
 
 def schemas() -> dict[str, Any]:
-    taken: list[type[BaseModel]] = [route.body for route in ROUTES if route.body is not None]
-    given: list[type[BaseModel]] = [ErrorAnswer, *(route.answer for route in ROUTES if route.answer is not None)]
+    taken: list[type[BaseModel]] = [call.body for call in CALLS if call.body is not None]
+    given: list[type[BaseModel]] = [ErrorAnswer, *(call.answer for call in CALLS if call.answer is not None)]
     wanted: list[tuple[type[BaseModel], Any]] = [(model, "validation") for model in dict.fromkeys(taken)]
     wanted += [(model, "serialization") for model in dict.fromkeys(given)]
     _, made = models_json_schema(wanted, ref_template=_REF)
     found: dict[str, Any] = _standard(made["$defs"])
-    found.pop("Op")  # told where it is used, with those that are delivered
+    found.pop("Op")  # its delivered values stand at the key `ops`
     for model in (SubscriptionAsked, SubscriptionChange, BotAsked):
         _as_taken(found[model.__name__])
     change = found[SubscriptionChange.__name__]
@@ -101,40 +98,41 @@ def _standard(schema: Any) -> Any:
     return [_standard(one) for one in schema] if isinstance(schema, list) else schema
 
 
-def _operation(route: Route) -> dict[str, Any]:
-    said: dict[str, Any] = {"operationId": _name(route), "summary": route.text}
-    parameters = list(_parameters(route))
+def _operation(call: Call) -> dict[str, Any]:
+    said: dict[str, Any] = {"operationId": _name(call), "summary": call.summary}
+    parameters = list(_parameters(call))
     if parameters:
         said["parameters"] = parameters
-    if route.body is not None:
-        content: dict[str, Any] = {"schema": {"$ref": _REF.format(model=route.body.__name__)}}
-        if route.example is not None:
-            content["example"] = dict(route.example)
-        said["requestBody"] = {"required": route.body_required, "content": {"application/json": content}}
-    good: dict[str, Any] = {"description": "Done" if route.writes else "OK"}
-    if route.answer is not None:
-        good["content"] = {"application/json": {"schema": {"$ref": _REF.format(model=route.answer.__name__)}}}
+    if call.body is not None:
+        content: dict[str, Any] = {"schema": {"$ref": _REF.format(model=call.body.__name__)}}
+        if call.example is not None:
+            content["example"] = dict(call.example)
+        said["requestBody"] = {"required": not call.body_optional, "content": {"application/json": content}}
+    good: dict[str, Any] = {"description": "Done" if call.writes else "OK"}
+    if call.answer is not None:
+        good["content"] = {"application/json": {"schema": {"$ref": _REF.format(model=call.answer.__name__)}}}
     statuses = [401, 500, 503]
-    statuses += [403] if route.needs_all else []
-    statuses += [404] if "{" in route.path else []
-    statuses += [400, 413, 422] if route.body is not None else [422] if route.query else []
-    statuses += [409] if route.body is not None or route.method == "DELETE" else []
-    said["responses"] = {str(route.status): good, **_errors(*sorted(statuses))}
+    statuses += [403] if call.needs_all else []
+    statuses += [404] if "{" in call.path else []
+    statuses += [400, 413, 422] if call.body is not None else [422] if call.query.model_fields else []
+    statuses += [409] if call.body is not None or call.method == "DELETE" else []
+    said["responses"] = {str(call.status): good, **_errors(*sorted(statuses))}
     return said
 
 
-def _name(route: Route) -> str:
-    words = [part for part in route.path.split("/")[2:] if part and not part.startswith("{")]
-    return "_".join([route.method.lower(), *(["one"] if route.path.endswith("}") else []), *words])
+def _name(call: Call) -> str:
+    words = [part for part in call.path.split("/")[2:] if part and not part.startswith("{")]
+    return "_".join([call.method.lower(), *(["one"] if call.path.endswith("}") else []), *words])
 
 
-def _parameters(route: Route) -> Iterator[dict[str, Any]]:
-    for part in route.path.split("/"):
+def _parameters(call: Call) -> Iterator[dict[str, Any]]:
+    for part in call.path.split("/"):
         if part.startswith("{"):
             kind = "integer" if part == "{id}" else "string"
             yield {"name": part.strip("{}"), "in": "path", "required": True, "schema": {"type": kind}}
-    for one in route.query:
-        yield {"name": one.name, "in": "query", "description": one.text, "schema": {"type": one.type}}
+    for name, schema in call.query.model_json_schema().get("properties", {}).items():
+        said = {key: value for key, value in schema.items() if key not in ("title", "description", "default")}
+        yield {"name": name, "in": "query", "description": schema["description"], "schema": said}
 
 
 def _errors(*statuses: int) -> dict[str, Any]:

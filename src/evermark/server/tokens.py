@@ -7,22 +7,30 @@ import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from starlette.authentication import AuthCredentials, AuthenticationBackend, AuthenticationError, BaseUser
+from starlette.requests import HTTPConnection
+
 from evermark.config import TokenConfig
+from evermark.errors import DeniedError
 
 _SCHEME = "bearer "
 _HEADER_CHARS_MAX = 1024
+_HINT = "send the header Authorization: Bearer …, with a token named under server.tokens in evermark.yaml"
+_HINT_NO_TOKENS = (
+    'add to evermark.yaml: server: {tokens: {NAME: "${VARIABLE}"}}, 24 characters at least, and start again'
+)
 
 
 @dataclass(frozen=True)
-class Bearer:
-    """Whoever showed a token: by the name it has in the file."""
+class Bearer(BaseUser):
+    """A client that showed a token, by the token's name in the file."""
 
     name: str
     may_write: bool
 
 
-class Tokens:
-    """Compares by hash and with all of them, so that the time taken tells neither a token nor whose it was."""
+class Tokens(AuthenticationBackend):
+    """Compares a hash with the hashes of all tokens, so that the time taken tells neither a token nor its name."""
 
     def __init__(self, given: Mapping[str, TokenConfig]) -> None:
         self._known = [
@@ -33,11 +41,24 @@ class Tokens:
     def __repr__(self) -> str:
         return f"Tokens({len(self._known)})"
 
-    def __bool__(self) -> bool:
-        return bool(self._known)
+    async def authenticate(self, conn: HTTPConnection) -> tuple[AuthCredentials, BaseUser] | None:
+        """Without a token a client learns nothing below /v1, not even which paths there are."""
+        if not (conn.scope["path"] + "/").startswith("/v1/"):
+            return None
+        found = self.bearer(conn.headers.get("Authorization"))
+        if found is None:
+            raise AuthenticationError
+        return AuthCredentials(), found
+
+    def refusal(self, conn: HTTPConnection) -> DeniedError:
+        """Why `authenticate` refused this request."""
+        if not self._known:
+            return DeniedError("there are no tokens, so nobody may use the API", hint=_HINT_NO_TOKENS)
+        shown = "Authorization" in conn.headers
+        return DeniedError("this token is not known" if shown else "this needs a token", hint=_HINT)
 
     def bearer(self, authorization: str | None) -> Bearer | None:
-        """Who sent this header; None when it is missing, malformed or nobody's."""
+        """The client that sent this header; None when the header is missing or malformed, or its token unknown."""
         if authorization is None or len(authorization) > _HEADER_CHARS_MAX:
             return None
         if authorization[: len(_SCHEME)].lower() != _SCHEME:

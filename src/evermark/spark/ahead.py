@@ -49,7 +49,7 @@ def ahead(items: Iterator[T], depth: int = _DEPTH, *, low_priority: bool = False
         except BaseException as raised:  # noqa: BLE001 - it is raised where the items are used
             error = raised
         finally:
-            put(_End(error))  # whatever happened: somebody waits for it
+            put(_End(error))  # in every case: the reader waits for it
 
     thread = threading.Thread(target=take, name="ahead", daemon=True)
     thread.start()

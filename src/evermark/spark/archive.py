@@ -58,7 +58,7 @@ def _once(scratch: Path) -> None:
     query.awaitTermination()
     jvm: Any = spark.sparkContext._gateway.proc  # type: ignore[union-attr] # noqa: SLF001 - nothing else knows it
     spark.stop()
-    # The archive is written while the JVM ends, which it does when nobody is left to talk to it.
+    # The archive is written while the JVM ends, which it does when its stdin is closed.
     jvm.stdin.close()
     jvm.wait(_MAKE_TIMEOUT_S)
 

@@ -1,7 +1,7 @@
 """The one internal Spark data source: it wraps any `Source` and emits one row per file written, never an event.
 
 What runs where: `latestOffset` and `partitions` in a process of their own that lives as long as the query; `read` in
-task workers; neither shares anything with the driver but what was pickled here. Whatever goes wrong becomes a row, so
+task workers; neither shares anything with the driver but what was pickled here. Every failure becomes a row, so
 that the driver sees an error with its kind and hint, and the other partitions of the batch are not hurt by it.
 """
 
@@ -164,7 +164,7 @@ class _Counter:
 
 
 def _with_controls_counted(batches: Iterator[pa.RecordBatch], found: _Counter) -> Iterator[pa.RecordBatch]:
-    """Only their number travels: whoever needs the control events themselves finds them in the log."""
+    """Only their number travels: the control events themselves are in the log."""
     for batch in batches:
         found.count += pc.sum(pc.equal(batch.column("op"), str(Op.CONTROL))).as_py() or 0
         yield batch
@@ -181,7 +181,7 @@ def _checked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _failed(error: str, begins: Mapping[int, str]) -> _Piece:
-    """One partition's failure if the source can tell which one it was; else everybody's."""
+    """The failure of one partition if the source can tell which; else of all its partitions."""
     partition = json.loads(error).get("partition")
     at = begins.get(partition) if partition is not None else None
     return _Piece(Slice(partition, at, at) if at is not None else None, error=error)

@@ -40,7 +40,7 @@ from evermark.spark.match import SUBSCRIPTION, matched
 from evermark.spark.posting import ROW_DDL, held_lanes, now_held, outcome_fields, outcome_of, rows_batch
 from evermark.spark.replay import SparkReplays, require_codes
 
-# A span without a budget still ends: whatever is not sent by then is left for the next round.
+# A span without a budget still ends: events not sent by then are left for the next round.
 _NO_BUDGET_S = 3600.0
 # What is sent at a time.
 _CHUNK_ROWS = 20_000
@@ -267,7 +267,7 @@ class SparkDeliverer(SparkReplays):
         return reduce(DataFrame.union, found).coalesce(1) if len(found) > 1 else found[0]
 
     def places(self, span: Span, specs: Sequence[SubscriptionSpec], numbers: Sequence[int] | None = None) -> DataFrame:
-        """Where the events are that somebody wants, in log order, and who wants them: by number, if not by index."""
+        """The addresses of the wanted events, in log order, each with the number (or index) of the subscription."""
         require_codes(span.paths)
         frame = files_frame(self._spark, span.paths).selectExpr("*", *ROW_ADDRESS_SQL)
         if not span.exact:

@@ -60,19 +60,19 @@ class Engine:
         """Give everything back. After this a new session starts a new JVM, whether this one was well or not."""
         self._over.set()
         if self._jvm.poll() is None:
-            with suppress(Exception):  # whatever it could not end by itself is ended below
+            with suppress(Exception):  # if this fails, the process is ended below
                 self.spark.stop()
         self._end_jvm()
         self._forget()
 
     def _beat(self) -> None:
         while not self._over.wait(_BEAT_EVERY_S):
-            with suppress(Exception):  # whatever it raises, it is no answer: `trouble` counts those
+            with suppress(Exception):  # an error is no answer: `trouble` counts those
                 self.spark._jvm.java.lang.System.nanoTime()  # type: ignore[union-attr] # noqa: SLF001
                 self._looks_without_answer = 0
 
     def _end_jvm(self) -> None:
-        """The JVM ends by itself when nobody is left to talk to it; one that does not is killed."""
+        """The JVM ends by itself when its stdin is closed; if it does not, it is killed."""
         if self._jvm.stdin is not None:
             with suppress(OSError):
                 self._jvm.stdin.close()

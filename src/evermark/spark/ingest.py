@@ -96,7 +96,7 @@ class IngestQuery:
     def _work(self, frame: DataFrame) -> None:
         try:
             rows = [json.loads(row[0]) for row in frame.collect()]  # the one action: each more would read again
-        except Exception as error:  # noqa: BLE001 - whatever Spark raises, the query starts again
+        except Exception as error:  # noqa: BLE001 - after any error of Spark's the query starts again
             self._failed = {WHOLE_SOURCE: engine_error(f"a batch of {self._plan.name} could not be read", error)}
             self._ended.set()
             return

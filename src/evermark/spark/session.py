@@ -115,7 +115,7 @@ def warm_up(spark: SparkSession) -> threading.Thread:
     """Start the first Python worker now, beside what else a start has to do: it takes as long as all of that."""
 
     def work() -> None:
-        with suppress(Exception):  # whatever is wrong, the real work will say so
+        with suppress(Exception):  # if something is wrong, the first job says so
             spark.range(1).coalesce(1).mapInArrow(_same, "id bigint").collect()
 
     thread = threading.Thread(target=work, name="warm up", daemon=True)
@@ -134,7 +134,7 @@ def _stderr_of_children(path: Path | None) -> Iterator[None]:
         yield
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    with suppress(FileNotFoundError):  # after a death somebody wants to read what the last JVM said
+    with suppress(FileNotFoundError):  # after a JVM's death, its last words are read in there
         path.replace(path.with_name(f"{path.name}.1"))
     kept = os.dup(2)
     noise = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)

@@ -85,11 +85,13 @@ def main() -> int:
     parser.add_argument("--down", action="store_true", help="a receiver that is down for many events, and comes back")
     parser.add_argument("--engine", action="store_true", help="kill Spark's JVM under load, a standby waiting")
     parser.add_argument("--kills", type=int, default=10, help="with --engine: how often")
-    parser.add_argument("--upgrade", metavar="REVISION", help="run this older revision first, then go on with its data")
+    parser.add_argument("--upgrade", metavar="REVISIONS", help="run these older revisions first, comma between them")
     given = parser.parse_args()
     if given.upgrade:
         return _one_scene(
-            lambda folder, dsn, _: (upgraded(folder, dsn, given.upgrade), {}), 0, f"upgraded_from={given.upgrade}"
+            lambda folder, dsn, _: (upgraded(folder, dsn, given.upgrade.split(",")), {}),
+            0,
+            f"upgraded_from={given.upgrade}",
         )
     if given.engine:
         return _one_scene(engine_killed, given.kills, f"jvm_kills={given.kills}")

@@ -1,7 +1,8 @@
-"""`make chaos ARGS="--upgrade REVISION"`: an older revision of the project runs, then this one takes over all it left.
+"""`make chaos ARGS="--upgrade REVISION[,REVISION…]"`: older revisions of the project run, then this one takes over.
 
-The older program, out of the project's own history, installs the outbox, fills log and State, and is killed under load.
-This program goes on with the same folder and installed schema; then it brings the schema up to date, under load.
+The oldest program, out of the project's own history, installs the outbox and fills log and State; each is killed under
+load, and the next one goes on with its folder and installed schema. This program is the last: it brings the schema up
+to date, under load.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import io
 import subprocess
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from evermark.testing.listener import Failing
@@ -27,10 +28,12 @@ def has_history(revision: str) -> bool:
     return known.returncode == 0
 
 
-def unpacked(revision: str, folder: Path) -> Path:
-    """The sources of the revision."""
+def unpacked(revision: str, folder: Path, *paths: str) -> Path:
+    """The sources of the revision, or other paths of it."""
     packed = subprocess.run(
-        ["git", "-C", str(_ROOT), "archive", revision, "src", "receiver/src"], capture_output=True, check=True
+        ["git", "-C", str(_ROOT), "archive", revision, *(paths or ("src", "receiver/src"))],
+        capture_output=True,
+        check=True,
     )
     folder.mkdir(mode=0o755)
     with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as archive:
@@ -39,31 +42,36 @@ def unpacked(revision: str, folder: Path) -> Path:
 
 
 class OlderScene(Scene):
-    """A scene whose programs are those of an older revision, until `upgrade` is called."""
+    """A scene whose programs are those of older revisions, one after the other, and at last of this one."""
 
-    def __init__(self, folder: Path, dsn: str, receivers: Mapping[str, Failing | None], older: Path) -> None:
+    def __init__(
+        self, folder: Path, dsn: str, receivers: Mapping[str, Failing | None], revisions: Sequence[str]
+    ) -> None:
         super().__init__(folder, dsn, receivers)
-        self._own_path = self.env.get("PYTHONPATH", "")
-        self.env["PYTHONPATH"] = f"{older / 'src'}:{older / 'receiver' / 'src'}"
+        paths = [unpacked(revision, folder / f"older-{revision}") for revision in revisions]
+        self._paths = [f"{path / 'src'}:{path / 'receiver' / 'src'}" for path in paths]
+        self._paths.append(self.env.get("PYTHONPATH", ""))
+        self.upgrade()
 
     def upgrade(self) -> None:
-        self.env["PYTHONPATH"] = self._own_path
+        self.env["PYTHONPATH"] = self._paths.pop(0)
 
 
-def upgraded(folder: Path, dsn: str, revision: str, warned: str = "") -> Ledger:
-    """Run the revision and kill it; run this program on what it left; bring the installed schema up to date.
+def upgraded(folder: Path, dsn: str, revisions: Sequence[str], warned: str = "") -> Ledger:
+    """Run each revision and kill it; run this program on what they left; bring the installed schema up to date.
 
     `warned`: the text with which this program asks for the upgrade of the installed schema.
     """
     receivers = {"one": None, "refusing": Failing.parse("422:10%")}
-    with OlderScene(folder, dsn, receivers, unpacked(revision, folder / "older")) as scene:
+    with OlderScene(folder, dsn, receivers, revisions) as scene:
         writer = Writer(dsn)
         writer.start()
         try:
-            older = scene.up()
-            scene.wait_delivered(50)
-            older.kill()
-            scene.upgrade()
+            for _ in revisions:
+                older = scene.up()
+                scene.wait_delivered(scene.delivered("one") + 50)
+                older.kill()
+                scene.upgrade()
             newer = scene.up()
             scene.wait_delivered(scene.delivered("one") + 50)
             if warned:

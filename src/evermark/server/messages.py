@@ -1,0 +1,63 @@
+"""What all bodies of the HTTP API have in common. The models of a noun stand beside its service."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from evermark.config.problems import from_validation, refused
+from evermark.errors import EvermarkError, Kind
+from evermark.observe.logging import without_secrets
+
+PAGE_MAX = 1000
+
+
+class Answer(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class Asked(BaseModel):
+    """A body or a query string. As it stands it takes no key at all."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+
+Limit = Annotated[int, Field(ge=1, le=PAGE_MAX, description=f"How many at most: 1 to {PAGE_MAX}, 100 unless told.")]
+
+
+class PageAsked(Asked):
+    """A page of a list that is sorted by a text."""
+
+    after: Annotated[str, Field(description="Only what comes after this text, an answer's `after`: the next page.")] = (
+        ""
+    )
+    limit: Limit = 100
+
+
+class ErrorTold(Answer):
+    kind: Kind
+    message: str
+    hint: str
+
+
+class ErrorAnswer(Answer):
+    error: ErrorTold
+
+    @classmethod
+    def of(cls, error: EvermarkError) -> ErrorAnswer:
+        told = ErrorTold(kind=error.kind, message=without_secrets(error.message), hint=without_secrets(error.hint))
+        return cls(error=told)
+
+
+M = TypeVar("M", bound=Asked)
+
+
+def read_as(model: type[M], values: Mapping[str, Any], where: str = "the body") -> M:
+    """These values as a model. Raises `ConfigError` that names each wrong key or value; `where` is where they stand."""
+    try:
+        return model.model_validate(dict(values))
+    except ValidationError as error:
+        told = error.errors(include_url=False, include_input=False)
+        raise refused(where, from_validation(told, lambda _: list(model.model_fields), ())) from None
