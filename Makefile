@@ -31,12 +31,11 @@ demo: $(STAMP)
 
 # Two halves of about the same length run side by side on two cores. The first runs in the background, where Ctrl-C does not
 # reach it.
-LAST := tests/acceptance/test_api.py tests/acceptance/test_demo.py
 test: $(STAMP)
-	@$(BIN)/python -m pytest -p no:cacheprovider --durations=10 tests/unit tests/simulation tests/faults tests/acceptance \
-		$(addprefix --ignore=,$(LAST)) $(ARGS) > .half.log 2>&1 & half=$$!; \
+	@$(BIN)/python -m pytest -p no:cacheprovider --durations=10 tests/unit tests/simulation tests/faults $(ARGS) \
+		> .half.log 2>&1 & half=$$!; \
 	trap 'kill $$half; exit 130' INT TERM; \
-	$(BIN)/python -m pytest --durations=10 tests/contract tests/spark $(LAST) $(ARGS); one=$$?; \
+	$(BIN)/python -m pytest --durations=10 tests/contract tests/spark tests/acceptance $(ARGS); one=$$?; \
 	wait $$half; other=$$?; cat .half.log; rm -f .half.log; \
 	test $$one -eq 0 -a $$other -eq 0
 

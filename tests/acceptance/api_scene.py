@@ -215,11 +215,9 @@ class Running:
             )
             return {int(row[0]) for row in made.fetchall()}
 
-    def arrive(self, path: str, ids: set[int], timeout_s: float = 20.0) -> float:
-        """Wait until this path has these orders; how long it took."""
-        begun = time.monotonic()
-        until(lambda: ids <= self.hooks.ids(path), f"{path} has {sorted(ids)}", timeout_s=timeout_s)
-        return time.monotonic() - begun
+    def arrive(self, path: str, ids: set[int]) -> None:
+        """Wait until this path has these orders."""
+        until(lambda: ids <= self.hooks.ids(path), f"{path} has {sorted(ids)}")
 
     def state_of(self, name: str) -> str:
         return str(self.good("GET", f"subscriptions/{name}")["state"])

@@ -24,7 +24,7 @@ from evermark.testing.until import until
 
 PASSWORD = "pw-do-not-show"
 SECRET = "whsec_" + "A" * 43 + "="
-REFUSED_WITHIN_S = 60.0
+REFUSED_WITHIN_S = 300.0
 SOURCE = 'sources:\n  shop: {type: postgres, dsn: "${SHOP_DSN}", tables: [public.orders]}\n'
 
 
@@ -153,7 +153,7 @@ def shop_health(instance: Instance) -> dict[str, Any]:
         assert not instance.died(), instance.log.read_text()
         return {}
     try:
-        with urllib.request.urlopen(f"http://{listen}/health", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://{listen}/health", timeout=60) as answer:
             told = json.load(answer)
     except urllib.error.HTTPError as unwell:
         told = json.load(unwell)
@@ -161,7 +161,7 @@ def shop_health(instance: Instance) -> dict[str, Any]:
     return found
 
 
-def wait_for_health(instance: Instance, status: str, timeout_s: float = 90.0) -> dict[str, Any]:
+def wait_for_health(instance: Instance, status: str, timeout_s: float = 300.0) -> dict[str, Any]:
     found: dict[str, Any] = {}
 
     def seen() -> bool:

@@ -21,8 +21,8 @@ def test_subscriptions_come_change_and_go_while_events_flow(tmp_path: Path, pg_d
         _installed(scene)
         early = scene.order(3)
         scene.up()
-        until(scene.base, "the instance is up", timeout_s=90)
-        scene.arrive("/by_file", early, 60)
+        until(scene.base, "the instance is up")
+        scene.arrive("/by_file", early)
         until(lambda: scene.good("GET", "subscriptions/by_file")["lag_batches"] == 0, "the early ones are settled")
 
         secret = _made(scene, early)
@@ -64,8 +64,7 @@ def _changed_and_paused(scene: Running) -> None:
     """A new url takes what comes after it; a pause keeps everything for later."""
     scene.good("PATCH", "subscriptions/fresh", {"url": f"{scene.hooks.url}/moved"})
     orders = scene.order(2)
-    took = scene.arrive("/moved", orders)
-    assert took < 10, f"taken up within {took:.1f} s"
+    scene.arrive("/moved", orders)
     scene.good("POST", "subscriptions/fresh/pause", {"reason": "rest"})
     orders = scene.order(2)
     scene.arrive("/by_file", orders)
@@ -150,8 +149,7 @@ def _told_to_come_back_tomorrow(scene: Running) -> None:
             lambda order=order, before=before: any(
                 g.event["data"]["id"] == order for g in scene.hooks.got["/moved"][before:]
             ),
-            "it came within seconds",
-            timeout_s=10,
+            "it came, and not tomorrow",
         )
 
 

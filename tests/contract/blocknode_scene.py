@@ -66,7 +66,7 @@ class Sync:
         return {*sealed, *(event["hash"] for view in views for event in view["minipool"])}
 
     def wait(self, condition: Callable[[Sync], Any], what: str) -> Any:
-        return until(lambda: condition(self), what, timeout_s=10)
+        return until(lambda: condition(self), what)
 
     @property
     def id(self) -> str:

@@ -105,7 +105,6 @@ def level(follower: Node, leader: Node) -> None:
     until(
         lambda: client.good("GET", "/v1/node")["followed"].get("touched", 0) >= wanted,
         "the follower is level",
-        timeout_s=10,
     )
     client.close()
     theirs.close()

@@ -141,7 +141,7 @@ def test_a_client_that_does_not_read_is_cut_off_at_bounded_memory(node: Node, cl
         other.wait(lambda sync: said[-1] in sync.told_hashes, "the other one keeps up")
         return bool(client.good("GET", "/v1/node")["counts"]["cut_off"])
 
-    until(cut_off, "the deaf one is cut off", timeout_s=15)
+    until(cut_off, "the deaf one is cut off")
     assert process.memory_info().rss - before < 120 * 1024 * 1024
     assert other.seen("flood") == said
     deaf.read()
@@ -189,7 +189,7 @@ def level(follower: Client, leader: Client, *streams: str) -> None:
         return mine == theirs
 
     for stream in streams:
-        until(lambda it=stream: same(it), f"the follower has {stream}", timeout_s=10)  # type: ignore[misc]
+        until(lambda it=stream: same(it), f"the follower has {stream}")  # type: ignore[misc]
 
 
 def test_a_follower_serves_readers_through_an_outage_and_catches_up(tmp_path: Path) -> None:

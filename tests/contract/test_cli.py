@@ -450,6 +450,7 @@ def test_an_unreachable_database_is_said_without_its_password(file: Path, comman
     ran = evermark(*command, file=file, PG_DSN=dsn)
     assert ran.returncode == 1 and ran.stdout == ""
     assert "does not answer" in ran.stderr and "hint: " in ran.stderr
+    assert ("it is waited for" in ran.stderr) == (command == ("up",))
     assert "Traceback" not in ran.stderr and "pw-do-not-show" not in ran.stderr
 
 

@@ -186,7 +186,7 @@ class Load:
         def done() -> bool:
             return self.trouble is not None or all(self.steps[one] >= least for one, least in goal.items())
 
-        until(done, "every record changed its key", timeout_s=60)
+        until(done, "every record changed its key")
 
     def _write(self, number: int) -> None:
         first = number * 1_000_000

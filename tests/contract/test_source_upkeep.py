@@ -109,7 +109,7 @@ def test_uninstall_removes_a_slot_that_a_dead_reader_still_holds(at: Scene) -> N
         command = f'START_REPLICATION SLOT "{at.target.slot}" LOGICAL 0/0 ({options})'
         reader.pgconn.send_query(command.encode())
         active = "select active from pg_replication_slots where slot_name = %s"
-        until(lambda: bool(at.value(active, at.target.slot)), "the slot is held", timeout_s=20)
+        until(lambda: bool(at.value(active, at.target.slot)), "the slot is held")
         uninstall(at.target)
     assert left(at) == 0
 

@@ -297,7 +297,7 @@ def test_a_forked_child_makes_its_own_loop(receiver: Receiver, sink: WebhookSink
         return bool(ended)
 
     try:
-        until(has_ended, "the child ends", timeout_s=20)
+        until(has_ended, "the child ends")
     finally:
         if not ended:
             os.kill(child, signal.SIGKILL)

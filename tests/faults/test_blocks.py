@@ -40,4 +40,4 @@ def test_a_redeployed_reader_misses_no_message_though_it_and_a_node_are_killed(t
         found = {(row["check"], row["grade"]) for row in json.loads(ran.stdout)["findings"]}
         assert {("node", "warning"), ("node", "ok"), ("streams", "ok"), ("resume", "ok")} <= found
         assert ran.returncode == 0, ran.stdout
-        until(lambda: last.terminate() == 0, "it ends in order", timeout_s=60)
+        until(lambda: last.terminate() == 0, "it ends in order")

@@ -52,28 +52,26 @@ def test_d3_d15_a_redeployed_bot_misses_nothing_and_gets_nothing_before_its_key(
         client.say("direct", 1)
         client.say("elsewhere", 1)
         learning = scene.up(failpoint="bots.learned")
-        until(learning.died, "it was killed while it learned", timeout_s=90)
+        until(learning.died, "it was killed while it learned")
         assert not scene.got()
 
         # WHEN it goes on while nobody reads, and the key comes after the next start, which is killed with it
         client.add("room", message("room", tags=secret), message("room"))
         flushing = scene.up(failpoint="queue.posted")
-        until(
-            lambda: len(scene.got()) >= 4 and scene.was_asked(), "all but two came, their key asked for", timeout_s=90
-        )
-        until(lambda: scene.waiting() == 2, "both wait", timeout_s=90)
+        until(lambda: len(scene.got()) >= 4 and scene.was_asked(), "all but two came, their key asked for")
+        until(lambda: scene.waiting() == 2, "both wait")
         keys = tmp_path / "keys.json"
         keys.write_text(json.dumps({"s1": "the key"}))
         scene.run("bot", "keys", "helper", "--publish", str(keys))
-        until(flushing.died, "it was killed after it had sent what waited", timeout_s=60)
+        until(flushing.died, "it was killed after it had sent what waited")
         client.add("room", message("room", tags=secret))
         scene.up()
 
         # THEN all of it came, from the join on, and those of the session in their order
         before, *room = client.hashes("room")
         wanted = [*room, *client.hashes("direct")]
-        until(lambda: set(scene.got()) >= set(wanted), "the bot has everything", timeout_s=90)
-        until(lambda: scene.waiting() == 0, "and nothing is left in the queue", timeout_s=60)
+        until(lambda: set(scene.got()) >= set(wanted), "the bot has everything")
+        until(lambda: scene.waiting() == 0, "and nothing is left in the queue")
         assert sorted(scene.got()) == sorted(wanted) and before not in scene.got()
         assert max(scene.handled["helper"].values()) == 1
         of_session = [room[2], room[3], room[5]]

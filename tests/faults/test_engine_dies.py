@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from evermark.testing.chaos_engine import killed, resumed_s, spark_processes
-from evermark.testing.pipeline import Scene, Stage, Writer
+from tests.faults.conftest import SharedShop
 
-# How quickly it goes on is measured by `make chaos ARGS=--engine`; a busy machine is no failure here.
-PATIENCE_S = 120.0
+from evermark.testing.chaos_engine import killed, resumed_s, spark_processes
+from evermark.testing.pipeline import PATIENCE_S, Stage
 
 
 class NumbersStage(Stage):
@@ -36,26 +35,20 @@ def test_a_thread_that_ends_is_noticed_and_its_work_goes_on(tmp_path: Path) -> N
         assert instance.terminate() == 0
 
 
-def test_delivery_goes_on_after_any_process_of_spark_was_killed_or_hangs(tmp_path: Path, pg_dsn: str) -> None:
+def test_delivery_goes_on_after_any_process_of_spark_was_killed_or_hangs(shop: SharedShop) -> None:
     """GIVEN a running pipeline WHEN daemon, planner and JVM die, or hang, THEN events arrive again; none is lost."""
-    with Scene(tmp_path, pg_dsn, {"one": None}) as scene:
-        writer = Writer(pg_dsn)
-        writer.start()
-        try:
-            instance = scene.up()
-            scene.wait_delivered(20)
-            for what in ("daemon", "planner", "jvm", "jvm"):
-                killed(instance, what)
-                resumed_s(scene, within_s=PATIENCE_S)
-            assert instance.said("Spark's JVM ended (signal 9)")
+    instance = shop.running()
+    with shop.writing():
+        shop.wait_more(20)
+        for what in ("daemon", "planner", "jvm"):
+            killed(instance, what)
+            resumed_s(shop, within_s=PATIENCE_S)
+        assert instance.said("Spark's JVM ended (signal 9)")
 
-            # WHEN the JVM is alive and answers nothing
-            (jvm,) = spark_processes(instance)["jvm"]
-            jvm.suspend()
-            resumed_s(scene, within_s=PATIENCE_S)
-            assert instance.said("Spark's JVM does not answer")
-        finally:
-            writer.finish()
-        scene.check_complete()
-        assert "Traceback" not in instance.log.read_text()
-        assert instance.terminate() == 0
+        # WHEN the JVM is alive and answers nothing: the second start of Spark in this process
+        (jvm,) = spark_processes(instance)["jvm"]
+        jvm.suspend()
+        resumed_s(shop, within_s=PATIENCE_S)
+        assert instance.said("Spark's JVM does not answer")
+    assert "Traceback" not in instance.text()
+    # That such a process ends in order is seen when the next test ends it.

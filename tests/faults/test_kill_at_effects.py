@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from tests.faults.conftest import SharedShop
 
-from evermark.testing.chaos import killed_at_each
+from evermark.testing.chaos import die_at_each
 
 # A sample of one per kind of effect; `make chaos` walks over all of them.
 SAMPLE = ("log.committed", "settle.begun", "queue.posted")
+# With which the test of replays begins: so it need not start an instance of its own.
+NEXT = "replay.sent@1"
 
 
-def test_killed_at_effect_boundaries_nothing_is_lost_or_doubled(tmp_path: Path, pg_dsn: str) -> None:
+def test_killed_at_effect_boundaries_nothing_is_lost_or_doubled(shop: SharedShop) -> None:
     """GIVEN a steady writer WHEN the pipeline dies at one failpoint after another THEN log and receivers are exact.
 
-    A process that is killed keeps the page cache, so this says nothing about fsync: see the tests of log/mend.py.
+    A process that is killed keeps the page cache, so this says nothing about fsync: see the tests of log/torn.py.
     """
-    killed_at_each(SAMPLE, tmp_path, pg_dsn)
+    shop.end()
+    shop.take(die_at_each(SAMPLE, shop, "flaky", NEXT), NEXT)

@@ -2,43 +2,36 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from tests.faults.conftest import SharedShop
 
-from evermark.testing.pipeline import Instance, Scene, Writer
+from evermark.testing.pipeline import Instance
 from evermark.testing.until import until
 
 
-def test_neither_a_rolling_deploy_nor_a_paused_owner_writes_twice(tmp_path: Path, pg_dsn: str) -> None:
+def test_neither_a_rolling_deploy_nor_a_paused_owner_writes_twice(shop: SharedShop) -> None:
     """GIVEN two instances WHEN the owner is stopped and continued, then terminated THEN no stale write lands."""
-    with Scene(tmp_path, pg_dsn, {"one": None}) as scene:
-        writer = Writer(pg_dsn)
-        writer.start()
-        try:
-            first = scene.up()
-            scene.wait_delivered(20)
-            second = scene.up()
-            until(lambda: second.said("standing by"), "the second stands by", timeout_s=90)
-            until(lambda: second.health("shop/0").get("status") == "standby", "its health says so", timeout_s=90)
-            assert second.ask("/readyz")[0] == 200 and first.health("shop/0")["status"] == "healthy"
+    first = shop.running()
+    with shop.writing():
+        shop.wait_more(20)
+        second = shop.up()
+        until(lambda: second.said("standing by"), "the second stands by")
+        until(lambda: second.health("shop/0").get("status") == "standby", "its health says so")
+        assert second.ask("/readyz")[0] == 200 and first.health("shop/0")["status"] == "healthy"
 
-            # WHEN the owner sleeps past its lease, and wakes up again
-            first.pause()
-            until(lambda: second.said("source owned") and second.said("delivering"), "it took over", timeout_s=90)
-            scene.wait_delivered(scene.delivered("one") + 20)
-            first.wake()
-            until(lambda: first.said("lease lost"), "the first noticed", timeout_s=90)
-            until(lambda: first.health("shop/0")["status"] == "standby", "its health says so", timeout_s=90)
-            until(lambda: _gauges(first) == {}, "it shows no old numbers of subscriptions", timeout_s=30)
-            assert _gauges(second)["one"] >= 0
-            scene.wait_delivered(scene.delivered("one") + 20)
+        # WHEN the owner sleeps past its lease, and wakes up again
+        first.pause()
+        until(lambda: second.said("source owned") and second.said("delivering"), "it took over")
+        shop.wait_more(20)
+        first.wake()
+        until(lambda: first.said("lease lost"), "the first noticed")
+        until(lambda: first.health("shop/0")["status"] == "standby", "its health says so")
+        until(lambda: _gauges(first) == {}, "it shows no old numbers of subscriptions")
+        assert _gauges(second)["one"] >= 0
+        shop.wait_more(20)
 
-            # WHEN the new owner is terminated, as in a rolling deploy, the other goes on
-            assert second.terminate() == 0
-            scene.wait_delivered(scene.delivered("one") + 20)
-        finally:
-            writer.finish()
-        scene.check_complete()
-        assert first.terminate() == 0
+        # WHEN the new owner is terminated, as in a rolling deploy, the other goes on
+        assert second.terminate() == 0
+        shop.wait_more(20)
 
 
 def _gauges(instance: Instance) -> dict[str, float]:

@@ -14,6 +14,7 @@ OLDER = ("371d16d6", "a0154ee9")
 
 @pytest.mark.skipif(not all(map(has_history, OLDER)), reason="the older programs come from the project's git history")
 def test_what_older_versions_left_is_taken_over_and_brought_up_to_date(tmp_path: Path, pg_dsn: str) -> None:
-    """GIVEN older instances killed under load WHEN this one starts on their folder THEN nothing is lost or doubled."""
-    ledger = upgraded(tmp_path, pg_dsn, OLDER)
+    """GIVEN older instances killed under load WHEN this program starts on their folder THEN it warns of the older
+    outbox, and nothing is lost or doubled, before and after the outbox is brought up to date under it."""
+    ledger = upgraded(tmp_path, pg_dsn, OLDER, warned="the outbox is of version 2")
     assert ledger.produced == ledger.taken == ledger.delivered > 200

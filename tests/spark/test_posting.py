@@ -290,7 +290,7 @@ def test_d13_assignments_of_several_spans_run_side_by_side_and_each_has_its_own_
         )
     found = {
         one.subscription: one
-        for one in deliver.SparkDeliverer(spark, box).deliver(assignments, DeliveryOptions(budget_s=10))
+        for one in deliver.SparkDeliverer(spark, box).deliver(assignments, DeliveryOptions(budget_s=60))
     }
     assert found["down"].fate is Fate.ENDPOINT_FAILED
     assert found["down"].reached.batch < 9
@@ -299,7 +299,7 @@ def test_d13_assignments_of_several_spans_run_side_by_side_and_each_has_its_own_
     assert len(refused) == 1  # by the receiver's first answer
     ids = {*log.ids(0, 0, 5, ("a",), ()), *log.ids(0, 7, 11, ("a",), ("insert",))}
     assert {record.event.id for record in receiver.records} == ids - set(refused)
-    assert all(one.took_s is not None and 0 < one.took_s < 10 for one in found.values())
+    assert all(one.took_s is not None and 0 < one.took_s < 60 for one in found.values())
 
 
 def test_d6_what_is_too_old_is_passed_over_and_counted_and_nobody_is_asked(

@@ -1,4 +1,4 @@
-"""The Spark home that lacks the zipped copy of PySpark."""
+"""The Spark home that lacks the zipped copy of PySpark, and whose archive of classes it starts with."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from evermark.embedded.java import CACHE_ENV
-from evermark.spark.home import spark_home
+from evermark.embedded.java import CACHE_ENV, shim_home
+from evermark.spark.home import archive_of, spark_home
 
 INSTALLED = Path(pyspark.__file__).resolve().parent
 
@@ -47,3 +47,15 @@ def test_a_cache_that_cannot_be_written_costs_time_only(tmp_path: Path) -> None:
     """GIVEN a file where the cache should be WHEN the home is asked for THEN it is PySpark's own."""
     (tmp_path / "cache").write_text("")
     assert spark_home("local[4]") == INSTALLED
+
+
+def test_deployments_on_the_bundled_java_share_the_archive_that_setup_made(tmp_path: Path) -> None:
+    """GIVEN folders through which deployments use one runtime THEN they have one archive; another Java has its own."""
+    home = spark_home("local[4]")
+    one, other = tmp_path / "runtime", tmp_path / "newer"
+    for runtime in (one, other):
+        (runtime / "lib").mkdir(parents=True)
+    folders = [shim_home(one, tmp_path / name / "java") for name in ("cache", "shop", "chat")]
+    assert len(set(folders)) == 3
+    assert {archive_of(str(folder), home) for folder in (one, *folders)} == {archive_of(str(one), home)}
+    assert archive_of(str(shim_home(other, tmp_path / "shop")), home) != archive_of(str(one), home)

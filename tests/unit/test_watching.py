@@ -137,7 +137,7 @@ def test_stopping_clears_the_gauges_and_does_not_wait_for_a_silent_server(monkey
     metrics = Metrics()
     watching = Watching(Told(Condition({"wal_retained_bytes": 7.0})), "shop", HealthBoard(), metrics, every_s=60.0)
     watching.start()
-    until(lambda: value(metrics, "wal_retained_bytes") == 7.0, "the gauge is shown", timeout_s=5)
+    until(lambda: value(metrics, "wal_retained_bytes") == 7.0, "the gauge is shown")
     watching.stop()
     assert value(metrics, "wal_retained_bytes") is None
 

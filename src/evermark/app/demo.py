@@ -145,7 +145,7 @@ class Demo:
             config.write_text(_CONFIG.format(name=_DEPLOYMENT, data=self.folder / "data", **ports, **more))
             self._evermark("source", "install", "shop", "-c", str(config))
             self._say("installed: schema pgstream, publication, slot and capture triggers in the shop's database")
-            shop, chat = Shop(dsn, self._rate), demo_chat.Chat(node)
+            shop, chat = Shop(dsn, self._rate), demo_chat.Chat(node, self._rate / 10)
             chat.open_rooms()
             self._act(config, dsn, shop, chat)
             if shop.error is not None or chat.error is not None:

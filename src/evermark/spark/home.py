@@ -63,7 +63,9 @@ def java_options(java_home: str, home: Path) -> str:
 
 def archive_of(java_home: str, home: Path) -> Path:
     # A conda or virtual environment moved to another place has another class path: its archive would be refused.
-    what = f"{Path(java_home).resolve()}|{pyspark.__version__}|{home}"
+    # The bundled Java is used through a folder of each deployment's own, whose parts are links: the runtime counts.
+    runtime = (Path(java_home) / "lib").resolve().parent
+    what = f"{runtime}|{pyspark.__version__}|{home}"
     return cache_folder() / f"spark-{hashlib.sha256(what.encode()).hexdigest()[:12]}.jsa"
 
 

@@ -18,30 +18,45 @@ from evermark.testing.chaos_engine import engine_killed
 from evermark.testing.chaos_replay import replay_beside_live
 from evermark.testing.chaos_upgrade import upgraded
 from evermark.testing.listener import Failing
-from evermark.testing.lost_slot import forgetful_server, mended, mended_twice, one_of_several_mended
-from evermark.testing.pipeline import Ledger, Scene, Writer, died_by_itself
+from evermark.testing.lost_slot import (
+    forgetful_server,
+    losing_scene,
+    mended,
+    mended_twice,
+    one_of_several_mended,
+)
+from evermark.testing.pipeline import Instance, Ledger, Scene, Writer, died_by_itself
 from evermark.testing.servers import fresh_database, postgres_server
 
 
 def killed_at_each(names: Sequence[str], folder: Path, dsn: str) -> Ledger:
     """Die at each of `names` in turn while a writer goes on; then drain and require exactness; what was counted."""
-    # Refused events are parked, so that the queue's failpoints are reached too.
-    with Scene(folder, dsn, {"steady": None, "refusing": Failing.parse("422:3%")}) as scene:
-        writer = Writer(dsn)
-        writer.start()
-        try:
-            for name in names:
-                died_by_itself(scene.up(f"{name}@2"))
-            last = scene.up()
-            scene.wait_delivered(scene.delivered("steady"))
-        finally:
-            writer.finish()
-        scene.receivers["refusing"].failing = None
-        scene.run("delivery", "retry", "--subscription", "refusing")
+    with Scene(folder, dsn, {"steady": None, "refusing": None}) as scene:
+        last = die_at_each(names, scene, "refusing")
         ledger = scene.check_complete()
         code = last.terminate()
         assert code == 0, f"the last instance ended with {code}"
         return ledger
+
+
+def die_at_each(names: Sequence[str], scene: Scene, refusing: str, then: str | None = None) -> Instance:
+    """Die at each of `names` while a writer goes on, and drain; the instance that did, still running. It was started
+    with the failpoint `then`, which it has not come to."""
+    # Refused events are parked, so that the queue's failpoints are reached too.
+    scene.receivers[refusing].failing = Failing.parse("422:3%")
+    writer = Writer(scene.dsn)
+    writer.start()
+    try:
+        for name in names:
+            died_by_itself(scene.up(f"{name}@2"))
+        last = scene.up(then)
+        scene.wait_delivered(scene.delivered(next(iter(scene.handled))))
+    finally:
+        writer.finish()
+    scene.receivers[refusing].failing = None
+    scene.run("delivery", "retry", "--subscription", refusing)
+    scene.check_complete()
+    return last
 
 
 def _one_scene(scene: Callable[[Path, str, int], tuple[Ledger, dict[str, float]]], amount: int, title: str) -> int:
@@ -108,16 +123,19 @@ def _lost_slots(events: int) -> int:
     with tempfile.TemporaryDirectory(prefix="evermark-chaos-") as root:
         Path(root).chmod(0o711)
         with forgetful_server(Path(root) / "postgres") as server:
-            scenes: list[tuple[str, Callable[[Path], Ledger]]] = [
-                ("slot lost", lambda folder: mended(folder, server, events)),
-                ("killed at every step", lambda folder: mended(folder, server, events, failpoint.MEND)),
-                ("lost a second time", lambda folder: mended_twice(folder, server, events)),
-                ("one of several dropped", lambda folder: one_of_several_mended(folder, server, events)),
+            scenes: list[tuple[str, int, Callable[[Scene], Instance]]] = [
+                ("slot lost", 1, lambda scene: mended(scene, server, events)),
+                ("killed at every step", 1, lambda scene: mended(scene, server, events, failpoint.MEND)),
+                ("lost again", 1, lambda scene: mended_twice(scene, server, events, scene.up("mend.closed@1"))),
+                ("one of several dropped", 3, lambda scene: one_of_several_mended(scene, events)),
             ]
-            for title, scene in scenes:
+            for title, slots, lost in scenes:
                 folder = Path(root) / title.replace(" ", "-")
                 folder.mkdir(mode=0o711)
-                ledger = scene(folder)
+                with losing_scene(folder, server, slots) as scene:
+                    last = lost(scene)
+                    ledger = scene.check_complete()
+                    assert last.terminate() == 0
                 total += ledger
                 sys.stderr.write(f"{title}: {ledger}\n")
     sys.stdout.write(f"ledger slots_lost=5 kills={len(failpoint.MEND) + 1} {total}\n")

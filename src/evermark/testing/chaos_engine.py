@@ -42,7 +42,7 @@ def spark_processes(instance: Instance) -> dict[str, list[psutil.Process]]:
 
 def killed(instance: Instance, what: str) -> None:
     """Kill all processes of this kind, without a chance to say goodbye."""
-    until(lambda: spark_processes(instance)[what], f"there is a {what}", timeout_s=60)
+    until(lambda: spark_processes(instance)[what], f"there is a {what}")
     for process in spark_processes(instance)[what]:
         process.kill()
 
@@ -74,7 +74,7 @@ def engine_killed(folder: Path, dsn: str, kills: int) -> tuple[Ledger, dict[str,
             instances = [scene.up()]
             scene.wait_delivered(20)
             instances.append(scene.up())
-            until(lambda: instances[1].said("standing by"), "the standby waits", timeout_s=90)
+            until(lambda: instances[1].said("standing by"), "the standby waits")
             took_s = []
             for number in range(kills):
                 mine = owner(instances)
@@ -82,7 +82,7 @@ def engine_killed(folder: Path, dsn: str, kills: int) -> tuple[Ledger, dict[str,
                 took_s.append(resumed_s(scene))
                 sys.stderr.write(f"JVM killed {number + 1} times: delivery went on after {took_s[-1]:.1f} s\n")
                 ups = number + 1 + len(instances)
-                until(partial(_came_up, instances, ups), "Spark runs again", timeout_s=90)
+                until(partial(_came_up, instances, ups), "Spark runs again")
         finally:
             writer.finish()
         ledger = scene.check_complete()

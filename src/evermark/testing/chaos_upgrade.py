@@ -15,6 +15,7 @@ from pathlib import Path
 
 from evermark.testing.listener import Failing
 from evermark.testing.pipeline import Ledger, Scene, Writer
+from evermark.testing.until import until
 
 _ROOT = Path(__file__).resolve().parents[3]
 
@@ -56,8 +57,11 @@ class OlderScene(Scene):
         self.env["PYTHONPATH"] = self._paths.pop(0)
 
 
-def upgraded(folder: Path, dsn: str, revisions: Sequence[str]) -> Ledger:
-    """Run each revision and kill it; run this program on what they left; bring the installed schema up to date."""
+def upgraded(folder: Path, dsn: str, revisions: Sequence[str], warned: str = "") -> Ledger:
+    """Run each revision and kill it; run this program on what they left; bring the installed schema up to date.
+
+    `warned`: the text with which this program asks for the upgrade of the installed schema.
+    """
     receivers = {"one": None, "refusing": Failing.parse("422:10%")}
     with OlderScene(folder, dsn, receivers, revisions) as scene:
         writer = Writer(dsn)
@@ -70,8 +74,12 @@ def upgraded(folder: Path, dsn: str, revisions: Sequence[str]) -> Ledger:
                 scene.upgrade()
             newer = scene.up()
             scene.wait_delivered(scene.delivered("one") + 50)
+            if warned:
+                until(lambda: newer.said(warned), "the older schema is warned of")
+                assert newer.said("evermark source install")
             scene.run("source", "install")  # while it runs, and while rows are written
             scene.wait_delivered(scene.delivered("one") + 50)
+            assert not newer.said("partition stopped") and not newer.said("a hole was found")
             newer.kill()
             newer = scene.up()
             scene.wait_delivered(scene.delivered("one") + 50)

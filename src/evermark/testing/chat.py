@@ -50,7 +50,7 @@ class ChatScene(Stage):
             client.close()
             return found == wanted
 
-        until(there, "the second node is level", timeout_s=30)
+        until(there, "the second node is level")
 
     def _alive(self) -> Client:
         return (self.leader if self.leader.running else self.follower).client()

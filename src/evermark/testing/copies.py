@@ -29,7 +29,7 @@ def copied(server: PostgresServer, folder: Path) -> PostgresServer:
 def started(server: PostgresServer) -> Iterator[PostgresServer]:
     server.start()
     try:
-        until(lambda: _may_write(server), "the copy has recovered", timeout_s=60)
+        until(lambda: _may_write(server), "the copy has recovered")
         yield server
     finally:
         server.stop()

@@ -11,7 +11,7 @@ from pathlib import Path
 import psycopg
 
 from evermark.app.demo_shop import remove_wal_of
-from evermark.testing.pipeline import Instance, Ledger, Scene, Writer, died_by_itself
+from evermark.testing.pipeline import Instance, Scene, Writer, died_by_itself
 from evermark.testing.servers import PostgresServer, fresh_database, postgres_server
 from evermark.testing.until import until
 
@@ -49,104 +49,94 @@ def write_many(dsn: str, events: int) -> None:
             conn.execute("insert into public.orders (total) select n from generate_series(1, %s) n", (rows,))
 
 
-def mended(
-    folder: Path, server: PostgresServer, events: int, kills: Sequence[str] = (), *, once_more_while_idle: bool = False
-) -> Ledger:
+@contextmanager
+def losing_scene(folder: Path, server: PostgresServer, slots: int = 1) -> Iterator[Scene]:
+    """A shop on a server that may lose its slots."""
+    with fresh_database(server) as dsn, Scene(folder, dsn, {"steady": None}, slots, steady="bundle: 50") as scene:
+        yield scene
+
+
+def mended(scene: Scene, server: PostgresServer, events: int, kills: Sequence[str] = (), then: str = "") -> Instance:
     """Lose the slot while five transactions are open and `events` are written; die at each of `kills` while it is
-    mended; perhaps lose the slot a second time, when nothing is written any more; what was counted in the end."""
-    with fresh_database(server) as dsn, Scene(folder, dsn, {"steady": None}, steady="bundle: 50") as scene:
-        writer = Writer(dsn)
-        writer.start()
-        try:
-            running = scene.up(f"{kills[0]}@1" if kills else None)
-            scene.wait_delivered(20)
-            with long_transactions(dsn) as opened:
-                write_many(dsn, events)
-                lose(server)
-                _noticed(running)
-                for conn in opened:
-                    conn.execute("insert into public.orders (total) values (-1)")
-                    conn.commit()
-            for name in kills[1:]:
-                died_by_itself(running)
-                running = scene.up(f"{name}@1")
-            if kills:
-                died_by_itself(running)
-                running = scene.up()
-            else:
-                _closed(running)
-        finally:
-            writer.finish()
-        ledger = scene.check_complete(timeout_s=300)
-        if once_more_while_idle:
-            _mended_while_idle(server, running)
-            write_many(dsn, 10)
-            ledger = scene.check_complete()
-        assert running.terminate() == 0
-        return ledger
-
-
-def _mended_while_idle(server: PostgresServer, running: Instance) -> None:
-    """Lose the slot of a process that has taken everything: the loss is noticed and mended, and no event is needed."""
-    _closed(running)  # everything may have arrived before the first repair has put the new slot in its place
-    before = running.log.read_text().count("the hole is closed")
-    lose(server)
-    until(
-        lambda: running.log.read_text().count("the hole is closed") > before,
-        "the hole is closed without an event",
-        timeout_s=120,
-    )
-
-
-def mended_twice(folder: Path, server: PostgresServer, events: int) -> Ledger:
-    """The new slot is lost as well, after the hole was closed and before it took the old one's place."""
-    with fresh_database(server) as dsn, Scene(folder, dsn, {"steady": None}, steady="bundle: 50") as scene:
-        running = scene.up("mend.closed@1")
-        write_many(dsn, 100)
-        scene.wait_delivered(50)
-        with long_transactions(dsn) as opened:
-            write_many(dsn, events)
+    mended; the instance that brought it to an end, with everything delivered. It was started with the failpoint `then`.
+    """
+    writer = Writer(scene.dsn)
+    writer.start()
+    failpoints = [*(f"{name}@1" for name in kills), then or None]
+    try:
+        running = scene.up(failpoints[0])
+        scene.wait_delivered(20)
+        with long_transactions(scene.dsn) as opened:
+            write_many(scene.dsn, events)
             lose(server)
+            _noticed(running)
             for conn in opened:
+                conn.execute("insert into public.orders (total) values (-1)")
                 conn.commit()
-        died_by_itself(running)
-        write_many(dsn, events)
-        lose(server, f"{SLOT}_mend")
-        running = scene.up()
+        for name in failpoints[1:]:
+            died_by_itself(running)
+            running = scene.up(name)
         _closed(running)
-        write_many(dsn, 100)
-        ledger = scene.check_complete(timeout_s=300)
-        assert running.said("was lost too")
-        assert running.terminate() == 0
-        return ledger
+    finally:
+        writer.finish()
+    scene.check_complete()
+    return running
+
+
+def mended_twice(scene: Scene, server: PostgresServer, events: int, running: Instance) -> Instance:
+    """The new slot is lost as well, after the hole was closed and before it took the old slot's place; the instance
+    that brought it to an end. `running` was started with the failpoint mend.closed@1."""
+    write_many(scene.dsn, 100)
+    scene.wait_delivered(scene.delivered("steady") + 50)
+    with long_transactions(scene.dsn) as opened:
+        write_many(scene.dsn, events)
+        lose(server)
+        for conn in opened:
+            conn.commit()
+    died_by_itself(running)
+    write_many(scene.dsn, events)
+    lose(server, f"{SLOT}_mend")
+    last = scene.up()
+    _closed(last)
+    write_many(scene.dsn, 100)
+    scene.check_complete()
+    assert last.said("was lost too")
+    return last
+
+
+def mended_while_idle(scene: Scene, server: PostgresServer, running: Instance) -> None:
+    """Lose the slot of a process that has taken everything: the loss is noticed and mended, and no event is needed."""
+    running.forget()
+    lose(server)
+    until(lambda: running.said("the hole is closed"), "the hole is closed without an event")
+    write_many(scene.dsn, 10)
+    scene.check_complete()
 
 
 def _closed(running: Instance) -> None:
-    until(lambda: running.said("the hole is closed"), "the hole is closed", timeout_s=180)
+    until(lambda: running.said("the hole is closed"), "the hole is closed")
 
 
 def _noticed(running: Instance) -> None:
-    until(lambda: running.died() or running.said("a hole was found"), "the loss was noticed", timeout_s=60)
+    until(lambda: running.died() or running.said("a hole was found"), "the loss was noticed")
 
 
-def one_of_several_mended(folder: Path, server: PostgresServer, events: int) -> Ledger:
+def one_of_several_mended(scene: Scene, events: int) -> Instance:
     """Three slots share the events; one of them is dropped by hand. The others go on, and nothing is missing."""
-    with fresh_database(server) as dsn, Scene(folder, dsn, {"steady": None}, slots=3, steady="bundle: 50") as scene:
-        writer = Writer(dsn)
-        writer.start()
-        try:
-            running = scene.up()
-            scene.wait_delivered(20)
-            write_many(dsn, events)
-            with psycopg.connect(dsn, autocommit=True) as conn:
-                until(lambda: _dropped(conn, f"{SLOT}_p1"), "the slot is dropped")
-            _closed(running)
-        finally:
-            writer.finish()
-        ledger = scene.check_complete()
-        assert not running.said('"partition": 0, "error"'), "a slot that was well was blamed"
-        assert running.terminate() == 0
-        return ledger
+    writer = Writer(scene.dsn)
+    writer.start()
+    try:
+        running = scene.up()
+        scene.wait_delivered(20)
+        write_many(scene.dsn, events)
+        with psycopg.connect(scene.dsn, autocommit=True) as conn:
+            until(lambda: _dropped(conn, f"{SLOT}_p1"), "the slot is dropped")
+        _closed(running)
+    finally:
+        writer.finish()
+    scene.check_complete()
+    assert not running.said('"partition": 0, "error"'), "a slot that was well was blamed"
+    return running
 
 
 def _dropped(conn: psycopg.Connection[tuple[object, ...]], slot: str) -> bool:

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from evermark.event import Op
 from evermark.log.read import LogReader
 from evermark.testing.listener import Failing, Record
-from evermark.testing.pipeline import Scene
+from evermark.testing.pipeline import PATIENCE_S, Scene
 from evermark.testing.until import until
 
 
@@ -83,6 +83,6 @@ class ReplayScene(Scene):
         found: list[dict[str, Any]] = json.loads(self.run("replay", "list", "--json").stdout)
         return found
 
-    def wait_cleared(self, timeout_s: float = 90.0) -> None:
+    def wait_cleared(self, timeout_s: float = PATIENCE_S) -> None:
         """Until the source's row shows no request any more: the replay it asked for is over."""
         until(lambda: self.asked_for() == (None, None), "the request is cleared", timeout_s=timeout_s)

@@ -8,15 +8,19 @@ from typing import TypeVar
 
 _T = TypeVar("_T")
 _POLL_S = 0.01
+_POLL_S_MAX = 0.1  # asking costs processor, of this process and often of the one that is asked
+_POLL_GROWTH = 1.2
 
 
-def until(condition: Callable[[], _T], what: str, *, timeout_s: float = 30.0) -> _T:
+def until(condition: Callable[[], _T], what: str, *, timeout_s: float = 300.0) -> _T:
     """Ask `condition` until its answer is true, and return that answer. `what` is said when it takes too long."""
     deadline = time.monotonic() + timeout_s
+    pause_s = _POLL_S
     while True:
         answer = condition()
         if answer:
             return answer
         if time.monotonic() >= deadline:
             raise AssertionError(f"not within {timeout_s:g} s: {what} (last answer: {answer!r:.200})")
-        time.sleep(_POLL_S)
+        time.sleep(pause_s)
+        pause_s = min(_POLL_S_MAX, pause_s * _POLL_GROWTH)

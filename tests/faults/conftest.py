@@ -1,0 +1,81 @@
+"""One deployment for the fault tests that need nothing of their own: a start of the real process is 13 s of processor.
+
+Tests that share the deployment run one after the other, after all others, and leave it whole: every order has arrived
+at every receiver. A test that ended the instance, or killed it, leaves the next start to the test that follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from evermark.testing.pipeline import Instance, Writer
+from evermark.testing.replays import ReplayScene
+from evermark.testing.servers import PostgresServer, fresh_database
+
+
+class SharedShop(ReplayScene):
+    """A shop with three receivers: `one` accepts, `flaky` answers as a test says, `bundled` takes 20 at a time."""
+
+    _running: Instance | None = None
+    _failpoint: str | None = None
+
+    def running(self, failpoint: str | None = None) -> Instance:
+        """The instance that is up, with this failpoint if one is named; started if there is none."""
+        if failpoint is not None and failpoint != self._failpoint:
+            self.end()
+        if self._running is None or self._running.died():
+            self.take(self.up(failpoint), failpoint)
+        assert self._running is not None
+        return self._running
+
+    def end(self) -> None:
+        """In order, if an instance is up: a test wants to start one with a failpoint."""
+        if self._running is not None and not self._running.died():
+            assert self._running.terminate() == 0, self._running.text()[-2000:]
+
+    def take(self, instance: Instance, failpoint: str | None = None) -> None:
+        """The instance that the tests to come find running."""
+        self._running, self._failpoint = instance, failpoint
+
+    def begin(self) -> None:
+        if self._running is not None:
+            self._running.forget()
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Orders are written all the while; afterwards every receiver must have every order once."""
+        writer = Writer(self.dsn)
+        writer.start()
+        try:
+            yield
+        finally:
+            writer.finish()
+        self.check_complete()
+
+    def wait_more(self, events: int) -> None:
+        self.wait_delivered(self.delivered("one") + events)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Between two tests that share the deployment it should not idle through others."""
+    items.sort(key=lambda item: "shared_shop" in getattr(item, "fixturenames", ()))
+
+
+@pytest.fixture(scope="session")
+def shared_shop(pg_server: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedShop]:
+    folder = tmp_path_factory.mktemp("shared")
+    folder.chmod(0o711)
+    receivers = {"one": None, "flaky": None, "bundled": None}
+    with fresh_database(pg_server) as dsn, SharedShop(folder, dsn, receivers, bundled="bundle: 20") as scene:
+        yield scene
+        scene.end()
+
+
+@pytest.fixture
+def shop(shared_shop: SharedShop) -> SharedShop:
+    """The shared deployment; its instance's log is read from here on."""
+    shared_shop.begin()
+    return shared_shop
