@@ -37,7 +37,7 @@ from evermark.cluster.fence import DELIVER_LEASE, source_lease
 from evermark.cluster.liveness import this_process
 from evermark.cluster.postgres import PostgresLeases
 from evermark.delivery.base import MadeBy, SourcePartition, SubscriptionSpec
-from evermark.delivery.replay.plan import SLICE_ROWS_MAX, AskedBy, Request
+from evermark.delivery.replay.plan import SLICES, AskedBy, Request
 from evermark.delivery.replay.postgres import PostgresReplays
 from evermark.delivery.replay.replayer import Replayer
 from evermark.delivery.replay.timeslice import Mark, TimeSlice, next_slice
@@ -216,7 +216,7 @@ class _Ours:
 
 
 def _slices(window: _Window, files: list[FileRange]) -> Iterator[TimeSlice]:
-    rows = min(SLICE_ROWS_MAX, -(-window.events // _READERS))
+    rows = min(SLICES.rows_max, -(-window.events // _READERS))
     piece = next_slice(Mark(window.since), window.until, files, rows)
     while piece is not None:
         yield piece

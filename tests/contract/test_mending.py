@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from evermark.app.mending import Mending
 from evermark.cluster.fence import source_lease
 from evermark.cluster.postgres import PostgresLeases
 from evermark.errors import BusyError, ConflictError, EngineError, EvermarkError, GapError, IdentityError
 from evermark.ingest.mender import Mender as Steps
+from evermark.ingest.mending import Mending
 from evermark.ingest.recoveries import Recoveries
 from evermark.ingest.recovery import Choice, Recovery, Step
-from evermark.observe.health import HealthBoard
-from evermark.observe.metrics import Metrics
+from evermark.observe.logging import get_logger
+from evermark.runtime import Task, Threads
 from evermark.sources.base import Hole, Mend
 from evermark.testing.states import fresh_state, owners
 from evermark.testing.until import until
@@ -54,34 +53,42 @@ class Scene:
         self.ended: list[EvermarkError | None] = []
         self.mender = Mender(self.told, self.failures)
         source = SimpleNamespace(partitions=lambda: [0], mend=lambda _: self.mender)
-        deployment = SimpleNamespace(recoveries=recoveries, sources={"shop": source}, log_folder=lambda _: Path("none"))
-        nothing = cast("Any", None)
-        self.mending = Mending(
-            cast("Any", deployment),
-            nothing,
+        nothing: Callable[..., None] = lambda *_: None  # noqa: E731
+        news = SimpleNamespace(opened=nothing, begun=nothing, ended=nothing, left_behind=nothing)
+        self.runtime = Threads()
+        self.stopped = self.runtime.wake()
+        self.steps = Steps(
             "shop",
-            nothing,
-            nothing,
-            lambda _, error: self.ended.append(error),
-            lambda partition: self.told.append(f"let go {partition}"),
-            lambda: self.told.append("step down"),
-            HealthBoard(),
-            Metrics(),
             epoch,
+            cast("Any", source),
+            recoveries,
+            cast("Any", None),
+            cast("Any", None),
+            lambda partition: self.told.append(f"let go {partition}"),
+            self.stopped.is_set,
+            self.runtime.now,
+            cast("Any", news),
+            lambda _, error: self.ended.append(error),
         )
+        self.mending = Mending(
+            self.steps, self.runtime, get_logger(), lambda: self.told.append("step down"), self.stopped, 0.01
+        )
+        self.task: Task | None = None
 
     def newest(self) -> Recovery:
         return self.recoveries.past("shop")[0]
 
+    def start(self) -> None:
+        self.task = self.runtime.spawn("mend", self.mending.run)
+
     def run_to_its_end(self) -> None:
-        self.mending.start()
+        self.start()
         until(lambda: self.ended, "it has ended")
 
 
 @pytest.fixture
 def scene(pg_dsn: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     """Looks again at once instead of after a while; closing the hole itself is tested where Spark is."""
-    monkeypatch.setattr("evermark.app.mending.backoff_s", lambda *_, **__: 0.01)
     with fresh_state(pg_dsn) as state:
         take_over = owners(PostgresLeases(state, is_gone=lambda _: True))
         made = Scene(Recoveries(state), take_over(source_lease("shop")))
@@ -92,8 +99,8 @@ def scene(pg_dsn: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
 
         monkeypatch.setattr(Steps, "_close_hole", close_hole)
         yield made
-        if made.mending._thread.ident is not None:
-            made.mending.stop()
+        made.mending.stop()
+        assert made.task is None or made.task.join(60)
 
 
 def found(scene: Scene, error: EvermarkError) -> EvermarkError | None:
@@ -103,11 +110,11 @@ def found(scene: Scene, error: EvermarkError) -> EvermarkError | None:
 def test_the_partition_is_let_go_of_before_anything_is_touched(scene: Scene) -> None:
     """GIVEN a hole WHEN it is closed THEN nobody reads while it is, the place must be ours, and then it is over."""
     assert found(scene, GapError("lost")) is None
-    assert scene.mending.partitions() == {0}
+    assert scene.steps.partitions() == {0}
     scene.run_to_its_end()
     assert scene.told == ["let go 0", "begin 5", "close by repair", "finish 9"]
     assert scene.ended == [None]
-    assert scene.mending.partitions() == set()
+    assert scene.steps.partitions() == set()
     assert (scene.newest().step, scene.newest().taken) == (Step.DONE, 3)
 
 
@@ -144,7 +151,7 @@ def test_losing_the_log_to_somebody_is_passed_on(scene: Scene) -> None:
     """GIVEN a commit that lost WHEN mending steps down THEN the owner is told: nobody else would end its lease."""
     scene.failures.append(ConflictError("another writer"))
     found(scene, GapError("lost"))
-    scene.mending.start()
+    scene.start()
     until(lambda: "step down" in scene.told, "the owner is told")
     assert scene.newest().step is Step.OPENED
 

@@ -10,15 +10,16 @@ import pytest
 from tests.contract.log_scene import events
 from tests.contract.outbox_scene import Scene, scene
 
-from evermark.app.replaying import RequestDesk
 from evermark.cluster.fence import source_lease
 from evermark.cluster.postgres import PostgresLeases
+from evermark.delivery.replay.owner import RequestDesk
 from evermark.delivery.replay.postgres import PostgresReplays
 from evermark.event import TAKEN, taken_batch
 from evermark.log.append import DeltaLog
 from evermark.log.base import Append
 from evermark.log.read import LogReader
 from evermark.log.write import BatchWriter
+from evermark.observe.logging import get_logger
 from evermark.observe.metrics import Metrics
 from evermark.testing.servers import PostgresServer
 from evermark.testing.states import fresh_state, owners
@@ -65,7 +66,7 @@ def test_a_request_is_registered_once_and_cleared_exactly(at: Scene, tmp_path: P
     with fresh_state(pg_server.socket_dsn()) as state:
         replays = PostgresReplays(state)
         epoch = owners(PostgresLeases(state, is_gone=lambda holder: True))(source_lease("shop"))
-        desk = RequestDesk(replays, "shop", reader, epoch, Metrics())
+        desk = RequestDesk(replays, "shop", reader, epoch, get_logger())
         desk(0, 0, 1)
         assert replays.open() == []
         desk(0, 1, 2)
@@ -90,7 +91,8 @@ def test_what_cannot_be_understood_is_counted_and_nothing_else(
     metrics = Metrics()
     with fresh_state(pg_server.socket_dsn()) as state:
         replays = PostgresReplays(state)
-        RequestDesk(replays, "shop", reader, 1, metrics)(0, 0, 2)
+        ignored = metrics.controls_ignored.labels("shop")
+        RequestDesk(replays, "shop", reader, 1, get_logger(), ignored.inc)(0, 0, 2)
         assert replays.open() == []
     assert metrics.registry.get_sample_value("evermark_controls_ignored_total", {"source": "shop"}) == 3
 

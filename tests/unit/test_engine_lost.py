@@ -6,12 +6,14 @@ from typing import Any, cast
 
 import pytest
 
-from evermark.app.leasing import HeldLease
 from evermark.app.run import Pipeline, StuckError
 from evermark.cluster.base import Lease
+from evermark.cluster.holding import HeldLease, LeaseLimits
 from evermark.cluster.memory import MemoryLeases
 from evermark.config import Config
 from evermark.observe.health import ENGINE_LOST_MAX_S, HealthBoard, PartitionHealth
+from evermark.observe.logging import get_logger
+from evermark.runtime import Threads
 from evermark.testing.until import until
 
 
@@ -88,16 +90,12 @@ def test_livez_waits_for_a_restart_and_then_says_that_the_process_is_lost() -> N
     assert board.given_up() is None
 
 
-def test_a_lease_whose_renewal_fails_in_an_unforeseen_way_is_lost_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_whose_renewal_fails_in_an_unforeseen_way_is_lost_in_time() -> None:
     """GIVEN a held lease WHEN renewing raises what nobody thought of THEN it counts as lost: the work must stop."""
 
     class Failing(MemoryLeases):
         def renew(self, lease: Lease, ttl_s: float) -> None:
             raise RuntimeError("unforeseen")
 
-    monkeypatch.setattr("evermark.app.leasing._RENEW_EVERY_S", 0.001)
-    monkeypatch.setattr("evermark.app.leasing.TTL_S", 0.003)
-    told: list[bool] = []
-    held = HeldLease(Failing(), Lease("shop", 1), lambda: told.append(True))
-    until(lambda: bool(told), "the owner is told")
-    assert held.lost.is_set()
+    held = HeldLease(Failing(), Lease("shop", 1), Threads(), get_logger(), LeaseLimits(ttl_s=0.004))
+    until(held.lost.is_set, "the owner is told")

@@ -9,7 +9,7 @@ from typing import Any
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
 from evermark.delivery.base import BotSpec, Cursor, Fate, MadeBy, Outcome, SourcePartition, SubscriptionState
-from evermark.delivery.bots.views import QUICK_ROWS_MAX, BotViews
+from evermark.delivery.bots.views import BotViews, ViewLimits
 from evermark.delivery.run.live import LOOKED_UP, LiveGroup
 from evermark.delivery.store.memory import MemoryDelivery
 from evermark.delivery.work import Assignment, DeliveryOptions, Span
@@ -41,7 +41,7 @@ def test_d13_a_bot_that_must_be_looked_up_first_leaves_the_group() -> None:
     )
 
     def files(_source: str) -> list[FileRange]:
-        return [FileRange("f", 0, 0, 1, 9, 100 * QUICK_ROWS_MAX, 1)]
+        return [FileRange("f", 0, 0, 1, 9, 100 * ViewLimits().quick_rows_max, 1)]
 
     def read(*_: Any) -> list[dict[str, Any]]:
         raise AssertionError("nobody may look through that much while others wait")

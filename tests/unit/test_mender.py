@@ -65,7 +65,8 @@ class Scene:
         self.mend = Easy()
         self.now = datetime.now(UTC)
         self.ends: list[tuple[int, EvermarkError | None]] = []
-        source = SimpleNamespace(partitions=lambda: [0], mend=lambda _: self.mend)
+        self.mends: dict[int, Easy] = {0: self.mend}
+        source = SimpleNamespace(partitions=lambda: list(self.mends), mend=lambda partition: self.mends[partition])
         nothing: Callable[..., None] = lambda *_: None  # noqa: E731
         news = SimpleNamespace(
             opened=nothing,
@@ -118,6 +119,17 @@ def test_a_person_is_asked_for_though_the_answer_to_giving_up_was_lost(scene: Sc
     scene.mender.carry_out_all()
     ((partition, error),) = scene.ends
     assert (partition, error is not None and "another server" in error.message) == (0, True)
+
+
+def test_an_error_in_one_hole_holds_up_no_other(scene: Scene) -> None:
+    """GIVEN two holes WHEN the server of the first is away THEN the second is closed, and the error is told then."""
+    scene.mends[1] = Easy()
+    for partition in (0, 1):
+        assert scene.mender.found(partition, GapError("lost"), "5") is None
+    scene.mend.error = UnreachableError("away")
+    with pytest.raises(UnreachableError, match="away"):
+        scene.mender.carry_out_all()
+    assert (scene.mender.partitions(), scene.ends) == ({0}, [(1, None)])
 
 
 def test_a_hole_that_is_being_recorded_is_not_taken_for_one_that_ended(scene: Scene) -> None:

@@ -223,10 +223,10 @@ def test_slices_grow_towards_the_time_they_should_take_and_halve_after_a_failure
     small = replace(target(1), slice_rows=rows)
     assert step(small, Fate.DONE, PIECE.end, took_s=0.1).slice_rows == 4 * rows
     assert step(small, Fate.DONE, PIECE.end, took_s=40.0).slice_rows == rows // 10
-    assert step(target(1), Fate.DONE, PIECE.end, took_s=0.1).slice_rows == decide.SLICE_ROWS_MAX
+    assert step(target(1), Fate.DONE, PIECE.end, took_s=0.1).slice_rows == decide.SLICES.rows_max
     for _ in range(20):
         small = step(small, Fate.ENDPOINT_FAILED, Mark(T0))
-    assert small.slice_rows == decide.SLICE_ROWS_MIN
+    assert small.slice_rows == decide.SLICES.rows_min
 
 
 def test_a_failed_endpoint_backs_off_and_keeps_what_was_done() -> None:
@@ -244,7 +244,7 @@ def test_running_out_of_time_is_no_failure() -> None:
     """GIVEN a slow receiver WHEN a step is cut off THEN it goes on at once from where it was, with less."""
     after = step(target(1), Fate.UNFINISHED, HALFWAY, accepted=5)
     assert (after.mark, after.failures, after.next_attempt_at) == (HALFWAY, 0, None)
-    assert after.slice_rows < decide.SLICE_ROWS_START
+    assert after.slice_rows < decide.SLICES.rows_start
     idle = step(target(1), Fate.UNFINISHED, Mark(T0))
     assert idle.next_attempt_at is not None
 

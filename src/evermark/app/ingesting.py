@@ -1,29 +1,26 @@
-"""One source, from lease to query, for as long as the process lives."""
+"""One source of a deployment: its owner (`ingest/owner.py`) over Spark and the Delta log, and what is told of it."""
 
 from __future__ import annotations
 
-import random
-import threading
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evermark.app.build import Deployment
 from evermark.app.inspect import newest
-from evermark.app.leasing import HeldLease, acquire
-from evermark.app.mending import Mending
-from evermark.app.replaying import RequestDesk
 from evermark.app.watching import Watching
 from evermark.cluster.fence import source_lease
+from evermark.cluster.holding import Candidate
 from evermark.delivery.base import Cursor, SourcePartition
+from evermark.delivery.replay.owner import RequestDesk
 from evermark.delivery.work import Span
-from evermark.error_policy import Action, action_after, action_for, backoff_s
-from evermark.errors import EvermarkError, StaleError
-from evermark.ingest.gather import WHOLE_SOURCE, Gathered
-from evermark.ingest.resume import Resume
+from evermark.errors import EvermarkError
+from evermark.event import Seen
+from evermark.ingest.mender import FoundFile, RepairTarget
+from evermark.ingest.owner import ReadPlan, SourceOwner
+from evermark.ingest.recovery import Choice, Recovery
 from evermark.ingest.take import Taken, Taker
 from evermark.log.append import DeltaLog
 from evermark.log.disk import require_room
@@ -33,7 +30,8 @@ from evermark.log.torn import set_aside_torn
 from evermark.observe.health import HealthBoard, PartitionHealth
 from evermark.observe.logging import get_logger
 from evermark.observe.metrics import Metrics
-from evermark.sources.base import Limit
+from evermark.runtime import Runtime, Task, Wake, any_set
+from evermark.sources.base import Hole, Limit
 from evermark.spark.datasource import IngestPlan
 from evermark.spark.ingest import IngestQuery
 
@@ -41,22 +39,69 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _CARE_EVERY_S = 1.0
-# A query that ran this long before it failed was well: its next failure is a first one again.
-_WELL_AFTER_S = 60.0
-_LET_GO_POLL_S = 0.05
-# Whoever waits for a database to come back waits no longer than this on our account.
-_BACKOFF_MAX_S = 10.0
 
 
-@dataclass
-class _Trouble:
-    attempts: int = 0
-    not_before: float = 0.0
-    stopped: bool = False
+class SparkWorks:
+    """`SourceWorks` of one source: its log is a Delta table; Spark reads the source, and looks for what is missing."""
+
+    def __init__(
+        self, deployment: Deployment, spark: SparkSession, name: str, scratch: Path, metrics: Metrics, limit: Limit
+    ) -> None:
+        self.recoveries = deployment.recoveries
+        self._d = deployment
+        self._spark = spark
+        self._name = name
+        self._source = deployment.sources[name]
+        self._folder = deployment.log_folder(name)
+        self._scratch = scratch
+        self._metrics = metrics
+        self._limit = limit
+        self._log = get_logger(source=name)
+
+    def prepare(self) -> None:
+        heads = self._d.heads.load(self._name)
+        torn = set_aside_torn(self._folder, max((h.delta_version for h in heads.values()), default=-1))
+        if torn:
+            self._log.warning("commits that never reached the disk whole were set aside", versions=torn)
+
+    def require_room(self) -> None:
+        require_room(self._folder)
+
+    def open_log(self, epoch: int) -> tuple[DeltaLog, Taker]:
+        log, reader = DeltaLog(self._folder), LogReader(self._folder)
+        ignored = self._metrics.controls_ignored.labels(self._name)
+        taker = Taker(
+            self._name,
+            epoch,
+            self._source,
+            log,
+            reader,
+            self._d.heads,
+            self._d.checkpoints,
+            on_unconfirmed=lambda error: self._log.info("source not confirmed yet", error=error),
+            on_controls=RequestDesk(self._d.replays, self._name, reader, epoch, self._log, ignored.inc),
+        )
+        return log, taker
+
+    def newest(self, partitions: Sequence[int]) -> Mapping[int, Seen]:
+        return newest(self._folder, partitions, self.recoveries.past(self._name))
+
+    def read(
+        self, plan: ReadPlan, taker: Taker, on_taken: Callable[[Taken], None], ends: Sequence[Wake]
+    ) -> Mapping[int, EvermarkError]:
+        whole = IngestPlan(self._name, self._source, str(self._folder), plan.starts, plan.repeats_to, self._limit)
+        return IngestQuery(self._spark, whole, taker, self._scratch, on_taken, partial(any_set, ends)).run()
+
+    def find(self, hole: Hole, wanted: RepairTarget) -> list[FoundFile]:
+        from evermark.spark.repair import found_missing
+
+        return found_missing(self._spark, hole, LogReader(self._folder).files(), wanted, self._folder)
 
 
 class SourceRunner:
-    """Stands by for the source's lease, then reads it; one failed partition never stops the others."""
+    """A source that is owned or stood by for: told to the board, to metrics and to the log, with the care of its log
+    beside it.
+    """
 
     def __init__(
         self,
@@ -69,300 +114,135 @@ class SourceRunner:
         on_span: Callable[[Span], None],
         least_cursors: Callable[[str], dict[int, int]],
         limit: Limit,
+        runtime: Runtime,
     ) -> None:
         self.name = name
         self._d = deployment
         self._source = deployment.sources[name]
         self._folder = deployment.log_folder(name)
-        self._spark = spark
-        self._scratch = scratch
         self._board = board
         self._metrics = metrics
         self._on_span = on_span
         self._least_cursors = least_cursors
-        self._limit = limit
-        self._stopping = threading.Event()
-        self._query: IngestQuery | None = None
-        self._trouble: dict[int, _Trouble] = {}
-        self._left_at: dict[int, str] = {}
-        self._mended = 0
-        self._reading: frozenset[int] = frozenset()
-        self._stepped_down = threading.Event()
-        self._checked = False
-        self._mending: Mending | None = None
+        self._runtime = runtime
         self._log = get_logger(source=name)
-        self._thread = threading.Thread(target=self._run, name=f"source {name}", daemon=True)
+        self._mend_log = get_logger(source=name, part="mend")
+        self._owner = SourceOwner(
+            name,
+            self._source,
+            SparkWorks(deployment, spark, name, scratch, metrics, limit),
+            self,
+            Candidate(deployment.leases, deployment.holder, runtime, self._log),
+        )
+        self._released = runtime.wake()
+        self._watching: Watching | None = None
+        self._task: Task | None = None
 
     def start(self) -> None:
-        self._thread.start()
+        self._task = self._runtime.spawn(f"source {self.name}", self._owner.run)
 
     def stop(self) -> None:
-        self._stopping.set()
-        self._end_query()
+        self._owner.stop()
 
     def join(self, timeout_s: float) -> bool:
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        return self._task is None or self._task.join(timeout_s)
 
-    def _end_query(self) -> None:
-        query = self._query
-        if query is not None:
-            query.stop()
+    # news of the owner
 
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            lease = acquire(
-                self._d.leases,
-                source_lease(self.name),
-                self._d.holder,
-                self._stopping,
-                self._say_standby,
-                self._say_unowned,
-            )
-            if lease is None:
-                return
-            held = HeldLease(self._d.leases, lease, self._end_query)
-            self._metrics.lease_held.labels(lease.name).set(1)
-            care = threading.Event()
-            housekeeper = threading.Thread(target=self._care, args=(care,), name=f"care {self.name}", daemon=True)
-            try:
-                self._log.info("source owned", epoch=lease.epoch)
-                housekeeper.start()
-                self._own(held)
-            except EvermarkError as error:
-                self._whole_source_failed(error)
-            except Exception as error:  # noqa: BLE001 - an unknown failure must not end the thread in silence
-                self._whole_source_failed(EvermarkError(f"{type(error).__name__}: {error}"[:1000]))
-            finally:
-                care.set()
-                for partition in self._known_partitions():
-                    self._metrics.partition_up.labels(self.name, partition).set(0)
-                self._metrics.lease_held.labels(lease.name).set(0)
-                held.close()
-
-    def _own(self, held: HeldLease) -> None:
-        heads = self._d.heads.load(self.name)
-        torn = set_aside_torn(self._folder, max((h.delta_version for h in heads.values()), default=-1))
-        if torn:
-            self._log.warning("commits that never reached the disk whole were set aside", versions=torn)
-
-        def make_taker(log: DeltaLog, reader: LogReader) -> Taker:
-            return Taker(
-                self.name,
-                held.lease.epoch,
-                self._source,
-                log,
-                reader,
-                self._d.heads,
-                self._d.checkpoints,
-                on_unconfirmed=lambda error: self._log.info("source not confirmed yet", error=error),
-                on_controls=RequestDesk(self._d.replays, self.name, reader, held.lease.epoch, self._metrics),
-            )
-
-        mending = Mending(
-            self._d,
-            self._spark,
-            self.name,
-            make_taker,
-            self._on_taken,
-            self._on_mended,
-            self._let_go,
-            self._step_down,
-            self._board,
-            self._metrics,
-            held.lease.epoch,
-        )
-        self._checked, self._mending = False, mending
-        watching = Watching(self._source, self.name, self._board, self._metrics)
-        mending.start()
-        watching.start()
-        try:
-            self._read_on(held, make_taker(DeltaLog(self._folder), LogReader(self._folder)), mending)
-        finally:
-            watching.stop()
-            mending.stop()
-
-    def _read_on(self, held: HeldLease, taker: Taker, mending: Mending) -> None:
-        self._stepped_down.clear()
-        while not (self._stopping.is_set() or held.lost.is_set() or self._stepped_down.is_set()):
-            mended = self._mended
-            active, wait_s = self._ready_partitions(mending.partitions())
-            if not active:
-                self._stopping.wait(min(wait_s, 1.0))
-                continue
-            self._reading = frozenset(active)
-            if self._reading & mending.partitions():  # one of them is being mended since
-                self._reading = frozenset()
-                continue
-            began = time.monotonic()
-            try:
-                failed = self._read(taker, active, mended)
-            finally:
-                self._reading = frozenset()
-            if time.monotonic() - began > _WELL_AFTER_S:
-                self._trouble.clear()
-            if any(action_for(e) is Action.STEP_DOWN for e in failed.values()):
-                self._log.warning("stepping down", error=next(iter(failed.values())))
-                return
-            if failed and not self._still_ours(held):
-                return  # whatever it was, a stale owner saw it: nobody is to blame
-            for partition, error in failed.items():
-                for each in active if partition == WHOLE_SOURCE else [partition]:
-                    said = mending.found(each, error, self._left_at.get(each, ""))
-                    if said is not None:
-                        self._note_failure([each], said)
-
-    def _step_down(self) -> None:
-        self._stepped_down.set()
-        self._end_query()
-
-    def _let_go(self, partition: int) -> None:
-        """Returns when nobody reads the partition any more: it is about to be mended."""
-        while partition in self._reading and not self._stopping.is_set():
-            self._end_query()  # again: the query may have been in the making
-            time.sleep(_LET_GO_POLL_S)
-
-    def _on_mended(self, partition: int, error: EvermarkError | None) -> None:
-        """Reading begins again with the partition in it; or it has to wait for a person."""
-        if error is not None:
-            self._note_failure([partition], error)
-            return
-        self._trouble.pop(partition, None)
-        self._mended += 1
-        self._end_query()
-
-    def _still_ours(self, held: HeldLease) -> bool:
-        try:
-            self._d.leases.require(held.lease)
-        except StaleError as error:
-            self._log.warning("stepping down", error=error)
-            return False
-        except EvermarkError:
-            pass  # state cannot be asked just now; the failure stands
-        return True
-
-    def _read(self, taker: Taker, active: list[int], mended: int) -> dict[int, EvermarkError]:
-        try:
-            require_room(self._folder)  # a query that starts looks healthy until its first batch
-            resumes = {p: _begun(taker, p) for p in active}
-            starts = {p: r.position for p, r in resumes.items() if r.position is not None}
-            self._left_at = starts
-            self._source.check(starts, newest(self._folder, active, self._d.recoveries.past(self.name)))
-            self._checked = True
-            for partition, position in starts.items():
-                self._source.begin(partition, position)
-        except EvermarkError as error:
-            return {error.partition if error.partition is not None else WHOLE_SOURCE: error}
-        repeats = {p: r.repeats_to for p, r in resumes.items()}
-        plan = IngestPlan(self.name, self._source, str(self._folder), starts, repeats, self._limit)
-        self._query = IngestQuery(
-            self._spark, plan, taker, self._scratch, self._on_taken, on_gathered=self._on_gathered
-        )
-        for partition in active:
-            self._board.put(self.name, partition, PartitionHealth.HEALTHY)
-            self._metrics.partition_up.labels(self.name, partition).set(1)
-        self._log.info("reading", partitions=active)
-        try:
-            if self._stopping.is_set() or self._mended != mended:  # a partition has come back meanwhile
-                return {}
-            return self._query.run()
-        except EvermarkError as error:
-            return {WHOLE_SOURCE: error}
-        finally:
-            self._query = None
-
-    def _ready_partitions(self, mended: set[int]) -> tuple[list[int], float]:
-        now = time.monotonic()
-        waits: list[float] = []
-        ready: list[int] = []
-        for partition in self._source.partitions():
-            trouble = self._trouble.get(partition, _Trouble())
-            if trouble.stopped or partition in mended:
-                continue
-            (ready.append(partition) if trouble.not_before <= now else waits.append(trouble.not_before - now))
-        return ready, min(waits, default=1.0)
-
-    def _note_failure(self, partitions: list[int], error: EvermarkError) -> None:
-        for partition in partitions:
-            trouble = self._trouble.setdefault(partition, _Trouble())
-            trouble.attempts += 1
-            self._metrics.partition_restarts.labels(self.name, partition).inc()
-            self._metrics.partition_up.labels(self.name, partition).set(0)
-            if action_after(error, trouble.attempts) is Action.RETRY:
-                delay = backoff_s(trouble.attempts - 1, max_s=_BACKOFF_MAX_S) * random.uniform(0.8, 1.2)
-                trouble.not_before = time.monotonic() + delay
-                self._log.warning("partition failed", partition=partition, error=error, again_in_s=round(delay, 1))
-                state = PartitionHealth.STALE
-            else:
-                trouble.stopped = True
-                self._log.error("partition stopped", partition=partition, error=error)
-                state = PartitionHealth.FAILED
-            self._board.put(self.name, partition, state, error.message, error.hint)
-
-    def _whole_source_failed(self, error: EvermarkError) -> None:
-        if action_for(error) is Action.STEP_DOWN:
-            self._log.warning("stepping down", error=error)
-            return
-        self._note_failure(self._known_partitions(), error)
-        self._stopping.wait(1.0)
-
-    def _say_unowned(self, error: EvermarkError) -> None:
-        for partition in self._known_partitions():
-            self._board.put(self.name, partition, PartitionHealth.STALE, error.message, error.hint)
-
-    def _known_partitions(self) -> list[int]:
-        """Where a source is asked which partitions it has, and does not answer, its first one stands for all."""
-        try:
-            return list(self._source.partitions())
-        except Exception as error:  # noqa: BLE001 - said by the reading itself
-            self._log.debug("the source does not say which partitions it has", error=error)
-            return [0]
-
-    def _say_standby(self) -> None:
-        self._log.info("standing by: another instance owns this source")
-        for partition in self._known_partitions():
+    def standby(self) -> None:
+        for partition in self._owner.partitions():
             self._board.put(self.name, partition, PartitionHealth.STANDBY)
 
-    def _on_gathered(self, gathered: Gathered) -> None:
-        for taken in gathered.taken:
-            if taken.duplicates:
-                self._metrics.duplicates_dropped.labels(self.name, taken.partition).inc(taken.duplicates)
+    def unowned(self, error: EvermarkError) -> None:
+        for partition in self._owner.partitions():
+            self._board.put(self.name, partition, PartitionHealth.STALE, error.message, error.hint)
 
-    def _on_taken(self, taken: Taken) -> None:
-        rows = taken.append.rows
-        now = datetime.now(UTC)
-        self._metrics.checkpoints_saved.labels(self.name, taken.partition).inc()
-        self._board.seen(self.name, taken.partition, rows, now)
+    def owned(self) -> None:
+        self._metrics.lease_held.labels(source_lease(self.name)).set(1)
+        released = self._released = self._runtime.wake()
+        self._runtime.spawn(f"care {self.name}", lambda: self._care(released))
+        self._watching = Watching(self._source, self.name, self._board, self._metrics)
+        self._watching.start()
+
+    def released(self) -> None:
+        self._released.set()
+        if self._watching is not None:
+            self._watching.stop()
+        for partition in self._owner.partitions():
+            self._metrics.partition_up.labels(self.name, partition).set(0)
+        self._metrics.lease_held.labels(source_lease(self.name)).set(0)
+
+    def reading(self, partitions: Sequence[int]) -> None:
+        for partition in partitions:
+            self._board.put(self.name, partition, PartitionHealth.HEALTHY)
+            self._metrics.partition_up.labels(self.name, partition).set(1)
+
+    def failed(self, partition: int, error: EvermarkError, again_in_s: float | None) -> None:
+        self._metrics.partition_restarts.labels(self.name, partition).inc()
+        self._metrics.partition_up.labels(self.name, partition).set(0)
+        state = PartitionHealth.FAILED if again_in_s is None else PartitionHealth.STALE
+        self._board.put(self.name, partition, state, error.message, error.hint)
+
+    def taken(self, taken: Taken) -> None:
+        rows, partition = taken.append.rows, taken.partition
+        self._metrics.checkpoints_saved.labels(self.name, partition).inc()
+        self._board.seen(self.name, partition, rows, datetime.now(UTC))
+        if taken.duplicates:
+            self._metrics.duplicates_dropped.labels(self.name, partition).inc(taken.duplicates)
         if not rows:
             return
-        self._metrics.events_taken.labels(self.name, taken.partition).inc(rows)
-        self._metrics.batches_taken.labels(self.name, taken.partition).inc()
-        self._metrics.log_head.labels(self.name, taken.partition).set(taken.batch)
+        self._metrics.events_taken.labels(self.name, partition).inc(rows)
+        self._metrics.batches_taken.labels(self.name, partition).inc()
+        self._metrics.log_head.labels(self.name, partition).set(taken.batch)
         paths = tuple(str(self._folder / f.path) for f in taken.append.files)
-        place = SourcePartition(self.name, taken.partition)
-        self._on_span(Span(place, Cursor(taken.batch - 1), taken.batch, paths, rows, exact=True))
+        self._on_span(
+            Span(SourcePartition(self.name, partition), Cursor(taken.batch - 1), taken.batch, paths, rows, exact=True)
+        )
 
-    def _may_retain(self) -> bool:
-        """Not while a hole is open, or may be: what is collected now would be found missing from the log."""
-        return self._checked and self._mending is not None and not self._mending.partitions()
+    # news of mending
 
-    def _care(self, done: threading.Event) -> None:
+    def opened(self, recovery: Recovery, error: EvermarkError) -> None:
+        partition = recovery.partition
+        self._mend_log.error(
+            "a hole was found; it is being closed", partition=partition, error=error, recovery=recovery.id
+        )
+        self._metrics.gaps.labels(self.name, partition).inc()
+
+    def begun(self, recovery: Recovery) -> None:
+        said = f"failover: {recovery.reason}"
+        hint = "it is being closed; see the log"
+        self._board.put(self.name, recovery.partition, PartitionHealth.STALE, said, hint, mending=True)
+
+    def closed(self, recovery: Recovery, hole: Hole, rows: int) -> None:
+        partition = recovery.partition
+        self._metrics.recovered.labels(self.name, partition).inc(rows)
+        if recovery.choice is Choice.SKIP:
+            self._metrics.gaps_accepted.labels(self.name, partition).inc()
+            self._mend_log.error("a gap was accepted", partition=partition, after=recovery.left_at, until=hole.position)
+        else:
+            self._mend_log.warning("events the log lacked were taken", partition=partition, events=rows)
+
+    def ended(self, recovery: Recovery, error: EvermarkError | None) -> None:
+        partition = recovery.partition
+        if error is not None:
+            self._mend_log.error("the hole cannot be closed", partition=partition, error=error)
+        else:
+            at = recovery.position
+            self._mend_log.warning("the hole is closed", partition=partition, recovery=recovery.id, goes_on_at=at)
+
+    def left_behind(self, error: EvermarkError) -> None:
+        self._mend_log.warning("the spare slot could not be dropped", error=error)
+
+    # beside reading
+
+    def _care(self, released: Wake) -> None:
         care = Maintenance(self._folder, self._d.config.log.retention)
-        while not done.wait(_CARE_EVERY_S):
+        while not self._runtime.wait(_CARE_EVERY_S, released):
             try:
-                report = care.run(self._least_cursors(self.name) if self._may_retain() else None)
+                report = care.run(self._least_cursors(self.name) if self._owner.may_retain() else None)
             except Exception as error:  # noqa: BLE001 - care must not end; it is tried again
                 self._log.warning("log care failed", error=error)
                 continue
             for what, count in vars(report).items():
                 if count:
                     self._metrics.care.labels(what).inc(count)
-
-
-def _begun(taker: Taker, partition: int) -> Resume:
-    try:
-        return taker.begin(partition)
-    except EvermarkError as error:
-        if action_for(error) is Action.STOP and error.partition is None:
-            error.partition = partition
-        raise

@@ -34,6 +34,7 @@ from evermark.errors import BusyError, ConfigError, EngineError, EvermarkError, 
 from evermark.observe.health import HealthBoard
 from evermark.observe.logging import get_logger
 from evermark.observe.metrics import Metrics
+from evermark.runtime import Threads
 from evermark.server.http import Server
 from evermark.server.tokens import Tokens
 from evermark.sources.base import Limit, Source
@@ -230,7 +231,8 @@ class Pipeline:
         keeper = ScratchKeeper(scratch)
         sink = Sinks()
         deliverer = SparkDeliverer(engine.spark, deployment.box)
-        delivery = DeliveryRunner(deployment, deliverer, sink, self.board, self.metrics)
+        runtime = Threads()
+        delivery = DeliveryRunner(deployment, deliverer, sink, self.board, self.metrics, runtime)
         runners = [
             SourceRunner(
                 deployment,
@@ -242,6 +244,7 @@ class Pipeline:
                 on_span=delivery.on_span,
                 least_cursors=delivery.least_cursors,
                 limit=self._limit,
+                runtime=runtime,
             )
             for name in deployment.sources
         ]

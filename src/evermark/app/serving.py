@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from evermark.app.build import Deployment
 from evermark.app.checking import stream_warnings
-from evermark.app.leasing import as_holder
 from evermark.cluster.base import Holder
 from evermark.cluster.fence import DELIVER_LEASE
+from evermark.cluster.holders import owner_epoch
+from evermark.cluster.holding import as_holder
 from evermark.cluster.postgres import PostgresLeases
 from evermark.delivery.sinks import Sinks
 from evermark.delivery.status import durable_heads
@@ -48,7 +49,7 @@ def services_of(deployment: Deployment, state: State | None = None, holder: Hold
         if not one_at_a_time.acquire(timeout=_LOCK_TIMEOUT_S):
             raise BusyError("another change is under way, and takes long", hint="try again in a moment")
         try:
-            return as_holder(leases, whose, on, DELIVER_LEASE, step)
+            return as_holder(leases, DELIVER_LEASE, whose, lambda: owner_epoch(on, DELIVER_LEASE), step)
         finally:
             one_at_a_time.release()
 

@@ -77,19 +77,21 @@ def known_source(names: Iterable[str], name: str | None) -> str:
 @contextmanager
 def held_sources(deployment: Deployment, names: Iterable[str]) -> Iterator[Mapping[str, Lease]]:
     """Hold the leases of these sources: no instance reads them meanwhile. Refused while one does."""
-    from evermark.app.leasing import TTL_S, HeldLease
     from evermark.cluster.fence import source_lease
+    from evermark.cluster.holding import LIMITS, HeldLease
+    from evermark.observe.logging import get_logger
+    from evermark.runtime import Threads
 
     with ExitStack() as stack:
         held: dict[str, Lease] = {}
         for name in sorted(names):
-            lease = deployment.leases.acquire(source_lease(name), deployment.holder, TTL_S)
+            lease = deployment.leases.acquire(source_lease(name), deployment.holder, LIMITS.ttl_s)
             if lease is None:
                 raise BusyError(
                     f"source {name} is being read by {owner_of(deployment, source_lease(name))}",
                     hint="stop that `evermark up` first; this is safe only while nobody reads the source",
                 )
-            stack.callback(HeldLease(deployment.leases, lease, lambda: None).close)
+            stack.callback(HeldLease(deployment.leases, lease, Threads(), get_logger()).close)
             held[name] = lease
         yield held
 
@@ -103,9 +105,12 @@ def as_deliverer(deployment: Deployment, step: Callable[[int], T]) -> T:
 
 def as_holder(deployment: Deployment, name: str, step: Callable[[int], T]) -> T:
     """Do one transaction of a person's on what a lease guards, with the epoch that holds it."""
-    from evermark.app import leasing
+    from evermark.cluster import holding
+    from evermark.cluster.holders import owner_epoch
 
-    return leasing.as_holder(deployment.leases, deployment.holder, deployment.state, name, step)
+    return holding.as_holder(
+        deployment.leases, name, deployment.holder, lambda: owner_epoch(deployment.state, name), step
+    )
 
 
 def warn_of_streams(deployment: Deployment, streams: Iterable[str]) -> None:

@@ -28,6 +28,12 @@ class LeaseRow:
     held: bool
 
 
+def owner_epoch(state: State, name: str) -> int | None:
+    """The epoch of the instance that holds a lease now; None while none does."""
+    row = lease_rows(state).get(name)
+    return row.epoch if row is not None and row.held else None
+
+
 def lease_rows(state: State, *, is_gone: IsGone = liveness.is_gone) -> dict[str, LeaseRow]:
     """Every lease that was ever given out, by name."""
     with state.connection() as conn:

@@ -97,8 +97,11 @@ class Mender:
         stopped: Callable[[], bool],
         clock: Callable[[], datetime],
         news: MendNews,
+        on_ended: Callable[[int, EvermarkError | None], None] = lambda _partition, _error: None,
     ) -> None:
-        """`find` writes what the hole holds and the log does not. `let_go` returns when nobody reads a partition."""
+        """`find` writes what the hole holds and the log does not. `let_go` returns when nobody reads a partition;
+        `on_ended` lets it be read again, or, with an error, has it wait for a person.
+        """
         self._name = name
         self._epoch = epoch
         self._source = source
@@ -109,6 +112,7 @@ class Mender:
         self._stopped = stopped
         self._clock = clock
         self._news = news
+        self._on_ended = on_ended
         self._lock = threading.Lock()
         self._open = {p for p in source.partitions() if recoveries.current(name, p) is not None}
         self._tidied_at: dict[int, datetime] = {}
@@ -140,14 +144,26 @@ class Mender:
         return None
 
     def carry_out_all(self) -> None:
+        """Look at every partition: an error in one is raised when the others were looked at, too."""
+        problem: EvermarkError | None = None
         for partition in self._source.partitions():
-            recovery = self._recoveries.current(self._name, partition)
-            if recovery is not None and not self._stopped():
-                self.carry_out(recovery)
-            elif recovery is None and partition in self._carried:
-                self._tell_end(self._carried[partition])
-            elif recovery is None:
-                self._tidy(partition)
+            try:
+                self._look_at(partition)
+            except EvermarkError as error:
+                if action_for(error) is Action.STEP_DOWN:
+                    raise
+                problem = problem or error
+        if problem is not None:
+            raise problem
+
+    def _look_at(self, partition: int) -> None:
+        recovery = self._recoveries.current(self._name, partition)
+        if recovery is not None and not self._stopped():
+            self.carry_out(recovery)
+        elif recovery is None and partition in self._carried:
+            self._tell_end(self._carried[partition])
+        elif recovery is None:
+            self._tidy(partition)
 
     def carry_out(self, recovery: Recovery) -> None:
         with self._lock:
@@ -264,3 +280,4 @@ class Mender:
         with self._lock:
             self._open.discard(recovery.partition)
         self._news.ended(recovery, error)
+        self._on_ended(recovery.partition, error)

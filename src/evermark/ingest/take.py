@@ -6,13 +6,13 @@ from which `begin` finds the way on. Nothing in here knows Spark, Delta or Postg
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from evermark import failpoint
 from evermark.checkpoints.base import Checkpoint, CheckpointStore
-from evermark.errors import BusyError, NotFoundError, UnreachableError
+from evermark.errors import BusyError, EvermarkError, NotFoundError, UnreachableError
 from evermark.ingest.resume import Resume, resume
 from evermark.log.base import Append, AppendLog, Tail
 from evermark.log.head import Head, HeadStore
@@ -131,3 +131,16 @@ class Taker:
             return self._checkpoints.load(self.name, partition)
         except NotFoundError:
             return None
+
+
+def take_each(taker: Taker, batches: Sequence[Taken], on_taken: Callable[[Taken], None]) -> dict[int, EvermarkError]:
+    """Take one batch of each of some partitions; the failures. One partition's failure is not the others'."""
+    failed: dict[int, EvermarkError] = {}
+    for taken in batches:
+        try:
+            taker.take(taken)
+            on_taken(taken)
+            taker.confirm(taken.partition, taken.end)
+        except EvermarkError as error:
+            failed[taken.partition] = error
+    return failed

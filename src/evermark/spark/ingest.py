@@ -6,7 +6,7 @@ import json
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from pyspark.errors import StreamingQueryException
@@ -14,15 +14,17 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from evermark.errors import EngineError, EvermarkError
-from evermark.ingest.gather import WHOLE_SOURCE, Gathered, gather
-from evermark.ingest.take import Taken, Taker
+from evermark.ingest.gather import WHOLE_SOURCE, gather
+from evermark.ingest.take import Taken, Taker, take_each
 from evermark.spark.datasource import IngestPlan, source_class
 
 _STOP_POLL_S = 0.2
 
 
 class IngestQuery:
-    """Runs until it fails or is stopped. `run` returns the failure, by partition, or nothing when it was stopped."""
+    """Runs until it fails, is stopped, or `over` says so. `run` returns the failure, by partition, or nothing when it
+    was stopped.
+    """
 
     def __init__(
         self,
@@ -31,14 +33,14 @@ class IngestQuery:
         taker: Taker,
         scratch: Path,
         on_taken: Callable[[Taken], None],
-        on_gathered: Callable[[Gathered], None] = lambda _: None,
+        over: Callable[[], bool] = lambda: False,
     ) -> None:
         self._spark = spark
         self._plan = plan
         self._taker = taker
         self._scratch = scratch
         self._on_taken = on_taken
-        self._on_gathered = on_gathered
+        self._over = over
         self._ended = threading.Event()
         self._busy = threading.Lock()
         self._failed: dict[int, EvermarkError] = {}
@@ -47,13 +49,13 @@ class IngestQuery:
         query = self._start()
         try:
             while not query.awaitTermination(_STOP_POLL_S):  # type: ignore[arg-type] # a fraction is fine
-                if self._ended.is_set():
+                if self._is_ended():
                     # Between batches only: a query stopped in the middle of one leaves its slot in use.
                     with self._busy:
                         query.stop()
                     break
         except Exception as error:
-            if not (self._ended.is_set() and isinstance(error, StreamingQueryException)):
+            if not (self._is_ended() and isinstance(error, StreamingQueryException)):
                 raise engine_error(f"the ingest query of {self._plan.name} ended", error) from error
         finally:
             # A JVM that died leaves the batch that was being taken to a thread of its own: its end is waited for, so
@@ -65,6 +67,11 @@ class IngestQuery:
 
     def stop(self) -> None:
         self._ended.set()
+
+    def _is_ended(self) -> bool:
+        if self._over():
+            self._ended.set()
+        return self._ended.is_set()
 
     def _start(self) -> StreamingQuery:
         self._spark.dataSource.register(source_class(self._plan))
@@ -88,7 +95,7 @@ class IngestQuery:
             if self._ended.is_set():
                 return
         try:
-            if not self._ended.is_set():
+            if not self._is_ended():
                 self._work(frame)
         finally:
             self._busy.release()
@@ -101,21 +108,9 @@ class IngestQuery:
             self._ended.set()
             return
         gathered = gather(rows, self._taker.epoch)
-        self._on_gathered(gathered)
-        self._failed = {**gathered.failed, **self._take(gathered.taken)}
+        self._failed = {**gathered.failed, **take_each(self._taker, gathered.taken, self._on_taken)}
         if self._failed:
             self._ended.set()
-
-    def _take(self, batches: Sequence[Taken]) -> dict[int, EvermarkError]:
-        failed: dict[int, EvermarkError] = {}
-        for taken in batches:
-            try:
-                self._taker.take(taken)
-                self._on_taken(taken)
-                self._taker.confirm(taken.partition, taken.end)
-            except EvermarkError as error:
-                failed[taken.partition] = error
-        return failed
 
 
 def engine_error(what: str, error: Exception) -> EngineError:

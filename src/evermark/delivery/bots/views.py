@@ -37,13 +37,10 @@ from evermark.delivery.work import Span
 from evermark.errors import EngineError, EvermarkError
 from evermark.event import Op
 from evermark.log.read import FileRange
+from evermark.runtime import Lock
 
-# Rows that may be looked through while others wait; a bot that needs more is served by itself until it is level.
-QUICK_ROWS_MAX = 20_000
 # From so many streams on, a bot's view is cut down to the streams of the span.
 NARROWED_FROM = 100
-_LOOK_ROWS = 500_000
-_KEEP_EVERY = 64
 _ALL_BATCHES = 2**63 - 1
 # A payload may be written with spaces or without; rows that match without being joins are parsed and left out.
 _TELLS = r'"kind"\s*:\s*"(join|leave)"'
@@ -69,6 +66,14 @@ def streams_in(paths: Sequence[str]) -> frozenset[str]:
     return frozenset(found)
 
 
+@dataclass(frozen=True)
+class ViewLimits:
+    # Rows that may be looked through while others wait; a bot that needs more is served by itself until it is level.
+    quick_rows_max: int = 20_000
+    look_rows: int = 500_000
+    keep_every: int = 64  # batches without news
+
+
 @dataclass
 class _User:
     """The memberships of a user, as far as State has them and beyond."""
@@ -90,10 +95,11 @@ class BotViews:
     epoch: int
     read: Read = telling
     streams: Callable[[Sequence[str]], frozenset[str]] = streams_in
+    lock: Lock = field(default_factory=threading.Lock)
+    limits: ViewLimits = ViewLimits()
     _known: dict[tuple[str, str], _User] = field(default_factory=dict, init=False)
     # By source and stream: the users of `_known` that are members, as far as was learned.
     _staying: dict[tuple[str, str], set[str]] = field(default_factory=dict, init=False)
-    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def views(self, specs: Iterable[SubscriptionSpec], span: Span, *, quick: bool = False) -> dict[str, BotView]:
         """The view of each bot among some subscriptions for a span. `quick`: others wait, and bots of which too much
@@ -104,8 +110,8 @@ class BotViews:
         found = {name: BotView(wish) for name, wish in bots.items() if name not in mine}
         if mine:
             users = {wish.user for wish in mine.values()}
-            ready = self._learn(span.place, users, span.to, span, QUICK_ROWS_MAX if quick else None)
-            with self._lock:
+            ready = self._learn(span.place, users, span.to, span, self.limits.quick_rows_max if quick else None)
+            with self.lock:
                 views = {name: self._view(wish, span) for name, wish in mine.items() if wish.user in ready}
             found |= self._narrowed(views, span)
         return self._with_sessions(found)
@@ -121,7 +127,7 @@ class BotViews:
             return BotView(wish)  # streams of another source may be called the same
         for place, head in heads.items():
             self._learn(place, {wish.user}, head, None, None)
-        with self._lock:
+        with self.lock:
             view = view_of(wish, self._user(wish.source, wish.user).stays, 0, _ALL_BATCHES)
         return self._with_sessions({spec.name: view}, replay_id)[spec.name]
 
@@ -157,7 +163,7 @@ class BotViews:
         ready = set(users)
         while True:
             by_level: dict[int, set[str]] = defaultdict(set)
-            with self._lock:
+            with self.lock:
                 for name in ready:
                     by_level[self._user(place.source, name).to.get(place.partition, 0)].add(name)
             behind = sorted(((at, some) for at, some in by_level.items() if at < to), reverse=True)
@@ -180,7 +186,7 @@ class BotViews:
             return False
         while after < to:
             at = Cursor(after)
-            piece = next_span(place, at, to, files, _LOOK_ROWS) or Span(place, at, to, (), 0)
+            piece = next_span(place, at, to, files, self.limits.look_rows) or Span(place, at, to, (), 0)
             self._take(piece, users)
             after = piece.to
         return True
@@ -190,7 +196,7 @@ class BotViews:
         place = piece.place
         with _said(piece):
             rows = self.read(piece.paths, place.partition, piece.after, piece.to)
-        with self._lock:
+        with self.lock:
             known = {name: self._user(place.source, name) for name in users}
             moves: dict[str, list[Move]] = defaultdict(list)
             for move in moves_of(rows, users, lambda stream: self._staying.get((place.source, stream), ())):
@@ -213,7 +219,7 @@ class BotViews:
         due: list[MembershipDelta] = []
         for one in lessons:
             kept = known[one.user].kept.get(place.partition, 0)
-            if one.stays or one.done_to - kept >= _KEEP_EVERY:
+            if one.stays or one.done_to - kept >= self.limits.keep_every:
                 due.append(replace(one, begun_at=kept))
         if due:
             self.store.learn(place.source, place.partition, due, self.epoch)

@@ -18,10 +18,12 @@ from evermark.delivery.replay.base import (
     unknown,
 )
 from evermark.delivery.replay.plan import (
+    SLICES,
     Replay,
     Replayed,
     ReplayState,
     Request,
+    SliceLimits,
     Target,
     TargetState,
     after_step,
@@ -44,11 +46,13 @@ class MemoryReplays:
         lease_for: Callable[[str], str] = source_lease,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         new_id: Callable[[], str] = new_replay_id,
+        slices: SliceLimits = SLICES,
     ) -> None:
         self._tables, self._parked, self._jitter = delivery.tables, delivery.parked, delivery.jitter
         self._lease_for = lease_for
         self._clock = clock
         self._new_id = new_id
+        self._slices = slices
         self._replays: dict[str, Replay] = {}  # in the order of the requests
         self._targets: dict[tuple[str, str], Target] = {}
         self._cleared: set[str] = set()
@@ -115,7 +119,7 @@ class MemoryReplays:
             parked, parked_max = result.outcome.parked, known[1].parked_max
             if parked and self.parked_now(begun.subscription) + len(parked) > parked_max:
                 return self._set_target(without_room(target, now, self._jitter, parked_max))
-            after = after_step(target, piece, result, took_s, step_s, now, self._jitter)
+            after = after_step(target, piece, result, took_s, step_s, now, self._jitter, self._slices)
             self._parked.park(begun.subscription, parked, now)
             return self._set_target(after)
 

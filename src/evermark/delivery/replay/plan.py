@@ -37,11 +37,6 @@ from evermark.delivery.replay.timeslice import Mark, TimeSlice, exceeds, with_re
 from evermark.delivery.work import both
 from evermark.log.read import FileRange
 
-# As much as there may be: a step is cut off in time, and finding the rows of a slice costs next to nothing.
-SLICE_ROWS_START = 1_000_000
-SLICE_ROWS_MIN = 100
-SLICE_ROWS_MAX = 1_000_000
-SLICE_ROWS_MAX_FLOWING = 2_000
 # With this many cores a replay may work half of the time beside fresh events; with a third of them, a quarter.
 CORES_BESIDE = 6
 # How long one step should take; while fresh events flow, short ones with rests in between.
@@ -51,6 +46,19 @@ STEP_S_FLOWING = 1.0
 STEP_S_MAX = 20.0
 # A step that moved nothing though nothing failed is tried again after this.
 IDLE_WAIT_S = 1.0
+
+
+@dataclass(frozen=True)
+class SliceLimits:
+    """As much as there may be: a step is cut off in time, and finding the rows of a slice costs next to nothing."""
+
+    rows_start: int = 1_000_000
+    rows_min: int = 100
+    rows_max: int = 1_000_000
+    rows_max_flowing: int = 2_000
+
+
+SLICES = SliceLimits()
 
 
 class AskedBy(StrEnum):
@@ -112,7 +120,7 @@ class Target:
     state: TargetState
     mark: Mark
     reason: str = ""
-    slice_rows: int = SLICE_ROWS_START
+    slice_rows: int = SLICES.rows_start
     passed_rows: int = 0
     delivered: int = 0
     parked: int = 0
@@ -193,7 +201,9 @@ def may_start(replay: Replay, heads: Mapping[SourcePartition, int]) -> bool:
     return control is None or heads.get(SourcePartition(replay.request.source, control.partition), 0) >= control.batch
 
 
-def targets_of(replay: Replay, subscriptions: Mapping[str, Subscription]) -> list[Target] | str:
+def targets_of(
+    replay: Replay, subscriptions: Mapping[str, Subscription], slices: SliceLimits = SLICES
+) -> list[Target] | str:
     """The targets of a replay that starts now; a text when it never can."""
     request = replay.request
     wanted = list(subscriptions.values())
@@ -206,7 +216,7 @@ def targets_of(replay: Replay, subscriptions: Mapping[str, Subscription]) -> lis
         if not _hears(wanted[0].spec, request.source):
             return f"bot {request.subscription!r} hears another source than {request.source!r}"
     return [
-        Target(replay.id, s.name, s.generation, TargetState.RUNNING, Mark(request.since), slice_rows=SLICE_ROWS_START)
+        Target(replay.id, s.name, s.generation, TargetState.RUNNING, Mark(request.since), slice_rows=slices.rows_start)
         for s in sorted(wanted, key=lambda s: s.name)
         if s.state is not SubscriptionState.DISABLED
         and _hears(s.spec, request.source)
@@ -295,11 +305,12 @@ def work_of(
     *,
     flowing: bool,
     bot: BotView | None = None,
+    slices: SliceLimits = SLICES,
 ) -> ReplayWork:
     """One step of a target. The slice was cut from `files`."""
     request, spec = one.replay.request, one.subscription.spec
     rate = least_rate(request.rate_per_s, spec.rate_per_s)
-    rows = rows_of(one, flowing=flowing)
+    rows = rows_of(one, flowing=flowing, slices=slices)
     return ReplayWork(
         replay=one.replay.id,
         slice=piece,
@@ -335,20 +346,27 @@ def least_rate(*rates: float) -> float:
     return min((rate for rate in rates if rate > 0), default=0.0)
 
 
-def rows_of(one: Due, *, flowing: bool) -> int:
+def rows_of(one: Due, *, flowing: bool, slices: SliceLimits = SLICES) -> int:
     """How many rows the next step takes: as many as fit into its time, and never more than its rate lets through.
 
     While fresh events flow it is few: they share processors and receivers with them.
     """
     rate = least_rate(one.replay.request.rate_per_s, one.subscription.spec.rate_per_s)
-    rows = min(one.target.slice_rows, SLICE_ROWS_MAX_FLOWING) if flowing else one.target.slice_rows
+    rows = min(one.target.slice_rows, slices.rows_max_flowing) if flowing else one.target.slice_rows
     if rate:
         rows = min(rows, max(1, int(rate * STEP_S)) * max(1, one.subscription.spec.bundle))
     return max(1, rows)
 
 
 def after_step(
-    target: Target, piece: TimeSlice, result: Replayed, took_s: float, step_s: float, now: datetime, jitter: Jitter
+    target: Target,
+    piece: TimeSlice,
+    result: Replayed,
+    took_s: float,
+    step_s: float,
+    now: datetime,
+    jitter: Jitter,
+    slices: SliceLimits = SLICES,
 ) -> Target:
     """A target after a step. Its mark moves over the events that are done, even if the step failed."""
     outcome = result.outcome
@@ -361,10 +379,10 @@ def after_step(
         parked=target.parked + len(outcome.parked),
     )
     if outcome.fate is Fate.DONE:
-        rows = next_rows(target.slice_rows, took_s, step_s)
+        rows = next_rows(target.slice_rows, took_s, step_s, slices)
         return replace(target, slice_rows=rows, failures=0, next_attempt_at=None, reason="", stuck_since=None)
     target = replace(target, stuck_since=None if moved else target.stuck_since or now)
-    smaller = max(SLICE_ROWS_MIN, target.slice_rows // 2)
+    smaller = max(slices.rows_min, target.slice_rows // 2)
     reason = outcome.reason[:REASON_CHARS_MAX]
     if outcome.fate is Fate.UNFINISHED:
         wait = None if moved else now + timedelta(seconds=IDLE_WAIT_S)
@@ -397,10 +415,10 @@ def without_room(target: Target, now: datetime, jitter: Jitter, parked_max: int)
     )
 
 
-def next_rows(rows: int, took_s: float, step_s: float) -> int:
+def next_rows(rows: int, took_s: float, step_s: float, slices: SliceLimits = SLICES) -> int:
     """Towards steps that take `step_s`, at most four times as large: the time of a first step says little."""
     wanted = int(rows * step_s / max(took_s, 0.001))
-    return min(SLICE_ROWS_MAX, max(SLICE_ROWS_MIN, min(wanted, 4 * rows)))
+    return min(slices.rows_max, max(slices.rows_min, min(wanted, 4 * rows)))
 
 
 def rest_s(took_s: float, flowing: bool, cores: int) -> float:

@@ -18,12 +18,14 @@ from evermark.delivery.ports import DeliveryStore, LogView
 from evermark.delivery.replay import plan as decide
 from evermark.delivery.replay.base import ReplayStore
 from evermark.delivery.replay.plan import (
+    SLICES,
     Due,
     Replay,
     ReplayDeliverer,
     Replayed,
     ReplayState,
     ReplayWork,
+    SliceLimits,
     Target,
     TargetState,
 )
@@ -50,6 +52,7 @@ class Replayer:
     on_ended: Callable[[Replay, Target, str], None] = lambda _replay, _target, _why: None  # unfinished
     bot_views: BotViews | None = None  # needed where there are bots
     stopwatch: Callable[[], float] = time.monotonic
+    slices: SliceLimits = SLICES
     _prepared: dict[tuple[str, str], TimeSlice] = field(default_factory=dict)
 
     def look(self) -> tuple[list[Replay], list[Due]]:
@@ -94,7 +97,8 @@ class Replayer:
         name, spec = target.subscription, one.subscription.spec
         held = self.store.parked.held_keys([name], replay_id=one.replay.id).get(name, {}) if spec.ordered else {}
         bot = self._bot(one)
-        work = decide.work_of(one, piece, files, self.replays.parked_now(name), held, flowing=flowing, bot=bot)
+        parked = self.replays.parked_now(name)
+        work = decide.work_of(one, piece, files, parked, held, flowing=flowing, bot=bot, slices=self.slices)
         result = self.deliverer.replay(work, None if flowing else self._ahead_of(one, work, files))
         failpoint.hit("replay.sent")
         took_s = self.stopwatch() - began
@@ -108,7 +112,7 @@ class Replayer:
 
     def _slice(self, one: Due, files: list[FileRange], *, flowing: bool) -> TimeSlice | None:
         """The next slice: the prepared one, if the target stands where that begins."""
-        rows = decide.rows_of(one, flowing=flowing)
+        rows = decide.rows_of(one, flowing=flowing, slices=self.slices)
         prepared = self._prepared.pop((one.replay.id, one.target.subscription), None)
         fits = prepared is not None and rows <= 2 * prepared.rows and prepared.rows <= 2 * rows
         if prepared is not None and fits and prepared.mark == one.target.mark:
@@ -117,12 +121,12 @@ class Replayer:
 
     def _ahead_of(self, one: Due, work: ReplayWork, files: list[FileRange]) -> ReplayWork | None:
         """The work that comes next if this step goes well."""
-        rows = decide.rows_of(one, flowing=False)
+        rows = decide.rows_of(one, flowing=False, slices=self.slices)
         piece = next_slice(work.slice.end, one.replay.request.until, files, rows)
         if piece is None:
             return None
         self._prepared[one.replay.id, one.target.subscription] = piece
-        return decide.work_of(one, piece, files, 0, {}, flowing=False, bot=work.bot)
+        return decide.work_of(one, piece, files, 0, {}, flowing=False, bot=work.bot, slices=self.slices)
 
     def _bot(self, one: Due) -> BotView | None:
         if self.bot_views is None:
@@ -145,7 +149,7 @@ class Replayer:
                 self.replays.end(replay.id, ReplayState.FAILED, why, self.epoch)
             return
         mine = {place.partition: head for place, head in heads.items() if place.source == request.source}
-        targets: list[Target] | str = decide.targets_of(replay, self.store.subscriptions())
+        targets: list[Target] | str = decide.targets_of(replay, self.store.subscriptions(), self.slices)
         if isinstance(targets, str):
             self.replays.end(replay.id, ReplayState.FAILED, targets, self.epoch)
             return

@@ -1,0 +1,1 @@
+"""Delivery at work: the loop of its owner."""

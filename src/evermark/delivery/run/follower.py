@@ -23,9 +23,6 @@ from evermark.errors import ConflictError, EvermarkError, StaleError
 
 # A fresh batch is left to its hand-over for this long before the follower takes it for the group.
 HANDOVER_GRACE = timedelta(seconds=0.5)
-# This close to the group, the group waits while the subscription comes level and joins.
-JOIN_DISTANCE_MAX = 16
-JOIN_ROWS_MAX = 5_000
 JOIN_BUDGET_S = 1.0
 # A subscription that took longer than this for its last span stays outside: in the group others would wait for it.
 JOIN_PACE_S = 1.0
@@ -39,10 +36,18 @@ GROUP_ROWS_PER_S_MIN = 200
 # The group's cursor never stands inside a batch: a member that needs longer than this is served by itself.
 GROUP_BUDGET_S_MAX = 300.0
 LATE_BUDGET_S = 1.0
-# Subscriptions that are served together get no more than this at a time, so that none waits long for another's backlog.
-SHARED_ROWS_MAX = 1_000
 # A subscription that failed last time is asked with a few events, however many wait: most often it fails once more.
 PROBE_ROWS_MAX = 100
+
+
+@dataclass(frozen=True)
+class FollowLimits:
+    # This close to the group, the group waits while the subscription comes level and joins.
+    join_distance_max: int = 16  # batches
+    join_rows_max: int = 5_000
+    span_rows_max: int = SPAN_ROWS_MAX
+    # Subscriptions that are served together get no more at a time, so that none waits long for another's backlog.
+    shared_rows_max: int = 1_000
 
 
 @dataclass
@@ -55,6 +60,7 @@ class Follower:
     clock: Callable[[], datetime]
     on_delivered: Callable[[SourcePartition, list[Outcome]], None] = lambda _place, _outcomes: None
     bot_views: BotViews | None = None  # needed where there are bots
+    limits: FollowLimits = FollowLimits()
     # By generation: how long the last span took and when, and how long the next one may take.
     _pace: dict[int, tuple[float, datetime]] = field(default_factory=dict, init=False)
     _budget_s: dict[int, float] = field(default_factory=dict, init=False)
@@ -114,7 +120,7 @@ class Follower:
         """One span for each subscription, or its return into the group. Returns which of them may go on at once."""
         theirs = self.store.group().cursors
         heads = batches(theirs)
-        most = SPAN_ROWS_MAX if len(subscriptions) == 1 else SHARED_ROWS_MAX
+        most = self.limits.span_rows_max if len(subscriptions) == 1 else self.limits.shared_rows_max
         on: set[str] = set()
         near: list[Subscription] = []
         away: list[tuple[Subscription, Span]] = []
@@ -132,13 +138,14 @@ class Follower:
             rows_max = PROBE_ROWS_MAX if subscription.failures else most
             # The group waits only for a receiver whose last delivery went well, and quickly: no other may hold it up.
             span = self._next_span(mine, heads, rows_max)
-            is_near = quick and pace_s is not None and distance(mine, heads) <= JOIN_DISTANCE_MAX
+            is_near = quick and pace_s is not None and distance(mine, heads) <= self.limits.join_distance_max
             if is_near or span is None:
                 near.append(subscription)
             else:
                 away.append((subscription, span))
                 left = distance(mine, heads) - (span.to - span.after)
-                (self._near.add if left <= JOIN_DISTANCE_MAX else self._near.discard)(subscription.generation)
+                is_left_near = left <= self.limits.join_distance_max
+                (self._near.add if is_left_near else self._near.discard)(subscription.generation)
         if away and all(self.turn_class(subscription) is TurnClass.LATE for subscription, _ in away):
             # Most of them are well, and wait here for the others.
             on |= self._work(away, budget_s=LATE_BUDGET_S, grace_s=GRACE_S)
@@ -210,7 +217,7 @@ class Follower:
                         continue
                     before[subscription.name] = mine
                     # Without a span it is ahead of the group, which will come level by itself.
-                    if (span := self._next_span(mine, batches(theirs), JOIN_ROWS_MAX)) is not None:
+                    if (span := self._next_span(mine, batches(theirs), self.limits.join_rows_max)) is not None:
                         away.append((subscription, span))
                 done = self._work(away, budget_s=JOIN_BUDGET_S, grace_s=GRACE_S) if away else set()
                 waiting = [subscription for subscription, _ in away if subscription.name in done]
@@ -333,9 +340,10 @@ class Follower:
         spans = (self._span(place, mine.get(place, BEGINNING), heads[place], rows_max) for place in sorted(heads))
         return next(filter(None, spans), None)
 
-    def _span(self, place: SourcePartition, begun: Cursor, head: int, rows_max: int = SPAN_ROWS_MAX) -> Span | None:
-        # Without a batch to read the files are not asked for.
-        return next_span(place, begun, head, self.log.files(place.source), rows_max) if begun.batch < head else None
+    def _span(self, place: SourcePartition, begun: Cursor, head: int, rows_max: int | None = None) -> Span | None:
+        if begun.batch >= head:
+            return None  # without a batch to read the files are not asked for
+        return next_span(place, begun, head, self.log.files(place.source), rows_max or self.limits.span_rows_max)
 
 
 def _comparable(mine: CursorVector, theirs: CursorVector) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import pairwise
 
@@ -19,17 +19,26 @@ from evermark.delivery.bots.views import BotViews
 from evermark.delivery.decide.expiry import expires_before
 from evermark.delivery.ports import DeliveryStore
 from evermark.delivery.work import Assignment, Deliverer, DeliveryOptions, Span
+from evermark.runtime import Lock
 
-# More than this in one batch would hold ingest up: the follower takes it.
-HANDOVER_ROWS_MAX = 2_000
-HANDOVER_BUDGET_S = 2.0
 # Requests under way when the budget ends may still finish in this time; then a slow receiver leaves the group.
 GRACE_S = 1.0
 # The group waits this much longer for its slowest member: then that leaves, and is served by itself.
 SLACK_S = 1.0
-HANDOVER_WAIT_S = 1.0
-HANDOVER_BATCHES_MAX = 32
 LOOKED_UP = "its streams are being looked up in the log"
+
+
+@dataclass(frozen=True)
+class HandoverLimits:
+    """More than this would hold ingest up: the follower takes it."""
+
+    rows_max: int = 2_000
+    batches_max: int = 32
+    budget_s: float = 2.0
+    wait_s: float = 1.0
+
+
+HANDOVER = HandoverLimits()
 
 
 class LiveGroup:
@@ -43,6 +52,8 @@ class LiveGroup:
         clock: Callable[[], datetime],
         on_delivered: Callable[[SourcePartition, list[Outcome]], None] = lambda _place, _outcomes: None,
         bot_views: BotViews | None = None,  # needed where there are bots
+        lock: Lock | None = None,
+        limits: HandoverLimits = HANDOVER,
     ) -> None:
         self._store = store
         self._deliverer = deliverer
@@ -50,7 +61,8 @@ class LiveGroup:
         self._clock = clock
         self._on_delivered = on_delivered
         self._bot_views = bot_views
-        self.lock = threading.Lock()
+        self.lock: Lock = lock or threading.Lock()
+        self._limits = limits
         self._fresh: dict[SourcePartition, deque[Span]] = {}
         self._slow_at: dict[str, datetime] = {}
 
@@ -60,15 +72,15 @@ class LiveGroup:
         A group that is a little behind is caught up here and not by the follower: if both took turns, each a batch too
         late for the other, the group would stay behind for ever.
         """
-        fresh = self._fresh.setdefault(span.place, deque(maxlen=HANDOVER_BATCHES_MAX))
+        fresh = self._fresh.setdefault(span.place, deque(maxlen=self._limits.batches_max))
         fresh.append(span)
-        if span.rows > HANDOVER_ROWS_MAX or not self.lock.acquire(timeout=HANDOVER_WAIT_S):
+        if span.rows > self._limits.rows_max or not self.lock.acquire(timeout=self._limits.wait_s):
             return False
         try:
             whole = together(fresh, self._store.group().cursors.get(span.place))
-            if whole is None or whole.rows > HANDOVER_ROWS_MAX:
+            if whole is None or whole.rows > self._limits.rows_max:
                 return False
-            return self.work(whole, budget_s=HANDOVER_BUDGET_S)
+            return self.work(whole, budget_s=self._limits.budget_s)
         finally:
             self.lock.release()
 

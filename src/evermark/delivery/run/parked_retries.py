@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 from evermark import failpoint
 from evermark.delivery.base import Fate, Outcome, Parked, Subscription
-from evermark.delivery.decide.retry import Verdict, next_attempt
+from evermark.delivery.decide.retry import SCHEDULE_S, Verdict, next_attempt
 from evermark.delivery.ports import DeliveryStore
 from evermark.delivery.webhook.base import Answer, OpenSecret, Sink, Try
 
@@ -32,6 +32,7 @@ class ParkedQueue:
     clock: Callable[[], datetime]
     jitter: Callable[[], float]
     on_tried: Callable[[Sequence[Tried]], None] = lambda _tried: None
+    schedule_s: Sequence[float] = SCHEDULE_S
 
     def run(self) -> int:
         """Try due rows, up to a limit; returns how many were claimed."""
@@ -74,7 +75,7 @@ class ParkedQueue:
             self.store.retried(subscription.name, outcome, self.clock(), self.epoch, generation=subscription.generation)
 
     def _put_back(self, parked: Parked, answer: Answer) -> None:
-        spent, delay = after_answer(parked.attempt, answer, self.jitter())
+        spent, delay = after_answer(parked.attempt, answer, self.jitter(), self.schedule_s)
         self.store.parked.reschedule(
             parked,
             next_attempt_at=None if delay is None else self.clock() + timedelta(seconds=delay),
@@ -107,8 +108,10 @@ def endpoint_outcomes(subscription: Subscription, tried: Sequence[Tried]) -> lis
     return outcomes
 
 
-def after_answer(attempts_before: int, answer: Answer, jitter: float) -> tuple[int, float | None]:
+def after_answer(
+    attempts_before: int, answer: Answer, jitter: float, schedule_s: Sequence[float] = SCHEDULE_S
+) -> tuple[int, float | None]:
     """(attempts spent, seconds to wait or None for dead). Only a fault of the event spends an attempt."""
     if answer.verdict is Verdict.EVENT:
-        return 1, next_attempt(attempts_before + 1, answer.retry_after_s, jitter)
+        return 1, next_attempt(attempts_before + 1, answer.retry_after_s, jitter, schedule_s)
     return 0, max(UNSPENT_DELAY_S, answer.retry_after_s or 0.0) * (1 + 0.25 * jitter)

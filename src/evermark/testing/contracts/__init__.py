@@ -18,6 +18,7 @@ from evermark.testing.contracts.progress import ProgressContract
 from evermark.testing.contracts.recoveries import RecoveryContract
 from evermark.testing.contracts.registration import RegistrationContract
 from evermark.testing.contracts.replays import ReplayContract
+from evermark.testing.contracts.runtime import RuntimeContract
 from evermark.testing.contracts.sessions import SessionContract
 from evermark.testing.contracts.source import SourceContract
 
@@ -33,6 +34,7 @@ __all__ = [
     "RecoveryContract",
     "RegistrationContract",
     "ReplayContract",
+    "RuntimeContract",
     "SessionContract",
     "SourceContract",
 ]

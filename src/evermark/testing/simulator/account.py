@@ -32,6 +32,8 @@ from evermark.testing.simulator.source import Row, SimLog
 from evermark.testing.simulator.standings import Standings
 from evermark.testing.simulator.truth import require_epoch
 
+_EPOCH_AT = {"expire": 3, "expire_waiting": 1}
+
 
 class Account:
     """Knows what was promised to whom and everything that any receiver did. Keys are those of `promises.who`."""
@@ -123,7 +125,7 @@ class Account:
         return event_id in (self.replayed[one, replay] if replay else self.handled[one])
 
     def after_write(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        epoch = kwargs["epoch"] if "epoch" in kwargs else args[-1]
+        epoch = kwargs["epoch"] if "epoch" in kwargs else args[_EPOCH_AT.get(method, -1)]
         require_epoch(self._leases, DELIVER_LEASE, epoch, f"delivery.{method}")
         if method == "retried" and args[1].fate is Fate.ENDPOINT_FAILED:
             require(args[0] in self.live_failed, f"{args[0]} is blamed for what only a replay met")

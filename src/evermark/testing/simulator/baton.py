@@ -10,6 +10,9 @@ import random
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from evermark.runtime import Wake
 
 
 class Ended(BaseException):
@@ -23,6 +26,7 @@ class Process:
     name: str
     dead: bool = False
     paused_until: float = 0.0
+    cut_off_until: float = 0.0  # from State
 
 
 class _Thread:
@@ -49,16 +53,25 @@ class _Thread:
             self.work()
 
 
+_NEVER = float("inf")
+
+
+def _never() -> bool:
+    return False
+
+
 class Task:
     """One simulated thread."""
 
-    def __init__(self, name: str, process: Process, work: Callable[[], None]) -> None:
+    def __init__(self, name: str, process: Process, work: Callable[[], object], number: int) -> None:
         self.name = name
         self.process = process
         self.work = work
+        self.number = number
         self.wake_at = 0.0
-        self.waits_for: SimLock | None = None
+        self.is_woken: Callable[[], bool] = _never  # asked while it waits: may it go on before `wake_at`?
         self.done = False
+        self.idle = (-1, 1.0)  # in the calm: how much had happened when it waited last, and how long it waits now
         self.thread: _Thread | None = None
 
 
@@ -69,6 +82,7 @@ class Baton:
         self.rng = rng
         self.now = 0.0
         self.steps = 0
+        self.spawned = 0
         self.failure: BaseException | None = None
         self._switch_chance = switch_chance
         self._tick_s = tick_s
@@ -80,11 +94,17 @@ class Baton:
         self.closing = False
 
     @property
+    def current(self) -> Task:
+        assert self._current is not None, "only a simulated thread may wait"
+        return self._current
+
+    @property
     def current_name(self) -> str:
         return self._current.name if self._current else "main"
 
-    def spawn(self, name: str, process: Process, work: Callable[[], None]) -> Task:
-        task = Task(name, process, work)
+    def spawn(self, name: str, process: Process, work: Callable[[], object]) -> Task:
+        self.spawned += 1
+        task = Task(name, process, work, self.spawned)
         self._tasks.append(task)
         return task
 
@@ -112,19 +132,15 @@ class Baton:
             self.switch()
 
     def sleep(self, seconds: float) -> None:
-        assert self._current is not None
-        self._current.wake_at = self.now + seconds
-        self.switch()
+        self.wait(seconds, _never)
 
-    def stall(self, seconds: float) -> None:
-        """The current thread hangs; its instance goes on."""
-        self.sleep(seconds)
-
-    def wait_for(self, lock: SimLock) -> None:
-        assert self._current is not None
-        self._current.waits_for = lock
+    def wait(self, seconds: float, is_woken: Callable[[], bool]) -> None:
+        """The current thread rests until it is woken, and not longer than this; its instance goes on."""
+        me = self._current
+        assert me is not None
+        me.wake_at, me.is_woken = self.now + seconds, is_woken
         self.switch()
-        self._current.waits_for = None
+        me.wake_at, me.is_woken = 0.0, _never
 
     def switch(self) -> None:
         me = self._current
@@ -171,11 +187,11 @@ class Baton:
                 return task
         ready = self._ready()
         while not ready:
-            times = [max(t.wake_at, t.process.paused_until) for t in self._tasks if not _is_blocked(t)]
-            if not times:
-                self.failure = AssertionError(f"every thread waits for a lock: {[t.name for t in self._tasks]}")
+            next_at = min((_ready_at(task) for task in self._tasks), default=_NEVER)
+            if next_at == _NEVER:
+                self.failure = AssertionError(f"every thread waits for another one: {[t.name for t in self._tasks]}")
                 return None
-            self.now = min(times)
+            self.now = next_at
             if self._stop():
                 return None
             ready = self._ready()
@@ -183,11 +199,11 @@ class Baton:
 
     def _ready(self) -> list[Task]:
         now = self.now
-        return [t for t in self._tasks if t.wake_at <= now and t.process.paused_until <= now and not _is_blocked(t)]
+        return [t for t in self._tasks if t.process.paused_until <= now and (t.wake_at <= now or t.is_woken())]
 
 
-def _is_blocked(task: Task) -> bool:
-    return task.waits_for is not None and task.waits_for.held
+def _ready_at(task: Task) -> float:
+    return max(0.0 if task.is_woken() else task.wake_at, task.process.paused_until)
 
 
 class SimLock:
@@ -198,10 +214,11 @@ class SimLock:
         self.held = False
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        until = self._baton.now + timeout if timeout >= 0 else _NEVER
         while self.held:
-            if not blocking:
+            if not blocking or self._baton.now >= until:
                 return False
-            self._baton.wait_for(self)
+            self._baton.wait(until - self._baton.now, lambda: not self.held)
         self.held = True
         return True
 
@@ -216,3 +233,64 @@ class SimLock:
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+
+class SimWake:
+    """A wake of the runtime: a thread that waits for it may go on."""
+
+    def __init__(self) -> None:
+        self._set = False
+
+    def set(self) -> None:
+        self._set = True
+
+    def clear(self) -> None:
+        self._set = False
+
+    def is_set(self) -> bool:
+        return self._set
+
+
+@dataclass(frozen=True)
+class SimTask:
+    baton: Baton
+    task: Task
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        if not self.task.done and timeout_s != 0.0:
+            self.baton.wait(_NEVER if timeout_s is None else timeout_s, lambda: self.task.done)
+        return self.task.done
+
+
+@dataclass
+class BatonRuntime:
+    """The `Runtime` of one process. `stretched` may make a wait longer than was asked for, never shorter."""
+
+    baton: Baton
+    process: Process
+    stretched: Callable[[Task, float], float] = lambda _task, seconds: seconds
+
+    def now(self) -> datetime:
+        return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self.baton.now)
+
+    def monotonic(self) -> float:
+        return self.baton.now
+
+    def random(self) -> float:
+        return self.baton.rng.random()
+
+    def wake(self) -> SimWake:
+        return SimWake()
+
+    def lock(self) -> SimLock:
+        return SimLock(self.baton)
+
+    def wait(self, seconds: float, *wakes: Wake) -> bool:
+        def any_set() -> bool:
+            return any(wake.is_set() for wake in wakes)
+
+        self.baton.wait(self.stretched(self.baton.current, max(0.0, seconds)), any_set)
+        return any_set()
+
+    def spawn(self, name: str, work: Callable[[], object]) -> SimTask:
+        return SimTask(self.baton, self.baton.spawn(f"{self.process.name} {name}", self.process, work))

@@ -1,250 +1,237 @@
-"""One running Evermark, as the simulator wires it: the product's parts over ports that may fail.
+"""One running Evermark, as the simulator wires it: the product's loops and parts over ports that may fail.
 
-The loops here are those of `evermark.app` without Spark, clocks and threads; everything they call is the product.
+What is a model here is what Spark does (`SimWorks.read`), and who is told (`Notes`, `SimSourceNews`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, cast
+from typing import Any
 
-from evermark.app.replaying import RequestDesk
 from evermark.cluster.base import Holder, Lease
 from evermark.cluster.fence import source_lease
+from evermark.cluster.holding import LIMITS, Candidate
 from evermark.delivery.base import Cursor, SourcePartition
+from evermark.delivery.replay.owner import RequestDesk
+from evermark.delivery.run.owner import DeliveryOwner
 from evermark.delivery.work import Span
-from evermark.error_policy import Action, action_for
 from evermark.errors import EvermarkError, StaleError
-from evermark.event import Op
+from evermark.event import Op, Seen
 from evermark.ingest.dedup import excluded_from
 from evermark.ingest.gather import WHOLE_SOURCE, gather
-from evermark.ingest.take import Taken, Taker
+from evermark.ingest.mender import FoundFile, RepairTarget
+from evermark.ingest.owner import ReadPlan, SourceOwner
+from evermark.ingest.recovery import Recovery
+from evermark.ingest.resume import Resume
+from evermark.ingest.take import Taken, Taker, take_each
 from evermark.log.read import FileRange
-from evermark.observe.metrics import Metrics
-from evermark.sources.base import Limit, Slice
+from evermark.runtime import Wake, any_set
+from evermark.sources.base import Hole, Limit, Slice
 from evermark.testing.simulator import ports
-from evermark.testing.simulator.baton import Baton, Process, Task
+from evermark.testing.simulator.baton import BatonRuntime, Process
 from evermark.testing.simulator.broken import Broken
 from evermark.testing.simulator.ports import Port
 from evermark.testing.simulator.source import About, Row
 from evermark.testing.simulator.world import World
 
-METRICS = Metrics()
-TTL_S = 10.0
-CALM_TTL_S = 10_000_000.0
-CALM_IDLE_S_MAX = 3_600.0
-
 _COLUMNS = ("event_id", "position", "stream", "key", "op", "event_time", "payload", "previous_key")
+_LATEST_EVERY_S = 0.3
 
 
-class Idle:
-    """How long a loop that found nothing waits. In the calm it waits longer and longer: retries are hours apart."""
+@dataclass
+class Notes:
+    """What loops say. That something failed in a way nobody thought of ends the run: a loop would only try again."""
 
-    def __init__(self, world: World, every_s: float) -> None:
-        self._world = world
-        self._every_s = every_s
-        self._next_s = every_s
+    world: World
 
-    def wait(self, *, moved: bool = False) -> None:
-        self._next_s = self._every_s if moved or not self._world.calm else min(self._next_s * 2, CALM_IDLE_S_MAX)
-        self._world.baton.sleep(self._next_s)
+    def debug(self, event: str, **about: object) -> None:
+        self._note(event, about)
+
+    info = warning = error = debug
+
+    def _note(self, event: str, about: Mapping[str, object]) -> None:
+        self.world.count(event)
+        error = about.get("error")
+        if isinstance(error, Exception) and not isinstance(error, EvermarkError):
+            self.world.fail(error)
 
 
-class HeldLease:
-    """Renewed by a thread of its own; `lost` when somebody else has it or we cannot know any longer."""
+@dataclass
+class SimLeases:
+    """The lease store as one instance sees it. Knows when the instance was told that a lease is lost."""
 
-    def __init__(self, instance: Instance, lease: Lease, ttl_s: float) -> None:
-        self.lease = lease
-        self._ttl_s = ttl_s
-        self.lost = False
-        self._closed = False
-        self._instance = instance
-        instance.spawn(f"renew {lease.name}", self._renew)
+    instance: Instance
+    port: Any
+    missed: Counter[Lease] = field(default_factory=Counter)
 
-    def _renew(self) -> None:
-        world, missed_s = self._instance.world, 0.0
-        while True:
-            world.baton.sleep(self._ttl_s / 4)
-            if self._closed:
-                return
-            try:
-                self._ttl_s = self._instance.ttl_s()
-                self._instance.leases.renew(self.lease, self._ttl_s)
-                missed_s = 0.0
-            except StaleError:
-                break
-            except EvermarkError:
-                missed_s += TTL_S / 4
-                if missed_s >= TTL_S:
-                    break
-        self.lost = True
+    def acquire(self, name: str, holder: Holder, ttl_s: float) -> Lease | None:
+        lease: Lease | None = self.port.acquire(name, holder, ttl_s)
+        if lease is not None and holder == self.instance.holder:
+            self.instance.acquired(lease)
+            self.missed.pop(lease, None)
+        return lease
 
-    def close(self) -> None:
-        self._closed = True
+    def renew(self, lease: Lease, ttl_s: float) -> None:
         try:
-            self._instance.leases.release(self.lease)
+            self.port.renew(lease, ttl_s)
+            self.missed.pop(lease, None)
+        except StaleError:
+            self.instance.told_lost(lease)
+            raise
         except EvermarkError:
-            self._instance.world.count("leases not released")
+            self.missed[lease] += 1
+            if self.missed[lease] * LIMITS.renew_every_s >= LIMITS.ttl_s:
+                self.instance.told_lost(lease)
+            raise
+
+    def release(self, lease: Lease) -> None:
+        self.port.release(lease)
+
+    def require(self, lease: Lease) -> None:
+        self.port.require(lease)
 
 
 class Instance(Process):
-    """One process. `on_span` is set while it delivers, `busy` names those who are being caught up."""
+    """One process. `delivery` is its owner of delivery, whether it has the lease or not."""
+
+    delivery: DeliveryOwner
 
     def __init__(self, world: World, name: str, run: int) -> None:
         super().__init__(f"{name}.{run}")
         self.world = world
         self.holder = Holder(name, "host", "boot", run, f"{name}.{run}")
+        self.runtime = BatonRuntime(world.baton, self, world.stretched)
+        self.log = Notes(world)
+        self.epochs: dict[str, int] = {}  # by lease: under which it was acquired last
+        self._lost: dict[str, tuple[int, int]] = {}  # by lease: the epoch, and how many threads there were until then
+        self._late: Counter[tuple[str, int, int]] = Counter()
         truth = world.truth
-        self.leases = self.port("leases", world.leases, ports.nothing)
+        self.leases = SimLeases(self, self.port("leases", world.leases, ports.nothing))
+        self.candidate = Candidate(self.leases, self.holder, self.runtime, self.log)
         self.heads = self.port("heads", world.heads, ports.heads_landed(truth))
         self.checkpoints = self.port("checkpoints", world.checkpoints, ports.checkpoints_landed(truth))
         self.store = self.port("delivery", world.store, ports.delivery_landed(world.account))
-        self.replays = self.port("replays", world.replays, world.replayed.landed)
+        self.replays: Any = world.replays  # where nobody asks for any, looking for them is no effect
+        if world.scenario.replays:
+            self.replays = self.port("replays", world.replays, world.replayed.landed)
         self.on_span: Callable[[Span], None] = lambda _: None
-        self.busy: dict[str, Task] = {}
 
     def port(self, name: str, target: object, landed: ports.Landed) -> Any:
         return Port(self.world, self, name, target, landed)
 
-    def spawn(self, name: str, work: Callable[[], None]) -> Task:
-        return self.world.baton.spawn(f"{self.name} {name}", self, work)
+    def acquired(self, lease: Lease) -> None:
+        self.epochs[lease.name] = lease.epoch
+        self._lost.pop(lease.name, None)  # what nobody else took meanwhile has the same epoch again
 
-    def clock(self) -> datetime:
-        return self.world.clock()
+    def told_lost(self, lease: Lease) -> None:
+        if self.epochs.get(lease.name) == lease.epoch:
+            self._lost.setdefault(lease.name, (lease.epoch, self.world.baton.spawned))
 
-    def ttl_s(self) -> float:
-        return CALM_TTL_S if self.world.calm else TTL_S
-
-    def acquire(self, name: str) -> HeldLease:
-        idle = Idle(self.world, 0.5)
-        while True:
-            ttl_s = self.ttl_s()
-            try:
-                lease = self.leases.acquire(name, self.holder, ttl_s)
-            except EvermarkError:
-                lease = None
-            if lease is not None:
-                return HeldLease(self, cast(Lease, lease), ttl_s)
-            idle.wait()
+    def begin_work(self, lease: str) -> None:
+        """Under a lease. Whoever was told that it is lost ends what it is in the middle of, and begins nothing more."""
+        if lease not in self._lost:
+            return
+        (lost, threads), number = self._lost[lease], self.world.baton.current.number
+        self._late[lease, lost, number] += 1
+        fine = number <= threads and self._late[lease, lost, number] <= 1
+        if not fine:
+            self.world.fail(Broken(f"{self.name} goes on with work for {lease}, of which it knows that it is lost"))
 
 
-class SourceRunner:
-    """Stands by for a source's lease, then reads it."""
+class SimTaker(Taker):
+    """Tells the truth who began, and remembers whom a batch was taken of."""
+
+    def __init__(self, instance: Instance, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._instance = instance
+        self.tried: set[int] = set()
+
+    def begin(self, partition: int) -> Resume:
+        found = super().begin(partition)
+        place, begun = SourcePartition(self.name, partition), self._instance.world.truth.begun
+        begun[place] = max(self.epoch, begun.get(place, 0))
+        return found
+
+    def take(self, taken: Taken, **how: bool) -> None:
+        self.tried.add(taken.partition)
+        super().take(taken, **how)
+
+
+class SimWorks:
+    """`SourceWorks`: reads a source that is made up, into a log in memory, as Spark does it."""
 
     def __init__(self, instance: Instance, name: str) -> None:
         world = instance.world
+        self.recoveries: Any = world.recoveries  # nothing of it is an effect, where no slot can be lost
         self._instance = instance
         self._world = world
         self._name = name
-        self._baton: Baton = world.baton
         log = world.logs[name]
         forgetful = ports.ForgetfulLog(log, world.forgets_tail)
-        self._log = instance.port(f"log {name}", forgetful, ports.log_landed(world.truth, log))
-        self._source = instance.port(
-            f"source {name}", world.sources[name], ports.source_landed(world.truth, world.sources[name])
-        )
+        self.log = instance.port(f"log {name}", forgetful, ports.log_landed(world.truth, log))
+        landed = ports.source_landed(world.truth, world.sources[name])
+        self.source = instance.port(f"source {name}", world.sources[name], landed)
 
-    def run(self) -> None:
-        while True:
-            held = self._instance.acquire(source_lease(self._name))
-            try:
-                self._own(held)
-            except EvermarkError as error:
-                self._decide({WHOLE_SOURCE: error}, held)
-            finally:
-                held.close()
+    def prepare(self) -> None: ...
 
-    def _own(self, held: HeldLease) -> None:
-        instance = self._instance
-        taker = Taker(
-            self._name,
-            held.lease.epoch,
-            self._source,
-            self._log,
-            self._log,
-            instance.heads,
-            instance.checkpoints,
-            on_unconfirmed=lambda _: self._world.count("unconfirmed"),
-            on_controls=self._on_controls(held.lease.epoch),
-        )
-        while not held.lost:
-            if self._decide(self._read(taker, held), held):
-                return
+    def require_room(self) -> None: ...
 
-    def _on_controls(self, epoch: int) -> Callable[[int, int, int], None]:
-        if not self._world.scenario.replays:
-            return lambda _partition, _after, _to: None
-        return RequestDesk(self._instance.replays, self._name, self._log, epoch, METRICS)
+    def open_log(self, epoch: int) -> tuple[Any, SimTaker]:
+        instance, replays = self._instance, self._world.scenario.replays
+        desk = RequestDesk(instance.replays, self._name, self.log, epoch, instance.log)
+        stores = (self.source, self.log, self.log, instance.heads, instance.checkpoints)
+        named: dict[str, Any] = {"on_controls": desk} if replays else {}
+        return self.log, SimTaker(instance, self._name, epoch, *stores, **named)
 
-    def _decide(self, failed: Mapping[int, EvermarkError], held: HeldLease) -> bool:
-        """Whether to step down. What would need a person is a bug here, unless it is what a stale owner sees."""
-        for error in failed.values():
-            if action_for(error) is Action.STOP:
-                if not self._is_owner(held):
-                    return True
-                raise Broken(f"source {self._name} stopped: {type(error).__name__}: {error.message}")
-        if any(action_for(error) is Action.STEP_DOWN for error in failed.values()):
-            return True
-        if failed:
-            self._baton.sleep(0.5)
-        return False
-
-    def _is_owner(self, held: HeldLease) -> bool:
-        try:
-            self._instance.leases.require(held.lease)
-        except EvermarkError:
-            return False
-        return True
-
-    def _read(self, taker: Taker, held: HeldLease) -> dict[int, EvermarkError]:
-        partitions = self._world.sources[self._name].partitions()
-        resumes = {}
-        for partition in partitions:
-            resumes[partition] = taker.begin(partition)
-            place = SourcePartition(self._name, partition)
-            self._world.truth.begun[place] = max(taker.epoch, self._world.truth.begun.get(place, 0))
-        starts = {p: cast(str, r.position) for p, r in resumes.items()}
-        repeats = {p: r.repeats_to for p, r in resumes.items()}
-        idle = Idle(self._world, 0.3)
-        limit = Limit(rows_max=self._world.scenario.rows_max)
-        while not held.lost:
-            ends: dict[int, str] = self._source.latest(starts, limit)
-            rows = [
-                row
-                for p in partitions
-                if ends[p] != starts[p]
-                for row in self._pieces(p, starts[p], ends[p], repeats[p])
-            ]
-            if rows:
-                failed = self._take(taker, rows)
-                if failed:
-                    return failed
-            starts = ends
-            idle.wait(moved=bool(rows))
+    def newest(self, partitions: Sequence[int]) -> Mapping[int, Seen]:
         return {}
 
-    def _take(self, taker: Taker, rows: list[dict[str, Any]]) -> dict[int, EvermarkError]:
+    def find(self, hole: Hole, wanted: RepairTarget) -> list[FoundFile]:
+        raise NotImplementedError("no slot can be lost here")
+
+    def read(
+        self, plan: ReadPlan, taker: Taker, on_taken: Callable[[Taken], None], ends: Sequence[Wake]
+    ) -> Mapping[int, EvermarkError]:
+        starts = dict(plan.starts)
+        limit = Limit(rows_max=self._world.scenario.rows_max)
+        while not any_set(ends):
+            self._instance.begin_work(source_lease(self._name))
+            try:
+                to: dict[int, str] = self.source.latest(starts, limit)
+            except EvermarkError as error:
+                return {error.partition if error.partition is not None else WHOLE_SOURCE: error}
+            moved = [p for p in starts if to[p] != starts[p]]
+            rows = [row for p in moved for row in self._pieces(p, starts[p], to[p], plan.repeats_to[p])]
+            failed = self._take(taker, rows, on_taken) if rows else {}
+            if failed:
+                return failed
+            starts = to
+            self._instance.runtime.wait(_LATEST_EVERY_S, *ends)
+        return {}
+
+    def _take(
+        self, taker: Taker, rows: list[dict[str, Any]], on_taken: Callable[[Taken], None]
+    ) -> dict[int, EvermarkError]:
+        assert isinstance(taker, SimTaker)
         gathered = gather(rows, taker.epoch)
-        try:
-            for taken in gathered.taken:
-                taker.take(taken)
-                self._world.ledger.duplicates_dropped += taken.duplicates
-                self._on_taken(taken)
-                taker.confirm(taken.partition, taken.end)
-        except EvermarkError as error:
-            return {**gathered.failed, **{t.partition: error for t in gathered.taken}}
-        return gathered.failed
+        taker.tried.clear()
+        failed = {**gathered.failed, **take_each(taker, gathered.taken, on_taken)}
+        whole = {taken.partition for taken in gathered.taken}
+        if taker.tried != whole:
+            self._world.fail(Broken(f"of partitions {whole}, read whole, only {taker.tried} were to be taken"))
+        return failed
 
     def _pieces(self, partition: int, start: str, end: str, repeats_to: str | None) -> list[dict[str, Any]]:
         """What the tasks of one micro-batch report: a row per slice, errors included."""
         where = {"partition": partition, "start": start, "end": end}
         try:
-            batch = next_batch(self._log.tail(partition).batch)
-            exclude = excluded_from(start, self._source.may_repeat_from(partition, start), repeats_to)
-            slices: list[Slice] = self._source.slices(partition, start, end)
+            batch = self.log.tail(partition).batch + 1  # from the log, never from a counter of ours
+            exclude = excluded_from(start, self.source.may_repeat_from(partition, start), repeats_to)
+            slices: list[Slice] = self.source.slices(partition, start, end)
         except EvermarkError as error:
             return [{**where, "batch": 0, "error": _as_row(error)}]
         return [{**where, "batch": batch, **self._write(piece, batch, exclude)} for piece in slices]
@@ -252,15 +239,15 @@ class SourceRunner:
     def _write(self, piece: Slice, batch: int, exclude: str | None) -> dict[str, Any]:
         place = SourcePartition(self._name, piece.partition)
         try:
-            columns = [b.to_pydict() for b in self._source.read(piece)]
-            seen = set() if exclude is None else self._log.ids_from(piece.partition, exclude)
+            columns = [b.to_pydict() for b in self.source.read(piece)]
+            seen = set() if exclude is None else self.log.ids_from(piece.partition, exclude)
             rows = [
                 Row(event_id, place, batch, at, stream, key, op, when.timestamp(), About(**json.loads(about)), left)
                 for c in columns
                 for event_id, at, stream, key, op, when, about, left in zip(*(c[n] for n in _COLUMNS), strict=True)
             ]
             fresh = [row for row in rows if row.event_id not in seen]
-            file = self._log.write(piece.partition, batch, fresh)
+            file = self.log.write(piece.partition, batch, fresh)
         except EvermarkError as error:
             return {"error": _as_row(error)}
         controls = sum(row.op == Op.CONTROL for row in fresh)
@@ -270,18 +257,55 @@ class SourceRunner:
             "controls": controls,
         }
 
-    def _on_taken(self, taken: Taken) -> None:
-        if not taken.append.rows:
-            return
-        paths = tuple(f.path for f in taken.append.files)
-        place = SourcePartition(self._name, taken.partition)
-        span = Span(place, Cursor(taken.batch - 1), taken.batch, paths, taken.append.rows, exact=True)
-        self._instance.on_span(span)
+
+@dataclass
+class SimSourceNews:
+    """`SourceNews`: what would need a person is a bug here."""
+
+    instance: Instance
+    name: str
+
+    def standby(self) -> None: ...
+
+    def unowned(self, error: EvermarkError) -> None: ...
+
+    def owned(self) -> None: ...
+
+    def released(self) -> None: ...
+
+    def reading(self, partitions: Sequence[int]) -> None: ...
+
+    def failed(self, partition: int, error: EvermarkError, again_in_s: float | None) -> None:
+        what = f"source {self.name}/{partition} stopped: {type(error).__name__}: {error.message}"
+        if type(error) is EvermarkError:
+            self.instance.world.fail(AssertionError(what))  # whatever it was, nobody thought of it
+        if again_in_s is None and not self.may_stop(partition):
+            self.instance.world.fail(Broken(what))
+
+    def may_stop(self, partition: int) -> bool:
+        return False
+
+    def taken(self, taken: Taken) -> None:
+        self.instance.world.ledger.duplicates_dropped += taken.duplicates
+        if taken.append.rows:
+            place, paths = SourcePartition(self.name, taken.partition), tuple(f.path for f in taken.append.files)
+            self.instance.on_span(
+                Span(place, Cursor(taken.batch - 1), taken.batch, paths, taken.append.rows, exact=True)
+            )
+
+    def opened(self, recovery: Recovery, error: EvermarkError) -> None: ...
+
+    def begun(self, recovery: Recovery) -> None: ...
+
+    def closed(self, recovery: Recovery, hole: Hole, rows: int) -> None: ...
+
+    def ended(self, recovery: Recovery, error: EvermarkError | None) -> None: ...
+
+    def left_behind(self, error: EvermarkError) -> None: ...
 
 
-def next_batch(logged: int) -> int:
-    """The number of the next batch comes from the log, never from a counter of ours."""
-    return logged + 1
+def owner_of(instance: Instance, name: str, works: SimWorks, news: SimSourceNews) -> SourceOwner:
+    return SourceOwner(name, works.source, works, news, instance.candidate)
 
 
 def _as_row(error: EvermarkError) -> dict[str, str]:
@@ -298,7 +322,7 @@ class SimLogView:
         self._seen: dict[SourcePartition, tuple[int, datetime]] = {}
 
     def heads(self) -> dict[SourcePartition, tuple[int, datetime]]:
-        now = self.instance.clock()
+        now = self.instance.world.clock()
         for source in self.instance.world.logs:
             for partition, head in self.instance.heads.load(source).items():
                 place = SourcePartition(source, partition)

@@ -1,6 +1,6 @@
 """People and programs at the desk: they make, change and remove subscriptions, and see to what needs somebody.
 
-What they ask for lands under the epoch of whoever delivers, as in `evermark.app.leasing.as_holder`: an instance sees it
+What they ask for lands under the epoch of whoever delivers (`evermark.cluster.holding.as_holder`): an instance sees it
 at its next look, whatever it is in the middle of.
 """
 
@@ -12,20 +12,19 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from evermark.cluster.base import Lease
 from evermark.cluster.fence import DELIVER_LEASE
+from evermark.cluster.holding import as_holder
 from evermark.delivery.base import CursorVector, MadeBy, ParkedRow, Subscription, SubscriptionState
 from evermark.delivery.decide.registration import start_vector
 from evermark.delivery.replay.plan import AskedBy, Request
 from evermark.delivery.replay.timeslice import moment_at
-from evermark.errors import BusyError, ConflictError, EvermarkError, NotFoundError, StaleError
-from evermark.testing.simulator.instance import TTL_S, Idle, Instance, SimLogView
+from evermark.errors import ConflictError, EvermarkError, NotFoundError
+from evermark.testing.simulator.instance import Instance, SimLogView
 from evermark.testing.simulator.promises import who
 from evermark.testing.simulator.scenario import STREAMS, asked_spec, session_of, wanted
 
 _NAMES = ("api", "tool")
 _LOOK_EVERY_S = 2.0
-_TRIES = 3
 _OVERLAP_S_MAX = 30.0
 _IMPATIENT = 5  # times as likely while work is done for it
 
@@ -50,16 +49,14 @@ class Desk:
         self._holder = replace(instance.holder, instance=f"{instance.holder.instance}/api")
 
     def run(self) -> None:
-        idle = Idle(self._world, _LOOK_EVERY_S)
         while True:
-            moved = False
             try:
-                moved = self._look()
+                self._look()
             except (ConflictError, NotFoundError):
                 self._world.count("asked in vain")
             except EvermarkError:
                 self._world.count("desk did not answer")
-            idle.wait(moved=moved)
+            self._instance.runtime.wait(_LOOK_EVERY_S)
 
     def _look(self) -> bool:
         known: dict[str, Subscription] = self._store.subscriptions()
@@ -70,24 +67,8 @@ class Desk:
         return not self._world.calm and (self._wish(known) or self._pause(known))
 
     def _as_deliverer(self, step: Step) -> None:
-        """With the owner's epoch; while nobody delivers, with one of our own for as long as it takes."""
-        leases = self._instance.leases
-        for _ in range(_TRIES):
-            lease: Lease | None = None
-            try:
-                epoch = self._world.owner_epoch(DELIVER_LEASE)
-                if epoch is None:
-                    lease = leases.acquire(DELIVER_LEASE, self._holder, TTL_S)
-                    epoch = lease.epoch if lease else None
-                if epoch is not None:
-                    step(epoch)
-                    return
-            except StaleError:
-                self._world.count("owner changed under a wish")
-            finally:
-                if lease is not None:
-                    leases.release(lease)
-        raise BusyError("the lease changes hands just now")
+        world = self._world
+        as_holder(self._instance.leases, DELIVER_LEASE, self._holder, lambda: world.owner_epoch(DELIVER_LEASE), step)
 
     # replays
 
@@ -134,7 +115,7 @@ class Desk:
             some = [session_of(0, rng.choice(STREAMS), "k0")]
         else:
             return False
-        keys, now = dict.fromkeys(some, "sealed"), self._instance.clock()
+        keys, now = dict.fromkeys(some, "sealed"), self._world.clock()
         self._as_deliverer(lambda epoch: self._store.bots.publish("phone", keys, now, epoch))
         return True
 
@@ -150,7 +131,7 @@ class Desk:
             first = known.get(rows[0].subscription)  # it may have been made since we looked
             if rng.random() < 0.5 and first is not None:
                 self._world.receiver_of(first.spec).mend()
-            self._as_deliverer(lambda epoch: self._store.parked.release(ids, self._instance.clock(), epoch))
+            self._as_deliverer(lambda epoch: self._store.parked.release(ids, self._world.clock(), epoch))
         else:
             self._as_deliverer(lambda epoch: self._store.parked.drop(ids, epoch))
         return True
@@ -188,7 +169,7 @@ class Desk:
             self._as_deliverer(lambda epoch: self._store.suspend(name, "a person", epoch))
         elif self._world.scenario.ttl_s and rng.random() < 0.5:
             name, ttl_s = next(iter(self._world.scenario.ttl_s.items()))
-            now = self._instance.clock()
+            now = self._world.clock()
             self._as_deliverer(
                 lambda epoch: self._store.parked.expire(name, now - timedelta(seconds=ttl_s), now, epoch)
             )
@@ -206,7 +187,7 @@ class Desk:
             self._add(rng.choice(free), None)
             return True
         for name in ours:
-            busy = _IMPATIENT if name in self._instance.busy else 1
+            busy = _IMPATIENT if name in self._instance.delivery.serving() else 1
             for what in ("anew", "remove", "change", "rotate", "retire"):
                 if rng.random() < chance[what] * busy:
                     getattr(self, f"_{what}")(name)
@@ -243,7 +224,7 @@ class Desk:
         self._as_deliverer(lambda epoch: self._store.change(name, changes, epoch))
 
     def _rotate(self, name: str) -> None:
-        secret, now = self._world.new_secret(), self._instance.clock()
+        secret, now = self._world.new_secret(), self._world.clock()
         until = now + timedelta(seconds=self._rng.random() * _OVERLAP_S_MAX) if self._rng.random() < 0.7 else None
         self._as_deliverer(lambda epoch: self._store.rotate(name, secret, until, now, epoch))
 

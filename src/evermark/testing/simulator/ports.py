@@ -22,6 +22,8 @@ Landed = Callable[[str, tuple[Any, ...], dict[str, Any]], None]
 
 
 class Effects(Protocol):
+    moved: int
+
     def effect(self, process: Process, label: str, act: Callable[[], Any]) -> Any:
         """Carry out `act`, unless a fault strikes before it; a fault may strike after it, too."""
 
@@ -40,11 +42,15 @@ class Port:
             setattr(self, method, part)
             return part
         label = f"{name}.{method}"
+        if method in _NO_EFFECT:
+            return bound
 
         def call(*args: Any, **kwargs: Any) -> Any:
             def act() -> Any:
                 result = bound(*args, **kwargs)
                 landed(method, args, kwargs)
+                if label not in _STILL and method not in _READS and (result is None or result):
+                    effects.moved += 1
                 return result
 
             return effects.effect(process, label, act)
@@ -111,8 +117,29 @@ _READS = frozenset(
         "waiting_beyond",
         "session_key",
         "session_keys",
+        "load",
+        "list",
+        "tail",
+        "files",
+        "position_max",
+        "ids_from",
+        "latest",
+        "slices",
+        "may_repeat_from",
+        "check",
+        "uncleared",
+        "parked_now",
+        "newest",
+        "current",
+        "past",
+        "look",
+        "slot",
+        "floor",
+        "sample",
     }
 )
+_STILL = frozenset({"leases.acquire", "leases.renew", "leases.require", "leases.release", "replays.open"})
+_NO_EFFECT = frozenset({"partitions", "mend"})  # answered without asking anybody
 
 
 def delivery_landed(account: Account) -> Landed:

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from unittest import mock
 
 from evermark.delivery.base import Cursor, SourcePartition, SubscriptionState
-from evermark.delivery.bots import views
-from evermark.delivery.decide import retry
-from evermark.delivery.replay import plan as replay
-from evermark.delivery.run import follower, live
 from evermark.event import Op
 from evermark.testing.simulator.baton import Process
 from evermark.testing.simulator.broken import Broken, require
-from evermark.testing.simulator.delivering import DeliveryRunner
-from evermark.testing.simulator.instance import Instance, SourceRunner
+from evermark.testing.simulator.delivering import delivery_of
+from evermark.testing.simulator.instance import Instance, SimSourceNews, SimWorks, owner_of
 from evermark.testing.simulator.mutants import Mutant
 from evermark.testing.simulator.people import Desk, window
 from evermark.testing.simulator.quiet import quiet
@@ -29,7 +24,7 @@ from evermark.testing.simulator.world import Ledger, World
 _CALM_STEPS_MAX = 20_000
 _CALM_S_MAX = 500_000.0  # whoever is asked once an hour has time enough
 _KEYS = 4
-_SCHEDULE_S = (2.0, 3.0, 5.0, 8.0, 13.0, 21.0, 21.0)
+_CUT_S_MAX = 40.0
 
 
 @dataclass(frozen=True)
@@ -46,30 +41,8 @@ class Ran:
 
 def run(seed: int, mutant: Mutant | None = None, *, replays: bool = False) -> Ran:
     """Run one seed; a mutant is applied to the product's code for as long as it runs."""
-    with _small_limits(), quiet(), mutant.applied() if mutant is not None else nullcontext():
+    with quiet(), mutant.applied() if mutant is not None else nullcontext():
         return _run(replace(scenario(seed), replays=replays))
-
-
-@contextmanager
-def _small_limits() -> Iterator[None]:
-    """Spans of a few rows: limits made for millions would never be met."""
-    with (
-        mock.patch.object(live, "HANDOVER_ROWS_MAX", 8),
-        mock.patch.object(views, "QUICK_ROWS_MAX", 6),
-        mock.patch.object(views, "_LOOK_ROWS", 6),
-        mock.patch.object(views, "_KEEP_EVERY", 3),
-        mock.patch.object(follower, "JOIN_DISTANCE_MAX", 3),
-        mock.patch.object(follower, "JOIN_ROWS_MAX", 8),
-        mock.patch.object(follower, "SPAN_ROWS_MAX", 10),
-        mock.patch.object(follower, "SHARED_ROWS_MAX", 5),
-        mock.patch.object(follower.Follower._span, "__defaults__", (10,)),
-        mock.patch.object(retry.next_attempt, "__defaults__", (_SCHEDULE_S,)),
-        mock.patch.object(replay, "SLICE_ROWS_START", 6),
-        mock.patch.object(replay, "SLICE_ROWS_MIN", 1),
-        mock.patch.object(replay, "SLICE_ROWS_MAX", 12),
-        mock.patch.object(replay, "SLICE_ROWS_MAX_FLOWING", 4),
-    ):
-        yield
 
 
 def _run(of: Scenario) -> Ran:
@@ -104,6 +77,7 @@ def _operate(world: World) -> None:
                 _start(world, name, runs)
         if not world.calm:
             _bad_days(world)
+            cut_off(world)
         for log in world.logs.values():
             if world.rng.random() < 0.3:
                 log.compact(world.rng.randint(2, 6))
@@ -114,10 +88,21 @@ def _start(world: World, name: str, run: int) -> None:
     instance = Instance(world, name, run)
     world.running[name] = instance
     world.say(f"START {instance.name}", "")
+    delivery = instance.delivery = delivery_of(instance)
+    instance.on_span = delivery.hand_over
     for source in world.sources:
-        instance.spawn(f"source {source}", SourceRunner(instance, source).run)
-    instance.spawn("deliver", DeliveryRunner(instance).run)
-    instance.spawn("desk", Desk(instance).run)
+        owner = owner_of(instance, source, SimWorks(instance, source), SimSourceNews(instance, source))
+        instance.runtime.spawn(f"source {source}", owner.run)
+    instance.runtime.spawn("deliver", delivery.run)
+    instance.runtime.spawn("desk", Desk(instance).run)
+
+
+def cut_off(world: World) -> None:
+    """Now and then State does not answer an instance, for longer than its leases last, perhaps."""
+    if world.scenario.cuts and world.rng.random() < world.scenario.cuts:
+        instance = world.rng.choice(list(world.running.values()))
+        instance.cut_off_until = world.baton.now + world.rng.random() * _CUT_S_MAX
+        world.say(f"CUT OFF {instance.name}", f"until {instance.cut_off_until:.2f}s")
 
 
 def _bad_days(world: World) -> None:

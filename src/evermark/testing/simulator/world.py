@@ -5,20 +5,23 @@ from __future__ import annotations
 import random
 import zlib
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from evermark.checkpoints.memory import MemoryCheckpoints
-from evermark.cluster.base import Holder
+from evermark.cluster.base import Holder, Lease
 from evermark.cluster.memory import MemoryLeases
 from evermark.delivery.base import SourcePartition, SubscriptionSpec
 from evermark.delivery.decide.retry import EndpointLimits
+from evermark.delivery.replay.plan import SliceLimits
 from evermark.errors import EvermarkError, UnreachableError
+from evermark.ingest.recoveries_memory import MemoryRecoveries
 from evermark.log.head import MemoryHeads
 from evermark.testing.simulator.account import Account
-from evermark.testing.simulator.baton import Baton, Ended, Process
+from evermark.testing.simulator.baton import Baton, Ended, Process, Task
 from evermark.testing.simulator.broken import Broken
 from evermark.testing.simulator.ports import SimReplayStore, SimStore
 from evermark.testing.simulator.promises import identified, who
@@ -34,6 +37,9 @@ _PAUSE_S_MAX = 30.0
 _STALL_S_MAX = 15.0
 _RESTART_S_MAX = 6.0
 _FOREVER = 1e12
+CALM_TTL_S = 10_000_000.0
+CALM_IDLE_S_MAX = 3_600.0
+SLICES = SliceLimits(rows_start=6, rows_min=1, rows_max=12, rows_max_flowing=4)
 
 
 @dataclass
@@ -57,6 +63,18 @@ class Ledger:
         return f"ledger seeds={seeds} " + " ".join(f"{f.name}={getattr(self, f.name)}" for f in fields(self))
 
 
+class CalmLeases(MemoryLeases):
+    """In the calm a lease that is held is not lost: nobody wakes up every few seconds to renew it."""
+
+    calm = False
+
+    def acquire(self, name: str, holder: Holder, ttl_s: float) -> Lease | None:
+        return super().acquire(name, holder, CALM_TTL_S if self.calm else ttl_s)
+
+    def renew(self, lease: Lease, ttl_s: float) -> None:
+        super().renew(lease, CALM_TTL_S if self.calm else ttl_s)
+
+
 class World:
     """The ports' far side. `effect` is the one door between the instances and all of it."""
 
@@ -71,7 +89,9 @@ class World:
         self.fingerprint = 0  # of the whole trace: two runs of a seed have the same
         self.running: dict[str, Process] = {}
         self.restart_at: dict[str, float] = {}
-        self.leases = MemoryLeases(clock=self.clock, is_gone=self._is_gone)
+        self.moved = 0  # how much has happened
+        self.leases = CalmLeases(clock=self.clock, is_gone=self._is_gone)
+        self.recoveries = MemoryRecoveries(self.leases, self.clock)
         self.heads = MemoryHeads(self.leases)
         self.checkpoints = MemoryCheckpoints(self.leases)
         limits = EndpointLimits(threshold=3, timeout_s=6.0, suspend_after=SUSPEND_AFTER)
@@ -83,7 +103,7 @@ class World:
         self.logs = {name: SimLog(name) for name in self.sources}
         self.truth = Truth(self.logs, self.leases, self.checkpoints)
         self.account = Account(self.logs, self.leases, self.heads, self.store, self.rng, self.clock)
-        self.replays = SimReplayStore(self.store, clock=self.clock, new_id=lambda: f"r{self.number()}")
+        self.replays = SimReplayStore(self.store, clock=self.clock, new_id=lambda: f"r{self.number()}", slices=SLICES)
         self.replayed = ReplayAccount(self.account, self.replays, self.leases, self.logs)
         self._receivers: dict[str, Receiver] = {}
         self.joined: set[tuple[SourcePartition, str]] = set()  # where the bot is a member, as the source has it
@@ -94,7 +114,7 @@ class World:
             raise Ended  # a thread that unwinds touches nothing any more
         failure = None if self.calm else self._strike(process, label)
         self.baton.step()
-        if failure == "before":
+        if failure == "before" or self._is_cut_off(process, label):
             self.say(label, "does not answer")
             raise UnreachableError(f"{label} does not answer")
         try:
@@ -102,12 +122,36 @@ class World:
         except (EvermarkError, Broken) as error:
             self.say(label, f"{type(error).__name__}: {error}".splitlines()[0])
             if isinstance(error, Broken):
-                self.baton.failure = error  # at once: cleaning up on the way out would go on for a while
+                self.fail(error)
             raise
         self.say(label, "" if failure is None else "done, but the answer is lost")
         if failure == "after":
             raise UnreachableError(f"{label} did not answer")
         return result
+
+    def fail(self, error: Exception) -> None:
+        """At once, whoever catches it: loops of the product go on after any error."""
+        self.baton.failure = self.baton.failure or error
+        raise error
+
+    @contextmanager
+    def judged(self) -> Iterator[None]:
+        """A promise that is found broken outside of an effect ends the run as well."""
+        try:
+            yield
+        except Broken as error:
+            self.fail(error)
+
+    def stretched(self, task: Task, seconds: float) -> float:
+        """In the calm retries are hours apart: while nothing happens, each wait of a loop is twice the one before."""
+        if not self.calm:
+            return seconds
+        moved, times = task.idle
+        task.idle = (self.moved, 1.0 if moved != self.moved else 2 * times)
+        return max(seconds, min(seconds * task.idle[1], CALM_IDLE_S_MAX))
+
+    def rest(self, seconds: float) -> None:
+        self.baton.sleep(self.stretched(self.baton.current, seconds))
 
     def say(self, label: str, what: str) -> None:
         who = self.baton.current_name
@@ -174,7 +218,7 @@ class World:
             log.crash()
 
     def become_calm(self) -> None:
-        self.calm = True
+        self.calm = self.leases.calm = True
         for process in self.running.values():
             process.paused_until = 0.0
         for receiver in self._receivers.values():
@@ -200,10 +244,15 @@ class World:
             self.baton.switch()
         elif (drawn := drawn - rates.stall) < 0:
             self.say(label, "STALL")
-            self.baton.stall(self.rng.random() * _STALL_S_MAX)
+            self.baton.sleep(self.rng.random() * _STALL_S_MAX)
         elif drawn < rates.fail:
             return "before" if self.rng.random() < 0.5 else "after"
         return None
+
+    def _is_cut_off(self, process: Process, label: str) -> bool:
+        """Whether State does not answer this instance for a while."""
+        is_state = label.startswith(("leases.", "heads.", "checkpoints.", "delivery.", "replays.", "recoveries."))
+        return is_state and not self.calm and self.baton.now < process.cut_off_until
 
     def clock(self) -> datetime:
         return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self.baton.now)

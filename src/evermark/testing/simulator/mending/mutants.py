@@ -9,6 +9,7 @@ from typing import Any
 from evermark.errors import EvermarkError
 from evermark.ingest import mender
 from evermark.ingest.mender import Mender
+from evermark.ingest.owner import SourceOwner
 from evermark.ingest.recovery import Recovery
 from evermark.sources.base import Hole
 from evermark.sources.postgres import survey
@@ -95,6 +96,15 @@ def _holds_none(*_: Any) -> bool:
     return False
 
 
+def _lets_go_of_nothing(self: SourceOwner, partition: int) -> None:
+    return None
+
+
+def _reads_no_more(self: SourceOwner, partition: int, error: EvermarkError | None) -> None:
+    if error is not None:
+        self._note_failure({partition: error})
+
+
 _OWNER = "evermark.testing.simulator.mending.owner"
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -102,19 +112,25 @@ MUTANTS: tuple[Mutant, ...] = (
         "looked-before-the-slot",
         "what the log lacks is looked for as of a moment before the new slot",
         ((OutboxRepair, "begin", _looks_before_the_slot),),
-        first=6,
+        first=0,
     ),
     Mutant(
         "closed-before-taken",
         "a hole is recorded as closed before what was missing is in the log",
         ((Mender, "_close_hole", _closes_first),),
-        first=10,
+        first=105,
     ),
-    Mutant("any-own-slot", "a slot that bears the name is taken for the new one", ((steps, "ending", _any_own_slot),)),
+    Mutant(
+        "any-own-slot",
+        "a slot that bears the name is taken for the new one",
+        ((steps, "ending", _any_own_slot),),
+        first=1,
+    ),
     Mutant(
         "moved-unseen",
         "a slot that somebody moved past us is read on from",
         ((survey, "_slot_trouble", _moved_unseen),),
+        first=7,
     ),
     Mutant("floor-at-once", "a floor is noted before all below it was taken", ((Floor, "proven", _proven_at_once),)),
     Mutant(
@@ -128,20 +144,34 @@ MUTANTS: tuple[Mutant, ...] = (
         ((ModelServer, "candidates", _by_insert_place),),
     ),
     Mutant("log-not-compared", "files that may hold what was found are left out", ((_OWNER, "within", _holds_none),)),
-    Mutant("never-given-up", "tries are without end", ((mender, "exhausted", _never),), first=107),
+    Mutant("never-given-up", "tries are without end", ((mender, "exhausted", _never),), first=13),
     Mutant(
         "end-not-told",
         "whoever missed the answer to the last step waits for ever",
         ((Mender, "_tell_end", _nobody_is_told),),
-        first=158,
+        first=587,
     ),
     Mutant(
         "left-over-kept",
         "a slot that a late owner made is left to keep WAL",
         ((Mender, "_tidy", _leaves_it),),
-        first=297,
+        first=109,
     ),
     Mutant(
-        "read-while-mended", "a partition is read while its hole is open", ((Mender, "partitions", _nothing_is_open),)
+        "read-while-mended",
+        "a partition is read while its hole is open",
+        ((Mender, "partitions", _nothing_is_open),),
+        first=1,
+    ),
+    Mutant(
+        "mended-while-read",
+        "a hole is closed while its partition is still read",
+        ((SourceOwner, "_let_go", _lets_go_of_nothing),),
+    ),
+    Mutant(
+        "mended-unread",
+        "a partition whose hole is closed is not read again while others are read",
+        ((SourceOwner, "_on_mended", _reads_no_more),),
+        first=45,
     ),
 )

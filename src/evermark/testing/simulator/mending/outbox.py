@@ -25,6 +25,7 @@ from evermark.testing.simulator.mending.server import ModelServer, OutboxRow
 _BYTES_OF_ROW = 24
 _POLL_S = 0.5
 _WAIT_S = 40.0
+_NOTE_EVERY_S = 3.0
 
 
 @dataclass
@@ -86,7 +87,7 @@ class ModelOutbox(Source):
     def confirm(self, partition: int, end: str) -> None:
         part, at = self._parts[partition], Position.parse(end)
         self.server.advance(part.slot, at.lsn)
-        floor = self._floors.setdefault(partition, Floor())
+        floor = self._floors.setdefault(partition, Floor(note_every_s=_NOTE_EVERY_S))
         proven = floor.proven(at.lsn)
         if proven is not None:
             self.server.note_floor(part.slot, proven)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from unittest import mock
 
-from evermark.sources.postgres.read import floor
 from evermark.testing.simulator.baton import Process
 from evermark.testing.simulator.broken import Broken, require
-from evermark.testing.simulator.instance import Instance
-from evermark.testing.simulator.mending.owner import MendingRunner
+from evermark.testing.simulator.instance import Instance, owner_of
+from evermark.testing.simulator.mending.owner import MendedNews, MendWorks
 from evermark.testing.simulator.mending.world import NAME, MendWorld, scenario_of
 from evermark.testing.simulator.mutants.mutant import Mutant
+from evermark.testing.simulator.run import cut_off
 from evermark.testing.simulator.scenario import scenario
 
 _CALM_STEPS_MAX = 8_000
@@ -33,14 +31,8 @@ class Ran:
 
 def run(seed: int, mutant: Mutant | None = None) -> Ran:
     """The same seed gives the same run."""
-    with _small_limits(), mutant.applied() if mutant is not None else nullcontext():
+    with mutant.applied() if mutant is not None else nullcontext():
         return _run(seed)
-
-
-@contextmanager
-def _small_limits() -> Iterator[None]:
-    with mock.patch.object(floor, "NOTE_EVERY_S", 3.0):
-        yield
 
 
 def _run(seed: int) -> Ran:
@@ -76,14 +68,17 @@ def _operate(world: MendWorld) -> None:
                 instance = Instance(world, name, runs)
                 world.running[name] = instance
                 world.say(f"START {instance.name}", "")
-                instance.spawn("source", MendingRunner(instance, world).run)
+                owner = owner_of(instance, NAME, MendWorks(instance, world), MendedNews(instance, world))
+                instance.runtime.spawn("source", owner.run)
         world.server.tick()
         world.people()
         if not world.calm and world.rng.random() < chance:
             world.trouble()
+        if not world.calm:
+            cut_off(world)
         if world.rng.random() < 0.3:
             world.logs[NAME].compact(world.rng.randint(2, 6))
-        world.baton.sleep(1.0)
+        world.rest(1.0)
 
 
 def _work(world: MendWorld) -> None:
@@ -103,7 +98,7 @@ def _work(world: MendWorld) -> None:
             server.insert(rng.choice(xids), world.baton.now)
         elif xids and drawn < 0.85:
             (server.commit if rng.random() < 0.8 else server.abort)(rng.choice(xids))
-        world.baton.sleep(rng.random() * rng.choice((0.2, 1, 3)))
+        world.rest(rng.random() * rng.choice((0.2, 1, 3)))
 
 
 def _is_over(world: MendWorld) -> bool:

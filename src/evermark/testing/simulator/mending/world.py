@@ -9,7 +9,6 @@ from typing import Any
 
 from evermark.cluster.fence import source_lease
 from evermark.delivery.base import SourcePartition
-from evermark.ingest.recoveries_memory import MemoryRecoveries
 from evermark.ingest.recovery import TRIES_MAX, TRIES_WITHIN, Choice, Recovery, Step
 from evermark.secrets import Plain
 from evermark.sources.postgres.lsn import Position
@@ -31,8 +30,8 @@ class MendWorld(World):
         super().__init__(scenario)
         place = PostgresTarget(Plain("host=model"), "em", "em", slots=len(scenario.places))
         self.server = ModelServer(self.rng, place)
-        self.recoveries = MemoryRecoveries(self.leases, self.clock)
         self.skipped: set[str] = set()
+        self.reading: dict[str, set[int]] = {}  # by instance: the partitions that are read just now
         self.met: Counter[str] = Counter()
         self.truth = MendTruth(self)
         self.partitions = range(len(scenario.places))
@@ -125,7 +124,10 @@ class MendWorld(World):
     def landed_at_server(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if method == "begin_slot":
             slots = [spare_name(self.part(partition).slot) for partition in self.partitions]
-            self._made[slots.index(args[0])] = self.baton.steps
+            partition = slots.index(args[0])
+            self._made[partition] = self.baton.steps
+            read = self.reading.get(args[1].name, ())
+            require(partition not in read, f"{args[1].name} mends partition {partition}, and reads it meanwhile")
         part = next((p for p in self.server.place.parts() if p.slot == args[0]), None) if args else None
         if method == "advance" and part is not None:
             self._require_taken(part, self.server.before(part, args[1]), f"slot {part.slot} was moved to {args[1]}")

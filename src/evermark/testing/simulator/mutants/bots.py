@@ -41,6 +41,7 @@ BOTS: tuple[Mutant, ...] = (
         "joined-for-the-batch",
         "a join counts for all of its batch",
         ((Stay, "covers", lambda _self, _at: True),),
+        first=6,
     ),
     Mutant(
         "learned-not-kept",
@@ -63,20 +64,20 @@ BOTS: tuple[Mutant, ...] = (
         "whether an event waits is decided by what was published before it was parked",
         ((MemoryTables, "lacks_key", lambda *_: True),),
         120,
-        76,
+        81,
     ),
     Mutant(
         "newer-not-held-behind",
         "events of a session with a key are sent although earlier ones are in the queue",
         ((MemoryBots, "_queued", lambda *_: {}),),
         120,
-        76,
+        81,
     ),
     Mutant(
         "session-overtaken",
         "parked events of a session overtake each other",
         ((MemoryParked, "_before_in_line", lambda *_: []),),
         300,
-        316,
+        326,
     ),
 )

@@ -142,6 +142,7 @@ DELIVERY: tuple[Mutant, ...] = (
         "a settlement covers whoever is in the group by then",
         ((MemoryDelivery, "settle_group", _settle_current_members),),
         200,
+        first=3,
     ),
     Mutant(
         "former-member-settled",
@@ -155,7 +156,7 @@ DELIVERY: tuple[Mutant, ...] = (
         "work done for a subscription moves the cursor of a later one of its name",
         ((group, "require_outside", _any_generation),),
         300,
-        37,
+        39,
     ),
     Mutant(
         "failed-endpoint-passed",
@@ -174,7 +175,7 @@ DELIVERY: tuple[Mutant, ...] = (
         ((group, "may_join", _join_anyway), (follower, "level_with", lambda mine, theirs: True)),
     ),
     Mutant(
-        "beyond-the-head", "the follower reads to the log's tail", ((follower, "next_span", _span_to_tail),), 120, 55
+        "beyond-the-head", "the follower reads to the log's tail", ((follower, "next_span", _span_to_tail),), 120, 63
     ),
     Mutant(
         "whole-span-settled",
@@ -208,7 +209,7 @@ DELIVERY: tuple[Mutant, ...] = (
         "no room to park more wipes out the failures of an endpoint that nobody asked",
         ((group, "_is_answered", lambda outcome: True),),
         300,
-        30,
+        49,
     ),
     Mutant(
         "handed-over-anywhere",
@@ -226,7 +227,7 @@ DELIVERY: tuple[Mutant, ...] = (
         "a parked event is given up at its first retry",
         ((parked_retries, "next_attempt", lambda *_: None),),
     ),
-    Mutant("expired-uncounted", "expired events are not counted", ((work, "_folded", _expired_uncounted),)),
+    Mutant("expired-uncounted", "expired events are not counted", ((work, "_folded", _expired_uncounted),), first=5),
     Mutant(
         "held-keys-forgotten",
         "with `ordered`, later events of a parked key are sent",

@@ -92,13 +92,18 @@ INGEST: tuple[Mutant, ...] = (
         "the source may forget what no checkpoint has passed",
         ((Taker, "take", _confirm_before_checkpoint),),
     ),
-    Mutant("resume-without-tail", "the log is not asked where to resume", ((take, "resume", _resume_without_tail),)),
+    Mutant(
+        "resume-without-tail",
+        "the log is not asked where to resume",
+        ((take, "resume", _resume_without_tail),),
+        first=2,
+    ),
     Mutant(
         "resume-forgets-repeats",
         "a second begin forgets that the log is ahead of the checkpoint",
         ((take, "resume", _resume_forgets_repeats),),
         200,
-        38,
+        2,
     ),
     Mutant("fence-skipped", "a new owner does not raise the log's epoch", ((MemoryLog, "fence", _tail_unfenced),), 120),
     Mutant(
@@ -112,5 +117,7 @@ INGEST: tuple[Mutant, ...] = (
         "ids that the log holds are not excluded",
         (("evermark.testing.simulator.instance", "excluded_from", _nothing_excluded),),
     ),
-    Mutant("epoch-kept", "a lease changes hands without a new epoch", ((lease_memory, "epoch_for", _same_epoch),)),
+    Mutant(
+        "epoch-kept", "a lease changes hands without a new epoch", ((lease_memory, "epoch_for", _same_epoch),), first=12
+    ),
 )

@@ -9,6 +9,7 @@ from typing import Any
 
 from evermark import predicate
 from evermark.delivery.base import Fate, Outcome, Subscription
+from evermark.delivery.replay import owner
 from evermark.delivery.replay import plan as replay
 from evermark.delivery.replay.memory import MemoryReplays
 from evermark.delivery.replay.plan import Due, Replayed, ReplayWork, Request, Round, Target
@@ -86,12 +87,10 @@ def _cancels_without_dropping(self: MemoryReplays, asked: str, epoch: int) -> bo
     return done
 
 
-def _failure_ends_window(
-    target: Target, piece: TimeSlice, result: Replayed, took_s: float, step_s: float, now: datetime, jitter: Any
-) -> Target:
+def _failure_ends_window(target: Target, piece: TimeSlice, result: Replayed, *rest: Any) -> Target:
     failed = result.outcome.fate is Fate.ENDPOINT_FAILED
     done = replace(result, outcome=replace(result.outcome, fate=Fate.DONE), mark=piece.end) if failed else result
-    return _after_step(target, piece, done, took_s, step_s, now, jitter)
+    return _after_step(target, piece, done, *rest)
 
 
 _MEMORY = "evermark.delivery.replay.memory"
@@ -110,6 +109,7 @@ REPLAYS: tuple[Mutant, ...] = (
         "failed-slice-passed",
         "a slice whose receiver failed is passed",
         ((_MEMORY, "after_step", _failure_ends_window),),
+        first=2,
     ),
     Mutant(
         "refused-and-passed", "what a replay was refused is not parked", ((MemoryReplays, "settle", _parks_nothing),)
@@ -120,45 +120,48 @@ REPLAYS: tuple[Mutant, ...] = (
         (("evermark.testing.simulator.replaying", "folded", _limit_is_the_end),),
     ),
     Mutant(
-        "replay-beyond-its-start", "what came after its start is replayed, too", ((replay, "work_of", _reads_beyond),)
+        "replay-beyond-its-start",
+        "what came after its start is replayed, too",
+        ((replay, "work_of", _reads_beyond),),
+        first=8,
     ),
     Mutant(
         "replay-overtaken",
         "with `ordered`, a replay sends later events of a key it has parked",
         ((replay, "work_of", _holds_nothing),),
-        first=7,
+        first=20,
     ),
     Mutant(
         "replay-settled-twice",
         "a step is settled wherever its target stands by then",
         (
             (MemoryReplays, "settle", _settles_anywhere),
-            ("evermark.testing.simulator.replaying", "to_begin", _busy_as_of_now),
+            (owner, "to_begin", _busy_as_of_now),
         ),
     ),
     Mutant(
         "worked-for-by-two",
         "whoever was worked for when it was looked is worked for by what was seen then",
-        (("evermark.testing.simulator.replaying", "to_begin", _busy_as_of_now),),
+        ((owner, "to_begin", _busy_as_of_now),),
     ),
     Mutant(
         "replay-blames-live",
         "failures of a replay's retries count as the subscription's",
         ((parked_retries, "endpoint_outcomes", _all_blamed),),
-        first=22,
+        first=13,
     ),
     Mutant("control-sent", "control events are delivered", ((predicate, "UNDELIVERED_OPS", frozenset()),)),
     Mutant(
         "control-missed",
         "after a crash nobody looks for control events",
         ((take, "controls_seen_to", _seen_to_the_tail),),
-        first=13,
+        first=22,
     ),
     Mutant(
         "control-asks-again",
         "a control event that is found again asks again",
         ((MemoryReplays, "register", _asks_each_time),),
-        first=5,
+        first=8,
     ),
     Mutant(
         "ended-when-unwell",
@@ -169,6 +172,6 @@ REPLAYS: tuple[Mutant, ...] = (
         "cancelled-but-parked",
         "what a cancelled replay has parked stays",
         ((MemoryReplays, "cancel", _cancels_without_dropping),),
-        first=110,
+        first=169,
     ),
 )

@@ -84,7 +84,7 @@ WISHES: tuple[Mutant, ...] = (
         "a turn of the follower goes by what was asked for before it looked at the log",
         ((Follower, "_current", _as_first_seen),),
         100,
-        180,
+        186,
     ),
     Mutant(
         "added-one-batch-late",
@@ -102,6 +102,7 @@ WISHES: tuple[Mutant, ...] = (
         "removed-rows-kept",
         "what is parked for a removed subscription stays",
         ((MemoryDelivery, "_forget", _forget_but_rows),),
+        first=3,
     ),
     Mutant(
         "change-unheard",

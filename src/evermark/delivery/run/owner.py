@@ -1,0 +1,333 @@
+"""The loop of delivery: stands by for the `deliver` lease; the instance that holds it delivers for all subscriptions.
+
+Beside each other run: fresh batches, handed over by ingest to the live group; the follower, and the turns of the
+subscriptions behind; retries of parked deliveries; replays; and, now and then, what expires and keys that are missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+from evermark.cluster.fence import DELIVER_LEASE
+from evermark.cluster.holding import Candidate, HeldLease
+from evermark.delivery.base import CursorVector, KeyWanted, MadeBy, Outcome, SourcePartition, SubscriptionSpec
+from evermark.delivery.bots.views import BotViews, Read, ViewLimits, telling
+from evermark.delivery.decide import registration
+from evermark.delivery.decide.retry import SCHEDULE_S
+from evermark.delivery.decide.turns import Turn, TurnClass, goes_on, next_turns
+from evermark.delivery.ports import DeliveryStore, LogView
+from evermark.delivery.replay.base import ReplayStore
+from evermark.delivery.replay.owner import ReplayLimits, ReplayLoop, ReplayNews
+from evermark.delivery.replay.plan import ReplayDeliverer
+from evermark.delivery.replay.replayer import Replayer
+from evermark.delivery.run.expiry import sweep, sweep_waiting
+from evermark.delivery.run.follower import Follower, FollowLimits
+from evermark.delivery.run.key_requests import KeyAsker
+from evermark.delivery.run.live import HandoverLimits, LiveGroup
+from evermark.delivery.run.parked_retries import CLAIM_LIMIT, ParkedQueue, Tried
+from evermark.delivery.webhook.base import Answer, OpenSecret, Sink
+from evermark.delivery.work import Deliverer, Span
+from evermark.error_policy import Action, action_for
+from evermark.errors import ConflictError, EvermarkError, NotFoundError
+from evermark.runtime import Task, Wake, any_set
+from evermark.sources.base import Source
+
+
+@dataclass(frozen=True)
+class DeliveryLimits:
+    follow_every_s: float = 0.2
+    queue_every_s: float = 1.0
+    report_every_s: float = 2.0
+    sweep_every_s: float = 60.0
+    ask_every_s: float = 1.0
+    again_after_s: float = 1.0  # when something failed that passes by itself
+    # A step that has not ended by then posts to a slow receiver; its epoch is old when it comes back.
+    end_s: float = 5.0
+    handover: HandoverLimits = field(default_factory=HandoverLimits)
+    follow: FollowLimits = field(default_factory=FollowLimits)
+    bot_views: ViewLimits = field(default_factory=ViewLimits)
+    replay: ReplayLimits = field(default_factory=ReplayLimits)
+    schedule_s: Sequence[float] = SCHEDULE_S
+
+
+LIMITS = DeliveryLimits()
+
+
+class BothDeliverer(Deliverer, ReplayDeliverer, Protocol):
+    """What delivers spans of the log, and slices of its past."""
+
+
+@dataclass(frozen=True)
+class DeliveryWorks:
+    """What delivery works with."""
+
+    store: DeliveryStore
+    replays: ReplayStore
+    log: LogView
+    deliverer: BothDeliverer
+    sink: Sink
+    open_secret: OpenSecret
+    sources: Mapping[str, Source]
+    specs: Callable[[], Sequence[SubscriptionSpec]]  # what the file asks for
+    batch_at: Callable[[SourcePartition, str], int]  # the last batch before a time
+    cores: int
+    memberships: Read = telling
+
+
+class DeliveryNews(ReplayNews, Protocol):
+    """Who has to know what delivery does. None of it may block for long, or raise; `report` may do both."""
+
+    def standby(self) -> None:
+        """Another instance has the lease."""
+
+    def owned(self) -> None: ...
+
+    def delivering(self) -> None:
+        """Everything is in place: from here on events are delivered."""
+
+    def released(self) -> None:
+        """Nothing is delivered here any more, and the lease is about to be given back."""
+
+    def handed_over(self, delivered: bool) -> None: ...
+
+    def by_group(self, place: SourcePartition, outcomes: Sequence[Outcome]) -> None: ...
+
+    def by_follower(self, place: SourcePartition, outcomes: Sequence[Outcome]) -> None: ...
+
+    def by_queue(self, tried: Sequence[Tried]) -> None: ...
+
+    def by_asker(self, asked: Sequence[tuple[KeyWanted, Answer]]) -> None: ...
+
+    def report(self) -> None:
+        """Called every `report_every_s`: what can be counted is counted now."""
+
+
+@dataclass(eq=False)
+class DeliveryOwner:
+    """`run` returns after `stop`, which may be called from anywhere."""
+
+    works: DeliveryWorks
+    news: DeliveryNews
+    candidate: Candidate
+    limits: DeliveryLimits = LIMITS
+    _live: LiveGroup | None = field(default=None, init=False)  # while this instance delivers
+
+    def __post_init__(self) -> None:
+        self._runtime, self._log = self.candidate.runtime, self.candidate.log
+        self._stopping = self._runtime.wake()
+        self._wake = self._runtime.wake()
+        self._lock = self._runtime.lock()
+        self._serving: dict[str, TurnClass] = {}
+        self._served_at: dict[str, float] = {}
+        self._turns: list[Task] = []
+        self._queued = False  # whether a subscription waits for a turn of its own
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def serving(self) -> set[str]:
+        """The subscriptions that have a turn just now."""
+        with self._lock:
+            return set(self._serving)
+
+    def hand_over(self, span: Span) -> None:
+        """A batch was just taken: deliver it now if the live group is right before it."""
+        live = self._live
+        if live is None:
+            return
+        try:
+            done = live.hand_over(span)
+        except Exception as error:  # noqa: BLE001 - an optimisation that fails must not reach ingest
+            self._log.warning("hand-over failed; the follower takes it", error=error, batch=span.to)
+            done = False
+        self.news.handed_over(done)
+        if not done:
+            self._wake.set()
+
+    def run(self) -> None:
+        while not self._stopping.is_set():
+            held = self.candidate.acquire(DELIVER_LEASE, self._stopping, self._say_standby)
+            if held is None:
+                return
+            self.news.owned()
+            try:
+                self._own(held)
+            except Exception as error:  # noqa: BLE001 - an unknown failure must not end the loop in silence
+                self._log.error("delivery failed; it is started again", error=error)
+                self._runtime.wait(self.limits.again_after_s, self._stopping)
+            finally:
+                self._live = None
+                self.news.released()
+                held.close()
+
+    def _say_standby(self) -> None:
+        self._log.info("standing by: another instance delivers")
+        self.news.standby()
+
+    def _own(self, held: HeldLease) -> None:
+        works, runtime, epoch, now = self.works, self._runtime, held.lease.epoch, self._runtime.now
+        store, news, limits = works.store, self.news, self.limits
+        self._register(epoch)
+        store.bots.forget_users(epoch)
+        bot_views = BotViews(
+            store.bots, works.log.files, epoch, works.memberships, lock=runtime.lock(), limits=limits.bot_views
+        )
+        live = LiveGroup(store, works.deliverer, epoch, now, news.by_group, bot_views, runtime.lock(), limits.handover)
+        follower = Follower(
+            store, works.log, live, works.deliverer, epoch, now, news.by_follower, bot_views, limits.follow
+        )
+        self._live = live
+        news.delivering()
+        self._log.info("delivering", epoch=epoch, subscriptions=len(store.subscriptions()))
+        ended = runtime.wake()
+        ends = (ended, self._stopping, held.lost)
+        beside = self._begin_beside(epoch, bot_views, follower, ends)
+        try:
+            self._follow(follower, ends)
+        finally:
+            self._live = None  # before anything is waited for: what is handed over from here on is another's work
+            ended.set()
+            self._wait_for(beside)
+
+    def _wait_for(self, beside: Iterable[Task]) -> None:
+        deadline = self._runtime.monotonic() + self.limits.end_s
+        for task in beside:
+            task.join(max(0.0, deadline - self._runtime.monotonic()))
+        for task in self._turns:  # each works for subscriptions that nobody else may work for meanwhile
+            task.join()
+
+    def _begin_beside(self, epoch: int, bot_views: BotViews, follower: Follower, ends: tuple[Wake, ...]) -> list[Task]:
+        works, runtime, limits, news = self.works, self._runtime, self.limits, self.news
+        store, now = works.store, runtime.now
+
+        over = partial(any_set, ends)
+        queue = ParkedQueue(
+            store, works.sink, works.open_secret, epoch, now, runtime.random, news.by_queue, limits.schedule_s
+        )
+        asker = KeyAsker(
+            store.bots, store.subscriptions, works.sink, works.open_secret, epoch, now, news.by_asker, runtime.monotonic
+        )
+        replayer = Replayer(
+            works.replays,
+            store,
+            works.log,
+            works.deliverer,
+            epoch,
+            now,
+            works.sources,
+            bot_views=bot_views,
+            stopwatch=runtime.monotonic,
+            slices=limits.replay.slices,
+        )
+        replays = ReplayLoop(
+            works.replays, replayer, works.sources, news, runtime, self._log, ends, works.cores, limits.replay
+        )
+
+        def run_queue() -> None:
+            while not over() and queue.run() >= CLAIM_LIMIT:
+                pass  # more is due than one turn takes
+
+        def sweep_parked() -> None:
+            sweep(store, now(), epoch, over)
+            store.bots.release_keyed(now(), epoch)
+            if given_up := sweep_waiting(store.bots, epoch, over):
+                self._log.warning("too many events of a stream waited for session keys", expired=given_up)
+
+        repeated: list[tuple[str, Callable[[], object], float]] = [
+            ("queue", run_queue, limits.queue_every_s),
+            ("report", news.report, limits.report_every_s),
+            ("sweep", sweep_parked, limits.sweep_every_s),
+            ("expire", lambda: follower.expire_stopped(over), limits.sweep_every_s),
+            ("ask", asker.run, limits.ask_every_s),
+        ]
+        return [runtime.spawn("replay", replays.run)] + [
+            runtime.spawn(name, self._repeated(name, step, every_s, ends)) for name, step, every_s in repeated
+        ]
+
+    def _repeated(
+        self, name: str, step: Callable[[], object], every_s: float, ends: tuple[Wake, ...]
+    ) -> Callable[[], None]:
+        def repeat() -> None:
+            while not any_set(ends):
+                try:
+                    step()
+                except Exception as error:  # noqa: BLE001 - tried again at the next turn
+                    self._log.warning("delivery step failed", step=name, error=error)
+                self._runtime.wait(every_s, *ends)
+
+        return repeat
+
+    def _register(self, epoch: int) -> None:
+        works, specs = self.works, self.works.specs()
+        mine, taken = registration.free_names(specs, works.store.subscriptions())
+        for name in taken:
+            self._log.error(
+                "a subscription of the file is left out: its name was taken at run time",
+                subscription=name,
+                hint=f"rename it in the file, or run: evermark subscription remove {name}",
+            )
+        places = works.log.heads()
+        starts = {spec.name: registration.start_vector(spec.start, places, works.batch_at) for spec in specs}
+        begun: dict[str, CursorVector] = {name: start for name, start in starts.items() if start is not None}
+        works.store.register(mine, MadeBy.FILE, begun, epoch)
+
+    def _follow(self, follower: Follower, ends: tuple[Wake, ...]) -> None:
+        while not any_set(ends):
+            moved = False
+            self._wake.clear()
+            try:
+                moved = follower.catch_up_group()
+                self._serve(follower, ends)
+            except (ConflictError, NotFoundError) as error:
+                self._log.info("follower looks again", error=error)
+            except EvermarkError as error:
+                if action_for(error) is not Action.RETRY:
+                    raise
+                self._log.warning("follower waits", error=error)
+                self._runtime.wait(self.limits.again_after_s, *ends)
+            if not moved:
+                self._runtime.wait(self.limits.follow_every_s, self._wake, *ends)
+
+    def _serve(self, follower: Follower, ends: tuple[Wake, ...]) -> None:
+        with self._lock:
+            busy = dict(self._serving)  # before the look: what is seen of a subscription in its turn may be old
+        waiting = [one for one in follower.due() if one.name not in busy]
+        waiting.sort(key=lambda one: self._served_at.get(one.name, 0.0))
+        turns, self._queued = next_turns(waiting, follower.turn_class, list(busy.values()))
+        for turn in turns:
+            self._begin(turn, follower, ends)
+
+    def _begin(self, turn: Turn, follower: Follower, ends: tuple[Wake, ...]) -> None:
+        began = self._runtime.monotonic()
+        with self._lock:
+            self._serving.update(dict.fromkeys(turn.names, turn.turn_class))
+        self._served_at.update(dict.fromkeys(turn.names, began))
+
+        def work() -> None:
+            moved = False
+            try:
+                if any_set(ends):
+                    return
+                on = follower.catch_up(*turn.subscriptions)
+                moved = bool(on)
+                while on and not any_set(ends) and self._goes_on(turn, began):
+                    current = [one for one in follower.due() if one.name in on]
+                    on = follower.catch_up(*current) if current else frozenset()
+            except Exception as error:  # noqa: BLE001 - tried again at the next turn
+                self._log.warning("subscriptions not moved", subscriptions=turn.names, error=error)
+                moved = False
+            finally:
+                with self._lock:
+                    for name in turn.names:
+                        del self._serving[name]
+            if moved:
+                self._wake.set()  # the next turn begins at once
+
+        self._turns = [task for task in self._turns if not task.join(0.0)]
+        self._turns.append(self._runtime.spawn(f"behind {', '.join(turn.names)}"[:60], work))
+
+    def _goes_on(self, turn: Turn, began: float) -> bool:
+        return goes_on(turn, self._runtime.monotonic() - began, queued=self._queued)

@@ -1,0 +1,339 @@
+"""The loop of one source: stands by for its lease, reads it for as long as the lease is held, and begins again.
+
+Reading is a port (`SourceWorks.read`): Spark does it in the product. What goes wrong is decided here: a partition that
+fails is tried again after a while or stops, and the others go on; a hole is left to `ingest/mending.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from evermark.cluster.fence import source_lease
+from evermark.cluster.holding import Candidate, HeldLease
+from evermark.error_policy import Action, action_after, action_for, backoff_s
+from evermark.errors import EvermarkError, StaleError
+from evermark.event import Seen
+from evermark.ingest.gather import WHOLE_SOURCE
+from evermark.ingest.mender import FoundFile, Mender, MendNews, RepairTarget
+from evermark.ingest.mending import Mending
+from evermark.ingest.recovery import RecoveryStore
+from evermark.ingest.resume import Resume
+from evermark.ingest.take import Taken, Taker
+from evermark.log.base import AppendLog
+from evermark.runtime import Wake, any_set
+from evermark.sources.base import Hole, Source
+
+
+@dataclass(frozen=True)
+class IngestLimits:
+    # A server that comes back is not left waiting longer than this on our account.
+    backoff_s_max: float = 10.0
+    # The same for partitions that fail while others are read, whose reading is interrupted each time.
+    backoff_beside_s_max: float = 60.0
+    # Reading that went on this long before it failed was well: its next failure is a first one again.
+    well_after_s: float = 60.0
+    look_every_s: float = 1.0  # for a partition that may be read again, and for a hole
+    let_go_poll_s: float = 0.05
+
+
+LIMITS = IngestLimits()
+
+
+@dataclass(frozen=True)
+class ReadPlan:
+    """From where each partition is read on, and up to where the log may hold events that are read again."""
+
+    starts: Mapping[int, str]
+    repeats_to: Mapping[int, str | None]
+
+
+class SourceWorks(Protocol):
+    """What the owner of one source works with."""
+
+    @property
+    def recoveries(self) -> RecoveryStore: ...
+
+    def prepare(self) -> None:
+        """A lease was acquired: bring the log into a state in which it can be read and appended to."""
+
+    def require_room(self) -> None:
+        """Raises `DiskFullError` where the next batch would not fit."""
+
+    def open_log(self, epoch: int) -> tuple[AppendLog, Taker]: ...
+
+    def newest(self, partitions: Sequence[int]) -> Mapping[int, Seen]:
+        """The last event of each partition in the log, by which the source is known again."""
+
+    def read(
+        self, plan: ReadPlan, taker: Taker, on_taken: Callable[[Taken], None], ends: Sequence[Wake]
+    ) -> Mapping[int, EvermarkError]:
+        """Read batch after batch, and have each taken (`take_each`), until one of the wakes is set or something fails.
+
+        Returns when nothing of it goes on any more: the failures by partition, `WHOLE_SOURCE` for what is not of one.
+        """
+
+    def find(self, hole: Hole, wanted: RepairTarget) -> list[FoundFile]:
+        """Write what the hole holds and the log does not."""
+
+
+class SourceNews(MendNews, Protocol):
+    """Who has to know how an owner and its partitions are. None of it may block for long, or raise."""
+
+    def standby(self) -> None:
+        """Another instance has the lease."""
+
+    def unowned(self, error: EvermarkError) -> None:
+        """Whether another instance has the lease cannot be found out just now."""
+
+    def owned(self) -> None: ...
+
+    def released(self) -> None:
+        """Nothing is read any more, and the lease is about to be given back."""
+
+    def reading(self, partitions: Sequence[int]) -> None: ...
+
+    def failed(self, partition: int, error: EvermarkError, again_in_s: float | None) -> None:
+        """None: it has stopped, until a person acts."""
+
+
+@dataclass
+class _Trouble:
+    attempts: int = 0
+    not_before: float = 0.0
+    stopped: bool = False
+
+
+@dataclass(eq=False)
+class SourceOwner:
+    """`run` returns after `stop`, which may be called from anywhere."""
+
+    name: str
+    source: Source
+    works: SourceWorks
+    news: SourceNews
+    candidate: Candidate
+    limits: IngestLimits = LIMITS
+
+    def __post_init__(self) -> None:
+        self._runtime, self._log = self.candidate.runtime, self.candidate.log
+        self._stopping = self._runtime.wake()
+        self._stepped_down = self._runtime.wake()
+        self._ending = self._runtime.wake()  # of the reading under way, or of the next one
+        self._reading: frozenset[int] = frozenset()
+        self._trouble: dict[int, _Trouble] = {}
+        self._left_at: Mapping[int, str] = {}
+        self._mender: Mender | None = None
+        self._checked = False
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def may_retain(self) -> bool:
+        """Whether old events may leave the log. Not while a hole is open, or may be: what is removed then would be
+        found missing from the log.
+        """
+        mender = self._mender
+        return self._checked and mender is not None and not mender.partitions()
+
+    def partitions(self) -> list[int]:
+        """Of a source that is asked which partitions it has, and does not answer, the first one stands for all."""
+        try:
+            return list(self.source.partitions())
+        except Exception as error:  # noqa: BLE001 - said by the reading itself
+            self._log.debug("the source does not say which partitions it has", error=error)
+            return [0]
+
+    def run(self) -> None:
+        while not self._stopping.is_set():
+            held = self.candidate.acquire(source_lease(self.name), self._stopping, self._say_standby, self.news.unowned)
+            if held is None:
+                return
+            self._log.info("source owned", epoch=held.lease.epoch)
+            self.news.owned()
+            try:
+                self._own(held)
+            except EvermarkError as error:
+                self._whole_source_failed(error)
+            except Exception as error:  # noqa: BLE001 - an unknown failure must not end the loop in silence
+                self._whole_source_failed(EvermarkError(f"{type(error).__name__}: {error}"[:1000]))
+            finally:
+                self.news.released()
+                held.close()
+
+    def _say_standby(self) -> None:
+        self._log.info("standing by: another instance owns this source")
+        self.news.standby()
+
+    def _own(self, held: HeldLease) -> None:
+        epoch = held.lease.epoch
+        self._checked = False
+        self.works.prepare()
+        stopped = self._runtime.wake()
+        mender = self._mender = Mender(
+            self.name,
+            epoch,
+            self.source,
+            self.works.recoveries,
+            lambda: self.works.open_log(epoch),
+            self.works.find,
+            self._let_go,
+            stopped.is_set,
+            self._runtime.now,
+            self.news,
+            self._on_mended,
+        )
+        self._stepped_down.clear()
+        mending = Mending(mender, self._runtime, self._log, self._step_down, stopped, self.limits.look_every_s)
+        task = self._runtime.spawn(f"mend {self.name}", mending.run)
+        try:
+            self._read_on(held, self.works.open_log(epoch)[1], mender, mending)
+        finally:
+            mending.stop()
+            task.join()
+
+    def _read_on(self, held: HeldLease, taker: Taker, mender: Mender, mending: Mending) -> None:
+        runtime, over = self._runtime, (self._stopping, held.lost, self._stepped_down)
+        while not any_set(over):
+            # Before anything is looked at: what asks for an end from here on is heard.
+            ending = self._ending = runtime.wake()
+            active, wait_s = self._ready_partitions(mender.partitions())
+            if not active:
+                look_s = self.limits.look_every_s
+                runtime.wait(look_s if wait_s is None else min(wait_s, look_s), *over)
+                continue
+            self._reading = frozenset(active)
+            began = runtime.monotonic()
+            try:
+                if self._reading & mender.partitions():  # one of them is being mended since
+                    continue
+                if wait_s is not None:
+                    runtime.spawn(f"wait {self.name}", partial(self._end_after, wait_s, ending))
+                failed = self._read(taker, active, (ending, *over))
+            finally:
+                self._reading = frozenset()
+                ending.set()
+            if runtime.monotonic() - began > self.limits.well_after_s:
+                for partition in active:
+                    self._trouble.pop(partition, None)
+            if any(action_for(error) is Action.STEP_DOWN for error in failed.values()):
+                self._log.warning("stepping down", error=next(iter(failed.values())))
+                return
+            if failed and not self._blame(failed, active, held, mending):
+                return
+
+    def _end_after(self, wait_s: float, ending: Wake) -> None:
+        """A partition that failed is read again when its time has come, though the others are read meanwhile."""
+        if not self._runtime.wait(wait_s, ending):
+            ending.set()
+
+    def _blame(
+        self, failed: Mapping[int, EvermarkError], active: Sequence[int], held: HeldLease, mending: Mending
+    ) -> bool:
+        """Note who failed, or leave the hole to be mended. False: a stale owner saw it, and nobody is to blame."""
+        is_sure = True
+        try:
+            self.candidate.leases.require(held.lease)
+        except StaleError as error:
+            self._log.warning("stepping down", error=error)
+            return False
+        except EvermarkError:
+            is_sure = False  # State cannot be asked just now: no reason to stop for good
+        named = failed.keys() & set(active)
+        whole = None if named == failed.keys() else next(e for p, e in failed.items() if p not in named)
+        noted: dict[int, EvermarkError] = {}
+        for partition in active:
+            trouble = failed.get(partition, whole)
+            said = mending.found(partition, trouble, self._left_at.get(partition, "")) if trouble else None
+            if said is not None:
+                noted[partition] = said
+        self._note_failure(noted, is_sure=is_sure, beside=len(noted) < len(active))
+        return True
+
+    def _read(self, taker: Taker, active: Sequence[int], ends: Sequence[Wake]) -> Mapping[int, EvermarkError]:
+        try:
+            self.works.require_room()  # reading that begins looks healthy until its first batch
+            resumes = {partition: _begun(taker, partition) for partition in active}
+            starts = {p: r.position for p, r in resumes.items() if r.position is not None}
+            self._left_at = starts
+            self.source.check(starts, self.works.newest(active))
+            self._checked = True
+            for partition, position in starts.items():
+                self.source.begin(partition, position)
+        except EvermarkError as error:
+            return {error.partition if error.partition is not None else WHOLE_SOURCE: error}
+        self.news.reading(active)
+        self._log.info("reading", partitions=list(active))
+        if any_set(ends):
+            return {}
+        plan = ReadPlan(starts, {partition: r.repeats_to for partition, r in resumes.items()})
+        try:
+            return self.works.read(plan, taker, self.news.taken, ends)
+        except EvermarkError as error:
+            return {WHOLE_SOURCE: error}
+
+    def _ready_partitions(self, mended: set[int]) -> tuple[list[int], float | None]:
+        """Those that may be read now, and after how many seconds another one may be."""
+        now = self._runtime.monotonic()
+        waits: list[float] = []
+        ready: list[int] = []
+        for partition in self.source.partitions():
+            trouble = self._trouble.get(partition, _Trouble())
+            if trouble.stopped or partition in mended:
+                continue
+            (ready.append(partition) if trouble.not_before <= now else waits.append(trouble.not_before - now))
+        return ready, min(waits, default=None)
+
+    def _note_failure(self, failed: Mapping[int, EvermarkError], *, is_sure: bool = True, beside: bool = False) -> None:
+        # The same for all: partitions that failed together are read again together.
+        now, jitter = self._runtime.monotonic(), 0.8 + 0.4 * self._runtime.random()
+        most = self.limits.backoff_beside_s_max if beside else self.limits.backoff_s_max
+        for partition, error in failed.items():
+            trouble = self._trouble.setdefault(partition, _Trouble())
+            trouble.attempts += 1
+            again_in_s: float | None = None
+            if action_after(error, trouble.attempts) is not Action.STOP or not is_sure:
+                again_in_s = backoff_s(trouble.attempts - 1, max_s=most) * jitter
+                trouble.not_before = now + again_in_s
+                self._log.warning("partition failed", partition=partition, error=error, again_in_s=round(again_in_s, 1))
+            else:
+                trouble.stopped = True
+                self._log.error("partition stopped", partition=partition, error=error)
+            self.news.failed(partition, error, again_in_s)
+
+    def _whole_source_failed(self, error: EvermarkError) -> None:
+        if action_for(error) is Action.STEP_DOWN:
+            self._log.warning("stepping down", error=error)
+            return
+        self._note_failure(dict.fromkeys(self.partitions(), error))
+        self._runtime.wait(self.limits.look_every_s, self._stopping)
+
+    # what mending asks of its owner
+
+    def _let_go(self, partition: int) -> None:
+        """Returns when nobody reads the partition any more: it is about to be mended."""
+        while partition in self._reading:
+            self._ending.set()
+            self._runtime.wait(self.limits.let_go_poll_s)
+
+    def _on_mended(self, partition: int, error: EvermarkError | None) -> None:
+        """Reading begins again with the partition in it; or it has to wait for a person."""
+        if error is not None:
+            self._note_failure({partition: error})
+            return
+        self._trouble.pop(partition, None)
+        self._ending.set()
+
+    def _step_down(self) -> None:
+        self._stepped_down.set()
+
+
+def _begun(taker: Taker, partition: int) -> Resume:
+    try:
+        return taker.begin(partition)
+    except EvermarkError as error:
+        if action_for(error) is Action.STOP and error.partition is None:
+            error.partition = partition
+        raise
