@@ -196,6 +196,12 @@ def current(spec: SubscriptionSpec, now: datetime) -> SubscriptionSpec:
     return _with_secrets(spec, [(secret, end) for secret, end in _ends(spec) if end is None or end > now])
 
 
+def shown(spec: SubscriptionSpec, record: SubscriptionRecord, since: datetime | None, now: datetime) -> Subscription:
+    """A subscription as readers see it now."""
+    state, reason, failures, again_at = record.state, record.reason, record.failures, record.next_attempt_at
+    return Subscription(current(spec, now), state, reason, failures, again_at, record.generation, since)
+
+
 def secret_ends(spec: SubscriptionSpec) -> list[datetime | None]:
     """When each secret ends, the newest first; None: it does not."""
     return [end for _, end in _ends(spec)]

@@ -86,10 +86,9 @@ class MemoryDelivery:
 
     def subscription(self, name: str) -> Subscription:
         with self.tables.lock:
-            s = self.tables.record(name)
-            spec = registration.current(self.tables.known[name][0], self._clock())
-            since = self._since.get(s.generation)
-            return Subscription(spec, s.state, s.reason, s.failures, s.next_attempt_at, s.generation, since)
+            record = self.tables.record(name)
+            since = self._since.get(record.generation)
+            return registration.shown(self.tables.known[name][0], record, since, self._clock())
 
     def add(self, spec: SubscriptionSpec, start: CursorVector | None, epoch: int) -> None:
         with self.tables.fenced(epoch):

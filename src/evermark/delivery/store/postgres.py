@@ -98,14 +98,15 @@ class PostgresDelivery:
             rows = conn.execute(query).fetchall()
         known, now = self._parsed, self._clock()
         specs = {row[0]: known.get(row[0]) or spec_from_json(row[0]) for row in rows}
-        return {row[2]: _subscription(specs[row[0]], row, now) for row in rows}, specs
+        found = {row[2]: registration.shown(specs[row[0]], _record(row[2:]), row[1], now) for row in rows}
+        return found, specs
 
     def subscription(self, name: str) -> Subscription:
         with self._state.connection() as conn:
             row = conn.execute(queries.SUBSCRIPTION, (storable(name),)).fetchone()
         if row is None:
             raise registration.unknown(name)
-        return _subscription(spec_from_json(row[0]), row, self._clock())
+        return registration.shown(spec_from_json(row[0]), _record(row[2:]), row[1], self._clock())
 
     def add(self, spec: SubscriptionSpec, start: CursorVector | None, epoch: int) -> None:
         with fenced(self._state, self._lease, epoch) as conn:
@@ -307,19 +308,6 @@ def _lock_subscription(conn: Connection, subscription: str) -> tuple[Subscriptio
     if row is None:
         raise registration.unknown(subscription)
     return spec_from_json(row[0]), _record(row[2:])
-
-
-def _subscription(spec: SubscriptionSpec, row: Sequence[Any], now: datetime) -> Subscription:
-    record = _record(row[2:])
-    return Subscription(
-        spec=registration.current(spec, now),
-        state=record.state,
-        reason=record.reason,
-        failures=record.failures,
-        next_attempt_at=record.next_attempt_at,
-        generation=record.generation,
-        since=row[1],
-    )
 
 
 def _add(conn: Connection, spec: SubscriptionSpec, record: SubscriptionRecord) -> None:
