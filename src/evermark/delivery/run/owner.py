@@ -123,6 +123,7 @@ class DeliveryOwner:
         self._serving: dict[str, TurnClass] = {}
         self._served_at: dict[str, float] = {}
         self._turns: list[Task] = []
+        self._ends: tuple[Wake, ...] = ()
         self._queued = False  # whether a subscription waits for a turn of its own
 
     def stop(self) -> None:
@@ -136,7 +137,7 @@ class DeliveryOwner:
     def hand_over(self, span: Span) -> None:
         """A batch was just taken: deliver it now if the live group is right before it."""
         live = self._live
-        if live is None:
+        if live is None or any_set(self._ends):
             return
         try:
             done = live.hand_over(span)
@@ -179,11 +180,11 @@ class DeliveryOwner:
         follower = Follower(
             store, works.log, live, works.deliverer, epoch, now, news.by_follower, bot_views, limits.follow
         )
+        ended = runtime.wake()
+        ends = self._ends = (ended, self._stopping, held.lost)
         self._live = live
         news.delivering()
         self._log.info("delivering", epoch=epoch, subscriptions=len(store.subscriptions()))
-        ended = runtime.wake()
-        ends = (ended, self._stopping, held.lost)
         beside = self._begin_beside(epoch, bot_views, follower, ends)
         try:
             self._follow(follower, ends)

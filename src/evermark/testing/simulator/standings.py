@@ -16,8 +16,6 @@ SUSPEND_AFTER = 4  # instead of 10: seeds are short
 
 _ABOUT_ONE = frozenset({"settle_subscription", "retried", "join", "suspend", "resume", "disable"})
 
-_STOPPED = (SubscriptionState.SUSPENDED, SubscriptionState.DISABLED)
-
 
 class Standings:
     """Compares what is on record before and after each write, and counts failures by itself."""
@@ -46,7 +44,9 @@ class Standings:
             for outcome in args[1]:
                 if outcome.subscription in before:
                     self._settled_in_group(before[outcome.subscription], known[outcome.subscription], outcome, args[2])
-        elif (method == "resume" and before[args[0]].state in _STOPPED) or (method == "change" and "url" in args[1]):
+        elif (method == "resume" and before[args[0]].state is not SubscriptionState.LIVE) or (
+            method == "change" and "url" in args[1]
+        ):
             self._forgive(who(known[args[0]].spec))
 
     def look_at_due(self, due: Iterable[Subscription]) -> None:

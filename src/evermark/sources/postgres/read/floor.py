@@ -6,7 +6,7 @@ everything up to that position is confirmed, no event of such a transaction can 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 NOTE_EVERY_S = 300.0
 
@@ -22,10 +22,9 @@ class Floor:
     sample: Sample | None = None
     noted: int = 0
     noted_at: float = float("-inf")
-    note_every_s: float = field(default_factory=lambda: NOTE_EVERY_S)
 
-    def wants_sample(self, now: float) -> bool:
-        return self.sample is None and now - self.noted_at >= self.note_every_s
+    def wants_sample(self, now: float, every_s: float | None = None) -> bool:
+        return self.sample is None and now - self.noted_at >= (NOTE_EVERY_S if every_s is None else every_s)
 
     def proven(self, confirmed: int) -> int | None:
         """The floor that may be noted, now that everything before `confirmed` is taken. The sample is used up."""

@@ -87,12 +87,12 @@ class ModelOutbox(Source):
     def confirm(self, partition: int, end: str) -> None:
         part, at = self._parts[partition], Position.parse(end)
         self.server.advance(part.slot, at.lsn)
-        floor = self._floors.setdefault(partition, Floor(note_every_s=_NOTE_EVERY_S))
+        floor = self._floors.setdefault(partition, Floor())
         proven = floor.proven(at.lsn)
         if proven is not None:
             self.server.note_floor(part.slot, proven)
             floor.done(proven, self.now())
-        elif floor.wants_sample(self.now()):
+        elif floor.wants_sample(self.now(), _NOTE_EVERY_S):
             floor.sample = Sample(*self.server.sample())
 
     def _renew(self, partition: int) -> None:
