@@ -8,7 +8,7 @@ ARGS   ?=
 
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.ready
-TYPED := src $(wildcard receiver/src) $(if $(wildcard bench/*.py),bench)
+TYPED := src simulator $(wildcard receiver/src) $(if $(wildcard bench/*.py),bench)
 LOCAL := -e '.[embedded,dev]' $(if $(wildcard receiver/pyproject.toml),-e ./receiver)
 
 .PHONY: setup demo test test-unit lint format bench simulate chaos clean distclean
@@ -62,7 +62,7 @@ $(VENV)/.bench-ready: $(STAMP)
 		|| echo "no Debezium: the benches leave its ratios out"
 
 simulate: $(STAMP)
-	$(BIN)/python -m evermark.testing.simulator --seeds $(SEEDS) $(ARGS)
+	$(BIN)/python -m simulator --seeds $(SEEDS) $(ARGS)
 
 chaos: $(STAMP)
 	$(BIN)/python -m evermark.testing.chaos $(ARGS)

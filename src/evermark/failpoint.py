@@ -25,16 +25,16 @@ FLOW = (
     "queue.posted",
     "queue.settled",
 )
-# While a lost slot is mended.
+# While a lost slot is repaired.
 MEND = (
-    "mend.opened",
-    "mend.cleared",
-    "mend.slot_made",
-    "mend.found",
-    "mend.closed",
-    "mend.old_dropped",
-    "mend.renamed",
-    "mend.done",
+    "repair.opened",
+    "repair.cleared",
+    "repair.slot_made",
+    "repair.found",
+    "repair.closed",
+    "repair.old_dropped",
+    "repair.renamed",
+    "repair.done",
 )
 # While a replay is under way.
 REPLAY = ("replay.sent", "replay.settled")

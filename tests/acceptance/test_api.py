@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import psycopg
-from tests.acceptance.api_scene import READER, Running, running
 
 from evermark.state.connection import schema_for
 from evermark.testing.until import until
+from tests.acceptance.api_scene import READER, Running, running
 
 
 def test_subscriptions_come_change_and_go_while_events_flow(tmp_path: Path, pg_dsn: str) -> None:

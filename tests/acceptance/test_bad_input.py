@@ -1,7 +1,7 @@
 """Bad input through the real `evermark up`: each is refused with what, where and what to do, and nothing is lost.
 
 What refuses to start ends with an exit code other than 0. What goes wrong later is said in the log and in /health, and
-the process goes on when its cause is mended.
+the process goes on when its cause is repaired.
 """
 
 from __future__ import annotations
@@ -15,6 +15,10 @@ from pathlib import Path
 import psycopg
 import pytest
 from psycopg import sql
+
+from evermark.testing.pipeline import Instance, Scene
+from evermark.testing.servers import PostgresServer, fresh_database, postgres_server
+from evermark.testing.until import until
 from tests.acceptance.bad_input_scene import (
     PASSWORD,
     SOURCE,
@@ -30,10 +34,6 @@ from tests.acceptance.bad_input_scene import (
     what_it_said,
     with_password,
 )
-
-from evermark.testing.pipeline import Instance, Scene
-from evermark.testing.servers import PostgresServer, fresh_database, postgres_server
-from evermark.testing.until import until
 
 NOWHERE = f"postgresql://shop:{PASSWORD}@127.0.0.1:1/shop"
 PRIVATE = ("https://10.1.2.3/hooks", "http://127.0.0.1:8080/", "https://[fd00::7]/", "http://localhost/")

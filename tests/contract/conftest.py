@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import pytest
-from tests.contract.webhook_receiver import Receiver
 
 from evermark.delivery.webhook.base import Job
 from evermark.delivery.webhook.sink import WebhookSink
 from evermark.delivery.work import Result
+from tests.contract.webhook.webhook_receiver import Receiver
 
 
 class WaitingSink(WebhookSink):

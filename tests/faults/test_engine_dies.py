@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.faults.conftest import SharedShop
-
 from evermark.testing.chaos_engine import killed, resumed_s, spark_processes
 from evermark.testing.pipeline import PATIENCE_S, Stage
+from tests.faults.conftest import SharedShop
 
 
 class NumbersStage(Stage):

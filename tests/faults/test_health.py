@@ -12,12 +12,12 @@ from typing import Any
 
 import psycopg
 from psycopg.conninfo import make_conninfo
-from tests.faults.conftest import SharedShop
 
 from evermark.embedded import postmaster
 from evermark.embedded.postgres import EmbeddedPostgres
 from evermark.testing.pipeline import Instance, Scene
 from evermark.testing.until import until
+from tests.faults.conftest import SharedShop
 
 _TABLE = "create table public.orders (id bigint generated always as identity primary key, total int)"
 
@@ -113,7 +113,7 @@ def test_p10_a_source_may_be_down_at_the_start_and_later_and_may_crash(tmp_path:
         orders(shop.dsn(), 5)
         scene.came(25)
         assert sorted(scene.logged()) == sorted(scene.committed())
-        assert not running.said("a hole was found")
+        assert not running.said("a gap was found")
         assert not running.died() and running.terminate() == 0
 
 

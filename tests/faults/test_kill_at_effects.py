@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from tests.faults.conftest import SharedShop
-
 from evermark.testing.chaos import die_at_each
+from tests.faults.conftest import SharedShop
 
 # A sample of one per kind of effect; `make chaos` walks over all of them.
 SAMPLE = ("log.committed", "settle.begun", "queue.posted")

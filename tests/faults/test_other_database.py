@@ -36,7 +36,7 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
 
 
 def test_p11_a_cloned_and_a_restored_database_wait_for_a_persons_word(shop: Shop) -> None:
-    """GIVEN copies that look like our database WHEN one takes its place THEN it is refused by name, and then mended."""
+    """GIVEN copies that look like our database WHEN one takes its place THEN it is refused by name, then repaired."""
     # WHEN a clone has gone on by itself, further than we were THEN it lacks what we took
     with shop.at("cloned") as dsn:
         with psycopg.connect(dsn, autocommit=True) as conn:
@@ -45,7 +45,7 @@ def test_p11_a_cloned_and_a_restored_database_wait_for_a_persons_word(shop: Shop
         running = shop.refused("does not have the last event we took")
         # WHEN a person gives up what lies between THEN only what comes after is taken
         shop.scene.run("source", "recover", "--choice", "skip", "--yes")
-        until(lambda: running.said("the hole is closed"), "the gap was accepted")
+        until(lambda: running.said("the gap is closed"), "the gap was accepted")
         assert running.said("a gap was accepted")
         order(dsn, 1)
         came(shop.scene, 11)

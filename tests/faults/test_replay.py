@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import psycopg
-from tests.faults.conftest import SharedShop
 
 from evermark.testing.pipeline import died_by_itself
 from evermark.testing.until import until
+from tests.faults.conftest import SharedShop
 
 
 def _now(dsn: str) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import shutil
 
 import psycopg
-from tests.faults.conftest import SharedShop
 
 from evermark.app.scratch import scratch_root
 from evermark.testing.listener import Failing
 from evermark.testing.until import until
+from tests.faults.conftest import SharedShop
 
 
 def test_scratch_folder_receiver_and_connections_may_vanish(shop: SharedShop) -> None:

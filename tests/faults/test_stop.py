@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.faults.conftest import SharedShop
-
 from evermark.testing.pipeline import Scene
 from evermark.testing.until import until
+from tests.faults.conftest import SharedShop
 
 
 def test_ctrl_c_stops_in_order_and_loses_nothing(shop: SharedShop) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from tests.faults.conftest import SharedShop
-
 from evermark.testing.pipeline import Instance
 from evermark.testing.until import until
+from tests.faults.conftest import SharedShop
 
 
 def test_neither_a_rolling_deploy_nor_a_paused_owner_writes_twice(shop: SharedShop) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from evermark.testing.simulator.blocks.run import run
+from simulator.blocks.run import run
 
 SEEDS = 100
 

@@ -11,15 +11,15 @@ import pytest
 
 from evermark.delivery.base import Cursor, Fate, SourcePartition, SubscriptionSpec, SubscriptionState
 from evermark.log.base import Append
-from evermark.testing.simulator.__main__ import main
-from evermark.testing.simulator.baton import Baton, Process, SimLock
-from evermark.testing.simulator.broken import Broken
-from evermark.testing.simulator.keys import Keys
-from evermark.testing.simulator.mutants import MUTANTS
-from evermark.testing.simulator.promises import Promises
-from evermark.testing.simulator.run import run
-from evermark.testing.simulator.scenario import scenario
-from evermark.testing.simulator.source import Row, SimLog
+from simulator.__main__ import main
+from simulator.baton import Baton, Process, SimLock
+from simulator.broken import Broken
+from simulator.keys import Keys
+from simulator.mutants import MUTANTS
+from simulator.promises import Promises
+from simulator.run import run
+from simulator.scenario import scenario
+from simulator.source import Row, SimLog
 
 SEEDS = 40
 
@@ -114,7 +114,7 @@ def test_failing_seed_says_how_to_run_it_again(capsys: pytest.CaptureFixture[str
     # THEN the run fails with all that is needed to look into it
     said = capsys.readouterr().out
     assert status == 1
-    assert "again: python -m evermark.testing.simulator --first 0 --seeds 1 --mutant failed-endpoint-passed" in said
+    assert "again: python -m simulator --first 0 --seeds 1 --mutant failed-endpoint-passed" in said
     assert "delivery.settle" in said
 
 

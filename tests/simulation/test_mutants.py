@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from evermark.testing.simulator.__main__ import PARTS, Part, hunt
-from evermark.testing.simulator.mutants import Mutant
+from simulator.__main__ import PARTS, Part, hunt
+from simulator.mutants import Mutant
 
 _ALL = [mutant for part in PARTS for mutant in part.mutants]
 _CHAPTERS = {
     "blocks": "## Block streams",
-    "mending": "## Slots that are lost",
+    "repair": "## Slots that are lost",
     "replays": "## Replays",
     "ledger": "## Mutants",
 }

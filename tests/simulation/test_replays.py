@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from evermark.delivery.replay.plan import ReplayState
-from evermark.testing.simulator.__main__ import run_replays
+from simulator.__main__ import run_replays
 
 SEEDS = 12
 

@@ -135,7 +135,7 @@ def test_every_code_that_a_test_names_has_a_line() -> None:
 
 def test_a_test_that_is_not_there_is_noticed() -> None:
     """GIVEN names that are almost right THEN none of them is found, and inherited ones are."""
-    store = ROOT / "tests/contract/test_checkpoints.py"
+    store = ROOT / "tests/contract/state/test_checkpoints.py"
     assert has(store, "TestPostgresCheckpoints::test_saves_go_forward")
     assert not has(store, "TestPostgresCheckpoints::test_saves_go_backward")
     assert not has(store, "test_saves_go_forward")

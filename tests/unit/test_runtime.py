@@ -11,8 +11,8 @@ import pytest
 from evermark import runtime as module
 from evermark.runtime import Runtime, Threads
 from evermark.testing.contracts.runtime import LONG_S, Run, RuntimeContract
-from evermark.testing.simulator.baton import Baton, BatonRuntime, Process
 from evermark.testing.until import until
+from simulator.baton import Baton, BatonRuntime, Process
 
 
 class TestThreads(RuntimeContract):

@@ -201,7 +201,7 @@ def test_a_made_key_with_shared_state_warns_that_all_instances_need_it(tmp_path:
 
 
 def test_a_key_file_others_can_read_is_pointed_out(tmp_path: Path) -> None:
-    """A loosened mode is reported with the command that mends it."""
+    """A loosened mode is reported with the command that repairs it."""
     key_for(None, tmp_path, shared_state=False)
     (tmp_path / "secrets.key").chmod(0o644)
     _, warning = key_for(None, tmp_path, shared_state=False)

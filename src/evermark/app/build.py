@@ -20,7 +20,7 @@ from evermark.delivery.store.postgres_bots import bot_inboxes, bot_users, bot_us
 from evermark.embedded.address import EmbeddedDsn
 from evermark.embedded.postgres import EmbeddedPostgres
 from evermark.errors import ConfigError
-from evermark.ingest.recoveries import Recoveries
+from evermark.ingest.repair.postgres import Recoveries
 from evermark.log.disk import full_disk_is_said
 from evermark.log.head import PostgresHeads
 from evermark.log.read import LogReader

@@ -197,7 +197,7 @@ class Demo:
     def _lose_the_slot(self, dsn: str) -> None:
         throw_slot_away(dsn, f"evermark_{_DEPLOYMENT}_shop")
         self._say("the replication slot is thrown away while orders flow")
-        self._wait(lambda: "the hole is closed" in (self.folder / "up.log").read_text(), "the slot is mended")
+        self._wait(lambda: "the gap is closed" in (self.folder / "up.log").read_text(), "the slot is repaired")
         self._say("what the log lacked was found in the outbox and taken; a new slot reads on")
 
     def _replay(self, dsn: str) -> None:

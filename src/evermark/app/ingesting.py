@@ -18,9 +18,9 @@ from evermark.delivery.replay.owner import RequestDesk
 from evermark.delivery.work import Span
 from evermark.errors import EvermarkError
 from evermark.event import Seen
-from evermark.ingest.mender import FoundFile, RepairTarget
 from evermark.ingest.owner import ReadPlan, SourceOwner
-from evermark.ingest.recovery import Choice, Recovery
+from evermark.ingest.repair.base import Choice, Recovery
+from evermark.ingest.repair.steps import FoundFile, RepairTarget
 from evermark.ingest.take import Taken, Taker
 from evermark.log.append import DeltaLog
 from evermark.log.disk import require_room
@@ -31,7 +31,7 @@ from evermark.observe.health import HealthBoard, PartitionHealth
 from evermark.observe.logging import get_logger
 from evermark.observe.metrics import Metrics
 from evermark.runtime import Runtime, Task, Wake, any_set
-from evermark.sources.base import Hole, Limit
+from evermark.sources.base import Gap, Limit
 from evermark.spark.datasource import IngestPlan
 from evermark.spark.ingest import IngestQuery
 
@@ -92,10 +92,10 @@ class SparkWorks:
         whole = IngestPlan(self._name, self._source, str(self._folder), plan.starts, plan.repeats_to, self._limit)
         return IngestQuery(self._spark, whole, taker, self._scratch, on_taken, partial(any_set, ends)).run()
 
-    def find(self, hole: Hole, wanted: RepairTarget) -> list[FoundFile]:
+    def find(self, gap: Gap, wanted: RepairTarget) -> list[FoundFile]:
         from evermark.spark.repair import found_missing
 
-        return found_missing(self._spark, hole, LogReader(self._folder).files(), wanted, self._folder)
+        return found_missing(self._spark, gap, LogReader(self._folder).files(), wanted, self._folder)
 
 
 class SourceRunner:
@@ -126,7 +126,7 @@ class SourceRunner:
         self._least_cursors = least_cursors
         self._runtime = runtime
         self._log = get_logger(source=name)
-        self._mend_log = get_logger(source=name, part="mend")
+        self._repair_log = get_logger(source=name, part="repair")
         self._owner = SourceOwner(
             name,
             self._source,
@@ -199,39 +199,41 @@ class SourceRunner:
             Span(SourcePartition(self.name, partition), Cursor(taken.batch - 1), taken.batch, paths, rows, exact=True)
         )
 
-    # news of mending
+    # news of repairing
 
     def opened(self, recovery: Recovery, error: EvermarkError) -> None:
         partition = recovery.partition
-        self._mend_log.error(
-            "a hole was found; it is being closed", partition=partition, error=error, recovery=recovery.id
+        self._repair_log.error(
+            "a gap was found; it is being closed", partition=partition, error=error, recovery=recovery.id
         )
         self._metrics.gaps.labels(self.name, partition).inc()
 
     def begun(self, recovery: Recovery) -> None:
         said = f"failover: {recovery.reason}"
         hint = "it is being closed; see the log"
-        self._board.put(self.name, recovery.partition, PartitionHealth.STALE, said, hint, mending=True)
+        self._board.put(self.name, recovery.partition, PartitionHealth.STALE, said, hint, repairing=True)
 
-    def closed(self, recovery: Recovery, hole: Hole, rows: int) -> None:
+    def closed(self, recovery: Recovery, gap: Gap, rows: int) -> None:
         partition = recovery.partition
         self._metrics.recovered.labels(self.name, partition).inc(rows)
         if recovery.choice is Choice.SKIP:
             self._metrics.gaps_accepted.labels(self.name, partition).inc()
-            self._mend_log.error("a gap was accepted", partition=partition, after=recovery.left_at, until=hole.position)
+            self._repair_log.error(
+                "a gap was accepted", partition=partition, after=recovery.left_at, until=gap.position
+            )
         else:
-            self._mend_log.warning("events the log lacked were taken", partition=partition, events=rows)
+            self._repair_log.warning("events the log lacked were taken", partition=partition, events=rows)
 
     def ended(self, recovery: Recovery, error: EvermarkError | None) -> None:
         partition = recovery.partition
         if error is not None:
-            self._mend_log.error("the hole cannot be closed", partition=partition, error=error)
+            self._repair_log.error("the gap cannot be closed", partition=partition, error=error)
         else:
             at = recovery.position
-            self._mend_log.warning("the hole is closed", partition=partition, recovery=recovery.id, goes_on_at=at)
+            self._repair_log.warning("the gap is closed", partition=partition, recovery=recovery.id, goes_on_at=at)
 
     def left_behind(self, error: EvermarkError) -> None:
-        self._mend_log.warning("the spare slot could not be dropped", error=error)
+        self._repair_log.warning("the spare slot could not be dropped", error=error)
 
     # beside reading
 

@@ -13,8 +13,8 @@ from evermark.checkpoints.base import Checkpoint
 from evermark.config import Config
 from evermark.errors import EvermarkError, GapError, NotFoundError
 from evermark.event import Seen
-from evermark.ingest.recoveries import Recoveries
-from evermark.ingest.recovery import Recovery, Step, exhausted, may_open
+from evermark.ingest.repair.base import Recovery, Step, exhausted, may_open
+from evermark.ingest.repair.postgres import Recoveries
 from evermark.log.read import LogReader
 from evermark.observe.finding import Finding, ok, warning, wrong
 from evermark.sources.base import Source
@@ -32,7 +32,7 @@ class PartitionStatus:
     partition: int
     checkpoint: Checkpoint | None
     trouble: EvermarkError | None
-    mendable: bool
+    repairable: bool
     past: tuple[Recovery, ...]  # the newest first, what is under way included
 
     @property
@@ -43,7 +43,7 @@ class PartitionStatus:
         """Whether nothing gets better by waiting, or by starting an instance."""
         if self.trouble is None or self.current is not None:
             return False
-        return not (self.mendable and may_open(self.trouble)) or exhausted(self.past, now)
+        return not (self.repairable and may_open(self.trouble)) or exhausted(self.past, now)
 
 
 def standings(
@@ -61,7 +61,7 @@ def standings(
     for partition in partitions:
         checkpoint, trouble = _trouble(source, partition, checkpoints, seen.get(partition))
         mine = tuple(r for r in past if r.partition == partition)
-        found.append(PartitionStatus(partition, checkpoint, trouble, source.mend(partition) is not None, mine))
+        found.append(PartitionStatus(partition, checkpoint, trouble, source.repair(partition) is not None, mine))
     return found
 
 

@@ -167,7 +167,7 @@ class Pipeline:
             if error is None:
                 continue
             if isinstance(error, GapError):
-                # What can be mended is, and what a person must decide is shown: neither needs a restart.
+                # What can be repaired is, and what a person must decide is shown: neither needs a restart.
                 self._log.error("the source is not as we left it", source=name, error=error)
             elif action_for(error) is Action.RETRY:
                 self._log.warning("the source cannot be read yet; it is tried until it can", source=name, error=error)

@@ -25,8 +25,8 @@ class Checkpoint:
 
 
 class CheckpointStore(Protocol):
-    def save(self, source: str, partition: int, checkpoint: Checkpoint, *, mended: bool = False) -> None:
-        """`mended`: the position is of another history of the source, and not compared with the one before."""
+    def save(self, source: str, partition: int, checkpoint: Checkpoint, *, repaired: bool = False) -> None:
+        """`repaired`: the position is of another history of the source, and not compared with the one before."""
 
     def load(self, source: str, partition: int) -> Checkpoint: ...
 
@@ -35,7 +35,7 @@ class CheckpointStore(Protocol):
     def delete(self, source: str, partition: int) -> None: ...
 
 
-def require_forward(stored: Checkpoint | None, new: Checkpoint, where: str, *, mended: bool = False) -> None:
+def require_forward(stored: Checkpoint | None, new: Checkpoint, where: str, *, repaired: bool = False) -> None:
     """The one rule of monotonic, fenced saves; every backend applies it inside its own transaction."""
     if stored is None:
         return
@@ -44,7 +44,7 @@ def require_forward(stored: Checkpoint | None, new: Checkpoint, where: str, *, m
             f"checkpoint of {where}: epoch {new.epoch} is older than the stored {stored.epoch}",
             hint="another instance owns this partition now; this one stops writing to it",
         )
-    back = new.batch < stored.batch if mended else (new.batch, new.position) < (stored.batch, stored.position)
+    back = new.batch < stored.batch if repaired else (new.batch, new.position) < (stored.batch, stored.position)
     if new.epoch == stored.epoch and back:
         raise ConflictError(
             f"checkpoint of {where} would go back from batch {stored.batch} to {new.batch}",

@@ -20,11 +20,13 @@ class MemoryCheckpoints:
         self._saved: dict[tuple[str, int], Checkpoint] = {}
         self._lock = threading.Lock()
 
-    def save(self, source: str, partition: int, checkpoint: Checkpoint, *, mended: bool = False) -> None:
+    def save(self, source: str, partition: int, checkpoint: Checkpoint, *, repaired: bool = False) -> None:
         with self._lock:
             if self._leases is not None:
                 self._leases.fence(self._lease_for(source), checkpoint.epoch)
-            require_forward(self._saved.get((source, partition)), checkpoint, f"{source}/{partition}", mended=mended)
+            require_forward(
+                self._saved.get((source, partition)), checkpoint, f"{source}/{partition}", repaired=repaired
+            )
             self._saved[source, partition] = checkpoint
 
     def load(self, source: str, partition: int) -> Checkpoint:

@@ -47,12 +47,12 @@ class PostgresCheckpoints:
         self._lease_for = lease_for
         self._last: dict[tuple[str, int], Checkpoint] = {}
 
-    def save(self, source: str, partition: int, checkpoint: Checkpoint, *, mended: bool = False) -> None:
+    def save(self, source: str, partition: int, checkpoint: Checkpoint, *, repaired: bool = False) -> None:
         last = self._last.get((source, partition))
         with self._state.connection() as conn:
-            if last is None or mended or not self._move(conn, source, partition, last, checkpoint):
+            if last is None or repaired or not self._move(conn, source, partition, last, checkpoint):
                 with conn.transaction():
-                    self._save_locked(conn, source, partition, checkpoint, mended)
+                    self._save_locked(conn, source, partition, checkpoint, repaired)
         self._last[source, partition] = checkpoint
 
     def load(self, source: str, partition: int) -> Checkpoint:
@@ -101,13 +101,13 @@ class PostgresCheckpoints:
         )
         return moved.rowcount == 1
 
-    def _save_locked(self, conn: Connection, source: str, partition: int, new: Checkpoint, mended: bool) -> None:
+    def _save_locked(self, conn: Connection, source: str, partition: int, new: Checkpoint, repaired: bool) -> None:
         fence(conn, self._lease_for(source), new.epoch)
         given = (new.position, new.batch, new.epoch)
         if conn.execute(_INSERT, (source, partition, *given)).rowcount == 1:
             return
         row = conn.execute(_LOCK, (source, partition)).fetchone()
-        require_forward(Checkpoint(*row) if row else None, new, f"{source}/{partition}", mended=mended)
+        require_forward(Checkpoint(*row) if row else None, new, f"{source}/{partition}", repaired=repaired)
         if conn.execute(_UPDATE, (*given, source, partition)).rowcount != 1:
             raise ConflictError(
                 f"checkpoint of {source}/{partition} was deleted while it was being saved", hint="stop before resetting"

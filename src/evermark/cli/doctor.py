@@ -116,7 +116,7 @@ def _standings(config: Config, name: str, source: Source, state: State) -> list[
     from evermark.app.build import local_log
     from evermark.app.inspect import standings
     from evermark.checkpoints.kinds import open_checkpoints
-    from evermark.ingest.recoveries import Recoveries
+    from evermark.ingest.repair.postgres import Recoveries
 
     checkpoints = open_checkpoints(config.reliability.checkpoint, state)
     return standings(

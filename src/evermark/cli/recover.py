@@ -26,7 +26,7 @@ from evermark.errors import ConfigError, EvermarkError, GapError, NotFoundError
 if TYPE_CHECKING:
     from evermark.app.build import Deployment
     from evermark.app.inspect import PartitionStatus
-    from evermark.ingest.recovery import Recovery
+    from evermark.ingest.repair.base import Recovery
     from evermark.sources.kinds import Installation
 
 
@@ -105,7 +105,7 @@ def go_on(config: Path, name: str, installation: Installation) -> None:
             if each.checkpoint is None or each.trouble is None:
                 continue
             say(f"{where}: events were taken here before, up to batch {each.checkpoint.batch}: {each.trouble.message}")
-            if not isinstance(each.trouble, GapError) or not each.mendable:
+            if not isinstance(each.trouble, GapError) or not each.repairable:
                 say(f"  hint: {each.trouble.hint}")
             elif not installation.same_place(
                 each.checkpoint.position, deployment.sources[name].earliest(each.partition)
@@ -234,14 +234,14 @@ def _unwell(name: str, found: Sequence[PartitionStatus]) -> list[PartitionStatus
     for each in unwell:
         if each.trouble is not None and not isinstance(each.trouble, GapError):
             raise each.trouble  # not a gap: no choice repairs it, and its hint says what does
-        if not each.mendable:
+        if not each.repairable:
             raise EvermarkError(f"{name}: this source cannot be repaired", hint="see its own documentation")
     return unwell
 
 
 def _ask(deployment: Deployment, name: str, standing: PartitionStatus, way: Way) -> Recovery:
     from evermark.cluster.fence import source_lease
-    from evermark.ingest.recovery import Choice
+    from evermark.ingest.repair.base import Choice
 
     reason = standing.trouble.message if standing.trouble else "a person's choice"
     left_at = standing.checkpoint.position if standing.checkpoint else ""

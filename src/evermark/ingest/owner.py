@@ -1,7 +1,7 @@
 """The loop of one source: stands by for its lease, reads it for as long as the lease is held, and begins again.
 
 Reading is a port (`SourceWorks.read`): Spark does it in the product. What goes wrong is decided here: a partition that
-fails is tried again after a while or stops, and the others go on; a hole is left to `ingest/mending.py`.
+fails is tried again after a while or stops, and the others go on; a gap is left to `ingest/repair/loop.py`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from evermark.error_policy import Action, action_after, action_for, backoff_s
 from evermark.errors import EvermarkError, StaleError
 from evermark.event import Seen
 from evermark.ingest.gather import WHOLE_SOURCE
-from evermark.ingest.mender import FoundFile, Mender, MendNews, RepairTarget
-from evermark.ingest.mending import Mending
-from evermark.ingest.recovery import RecoveryStore
+from evermark.ingest.repair.base import RecoveryStore
+from evermark.ingest.repair.loop import RepairLoop
+from evermark.ingest.repair.steps import FoundFile, Repairer, RepairNews, RepairTarget
 from evermark.ingest.resume import Resume
 from evermark.ingest.take import Taken, Taker
 from evermark.log.base import AppendLog
 from evermark.runtime import Wake, any_set
-from evermark.sources.base import Hole, Source
+from evermark.sources.base import Gap, Source
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class IngestLimits:
     backoff_beside_s_max: float = 60.0
     # Reading that went on this long before it failed was well: its next failure is a first one again.
     well_after_s: float = 60.0
-    look_every_s: float = 1.0  # for a partition that may be read again, and for a hole
+    look_every_s: float = 1.0  # for a partition that may be read again, and for a gap
     let_go_poll_s: float = 0.05
 
 
@@ -75,11 +75,11 @@ class SourceWorks(Protocol):
         Returns when nothing of it goes on any more: the failures by partition, `WHOLE_SOURCE` for what is not of one.
         """
 
-    def find(self, hole: Hole, wanted: RepairTarget) -> list[FoundFile]:
-        """Write what the hole holds and the log does not."""
+    def find(self, gap: Gap, wanted: RepairTarget) -> list[FoundFile]:
+        """Write what the gap holds and the log does not."""
 
 
-class SourceNews(MendNews, Protocol):
+class SourceNews(RepairNews, Protocol):
     """Who has to know how an owner and its partitions are. None of it may block for long, or raise."""
 
     def standby(self) -> None:
@@ -125,18 +125,18 @@ class SourceOwner:
         self._reading: frozenset[int] = frozenset()
         self._trouble: dict[int, _Trouble] = {}
         self._left_at: Mapping[int, str] = {}
-        self._mender: Mender | None = None
+        self._repairer: Repairer | None = None
         self._checked = False
 
     def stop(self) -> None:
         self._stopping.set()
 
     def may_retain(self) -> bool:
-        """Whether old events may leave the log. Not while a hole is open, or may be: what is removed then would be
+        """Whether old events may leave the log. Not while a gap is open, or may be: what is removed then would be
         found missing from the log.
         """
-        mender = self._mender
-        return self._checked and mender is not None and not mender.partitions()
+        repairer = self._repairer
+        return self._checked and repairer is not None and not repairer.partitions()
 
     def partitions(self) -> list[int]:
         """Of a source that is asked which partitions it has, and does not answer, the first one stands for all."""
@@ -172,7 +172,7 @@ class SourceOwner:
         self._checked = False
         self.works.prepare()
         stopped = self._runtime.wake()
-        mender = self._mender = Mender(
+        repairer = self._repairer = Repairer(
             self.name,
             epoch,
             self.source,
@@ -183,23 +183,23 @@ class SourceOwner:
             stopped.is_set,
             self._runtime.now,
             self.news,
-            self._on_mended,
+            self._on_repaired,
         )
         self._stepped_down.clear()
-        mending = Mending(mender, self._runtime, self._log, self._step_down, stopped, self.limits.look_every_s)
-        task = self._runtime.spawn(f"mend {self.name}", mending.run)
+        repairing = RepairLoop(repairer, self._runtime, self._log, self._step_down, stopped, self.limits.look_every_s)
+        task = self._runtime.spawn(f"repair {self.name}", repairing.run)
         try:
-            self._read_on(held, self.works.open_log(epoch)[1], mender, mending)
+            self._read_on(held, self.works.open_log(epoch)[1], repairer, repairing)
         finally:
-            mending.stop()
+            repairing.stop()
             task.join()
 
-    def _read_on(self, held: HeldLease, taker: Taker, mender: Mender, mending: Mending) -> None:
+    def _read_on(self, held: HeldLease, taker: Taker, repairer: Repairer, repairing: RepairLoop) -> None:
         runtime, over = self._runtime, (self._stopping, held.lost, self._stepped_down)
         while not any_set(over):
             # Before anything is looked at: what asks for an end from here on is heard.
             ending = self._ending = runtime.wake()
-            active, wait_s = self._ready_partitions(mender.partitions())
+            active, wait_s = self._ready_partitions(repairer.partitions())
             if not active:
                 look_s = self.limits.look_every_s
                 runtime.wait(look_s if wait_s is None else min(wait_s, look_s), *over)
@@ -207,7 +207,7 @@ class SourceOwner:
             self._reading = frozenset(active)
             began = runtime.monotonic()
             try:
-                if self._reading & mender.partitions():  # one of them is being mended since
+                if self._reading & repairer.partitions():  # one of them is being repaired since
                     continue
                 if wait_s is not None:
                     runtime.spawn(f"wait {self.name}", partial(self._end_after, wait_s, ending))
@@ -221,7 +221,7 @@ class SourceOwner:
             if any(action_for(error) is Action.STEP_DOWN for error in failed.values()):
                 self._log.warning("stepping down", error=next(iter(failed.values())))
                 return
-            if failed and not self._blame(failed, active, held, mending):
+            if failed and not self._blame(failed, active, held, repairing):
                 return
 
     def _end_after(self, wait_s: float, ending: Wake) -> None:
@@ -230,9 +230,9 @@ class SourceOwner:
             ending.set()
 
     def _blame(
-        self, failed: Mapping[int, EvermarkError], active: Sequence[int], held: HeldLease, mending: Mending
+        self, failed: Mapping[int, EvermarkError], active: Sequence[int], held: HeldLease, repairing: RepairLoop
     ) -> bool:
-        """Note who failed, or leave the hole to be mended. False: a stale owner saw it, and nobody is to blame."""
+        """Note who failed, or leave the gap to be repaired. False: a stale owner saw it, and nobody is to blame."""
         is_sure = True
         try:
             self.candidate.leases.require(held.lease)
@@ -246,7 +246,7 @@ class SourceOwner:
         noted: dict[int, EvermarkError] = {}
         for partition in active:
             trouble = failed.get(partition, whole)
-            said = mending.found(partition, trouble, self._left_at.get(partition, "")) if trouble else None
+            said = repairing.found(partition, trouble, self._left_at.get(partition, "")) if trouble else None
             if said is not None:
                 noted[partition] = said
         self._note_failure(noted, is_sure=is_sure, beside=len(noted) < len(active))
@@ -274,14 +274,14 @@ class SourceOwner:
         except EvermarkError as error:
             return {WHOLE_SOURCE: error}
 
-    def _ready_partitions(self, mended: set[int]) -> tuple[list[int], float | None]:
+    def _ready_partitions(self, repaired: set[int]) -> tuple[list[int], float | None]:
         """Those that may be read now, and after how many seconds another one may be."""
         now = self._runtime.monotonic()
         waits: list[float] = []
         ready: list[int] = []
         for partition in self.source.partitions():
             trouble = self._trouble.get(partition, _Trouble())
-            if trouble.stopped or partition in mended:
+            if trouble.stopped or partition in repaired:
                 continue
             (ready.append(partition) if trouble.not_before <= now else waits.append(trouble.not_before - now))
         return ready, min(waits, default=None)
@@ -310,15 +310,15 @@ class SourceOwner:
         self._note_failure(dict.fromkeys(self.partitions(), error))
         self._runtime.wait(self.limits.look_every_s, self._stopping)
 
-    # what mending asks of its owner
+    # what repairing asks of its owner
 
     def _let_go(self, partition: int) -> None:
-        """Returns when nobody reads the partition any more: it is about to be mended."""
+        """Returns when nobody reads the partition any more: it is about to be repaired."""
         while partition in self._reading:
             self._ending.set()
             self._runtime.wait(self.limits.let_go_poll_s)
 
-    def _on_mended(self, partition: int, error: EvermarkError | None) -> None:
+    def _on_repaired(self, partition: int, error: EvermarkError | None) -> None:
         """Reading begins again with the partition in it; or it has to wait for a person."""
         if error is not None:
             self._note_failure({partition: error})

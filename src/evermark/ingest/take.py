@@ -96,13 +96,13 @@ class Taker:
         self._checkpoints.save(self.name, partition, Checkpoint(position, tail.batch, self.epoch))
         return Resume(position, found.batch, found.repeats_to)
 
-    def take(self, taken: Taken, *, mended: bool = False) -> None:
+    def take(self, taken: Taken, *, repaired: bool = False) -> None:
         """After this returns, the events may be delivered and will never be asked for again.
 
-        `mended`: the batch closes a hole, and reading goes on where its end says, in another history perhaps.
+        `repaired`: the batch closes a gap, and reading goes on where its end says, in another history perhaps.
         """
         if not taken.append.files:
-            self._save(taken.partition, taken.end, taken.batch - 1, mended=mended)
+            self._save(taken.partition, taken.end, taken.batch - 1, repaired=repaired)
             return
         self._log.commit(taken.append)
         version = self._log.sync()
@@ -111,7 +111,7 @@ class Taker:
         failpoint.hit("head.moved")
         if taken.controls != 0:
             self._on_controls(taken.partition, taken.batch - 1, taken.batch)
-        self._save(taken.partition, taken.end, taken.batch, mended=mended)
+        self._save(taken.partition, taken.end, taken.batch, repaired=repaired)
 
     def confirm(self, partition: int, end: str) -> None:
         """Tell the source it may forget. Late or never is harmless, so a source that is busy is asked again later."""
@@ -122,8 +122,8 @@ class Taker:
             return
         failpoint.hit("source.confirmed")
 
-    def _save(self, partition: int, position: str, batch: int, *, mended: bool = False) -> None:
-        self._checkpoints.save(self.name, partition, Checkpoint(position, batch, self.epoch), mended=mended)
+    def _save(self, partition: int, position: str, batch: int, *, repaired: bool = False) -> None:
+        self._checkpoints.save(self.name, partition, Checkpoint(position, batch, self.epoch), repaired=repaired)
         failpoint.hit("checkpoint.saved")
 
     def _checkpoint(self, partition: int) -> Checkpoint | None:

@@ -103,7 +103,7 @@ class DeltaLog:
         return version
 
     def _newest_version(self) -> int:
-        """Looked up by name, which is cheaper than a refresh: commits are numbered without holes."""
+        """Looked up by name, which is cheaper than a refresh: commits are numbered without gaps."""
         known = self._handle.table.version()
         version = known
         while commit_file(self.folder, version + 1).exists():

@@ -56,7 +56,7 @@ def require_next(stored: Head | None, new: Head, where: str, *, recovered: bool)
     last = 0 if stored is None else stored.batch
     if new.batch < last or (new.batch != last + 1 and not recovered):
         raise ConflictError(f"log head of {where} would go from batch {last} to {new.batch}", hint=_HINT)
-    # By batch and version alone: after a hole was closed on another server its positions may be lower.
+    # By batch and version alone: after a gap was closed on another server its positions may be lower.
     if stored is not None and new.delta_version < stored.delta_version:
         raise ConflictError(f"log head of {where}: batch {new.batch} stands before batch {last}", hint=_HINT)
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _POSTGRES_POSITION = "^[0-9a-f]{24}:[0-9a-f]{16}:[0-9a-f]{8}$"
 
-# An event found while a slot was mended stands where reading went on, not where it was committed.
+# An event found while a slot was repaired stands where reading went on, not where it was committed.
 _HISTORY = (
     f"if(position rlike '{_POSTGRES_POSITION}' and not array_contains(coalesce(flags, array()), 'recovered'),"
     " substring(position, 1, 24), null) as history"

@@ -15,7 +15,7 @@ class Grade(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """`mend` is exactly what to run or do: SQL or a command. Empty when there is nothing to do."""
+    """`repair` is exactly what to run or do: SQL or a command. Empty when there is nothing to do."""
 
     check: str
     grade: Grade

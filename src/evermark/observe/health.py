@@ -48,7 +48,7 @@ class PartitionReport:
     hint: str = ""
     stale_streams: int = 0  # parts of it that cannot be read on, while the rest is
     stale_first: Mapping[str, str] = field(default_factory=dict)  # some of them, and why
-    mending: bool = False  # a hole is being closed: batches are taken, and yet it is not read
+    repairing: bool = False  # a gap is being closed: batches are taken, and yet it is not read
 
 
 @dataclass(frozen=True)
@@ -129,18 +129,20 @@ class HealthBoard:
         reason: str = "",
         hint: str = "",
         *,
-        mending: bool = False,
+        repairing: bool = False,
     ) -> None:
         """How reading a partition goes from now on; what was taken so far stays."""
         with self._lock:
             old = self._partitions.get((source, partition), PartitionReport(state))
-            self._partitions[source, partition] = replace(old, state=state, reason=reason, hint=hint, mending=mending)
+            self._partitions[source, partition] = replace(
+                old, state=state, reason=reason, hint=hint, repairing=repairing
+            )
 
     def seen(self, source: str, partition: int, events: int, at: datetime) -> None:
-        """A batch was taken. That a hole is being closed is not over with the first batch of it."""
+        """A batch was taken. That a gap is being closed is not over with the first batch of it."""
         with self._lock:
             old = self._partitions.get((source, partition), PartitionReport(PartitionHealth.HEALTHY))
-            if not old.mending:
+            if not old.repairing:
                 old = replace(old, state=PartitionHealth.HEALTHY, reason="", hint="")
             last = at if events else old.last_event_at
             self._partitions[source, partition] = replace(old, last_event_at=last, events=old.events + events)

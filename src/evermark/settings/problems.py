@@ -1,4 +1,4 @@
-"""What is wrong with a file, said so that a person finds and mends it; never with a value that may be a secret."""
+"""What is wrong with a file, said so that a person finds and repairs it; never with a value that may be a secret."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ The contract, which `evermark.testing.SourceContract` checks:
 - **Stateless**: `latest`, `read` and `confirm` run in three different processes. They share nothing but what was
   pickled with the source. Open connections lazily, drop them from the pickled state.
 - **Looking is not owning**: `check`, `condition`, `untaken` and `partitions` may be called by anybody at any time, and
-  change nothing. `begin`, `confirm`, `mend` and `upkeep` are the owner's.
+  change nothing. `begin`, `confirm`, `repair` and `upkeep` are the owner's.
 - **Identity**: `event_id` is the same at every reading of the same event.
 - **Repeats**: a source that may give an event again at a later position says from where with `may_repeat_from`;
   ids logged from there on are excluded.
@@ -91,7 +91,7 @@ class Slice:
     detail: Mapping[str, str] = field(default_factory=dict)
 
 
-class Hole(ABC):
+class Gap(ABC):
     """What stands between the log and the place where reading can go on. Picklable: tasks read it, piece by piece.
 
     Every event that the log may lack is in one of the pieces; most of what is in them the log has already, and drops.
@@ -103,7 +103,7 @@ class Hole(ABC):
     @property
     @abstractmethod
     def position(self) -> str:
-        """Where reading goes on once the hole is closed; no event at or after it is in a piece."""
+        """Where reading goes on once the gap is closed; no event at or after it is in a piece."""
 
     @abstractmethod
     def read(self, piece: Slice) -> Iterator[pa.RecordBatch]:
@@ -114,11 +114,11 @@ class Hole(ABC):
         """Places in the log for events number `first` and following: after all it holds, before `position`."""
 
 
-class Mend(ABC):
-    """One try at closing a hole in one partition. Every step may be repeated after a crash, from the first one on."""
+class Repair(ABC):
+    """One try at closing a gap in one partition. Every step may be repeated after a crash, from the first one on."""
 
     @abstractmethod
-    def begin(self, stopped: Callable[[], bool], left_at: str | None = None) -> Hole:
+    def begin(self, stopped: Callable[[], bool], left_at: str | None = None) -> Gap:
         """Make sure that nothing more is lost from here on, then say what has to be looked through.
 
         What earlier tries left behind is replaced. `stopped` is asked now and then while this has to wait. With
@@ -127,7 +127,7 @@ class Mend(ABC):
 
     @abstractmethod
     def finish(self, position: str) -> None:
-        """The hole is closed and checkpointed: let reading go on at `position`. Raises `GapError` if it cannot."""
+        """The gap is closed and checkpointed: let reading go on at `position`. Raises `GapError` if it cannot."""
 
     @abstractmethod
     def abandon(self) -> None:
@@ -208,7 +208,7 @@ class Source(ABC):
         `since` and `until` are as the event wrote them. Called again until it returns; a newer request stays.
         """
 
-    def mend(self, partition: int) -> Mend | None:
+    def repair(self, partition: int) -> Repair | None:
         """How a `GapError` of this partition can be repaired; None when only a person can."""
         return None
 

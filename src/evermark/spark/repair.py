@@ -1,4 +1,4 @@
-"""Closing a hole as a Spark job: what the source holds, without what the log holds, in order, as files of the log."""
+"""Closing a gap as a Spark job: what the source holds, without what the log holds, in order, as files of the log."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pyspark.sql import SparkSession
 
 from evermark.errors import EvermarkError
 from evermark.event import TAKEN, with_all_columns
-from evermark.ingest.mender import FoundFile, RepairTarget
+from evermark.ingest.repair.steps import FoundFile, RepairTarget
 from evermark.log.base import LogFile
 from evermark.log.frames import TAKEN_SCHEMA, files_frame
 from evermark.log.read import FileRange, within
 from evermark.log.write import BatchWriter
-from evermark.sources.base import Hole
+from evermark.sources.base import Gap
 from evermark.spark.ingest import engine_error
 
 # Reads of the source at a time: it has other work to do.
@@ -29,23 +29,23 @@ BATCH_BYTES_MAX = 128 * 1024 * 1024
 
 def found_missing(
     spark: SparkSession,
-    hole: Hole,
+    gap: Gap,
     files: Sequence[FileRange],
     wanted: RepairTarget,
     folder: Path,
     rows_max: int = BATCH_ROWS_MAX,
 ) -> list[FoundFile]:
-    """What the hole holds and the log does not, in order: files written, nothing committed."""
-    if not hole.pieces:
+    """What the gap holds and the log does not, in order: files written, nothing committed."""
+    if not gap.pieces:
         return []
     # An event has one time: files that are older than the oldest candidate cannot hold any; poison has none.
-    paths = [file.path for file in files if file.timeless != 0 or within(file, hole.since, None)]
-    readers = min(_READERS_MAX, len(hole.pieces))
-    candidates = spark.range(0, len(hole.pieces), 1, readers).mapInArrow(_Read(hole), TAKEN_SCHEMA)
+    paths = [file.path for file in files if file.timeless != 0 or within(file, gap.since, None)]
+    readers = min(_READERS_MAX, len(gap.pieces))
+    candidates = spark.range(0, len(gap.pieces), 1, readers).mapInArrow(_Read(gap), TAKEN_SCHEMA)
     logged = files_frame(spark, paths).select("event_id")
     missing = candidates.join(logged, "event_id", "left_anti").select(*TAKEN.names)
     in_order = missing.repartition(1).sortWithinPartitions("position", "event_id")
-    write = _Write(hole, str(folder), wanted.source, wanted.partition, wanted.batch, rows_max)
+    write = _Write(gap, str(folder), wanted.source, wanted.partition, wanted.batch, rows_max)
     try:
         rows = [json.loads(row[0]) for row in in_order.mapInArrow(write, "row string").collect()]
     except EvermarkError:
@@ -57,12 +57,12 @@ def found_missing(
 
 @dataclass(frozen=True)
 class _Read:
-    hole: Hole
+    gap: Gap
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                for rows in self.hole.read(self.hole.pieces[number]):
+                for rows in self.gap.read(self.gap.pieces[number]):
                     yield with_all_columns(rows, TAKEN)
 
 
@@ -70,7 +70,7 @@ class _Read:
 class _Write:
     """Gives each event its place, and cuts what comes into batches."""
 
-    hole: Hole
+    gap: Gap
     folder: str
     source: str
     partition: int
@@ -86,7 +86,7 @@ class _Write:
             first = placed
             placed += sum(part.num_rows for part in some)
             file = writer.write_all(self._placed(some, first))
-            end = self.hole.positions(placed, 1)[0].as_py()
+            end = self.gap.positions(placed, 1)[0].as_py()
             row = json.dumps({"file": file.as_dict() if file else None, "end": end})
             yield pa.RecordBatch.from_arrays([pa.array([row])], names=["row"])
 
@@ -94,7 +94,7 @@ class _Write:
         at = TAKEN.get_field_index("position")
         for part in parts:
             rows = part.cast(TAKEN)
-            yield rows.set_column(at, TAKEN.field(at), self.hole.positions(first, rows.num_rows))
+            yield rows.set_column(at, TAKEN.field(at), self.gap.positions(first, rows.num_rows))
             first += rows.num_rows
 
 

@@ -41,7 +41,7 @@ class Migration:
 
 
 def migrations() -> list[Migration]:
-    """The migrations this program knows, in order and without holes."""
+    """The migrations this program knows, in order and without gaps."""
     found = []
     for entry in resources.files("evermark.state.migrations").iterdir():
         match = _FILE.fullmatch(entry.name)

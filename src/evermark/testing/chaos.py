@@ -1,7 +1,7 @@
 """`make chaos`: the real process killed at every effect boundary, each time ending exact.
 
 `python -m evermark.testing.chaos [--failpoint NAME] [--chain]` runs on a server and folders of its own; its last
-line is a ledger. With `--slot` the replication slot is thrown away as well, and the deaths come while it is mended.
+line is a ledger. With `--slot` the replication slot is thrown away as well, and the deaths come while it is repaired.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from evermark.testing.listener import Failing
 from evermark.testing.lost_slot import (
     forgetful_server,
     losing_scene,
-    mended,
-    mended_twice,
-    one_of_several_mended,
+    one_of_several_repaired,
+    repaired,
+    repaired_twice,
 )
 from evermark.testing.pipeline import Instance, Ledger, Scene, Writer, died_by_itself
 from evermark.testing.servers import fresh_database, postgres_server
@@ -78,7 +78,7 @@ def main() -> int:
         "--chain", action="store_true", help="one scene, killed at one after the other: a third of the time"
     )
     parser.add_argument(
-        "--slot", action="store_true", help="lose the replication slot, and die at each step of mending"
+        "--slot", action="store_true", help="lose the replication slot, and die at each step of repairing"
     )
     parser.add_argument("--events", type=int, default=200_000, help="with --slot, --replay or --down: how many")
     parser.add_argument("--replay", action="store_true", help="a long replay beside live traffic, killed three times")
@@ -124,10 +124,10 @@ def _lost_slots(events: int) -> int:
         Path(root).chmod(0o711)
         with forgetful_server(Path(root) / "postgres") as server:
             scenes: list[tuple[str, int, Callable[[Scene], Instance]]] = [
-                ("slot lost", 1, lambda scene: mended(scene, server, events)),
-                ("killed at every step", 1, lambda scene: mended(scene, server, events, failpoint.MEND)),
-                ("lost again", 1, lambda scene: mended_twice(scene, server, events, scene.up("mend.closed@1"))),
-                ("one of several dropped", 3, lambda scene: one_of_several_mended(scene, events)),
+                ("slot lost", 1, lambda scene: repaired(scene, server, events)),
+                ("killed at every step", 1, lambda scene: repaired(scene, server, events, failpoint.MEND)),
+                ("lost again", 1, lambda scene: repaired_twice(scene, server, events, scene.up("repair.closed@1"))),
+                ("one of several dropped", 3, lambda scene: one_of_several_repaired(scene, events)),
             ]
             for title, slots, lost in scenes:
                 folder = Path(root) / title.replace(" ", "-")

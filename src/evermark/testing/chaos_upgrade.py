@@ -79,7 +79,7 @@ def upgraded(folder: Path, dsn: str, revisions: Sequence[str], warned: str = "")
                 assert newer.said("evermark source install")
             scene.run("source", "install")  # while it runs, and while rows are written
             scene.wait_delivered(scene.delivered("one") + 50)
-            assert not newer.said("partition stopped") and not newer.said("a hole was found")
+            assert not newer.said("partition stopped") and not newer.said("a gap was found")
             newer.kill()
             newer = scene.up()
             scene.wait_delivered(scene.delivered("one") + 50)

@@ -56,9 +56,9 @@ def losing_scene(folder: Path, server: PostgresServer, slots: int = 1) -> Iterat
         yield scene
 
 
-def mended(scene: Scene, server: PostgresServer, events: int, kills: Sequence[str] = (), then: str = "") -> Instance:
+def repaired(scene: Scene, server: PostgresServer, events: int, kills: Sequence[str] = (), then: str = "") -> Instance:
     """Lose the slot while five transactions are open and `events` are written; die at each of `kills` while it is
-    mended; the instance that brought it to an end, with everything delivered. It was started with the failpoint `then`.
+    repaired; the instance that ended the repair, with everything delivered. It was started with the failpoint `then`.
     """
     writer = Writer(scene.dsn)
     writer.start()
@@ -83,9 +83,9 @@ def mended(scene: Scene, server: PostgresServer, events: int, kills: Sequence[st
     return running
 
 
-def mended_twice(scene: Scene, server: PostgresServer, events: int, running: Instance) -> Instance:
-    """The new slot is lost as well, after the hole was closed and before it took the old slot's place; the instance
-    that brought it to an end. `running` was started with the failpoint mend.closed@1."""
+def repaired_twice(scene: Scene, server: PostgresServer, events: int, running: Instance) -> Instance:
+    """The new slot is lost as well, after the gap was closed and before it took the old slot's place; the instance
+    that brought it to an end. `running` was started with the failpoint repair.closed@1."""
     write_many(scene.dsn, 100)
     scene.wait_delivered(scene.delivered("steady") + 50)
     with long_transactions(scene.dsn) as opened:
@@ -104,24 +104,24 @@ def mended_twice(scene: Scene, server: PostgresServer, events: int, running: Ins
     return last
 
 
-def mended_while_idle(scene: Scene, server: PostgresServer, running: Instance) -> None:
-    """Lose the slot of a process that has taken everything: the loss is noticed and mended, and no event is needed."""
+def repaired_while_idle(scene: Scene, server: PostgresServer, running: Instance) -> None:
+    """Lose the slot of a process that has taken everything: the loss is noticed and repaired without an event."""
     running.forget()
     lose(server)
-    until(lambda: running.said("the hole is closed"), "the hole is closed without an event")
+    until(lambda: running.said("the gap is closed"), "the gap is closed without an event")
     write_many(scene.dsn, 10)
     scene.check_complete()
 
 
 def _closed(running: Instance) -> None:
-    until(lambda: running.said("the hole is closed"), "the hole is closed")
+    until(lambda: running.said("the gap is closed"), "the gap is closed")
 
 
 def _noticed(running: Instance) -> None:
-    until(lambda: running.died() or running.said("a hole was found"), "the loss was noticed")
+    until(lambda: running.died() or running.said("a gap was found"), "the loss was noticed")
 
 
-def one_of_several_mended(scene: Scene, events: int) -> Instance:
+def one_of_several_repaired(scene: Scene, events: int) -> Instance:
     """Three slots share the events; one of them is dropped by hand. The others go on, and nothing is missing."""
     writer = Writer(scene.dsn)
     writer.start()

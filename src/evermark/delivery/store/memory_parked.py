@@ -131,7 +131,7 @@ class MemoryParked:
             return claimed
 
     def _shared(self, due: Sequence[Row], most: int, now: datetime) -> set[int]:
-        """The first rows of all subscriptions before the second rows of any; rows of a session without a hole."""
+        """The first rows of all subscriptions before the second rows of any; rows of a session without a gap."""
         ranked: list[tuple[int, str, int]] = []
         for name in {row.subscription for row in due}:
             mine = sorted((row.next_attempt_at or now, row.id) for row in due if row.subscription == name)

@@ -115,7 +115,7 @@ def _made(job: Job, http: HttpLoop, jobs: int) -> Dispatch | Closed:
     try:
         return Dispatch(job, Endpoint(job.spec, job.open_secret), http, jobs)
     except EvermarkError as problem:
-        # Wrong settings lose nothing: the subscription waits until a person mends them.
+        # Wrong settings lose nothing: the subscription waits until a person repairs them.
         return Tally(job.spec.name, job.events), Fate.ENDPOINT_FAILED, str(problem), None
 
 

@@ -246,7 +246,7 @@ def verify_block(block: Block, previous_hash: str | None) -> None:
 
 
 def verify_chain(blocks: Iterable[Block], after: Cookie | None) -> Cookie | None:
-    """Verify that the blocks follow `after` without a hole; None: from wherever they start. The cookie after them.
+    """Verify that the blocks follow `after` without a gap; None: from wherever they start. The cookie after them.
 
     GapError (not its subclass IdentityError): a block is missing. The other errors are those of `verify_block`.
     """

@@ -53,15 +53,15 @@ class CheckpointContract:
             store.save("shop", 0, Checkpoint(f"{batch:04}", batch, epoch))
         assert store.load("shop", 0) == Checkpoint("0005", 5, epoch)
 
-    def test_a_mended_save_may_go_to_another_history(self, store: CheckpointStore, take_over: TakeOver) -> None:
-        """GIVEN a hole closed on another server WHEN its position is lower THEN it is kept; a lower batch is not."""
+    def test_a_repaired_save_may_go_to_another_history(self, store: CheckpointStore, take_over: TakeOver) -> None:
+        """GIVEN a gap closed on another server WHEN its position is lower THEN it is kept; a lower batch is not."""
         epoch = take_over("shop")
         store.save("shop", 0, Checkpoint("0009", 5, epoch))
-        store.save("shop", 0, Checkpoint("0001", 5, epoch), mended=True)
+        store.save("shop", 0, Checkpoint("0001", 5, epoch), repaired=True)
         assert store.load("shop", 0).position == "0001"
         store.save("shop", 0, Checkpoint("0002", 5, epoch))
         with pytest.raises(ConflictError):
-            store.save("shop", 0, Checkpoint("0003", 4, epoch), mended=True)
+            store.save("shop", 0, Checkpoint("0003", 4, epoch), repaired=True)
 
     @pytest.mark.parametrize("back", [Checkpoint("0009", 4, 0), Checkpoint("0004", 5, 0)])
     def test_a_save_that_goes_back_is_refused(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from evermark.errors import BusyError, StaleError
-from evermark.ingest.recovery import TEXT_MAX, Choice, RecoveryStore, Step
+from evermark.ingest.repair.base import TEXT_MAX, Choice, RecoveryStore, Step
 from evermark.testing.contracts.scene import TakeOver
 
 
@@ -42,9 +42,9 @@ class RecoveryContract:
         assert (begun.step, begun.position, begun.tries, len(begun.reason)) == (Step.OPENED, None, 0, TEXT_MAX)
         recoveries.move(begun, Step.OPENED, epoch, error="busy")
         recoveries.move(begun, Step.OPENED, epoch, error="broken", tried=True)
-        recoveries.close_hole(begun, "9", 3, epoch)
+        recoveries.close_gap(begun, "9", 3, epoch)
         recoveries.move(begun, Step.OPENED, epoch, error="lost too", tried=True)
-        recoveries.close_hole(begun, "12", 4, epoch)
+        recoveries.close_gap(begun, "12", 4, epoch)
         recoveries.move(begun, Step.DONE, epoch)
         (found,) = recoveries.past("shop")
         assert (found.step, found.position, found.taken, found.tries, found.error) == (Step.DONE, "12", 7, 2, "")
@@ -57,19 +57,19 @@ class RecoveryContract:
         (found,) = recoveries.past("shop")
         assert (found.step, found.position, found.taken, found.error) == (Step.FAILED, None, 0, "given up")
         with pytest.raises(BusyError):
-            recoveries.close_hole(begun, "9", 0, epoch)
+            recoveries.close_gap(begun, "9", 0, epoch)
 
     def test_a_persons_word_replaces_what_was_chosen_until_it_is_closed(
         self, recoveries: RecoveryStore, epoch: int
     ) -> None:
-        """It counts anew, and what was done by the former choice does not close the hole."""
+        """It counts anew, and what was done by the former choice does not close the gap."""
         before = recoveries.open("shop", 0, "lost", "5", epoch)
         recoveries.move(before, Step.OPENED, epoch, error="broken", tried=True)
         chosen = recoveries.open("shop", 0, "skip it", "5", epoch, choice=Choice.SKIP, by_person=True)
         assert (chosen.id, chosen.choice, chosen.by_person, chosen.tries) == (before.id, Choice.SKIP, True, 0)
         with pytest.raises(BusyError, match="changed"):
-            recoveries.close_hole(before, "9", 0, epoch)
-        recoveries.close_hole(chosen, "9", 0, epoch)
+            recoveries.close_gap(before, "9", 0, epoch)
+        recoveries.close_gap(chosen, "9", 0, epoch)
         late = recoveries.open("shop", 0, "after all", "5", epoch, choice=Choice.REPAIR, by_person=True)
         assert (late.id, late.choice, late.step) == (before.id, Choice.SKIP, Step.CLOSED)
 
@@ -82,7 +82,7 @@ class RecoveryContract:
             lambda: recoveries.open("shop", 1, "lost", "5", old),
             lambda: recoveries.open("shop", 0, "skip it", "5", old, choice=Choice.SKIP, by_person=True),
             lambda: recoveries.move(begun, Step.DONE, old),
-            lambda: recoveries.close_hole(begun, "9", 0, old),
+            lambda: recoveries.close_gap(begun, "9", 0, old),
         ]
         for write in writes:
             with pytest.raises(StaleError):

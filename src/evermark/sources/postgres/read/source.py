@@ -15,7 +15,7 @@ from psycopg import sql
 
 from evermark.errors import EvermarkError
 from evermark.event import Seen
-from evermark.sources.base import Condition, Limit, Mend, Slice, Source, Untaken
+from evermark.sources.base import Condition, Limit, Repair, Slice, Source, Untaken
 from evermark.sources.postgres.connect import close_idle, connect
 from evermark.sources.postgres.lsn import Position
 from evermark.sources.postgres.outbox import SCHEMA_VERSION, maintain
@@ -132,7 +132,7 @@ class PostgresOutbox(Source):
             query = sql.SQL(_CLEAR).format(schema=sql.Identifier(self._target.schema))
             link.row(query.as_string(), (stream, since, until), doing="clearing a replay request")
 
-    def mend(self, partition: int) -> Mend:
+    def repair(self, partition: int) -> Repair:
         return repair_of(self._target.parts()[partition], on_finished=lambda: self._renew(partition))
 
     def _renew(self, partition: int) -> None:

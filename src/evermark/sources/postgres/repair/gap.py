@@ -13,7 +13,7 @@ import pyarrow as pa
 from psycopg import sql
 
 from evermark.event import taken_batch
-from evermark.sources.base import Hole, Slice
+from evermark.sources.base import Gap, Slice
 from evermark.sources.postgres.connect import Link, connect
 from evermark.sources.postgres.failures import translated
 from evermark.sources.postgres.lsn import Incarnation, hex_columns, positions
@@ -46,7 +46,7 @@ where e.ctid >= {first}::tid and e.ctid < {last}::tid and {young}
 
 
 @dataclass
-class OutboxGap(Hole):
+class OutboxGap(Gap):
     """What is found carries the flag `recovered`. Its place in the log is just below the LSN reading goes on from:
     WAL records begin at multiples of eight, so no commit is ever found there."""
 

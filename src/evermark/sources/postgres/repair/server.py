@@ -11,7 +11,7 @@ import psycopg
 from psycopg import sql
 
 from evermark.errors import BusyError, SetupError
-from evermark.sources.base import Hole
+from evermark.sources.base import Gap
 from evermark.sources.postgres.connect import Link, connect
 from evermark.sources.postgres.failures import translate, where
 from evermark.sources.postgres.lsn import Incarnation, lsn_of
@@ -60,7 +60,7 @@ class PostgresRepairServer(RepairServer):
     def slot(self, name: str) -> Slot | None:
         return slot_named(self._link, name)
 
-    def mend_publication(self) -> None:
+    def repair_publication(self) -> None:
         with self._link.connection.transaction():
             create_publication(self._link, self._target, again=True)
             query = sql.SQL("select {}.note_mended(%s)").format(sql.Identifier(self._target.schema))
@@ -92,10 +92,10 @@ class PostgresRepairServer(RepairServer):
         found = self._link.row(_floor_query(self._target), (self._target.slot,), doing="looking for the floor")
         return found[0] if found else None
 
-    def hole(self, new: NewSlot, incarnation: Incarnation, floor: str | None) -> Hole:
-        hole = OutboxGap(self._target, new.snapshot, incarnation, new.lsn, floor)
-        hole.survey()
-        return hole
+    def gap(self, new: NewSlot, incarnation: Incarnation, floor: str | None) -> Gap:
+        gap = OutboxGap(self._target, new.snapshot, incarnation, new.lsn, floor)
+        gap.survey()
+        return gap
 
     def copy(self, name: str, to: str) -> None:
         query = "select pg_copy_logical_replication_slot(%s, %s)"

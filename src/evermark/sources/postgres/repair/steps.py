@@ -14,7 +14,7 @@ from enum import Enum
 
 from evermark import failpoint
 from evermark.errors import GapError
-from evermark.sources.base import Hole, Mend
+from evermark.sources.base import Gap, Repair
 from evermark.sources.postgres.failures import RECOVER_HINT, where
 from evermark.sources.postgres.lsn import Incarnation, Position
 from evermark.sources.postgres.slots import Slot, spare_name
@@ -40,7 +40,7 @@ class RepairServer(ABC):
     def slot(self, name: str) -> Slot | None: ...
 
     @abstractmethod
-    def mend_publication(self) -> None:
+    def repair_publication(self) -> None:
         """In one transaction with its new fingerprint: a change of it after this is another gap."""
 
     @abstractmethod
@@ -52,7 +52,7 @@ class RepairServer(ABC):
         """No event of an earlier transaction is missing from the log; none: not known."""
 
     @abstractmethod
-    def hole(self, new: NewSlot, incarnation: Incarnation, floor: str | None) -> Hole:
+    def gap(self, new: NewSlot, incarnation: Incarnation, floor: str | None) -> Gap:
         """What the snapshot shows of events from the floor on."""
 
     @abstractmethod
@@ -104,7 +104,7 @@ def gives(slot: Slot, at: Position) -> bool:
     return slot.confirmed_lsn <= at.lsn
 
 
-class OutboxRepair(Mend):
+class OutboxRepair(Repair):
     """The order of its steps is what makes each of them repeatable after a crash."""
 
     def __init__(
@@ -118,7 +118,7 @@ class OutboxRepair(Mend):
     def spare(self) -> str:
         return spare_name(self._target.slot)
 
-    def begin(self, stopped: Callable[[], bool], left_at: str | None = None) -> Hole:
+    def begin(self, stopped: Callable[[], bool], left_at: str | None = None) -> Gap:
         self.close()
         server = self._server
         try:
@@ -129,12 +129,12 @@ class OutboxRepair(Mend):
             if problem is not None:
                 raise problem
             if survey.fingerprint_now is None or survey.fingerprint_now != survey.fingerprint_installed:
-                server.mend_publication()
+                server.repair_publication()
             server.drop(self.spare)
-            failpoint.hit("mend.cleared")
+            failpoint.hit("repair.cleared")
             new = server.make(self.spare, survey.version, stopped)
-            failpoint.hit("mend.slot_made")
-            return server.hole(new, survey.incarnation, server.floor())
+            failpoint.hit("repair.slot_made")
+            return server.gap(new, survey.incarnation, server.floor())
         finally:
             server.disconnect()
 
@@ -145,9 +145,9 @@ class OutboxRepair(Mend):
             left = ending(server.slot(own), server.slot(self.spare), at, self._target)
             if left is Ending.RENAME:
                 server.drop(own)
-                failpoint.hit("mend.old_dropped")
+                failpoint.hit("repair.old_dropped")
                 server.copy(self.spare, own)
-                failpoint.hit("mend.renamed")
+                failpoint.hit("repair.renamed")
             if left is not Ending.NOTHING:
                 server.drop(self.spare)
             server.mark_failover()

@@ -1,0 +1,334 @@
+"""One running Evermark, as the simulator wires it: the product's loops and parts over ports that may fail.
+
+What is a model here is what Spark does (`SimWorks.read`), and who is told (`Notes`, `SimSourceNews`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from evermark.cluster.base import Holder, Lease
+from evermark.cluster.fence import source_lease
+from evermark.cluster.holding import LIMITS, Candidate
+from evermark.delivery.base import Cursor, SourcePartition
+from evermark.delivery.replay.owner import RequestDesk
+from evermark.delivery.run.owner import DeliveryOwner
+from evermark.delivery.work import Span
+from evermark.errors import EvermarkError, StaleError
+from evermark.event import Op, Seen
+from evermark.ingest.dedup import excluded_from
+from evermark.ingest.gather import WHOLE_SOURCE, gather
+from evermark.ingest.owner import ReadPlan, SourceOwner
+from evermark.ingest.repair.base import Recovery
+from evermark.ingest.repair.steps import FoundFile, RepairTarget
+from evermark.ingest.resume import Resume
+from evermark.ingest.take import Taken, Taker, take_each
+from evermark.log.read import FileRange
+from evermark.runtime import Wake, any_set
+from evermark.sources.base import Gap, Limit, Slice
+from simulator import ports
+from simulator.baton import BatonRuntime, Process
+from simulator.broken import Broken
+from simulator.ports import Port
+from simulator.source import About, Row
+from simulator.world import World
+
+_COLUMNS = ("event_id", "position", "stream", "key", "op", "event_time", "payload", "previous_key")
+_LATEST_EVERY_S = 0.3
+
+
+@dataclass
+class Notes:
+    """What loops say. That something failed in a way nobody thought of ends the run: a loop would only try again."""
+
+    world: World
+
+    def debug(self, event: str, **about: object) -> None:
+        self._note(event, about)
+
+    info = warning = error = debug
+
+    def _note(self, event: str, about: Mapping[str, object]) -> None:
+        self.world.count(event)
+        error = about.get("error")
+        if isinstance(error, Exception) and not isinstance(error, EvermarkError):
+            self.world.fail(error)
+
+
+@dataclass
+class SimLeases:
+    """The lease store as one instance sees it. Knows when the instance was told that a lease is lost."""
+
+    instance: Instance
+    port: Any
+    missed: Counter[Lease] = field(default_factory=Counter)
+
+    def acquire(self, name: str, holder: Holder, ttl_s: float) -> Lease | None:
+        lease: Lease | None = self.port.acquire(name, holder, ttl_s)
+        if lease is not None and holder == self.instance.holder:
+            self.instance.acquired(lease)
+            self.missed.pop(lease, None)
+        return lease
+
+    def renew(self, lease: Lease, ttl_s: float) -> None:
+        try:
+            self.port.renew(lease, ttl_s)
+            self.missed.pop(lease, None)
+        except StaleError:
+            self.instance.told_lost(lease)
+            raise
+        except EvermarkError:
+            self.missed[lease] += 1
+            if self.missed[lease] * LIMITS.renew_every_s >= LIMITS.ttl_s:
+                self.instance.told_lost(lease)
+            raise
+
+    def release(self, lease: Lease) -> None:
+        self.port.release(lease)
+
+    def require(self, lease: Lease) -> None:
+        self.port.require(lease)
+
+
+class Instance(Process):
+    """One process. `delivery` is its owner of delivery, whether it has the lease or not."""
+
+    delivery: DeliveryOwner
+
+    def __init__(self, world: World, name: str, run: int) -> None:
+        super().__init__(f"{name}.{run}")
+        self.world = world
+        self.holder = Holder(name, "host", "boot", run, f"{name}.{run}")
+        self.runtime = BatonRuntime(world.baton, self, world.stretched)
+        self.log = Notes(world)
+        self.epochs: dict[str, int] = {}  # by lease: under which it was acquired last
+        self._lost: dict[str, tuple[int, int]] = {}  # by lease: the epoch, and how many threads there were until then
+        self._late: Counter[tuple[str, int, int]] = Counter()
+        truth = world.truth
+        self.leases = SimLeases(self, self.port("leases", world.leases, ports.nothing))
+        self.candidate = Candidate(self.leases, self.holder, self.runtime, self.log)
+        self.heads = self.port("heads", world.heads, ports.heads_landed(truth))
+        self.checkpoints = self.port("checkpoints", world.checkpoints, ports.checkpoints_landed(truth))
+        self.store = self.port("delivery", world.store, ports.delivery_landed(world.account))
+        self.replays: Any = world.replays  # where nobody asks for any, looking for them is no effect
+        if world.scenario.replays:
+            self.replays = self.port("replays", world.replays, world.replayed.landed)
+        self.on_span: Callable[[Span], None] = lambda _: None
+
+    def port(self, name: str, target: object, landed: ports.Landed) -> Any:
+        return Port(self.world, self, name, target, landed)
+
+    def acquired(self, lease: Lease) -> None:
+        self.epochs[lease.name] = lease.epoch
+        self._lost.pop(lease.name, None)  # what nobody else took meanwhile has the same epoch again
+
+    def told_lost(self, lease: Lease) -> None:
+        if self.epochs.get(lease.name) == lease.epoch:
+            self._lost.setdefault(lease.name, (lease.epoch, self.world.baton.spawned))
+
+    def begin_work(self, lease: str) -> None:
+        """Under a lease. Whoever was told that it is lost ends what it is in the middle of, and begins nothing more."""
+        if lease not in self._lost:
+            return
+        (lost, threads), number = self._lost[lease], self.world.baton.current.number
+        self._late[lease, lost, number] += 1
+        fine = number <= threads and self._late[lease, lost, number] <= 1
+        if not fine:
+            self.world.fail(Broken(f"{self.name} goes on with work for {lease}, of which it knows that it is lost"))
+
+
+class SimTaker(Taker):
+    """Tells the truth who began, and remembers whom a batch was taken of."""
+
+    def __init__(self, instance: Instance, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._instance = instance
+        self.tried: set[int] = set()
+
+    def begin(self, partition: int) -> Resume:
+        found = super().begin(partition)
+        place, begun = SourcePartition(self.name, partition), self._instance.world.truth.begun
+        begun[place] = max(self.epoch, begun.get(place, 0))
+        return found
+
+    def take(self, taken: Taken, **how: bool) -> None:
+        self.tried.add(taken.partition)
+        super().take(taken, **how)
+
+
+class SimWorks:
+    """`SourceWorks`: reads a source that is made up, into a log in memory, as Spark does it."""
+
+    def __init__(self, instance: Instance, name: str) -> None:
+        world = instance.world
+        self.recoveries: Any = world.recoveries  # nothing of it is an effect, where no slot can be lost
+        self._instance = instance
+        self._world = world
+        self._name = name
+        log = world.logs[name]
+        forgetful = ports.ForgetfulLog(log, world.forgets_tail)
+        self.log = instance.port(f"log {name}", forgetful, ports.log_landed(world.truth, log))
+        landed = ports.source_landed(world.truth, world.sources[name])
+        self.source = instance.port(f"source {name}", world.sources[name], landed)
+
+    def prepare(self) -> None: ...
+
+    def require_room(self) -> None: ...
+
+    def open_log(self, epoch: int) -> tuple[Any, SimTaker]:
+        instance, replays = self._instance, self._world.scenario.replays
+        desk = RequestDesk(instance.replays, self._name, self.log, epoch, instance.log)
+        stores = (self.source, self.log, self.log, instance.heads, instance.checkpoints)
+        named: dict[str, Any] = {"on_controls": desk} if replays else {}
+        return self.log, SimTaker(instance, self._name, epoch, *stores, **named)
+
+    def newest(self, partitions: Sequence[int]) -> Mapping[int, Seen]:
+        return {}
+
+    def find(self, gap: Gap, wanted: RepairTarget) -> list[FoundFile]:
+        raise NotImplementedError("no slot can be lost here")
+
+    def read(
+        self, plan: ReadPlan, taker: Taker, on_taken: Callable[[Taken], None], ends: Sequence[Wake]
+    ) -> Mapping[int, EvermarkError]:
+        starts = dict(plan.starts)
+        limit = Limit(rows_max=self._world.scenario.rows_max)
+        while not any_set(ends):
+            self._instance.begin_work(source_lease(self._name))
+            try:
+                to: dict[int, str] = self.source.latest(starts, limit)
+            except EvermarkError as error:
+                return {error.partition if error.partition is not None else WHOLE_SOURCE: error}
+            moved = [p for p in starts if to[p] != starts[p]]
+            rows = [row for p in moved for row in self._pieces(p, starts[p], to[p], plan.repeats_to[p])]
+            failed = self._take(taker, rows, on_taken) if rows else {}
+            if failed:
+                return failed
+            starts = to
+            self._instance.runtime.wait(_LATEST_EVERY_S, *ends)
+        return {}
+
+    def _take(
+        self, taker: Taker, rows: list[dict[str, Any]], on_taken: Callable[[Taken], None]
+    ) -> dict[int, EvermarkError]:
+        assert isinstance(taker, SimTaker)
+        gathered = gather(rows, taker.epoch)
+        taker.tried.clear()
+        failed = {**gathered.failed, **take_each(taker, gathered.taken, on_taken)}
+        whole = {taken.partition for taken in gathered.taken}
+        if taker.tried != whole:
+            self._world.fail(Broken(f"of partitions {whole}, read whole, only {taker.tried} were to be taken"))
+        return failed
+
+    def _pieces(self, partition: int, start: str, end: str, repeats_to: str | None) -> list[dict[str, Any]]:
+        """What the tasks of one micro-batch report: a row per slice, errors included."""
+        where = {"partition": partition, "start": start, "end": end}
+        try:
+            batch = self.log.tail(partition).batch + 1  # from the log, never from a counter of ours
+            exclude = excluded_from(start, self.source.may_repeat_from(partition, start), repeats_to)
+            slices: list[Slice] = self.source.slices(partition, start, end)
+        except EvermarkError as error:
+            return [{**where, "batch": 0, "error": _as_row(error)}]
+        return [{**where, "batch": batch, **self._write(piece, batch, exclude)} for piece in slices]
+
+    def _write(self, piece: Slice, batch: int, exclude: str | None) -> dict[str, Any]:
+        place = SourcePartition(self._name, piece.partition)
+        try:
+            columns = [b.to_pydict() for b in self.source.read(piece)]
+            seen = set() if exclude is None else self.log.ids_from(piece.partition, exclude)
+            rows = [
+                Row(event_id, place, batch, at, stream, key, op, when.timestamp(), About(**json.loads(about)), left)
+                for c in columns
+                for event_id, at, stream, key, op, when, about, left in zip(*(c[n] for n in _COLUMNS), strict=True)
+            ]
+            fresh = [row for row in rows if row.event_id not in seen]
+            file = self.log.write(piece.partition, batch, fresh)
+        except EvermarkError as error:
+            return {"error": _as_row(error)}
+        controls = sum(row.op == Op.CONTROL for row in fresh)
+        return {
+            "file": file.as_dict() if file else None,
+            "duplicates": len(rows) - len(fresh),
+            "controls": controls,
+        }
+
+
+@dataclass
+class SimSourceNews:
+    """`SourceNews`: what would need a person is a bug here."""
+
+    instance: Instance
+    name: str
+
+    def standby(self) -> None: ...
+
+    def unowned(self, error: EvermarkError) -> None: ...
+
+    def owned(self) -> None: ...
+
+    def released(self) -> None: ...
+
+    def reading(self, partitions: Sequence[int]) -> None: ...
+
+    def failed(self, partition: int, error: EvermarkError, again_in_s: float | None) -> None:
+        what = f"source {self.name}/{partition} stopped: {type(error).__name__}: {error.message}"
+        if type(error) is EvermarkError:
+            self.instance.world.fail(AssertionError(what))  # whatever it was, nobody thought of it
+        if again_in_s is None and not self.may_stop(partition):
+            self.instance.world.fail(Broken(what))
+
+    def may_stop(self, partition: int) -> bool:
+        return False
+
+    def taken(self, taken: Taken) -> None:
+        self.instance.world.ledger.duplicates_dropped += taken.duplicates
+        if taken.append.rows:
+            place, paths = SourcePartition(self.name, taken.partition), tuple(f.path for f in taken.append.files)
+            self.instance.on_span(
+                Span(place, Cursor(taken.batch - 1), taken.batch, paths, taken.append.rows, exact=True)
+            )
+
+    def opened(self, recovery: Recovery, error: EvermarkError) -> None: ...
+
+    def begun(self, recovery: Recovery) -> None: ...
+
+    def closed(self, recovery: Recovery, gap: Gap, rows: int) -> None: ...
+
+    def ended(self, recovery: Recovery, error: EvermarkError | None) -> None: ...
+
+    def left_behind(self, error: EvermarkError) -> None: ...
+
+
+def owner_of(instance: Instance, name: str, works: SimWorks, news: SimSourceNews) -> SourceOwner:
+    return SourceOwner(name, works.source, works, news, instance.candidate)
+
+
+def _as_row(error: EvermarkError) -> dict[str, str]:
+    return {"kind": error.kind, "message": error.message, "hint": error.hint}
+
+
+@dataclass
+class SimLogView:
+    """`LogView` as the deployment has it: when a head moved is when this instance first saw it there."""
+
+    instance: Instance
+
+    def __post_init__(self) -> None:
+        self._seen: dict[SourcePartition, tuple[int, datetime]] = {}
+
+    def heads(self) -> dict[SourcePartition, tuple[int, datetime]]:
+        now = self.instance.world.clock()
+        for source in self.instance.world.logs:
+            for partition, head in self.instance.heads.load(source).items():
+                place = SourcePartition(source, partition)
+                if self._seen.get(place, (-1, now))[0] != head.batch:
+                    self._seen[place] = (head.batch, now)
+        return dict(self._seen)
+
+    def files(self, source: str) -> list[FileRange]:
+        return self.instance.world.logs[source].files()

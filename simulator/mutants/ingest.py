@@ -1,0 +1,123 @@
+"""Bugs of taking, of the log and of leases."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from evermark.checkpoints.base import Checkpoint
+from evermark.cluster import memory as lease_memory
+from evermark.cluster.base import Holder
+from evermark.cluster.liveness import Held, IsGone
+from evermark.ingest import take
+from evermark.ingest.resume import Resume
+from evermark.ingest.take import Taken, Taker
+from evermark.log import memory as log_memory
+from evermark.log.base import Append, Tail
+from evermark.log.head import Head
+from evermark.log.memory import MemoryLog
+from simulator.mutants.mutant import Mutant
+
+
+def _checkpoint_before_sync(self: Taker, taken: Taken) -> None:
+    if taken.append.files:
+        self._log.commit(taken.append)
+    self._save(taken.partition, taken.end, taken.batch if taken.append.files else taken.batch - 1)
+    version = self._log.sync()
+    if taken.append.files:
+        self._heads.move(self.name, taken.partition, Head(taken.batch, self.epoch, taken.end, version))
+
+
+def _head_before_sync(self: Taker, taken: Taken) -> None:
+    if taken.append.files:
+        self._log.commit(taken.append)
+        self._heads.move(self.name, taken.partition, Head(taken.batch, self.epoch, taken.end, taken.batch))
+        self._log.sync()
+    self._save(taken.partition, taken.end, taken.batch if taken.append.files else taken.batch - 1)
+
+
+def _confirm_before_checkpoint(self: Taker, taken: Taken) -> None:
+    if taken.append.files:
+        self._log.commit(taken.append)
+        version = self._log.sync()
+        self._heads.move(self.name, taken.partition, Head(taken.batch, self.epoch, taken.end, version))
+    self.confirm(taken.partition, taken.end)
+    self._save(taken.partition, taken.end, taken.batch if taken.append.files else taken.batch - 1)
+
+
+def _resume_without_tail(
+    tail: Tail, head_batch: int, checkpoint: Checkpoint | None, logged_to: str | None, where: str
+) -> Resume:
+    return Resume(checkpoint.position if checkpoint else None, tail.batch)
+
+
+def _resume_forgets_repeats(
+    tail: Tail, head_batch: int, checkpoint: Checkpoint | None, logged_to: str | None, where: str
+) -> Resume:
+    if checkpoint is not None and checkpoint.batch == tail.batch:
+        return Resume(checkpoint.position, tail.batch)
+    if tail.batch == 0 or tail.end is not None:
+        return Resume(tail.end, tail.batch)
+    return Resume(checkpoint.position if checkpoint else logged_to, tail.batch, repeats_to=logged_to)
+
+
+def _tail_unfenced(self: MemoryLog, partition: int, epoch: int) -> Tail:
+    return self.tail(partition)
+
+
+def _tail_not_compared(tail: tuple[int, int], append: Append, where: str) -> None:
+    """The commit lands whatever the tail is."""
+
+
+def _nothing_excluded(start: str, may_repeat_from: str, repeats_to: str | None) -> str | None:
+    return None
+
+
+def _same_epoch(held: Held | None, holder: Holder, now: datetime, is_gone: IsGone) -> int | None:
+    if held is None:
+        return 1
+    owner = held.holder
+    free = owner is None or owner == holder or held.expires_at <= now or is_gone(owner)
+    return held.epoch if free else None
+
+
+INGEST: tuple[Mutant, ...] = (
+    Mutant(
+        "checkpoint-before-sync",
+        "a batch is checkpointed before it is durable",
+        ((Taker, "take", _checkpoint_before_sync),),
+    ),
+    Mutant("head-before-sync", "the head moves before the batch is durable", ((Taker, "take", _head_before_sync),)),
+    Mutant(
+        "confirm-before-checkpoint",
+        "the source may forget what no checkpoint has passed",
+        ((Taker, "take", _confirm_before_checkpoint),),
+    ),
+    Mutant(
+        "resume-without-tail",
+        "the log is not asked where to resume",
+        ((take, "resume", _resume_without_tail),),
+        first=2,
+    ),
+    Mutant(
+        "resume-forgets-repeats",
+        "a second begin forgets that the log is ahead of the checkpoint",
+        ((take, "resume", _resume_forgets_repeats),),
+        200,
+        2,
+    ),
+    Mutant("fence-skipped", "a new owner does not raise the log's epoch", ((MemoryLog, "fence", _tail_unfenced),), 120),
+    Mutant(
+        "tail-not-compared",
+        "a commit lands whatever the tail is",
+        ((log_memory, "require_tail", _tail_not_compared),),
+        120,
+    ),
+    Mutant(
+        "repeats-logged",
+        "ids that the log holds are not excluded",
+        (("simulator.instance", "excluded_from", _nothing_excluded),),
+    ),
+    Mutant(
+        "epoch-kept", "a lease changes hands without a new epoch", ((lease_memory, "epoch_for", _same_epoch),), first=12
+    ),
+)

@@ -1,0 +1,131 @@
+"""A gap in a source, from finding it to having closed it. Pure.
+
+Steps: opened → closed → done. *Opened*: known, and recorded before anything is touched. *Closed*: every event the log
+lacked is in it, durably, and the checkpoint is where reading goes on. *Done*: the source reads from there. A crash
+leads back to the last step recorded; doing a step twice is harmless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Protocol
+
+from evermark.errors import BusyError, ConflictError, EvermarkError, GapError, IdentityError
+
+TRIES_MAX = 3
+TEXT_MAX = 2000
+KEPT_MAX = 100
+TRIES_WITHIN = timedelta(hours=1)
+PLAYBOOK_HINT = (
+    "docs/playbook.md, `A slot is lost again and again`: raise max_slot_wal_keep_size, or end the transaction that"
+    " holds the slot back; then `evermark source recover` starts one more try"
+)
+
+
+class Step(StrEnum):
+    OPENED = "opened"
+    CLOSED = "closed"
+    DONE = "done"
+    FAILED = "failed"
+
+
+class Choice(StrEnum):
+    REPAIR = "repair"  # take what the log lacks, then go on
+    SKIP = "skip"  # go on from now; what lies between is lost, and said to be
+
+
+@dataclass(frozen=True)
+class Recovery:
+    id: int
+    source: str
+    partition: int
+    choice: Choice
+    by_person: bool
+    reason: str
+    left_at: str
+    step: Step
+    position: str | None
+    tries: int
+    taken: int
+    error: str
+    opened_at: datetime
+    changed_at: datetime
+
+
+class RecoveryStore(Protocol):
+    """Recoveries of one deployment. Everything that writes takes the epoch of the source's lease, and is refused with
+    `StaleError` when it is old. A partition has at most one that is neither done nor failed.
+    """
+
+    def current(self, source: str, partition: int) -> Recovery | None:
+        """The one that is not finished."""
+
+    def past(self, source: str) -> list[Recovery]:
+        """The newest first, at most `KEPT_MAX`."""
+
+    def open(
+        self,
+        source: str,
+        partition: int,
+        reason: str,
+        left_at: str,
+        epoch: int,
+        *,
+        choice: Choice = Choice.REPAIR,
+        by_person: bool = False,
+    ) -> Recovery:
+        """One that is open already stays; but a person's word replaces what was chosen, unless the gap is closed."""
+
+    def move(
+        self,
+        recovery: Recovery,
+        step: Step,
+        epoch: int,
+        *,
+        position: str | None = None,
+        taken: int = 0,
+        error: str = "",
+        tried: bool = False,
+    ) -> None:
+        """To another step. Nothing happens to one that is finished."""
+
+    def close_gap(self, recovery: Recovery, position: str, taken: int, epoch: int) -> None:
+        """To the step `closed`; refused with `BusyError` if a person has chosen otherwise meanwhile."""
+
+
+def may_open(error: EvermarkError) -> bool:
+    """Whether a failure is a gap that can be closed without asking anybody. Another server is not: a person must."""
+    return isinstance(error, GapError) and not isinstance(error, IdentityError)
+
+
+def exhausted(past: Sequence[Recovery], now: datetime) -> bool:
+    """Whether there were so many tries of late that another would be no better. A person's word counts anew."""
+    tries = 0
+    for recovery in sorted(past, key=lambda r: r.id, reverse=True):
+        if now - recovery.changed_at > TRIES_WITHIN:
+            continue
+        if recovery.by_person:
+            break
+        tries += max(1, recovery.tries)
+    return tries >= TRIES_MAX
+
+
+def chosen_otherwise(recovery: Recovery) -> BusyError:
+    return BusyError(
+        f"recovery {recovery.id} of {recovery.source} was changed while it was carried out",
+        hint="it begins again, as chosen",
+    )
+
+
+def ended_just_now(source: str, partition: int) -> ConflictError:
+    return ConflictError(f"the recovery of {source}/{partition} ended just now", hint="look again")
+
+
+def given_up(error: str) -> GapError:
+    return GapError(
+        f"the gap could not be closed in {TRIES_MAX} tries within the hour, at last with: {error[:500]}",
+        hint=PLAYBOOK_HINT,
+    )

@@ -1,0 +1,102 @@
+"""Recoveries in this process: for tests and simulations. Shipped, and held to the same contract as those in State."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from evermark.cluster.fence import source_lease
+from evermark.cluster.memory import MemoryLeases
+from evermark.ingest.repair.base import (
+    KEPT_MAX,
+    TEXT_MAX,
+    Choice,
+    Recovery,
+    Step,
+    chosen_otherwise,
+)
+
+_UNDER_WAY = (Step.OPENED, Step.CLOSED)
+
+
+class MemoryRecoveries:
+    """A `RecoveryStore`, fenced by `leases`."""
+
+    def __init__(self, leases: MemoryLeases, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+        self._leases = leases
+        self._clock = clock
+        self._kept: dict[int, Recovery] = {}
+        self._lock = threading.RLock()
+
+    def current(self, source: str, partition: int) -> Recovery | None:
+        with self._lock:
+            under_way = [r for r in self._kept.values() if r.step in _UNDER_WAY]
+            return next((r for r in under_way if (r.source, r.partition) == (source, partition)), None)
+
+    def past(self, source: str) -> list[Recovery]:
+        with self._lock:
+            return [r for _, r in sorted(self._kept.items(), reverse=True) if r.source == source][:KEPT_MAX]
+
+    def open(
+        self,
+        source: str,
+        partition: int,
+        reason: str,
+        left_at: str,
+        epoch: int,
+        *,
+        choice: Choice = Choice.REPAIR,
+        by_person: bool = False,
+    ) -> Recovery:
+        with self._lock:
+            self._leases.fence(source_lease(source), epoch)
+            found, reason, now = self.current(source, partition), reason[:TEXT_MAX], self._clock()
+            if found is None:
+                number = len(self._kept) + 1
+                found = Recovery(
+                    number, source, partition, choice, by_person, reason, left_at, Step.OPENED, None, 0, 0, "", now, now
+                )
+            elif by_person and found.step is Step.OPENED:
+                found = replace(found, choice=choice, by_person=True, reason=reason, tries=0, changed_at=now)
+            self._kept[found.id] = found
+            return found
+
+    def move(
+        self,
+        recovery: Recovery,
+        step: Step,
+        epoch: int,
+        *,
+        position: str | None = None,
+        taken: int = 0,
+        error: str = "",
+        tried: bool = False,
+    ) -> None:
+        with self._lock:
+            self._leases.fence(source_lease(recovery.source), epoch)
+            self._move(recovery, step, position, taken, error, tried=tried)
+
+    def close_gap(self, recovery: Recovery, position: str, taken: int, epoch: int) -> None:
+        with self._lock:
+            self._leases.fence(source_lease(recovery.source), epoch)
+            found = self._kept[recovery.id]
+            if found.step not in _UNDER_WAY or found.choice is not recovery.choice:
+                raise chosen_otherwise(recovery)
+            self._move(recovery, Step.CLOSED, position, taken, "", tried=False)
+
+    def _move(
+        self, recovery: Recovery, step: Step, position: str | None, taken: int, error: str, *, tried: bool
+    ) -> None:
+        found = self._kept[recovery.id]
+        if found.step in _UNDER_WAY:
+            self._kept[recovery.id] = replace(
+                found,
+                step=step,
+                position=found.position if position is None else position,
+                taken=found.taken + taken,
+                error=error[:TEXT_MAX],
+                tries=found.tries + tried,
+                changed_at=self._clock(),
+            )

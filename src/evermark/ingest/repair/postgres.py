@@ -1,0 +1,96 @@
+"""Recoveries in State, fenced by the lease of their source."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from evermark.cluster.fence import fence, source_lease
+from evermark.ingest.repair.base import KEPT_MAX, TEXT_MAX, Choice, Recovery, Step, chosen_otherwise, ended_just_now
+from evermark.state.connection import State
+
+_COLUMNS = (
+    "id, source, partition, choice, asked_by = 'person', reason, left_at, step, position, tries, taken, error,"
+    " opened_at, changed_at"
+)
+_LISTED = f"select {_COLUMNS} from recoveries where source = %s order by id desc limit {KEPT_MAX}"
+_CURRENT = f"select {_COLUMNS} from recoveries where source = %s and partition = %s and step in ('opened', 'closed')"
+# A person's word replaces what was under way, unless the gap is closed already.
+_SET_CHOICE = """
+update recoveries set choice = %s, asked_by = 'person', reason = %s, tries = 0, changed_at = clock_timestamp()
+where source = %s and partition = %s and step = 'opened'
+"""
+_OPEN = """
+insert into recoveries (source, partition, choice, asked_by, reason, left_at, step)
+values (%s, %s, %s, %s, %s, %s, 'opened') on conflict do nothing
+"""
+_MOVE = """
+update recoveries
+set step = %s, position = coalesce(%s, position), taken = taken + %s, error = %s, tries = tries + %s,
+    changed_at = clock_timestamp()
+where id = %s and step in ('opened', 'closed')
+"""
+
+
+class Recoveries:
+    """A `RecoveryStore`."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def current(self, source: str, partition: int) -> Recovery | None:
+        with self._state.connection() as conn:
+            row = conn.execute(_CURRENT, (source, partition)).fetchone()
+        return _recovery(row) if row else None
+
+    def past(self, source: str) -> list[Recovery]:
+        with self._state.connection() as conn:
+            return [_recovery(row) for row in conn.execute(_LISTED, (source,)).fetchall()]
+
+    def open(
+        self,
+        source: str,
+        partition: int,
+        reason: str,
+        left_at: str,
+        epoch: int,
+        *,
+        choice: Choice = Choice.REPAIR,
+        by_person: bool = False,
+    ) -> Recovery:
+        with self._state.transaction() as conn:
+            fence(conn, source_lease(source), epoch)
+            if by_person:
+                conn.execute(_SET_CHOICE, (choice, reason[:TEXT_MAX], source, partition))
+            asked_by = "person" if by_person else "itself"
+            conn.execute(_OPEN, (source, partition, choice, asked_by, reason[:TEXT_MAX], left_at))
+            row = conn.execute(_CURRENT, (source, partition)).fetchone()
+        if row is None:
+            raise ended_just_now(source, partition)
+        return _recovery(row)
+
+    def move(
+        self,
+        recovery: Recovery,
+        step: Step,
+        epoch: int,
+        *,
+        position: str | None = None,
+        taken: int = 0,
+        error: str = "",
+        tried: bool = False,
+    ) -> None:
+        with self._state.transaction() as conn:
+            fence(conn, source_lease(recovery.source), epoch)
+            conn.execute(_MOVE, (step, position, taken, error[:TEXT_MAX], int(tried), recovery.id))
+
+    def close_gap(self, recovery: Recovery, position: str, taken: int, epoch: int) -> None:
+        with self._state.transaction() as conn:
+            fence(conn, source_lease(recovery.source), epoch)
+            given = (Step.CLOSED, position, taken, "", 0, recovery.id)
+            if conn.execute(f"{_MOVE} and choice = %s", (*given, recovery.choice)).rowcount != 1:
+                raise chosen_otherwise(recovery)
+
+
+def _recovery(row: Any) -> Recovery:
+    number, source, partition, choice, by_person, reason, left_at, step, *rest = row
+    return Recovery(number, source, partition, Choice(choice), by_person, reason, left_at, Step(step), *rest)

@@ -1,0 +1,283 @@
+"""Holes of one source, closed step by step. Nothing in here knows Spark, Delta or Postgres: the simulator runs it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Protocol
+
+from evermark import failpoint
+from evermark.error_policy import Action, action_for
+from evermark.errors import EngineError, EvermarkError, GapError, IdentityError
+from evermark.ingest.repair.base import (
+    TRIES_MAX,
+    Choice,
+    Recovery,
+    RecoveryStore,
+    Step,
+    exhausted,
+    given_up,
+    may_open,
+)
+from evermark.ingest.take import Taken, Taker
+from evermark.log.base import Append, AppendLog, LogFile
+from evermark.sources.base import Gap, Repair, Source
+
+TIDY_EVERY = timedelta(minutes=1)
+_RECOVER_HINT = "`evermark source recover` says what can be done; docs/playbook.md has the rest"
+
+
+@dataclass(frozen=True)
+class RepairTarget:
+    """Where the events that are found belong."""
+
+    source: str
+    partition: int
+    batch: int  # the last one in the log
+    epoch: int
+    start: str  # where the log ends
+
+
+@dataclass(frozen=True)
+class FoundFile:
+    """A file with some of the events that were missing; `end` is the place after the last of them."""
+
+    file: LogFile
+    end: str
+
+
+def batches_of(found: Sequence[FoundFile], gap: Gap, wanted: RepairTarget) -> list[Taken]:
+    """The batches that close the gap; the last ends where reading goes on. Without a file only that is kept."""
+    batches: list[Taken] = []
+    start = wanted.start
+    for number, one in enumerate(found, start=1):
+        end = gap.position if number == len(found) else one.end
+        batches.append(_taken(wanted, wanted.batch + number, start, end, (one.file,)))
+        start = end
+    return batches or [_taken(wanted, wanted.batch + 1, start, gap.position, ())]
+
+
+def _taken(wanted: RepairTarget, batch: int, start: str, end: str, files: tuple[LogFile, ...]) -> Taken:
+    append = Append(wanted.partition, batch, wanted.epoch, start, end, files)
+    return Taken(wanted.partition, batch, start, end, append)
+
+
+class RepairNews(Protocol):
+    """Whoever has to know."""
+
+    def opened(self, recovery: Recovery, error: EvermarkError) -> None: ...
+
+    def begun(self, recovery: Recovery) -> None: ...
+
+    def taken(self, taken: Taken) -> None: ...
+
+    def closed(self, recovery: Recovery, gap: Gap, rows: int) -> None: ...
+
+    def ended(self, recovery: Recovery, error: EvermarkError | None) -> None:
+        """Reading may go on; or, with an error, a person has to look."""
+
+    def left_behind(self, error: EvermarkError) -> None:
+        """What was made for a recovery that failed could not be removed."""
+
+
+class Repairer:
+    """Carries out whatever recovery stands open, found by us or asked for by a person."""
+
+    def __init__(
+        self,
+        name: str,
+        epoch: int,
+        source: Source,
+        recoveries: RecoveryStore,
+        open_log: Callable[[], tuple[AppendLog, Taker]],
+        find: Callable[[Gap, RepairTarget], list[FoundFile]],
+        let_go: Callable[[int], None],
+        stopped: Callable[[], bool],
+        clock: Callable[[], datetime],
+        news: RepairNews,
+        on_ended: Callable[[int, EvermarkError | None], None] = lambda _partition, _error: None,
+    ) -> None:
+        """`find` writes what the gap holds and the log does not. `let_go` returns when nobody reads a partition;
+        `on_ended` lets it be read again, or, with an error, has it wait for a person.
+        """
+        self._name = name
+        self._epoch = epoch
+        self._source = source
+        self._recoveries = recoveries
+        self._open_log = open_log
+        self._find = find
+        self._let_go = let_go
+        self._stopped = stopped
+        self._clock = clock
+        self._news = news
+        self._on_ended = on_ended
+        self._lock = threading.Lock()
+        self._open = {p for p in source.partitions() if recoveries.current(name, p) is not None}
+        self._tidied_at: dict[int, datetime] = {}
+        self._carried: dict[int, int] = {}  # partitions whose recovery was begun here, and nobody was told of its end
+
+    def partitions(self) -> set[int]:
+        """Those with a gap: nobody reads them until it is closed."""
+        with self._lock:
+            return set(self._open)
+
+    def found(self, partition: int, error: EvermarkError, left_at: str) -> EvermarkError | None:
+        """Reading met `error`. None: it is a gap, and is being closed; else what is to be said about it."""
+        if not may_open(error) or self._source.repair(partition) is None:
+            return error
+        past = [r for r in self._recoveries.past(self._name) if r.partition == partition]
+        if exhausted(past, self._clock()):
+            return given_up(past[0].error or error.message)
+        # Before it is recorded: whoever carries it out takes it out again when it is done.
+        with self._lock:
+            self._open.add(partition)
+        try:
+            recovery = self._recoveries.open(self._name, partition, error.message, left_at, self._epoch)
+        except EvermarkError:
+            with self._lock:
+                self._open.discard(partition)
+            raise
+        failpoint.hit("repair.opened")
+        self._news.opened(recovery, error)
+        return None
+
+    def carry_out_all(self) -> None:
+        """Look at every partition: an error in one is raised when the others were looked at, too."""
+        problem: EvermarkError | None = None
+        for partition in self._source.partitions():
+            try:
+                self._look_at(partition)
+            except EvermarkError as error:
+                if action_for(error) is Action.STEP_DOWN:
+                    raise
+                problem = problem or error
+        if problem is not None:
+            raise problem
+
+    def _look_at(self, partition: int) -> None:
+        recovery = self._recoveries.current(self._name, partition)
+        if recovery is not None and not self._stopped():
+            self.carry_out(recovery)
+        elif recovery is None and partition in self._carried:
+            self._tell_end(self._carried[partition])
+        elif recovery is None:
+            self._tidy(partition)
+
+    def carry_out(self, recovery: Recovery) -> None:
+        with self._lock:
+            self._open.add(recovery.partition)
+        self._carried[recovery.partition] = recovery.id
+        self._news.begun(recovery)
+        repair = self._source.repair(recovery.partition)
+        if repair is None:
+            self._fail(recovery, None, EvermarkError("this source cannot be repaired"))
+            return
+        try:
+            self._let_go(recovery.partition)
+            self._steps(recovery, repair)
+        except EvermarkError as error:
+            self._after_failure(self._as_it_is(recovery), repair, error)
+        except Exception as error:  # noqa: BLE001 - counted like any other failed try
+            unknown = EvermarkError(f"{type(error).__name__}: {error}"[:1000])
+            self._after_failure(self._as_it_is(recovery), repair, unknown)
+        finally:
+            repair.close()
+
+    def _steps(self, recovery: Recovery, repair: Repair) -> None:
+        now = recovery
+        if now.step is Step.OPENED:
+            # A person who chose knows which server this is; else it has to be the one we left.
+            gap = repair.begin(self._stopped, None if now.by_person else now.left_at or None)
+            now = self._as_it_is(now)  # waiting for a slot takes up to an hour: somebody may have chosen otherwise
+            taken = self._close_gap(now, gap)
+            self._recoveries.close_gap(now, gap.position, taken, self._epoch)
+            now = replace(now, step=Step.CLOSED, position=gap.position)
+            failpoint.hit("repair.closed")
+        if now.position is None:
+            raise EvermarkError(f"recovery {now.id} is closed, but nobody noted where", hint="report this")
+        self._recoveries.move(now, Step.CLOSED, self._epoch)  # refused if we are no longer the owner
+        repair.finish(now.position)
+        self._recoveries.move(now, Step.DONE, self._epoch)
+        failpoint.hit("repair.done")
+        self._ended(now, None)
+
+    def _close_gap(self, recovery: Recovery, gap: Gap) -> int:
+        """Take what the log lacks, and checkpoint where reading goes on; the number of events taken."""
+        log, taker = self._open_log()
+        partition, start = recovery.partition, recovery.left_at
+        batch = log.fence(partition, self._epoch).batch
+        if batch:
+            start = taker.begin(partition).position or start
+        wanted = RepairTarget(self._name, partition, batch, self._epoch, start)
+        found = self._find(gap, wanted) if recovery.choice is Choice.REPAIR else []
+        failpoint.hit("repair.found")
+        rows = 0
+        for taken in batches_of(found, gap, wanted):
+            taker.take(taken, repaired=True)
+            self._news.taken(taken)
+            rows += taken.append.rows
+        self._news.closed(recovery, gap, rows)
+        return rows
+
+    def _as_it_is(self, recovery: Recovery) -> Recovery:
+        """The same recovery as State has it now: how far it got, and what was chosen since."""
+        return self._recoveries.current(self._name, recovery.partition) or recovery
+
+    def _after_failure(self, recovery: Recovery, repair: Repair, error: EvermarkError) -> None:
+        action = action_for(error)
+        if action is Action.STEP_DOWN or self._stopped():
+            raise error
+        if isinstance(error, IdentityError):
+            self._fail(recovery, repair, error)  # trying again makes it no other server
+            return
+        # What passes by itself spends no try. What Spark says may be a row it can never read.
+        tried = action is not Action.RETRY or isinstance(error, EngineError)
+        # The new slot may be gone as well: everything begins again, and finds what was taken meanwhile in the log.
+        step = Step.OPENED if isinstance(error, GapError) else recovery.step
+        if tried and recovery.tries + 1 >= TRIES_MAX:
+            self._fail(recovery, repair, given_up(error.message))
+            return
+        self._recoveries.move(recovery, step, self._epoch, error=error.message, tried=tried)
+        raise error
+
+    def _fail(self, recovery: Recovery, repair: Repair | None, error: EvermarkError) -> None:
+        if repair is not None:
+            self._abandon(repair)
+        self._recoveries.move(recovery, Step.FAILED, self._epoch, error=error.message, tried=True)
+        self._ended(recovery, error)
+
+    def _tidy(self, partition: int) -> None:
+        """An owner that was late may make a slot after its successor was done: it keeps WAL, and nobody reads it."""
+        now = self._clock()
+        if partition in self._tidied_at and now - self._tidied_at[partition] < TIDY_EVERY:
+            return
+        past = [r for r in self._recoveries.past(self._name) if r.partition == partition]
+        repair = self._source.repair(partition) if past else None
+        if repair is not None:
+            self._recoveries.move(past[0], past[0].step, self._epoch)  # refused if we are no longer the owner
+            self._abandon(repair)
+            repair.close()
+        self._tidied_at[partition] = now
+
+    def _abandon(self, repair: Repair) -> None:
+        try:
+            repair.abandon()  # a slot that nobody reads keeps WAL without end
+        except EvermarkError as left:
+            self._news.left_behind(left)
+
+    def _tell_end(self, number: int) -> None:
+        """Its last step was recorded, and the answer to that was lost: without this nobody would ever read on."""
+        for recovery in self._recoveries.past(self._name):
+            if recovery.id == number:
+                failed = recovery.step is Step.FAILED
+                self._ended(recovery, GapError(recovery.error, hint=_RECOVER_HINT) if failed else None)
+
+    def _ended(self, recovery: Recovery, error: EvermarkError | None) -> None:
+        self._carried.pop(recovery.partition, None)
+        self._tidied_at[recovery.partition] = self._clock()
+        with self._lock:
+            self._open.discard(recovery.partition)
+        self._news.ended(recovery, error)
+        self._on_ended(recovery.partition, error)

@@ -1,1 +1,0 @@
-"""A Postgres in memory whose slots are lost, and the steps that mend them, under faults. See docs/simulator.md."""

@@ -1,0 +1,180 @@
+"""Commits that did not reach the disk whole are set aside.
+
+A real power cut cannot be made here (a kill leaves the page cache as it is), so what one may leave is made by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from evermark.log.append import DeltaLog
+from evermark.log.base import Tail
+from evermark.log.maintenance import Maintenance
+from evermark.log.table import commit_file
+from evermark.log.torn import set_aside_torn
+from tests.contract.log.log_scene import append, expected, fill, ids, position, write
+
+Damage = Callable[[Path, int], None]
+
+
+def truncated(folder: Path, version: int) -> None:
+    path = commit_file(folder, version)
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+def zero_length(folder: Path, version: int) -> None:
+    commit_file(folder, version).write_bytes(b"")
+
+
+def zeros(folder: Path, version: int) -> None:
+    path = commit_file(folder, version)
+    path.write_bytes(b"\0" * path.stat().st_size)
+
+
+def cut_between_lines(folder: Path, version: int) -> None:
+    path = commit_file(folder, version)
+    path.write_text("\n".join(path.read_text().splitlines()[:-1]) + "\n")
+
+
+def only_its_info(folder: Path, version: int) -> None:
+    path = commit_file(folder, version)
+    path.write_text(path.read_text().splitlines()[0] + "\n")
+
+
+def missing(folder: Path, version: int) -> None:
+    commit_file(folder, version).unlink()
+
+
+def file_of(folder: Path, version: int) -> Path:
+    return next(folder.glob(f"p0-b{version}-*.parquet"))
+
+
+def missing_file(folder: Path, version: int) -> None:
+    file_of(folder, version).unlink()
+
+
+def short_file(folder: Path, version: int) -> None:
+    path = file_of(folder, version)
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+DAMAGES: list[Damage] = [
+    truncated,
+    zero_length,
+    zeros,
+    cut_between_lines,
+    only_its_info,
+    missing,
+    missing_file,
+    short_file,
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "shop"
+    fill(DeltaLog(folder), 5)  # batch n is version n
+    return folder
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("version", [4, 5])
+def test_a_torn_commit_and_those_after_it_are_set_aside(folder: Path, damage: Damage, version: int) -> None:
+    """GIVEN version 3 durable and a later one torn WHEN repaired THEN the log reads, ends before it, and goes on."""
+    damage(folder, version)
+    present = [v for v in (4, 5) if v >= version and commit_file(folder, v).exists()]
+    assert set_aside_torn(folder, 3) == present
+    log = DeltaLog(folder)
+    assert log.tail(0) == Tail(version - 1, 1, position(version))
+    assert ids(folder) == expected(version - 1)
+    for batch in range(version, 8):
+        log.commit(append([write(folder, batch)], batch))
+    assert ids(folder) == expected(7)
+
+
+def test_whole_commits_are_left_alone(folder: Path) -> None:
+    """Fences, compaction, retention and creation are all recognised as whole, durable or not."""
+    log = DeltaLog(folder)
+    log.fence(0, 2)
+    for batch in range(6, 40):
+        log.commit(append([write(folder, batch)], batch, epoch=2))
+    assert Maintenance(folder).run().compacted == 39
+    before = sorted((folder / "_delta_log").iterdir())
+    for durable in (-1, 0, 5, 41):
+        assert set_aside_torn(folder, durable) == []
+    assert sorted((folder / "_delta_log").iterdir()) == before
+    assert ids(folder) == expected(39)
+
+
+@pytest.mark.parametrize("damage", [truncated, cut_between_lines, only_its_info])
+def test_a_torn_compaction_brings_the_replaced_files_back(folder: Path, damage: Damage) -> None:
+    """Without some of its lines a compaction would lose rows or double them."""
+    log = DeltaLog(folder)
+    fill(log, 31, first=6)
+    fill(log, 40, first=32)
+    version = log.sync()
+    assert Maintenance(folder).run().compacted == 40
+    damage(folder, version + 1)
+    assert set_aside_torn(folder, version) == [version + 1]
+    assert ids(folder) == expected(40)
+
+
+def test_durable_commits_are_never_touched(folder: Path) -> None:
+    """Damage at or before the durable version is not a power cut's: it is left for a person to see."""
+    truncated(folder, 3)
+    assert set_aside_torn(folder, 3) == []
+    assert set_aside_torn(folder, 5) == []
+    assert commit_file(folder, 3).exists()
+
+
+@pytest.mark.parametrize("contents", [b"", b"\0" * 1000, b"PAR1"])
+def test_a_torn_checkpoint_is_set_aside(folder: Path, contents: bytes) -> None:
+    """All commits are whole and durable, only the checkpoint is not: the commits it stands for are still there."""
+    log = DeltaLog(folder)
+    fill(log, 31, first=6)
+    Maintenance(folder).run()
+    assert ids(folder) == expected(31)
+    for checkpoint in (folder / "_delta_log").glob("*.checkpoint*.parquet"):
+        checkpoint.write_bytes(contents)
+    assert set_aside_torn(folder, log.sync()) == []
+    assert ids(folder) == expected(31)
+    assert DeltaLog(folder).tail(0).batch == 31
+
+
+def test_a_checkpoint_of_a_torn_version_goes_with_it(folder: Path) -> None:
+    """A checkpoint that holds a torn commit would keep it alive, also when that commit's own name is gone."""
+    fill(DeltaLog(folder), 31, first=6)
+    Maintenance(folder).run()
+    made = next((folder / "_delta_log").glob("*.checkpoint*.parquet"))
+    missing(folder, int(made.name[:20]))
+    missing_file(folder, 20)
+    set_aside_torn(folder, 10)
+    assert ids(folder) == expected(19)
+
+
+@pytest.mark.parametrize("contents", ["", "{", '{"version": 77, "size": 1}'])
+def test_a_torn_pointer_to_the_checkpoint_is_dropped(folder: Path, contents: str) -> None:
+    """`_last_checkpoint` is a hint; a wrong one is worse than none."""
+    fill(DeltaLog(folder), 31, first=6)
+    Maintenance(folder).run()
+    (folder / "_delta_log" / "_last_checkpoint").write_text(contents)
+    assert set_aside_torn(folder, 10_000) == []
+    assert ids(folder) == expected(31)
+
+
+def test_no_log_is_nothing_to_repair(tmp_path: Path) -> None:
+    """Before the first start there is no folder."""
+    assert set_aside_torn(tmp_path / "shop", -1) == []
+
+
+def test_a_table_whose_creation_is_torn_is_made_again(tmp_path: Path) -> None:
+    """The very first commit may be the torn one."""
+    folder = tmp_path / "shop"
+    DeltaLog(folder)
+    cut_between_lines(folder, 0)
+    assert set_aside_torn(folder, -1) == [0]
+    fill(DeltaLog(folder), 2)
+    assert ids(folder) == expected(2)

@@ -1,0 +1,160 @@
+"""The public format: `spark.read.format("evermark")` and `spark.readStream.format("evermark")`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from evermark import Log
+from evermark.event import ADDED_SINCE, EVENT
+from evermark.log import write
+from evermark.log.append import DeltaLog
+from evermark.log.maintenance import Maintenance
+from tests.contract.log.log_scene import expected, fill
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> DeltaLog:
+    log = DeltaLog(tmp_path / "log" / "shop")
+    fill(log, 5, rows=2)
+    return log
+
+
+class Stream:
+    """A streaming query that ends when it has read what there is, and keeps what it got over restarts."""
+
+    def __init__(self, spark: SparkSession, log: Path, scratch: Path) -> None:
+        self._spark = spark
+        self._log = str(log)
+        self._scratch = str(scratch)
+        self.got: Counter[str] = Counter()
+        self.batches = 0
+
+    def run(self, **options: Any) -> None:
+        frame = self._spark.readStream.format("evermark").option("log", self._log).options(**options).load()
+        query = (
+            frame.writeStream.option("checkpointLocation", self._scratch)
+            .foreachBatch(self._keep)
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+
+    def _keep(self, frame: Any, _: int) -> None:
+        self.got.update(row["event_id"] for row in frame.select("event_id").collect())
+        self.batches += 1
+
+
+@pytest.fixture
+def stream(spark: SparkSession, tmp_path: Path) -> Stream:
+    return Stream(spark, tmp_path / "log", tmp_path / "scratch")
+
+
+def read(spark: SparkSession, path: Path, **options: str) -> Counter[str]:
+    frame = spark.read.format("evermark").option("log", str(path)).options(**options).load()
+    return Counter(row["event_id"] for row in frame.select("event_id").collect())
+
+
+def test_spark_finds_the_format_by_itself(spark: SparkSession, log: DeltaLog) -> None:
+    """Nobody registered it: the package's name is enough. All columns of the log are there."""
+    frame = spark.read.format("evermark").load(str(log.folder.parent))
+    assert frame.count() == 10
+    row = frame.where("event_id = '0-2-1'").first()
+    assert row is not None
+    assert (row["source"], row["partition"], row["batch"], row["flags"]) == ("shop", 0, 2, ["repaired"])
+    assert row["event_time"].microsecond == 123_456
+
+
+def test_files_from_before_a_column_was_added_have_nulls_in_it(
+    spark: SparkSession, log: DeltaLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the format, and by `evermark.Log`, beside files that have it."""
+    monkeypatch.setattr(write, "EVENT", pa.schema([field for field in EVENT if field.name not in ADDED_SINCE]))
+    fill(log, 6, first=6)
+    path = log.folder.parent
+    for frame in (spark.read.format("evermark").load(str(path)), Log(path).read(spark)):
+        rows = frame.select("event_id", "previous_key", "key").collect()
+        assert len(rows) == 11
+        assert {row["previous_key"] for row in rows} == {None}
+        assert {row["key"] for row in rows} == {"0", "1"}
+
+
+def test_a_batch_read_by_source_stream_and_time(spark: SparkSession, log: DeltaLog) -> None:
+    """Options narrow what is read."""
+    path = log.folder.parent
+    fill(DeltaLog(path / "other"), 1)
+    assert read(spark, path, source="shop") == expected(5, rows=2)
+    assert read(spark, path) == expected(5, rows=2) + expected(1)
+    assert read(spark, path, stream="public.none") == Counter()
+    assert read(spark, path, source="shop", since="2026-11-01T12:00:00.123456Z") == expected(5, rows=2)
+    assert read(spark, path, source="shop", since="2026-11-01T12:00:00.123457Z") == Counter()
+    assert read(spark, path, source="shop", until="2026-11-01T12:00:00.123456Z") == Counter()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sorce": "shop"}, "option 'sorce' is not known to the evermark format"),
+        ({"source": "sop"}, "has no source 'sop'"),
+        ({"since": "yesterday"}, "'yesterday' is not a time"),
+    ],
+)
+def test_wrong_options_are_said(spark: SparkSession, log: DeltaLog, options: dict[str, str], message: str) -> None:
+    """An option that is not known, or not right, is an error and not ignored."""
+    with pytest.raises(Exception, match=message):
+        read(spark, log.folder.parent, **options)
+
+
+def test_a_stream_reads_everything_once_over_restarts_and_compaction(log: DeltaLog, stream: Stream) -> None:
+    """GIVEN a stream that stopped half-way WHEN files are merged and more events come THEN each is read once."""
+    stream.run(maxBatchesPerTrigger=2)
+    assert stream.got == expected(5, rows=2)
+    assert stream.batches == 3
+    fill(log, 40, first=6, rows=2)
+    assert Maintenance(log.folder).run().compacted == 40
+    stream.run(maxBatchesPerTrigger=13)
+    fill(log, 41, first=41, rows=2)
+    stream.run()
+    stream.run()
+    assert stream.got == expected(41, rows=2)
+
+
+def test_partitions_and_sources_that_come_later_are_read_too(log: DeltaLog, stream: Stream) -> None:
+    """Each place has its own offset: a high batch of one never hides the low ones of another."""
+    stream.run()
+    fill(log, 3, partition=1)
+    fill(DeltaLog(log.folder.parent / "other"), 2, partition=9)
+    stream.run()
+    fill(log, 4, first=4, partition=1)
+    stream.run()
+    assert stream.got == expected(5, rows=2) + expected(4, partition=1) + expected(2, partition=9)
+
+
+def test_a_stream_may_begin_at_the_end(log: DeltaLog, stream: Stream) -> None:
+    """`startingBatch = latest` reads what comes after the first start."""
+    stream.run(startingBatch="latest")
+    assert stream.got == Counter()
+    fill(log, 6, first=6)
+    stream.run(startingBatch="latest")
+    assert stream.got == Counter({"0-6-0": 1})
+
+
+def test_a_stream_that_retention_passed_says_what_is_missing(log: DeltaLog, stream: Stream) -> None:
+    """Nothing is skipped in silence; a stream that begins later reads what there is."""
+    stream.run()
+    fill(log, 9, first=6, rows=2)
+    later = Maintenance(log.folder, timedelta(days=1), clock=lambda: 4_000_000_000.0)
+    assert later.run({0: 7}).retained_out_rows == 14
+    with pytest.raises(Exception, match="batches 6 to 7 of shop/0 are no longer in the log"):
+        stream.run()
+    fresh = Stream(stream._spark, log.folder.parent, log.folder.parent.parent / "fresh")
+    fresh.run()
+    assert fresh.got == expected(9, rows=2) - expected(7, rows=2)

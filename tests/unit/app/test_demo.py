@@ -1,0 +1,42 @@
+"""Nobody is left alone with a silent terminal: what takes long says what it waits for."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from evermark.app import demo
+from evermark.errors import EvermarkError
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setattr(demo, "_SAY_EVERY_S", 0.0)
+    monkeypatch.setattr(demo, "_LOOK_EVERY_S", 0.001)
+    return []
+
+
+def test_the_demo_says_what_it_waits_for(tmp_path: Path, said: list[str]) -> None:
+    """GIVEN something that takes a while WHEN the demo waits for it THEN it says what and for how long."""
+    looks = iter([False] * 5 + [True])
+    demo.Demo(tmp_path, 1.0, 1.0, said.append)._wait(lambda: next(looks), "something new is delivered", 60.0)
+    assert len(said) >= 3
+    assert all(re.fullmatch(r"  waiting until something new is delivered: 0 s, of 60 s at most", line) for line in said)
+
+
+def test_the_demo_names_what_did_not_come(tmp_path: Path, said: list[str]) -> None:
+    """GIVEN something that never comes WHEN the time is over THEN the error names it and where to look."""
+    with pytest.raises(EvermarkError, match="not within 0 s: something new is delivered") as caught:
+        demo.Demo(tmp_path, 1.0, 1.0, said.append)._wait(lambda: False, "something new is delivered", 0.0)
+    assert "up.log" in caught.value.hint
+
+
+def test_setting_up_shows_that_it_moves() -> None:
+    """GIVEN `make setup` THEN each step is said before it begins, and pip is not told to be quiet."""
+    recipe = (ROOT / "Makefile").read_text().split("$(STAMP):")[1].split("\ndemo:")[0]
+    assert [f"{n} of 3: " in recipe for n in (1, 2, 3)] == [True] * 3
+    assert "pip install" in recipe and not re.search(r"pip install[^\n]*\s-q", recipe)

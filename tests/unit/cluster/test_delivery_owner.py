@@ -1,0 +1,133 @@
+"""The loop that owns delivery: what goes on when a part of it fails, and how it ends. In simulated time, in memory."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from evermark.cluster.base import Holder
+from evermark.cluster.fence import DELIVER_LEASE
+from evermark.cluster.holding import Candidate
+from evermark.cluster.memory import MemoryLeases
+from evermark.delivery.base import SourcePartition, SubscriptionSpec
+from evermark.delivery.replay.memory import MemoryReplays
+from evermark.delivery.run.live import LiveGroup
+from evermark.delivery.run.owner import DeliveryOwner, DeliveryWorks
+from evermark.delivery.store.memory import MemoryDelivery
+from evermark.delivery.work import Span
+from evermark.errors import UnreachableError
+from simulator.baton import Baton, BatonRuntime, Process
+
+PLACE = SourcePartition("shop", 0)
+
+
+class Scene:
+    """One subscription and an empty log; what was said is kept."""
+
+    def __init__(self) -> None:
+        self.runtime = BatonRuntime(Baton(random.Random(1), 0.5, 0.01), Process("p"))
+        self.leases = MemoryLeases(clock=self.runtime.now, is_gone=lambda _: False)
+        self.store = MemoryDelivery(self.leases, clock=self.runtime.now)
+        self.said: list[tuple[str, dict[str, object]]] = []
+        self.reports = 0
+        self.on_report: Callable[[], None] = lambda: None
+        say = lambda event, **about: self.said.append((event, about))  # noqa: E731
+        log = SimpleNamespace(debug=say, info=say, warning=say, error=say)
+        view = SimpleNamespace(heads=dict, files=lambda _: [])
+        nothing = cast("Any", SimpleNamespace(deliver=None, replay=None, attempt=lambda *_: []))
+        specs = [SubscriptionSpec("a", "https://a.example")]
+        works = DeliveryWorks(
+            self.store,
+            MemoryReplays(self.leases, self.store, clock=self.runtime.now),
+            cast("Any", view),
+            nothing,
+            nothing,
+            str,
+            {},
+            lambda: specs,
+            lambda *_: 0,
+            2,
+        )
+        candidate = Candidate(self.leases, Holder("me", "host", "boot", 1, "1"), self.runtime, log)
+        self.owner = DeliveryOwner(works, cast("Any", self), candidate)
+
+    def report(self) -> None:
+        self.reports += 1
+        self.on_report()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("standby", "owned", "delivering", "released", "handed_over", "replaying") or name.startswith("by_"):
+            return lambda *_: None
+        raise AttributeError(name)
+
+    def run(self, seconds: float) -> None:
+        """Deliver for this long, then stop."""
+        task = self.runtime.spawn("deliver", self.owner.run)
+        self.runtime.spawn("stop", lambda: (self.runtime.wait(seconds), self.owner.stop()))
+        self.runtime.baton.run(lambda: task.task.done)
+        self.runtime.baton.close()
+
+    def events(self) -> list[str]:
+        return [event for event, _ in self.said]
+
+
+def test_a_step_that_fails_is_tried_again_and_holds_up_no_other() -> None:
+    """GIVEN a report that raises the unforeseen WHEN time passes THEN it is said and repeated, and nothing ends."""
+    scene = Scene()
+
+    def fail() -> None:
+        raise RuntimeError("unforeseen")
+
+    scene.on_report = fail
+    scene.run(9.0)
+    assert scene.reports == 5
+    assert scene.events().count("delivery step failed") == 5
+    assert scene.events().count("delivering") == 1
+
+
+def test_an_owner_that_is_stopped_gives_its_lease_back_and_takes_no_batch_any_more() -> None:
+    """GIVEN delivery WHEN it is stopped THEN `run` returns, the lease is free, and a fresh batch is left alone."""
+    scene = Scene()
+    scene.run(1.0)
+    assert scene.leases._held[DELIVER_LEASE].holder is None
+    scene.owner.hand_over(Span(PLACE, 0, 1, ("f",), 1, exact=True))
+    assert "hand-over failed; the follower takes it" not in scene.events()
+
+
+def test_a_hand_over_that_fails_wakes_the_follower_and_never_reaches_ingest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN a live group that raises WHEN a batch is handed over THEN that is said, and ingest goes on."""
+    scene = Scene()
+
+    def fail(*_: object) -> bool:
+        raise RuntimeError("unforeseen")
+
+    monkeypatch.setattr(LiveGroup, "hand_over", fail)
+
+    def take() -> None:
+        scene.runtime.wait(0.5)
+        scene.owner.hand_over(Span(PLACE, 0, 1, ("f",), 1, exact=True))
+
+    scene.runtime.spawn("ingest", take)
+    scene.run(1.0)
+    assert "hand-over failed; the follower takes it" in scene.events()
+
+
+def test_delivery_that_cannot_begin_is_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN State that does not answer while subscriptions are registered WHEN it does again THEN delivery begins."""
+    scene = Scene()
+    register, failures = scene.store.register, [UnreachableError("state")] * 2
+
+    def register_late(*given: Any) -> None:
+        if failures:
+            raise failures.pop()
+        register(*given)
+
+    monkeypatch.setattr(scene.store, "register", register_late)
+    scene.run(5.0)
+    assert scene.events().count("delivery failed; it is started again") == 2
+    assert scene.events().count("delivering") == 1
+    assert set(scene.store.subscriptions()) == {"a"}

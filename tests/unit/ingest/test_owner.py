@@ -1,0 +1,185 @@
+"""The loop that owns a source: who is read when, and what a failure costs. In simulated time, over stores in memory."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any, cast
+
+from evermark.cluster.base import Holder, Lease
+from evermark.cluster.fence import source_lease
+from evermark.cluster.holding import Candidate
+from evermark.cluster.memory import MemoryLeases
+from evermark.errors import BusyError, EvermarkError, FormatError, StaleError, UnreachableError
+from evermark.ingest.gather import WHOLE_SOURCE
+from evermark.ingest.owner import ReadPlan, SourceOwner
+from evermark.ingest.repair.memory import MemoryRecoveries
+from evermark.ingest.resume import Resume
+from evermark.ingest.take import Taken, Taker
+from evermark.runtime import Wake
+from evermark.sources.base import Seen
+from simulator.baton import Baton, BatonRuntime, Process
+
+Failures = dict[int, EvermarkError]
+
+
+class Leases(MemoryLeases):
+    """Loses its tongue when told to."""
+
+    mute = False
+
+    def require(self, lease: Lease) -> None:
+        if self.mute:
+            raise UnreachableError("state does not answer")
+        super().require(lease)
+
+
+class Scene:
+    """A source of two partitions. `readings` is what was read and when; each ends as `outcomes` say, or when told."""
+
+    def __init__(self) -> None:
+        self.runtime = BatonRuntime(Baton(random.Random(1), 0.5, 0.01), Process("p"))
+        self.leases = Leases(clock=self.runtime.now, is_gone=lambda _: False)
+        self.recoveries = MemoryRecoveries(self.leases, self.runtime.now)
+        self.outcomes: list[Failures] = []
+        self.readings: list[tuple[float, list[int]]] = []
+        self.stopped: list[int] = []
+        self.said: list[str] = []
+        self.source = SimpleNamespace(
+            partitions=lambda: [0, 1], check=lambda *_: None, begin=lambda *_: None, repair=lambda _: None
+        )
+        said = lambda event, **_: self.said.append(event)  # noqa: E731
+        log = SimpleNamespace(debug=said, info=said, warning=said, error=said)
+        holder = Holder("me", "host", "boot", 1, "1")
+        self.owner = SourceOwner(
+            "shop", cast("Any", self.source), self, cast("Any", self), Candidate(self.leases, holder, self.runtime, log)
+        )
+
+    def run(self, seconds: float) -> None:
+        self.runtime.spawn("source", self.owner.run)
+        baton = self.runtime.baton
+        self.runtime.spawn("clock", lambda: baton.sleep(seconds))
+        baton.run(lambda: baton.now >= seconds)
+        baton.close()
+
+    # works
+
+    def prepare(self) -> None: ...
+
+    def require_room(self) -> None: ...
+
+    def open_log(self, epoch: int) -> tuple[Any, Taker]:
+        taker = SimpleNamespace(begin=lambda _: Resume("5", 1), epoch=epoch)
+        return None, cast("Taker", taker)
+
+    def newest(self, partitions: Sequence[int]) -> Mapping[int, Seen]:
+        return {}
+
+    def find(self, *_: object) -> list[Any]:
+        return []
+
+    def read(self, plan: ReadPlan, taker: Taker, on_taken: Callable[[Taken], None], ends: Sequence[Wake]) -> Failures:
+        self.readings.append((self.runtime.monotonic(), sorted(plan.starts)))
+        self.runtime.wait(1.0 if self.outcomes else 1e9, *ends)
+        return self.outcomes.pop(0) if self.outcomes else {}
+
+    # news
+
+    def failed(self, partition: int, error: EvermarkError, again_in_s: float | None) -> None:
+        if again_in_s is None:
+            self.stopped.append(partition)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("standby", "unowned", "owned", "released", "reading", "taken"):
+            return lambda *_: None
+        raise AttributeError(name)
+
+    def read_of(self) -> list[list[int]]:
+        return [partitions for _, partitions in self.readings]
+
+
+def test_a_partition_that_failed_is_read_again_in_its_time_though_the_others_are_read_meanwhile() -> None:
+    """GIVEN two partitions WHEN one is busy for a moment THEN the other is read alone, and soon both are again."""
+    scene = Scene()
+    scene.outcomes = [{1: BusyError("the slot is in use")}]
+    scene.run(30.0)
+    assert scene.read_of() == [[0, 1], [0], [0, 1]]
+    assert scene.readings[2][0] - scene.readings[1][0] < 1.0
+
+
+def test_a_partition_that_stops_stays_stopped_however_well_the_others_are() -> None:
+    """GIVEN a partition that needs a person WHEN the other fails after hours THEN the first is not tried unasked."""
+    scene = Scene()
+    scene.outcomes = [{1: FormatError("damaged")}]
+    scene.run(100.0)
+    assert scene.read_of() == [[0, 1], [0]]
+    assert scene.stopped == [1]
+
+
+def test_what_a_stale_owner_saw_stops_nothing() -> None:
+    """GIVEN a failure that needs a person WHEN the lease is another's by then THEN the owner steps down."""
+    scene = Scene()
+    scene.outcomes = [{1: FormatError("damaged")}]
+    taken_over = lambda: scene.leases._held.update(  # noqa: E731
+        {source_lease("shop"): scene.leases._held[source_lease("shop")].__class__(None, 9, datetime.now(UTC))}
+    )
+    read = scene.read
+
+    def read_late(*given: Any) -> Failures:
+        taken_over()
+        return read(*given)
+
+    cast("Any", scene).read = read_late
+    scene.run(1.2)
+    assert scene.stopped == []
+    assert "stepping down" in scene.said
+
+
+def test_nothing_stops_for_good_while_it_cannot_be_known_who_owns_it() -> None:
+    """GIVEN a failure that needs a person WHEN State cannot be asked for the lease THEN it is tried again later."""
+    scene = Scene()
+    scene.leases.mute = True
+    scene.outcomes = [{1: FormatError("damaged")}]
+    scene.run(30.0)
+    assert scene.stopped == []
+    assert scene.read_of() == [[0, 1], [0], [0, 1]]
+
+
+def test_reading_ends_when_the_lease_is_lost() -> None:
+    """GIVEN a source that is read WHEN its lease is another's THEN reading ends, and the owner stands by."""
+
+    class Lost(Leases):
+        def renew(self, lease: Lease, ttl_s: float) -> None:
+            self._held[lease.name] = self._held[lease.name].__class__(
+                Holder("you", "host", "boot", 2, "2"), lease.epoch + 1, datetime.max.replace(tzinfo=UTC)
+            )
+            raise StaleError("it is another's")
+
+    scene = Scene()
+    lost = Lost(clock=scene.runtime.now, is_gone=lambda _: False)
+    scene.owner.candidate = replace(scene.owner.candidate, leases=lost)
+    scene.run(20.0)
+    assert scene.read_of() == [[0, 1]]
+    assert scene.said[-1] == "standing by: another instance owns this source"
+
+
+def test_an_unforeseen_error_is_tried_again_a_few_times_and_no_more() -> None:
+    """GIVEN errors that nobody thought of WHEN they come again and again THEN all partitions stop after the sixth."""
+    scene = Scene()
+    scene.outcomes = [{WHOLE_SOURCE: EvermarkError("?")} for _ in range(10)]
+    scene.run(120.0)
+    assert len(scene.readings) == 6
+    assert scene.stopped == [0, 1]
+
+
+def test_an_owner_that_is_told_to_stop_gives_its_lease_back() -> None:
+    """GIVEN a source that is read WHEN its owner is stopped THEN `run` returns, and the lease is free."""
+    scene = Scene()
+    task = scene.runtime.spawn("source", scene.owner.run)
+    scene.runtime.spawn("stop", lambda: (scene.runtime.wait(3.0), scene.owner.stop()))
+    scene.runtime.baton.run(lambda: task.task.done)
+    scene.runtime.baton.close()
+    assert scene.leases._held[source_lease("shop")].holder is None

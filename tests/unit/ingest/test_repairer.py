@@ -1,0 +1,171 @@
+"""The steps that close a gap, over stores in memory: what happens when an answer is lost, and where batches end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from evermark.cluster.fence import source_lease
+from evermark.cluster.memory import MemoryLeases
+from evermark.errors import EvermarkError, GapError, IdentityError, StaleError, UnreachableError
+from evermark.ingest.repair.base import Recovery, Step
+from evermark.ingest.repair.memory import MemoryRecoveries
+from evermark.ingest.repair.steps import TIDY_EVERY, FoundFile, Repairer, RepairTarget, batches_of
+from evermark.log.base import LogFile
+from evermark.sources.base import Gap, Repair
+from evermark.testing.states import owners
+
+HOLE = cast("Gap", SimpleNamespace(position="9"))
+
+
+class Forgetful(MemoryRecoveries):
+    """Does what it is told, and loses the answer to one step."""
+
+    loses: Step | None = None
+
+    def move(self, recovery: Recovery, step: Step, epoch: int, **rest: Any) -> None:
+        super().move(recovery, step, epoch, **rest)
+        if step is self.loses:
+            self.loses = None
+            raise UnreachableError("state did not answer")
+
+
+class Easy(Repair):
+    """Nothing is wrong with it, unless it is given an error."""
+
+    error: EvermarkError | None = None
+    abandoned = 0
+
+    def begin(self, stopped: Callable[[], bool], left_at: str | None = None) -> Gap:
+        if self.error is not None:
+            raise self.error
+        return HOLE
+
+    def finish(self, position: str) -> None: ...
+
+    def abandon(self) -> None:
+        self.abandoned += 1
+
+    def close(self) -> None: ...
+
+
+class Scene:
+    """A mender whose news are kept."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        leases = MemoryLeases(is_gone=lambda _: True)
+        take = owners(leases)
+        self.take_over = lambda: take(source_lease("shop"))
+        self.epoch = self.take_over()
+        self.recoveries = Forgetful(leases)
+        self.repair = Easy()
+        self.now = datetime.now(UTC)
+        self.ends: list[tuple[int, EvermarkError | None]] = []
+        self.repairs: dict[int, Easy] = {0: self.repair}
+        source = SimpleNamespace(
+            partitions=lambda: list(self.repairs), repair=lambda partition: self.repairs[partition]
+        )
+        nothing: Callable[..., None] = lambda *_: None  # noqa: E731
+        news = SimpleNamespace(
+            opened=nothing,
+            begun=nothing,
+            taken=nothing,
+            closed=nothing,
+            left_behind=nothing,
+            ended=lambda recovery, error: self.ends.append((recovery.partition, error)),
+        )
+        monkeypatch.setattr(Repairer, "_close_gap", lambda *_: 0)
+        self.repairer = Repairer(
+            "shop",
+            self.epoch,
+            cast("Any", source),
+            self.recoveries,
+            cast("Any", None),
+            cast("Any", None),
+            nothing,
+            lambda: False,
+            lambda: self.now,
+            cast("Any", news),
+        )
+
+
+@pytest.fixture
+def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
+    return Scene(monkeypatch)
+
+
+def test_reading_goes_on_though_the_answer_to_the_last_step_was_lost(scene: Scene) -> None:
+    """GIVEN a gap that is closed WHEN State does not answer to that THEN the next look lets reading go on."""
+    assert scene.repairer.found(0, GapError("lost"), "5") is None
+    scene.recoveries.loses = Step.DONE
+    with pytest.raises(UnreachableError):
+        scene.repairer.carry_out_all()
+    assert (scene.repairer.partitions(), scene.ends) == ({0}, [])
+    scene.repairer.carry_out_all()
+    assert (scene.repairer.partitions(), scene.ends) == (set(), [(0, None)])
+    scene.repairer.carry_out_all()
+    assert len(scene.ends) == 1, "an end is told once"
+
+
+def test_a_person_is_asked_for_though_the_answer_to_giving_up_was_lost(scene: Scene) -> None:
+    """GIVEN a gap that cannot be closed WHEN State does not answer to that THEN the next look says so."""
+    assert scene.repairer.found(0, GapError("lost"), "5") is None
+    scene.repair.error = IdentityError("another server", hint="choose")
+    scene.recoveries.loses = Step.FAILED
+    with pytest.raises(UnreachableError):
+        scene.repairer.carry_out_all()
+    scene.repairer.carry_out_all()
+    ((partition, error),) = scene.ends
+    assert (partition, error is not None and "another server" in error.message) == (0, True)
+
+
+def test_an_error_in_one_gap_holds_up_no_other(scene: Scene) -> None:
+    """GIVEN two gaps WHEN the server of the first is away THEN the second is closed, and the error is told then."""
+    scene.repairs[1] = Easy()
+    for partition in (0, 1):
+        assert scene.repairer.found(partition, GapError("lost"), "5") is None
+    scene.repair.error = UnreachableError("away")
+    with pytest.raises(UnreachableError, match="away"):
+        scene.repairer.carry_out_all()
+    assert (scene.repairer.partitions(), scene.ends) == ({0}, [(1, None)])
+
+
+def test_a_gap_that_is_being_recorded_is_not_taken_for_one_that_ended(scene: Scene) -> None:
+    """GIVEN a gap that was found WHEN nobody has begun to close it THEN no end of it is told."""
+    with scene.repairer._lock:
+        scene.repairer._open.add(0)
+    scene.repairer.carry_out_all()
+    assert (scene.repairer.partitions(), scene.ends) == ({0}, [])
+
+
+def test_what_a_late_owner_left_behind_is_removed_by_its_successor(scene: Scene) -> None:
+    """GIVEN a gap that was closed WHEN somebody makes a slot for it later THEN the owner drops it, and no stranger."""
+    scene.repairer.carry_out_all()
+    assert scene.repair.abandoned == 0, "where nothing was ever lost nothing is asked"
+    scene.repairer.found(0, GapError("lost"), "5")
+    scene.repairer.carry_out_all()
+    scene.repairer.carry_out_all()
+    assert (len(scene.ends), scene.repair.abandoned) == (1, 0)
+    scene.now += TIDY_EVERY
+    scene.repairer.carry_out_all()
+    scene.repairer.carry_out_all()
+    assert scene.repair.abandoned == 1
+    scene.now += TIDY_EVERY
+    scene.take_over()
+    with pytest.raises(StaleError):
+        scene.repairer.carry_out_all()
+    assert scene.repair.abandoned == 1
+
+
+def test_batches_that_close_a_gap_follow_each_other_and_end_where_reading_goes_on() -> None:
+    """GIVEN what was found WHEN it is cut into batches THEN they are dense; without any only the place is kept."""
+    wanted = RepairTarget("shop", 0, 3, 7, "m")
+    found = [FoundFile(LogFile(f"f{n}", 2, 1), f"n{n}") for n in range(2)]
+    batches = [(t.batch, t.start, t.end, t.append.rows, t.append.epoch) for t in batches_of(found, HOLE, wanted)]
+    assert batches == [(4, "m", "n0", 2, 7), (5, "n0", "9", 2, 7)]
+    ((batch, start, end, rows),) = [(t.batch, t.start, t.end, t.append.rows) for t in batches_of([], HOLE, wanted)]
+    assert (batch, start, end, rows) == (4, "m", "9", 0)

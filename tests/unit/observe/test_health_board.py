@@ -1,0 +1,215 @@
+"""The board behind /health: what readers say of partitions, what sources say when asked, and what follows from both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from evermark.observe.health import (
+    LAGGING_AFTER_S,
+    RATE_OVER_S,
+    HealthBoard,
+    LiveGroupReport,
+    PartitionHealth,
+    PartitionReport,
+    SourceAnswer,
+    as_json,
+    overall,
+    unready,
+)
+
+NOON = datetime(2026, 11, 15, 12, 0, tzinfo=UTC)
+HEALTHY, LAGGING, STALE = PartitionHealth.HEALTHY, PartitionHealth.LAGGING, PartitionHealth.STALE
+FAILED, STANDBY, STARTING = PartitionHealth.FAILED, PartitionHealth.STANDBY, PartitionHealth.STARTING
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def board(clock: Clock) -> HealthBoard:
+    return HealthBoard(clock)
+
+
+def partition(board: HealthBoard, name: str = "shop/0") -> PartitionReport:
+    return board.partitions()[name]
+
+
+def test_a_failure_and_a_new_try_do_not_forget_what_was_taken(board: HealthBoard) -> None:
+    """GIVEN ten events taken WHEN the partition fails and is read again THEN the count and the time stay."""
+    board.put("shop", 0, HEALTHY)
+    board.seen("shop", 0, 10, NOON)
+    board.put("shop", 0, STALE, "no space left", "free some")
+    failed = partition(board)
+    assert (failed.state, failed.reason, failed.hint) == (STALE, "no space left", "free some")
+    board.put("shop", 0, HEALTHY)
+    again = partition(board)
+    assert (again.events, again.last_event_at, again.reason, again.hint) == (10, NOON, "", "")
+
+
+def test_a_batch_clears_reason_and_hint(board: HealthBoard) -> None:
+    """GIVEN a partition that failed WHEN a batch is taken THEN neither the reason nor the hint is left."""
+    board.put("shop", 0, STALE, "no space left", "free some")
+    board.seen("shop", 0, 1, NOON)
+    found = partition(board)
+    assert (found.state, found.reason, found.hint) == (HEALTHY, "", "")
+
+
+def test_a_batch_that_closes_a_gap_does_not_make_it_healthy(board: HealthBoard) -> None:
+    """GIVEN a gap that is being closed WHEN batches of it are taken THEN it is stale until reading goes on."""
+    board.put("shop", 0, STALE, "failover: slot was lost", "wait", repairing=True)
+    board.seen("shop", 0, 50_000, NOON)
+    assert (partition(board).state, partition(board).reason) == (STALE, "failover: slot was lost")
+    board.put("shop", 0, HEALTHY)
+    board.seen("shop", 0, 1, NOON)
+    assert (partition(board).state, partition(board).events) == (HEALTHY, 50_001)
+
+
+@pytest.mark.parametrize(
+    ("waits_s", "state"),
+    [(None, HEALTHY), (0.5, HEALTHY), (LAGGING_AFTER_S, HEALTHY), (LAGGING_AFTER_S + 0.1, LAGGING), (86_400, LAGGING)],
+)
+def test_s7_a_partition_whose_events_wait_for_more_than_30_s_is_lagging(
+    board: HealthBoard, clock: Clock, waits_s: float | None, state: PartitionHealth
+) -> None:
+    """GIVEN a reader that says nothing is wrong WHEN the source has untaken events THEN their age decides."""
+    assert LAGGING_AFTER_S == 30.0
+    board.put("shop", 0, HEALTHY)
+    board.answered("shop", SourceAnswer(clock(), {} if waits_s is None else {0: waits_s}))
+    found = partition(board)
+    assert (found.state, found.lag_s) == (state, waits_s or 0.0)
+    assert bool(found.reason) is (state is LAGGING)
+
+
+def test_lag_grows_while_the_source_does_not_answer_and_ends_when_it_says_so(board: HealthBoard, clock: Clock) -> None:
+    """GIVEN an event that waits WHEN time goes by THEN lag is what it is now, not what it was; 0 once it is taken."""
+    board.put("shop", 0, HEALTHY)
+    board.answered("shop", SourceAnswer(clock(), {0: 25.0}))
+    clock.now += 6.0
+    assert (partition(board).state, partition(board).lag_s) == (LAGGING, 31.0)
+    board.answered("shop", SourceAnswer(clock()))
+    assert (partition(board).state, partition(board).lag_s, partition(board).reason) == (HEALTHY, 0.0, "")
+
+
+def test_a_batch_of_old_events_says_nothing_of_what_waits(board: HealthBoard, clock: Clock) -> None:
+    """GIVEN an instance that was down for an hour WHEN it has taken what had come THEN it is healthy, with no lag."""
+    board.put("shop", 0, HEALTHY)
+    board.answered("shop", SourceAnswer(clock(), {0: 3600.0}))
+    board.seen("shop", 0, 1, NOON)
+    board.answered("shop", SourceAnswer(clock()))
+    assert (partition(board).state, partition(board).lag_s) == (HEALTHY, 0.0)
+
+
+@pytest.mark.parametrize("before", [HEALTHY, STANDBY, STARTING])
+def test_a_source_that_cannot_be_asked_is_stale_with_the_reason(
+    board: HealthBoard, clock: Clock, before: PartitionHealth
+) -> None:
+    """GIVEN partitions whose reader has nothing to say WHEN the source does not answer THEN that is said of them."""
+    board.put("shop", 0, before)
+    board.put("shop", 1, before)
+    board.answered("shop", SourceAnswer(clock(), refused={1: ("Postgres does not answer", "is it up?")}))
+    assert partition(board, "shop/0").state is before
+    found = partition(board, "shop/1")
+    assert (found.state, found.reason, found.hint) == (STALE, "Postgres does not answer", "is it up?")
+    assert found.lag_s is None, "nobody knows it: 0 would say that nothing waits"
+
+
+@pytest.mark.parametrize("before", [STALE, FAILED])
+def test_what_a_reader_says_goes_before_what_the_source_says(
+    board: HealthBoard, clock: Clock, before: PartitionHealth
+) -> None:
+    """GIVEN a reader that failed WHEN the source is well, or not THEN its own reason stands, with the lag."""
+    board.put("shop", 0, before, "no space left", "free some")
+    board.answered("shop", SourceAnswer(clock(), {0: 100.0}))
+    found = partition(board)
+    assert (found.state, found.reason, found.lag_s) == (before, "no space left", 100.0)
+    board.answered("shop", SourceAnswer(clock(), refused={0: ("does not answer", "")}))
+    assert (partition(board).reason, partition(board).lag_s) == ("no space left", None)
+    told = as_json(board.partitions(), version="1", uptime_s=1)
+    assert told["partitions"]["shop/0"]["lag_s"] is None
+
+
+def test_a_standby_shows_the_lag_and_is_not_ill(board: HealthBoard, clock: Clock) -> None:
+    """GIVEN another instance that owns the source and is late WHEN the standby is asked THEN it is standing by."""
+    board.put("shop", 0, STANDBY)
+    board.answered("shop", SourceAnswer(clock(), {0: 100.0}))
+    assert (partition(board).state, partition(board).lag_s) == (STANDBY, 100.0)
+    assert overall(board.partitions()) == "healthy" and not unready(board.partitions())
+
+
+def reports(*states: PartitionHealth) -> dict[str, PartitionReport]:
+    return {f"shop/{n}": PartitionReport(state) for n, state in enumerate(states)}
+
+
+@pytest.mark.parametrize(
+    ("states", "whole", "ready"),
+    [
+        ((), "healthy", False),
+        ((HEALTHY, STANDBY), "healthy", True),
+        ((STARTING,), "degraded", False),
+        ((STARTING, HEALTHY), "degraded", False),
+        ((HEALTHY, HEALTHY, LAGGING), "degraded", True),
+        ((HEALTHY, LAGGING), "unhealthy", True),
+        ((LAGGING,), "unhealthy", True),
+        ((HEALTHY, HEALTHY, STALE), "degraded", False),
+        ((HEALTHY, STALE), "unhealthy", False),
+        ((HEALTHY, HEALTHY, FAILED), "degraded", False),
+        ((STANDBY, FAILED), "unhealthy", False),
+    ],
+)
+def test_s7_the_whole_is_unhealthy_when_half_is_unwell_and_ready_when_events_can_be_taken(
+    states: tuple[PartitionHealth, ...], whole: str, ready: bool
+) -> None:
+    """Every state a partition may be in, alone and in company."""
+    found = reports(*states)
+    assert overall(found) == whole
+    assert (not unready(found)) is ready
+
+
+def test_why_it_is_not_ready_is_said_by_partition() -> None:
+    """GIVEN a source that is away WHEN asked whether it is ready THEN the partition and the reason are named."""
+    found = {"shop/0": replace(PartitionReport(STALE), reason="does not answer"), "chat/0": PartitionReport(HEALTHY)}
+    assert unready(found) == {"shop/0": "stale: does not answer"}
+
+
+@pytest.mark.parametrize(
+    ("group", "whole"),
+    [
+        (LiveGroupReport(delivering=True, lag_s=30.0), "healthy"),
+        (LiveGroupReport(delivering=True, lag_s=30.1), "degraded"),
+        (LiveGroupReport(delivering=False, lag_s=30.1), "degraded"),
+        (LiveGroupReport(standby=True, lag_s=30.1), "healthy"),
+        (LiveGroupReport(delivering=False, lag_s=0.0), "healthy"),
+    ],
+)
+def test_delivery_that_stands_still_is_shown(group: LiveGroupReport, whole: str) -> None:
+    """GIVEN partitions that are well WHEN the log has what the live group has not passed for long THEN it is seen."""
+    told = as_json(reports(HEALTHY), version="1", uptime_s=1.0, delivery=group)
+    assert told["status"] == whole
+    assert (told["delivering"], told["delivery"]["lag_s"]) == (group.delivering, group.lag_s)
+
+
+def test_s7_the_event_rate_is_of_the_last_minute(board: HealthBoard, clock: Clock) -> None:
+    """GIVEN batches WHEN time goes by THEN the rate follows, down to 0, and the count stays."""
+    rate: Callable[[], float] = lambda: partition(board).events_per_s  # noqa: E731 - read below
+    board.seen("shop", 0, 90, NOON)
+    clock.now += RATE_OVER_S / 2
+    board.seen("shop", 0, 30, NOON)
+    assert rate() == pytest.approx(120 / RATE_OVER_S)
+    clock.now += RATE_OVER_S / 2 + 1
+    assert rate() == pytest.approx(30 / RATE_OVER_S)
+    clock.now += RATE_OVER_S
+    assert (rate(), partition(board).events) == (0.0, 120)
