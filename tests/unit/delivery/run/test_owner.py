@@ -42,7 +42,7 @@ class Scene:
         specs = [SubscriptionSpec("a", "https://a.example")]
         works = DeliveryWorks(
             self.store,
-            MemoryReplays(self.leases, self.store, clock=self.runtime.now),
+            MemoryReplays(self.store, clock=self.runtime.now),
             cast("Any", view),
             nothing,
             nothing,
