@@ -71,7 +71,7 @@ BOTS: tuple[Mutant, ...] = (
         "events of a session with a key are sent although earlier ones are in the queue",
         ((MemoryBots, "_queued", lambda *_: {}),),
         120,
-        81,
+        395,
     ),
     Mutant(
         "session-overtaken",
