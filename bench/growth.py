@@ -26,7 +26,7 @@ from evermark.state.migrate import migrate
 
 _BATCH = 100
 _SAMPLE = 60
-_CARE_EVERY_S = 1.0
+MAINTENANCE_EVERY_S = 1.0
 
 
 class _Numbers(Source):
@@ -109,7 +109,7 @@ class _Log:
         return Taken(0, self.batch, start, end, Append(0, self.batch, self.epoch, start, end, (file,)), controls=0)
 
     def care(self) -> None:
-        if time.monotonic() - self._cared >= _CARE_EVERY_S:
+        if time.monotonic() - self._cared >= MAINTENANCE_EVERY_S:
             self._care.run()
             self._cared = time.monotonic()
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.delivery.base import KeyWanted, Outcome, SourcePartition, Subscription, SubscriptionSpec
 from evermark.delivery.bots.views import ViewLimits
-from evermark.delivery.decide.retry import Verdict
+from evermark.delivery.decide.answers import Verdict
 from evermark.delivery.replay.owner import ReplayLimits
 from evermark.delivery.replay.plan import Due, Replay, Replayed
 from evermark.delivery.run.follower import Follower, FollowLimits

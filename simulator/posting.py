@@ -11,7 +11,7 @@ from typing import Any
 
 from evermark.delivery.base import BotView, Fate, HeldKey, Outcome, ParkedEvent, SourcePartition, SubscriptionSpec
 from evermark.delivery.bots.forward import forwards, is_member
-from evermark.delivery.decide.retry import Verdict
+from evermark.delivery.decide.answers import Verdict
 from evermark.delivery.webhook.base import Answer, Try
 from evermark.delivery.work import Assignment, DeliveryOptions, Result, Span, fold
 from evermark.predicate import wanted_ops

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from evermark.app.build import Deployment
 from evermark.app.inspect import newest
-from evermark.app.watching import Watching
+from evermark.app.source_monitor import SourceMonitor
 from evermark.cluster.fence import source_lease
 from evermark.cluster.holding import Candidate
 from evermark.delivery.base import Cursor, SourcePartition
@@ -24,7 +24,7 @@ from evermark.ingest.repair.steps import FoundFile, RepairTarget
 from evermark.ingest.take import Taken, Taker
 from evermark.log.append import DeltaLog
 from evermark.log.disk import require_room
-from evermark.log.maintenance import Maintenance
+from evermark.log.maintenance import MAINTENANCE_EVERY_S, Maintenance
 from evermark.log.read import LogReader
 from evermark.log.torn import set_aside_torn
 from evermark.observe.health import HealthBoard, PartitionHealth
@@ -37,8 +37,6 @@ from evermark.spark.ingest import IngestQuery
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-_CARE_EVERY_S = 1.0
 
 
 class SparkWorks:
@@ -135,7 +133,7 @@ class SourceRunner:
             Candidate(deployment.leases, deployment.holder, runtime, self._log),
         )
         self._released = runtime.wake()
-        self._watching: Watching | None = None
+        self._monitor: SourceMonitor | None = None
         self._task: Task | None = None
 
     def start(self) -> None:
@@ -160,14 +158,14 @@ class SourceRunner:
     def owned(self) -> None:
         self._metrics.lease_held.labels(source_lease(self.name)).set(1)
         released = self._released = self._runtime.wake()
-        self._runtime.spawn(f"care {self.name}", lambda: self._care(released))
-        self._watching = Watching(self._source, self.name, self._board, self._metrics)
-        self._watching.start()
+        self._runtime.spawn(f"maintenance {self.name}", lambda: self._maintain(released))
+        self._monitor = SourceMonitor(self._source, self.name, self._board, self._metrics)
+        self._monitor.start()
 
     def released(self) -> None:
         self._released.set()
-        if self._watching is not None:
-            self._watching.stop()
+        if self._monitor is not None:
+            self._monitor.stop()
         for partition in self._owner.partitions():
             self._metrics.partition_up.labels(self.name, partition).set(0)
         self._metrics.lease_held.labels(source_lease(self.name)).set(0)
@@ -237,12 +235,12 @@ class SourceRunner:
 
     # beside reading
 
-    def _care(self, released: Wake) -> None:
-        care = Maintenance(self._folder, self._d.config.log.retention)
-        while not self._runtime.wait(_CARE_EVERY_S, released):
+    def _maintain(self, released: Wake) -> None:
+        maintenance = Maintenance(self._folder, self._d.config.log.retention)
+        while not self._runtime.wait(MAINTENANCE_EVERY_S, released):
             try:
-                report = care.run(self._least_cursors(self.name) if self._owner.may_retain() else None)
-            except Exception as error:  # noqa: BLE001 - care must not end; it is tried again
+                report = maintenance.run(self._least_cursors(self.name) if self._owner.may_retain() else None)
+            except Exception as error:  # noqa: BLE001 - it is tried again
                 self._log.warning("log care failed", error=error)
                 continue
             for what, count in vars(report).items():

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from evermark.delivery.base import Fate, KeyWanted, Outcome, SourcePartition, SubscriptionState
-from evermark.delivery.decide.retry import Verdict
+from evermark.delivery.decide.answers import Verdict
 from evermark.delivery.run.parked_retries import Tried
 from evermark.delivery.status import Account
 from evermark.delivery.webhook.base import Answer

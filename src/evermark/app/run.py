@@ -21,10 +21,10 @@ from evermark.app.checking import file_warnings
 from evermark.app.delivering import DeliveryRunner
 from evermark.app.ingesting import SourceRunner
 from evermark.app.inspect import check_at
-from evermark.app.keeping import StateKeeper
 from evermark.app.scratch import ScratchKeeper, scratch_folder
 from evermark.app.serving import served
 from evermark.app.source_lag import Lags
+from evermark.app.state_supervisor import StateSupervisor
 from evermark.config import Config, load
 from evermark.config.spark_master import require_local_master
 from evermark.delivery.sinks import Sinks
@@ -129,7 +129,7 @@ class Pipeline:
             lags.start()
             self._log.info("starting", step="sources", checks=sorted(deployment.sources))
             self._check_sources(deployment)
-            keeper = StateKeeper(deployment.embedded) if deployment.embedded is not None else None
+            keeper = StateSupervisor(deployment.embedded) if deployment.embedded is not None else None
             try:
                 with served(server, deployment):
                     self._run_with_spark(deployment)

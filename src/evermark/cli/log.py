@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from evermark.app.build import Deployment
     from evermark.config import Config
-    from evermark.log.maintenance import CareReport
+    from evermark.log.maintenance import MaintenanceReport
 
 app = noun("The log: query it, compact it.")
 
@@ -126,16 +126,16 @@ def _spark_knows(function: str) -> bool:
 @app.command()
 def compact(config: ConfigOption = DEFAULT_CONFIG, source: SourceOption = None, as_json: JsonOption = False) -> None:
     """Merge small files and clean up, once. A running instance does this by itself."""
-    _care(config, source, as_json=as_json, retain=False)
+    _maintain(config, source, as_json=as_json, retain=False)
 
 
 @app.command()
 def retain(config: ConfigOption = DEFAULT_CONFIG, source: SourceOption = None, as_json: JsonOption = False) -> None:
     """Remove events that are older than log.retention, once. What a subscription still needs stays."""
-    _care(config, source, as_json=as_json, retain=True)
+    _maintain(config, source, as_json=as_json, retain=True)
 
 
-def _care(path: Path, source: str | None, *, as_json: bool, retain: bool) -> None:
+def _maintain(path: Path, source: str | None, *, as_json: bool, retain: bool) -> None:
     rows: list[dict[str, Any]] = []
     with opened(path) as deployment:
         from evermark.log.read import sources_at
@@ -145,7 +145,7 @@ def _care(path: Path, source: str | None, *, as_json: bool, retain: bool) -> Non
         retention = deployment.config.log.retention if retain else None
         for name in names:
             with held_sources(deployment, [name]):
-                rows.append({"source": name, **vars(_care_for(deployment, name, retention))})
+                rows.append({"source": name, **vars(_maintained(deployment, name, retention))})
     if as_json:
         show_json(rows)
     for row in [] if as_json else rows:
@@ -155,7 +155,7 @@ def _care(path: Path, source: str | None, *, as_json: bool, retain: bool) -> Non
         say(f"the log at {deployment.log_root} has nothing yet")
 
 
-def _care_for(deployment: Deployment, name: str, retention: timedelta | None) -> CareReport:
+def _maintained(deployment: Deployment, name: str, retention: timedelta | None) -> MaintenanceReport:
     from evermark.delivery.status import least_cursors
     from evermark.log.maintenance import Maintenance
 

@@ -33,7 +33,7 @@ TABLE_CONFIGURATION: dict[str, str | None] = {
 
 
 # Each removal of files, by compaction or retention, counts this up: of two at the same time the second is refused.
-CARE_APP_ID = "evermark:care"
+MAINTENANCE_APP_ID = "evermark:care"
 
 
 def app_id(partition: int) -> str:
@@ -69,8 +69,8 @@ class CommitNote:
 
 
 @dataclass(frozen=True)
-class CareNote:
-    """What a commit of care says about itself: how many files it added and removed."""
+class MaintenanceNote:
+    """What a commit of maintenance says about itself: how many files it added and removed."""
 
     care: str
     adds: int
@@ -88,9 +88,9 @@ def note_of(commit_info: Mapping[str, Any]) -> CommitNote | None:
     return CommitNote(**{**body, "files": tuple(body["files"])})
 
 
-def care_note_of(commit_info: Mapping[str, Any]) -> CareNote | None:
+def maintenance_note_of(commit_info: Mapping[str, Any]) -> MaintenanceNote | None:
     body = _body(commit_info)
-    return CareNote(**body) if "care" in body else None
+    return MaintenanceNote(**body) if "care" in body else None
 
 
 def _body(commit_info: Mapping[str, Any]) -> dict[str, Any]:

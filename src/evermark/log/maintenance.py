@@ -22,13 +22,14 @@ from evermark.disk import sync_file, sync_folder
 from evermark.log.base import LogFile
 from evermark.log.compact import groups_to_merge, merge
 from evermark.log.disk import full_disk_is_said, require_files
-from evermark.log.format import CARE_APP_ID, CareNote, stats_json
+from evermark.log.format import MAINTENANCE_APP_ID, MaintenanceNote, stats_json
 from evermark.log.read import FileRange, files_at
 from evermark.log.table import CHECKPOINT_EVERY, NO_HOOKS, TableHandle, commit_file, last_checkpoint
 
 if TYPE_CHECKING:
     import deltalake
 
+MAINTENANCE_EVERY_S = 1.0  # each owner of a source runs a round this often
 ORPHAN_AGE_S = 24 * 3600.0
 REPLACED_AGE_S = 3600.0
 SCAN_EVERY_S = 600.0
@@ -41,7 +42,7 @@ _NO_TOMBSTONE = 0
 
 
 @dataclass
-class CareReport:
+class MaintenanceReport:
     compacted: int = 0
     replaced_removed: int = 0
     orphans_removed: int = 0
@@ -63,9 +64,9 @@ class Maintenance:
     _handle: TableHandle | None = None
     _scanned_at: float | None = None
 
-    def run(self, least_cursors: dict[int, int] | None = None) -> CareReport:
+    def run(self, least_cursors: dict[int, int] | None = None) -> MaintenanceReport:
         """One round. `least_cursors`: per partition the batch every reader is done with; retention stops there."""
-        report = CareReport()
+        report = MaintenanceReport()
         with full_disk_is_said(self.folder):
             self._compact(report)
             if self.retention is not None and least_cursors is not None:
@@ -83,7 +84,7 @@ class Maintenance:
             self._handle = TableHandle(self.folder)
         return self._handle.refresh()
 
-    def _compact(self, report: CareReport) -> None:
+    def _compact(self, report: MaintenanceReport) -> None:
         table = self._table()
         groups = groups_to_merge(files_at(self.folder, table))[:_GROUPS_MAX]
         if not groups:
@@ -92,7 +93,7 @@ class Maintenance:
         sync_folder(self.folder)
         require_files(self.folder, merged)  # those they replace are removed in an hour
         replaced = [file for group in groups for file in group]
-        note = CareNote("compact", len(merged), len(replaced))
+        note = MaintenanceNote("compact", len(merged), len(replaced))
         # From the snapshot that listed them: if another process was quicker since then, this commit fails.
         if self._commit(table, note, merged, replaced, data_change=False):
             report.compacted += len(replaced)
@@ -100,14 +101,14 @@ class Maintenance:
     def _commit(
         self,
         table: deltalake.DeltaTable,
-        note: CareNote,
+        note: MaintenanceNote,
         added: Sequence[LogFile],
         removed: Sequence[FileRange],
         *,
         data_change: bool,
     ) -> bool:
         now = int(self.clock() * 1000)
-        turn = (table.transaction_version(CARE_APP_ID) or 0) + 1
+        turn = (table.transaction_version(MAINTENANCE_APP_ID) or 0) + 1
         actions: list[AddAction | RemoveAction] = [
             RemoveAction(Path(f.path).name, data_change, _NO_TOMBSTONE, f.size) for f in removed
         ]
@@ -118,7 +119,7 @@ class Maintenance:
                 "append",
                 table.schema(),
                 commit_properties=CommitProperties(
-                    app_transactions=[Transaction(CARE_APP_ID, turn, now)],
+                    app_transactions=[Transaction(MAINTENANCE_APP_ID, turn, now)],
                     custom_metadata=note.as_metadata(),
                     max_commit_retries=_COMMIT_RETRIES_MAX,
                 ),
@@ -131,7 +132,7 @@ class Maintenance:
         self._replaced.update(dict.fromkeys((f.path for f in removed), self.clock()))
         return True
 
-    def _checkpoint(self, report: CareReport) -> None:
+    def _checkpoint(self, report: MaintenanceReport) -> None:
         """A checkpoint, made durable, lets the commits before it go. All it speaks of must be durable before."""
         table = self._table()
         version = table.version()
@@ -183,11 +184,11 @@ class Maintenance:
                 if now - path.stat().st_mtime >= ORPHAN_AGE_S:
                     self._orphans[name] = now
 
-    def _retain(self, report: CareReport, retention: timedelta, least_cursors: dict[int, int]) -> None:
+    def _retain(self, report: MaintenanceReport, retention: timedelta, least_cursors: dict[int, int]) -> None:
         table = self._table()
         horizon = datetime.fromtimestamp(self.clock(), UTC) - retention
         gone = [f for f in files_at(self.folder, table) if may_be_collected(f, horizon, least_cursors)]
-        if gone and self._commit(table, CareNote("retain", 0, len(gone)), [], gone, data_change=True):
+        if gone and self._commit(table, MaintenanceNote("retain", 0, len(gone)), [], gone, data_change=True):
             report.retained_out_rows += sum(f.rows for f in gone)
 
 

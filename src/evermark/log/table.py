@@ -1,8 +1,8 @@
 """Opening a source's Delta table, and keeping it open.
 
 A kept handle replays every commit since the last checkpoint it knows, at each refresh and at each commit, and it does
-not notice a checkpoint made at or before its own version. So a handle is opened anew when care has made a newer one:
-what a batch costs then depends on the commits since the last checkpoint, never on those there ever were.
+not notice a checkpoint made at or before its own version. So a handle is opened anew when maintenance has made a newer
+checkpoint: a batch's cost then depends on the commits since the last checkpoint, never on their number since ever.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from evermark.log.disk import full_disk_is_said
 CHECKPOINT_EVERY = 32
 _REOPEN_TRIES = 3
 
-# Checkpoints and cleaning are care's business, in an order that survives a power cut; never a side effect of a commit.
+# Maintenance makes checkpoints and cleans, in an order that survives a power cut; never a side effect of a commit.
 NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 
 

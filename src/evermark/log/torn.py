@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from evermark.disk import sync_folder
-from evermark.log.format import care_note_of, note_of
+from evermark.log.format import maintenance_note_of, note_of
 from evermark.log.table import commit_file
 
 _TORN_SUFFIX = ".torn"
@@ -78,7 +78,7 @@ def _says_all(actions: list[dict[str, Any]]) -> bool:
         return False
     added = {a["add"]["path"] for a in actions if "add" in a}
     applications = sum("txn" in a for a in actions)
-    note, care = note_of(info), care_note_of(info)
+    note, care = note_of(info), maintenance_note_of(info)
     if note is not None:
         return applications == 1 and added == set(note.files)
     if care is not None:

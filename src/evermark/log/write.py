@@ -1,4 +1,4 @@
-"""Writing log files: a batch's own by the task that reads it, and those that care merges. Memory stays bounded."""
+"""Writing log files: of a batch, by the task that reads it, and merged ones, by maintenance. Memory stays bounded."""
 
 from __future__ import annotations
 

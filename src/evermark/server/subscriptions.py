@@ -20,8 +20,8 @@ from evermark import durations
 from evermark.config.asked import asked, asked_changes
 from evermark.config.subscriptions import SubscriptionConfig, signing_secret
 from evermark.delivery.base import MadeBy, SourcePartition, SubscriptionSpec, SubscriptionState
+from evermark.delivery.decide.answers import Verdict
 from evermark.delivery.decide.registration import secret_ends, start_vector
-from evermark.delivery.decide.retry import Verdict
 from evermark.delivery.ports import DeliveryStore
 from evermark.delivery.status import Account, account, accounts
 from evermark.delivery.webhook.base import Sink, Try

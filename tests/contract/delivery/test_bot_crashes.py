@@ -14,7 +14,7 @@ import pytest
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.postgres import PostgresLeases
 from evermark.delivery.base import ASK_EVERY
-from evermark.delivery.decide.retry import Verdict
+from evermark.delivery.decide.answers import Verdict
 from evermark.delivery.run.key_requests import KeyAsker
 from evermark.delivery.store.postgres import PostgresDelivery
 from evermark.delivery.webhook.base import Answer, Try

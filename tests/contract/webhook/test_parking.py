@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from evermark.delivery.base import Fate
-from evermark.delivery.decide.retry import Verdict
+from evermark.delivery.decide.answers import Verdict
 from evermark.delivery.webhook import body, dispatch
 from evermark.delivery.webhook.base import Job, Try
 from evermark.delivery.webhook.body import Rendering, render_column

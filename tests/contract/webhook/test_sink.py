@@ -14,7 +14,7 @@ from aiohttp import web
 from standardwebhooks import Webhook
 
 from evermark.delivery.base import Fate, Outcome, SourcePartition
-from evermark.delivery.decide.retry import Verdict
+from evermark.delivery.decide.answers import Verdict
 from evermark.delivery.webhook import dispatch
 from evermark.delivery.webhook.base import Job, Try
 from evermark.delivery.webhook.body import Rendering

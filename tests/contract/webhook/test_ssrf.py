@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from evermark.delivery.base import Fate, MadeBy, Outcome
-from evermark.delivery.decide.retry import Verdict
+from evermark.delivery.decide.answers import Verdict
 from evermark.delivery.webhook.base import Job, Try
 from evermark.delivery.webhook.parked_json import row_json
 from evermark.delivery.webhook.sink import WebhookSink

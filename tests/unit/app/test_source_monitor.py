@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from evermark.app.watching import UPKEEP_AGAIN_S, UPKEEP_DUE_S, UPKEEP_EVERY_S, WARN_AGAIN_S, WarningThrottle, Watching
+from evermark.app.source_monitor import (
+    UPKEEP_AGAIN_S,
+    UPKEEP_DUE_S,
+    UPKEEP_EVERY_S,
+    WARN_AGAIN_S,
+    SourceMonitor,
+    WarningThrottle,
+)
 from evermark.errors import UnreachableError
 from evermark.observe.health import HealthBoard, PartitionHealth, overall
 from evermark.observe.metrics import Metrics
@@ -64,7 +71,7 @@ def test_gauges_are_metrics_until_they_cannot_be_asked_for() -> None:
     """GIVEN gauges, then a failure WHEN watched THEN they are shown, then gone: an old value is no good one."""
     metrics = Metrics()
     source = Told(Condition({"wal_retained_bytes": 7.0}), RuntimeError("no answer"))
-    watching = Watching(source, "shop", HealthBoard(), metrics)
+    watching = SourceMonitor(source, "shop", HealthBoard(), metrics)
     watching._look()
     assert value(metrics, "wal_retained_bytes") == 7.0
     watching._look()
@@ -74,7 +81,7 @@ def test_gauges_are_metrics_until_they_cannot_be_asked_for() -> None:
 def test_a_warning_names_what_it_is_about_and_stays_rare() -> None:
     """GIVEN too much WAL at every look WHEN watched THEN one warning is logged, with the source's own hint."""
     much = Condition({"wal_retained_bytes": 5.0}, {"wal_retained_bytes": Warned("5.0 GiB", "see the playbook")})
-    watching = Watching(Told(much, much, much, Condition()), "shop", HealthBoard(), Metrics())
+    watching = SourceMonitor(Told(much, much, much, Condition()), "shop", HealthBoard(), Metrics())
     with capture_logs() as lines:
         for _ in range(4):
             watching._look()
@@ -87,7 +94,7 @@ def test_stale_streams_stand_on_the_board_by_name_until_they_are_read_again() ->
     board = HealthBoard()
     board.put("chat", 1, PartitionHealth.HEALTHY)
     stale = Condition(stale={1: StaleStreams(2, [StaleStream("room", "block 9 is forged")])})
-    watching = Watching(Told(stale, Condition()), "chat", board, Metrics())
+    watching = SourceMonitor(Told(stale, Condition()), "chat", board, Metrics())
     watching._look()
     found = board.partitions()["chat/1"]
     assert (found.state, found.stale_streams) == (PartitionHealth.HEALTHY, 2)
@@ -101,7 +108,7 @@ def test_upkeep_runs_at_start_and_every_hour_though_nothing_happens() -> None:
     """GIVEN an idle source WHEN time goes by THEN upkeep is called at once, hourly, and sooner after a failure."""
     now = [0.0]
     source = Told(Condition())
-    watching = Watching(source, "shop", HealthBoard(), Metrics(), clock=lambda: now[0])
+    watching = SourceMonitor(source, "shop", HealthBoard(), Metrics(), clock=lambda: now[0])
     for now[0] in (0.0, UPKEEP_EVERY_S - 1, UPKEEP_EVERY_S):
         watching._keep_up()
     assert source.kept_up == 2
@@ -115,7 +122,7 @@ def test_upkeep_comes_within_a_minute_when_the_source_asks_for_it() -> None:
     """GIVEN something for upkeep to see to WHEN looked at THEN it comes, and not again at every look while it lasts."""
     now = [0.0]
     source = Told(Condition(), Condition(upkeep_due=True))
-    watching = Watching(source, "shop", HealthBoard(), Metrics(), clock=lambda: now[0])
+    watching = SourceMonitor(source, "shop", HealthBoard(), Metrics(), clock=lambda: now[0])
     seen = []
     for now[0] in (0.0, UPKEEP_DUE_S, UPKEEP_DUE_S + 15, UPKEEP_DUE_S + 30, 2 * UPKEEP_DUE_S + 15):
         watching._keep_up()
@@ -135,13 +142,13 @@ def test_upkeep_comes_within_a_minute_when_the_source_asks_for_it() -> None:
 def test_stopping_clears_the_gauges_and_does_not_wait_for_a_silent_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """GIVEN a source that answers, and one that hangs WHEN stopped THEN gauges are gone, and nobody waits."""
     metrics = Metrics()
-    watching = Watching(Told(Condition({"wal_retained_bytes": 7.0})), "shop", HealthBoard(), metrics, every_s=60.0)
+    watching = SourceMonitor(Told(Condition({"wal_retained_bytes": 7.0})), "shop", HealthBoard(), metrics, every_s=60.0)
     watching.start()
     until(lambda: value(metrics, "wal_retained_bytes") == 7.0, "the gauge is shown")
     watching.stop()
     assert value(metrics, "wal_retained_bytes") is None
 
-    monkeypatch.setattr("evermark.app.watching._JOIN_S", 0.01)
+    monkeypatch.setattr("evermark.app.source_monitor._JOIN_S", 0.01)
     release = threading.Event()
 
     class Silent(Told):
@@ -149,7 +156,7 @@ def test_stopping_clears_the_gauges_and_does_not_wait_for_a_silent_server(monkey
             release.wait(30)
             return Condition()
 
-    hanging = Watching(Silent(Condition()), "shop", HealthBoard(), Metrics())
+    hanging = SourceMonitor(Silent(Condition()), "shop", HealthBoard(), Metrics())
     hanging.start()
     hanging.stop()
     release.set()

@@ -11,7 +11,7 @@ import pytest
 
 from evermark.delivery import sinks
 from evermark.delivery.base import Fate, Outcome
-from evermark.delivery.decide.retry import Verdict
+from evermark.delivery.decide.answers import Verdict
 from evermark.delivery.sinks import Sinks
 from evermark.delivery.webhook.base import Answer, Job, Prefix, Try
 from evermark.delivery.work import Result

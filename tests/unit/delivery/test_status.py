@@ -14,7 +14,7 @@ from evermark.cluster.base import Holder
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
 from evermark.delivery.base import Cursor, Fate, Group, GroupWork, MadeBy, Outcome, Parked, SourcePartition
-from evermark.delivery.decide.retry import Verdict
+from evermark.delivery.decide.answers import Verdict
 from evermark.delivery.status import Account, account, accounts, durable_heads, least_cursors
 from evermark.delivery.store.memory import MemoryDelivery
 from evermark.delivery.webhook.base import Answer

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from evermark.log.format import (
     BATCH_MAX,
     EPOCH_MAX,
-    CareNote,
     CommitNote,
+    MaintenanceNote,
     app_id,
-    care_note_of,
+    maintenance_note_of,
     note_of,
     pack,
     stats_json,
@@ -55,13 +55,13 @@ def test_a_note_comes_back(
     note = CommitNote(partition, batch, epoch, start, end, rows, tuple(files))
     info = json.loads(json.dumps({"operation": "WRITE", **note.as_metadata()}))
     assert note_of(info) == note
-    assert care_note_of(info) is None
+    assert maintenance_note_of(info) is None
 
 
 def test_notes_of_care_are_not_batches() -> None:
     """Compaction and fences do not move a tail."""
-    note = CareNote("compact", 1, 32)
-    assert care_note_of(note.as_metadata()) == note
+    note = MaintenanceNote("compact", 1, 32)
+    assert maintenance_note_of(note.as_metadata()) == note
     assert note_of(note.as_metadata()) is None
     assert note_of({}) is None
 

@@ -16,7 +16,7 @@ from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
 from evermark.config import TokenConfig
 from evermark.delivery.base import MadeBy, SourcePartition
-from evermark.delivery.decide.retry import Verdict
+from evermark.delivery.decide.answers import Verdict
 from evermark.delivery.store.memory import MemoryDelivery
 from evermark.delivery.webhook.base import Answer, Try
 from evermark.log.read import FileRange

@@ -1,52 +1,18 @@
-"""The meaning of an answer, and when to try again. Pure: the time and the jitter are arguments.
+"""When to try again. Pure: the time and the jitter are arguments.
 
-| verdict  | from                                                            | what follows                          |
-|----------|-----------------------------------------------------------------|---------------------------------------|
-| ACCEPTED | 2xx                                                             | the event is delivered                |
-| BUSY     | 409 with Retry-After                                            | again soon; spends no attempt         |
-| ENDPOINT | no answer (DNS, connect, TLS, timeout, cut), 408, 425, 429, 5xx,| the subscription waits; no event is   |
-|          | 1xx and 3xx, a refused address, a wrong setting of ours         | parked, no attempt spent              |
-| GONE     | 410, `webhook-delivery: disable`                                | the subscription is disabled          |
-| EVENT    | any other 4xx, `webhook-delivery: park`, too large, cannot be   | this event is parked and retried on   |
-|          | rendered                                                        | the schedule                          |
-
-A redirect is a failure of the endpoint: it is not followed, which would carry a signed body to an address that is not
-configured, and it says nothing about the event. The `webhook-delivery` header is the receiver's explicit word and wins
-over its status, except over 2xx: an accepted event stays accepted.
+A refused event has a schedule (`SCHEDULE_S`); an endpoint that is down backs off (`endpoint_backoff_s`); a hiccup is
+answered with a second try in place (`in_place_wait_s`). `answers` says which is which.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from enum import StrEnum
 
-
-class Verdict(StrEnum):
-    ACCEPTED = "accepted"
-    BUSY = "busy"
-    ENDPOINT = "endpoint"
-    GONE = "gone"
-    EVENT = "event"
-
-
-class Failure(StrEnum):
-    """Why there is no answer."""
-
-    DNS = "dns"
-    CONNECT = "connect"
-    TLS = "tls"
-    TIMEOUT = "timeout"
-    CUT = "cut"  # the connection ended before the answer
-    PROTOCOL = "protocol"  # the answer is not HTTP
-    DENIED = "denied"  # the address is not allowed
-    CONFIG = "config"  # the subscription's url, secret or headers cannot be used
-    TOO_LARGE = "too_large"
-    UNSERIALISABLE = "unserialisable"
-
+from evermark.delivery.decide.answers import Verdict
 
 SCHEDULE_S: tuple[float, ...] = (5, 300, 1_800, 7_200, 18_000, 36_000, 36_000)
 RETRY_AFTER_S_MAX = 24 * 3600.0
@@ -58,29 +24,6 @@ _BUSY_TRIES_MAX = 3
 _BUSY_WAIT_S = 1.0
 _HICCUP_TRIES_MAX = 3
 _HICCUP_WAIT_S = 0.1
-
-_ENDPOINT_STATUSES = frozenset({408, 425, 429})
-_EVENT_FAILURES = frozenset({Failure.TOO_LARGE, Failure.UNSERIALISABLE})
-
-
-def classify(answer: int | Failure, headers: Mapping[str, str] | None = None) -> Verdict:
-    """The verdict on an HTTP status, or on the lack of one. `headers` must find names without regard to case."""
-    if isinstance(answer, Failure):
-        return Verdict.EVENT if answer in _EVENT_FAILURES else Verdict.ENDPOINT
-    if 200 <= answer < 300:
-        return Verdict.ACCEPTED
-    said = headers.get("webhook-delivery", "").strip().lower() if headers else ""
-    if said == "disable":
-        return Verdict.GONE
-    if said == "park":
-        return Verdict.EVENT
-    if answer == 410:
-        return Verdict.GONE
-    if answer == 409 and headers and "retry-after" in headers:
-        return Verdict.BUSY
-    if 400 <= answer < 500 and answer not in _ENDPOINT_STATUSES:
-        return Verdict.EVENT
-    return Verdict.ENDPOINT
 
 
 def retry_after_s(value: str | None, now: datetime) -> float | None:

@@ -8,7 +8,8 @@ from datetime import datetime, timedelta
 
 from evermark import failpoint
 from evermark.delivery.base import Fate, Outcome, Parked, Subscription
-from evermark.delivery.decide.retry import SCHEDULE_S, Verdict, next_attempt
+from evermark.delivery.decide.answers import Verdict
+from evermark.delivery.decide.retry import SCHEDULE_S, next_attempt
 from evermark.delivery.ports import DeliveryStore
 from evermark.delivery.webhook.base import Answer, OpenSecret, Sink, Try
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Protocol
 import pyarrow as pa
 
 from evermark.delivery.base import Outcome, SubscriptionSpec
-from evermark.delivery.decide.retry import Verdict
+from evermark.delivery.decide.answers import Verdict
 from evermark.delivery.work import Result
 
 if TYPE_CHECKING:

@@ -24,7 +24,8 @@ from typing import Any, TypeVar
 from yarl import URL
 
 from evermark.delivery.base import MadeBy, SubscriptionSpec
-from evermark.delivery.decide.retry import Failure, Verdict, classify, retry_after_s
+from evermark.delivery.decide.answers import Failure, Verdict, classify
+from evermark.delivery.decide.retry import retry_after_s
 from evermark.delivery.webhook.base import Answer, OpenSecret
 from evermark.delivery.webhook.body import Style, content_type
 from evermark.delivery.webhook.guard import AddressRefusedError, Guard

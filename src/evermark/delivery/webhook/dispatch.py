@@ -19,7 +19,8 @@ import pyarrow as pa
 
 from evermark import failpoint
 from evermark.delivery.base import Fate, ParkedEvent, SourcePartition
-from evermark.delivery.decide.retry import Verdict, in_place_wait_s
+from evermark.delivery.decide.answers import Verdict
+from evermark.delivery.decide.retry import in_place_wait_s
 from evermark.delivery.webhook.base import Answer, Job
 from evermark.delivery.webhook.body import (
     BUNDLE_BYTES_AROUND,

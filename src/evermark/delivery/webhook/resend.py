@@ -12,7 +12,8 @@ from itertools import count
 
 import pyarrow as pa
 
-from evermark.delivery.decide.retry import Verdict, in_place_wait_s
+from evermark.delivery.decide.answers import Verdict
+from evermark.delivery.decide.retry import in_place_wait_s
 from evermark.delivery.webhook.base import Answer, Lane, Try
 from evermark.delivery.webhook.body import UNRENDERABLE, Rendering, bundle, bundle_id, delivery_ids, render
 from evermark.delivery.webhook.client import Endpoint, HttpLoop

@@ -57,7 +57,7 @@ class BlockStreams(Source, Forks):
         self._open_plans, self._open_client = plans, client
         self._opened: tuple[Plans, NodeClient, Planner] | None = None
         self._opening = threading.Lock()
-        self._watching: NodeClient | None = None  # of `untaken`: reading goes on in other threads
+        self._monitor: NodeClient | None = None  # of `untaken`: reading goes on in other threads
         self._watch = threading.Lock()
         self._upkept = ""  # the version of the choice at the last upkeep
 
@@ -185,9 +185,9 @@ class BlockStreams(Source, Forks):
 
     def untaken(self, after: Mapping[int, str]) -> Mapping[int, Untaken]:
         with self._watch:
-            if self._watching is None:
-                self._watching = self._open_client(replace(self.target, pace=brief(self.target.pace)))
-            return untaken(self.plans, self._watching, self.target.partitions, after)
+            if self._monitor is None:
+                self._monitor = self._open_client(replace(self.target, pace=brief(self.target.pace)))
+            return untaken(self.plans, self._monitor, self.target.partitions, after)
 
     def forks(self) -> Forks:
         return self
@@ -207,7 +207,7 @@ class BlockStreams(Source, Forks):
 
     def close(self) -> None:
         opened, self._opened = self._opened, None
-        watching, self._watching = self._watching, None
+        watching, self._monitor = self._monitor, None
         for each in (*(opened or ())[:2], watching):
             if each is not None:
                 each.close()

@@ -13,7 +13,7 @@ from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
 from evermark.delivery.base import ASK_EVERY, ASK_EVERY_MAX, KeyWanted
 from evermark.delivery.bots.keys import next_ask_at
-from evermark.delivery.decide.retry import Verdict
+from evermark.delivery.decide.answers import Verdict
 from evermark.delivery.run.key_requests import ASK_TIMEOUT_S, KeyAsker, ask_event
 from evermark.delivery.store.memory import MemoryDelivery
 from evermark.delivery.webhook.base import Answer, Try

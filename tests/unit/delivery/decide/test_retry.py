@@ -9,13 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evermark.delivery.decide.answers import Failure, Verdict, classify
 from evermark.delivery.decide.retry import (
     RETRY_AFTER_S_MAX,
     SCHEDULE_S,
     EndpointLimits,
-    Failure,
-    Verdict,
-    classify,
     endpoint_backoff_s,
     in_place_wait_s,
     next_attempt,

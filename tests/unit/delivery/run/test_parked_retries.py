@@ -15,7 +15,8 @@ from evermark.cluster.base import Holder
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
 from evermark.delivery.base import Cursor, GroupWork, ParkedEvent, ParkedRow, Subscription, SubscriptionState
-from evermark.delivery.decide.retry import LIMITS, SCHEDULE_S, Verdict
+from evermark.delivery.decide.answers import Verdict
+from evermark.delivery.decide.retry import LIMITS, SCHEDULE_S
 from evermark.delivery.run.parked_retries import CLAIM_LEASE_S, ParkedQueue, Tried, after_answer
 from evermark.delivery.store.memory import MemoryDelivery
 from evermark.delivery.webhook.base import Answer, Try, as_it_is

@@ -15,7 +15,7 @@ _START_TIMEOUT_S = 30.0
 _BACKOFF_MAX_S = 10.0
 
 
-class StateKeeper:
+class StateSupervisor:
     """Looks after one server until stopped. Whoever needs state meanwhile fails, waits and tries again."""
 
     def __init__(self, server: EmbeddedPostgres) -> None:

@@ -6,7 +6,7 @@ import os
 import signal
 from pathlib import Path
 
-from evermark.app.keeping import StateKeeper
+from evermark.app.state_supervisor import StateSupervisor
 from evermark.embedded.postgres import EmbeddedPostgres
 from evermark.errors import EvermarkError
 from evermark.state.connection import State, schema_for
@@ -19,7 +19,7 @@ def test_a_state_server_that_died_is_started_again_and_has_kept_everything(tmp_p
     tmp_path.chmod(0o711)
     with EmbeddedPostgres(tmp_path / "state") as server:
         state = State(server.dsn, schema_for("shop"))
-        keeper = StateKeeper(server)
+        keeper = StateSupervisor(server)
         try:
             migrate(state)
             with state.connection() as conn:

@@ -36,7 +36,7 @@ class WarningThrottle:
         return [what[name] for name in due], over
 
 
-class Watching:
+class SourceMonitor:
     """One thread per owned source. A source that cannot be asked is not warned of here: its reading says so."""
 
     def __init__(
