@@ -1,12 +1,12 @@
-"""What a loop needs from the process it runs in: time, chance, wakes, tasks and locks. And the adapter over threads.
+"""The port between a loop and its process: time, randomness, wakes, tasks and locks. And the adapter over threads.
 
 The loops of the product (`cluster/holding.py`, `ingest/owner.py`, `ingest/repair/loop.py`, `delivery/run/owner.py`,
-`delivery/replay_owner.py`) use nothing else to wait, to measure time or to do two things at once. So the same loop runs
+`delivery/replay/owner.py`) use nothing else to wait, to measure time or to do two things at once. So the same loop runs
 in threads of a driver, in one long task, and in the simulator, where a seed decides which task goes on.
 
 Contract (checked by `evermark.testing.contracts.runtime` over every adapter):
 
-- `wait` returns at once when one of its wakes is set, whoever set it and however long ago, and never later than its
+- `wait` returns at once when one of its wakes is set, by any thread and however long ago, and never later than its
   time. It clears nothing.
 - A wake may be set by any thread, also by one that the runtime did not start.
 - A task begins soon after `spawn`, beside its caller. Its end, also by an error, is seen by `join`.
@@ -46,7 +46,7 @@ class Task(Protocol):
     """Work that was begun with `spawn`."""
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Wait for its end, for ever or not longer than this; whether it has ended."""
+        """Wait for its end, at most `timeout_s` (None: for ever); whether it has ended."""
 
 
 class Lock(Protocol):
@@ -78,13 +78,13 @@ class Runtime(Protocol):
     def lock(self) -> Lock: ...
 
     def wait(self, seconds: float, *wakes: Wake) -> bool:
-        """Until one of the wakes is set, and not longer than this; whether one is."""
+        """Until a wake is set, at most `seconds`; returns whether a wake is set."""
 
     def spawn(self, name: str, work: Callable[[], object]) -> Task: ...
 
 
 class Log(Protocol):
-    """Where a loop says what people should know. Loggers of structlog are such."""
+    """Where a loop writes log lines for people. Loggers of structlog fit."""
 
     def debug(self, event: str, **about: object) -> object: ...
 
@@ -188,7 +188,7 @@ class Threads:
                 task.work()
             finally:
                 task.ended.set()
-            task.work = _nothing  # what it holds is not kept by a thread that waits
+            task.work = _nothing  # an idle thread must not keep its objects
             with self._lock:
                 self._idle.append(tasks)
 
@@ -200,7 +200,7 @@ class Threads:
                 if tasks in self._idle:
                     self._idle.remove(tasks)
                     return None
-        return tasks.get()  # somebody has just chosen this thread
+        return tasks.get()  # `spawn` has just chosen this thread
 
 
 def _nothing() -> None: ...

@@ -1,4 +1,4 @@
-"""The only place that wires: from what the file says to objects that know nothing of it."""
+"""The only module that wires: from the settings file to objects that know nothing of it."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def endpoint_limits(config: Config) -> EndpointLimits:
 def _spec(
     name: str, subscription: SubscriptionConfig, box: SecretBox, section: str = "subscriptions"
 ) -> SubscriptionSpec:
-    """Vetted here, before anything runs: a predicate that is not allowed must not be found by a delivery job."""
+    """Vetted here, before anything runs: a delivery job must not meet a predicate that is not allowed."""
     require_predicate(name, subscription, section)
     return subscription.to_spec(name, box)
 
@@ -184,7 +184,7 @@ def source_context(config: Config, name: str, box: SecretBox | None) -> SourceCo
 
 
 def state_dsn(config: Config, box: SecretBox | None) -> Hidden:
-    """Where State is, as something that may travel to the processes of Spark: sealed, or without a secret in it."""
+    """The DSN of State, fit to travel to the processes of Spark: sealed, or without a secret in it."""
     dsn = config.state.dsn
     if dsn is None:
         return EmbeddedDsn(embedded_folder(config))

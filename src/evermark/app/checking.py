@@ -15,7 +15,7 @@ from evermark.observe.finding import Finding, ok, warning, wrong
 
 
 def checked(config: Config) -> Iterator[Finding]:
-    """One finding for each part of the file that is right, and one for each thing that is wrong with another."""
+    """A finding for each correct part of the file, and for each fault in the other parts."""
     yield _sources(config)
     yield _judged("log.path", lambda: f"the folder {local_log(config)}")
     yield _data_folder(config.data)
@@ -37,7 +37,7 @@ def stream_warnings(config: Config, log_root: Path, wanted: Iterable[str]) -> li
 
 
 def file_warnings(config: Config, log_root: Path) -> Iterator[tuple[str, str]]:
-    """What in the file is allowed and probably not meant: the key it stands at, and a sentence."""
+    """Settings that are allowed and probably not meant: the key in the file, and a sentence."""
     wanted = {
         f"{section}.{name}.streams": each.streams
         for section, named in (("subscriptions", config.subscriptions), ("bots", config.bots))

@@ -1,4 +1,4 @@
-"""Delivery of a deployment: its owner (`delivery/run/owner.py`) over State, the Delta log and Spark; who is told."""
+"""Delivery of a deployment: its owner (`delivery/run/owner.py`) over State, the Delta log and Spark; its reports."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class DeploymentLog:
 
 
 class DeploymentReport(DeliveryReport):
-    """What delivery does, and how it stands: for metrics, the board and the log."""
+    """Reports delivery to metrics, the health board and the log."""
 
     def __init__(self, deployment: Deployment, view: DeploymentLog, board: HealthBoard, metrics: Metrics) -> None:
         super().__init__(metrics, get_logger(part="deliver"))

@@ -1,4 +1,4 @@
-"""One source of a deployment: its owner (`ingest/owner.py`) over Spark and the Delta log, and what is told of it."""
+"""One source of a deployment: its owner (`ingest/owner.py`) over Spark and the Delta log, and its reports."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class SparkWorks:
-    """`SourceWorks` of one source: its log is a Delta table; Spark reads the source, and looks for what is missing."""
+    """`SourceWorks` of one source: its log is a Delta table; Spark reads the source, and finds missing events."""
 
     def __init__(
         self, deployment: Deployment, spark: SparkSession, name: str, scratch: Path, metrics: Metrics, limit: Limit
@@ -97,8 +97,8 @@ class SparkWorks:
 
 
 class SourceRunner:
-    """A source that is owned or stood by for: told to the board, to metrics and to the log, with the care of its log
-    beside it.
+    """A source that is owned or stood by for: reported to the health board, metrics and the log, with maintenance
+    of its log beside it.
     """
 
     def __init__(

@@ -33,14 +33,14 @@ class PartitionStatus:
     checkpoint: Checkpoint | None
     trouble: EvermarkError | None
     repairable: bool
-    past: tuple[Recovery, ...]  # the newest first, what is under way included
+    past: tuple[Recovery, ...]  # recoveries, the newest first, the current included
 
     @property
     def current(self) -> Recovery | None:
         return next((r for r in self.past if r.step in UNDER_WAY), None)
 
     def needs_person(self, now: datetime) -> bool:
-        """Whether nothing gets better by waiting, or by starting an instance."""
+        """Whether neither waiting nor starting an instance helps."""
         if self.trouble is None or self.current is not None:
             return False
         return not (self.repairable and may_open(self.trouble)) or exhausted(self.past, now)
@@ -94,7 +94,7 @@ def _trouble(
     try:
         check_at(source, load, {partition: seen} if seen is not None else {})
     except EvermarkError as error:
-        # Without a checkpoint all are looked at: what is another's is not ours.
+        # Without a checkpoint all partitions are checked: only our own error counts.
         return checkpoint, error if error.partition in (None, partition) else None
     return checkpoint, None
 
@@ -102,8 +102,8 @@ def _trouble(
 def check_at(source: Source, load: Callable[[], dict[int, str]], newest: Mapping[int, Seen] | None = None) -> None:
     """`Source.check` against the positions of checkpoints, though an instance may be reading.
 
-    The instance saves its checkpoint first and moves the source after that: a source that stands past a checkpoint was
-    moved by another program only if the checkpoint is still the same afterwards. If it moves at every look, it is read.
+    The instance saves its checkpoint first and then moves the source: a source past its checkpoint was moved by another
+    program only if the checkpoint stays the same. If the checkpoint moves at every look, the source is being read.
     """
     resume = load()
     for _ in range(_LOOKS_MAX):
@@ -144,7 +144,7 @@ def existing_state(config: Config) -> Iterator[State | None]:
 
 
 def judged(standing: PartitionStatus, owner: str | None, now: datetime | None = None) -> list[Finding]:
-    """What state says of a partition, and what follows from it. Pure."""
+    """The findings on the status of a partition. Pure."""
     found: list[Finding] = []
     name = f"partition {standing.partition}"
     if standing.checkpoint is None:

@@ -1,4 +1,4 @@
-"""What delivery does, in numbers and in the log."""
+"""Delivery in metrics and in the log."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class DeliveryReport:
         self._shown = set(known)
 
     def kept(self, events: Mapping[str, int]) -> None:
-        """For whom the log keeps more than its retention: a line when it begins, a gauge while it lasts."""
+        """Subscriptions that keep the log beyond its retention: a line when it begins, a gauge while it lasts."""
         for name, number in events.items():
             self._metrics.kept_events.labels(name).set(number)
         for name in sorted(events.keys() - self._kept):
@@ -69,7 +69,7 @@ class DeliveryReport:
         self._kept = set(events)
 
     def counted(self, expired: Mapping[str, int], dropped: Mapping[str, int]) -> None:
-        """What State has counted since ever, so that a restart neither forgets any of it nor counts it twice."""
+        """The all-time counts in State, so that a restart neither forgets an event nor counts it twice."""
         for what, counter, by_name in (
             ("expired", self._metrics.expired, expired),
             ("dropped", self._metrics.dropped, dropped),
@@ -79,7 +79,7 @@ class DeliveryReport:
                 self._counted[what, name] = number
 
     def by_queue(self, tried: Sequence[Tried]) -> None:
-        """Retries of parked deliveries, one by one. What a replay delivers is counted by itself."""
+        """Retries of parked deliveries, one by one. Deliveries of a replay are counted apart."""
         for parked, answer in tried:
             if answer.sent:
                 self._metrics.attempts.labels(parked.subscription, _ATTEMPT[answer.verdict]).inc()

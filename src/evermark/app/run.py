@@ -47,7 +47,7 @@ _JOIN_GRACE_S = 5.0
 # The same when Spark has died: nothing can be flushed any more, and another instance may be waiting for the leases.
 _LET_GO_S = 15.0
 _LOOK_EVERY_S = 0.5
-# Spark that ran this long before it died was well: its next death is a first one again.
+# Spark that ran this long before it died was healthy: the death counts as a first.
 _WELL_AFTER_S = 60.0
 _RESTART_BACKOFF_MAX_S = 30.0
 _STATE_WAIT_S = 30.0
@@ -141,8 +141,8 @@ class Pipeline:
             deployment.close()
 
     def _opened(self) -> Deployment | None:
-        """State is needed for everything. One that may come up a little later than we do is waited for, not for ever:
-        who runs us may try again after. None: told to stop first.
+        """State is needed for everything. A server that may come up a little later is waited for, not for ever: our
+        supervisor may start us again. None: told to stop first.
         """
         give_up_at = time.monotonic() + _STATE_WAIT_S
         while not self._stopping.is_set():
@@ -157,8 +157,8 @@ class Pipeline:
         return None
 
     def _check_sources(self, deployment: Deployment) -> None:
-        """Before the slow part: what only a person can change is said at once, and ends the process. A source that
-        cannot be reached keeps nobody from starting: it is tried until it can be, as it is later on.
+        """Before the slow part: an error that only a person can mend ends the process at once. A source that cannot
+        be reached does not stop the start: it is tried until it can be, as it is later on.
         """
         names = sorted(deployment.sources)
         with ThreadPoolExecutor(max(1, min(len(names), _CHECKS_AT_ONCE)), thread_name_prefix="check") as pool:
@@ -167,7 +167,7 @@ class Pipeline:
             if error is None:
                 continue
             if isinstance(error, GapError):
-                # What can be repaired is, and what a person must decide is shown: neither needs a restart.
+                # A gap is repaired, or shown until a person decides: neither needs a restart.
                 self._log.error("the source is not as we left it", source=name, error=error)
             elif action_for(error) is Action.RETRY:
                 self._log.warning("the source cannot be read yet; it is tried until it can", source=name, error=error)
@@ -224,7 +224,7 @@ class Pipeline:
         return Engine(spark)
 
     def _run_on(self, engine: Engine, deployment: Deployment) -> str | None:
-        """Read and deliver on this Spark until told to stop; or else until it cannot be used any more, and why."""
+        """Read and deliver until told to stop (None), or until this Spark cannot be used any more (returns why)."""
         from evermark.spark.deliver import SparkDeliverer
 
         scratch = scratch_folder(self.config.name)
@@ -271,7 +271,7 @@ class Pipeline:
             shutil.rmtree(scratch, ignore_errors=True)
 
     def _watch(self, engine: Engine, runners: Sequence[SourceRunner | DeliveryRunner]) -> str | None:
-        """Returns when told to stop; or else when Spark or a thread that must not end has ended, and why."""
+        """None when told to stop; when Spark or a thread that must not end has ended, returns why."""
         while not self._stopping.wait(_LOOK_EVERY_S):
             trouble = engine.trouble() or self._dead_thread
             ended = [runner.name for runner in runners if runner.join(0.0)]
@@ -338,7 +338,7 @@ class Pipeline:
                     child.kill()
 
     def _on_thread_error(self, failed: threading.ExceptHookArgs) -> None:
-        """An error that nobody caught has ended a thread: whatever it did, nobody does any more."""
+        """An uncaught error has ended a thread: its work is not done any more."""
         name = failed.thread.name if failed.thread is not None else "?"
         error = f"{failed.exc_type.__name__}: {failed.exc_value}"
         if name.startswith("Thread-"):  # none of ours, which all have names: PySpark's, when its JVM is gone
@@ -360,6 +360,6 @@ def _trouble_of(deployment: Deployment, name: str) -> EvermarkError | None:
         check_at(source, checkpointed)
     except EvermarkError as error:
         return error
-    except OSError as error:  # of a source that does not speak our words
+    except OSError as error:  # of a source that does not raise our errors
         return UnreachableError(f"{type(error).__name__}: {error}"[:500])
     return None

@@ -1,4 +1,4 @@
-"""For how long events have been waiting. Each source is asked what the log does not have yet, and the log what was not
+"""For how long events have been waiting. Each source is asked for events that the log lacks, and the log for events not
 delivered yet: for every request to /health, and every few seconds, whether this instance owns the source or not.
 """
 
@@ -37,12 +37,12 @@ Clock = Callable[[], float]
 
 @dataclass
 class LagOf:
-    """What a source says is not taken, as times. Pure, but for what it remembers."""
+    """How long a source's untaken events have waited. Pure, but for its marks."""
 
     marks: dict[int, Marks] = field(default_factory=dict)
 
     def seconds(self, after: Mapping[int, str], found: Mapping[int, Untaken], now: float) -> dict[int, float]:
-        """By partition; where the source does not know for how long its events wait, since they were first seen to."""
+        """By partition; where the source does not know for how long its events wait, since first seen waiting."""
         lags: dict[int, float] = {}
         for partition, untaken in found.items():
             marks = self.marks.setdefault(partition, Marks())
@@ -55,7 +55,7 @@ class LagOf:
 
 
 class Look:
-    """One thing that is asked, by one thread at a time; a thread that hangs is left behind, a few of them at most."""
+    """One question, asked by one thread at a time; a thread that hangs is left behind, a few of them at most."""
 
     def __init__(self, name: str, ask: Callable[[], None], late: Callable[[float], None], clock: Clock) -> None:
         self._name = name
@@ -68,7 +68,7 @@ class Look:
         self._running: list[tuple[threading.Thread, float]] = []
 
     def begin(self) -> None:
-        """Unless the last answer is fresh, or one is being waited for."""
+        """Ask, unless the last answer is fresh or an answer is awaited."""
         now = self._clock()
         with self._changed:
             self._running = [(thread, began) for thread, began in self._running if thread.is_alive()]
@@ -83,7 +83,7 @@ class Look:
             self._running.append((thread, now))
 
     def wait(self, until: float) -> None:
-        """For a fresh answer, but no longer than `until`. Then it is said that there is none, if it has been long."""
+        """Wait for a fresh answer, at most until `until`. Then a long silence is reported."""
         with self._changed:
             while self._clock() - self._answered >= FRESH_S:
                 left = until - self._clock()
@@ -106,7 +106,7 @@ class Look:
 
 
 class Lags:
-    """Asks all sources of a deployment, and State, each by itself: one that hangs keeps no other from answering."""
+    """Asks all sources of a deployment, and State, each by itself: a source that hangs holds up no other."""
 
     def __init__(self, deployment: Deployment, board: HealthBoard, clock: Clock = time.monotonic) -> None:
         self._board = board
@@ -197,7 +197,7 @@ class SourceLook:
         self._answered_at = float("-inf")
 
     def ask(self) -> None:
-        """Never raises: why there is no answer is an answer."""
+        """Never raises: an error is an answer, too."""
         at = self._clock()
         source, self._copy = self._copy or _copied(self._original), None
         try:
@@ -205,7 +205,7 @@ class SourceLook:
         except Exception as error:  # noqa: BLE001 - any error is shown, and the source is asked again
             told = (error.message, error.hint) if isinstance(error, EvermarkError) else (_unknown(error), "")
             answer = SourceAnswer(at, refused=dict.fromkeys(self._partitions, told))
-        if at >= self._answered_at:  # if not, it hung, and others have answered since
+        if at >= self._answered_at:  # else it hung, and a later question was answered
             self._answered_at = at
             self._say(answer)
         self._close(self._copy)

@@ -15,19 +15,19 @@ from evermark.sources.base import Condition, Source, Warned
 EVERY_S = 15.0
 UPKEEP_EVERY_S = 3600.0
 UPKEEP_AGAIN_S = 300.0
-UPKEEP_DUE_S = 60.0  # the least time between two that the source asks for
+UPKEEP_DUE_S = 60.0  # the least time between upkeeps that the source asks for
 WARN_AGAIN_S = 600.0
 _JOIN_S = 1.0
 
 
 @dataclass
 class WarningThrottle:
-    """Rings when something begins, again every now and then while it lasts, and not at all in between. Pure."""
+    """Warns when a condition begins, again every now and then while it lasts, and not in between. Pure."""
 
     rung_at: dict[str, float] = field(default_factory=dict)
 
     def heard(self, what: Mapping[str, Warned], now: float) -> tuple[list[Warned], list[str]]:
-        """What is to be said now, and what is over."""
+        """The warnings to log now, and the names of ended warnings."""
         over = [name for name in self.rung_at if name not in what]
         for name in over:
             del self.rung_at[name]
@@ -67,7 +67,7 @@ class SourceMonitor:
         self._thread.start()
 
     def stop(self) -> None:
-        """Does not wait for a server that answers late: what is being asked changes nothing."""
+        """Does not wait for a server that answers late: asking changes nothing."""
         self._stopping.set()
         self._thread.join(_JOIN_S)
 
@@ -77,7 +77,7 @@ class SourceMonitor:
             self._look()
             if self._stopping.wait(self._every_s):
                 break
-        self._show(Condition())  # a source that is somebody else's now says nothing here
+        self._show(Condition())  # a source of another instance shows nothing here
 
     def _look(self) -> None:
         try:

@@ -16,7 +16,7 @@ _BACKOFF_MAX_S = 10.0
 
 
 class StateSupervisor:
-    """Looks after one server until stopped. Whoever needs state meanwhile fails, waits and tries again."""
+    """Keeps one server running until stopped. Threads that need State meanwhile fail, wait and try again."""
 
     def __init__(self, server: EmbeddedPostgres) -> None:
         self._server = server

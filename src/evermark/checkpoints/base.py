@@ -6,7 +6,7 @@ Contract (checked by `evermark.testing.CheckpointContract` over every backend):
 - Saves are monotonic: a save with an older epoch is refused with `StaleError`; with the same epoch, a lower batch
   or position is refused with `ConflictError`. A save that repeats the stored value succeeds.
 - `save` returns only after the value is durable.
-- `load` of something never saved raises `NotFoundError`.
+- `load` before any save raises `NotFoundError`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Checkpoint:
 
 class CheckpointStore(Protocol):
     def save(self, source: str, partition: int, checkpoint: Checkpoint, *, repaired: bool = False) -> None:
-        """`repaired`: the position is of another history of the source, and not compared with the one before."""
+        """`repaired`: the position is of another history of the source, and not compared with the position before."""
 
     def load(self, source: str, partition: int) -> Checkpoint: ...
 

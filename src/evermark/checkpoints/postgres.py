@@ -38,8 +38,8 @@ where source = %s and partition = %s
 class PostgresCheckpoints:
     """A `CheckpointStore`, fenced by the lease of the source.
 
-    A save is one round trip: the rule is applied to what we saved last, and the row changes only if it still says so
-    and our epoch still holds the lease. If not, the same rule is applied again, to the locked row.
+    A save is one round trip: the rule is applied to our last save, and the row changes only if it still holds that
+    save and our epoch still holds the lease. If not, the same rule is applied again, to the locked row.
     """
 
     def __init__(self, state: State, lease_for: Callable[[str], str] = source_lease) -> None:
@@ -83,7 +83,7 @@ class PostgresCheckpoints:
         try:
             require_forward(last, new, f"{source}/{partition}")
         except (StaleError, ConflictError):
-            return False  # what we remember may be out of date; the locked row decides
+            return False  # our last save may be out of date; the locked row decides
         moved = conn.execute(
             _MOVE,
             {

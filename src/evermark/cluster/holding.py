@@ -1,5 +1,5 @@
-"""Holding a lease while work goes on: renewed beside the work, which is told when it is lost. And acting for a person
-on what a lease guards, whichever instance holds it.
+"""Holding a lease while work goes on: renewed beside the work, which is told when it is lost. And one change for a
+person under a lease, whichever instance holds it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LIMITS = LeaseLimits()
 
 @dataclass(eq=False)
 class HeldLease:
-    """Renews until closed. `lost` is set when another instance has the lease, or when that cannot be excluded."""
+    """Renews until closed. `lost` is set when another instance has the lease, or may have it."""
 
     store: LeaseStore
     lease: Lease
@@ -92,7 +92,7 @@ class Candidate:
         on_standby: Callable[[], None],
         on_error: Callable[[EvermarkError], None] = lambda _: None,
     ) -> HeldLease | None:
-        """Wait for the lease; None when told to stop first. A store that cannot be asked is no other owner."""
+        """Wait for the lease; None when told to stop first. An error of the store goes to `on_error`."""
         told = False
         said = ""
         while not stopping.is_set():
@@ -122,11 +122,11 @@ def as_holder(
     step: Callable[[int], T],
     limits: LeaseLimits = LIMITS,
 ) -> T:
-    """Do one transaction of a person's on what a lease guards, with the epoch that holds it.
+    """Run one transaction for a person under a lease, with the epoch that holds it.
 
     `owner_epoch` says under which epoch an instance holds the lease now. The instance sees the change at its next look,
     and a person need not stop it. While none does, the lease is acquired for as long as the step takes. `holder` must
-    not be a process that holds this lease for longer: what is acquired here is released here.
+    not be a process that holds this lease for longer: the lease acquired here is released here.
     """
     for attempt in range(_TRIES):
         lease = None

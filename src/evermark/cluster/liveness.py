@@ -1,7 +1,7 @@
 """Whether a lease's holder still lives, and whether another may therefore have the lease.
 
-Only a process that can be looked at is ever called gone: same host, same boot, same pid namespace. About anybody
-else we know nothing, and wait for the lease to run out.
+Only a process that can be looked at is ever called gone: same host, same boot, same pid namespace. Of any other
+process we know nothing, and wait for the lease to run out.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _boot() -> str:
 
 
 def _started(pid: int) -> str | None:
-    """When a process began, as text to compare; "ended" for one that is only waiting to be reaped."""
+    """When a process began, as text to compare; "ended" for a zombie."""
     try:
         fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
         return "ended" if fields[_STAT_STATE] in _ENDED else fields[_STAT_STARTED]

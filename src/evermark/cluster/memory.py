@@ -14,7 +14,7 @@ from evermark.cluster.liveness import Held, IsGone, epoch_for
 
 
 class MemoryLeases:
-    """A `LeaseStore`; the in-memory stores share one of these, so that they fence as the real ones do."""
+    """A `LeaseStore`; the in-memory stores share it, so that they fence as the stores in Postgres do."""
 
     def __init__(
         self,

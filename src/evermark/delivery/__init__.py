@@ -11,7 +11,7 @@ One delivery, step by step, through its five types:
 
 Parked events are sent again by `run.parked_retries`, from the store and without Spark.
 
-Rooms: `decide` (pure decisions), `run` (the live group, the follower, retries), `store` (Postgres and memory), `replay`
-(the past once more), `webhook` (the sink), `bots` (memberships and session keys). `base` has the values, `ports` the
-promises of stores, `work` the pieces of work. Imports between them point one way (`make lint`).
+Folders: `decide` (pure decisions), `run` (live group, follower, retries), `store` (Postgres and memory), `replay` (past
+events again), `webhook` (the sink), `bots` (memberships and session keys). Files: `base` has the values, `ports` the
+contracts of stores, `work` the pieces of work. Imports between them point one way (`make lint`).
 """

@@ -26,10 +26,10 @@ class SourcePartition:
 class Cursor:
     """How far a reader (the live group, or one subscription) is in one partition of the log.
 
-    It is done with `batch`, and with the next batch up to and with position `through`; empty: with nothing of the next
-    one. Being done with an event means that it was accepted (2xx), parked durably, not matched, or expired and counted.
+    The reader is done with `batch`, and with the next batch up to and with position `through`; empty: with none of it.
+    Done with an event means: it was accepted (2xx), parked durably, not matched, or expired and counted.
     A position means the same after a restart and after compaction: a batch is read in the order of its positions, and
-    no two of its events have the same.
+    no two of its events share a position.
     """
 
     batch: int
@@ -49,8 +49,8 @@ SESSION_CHARS_MAX = 200
 KEY_CHARS_MAX = 8192
 KEYS_AT_ONCE_MAX = 100
 KEYS_MAX = 100_000  # of one device
-# Events of one stream that wait for their keys; beyond it the oldest of that stream expire. As many of it may be on
-# their way out, once their keys came, without counting for `parked_max`.
+# Events of one stream that may wait for their session keys; beyond it the oldest expire. Once the keys came, as many
+# events of a stream may be on their way out without counting for `parked_max`.
 WAITING_MAX = 100_000
 ASK_EVERY = timedelta(seconds=5)
 ASK_EVERY_MAX = timedelta(minutes=5)
@@ -90,12 +90,12 @@ class BotSpec:
 
 @dataclass(frozen=True)
 class SubscriptionSpec:
-    """The settings of a subscription. All of them may be shown but the sealed ones (see evermark.secrets)."""
+    """The settings of a subscription. All may be shown except the sealed values (see evermark.secrets)."""
 
     name: str
     url: str
     secrets: tuple[str, ...] = ()  # sealed, the newest first; each of them signs
-    secrets_until: tuple[str, ...] = ()  # when each of `secrets` ends, as an ISO time; empty, or left out: it does not
+    secrets_until: tuple[str, ...] = ()  # when each of `secrets` ends, as an ISO time; empty, or left out: never
     streams: tuple[str, ...] = ()  # empty: all streams
     ops: tuple[str, ...] = ()  # empty: all delivered operations
     where: str | None = None
@@ -157,13 +157,13 @@ class ParkedEvent:
     reason: str
     status: int | None = None
     retry_after_s: float | None = None
-    replay_id: str = ""  # of the replay it was sent by; empty: the event's own delivery
+    replay_id: str = ""  # the replay that sent it; empty: its first delivery
     session: str = ""  # not tried yet: it waits for the key of this session, or behind an event that does
-    previous_key: str | None = None  # the key that the change took away from its record, if it did
+    previous_key: str | None = None  # the key its record had before, if the change replaced it
 
     @property
     def held_keys(self) -> tuple[HeldKey, ...]:
-        """With `ordered`: the keys that it waits behind, and holds back. A change of the key has two of them."""
+        """With `ordered`: the keys that it waits behind, and holds back. An event that changed its key has two."""
         keys = (self.key, self.previous_key)
         return tuple((self.place, self.stream, key) for key in keys if key is not None)
 
@@ -221,7 +221,7 @@ class Parked:
     event: ParkedEvent
     attempt: int  # how many attempts were made before this one
     claimed_until: datetime
-    generation: int = 0  # of the subscription it was parked for: another may have its name by now
+    generation: int = 0  # of its subscription: a later subscription may have the same name
 
 
 @dataclass(frozen=True)
@@ -259,7 +259,7 @@ class BotView:
 
     wish: BotSpec
     member: frozenset[str] = frozenset()  # streams it is a member of throughout the span
-    partly: Mapping[str, tuple[Stay, ...]] = field(default_factory=dict)  # streams where that changes within the span
+    partly: Mapping[str, tuple[Stay, ...]] = field(default_factory=dict)  # streams whose membership changes in the span
     inboxes: frozenset[str] = frozenset()
     clear: frozenset[str] = frozenset()  # sessions whose events may be sent; events of any other session are parked
 
@@ -270,7 +270,7 @@ class BotView:
 
 @dataclass(frozen=True)
 class Membership:
-    """A user of a source: how far each partition was looked through for joins and leaves, and the stays by stream."""
+    """The stays of a user by stream, and up to which batch (`to`) each partition was searched for joins and leaves."""
 
     to: Mapping[int, int] = field(default_factory=dict)
     stays: Mapping[str, tuple[Stay, ...]] = field(default_factory=dict)
@@ -307,7 +307,7 @@ class KeyWanted:
 
 @dataclass(frozen=True)
 class Surplus:
-    """The events that wait in one stream of a bot beyond the number that is kept: all up to this row."""
+    """The events of one stream of a bot that wait beyond the limit: all up to the row `through`."""
 
     subscription: str
     stream: str

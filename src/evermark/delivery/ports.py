@@ -10,9 +10,9 @@ Contract of a `DeliveryStore` and its parts (checked over every backend by `Deli
 - `settle_group` covers exactly the members the work began with. A member that joined meanwhile did not get these
   events: it leaves the group, behind, at the cursor the work began from. A member that left meanwhile is not touched.
 - A parked delivery is removed only by `delivered` (2xx), `drop` (a person), counted expiry, or with its subscription.
-- A subscription is a member of the group if and only if its state is `live`. A `suspended` one is tried again at its
-  `next_attempt_at`; without that time it was paused by a person, and only a person resumes it.
-- `register` speaks for all subscriptions of an origin; `add`, `change`, `rotate`, `retire` and `remove` for one
+- A subscription is a member of the group if and only if its state is `live`. A `suspended` subscription is tried
+  again at its `next_attempt_at`; without that time it was paused by a person, and only a person resumes it.
+- `register` acts on all subscriptions of an origin; `add`, `change`, `rotate`, `retire` and `remove` on one
   subscription made by the API, in a time that does not grow with their number. They raise `ConflictError` for a
   subscription that the file made.
 - Specs that are read carry only the secrets that have not expired by then.
@@ -71,11 +71,11 @@ class ParkedStore(Protocol):
     def claim(self, now: datetime, limit: int, lease_s: float, epoch: int) -> list[Parked]:
         """Due rows of subscriptions that are not paused, disabled or backing off; at most `CLAIM_MAX`.
 
-        Invisible to others until the lease ends, or until the epoch that claimed them is old. A subscription that is
-        suspended because it has too many parked is served here all the time: only this gets it out. With `ordered`, a
-        row waits until no earlier one of its stream, key and replay is parked, dead ones included; a row that changed
-        its record's key waits for both keys, and holds both back. Rows of replays come after all others. The first
-        rows of all subscriptions come before the second rows of any: many due rows of one do not hold up the others.
+        No other claim sees these rows until the lease ends, or until the epoch that claimed them is old. A subscription
+        suspended for too many parked rows is served at any time: only this gets it out. With `ordered`, a row waits
+        while an earlier row of its stream, key and replay is parked, dead or not; a row that changed its record's key
+        waits for both keys, and holds both back. Rows of replays come after all others. The first row of each
+        subscription comes before the second row of any: a subscription with many due rows does not hold up the others.
         """
 
     def delivered(self, ids: Sequence[int], epoch: int) -> None:
@@ -91,10 +91,10 @@ class ParkedStore(Protocol):
         status: int | None,
         epoch: int,
     ) -> None:
-        """Back among the parked rows; `next_attempt_at = None` makes it `dead`: kept, and only a person moves it.
+        """Put the row back; `next_attempt_at = None` makes it `dead`: kept, and only a person moves it.
 
-        With no more `attempts` than it had it was not tried: it keeps its time, and rests until `next_attempt_at`. A
-        row that a person asked for and that was tried goes back to the attempts and the time it had, which may be
+        If `attempts` did not grow, the row was not tried: it keeps its time, and rests until `next_attempt_at`. A row
+        that was tried because a person asked goes back to the attempts and the time it had, which may be
         `dead`. Does nothing when the claim ran out and another claim has the row now.
         """
 
@@ -102,31 +102,31 @@ class ParkedStore(Protocol):
         """Per subscription: waiting, dead."""
 
     def oldest(self) -> dict[str, datetime]:
-        """Per subscription that has rows waiting: when the oldest of them was parked."""
+        """Per subscription with waiting rows: when the oldest was parked."""
 
     def rows(
         self, subscription: str | None = None, *, dead: bool | None = None, after_id: int = 0, limit: int = 100
     ) -> list[ParkedRow]:
-        """Parked rows by id, waiting and dead or one of both, page by page; at most `CLAIM_MAX`."""
+        """Parked rows by id, waiting, dead or both, page by page; at most `CLAIM_MAX`."""
 
     def room(self, subscriptions: Sequence[str]) -> dict[str, int]:
-        """How many more first deliveries may be parked for each of these subscriptions that exists. Below 0 it is over
-        its limit: then events that wait for a session key are not parked either."""
+        """Per existing subscription among these: how many more first deliveries may be parked. Below 0 it is over its
+        limit: then events that wait for a session key are not parked either."""
 
     def held_keys(
         self, subscriptions: Sequence[str], places: Collection[SourcePartition] | None = None, replay_id: str = ""
     ) -> dict[str, dict[HeldKey, int]]:
-        """Per ordered one of these subscriptions: keys with parked rows, and how many. Later events of such a key are
+        """Per ordered subscription among these: keys with parked rows, and how many. Later events of such a key are
         parked behind them.
 
-        Keys of some partitions, or of all. A replay holds back only its own events: it does not wait for the first
+        Only keys of `places`, unless None. A replay holds back only its own events: it does not wait for the first
         deliveries of a key, nor they for it.
         """
 
     def release(self, ids: Sequence[int], now: datetime, epoch: int) -> int:
         """A person wants these rows tried again now, dead or not. Returns how many there were.
 
-        That spends no attempt of theirs, unless they were due anyway (see `reschedule`). Rows that wait for a session
+        This spends no attempt, unless the row was due anyway (see `reschedule`). Rows that wait for a session
         key go on waiting.
         """
 
@@ -134,7 +134,7 @@ class ParkedStore(Protocol):
         """A person gives these rows up; counted as `dropped`. Returns how many there were."""
 
     def expire(self, subscription: str, before: datetime, now: datetime, epoch: int, limit: int = 1000) -> int:
-        """Remove rows parked before then, at most `limit`; counted as `expired`. Rows under way are left alone."""
+        """Remove rows parked before `before`, at most `limit`; counted as `expired`. Rows under way are left alone."""
 
 
 class BotStore(Protocol):
@@ -143,7 +143,7 @@ class BotStore(Protocol):
     def learned(self, source: str, user: str) -> Membership: ...
 
     def learn(self, source: str, partition: int, lessons: Sequence[MembershipDelta], epoch: int) -> None:
-        """Keep some lessons, all or none; `ConflictError` when one does not begin where its user stands."""
+        """Store these lessons, all or none; `ConflictError` when a lesson does not begin where its user stands."""
 
     def forget_users(self, epoch: int) -> int:
         """Remove memberships of users that no bot speaks for any more. Returns of how many users."""
@@ -162,8 +162,8 @@ class BotStore(Protocol):
         """By session, page by page."""
 
     def sessions_clear(self, subscriptions: Collection[str], replay_id: str = "") -> dict[str, frozenset[str]]:
-        """Per subscription: sessions its device has a key for, and none of whose events is parked untried, both at one
-        moment. Newer events of other sessions are parked behind the earlier ones."""
+        """Per subscription: sessions with a key for its device and without an untried parked event, both read at one
+        moment. Newer events of other sessions are parked behind the earlier events."""
 
     def release_keyed(self, now: datetime, epoch: int) -> int:
         """Make due the events that wait although they need not: the key is there, or the bot has no device. Returns how
@@ -179,7 +179,7 @@ class BotStore(Protocol):
 
     def keys_wanted(self, now: datetime, limit: int, epoch: int) -> list[KeyWanted]:
         """Sessions whose keys are to be asked for now; each is noted as asked for before this returns. One session of
-        each stream, then the next: a stream with thousands of them keeps no other waiting."""
+        each stream, then the next: a stream with thousands of sessions does not hold up the others."""
 
 
 class DeliveryStore(Protocol):
@@ -198,8 +198,8 @@ class DeliveryStore(Protocol):
     ) -> None:
         """Make the subscriptions of this origin be exactly `specs`.
 
-        New ones begin at `starts[name]` as `behind`, or join the live group when they have no entry there (from now).
-        Known ones keep state and cursor and take the new spec; a subscription that was disabled by 410 stays disabled
+        A new subscription begins at `starts[name]` as `behind`; without an entry there it joins the live group, from
+        now. A known subscription keeps state and cursor and takes the new spec; disabled by 410, it stays disabled
         unless its url changed. Subscriptions no longer named are removed with their cursors and their parked rows.
         """
 
@@ -213,18 +213,18 @@ class DeliveryStore(Protocol):
         """Raises `NotFoundError`."""
 
     def add(self, spec: SubscriptionSpec, start: CursorVector | None, epoch: int) -> None:
-        """One more, made by the API: behind at `start`, or in the live group from now on without one.
+        """Add a subscription made by the API: behind at `start`; without a start, in the live group from now on.
 
         From now on means: every event of a batch that is not settled yet reaches it. A name that is taken raises
         `ConflictError`.
         """
 
     def change(self, subscription: str, changes: Mapping[str, object], epoch: int) -> None:
-        """Other values for these fields of its spec; of `bot`, for the given ones of its fields. State and cursor
+        """Set these fields of its spec; of `bot`, only the given fields. State and cursor
         stay. With another device it is decided anew which of its events wait for a session key."""
 
     def rotate(self, subscription: str, secret: str, until: datetime | None, now: datetime, epoch: int) -> None:
-        """A new sealed secret, first; the former ones sign too until then, or until `retire`."""
+        """Put a new sealed secret first; the former secrets sign too until `until`, or until `retire`."""
 
     def retire(self, subscription: str, epoch: int) -> None:
         """The newest secret alone signs from now on."""
@@ -242,16 +242,16 @@ class DeliveryStore(Protocol):
     def resume(self, subscription: str, epoch: int) -> None:
         """A person wants it tried now: back to `behind`, with a clean record.
 
-        So are its parked rows and its replays that failures of the endpoint put off; a refused event keeps its
-        schedule. A member of the group stays one.
+        Its parked rows and replays that failures of the endpoint put off are tried now, too; a refused event keeps its
+        schedule. A member of the group stays a member.
         """
 
     def retried(
         self, subscription: str, outcome: Outcome, now: datetime, epoch: int, *, generation: int | None = None
     ) -> None:
-        """The outcome of retries of parked rows, one for all of them, as it bears on the endpoint; no row is touched.
+        """Apply the one outcome of all retries of parked rows to the subscription; no row is touched.
 
-        It counts as that of a delivery does, but no cursor moves: a member that leaves the group leaves where the group
+        It counts as a delivery's outcome, but no cursor moves: a member that leaves the group leaves where the group
         stands. Does nothing to a subscription that was removed or made anew since.
         """
 
@@ -269,7 +269,7 @@ class DeliveryStore(Protocol):
         """The same for all subscriptions outside the group, at one moment."""
 
     def open_partition(self, place: SourcePartition, batch: int, epoch: int) -> None:
-        """A partition the group has not seen: its cursor begins at `batch`. Known ones are left alone.
+        """A partition the group has not seen: its cursor begins at `batch`. Known partitions are left alone.
 
         Readers outside the group get it at batch 0: for them it all counts as backlog.
         """
@@ -300,8 +300,8 @@ class DeliveryStore(Protocol):
     ) -> bool:
         """The same for one subscription outside the group. A failed endpoint moves nothing but its backoff.
 
-        A subscription that joined the group or was removed meanwhile raises `ConflictError`; `generation`, that of the
-        subscription the work was done for, tells one that was removed and made anew. False: the cursor stays, because
+        A subscription that joined the group or was removed meanwhile raises `ConflictError`; `generation` of the
+        subscription the work was done for tells whether it was removed and made anew. False: the cursor stays, because
         there is no room for the events to be parked, or a person stopped the subscription meanwhile.
         """
 

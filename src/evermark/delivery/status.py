@@ -1,4 +1,4 @@
-"""Where every subscription stands, in events and in time, by the statistics of the log's files.
+"""How far behind every subscription is, in events and in time, by the statistics of the log's files.
 
 One answer for the metrics, the API and the command line.
 """
@@ -78,7 +78,7 @@ def _accounts(
 
 
 def durable_heads(heads: HeadStore, sources: Iterable[str]) -> dict[SourcePartition, int]:
-    """How far the log may be read, everywhere."""
+    """How far the log may be read, per partition."""
     return {SourcePartition(source, p): head.batch for source in sources for p, head in heads.load(source).items()}
 
 
@@ -87,7 +87,7 @@ def kept_for(
 ) -> dict[str, int]:
     """Per subscription outside the group: how many events taken before `horizon` the log keeps because of its cursor.
 
-    Subscriptions for which none is kept are left out. `files` by source; by whole files, as retention goes.
+    Subscriptions with none are left out. `files` is by source; whole files count, as in retention.
     """
     kept: dict[str, int] = {}
     for source, some in files.items():
@@ -116,7 +116,7 @@ def least_cursors(group: Group, outside: Mapping[str, CursorVector], source: str
 def lag_of(
     cursors: CursorVector, heads: Mapping[SourcePartition, int], files: Mapping[str, Sequence[FileRange]]
 ) -> Lag:
-    """The events between `cursors` and `heads`. All of a partition without a cursor is before the reader."""
+    """The events between `cursors` and `heads`. A partition without a cursor counts whole."""
     events = 0.0
     moments: list[datetime] = []
     for place, head in heads.items():

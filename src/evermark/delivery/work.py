@@ -26,7 +26,7 @@ _WORST_FIRST = (Fate.GONE, Fate.ENDPOINT_FAILED, Fate.FULL, Fate.UNFINISHED, Fat
 @dataclass(frozen=True)
 class Span:
     """The events of one partition after `begun` up to and with batch `to`, and the files that hold them (and perhaps
-    others too)."""
+    other events)."""
 
     place: SourcePartition
     begun: Cursor
@@ -55,8 +55,8 @@ class Assignment:
 @dataclass(frozen=True)
 class Result:
     """One subscription's outcome in one batch. Each matched event up to and with position `through` was accepted,
-    expired, or is among `outcome.parked`, which holds no other; in a batch that is DONE it is the last. None: not even
-    the first.
+    expired, or is among `outcome.parked`, which holds no other event; in a DONE batch `through` is the last event's.
+    None: not even the first event was.
     """
 
     place: SourcePartition
@@ -76,7 +76,7 @@ class DeliveryOptions:
     historical: bool = False  # these events come late: their receiver was behind
     budget_s: float | None = None  # no new request begins after this; None: as long as it takes
     grace_s: float | None = None  # requests under way by then may take this much longer; None: their own timeout
-    # A subscription not done this long after half of the others were is cut off; None: none waits for another.
+    # A subscription that is not done this long after half of the others is cut off; None: never.
     slack_s: float | None = None
     # With `ordered`: per subscription, the keys that have parked events, and how many. Later ones are parked behind.
     held: Mapping[str, Mapping[HeldKey, int]] = field(default_factory=dict)
@@ -85,13 +85,13 @@ class DeliveryOptions:
 
 class Deliverer(Protocol):
     def deliver(self, assignments: Sequence[Assignment], options: DeliveryOptions) -> list[Outcome]:
-        """One outcome for each, in their order. At most one assignment of a subscription in a call."""
+        """One outcome for each assignment, in their order. At most one assignment of a subscription in a call."""
 
 
 def fold(assignments: Sequence[Assignment], results: Iterable[Result]) -> list[Outcome]:
     """Per assignment: how far it got, and which events are to be parked on the way. Batches without a match are done.
 
-    A batch that came in several pieces is done when all of them are; until then, as far as they are.
+    A batch in several pieces is done when all pieces are; until then, up to the first piece that is not.
     """
     by_name: dict[str, dict[int, Result]] = {assignment.spec.name: {} for assignment in assignments}
     for result in results:

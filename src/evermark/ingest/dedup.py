@@ -3,7 +3,7 @@
 A slice that is read may hold events the log already has, for two reasons: a crash came after a batch was committed and
 before its end was checkpointed (`repeats_to`), or the source itself may give an event again at a later position
 (`Source.may_repeat_from`). Where either is possible, the ids in the log from that position on are looked up before the
-slice is written, and its events with one of those ids are dropped and counted. Everywhere else nothing is looked up:
+slice is written, and its events with such an id are dropped and counted. Everywhere else nothing is looked up:
 positions only grow, so an event cannot come twice.
 """
 
@@ -37,7 +37,7 @@ def excluded_from(start: str, may_repeat_from: str, repeats_to: str | None) -> s
 
 
 class Deduplicated:
-    """The batches of one slice without the events that the log has; `dropped` counts those."""
+    """The batches of one slice without the events that the log has; `dropped` counts these events."""
 
     def __init__(
         self, batches: Iterator[pa.RecordBatch], logged: LoggedIds, partition: int, excluded_from: str | None

@@ -1,4 +1,4 @@
-"""What the tasks of one micro-batch reported, put together per partition. Pure."""
+"""The reports of one micro-batch's tasks, put together per partition. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WHOLE_SOURCE = -1
 
 @dataclass
 class Gathered:
-    """Partitions whose every slice was written, and the first error of each that was not."""
+    """Partitions with every slice written, and the first error of each other partition."""
 
     taken: list[Taken] = field(default_factory=list)
     failed: dict[int, EvermarkError] = field(default_factory=dict)

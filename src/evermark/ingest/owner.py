@@ -1,6 +1,6 @@
 """The loop of one source: stands by for its lease, reads it for as long as the lease is held, and begins again.
 
-Reading is a port (`SourceWorks.read`): Spark does it in the product. What goes wrong is decided here: a partition that
+Reading is a port (`SourceWorks.read`): Spark does it in the product. Failures are handled here: a partition that
 fails is tried again after a while or stops, and the others go on; a gap is left to `ingest/repair/loop.py`.
 """
 
@@ -29,11 +29,11 @@ from evermark.sources.base import Gap, Source
 
 @dataclass(frozen=True)
 class IngestLimits:
-    # A server that comes back is not left waiting longer than this on our account.
+    # A server that came back is read again after this time at the latest.
     backoff_s_max: float = 10.0
-    # The same for partitions that fail while others are read, whose reading is interrupted each time.
+    # The same for partitions that fail while others are read: each try interrupts the others.
     backoff_beside_s_max: float = 60.0
-    # Reading that went on this long before it failed was well: its next failure is a first one again.
+    # Reading that lasted this long before it failed was healthy: the failure counts as a first.
     well_after_s: float = 60.0
     look_every_s: float = 1.0  # for a partition that may be read again, and for a gap
     let_go_poll_s: float = 0.05
@@ -51,7 +51,7 @@ class ReadPlan:
 
 
 class SourceWorks(Protocol):
-    """What the owner of one source works with."""
+    """The tools of a source's owner."""
 
     @property
     def recoveries(self) -> RecoveryStore: ...
@@ -72,15 +72,15 @@ class SourceWorks(Protocol):
     ) -> Mapping[int, EvermarkError]:
         """Read batch after batch, and have each taken (`take_each`), until one of the wakes is set or something fails.
 
-        Returns when nothing of it goes on any more: the failures by partition, `WHOLE_SOURCE` for what is not of one.
+        Returns when all reading has ended: the failures by partition, `WHOLE_SOURCE` for any other failure.
         """
 
     def find(self, gap: Gap, wanted: RepairTarget) -> list[FoundFile]:
-        """Write what the gap holds and the log does not."""
+        """Write the events of the gap that the log lacks."""
 
 
 class SourceNews(RepairNews, Protocol):
-    """Who has to know how an owner and its partitions are. None of it may block for long, or raise."""
+    """Told how an owner and its partitions are. No method may block for long, or raise."""
 
     def standby(self) -> None:
         """Another instance has the lease."""
@@ -132,14 +132,14 @@ class SourceOwner:
         self._stopping.set()
 
     def may_retain(self) -> bool:
-        """Whether old events may leave the log. Not while a gap is open, or may be: what is removed then would be
+        """Whether old events may leave the log. Not while a gap is open, or may be: events removed then would be
         found missing from the log.
         """
         repairer = self._repairer
         return self._checked and repairer is not None and not repairer.partitions()
 
     def partitions(self) -> list[int]:
-        """Of a source that is asked which partitions it has, and does not answer, the first one stands for all."""
+        """If the source does not say which partitions it has, the first partition stands for all."""
         try:
             return list(self.source.partitions())
         except Exception as error:  # noqa: BLE001 - said by the reading itself
@@ -197,7 +197,7 @@ class SourceOwner:
     def _read_on(self, held: HeldLease, taker: Taker, repairer: Repairer, repairing: RepairLoop) -> None:
         runtime, over = self._runtime, (self._stopping, held.lost, self._stepped_down)
         while not any_set(over):
-            # Before anything is looked at: what asks for an end from here on is heard.
+            # Before anything is looked at: from here on no request to end is missed.
             ending = self._ending = runtime.wake()
             active, wait_s = self._ready_partitions(repairer.partitions())
             if not active:
@@ -232,7 +232,7 @@ class SourceOwner:
     def _blame(
         self, failed: Mapping[int, EvermarkError], active: Sequence[int], held: HeldLease, repairing: RepairLoop
     ) -> bool:
-        """Note who failed, or leave the gap to be repaired. False: a stale owner saw it, and nobody is to blame."""
+        """Note which partitions failed, or leave the gap to be repaired. False: the owner is stale, so none did."""
         is_sure = True
         try:
             self.candidate.leases.require(held.lease)
@@ -275,7 +275,7 @@ class SourceOwner:
             return {WHOLE_SOURCE: error}
 
     def _ready_partitions(self, repaired: set[int]) -> tuple[list[int], float | None]:
-        """Those that may be read now, and after how many seconds another one may be."""
+        """The partitions that may be read now, and in how many seconds another may be."""
         now = self._runtime.monotonic()
         waits: list[float] = []
         ready: list[int] = []
@@ -319,7 +319,7 @@ class SourceOwner:
             self._runtime.wait(self.limits.let_go_poll_s)
 
     def _on_repaired(self, partition: int, error: EvermarkError | None) -> None:
-        """Reading begins again with the partition in it; or it has to wait for a person."""
+        """The partition is read again; or, with an error, has to wait for a person."""
         if error is not None:
             self._note_failure({partition: error})
             return

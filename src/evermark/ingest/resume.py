@@ -20,10 +20,10 @@ class Resume:
 
 
 def resume(tail: Tail, head_batch: int, checkpoint: Checkpoint | None, logged_to: str | None, where: str) -> Resume:
-    """Decide by batch numbers, never by comparing positions: two incarnations of a source have no common order.
+    """Decide by batch numbers, never by comparing positions: two histories of a source have no common order.
 
-    `logged_to` is the greatest position in the tail's batch. Where reading begins at or before it, what follows is in
-    the log already (see `dedup`); a crash may come before the next batch is checkpointed, so every resume looks.
+    `logged_to` is the greatest position in the tail's batch. Where reading begins at or before it, events up to it
+    are in the log already (see `dedup`); a crash may come before the next batch is checkpointed, so every resume looks.
     """
     known = max(head_batch, checkpoint.batch if checkpoint else 0)
     if tail.batch < known:

@@ -1,7 +1,7 @@
 """Taking a batch: the order of effects that makes "taken" mean "logged and durable".
 
-files → commit → fsync → log_head → (control events) → checkpoint → confirm. A crash between any two leaves a state
-from which `begin` finds the way on. Nothing in here knows Spark, Delta or Postgres: the simulator runs this very code.
+files → commit → fsync → log_head → (control events) → checkpoint → confirm. A crash between two steps leaves a state
+from which `begin` goes on. Nothing in here knows Spark, Delta or Postgres: the simulator runs this very code.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Taken:
     end: str
     append: Append
     duplicates: int = 0
-    controls: int | None = None  # how many control events are among them; None: they were not counted
+    controls: int | None = None  # how many of its events are control events; None: not counted
 
 
 def controls_seen_to(tail: Tail, head: Head | None, checkpoint: Checkpoint | None) -> int:
-    """Up to which batch control events were seen to: all before the checkpoint, and all before the head's own batch.
+    """Up to which batch control events are carried out: all before the checkpoint, and all before the head's own batch.
 
-    When neither is known State was lost, not a batch: what was asked for before that is not done once more.
+    When neither is known State was lost, not a batch: requests from before that are not carried out again.
     """
     if checkpoint is not None:
         return checkpoint.batch
@@ -47,7 +47,7 @@ def controls_seen_to(tail: Tail, head: Head | None, checkpoint: Checkpoint | Non
 
 
 class Taker:
-    """Carries one source's batches over the line, for as long as its lease epoch is good."""
+    """Takes one source's batches, for as long as its lease epoch is valid."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Taker:
         on_controls: Callable[[int, int, int], None] = lambda _partition, _after, _to: None,
     ) -> None:
         """`on_controls(partition, after, to)`: control events may stand in the batches `after < batch <= to`. It finds
-        them in the log and sees to them before it returns; the same ones may be named to it again.
+        them in the log and carries them out before it returns; the same batches may be named again.
         """
         self.name = name
         self.epoch = epoch
@@ -77,7 +77,7 @@ class Taker:
     def begin(self, partition: int) -> Resume:
         """Make the partition ours and find where it stands. The log is the truth; head and checkpoint follow it."""
         where = f"{self.name}/{partition}"
-        # Before the tail: what follows the log can then not be ahead of it, even if we are no longer the owner.
+        # Before the tail: head and checkpoint can then not be ahead of it, even if we are no longer the owner.
         head = self._heads.load(self.name).get(partition)
         checkpoint = self._checkpoint(partition)
         tail = self._log.fence(partition, self.epoch)
@@ -99,7 +99,7 @@ class Taker:
     def take(self, taken: Taken, *, repaired: bool = False) -> None:
         """After this returns, the events may be delivered and will never be asked for again.
 
-        `repaired`: the batch closes a gap, and reading goes on where its end says, in another history perhaps.
+        `repaired`: the batch closes a gap, and reading goes on at its end, perhaps in another history.
         """
         if not taken.append.files:
             self._save(taken.partition, taken.end, taken.batch - 1, repaired=repaired)
@@ -134,7 +134,7 @@ class Taker:
 
 
 def take_each(taker: Taker, batches: Sequence[Taken], on_taken: Callable[[Taken], None]) -> dict[int, EvermarkError]:
-    """Take one batch of each of some partitions; the failures. One partition's failure is not the others'."""
+    """Take one batch of each partition; returns the failures. A failure does not stop the other partitions."""
     failed: dict[int, EvermarkError] = {}
     for taken in batches:
         try:

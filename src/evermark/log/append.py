@@ -1,7 +1,7 @@
 """The Delta table of one source, from its owner's side.
 
 The commit is a compare-and-set. Delta's application transactions alone do not fence: an equal or lower version is
-accepted from a fresh handle. What does hold is that delta-rs refuses a commit when the same application committed
+accepted from a fresh handle. But delta-rs refuses a commit when the same application committed
 after the handle's snapshot. So: refresh, require the exact tail on that snapshot, commit from the same handle.
 """
 
@@ -48,7 +48,7 @@ class DeltaLog:
     def fence(self, partition: int, epoch: int) -> Tail:
         """Raise the partition's epoch in the log itself: an owner that read the tail before this can no longer commit.
 
-        The owner that it makes also gives an older table the columns that events have got since.
+        The new owner also gives an older table the columns that events have got since.
         """
         for attempt in range(_COMMIT_TRIES_MAX):
             tail = self.tail(partition)
@@ -119,7 +119,7 @@ class DeltaLog:
         return unpack(self._handle.table.transaction_version(app_id(partition)) or 0)
 
     def _try_commit(self, actions: list[AddAction], partition: int, version: int, metadata: dict[str, str]) -> bool:
-        """False: what really happened is to be decided on a fresh snapshot."""
+        """False: a fresh snapshot has to show what really happened."""
         table = self._handle.table
         properties = CommitProperties(
             app_transactions=[Transaction(app_id(partition), version, int(time.time() * 1000))],

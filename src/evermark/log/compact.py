@@ -22,7 +22,7 @@ from evermark.log.write import FileWriter
 
 # This many files of level 0, 1, 2, 3 are merged into one of the next level.
 FAN_IN = (32, 16, 16, 16)
-# A file this large is read well enough as it is, and no merged file grows far beyond the second.
+# A file of the first size is read well enough as it is; no merged file grows far beyond the second.
 SIZE_ENOUGH = 32 * 1024 * 1024
 SIZE_MAX = 128 * 1024 * 1024
 _FILES_MAX = 512

@@ -1,4 +1,4 @@
-"""Whether the disk under a log has what was written to it, and room for more."""
+"""Whether the disk of a log has the files written to it, and room for more."""
 
 from __future__ import annotations
 

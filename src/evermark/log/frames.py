@@ -18,7 +18,7 @@ SCHEMA = (
     " payload string, before string, schema_version int, flags array<string>, bytes binary, previous_key string"
 )
 
-# The same without what ingest fills in.
+# The same without columns that ingest fills in.
 TAKEN_SCHEMA = (
     "event_id string, position string, stream string, key string, op string, tx string, origin string,"
     " origin_seq bigint, event_time timestamp, payload string, before string, schema_version int,"

@@ -7,7 +7,7 @@ Contract of `HeadStore` (checked by `evermark.testing.contracts.HeadContract` ov
 - With `recovered=True` it may pass several batches: an owner that found them in the log, committed by its
   predecessor, has made them durable and catches the head up.
 - A move is fenced by the lease of the source; `Head.epoch` is the epoch of the owner that moves it, which after a
-  recovery is not the one that committed the batch.
+  recovery is not the epoch that committed the batch.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class PostgresHeads:
         try:
             require_next(last, new, f"{source}/{partition}", recovered=recovered)
         except (StaleError, ConflictError):
-            return False  # what we remember may be out of date; the locked row decides
+            return False  # our last move may be out of date; the locked row decides
         given: dict[str, object] = {
             "lease": self._lease_for(source),
             "lease_epoch": new.epoch,

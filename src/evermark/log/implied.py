@@ -1,7 +1,7 @@
 """The table that the events of one stream imply: step by step, each over the rows that the step before gave.
 
 Within a partition batches are in order, and positions within a batch. Between partitions the commits of one Postgres
-history are in order, and the ids of its events within a transaction; of all else only time tells.
+history are in order, and the ids of its events within a transaction; all else is ordered by time.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _PLACED = (
     "coalesce(event_time, ingested_at) as moment",
 )
 
-# Only what a trigger of ours wrote, from before it said which key a change took away: its key is made of its payload.
-# Most updates follow one that left under the same key what they found: they changed no key, and need no look.
+# Only updates that our trigger wrote before it recorded the previous key: their key is made of their payload.
+# Most updates found the row as the event before left it under the same key: they changed no key, and need no look.
 _UNTOLD = (
     "op = 'update' and previous_key is null and key is not null and schema_version is not null"
     f" and position rlike '{_POSTGRES_POSITION}' and not (before <=>"
@@ -37,7 +37,7 @@ _IMAGES = (
     "if(untold and key like '{%', from_json(key, 'map<string,string>'), null) as parts",
     "if(untold and key like '{%', from_json(before, 'map<string,variant>'), null) as old_values",
 )
-# One key column: it has the text of the key. If several columns have it, they must agree on what was there before.
+# One key column: it has the text of the key. If several columns have it, they must agree on their former value.
 # Texts that Spark and Postgres write in two ways (1.50 and 1.5, the spaces of an object) prove nothing.
 _LEFT_SINGLE = "array_distinct(transform(map_keys(map_filter(new, (name, value) -> value = key)), name -> old[name]))"
 _IS_SINGLE = f"not (key rlike '^-?[0-9]+[.]' or key like '{{%' or key like '[%') and size({_LEFT_SINGLE}) = 1"
@@ -56,7 +56,7 @@ _LEFT_KEY = (
     f" {_LEFT_SINGLE}[0] when {_IS_COMPOSITE} then {_LEFT_COMPOSITE} end, key)) as left_key"
 )
 
-# A truncate ends what stands before it; with several slots it is in one partition, and ends what is in the others.
+# A truncate ends all rows before it; with several slots it is in one partition, and ends rows of the others, too.
 _TRUNCATES = """
 select partition, history, max(struct(batch, position)) as at, max(made) as made, max(moment) as moment
 from {events} where op = 'truncate' group by partition, history
@@ -77,7 +77,7 @@ select e.*, m.row_key, m.gone, m.moved from {events} as e lateral view inline(ar
 """
 
 # Where a key may be had twice until the transaction ends (a deferrable constraint), one record may take a key before
-# another one leaves it. Then it is not gone: what left is not what the event before it had put there.
+# another record leaves it. Then the key is not gone: the event before had put another record there.
 _WHERE_GONE = """
 select * from (
     select *, lead(tx) over by_key as older_tx, lead(gone) over by_key as older_gone,

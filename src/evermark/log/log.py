@@ -59,7 +59,7 @@ class Log:
         """The table the log implies: the newest image of every key that is still there, as of a time.
 
         A key is gone when its record was deleted, or has another key since. An event without a time counts from when
-        it was taken; one without a key stands for itself.
+        it was taken; an event without a key stands for itself.
         """
         events = self.read(spark, source=source, stream=stream)
         events = events.where("op in ('insert', 'update', 'delete', 'read', 'truncate')")

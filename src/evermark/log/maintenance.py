@@ -36,7 +36,7 @@ SCAN_EVERY_S = 600.0
 # For the notes of recent batches, and for readers that are in the middle of opening the table.
 KEPT_COMMITS = 100
 _COMMIT_RETRIES_MAX = 30
-_GROUPS_MAX = 16  # a round: the next one comes soon
+_GROUPS_MAX = 16  # per round: the next round comes soon
 # A tombstone without a time leaves with the next checkpoint: the files themselves are ours to remove, by age.
 _NO_TOMBSTONE = 0
 
@@ -91,7 +91,7 @@ class Maintenance:
             return
         merged = [merge(self.folder, group) for group in groups]
         sync_folder(self.folder)
-        require_files(self.folder, merged)  # those they replace are removed in an hour
+        require_files(self.folder, merged)  # the files they replace are removed in an hour
         replaced = [file for group in groups for file in group]
         note = MaintenanceNote("compact", len(merged), len(replaced))
         # From the snapshot that listed them: if another process was quicker since then, this commit fails.
@@ -171,7 +171,7 @@ class Maintenance:
         return sum(path not in used for path in due)
 
     def _find_orphans(self) -> None:
-        """Files that were never committed, and files whose replacement another process did not live to remove."""
+        """Files that were never committed, and replaced files that another process did not live to remove."""
         now = self.clock()
         present = list(self.folder.glob("*.parquet"))
         used = {f.path for f in files_at(self.folder, self._table())}

@@ -2,7 +2,7 @@
 
 The log is asked in Spark's SQL. DataFusion answers what means the same to both engines; all else (functions and syntax
 that only Spark has, arrays counted from 0, division) it leaves to Spark, by `NeedsSpark`, and also what takes more
-memory than `MEMORY_BYTES_MAX`. What no engine could answer is a `ConfigError` of one line.
+memory than `MEMORY_BYTES_MAX`. A query that no engine could answer is a `ConfigError` of one line.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def _without_zone(value: Any) -> Any:
 
 
 def _shown(name: str) -> str:
-    """A column's name as the query has it: the engine's own tells of its types and tables."""
+    """A column's name as the query has it: the engine's own has types and tables in it."""
     name = re.sub(r'IntervalMonthDayNano\("IntervalMonthDayNano \{.*?\}"\)', "interval", name)
     name = re.sub(r'\b[A-Z]\w*\("?([^()"]*)"?\)', r"\1", name)  # Int64(7), Utf8("a")
     return re.sub(r"\b[A-Za-z_]\w*\.(?=\w)", "", name)
@@ -188,7 +188,7 @@ def _parsed(text: str) -> Any:
 
 
 class _Refusals:
-    """What the engine says when it refuses, as an error of ours: one line, and what to do."""
+    """The engine's refusals as errors of ours: one line, and what to do."""
 
     def __init__(self, text: str, tables: Sequence[str], spark_knows: Callable[[str], bool], own_dialect: bool) -> None:
         self._text = text

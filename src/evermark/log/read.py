@@ -1,7 +1,7 @@
 """Reading the log: which files hold which batches.
 
 Readers ask for batches, time windows and predicates; they never see table versions. Compaction may replace files while
-a reader works: the replaced ones stay on disk for an hour, so a list of files stays readable that long.
+a reader works: replaced files stay on disk for an hour, so a list of files stays readable that long.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class LogReader:
     def position_max(self, partition: int) -> str | None:
         """The greatest position in the last batch, read from its rows: for when nothing else knows where it ended.
 
-        Not the greatest of all: positions of two incarnations of a source have no common order.
+        Not the greatest of all: positions of two histories of a source have no common order.
         """
         last = self._last_row(partition)
         return str(last["position"]) if last is not None else None
@@ -162,7 +162,7 @@ class LogReader:
             mine = pc.and_(mine, pc.equal(rows["partition"], partition))
             return pc.and_(mine, pc.equal(rows["op"], str(Op.CONTROL)))
 
-        # Payloads are read only where there is one, and piece by piece: a batch may hold millions of other events.
+        # Payloads are read only beside a control event, piece by piece: a batch may hold millions of other events.
         for file in self.files_of(partition, after_batch, to_batch):
             with pq.ParquetFile(file.path) as parquet:
                 for group in range(parquet.num_row_groups):

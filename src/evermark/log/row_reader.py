@@ -118,7 +118,7 @@ class RowReader:
         key = (code, group)
         table = self._kept.get(key)
         if table is None:
-            # In one piece: taking rows out of many is slow.
+            # In one piece: taking rows out of many pieces is slow.
             read = self._file(code).parquet.read_row_group(group, columns=list(COLUMNS), use_threads=False)
             table = with_all_columns(read, ROWS).cast(ROWS).combine_chunks()
             self._kept[key] = table
@@ -131,7 +131,7 @@ class RowReader:
 
 
 def _values(numbers: I64) -> list[int]:
-    """The different ones among them, by size. Mostly they come so, and then nothing has to be looked up."""
+    """The distinct numbers, ascending. Mostly they come so, and then nothing has to be looked up."""
     steps = np.diff(numbers)
     if len(steps) and bool((steps < 0).any()):
         numbers = np.unique(numbers)

@@ -60,7 +60,7 @@ def row_addresses(
 ) -> RowAddresses:
     """The rows of the batches `after < batch <= to`. `exact`: the files hold nothing else.
 
-    `through`: without those of the first batch up to and with this position.
+    `through`: without rows of the first batch up to and with this position.
     """
     whole = exact and len(paths) == 1 and not through  # and so in log order as it is
     wanted = _Batches(partition, after, to, through)

@@ -1,4 +1,4 @@
-"""Which streams the log has events of, and what to say of one that it has none of."""
+"""Which streams the log has events of, and a sentence for a stream that it does not know."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def streams_at(
 
 
 def unknown_streams(wanted: Iterable[str], known: Sequence[str]) -> list[str]:
-    """A sentence for each wanted stream that is not among the known ones, with the one that was probably meant."""
+    """A sentence for each wanted stream that is not known, with the stream that was probably meant."""
     said = []
     for stream in dict.fromkeys(wanted):
         if stream in known:

@@ -2,7 +2,7 @@
 
 A kept handle replays every commit since the last checkpoint it knows, at each refresh and at each commit, and it does
 not notice a checkpoint made at or before its own version. So a handle is opened anew when maintenance has made a newer
-checkpoint: a batch's cost then depends on the commits since the last checkpoint, never on their number since ever.
+checkpoint: a batch's cost then depends on the commits since the last checkpoint, not on all commits.
 """
 
 from __future__ import annotations

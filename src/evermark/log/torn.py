@@ -53,7 +53,7 @@ def _first_torn(folder: Path, versions: list[int], durable_version: int) -> int 
         return None
     expected = durable_version + 1
     if not commit_file(folder, durable_version).exists() and any((folder / "_delta_log").glob("*.checkpoint*.parquet")):
-        expected = versions[0]  # those before were cleaned, behind a checkpoint
+        expected = versions[0]  # earlier versions were cleaned, behind a checkpoint
     for version in versions:
         if version != expected or not _whole(folder, commit_file(folder, version)):
             return expected

@@ -111,14 +111,14 @@ def _wanted(rows: _Group, stretch: Stretch, code: int, first: int, *, ids: bool)
 
 
 def _among(column: pa.ChunkedArray, values: frozenset[str]) -> pa.ChunkedArray:
-    """Whether each is one of these; a column of few different texts, read as numbers into a list of them."""
+    """Whether each value is one of `values`; a column of few different texts, read as numbers into a list of them."""
     chosen = pa.array(sorted(values), pa.string())
     found = [pc.is_in(chunk.dictionary, chosen).take(chunk.indices) for chunk in column.chunks]
     return pa.chunked_array(found, pa.bool_())
 
 
 def _rises(times: pa.ChunkedArray) -> bool:
-    """Whether each is later than the one before."""
+    """Whether each time is later than the time before."""
     numbers = times.to_numpy()
     return bool((numbers[1:] > numbers[:-1]).all())
 

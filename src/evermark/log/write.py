@@ -1,4 +1,4 @@
-"""Writing log files: of a batch, by the task that reads it, and merged ones, by maintenance. Memory stays bounded."""
+"""Writing log files: of a batch, by the task that reads it, and merged files, by maintenance. Memory stays bounded."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class _Range:
 
 
 def _time_text(us: int) -> str | None:
-    """None beyond the years 1 to 9999: unknown is a bound that loses nothing."""
+    """None beyond the years 1 to 9999: an unknown bound loses nothing."""
     if not _US_MIN <= us <= _US_MAX:
         return None
     return (_EPOCH + timedelta(microseconds=us)).isoformat(timespec="milliseconds").replace("+00:00", "Z")

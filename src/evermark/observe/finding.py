@@ -1,4 +1,4 @@
-"""What an examination found: one line each, with what to run about it. Values only."""
+"""Findings of an examination: one line each, with the repair to run. Values only."""
 
 from __future__ import annotations
 

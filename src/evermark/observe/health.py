@@ -1,6 +1,6 @@
 """Health as people ask for it: per partition, then for the whole. Pure, but for the board that threads write on.
 
-Two voices make it. The reader of a partition says how reading goes (`put`, `seen`). And when health is asked for, the
+Two reports make it. The reader of a partition says how reading goes (`put`, `seen`). And when health is asked for, the
 source is asked which of its events the log does not have (`answered`): a reader that died or hangs says nothing, and is
 found out by events that wait.
 """
@@ -33,7 +33,7 @@ class PartitionHealth(StrEnum):
 
 WELL = (PartitionHealth.HEALTHY, PartitionHealth.STANDBY)
 READY = (*WELL, PartitionHealth.LAGGING)
-# What is said of reading when the source was asked, and had nothing against it.
+# States of a reader that give way to a refusal by the source.
 _ASKED = (PartitionHealth.STARTING, PartitionHealth.HEALTHY, PartitionHealth.STANDBY)
 
 
@@ -53,7 +53,7 @@ class PartitionReport:
 
 @dataclass(frozen=True)
 class SourceAnswer:
-    """What came of asking a source which of its events the log does not have."""
+    """A source's answer to the question which of its events the log lacks."""
 
     at: float  # when it was asked, by the board's clock
     lag_s: Mapping[int, float] = field(default_factory=dict)  # by partition; absent: nothing waits
@@ -74,7 +74,7 @@ class LiveGroupReport:
 
 
 def judged(report: PartitionReport, partition: int, answer: SourceAnswer | None, now: float) -> PartitionReport:
-    """What a reader said of a partition, and what the source said, as one. Pure."""
+    """The reader's report of a partition and the source's answer, as one report. Pure."""
     if answer is None:
         return report
     if partition in answer.refused:
@@ -100,7 +100,7 @@ _LAGGING_HINT = (
 
 
 class HealthBoard:
-    """Where threads write how they are, and the server reads it."""
+    """Where threads report their health, and the server reads it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -139,7 +139,7 @@ class HealthBoard:
             )
 
     def seen(self, source: str, partition: int, events: int, at: datetime) -> None:
-        """A batch was taken. That a gap is being closed is not over with the first batch of it."""
+        """A batch was taken. A repair does not end with the gap's first batch."""
         with self._lock:
             old = self._partitions.get((source, partition), PartitionReport(PartitionHealth.HEALTHY))
             if not old.repairing:
@@ -159,16 +159,16 @@ class HealthBoard:
                     self._partitions[of, partition] = replace(old, stale_streams=count, stale_first=first)
 
     def answered(self, source: str, answer: SourceAnswer) -> None:
-        """A source was asked what of it is not taken yet."""
+        """A source has answered which of its events are not taken yet."""
         with self._lock:
             self._answers[source] = answer
 
     def ask_with(self, ask: Callable[[], None]) -> None:
-        """`ask` has all sources asked, and returns when they have answered or are not waited for any longer."""
+        """`ask` asks all sources, and returns when they have answered or time is up."""
         self._ask = ask
 
     def ask(self) -> None:
-        """Make sure that what is read from the board next is true now."""
+        """Bring the board up to date before it is read."""
         self._ask()
 
     def replaying(self, windows: Mapping[str, tuple[datetime, datetime]]) -> None:
@@ -234,8 +234,8 @@ class HealthBoard:
 
 
 def overall(reports: Mapping[str, PartitionReport], delivery: LiveGroupReport | None = None) -> str:
-    """unhealthy when at least half of the partitions are unwell; degraded when any is, or a stream of one, or when the
-    log has what is not delivered.
+    """unhealthy when at least half of the partitions are unwell; degraded when any is, or any stream is stale, or
+    delivery lags behind the log.
     """
     starting = sum(r.state is PartitionHealth.STARTING for r in reports.values())
     unwell = sum(r.state not in WELL for r in reports.values()) - starting

@@ -49,7 +49,7 @@ def _unfold_errors(_logger: Any, _method: str, event: MutableMapping[str, Any]) 
 
 
 class _Stderr:
-    """The stderr of the moment: it may be redirected, and closed again, after loggers were made."""
+    """The current stderr: it may be redirected, and closed again, after loggers were made."""
 
     def write(self, text: str) -> int:
         return sys.stderr.write(text)

@@ -1,4 +1,4 @@
-"""What is counted and measured, under the names a dashboard will use for years."""
+"""The metrics, under names that dashboards will use for years."""
 
 from __future__ import annotations
 

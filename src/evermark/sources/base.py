@@ -16,7 +16,7 @@ The contract, which `evermark.testing.SourceContract` checks:
   ids logged from there on are excluded.
 - **Concurrency**: one reader per partition. Slices of one partition may be read at the same time unless the source
   returns only one slice.
-- **Errors**: raise from `evermark.errors`; the kind decides what happens. Never skip what cannot be read: return it
+- **Errors**: raise from `evermark.errors`; the kind decides what happens. Never skip unreadable data: return it
   as `op = poison` with the raw bytes and the reason.
 """
 
@@ -43,7 +43,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class Warned:
-    """Something that becomes an error unless a person does something about it."""
+    """A condition that becomes an error unless a person acts."""
 
     said: str
     hint: str
@@ -65,12 +65,12 @@ class StaleStreams:
 
 @dataclass(frozen=True)
 class Condition:
-    """How a source is. What the names mean and where a limit lies is the source's own matter."""
+    """How a source is. The source alone defines the names and limits."""
 
     gauges: Mapping[str, float] = field(default_factory=dict)  # for a metric, by name
     warnings: Mapping[str, Warned] = field(default_factory=dict)  # by the gauge that says so; absent: all is well
     stale: Mapping[int, StaleStreams] = field(default_factory=dict)  # by partition; absent: none is
-    upkeep_due: bool = False  # something came up that `upkeep` should see to before its hour
+    upkeep_due: bool = False  # `upkeep` should run before its hour
 
 
 @dataclass(frozen=True)
@@ -92,9 +92,9 @@ class Slice:
 
 
 class Gap(ABC):
-    """What stands between the log and the place where reading can go on. Picklable: tasks read it, piece by piece.
+    """The events between the log and the position where reading can go on. Picklable: tasks read it by pieces.
 
-    Every event that the log may lack is in one of the pieces; most of what is in them the log has already, and drops.
+    Every event that the log may lack is in a piece; most events in the pieces are logged already, and are dropped.
     """
 
     pieces: Sequence[Slice]
@@ -107,11 +107,11 @@ class Gap(ABC):
 
     @abstractmethod
     def read(self, piece: Slice) -> Iterator[pa.RecordBatch]:
-        """Events as `evermark.event.TAKEN`; their positions say no more than in which order they happened."""
+        """Events as `evermark.event.TAKEN`; their positions say only in which order they happened."""
 
     @abstractmethod
     def positions(self, first: int, count: int) -> pa.Array:
-        """Places in the log for events number `first` and following: after all it holds, before `position`."""
+        """Positions in the log for events number `first` and following: after all it holds, before `position`."""
 
 
 class Repair(ABC):
@@ -119,10 +119,10 @@ class Repair(ABC):
 
     @abstractmethod
     def begin(self, stopped: Callable[[], bool], left_at: str | None = None) -> Gap:
-        """Make sure that nothing more is lost from here on, then say what has to be looked through.
+        """Make sure that nothing more is lost from here on, then return the gap to look through.
 
-        What earlier tries left behind is replaced. `stopped` is asked now and then while this has to wait. With
-        `left_at` no person has said that this is the right place: raises `IdentityError` if it is not the one we left.
+        Leftovers of earlier tries are replaced. `stopped` is asked now and then while this has to wait. With
+        `left_at` no person has confirmed this place: raises `IdentityError` if it is not the place we left.
         """
 
     @abstractmethod
@@ -135,7 +135,7 @@ class Repair(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of what `begin` holds; the pieces cannot be read any more."""
+        """Release the resources of `begin`; the pieces cannot be read any more."""
 
 
 class Forks(ABC):
@@ -147,7 +147,7 @@ class Forks(ABC):
 
     @abstractmethod
     def accept_fork(self, stream: str) -> None:
-        """What the place has of the stream now is right: it is taken anew, from its first event on."""
+        """Accept the stream as the place has it now: it is taken anew, from its first event on."""
 
 
 class Source(ABC):
@@ -159,7 +159,7 @@ class Source(ABC):
 
     @abstractmethod
     def earliest(self, partition: int) -> str:
-        """Where a pipeline begins that has neither a checkpoint nor a log: with the oldest there is to take."""
+        """Where a pipeline begins that has neither a checkpoint nor a log: at the oldest event there is to take."""
 
     @abstractmethod
     def latest(self, after: Mapping[int, str], limit: Limit) -> dict[int, str]:
@@ -195,11 +195,11 @@ class Source(ABC):
         """
 
     def check(self, resume: Mapping[int, str], newest: Mapping[int, Seen] | None = None) -> None:  # noqa: B027
-        """Raise if this is not the place we left, or cannot give what follows `resume`. Called at every start, and by
+        """Raise if this is not the place we left, or cannot give events from `resume` on. Called at every start, and by
         people who only look: it changes nothing.
 
-        `newest` is the last event the log holds of a partition: a copy of the place that has taken another way since
-        may look the same in everything but not having it.
+        `newest` is the last event the log holds of a partition: a copy of the place that has diverged since
+        may differ only in lacking this event.
         """
 
     def replayed(self, stream: str, since: str, until: str | None) -> None:  # noqa: B027 - not every source is asked
@@ -217,11 +217,11 @@ class Source(ABC):
         return None
 
     def condition(self) -> Condition:
-        """How it is; asked every few seconds by the owner of the source."""
+        """The source's condition; asked every few seconds by its owner."""
         return Condition()
 
     def untaken(self, after: Mapping[int, str]) -> Mapping[int, Untaken]:
-        """The partitions that have events at their position or after it; the other ones are left out.
+        """The partitions that have events at their position or after it; all others are left out.
 
         `after` is where the log ends. Asked every few seconds, and for every `/health`, by every instance, while the
         owner reads in other processes: it must be cheap, and answer or raise within seconds. The default asks `latest`;

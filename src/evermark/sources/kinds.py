@@ -89,12 +89,12 @@ class Retained:
     count: int
     exact: bool
     log_newest: datetime | None  # the time of the newest event in the log
-    younger: int | None  # than that one; None: the log has no event to compare with
+    younger: int | None  # events younger than `log_newest`; None: the log has no event
     younger_exact: bool
 
 
 class Installation(ABC):
-    """What has to stand at the place of a source before the source can be read; for `evermark source install`."""
+    """What must be installed at the place of a source before it can be read; for `evermark source install`."""
 
     @abstractmethod
     def table(self, text: str) -> str:

@@ -42,7 +42,7 @@ def _read(batch: DataFrame, _: int) -> None:
 
 
 def _once(scratch: Path) -> None:
-    """What a pipeline does, in small: so that the classes it needs are among those loaded."""
+    """A small pipeline, so that all the classes that a pipeline needs are loaded."""
     spark = make_session("archive", _MASTER, scratch, {}, noise=scratch / "noise")
     path = str(scratch / "rows")
     spark.range(10).selectExpr("id", "cast(id as string) as payload").write.parquet(path)

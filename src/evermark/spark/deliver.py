@@ -102,7 +102,7 @@ class _Post:
             mine = [self.assignments[number] for number in numbers]
             specs = [assignment.spec for assignment in mine]
             among = {n: assignment.bot.streams for n, assignment in enumerate(mine) if assignment.bot is not None}
-            # Piece by piece: a batch may have millions of rows, and there may be thousands that want each of them.
+            # Piece by piece: a batch may have millions of rows, and thousands of subscriptions may want each row.
             size = max(1, min(_CHUNK_ROWS, _CHUNK_MATCHES // len(specs)))
             for start in range(0, len(found.codes), size):
                 rows, of = expanded(found.streams.slice(start, size), found.ops.slice(start, size), specs, among)

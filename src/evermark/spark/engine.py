@@ -1,4 +1,4 @@
-"""Spark as a thing that can die: the JVM of this process, whether it still works, and a clean slate for the next one.
+"""Spark as a process that can die: this process's JVM, whether it still works, and a clean slate for the next JVM.
 
 PySpark keeps its JVM in class attributes and never looks whether it lives. A JVM that was killed, or ended itself for
 want of memory, would leave every later session talking to a closed socket.
@@ -102,7 +102,7 @@ class Engine:
 
 
 def _quieten(spark: SparkSession) -> None:
-    """A JVM that ends tears connections that PySpark then writes tracebacks about, to a terminal that is ours."""
+    """A JVM that ends breaks connections, and PySpark writes tracebacks about that to our terminal."""
     log = get_logger(part="spark")
     server: Any = getattr(spark.sparkContext, "_accumulatorServer", None)
     if server is not None:

@@ -70,7 +70,7 @@ def archive_of(java_home: str, home: Path) -> Path:
 
 
 def adopt(archive: Path) -> None:
-    """Take over what an earlier JVM left behind; one that is still running may still be writing."""
+    """Take over the archive of an earlier JVM; a JVM that still runs may still be writing."""
     for left in archive.parent.glob(f"{archive.name}.*"):
         if not _running(left.suffix[1:]):
             left.replace(archive)

@@ -89,9 +89,9 @@ class IngestQuery:
         )
 
     def _on_batch(self, frame: DataFrame, _batch_id: int) -> None:
-        """Never raises: what went wrong is kept here, and `run` ends the query before the next batch is read."""
+        """Never raises: a failure is kept here, and `run` ends the query before the next batch is read."""
         while not self._busy.acquire(timeout=_STOP_POLL_S):
-            # `run` has it, and waits in there for us to return: the query is being stopped.
+            # `run` holds the lock, and waits for us to return: the query is being stopped.
             if self._ended.is_set():
                 return
         try:

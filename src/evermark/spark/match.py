@@ -34,7 +34,7 @@ def matched(
     into `specs`.
 
     JSON is parsed once and each path extracted once, however many predicates use them. Rows keep the order of the
-    files; one that `frame` was given is lost, for Spark drops a sort that comes before a join.
+    files; an order that `frame` had is lost, for Spark drops a sort that comes before a join.
     """
     filters = _wishes(tuple((spec.streams, spec.ops, spec.where) for spec in specs))
     wide, alias = with_paths(frame, [filter_.predicate for filter_ in filters])
@@ -77,7 +77,7 @@ def wanted_by(frame: DataFrame, spec: SubscriptionSpec, more: str | None = None)
 
 
 def _tests(filters: Sequence[Filter], numbers: Sequence[int], alias: Alias) -> str:
-    """An array of the filters, among some, that an event meets, each of them tested."""
+    """An array of the filters in `numbers` that an event meets, each tested."""
     # Not by array_compact, which calls a function for each element.
     tests = [f"if({_test(filters[n], alias)}, {n}, -1)" for n in numbers]
     return f"array_remove(array({', '.join(tests)}), -1)" if tests else "cast(array() as array<int>)"

@@ -1,4 +1,4 @@
-"""Closing a gap as a Spark job: what the source holds, without what the log holds, in order, as files of the log."""
+"""Closing a gap as a Spark job: events of the source that the log lacks, in order, as files of the log."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def found_missing(
     folder: Path,
     rows_max: int = BATCH_ROWS_MAX,
 ) -> list[FoundFile]:
-    """What the gap holds and the log does not, in order: files written, nothing committed."""
+    """The gap's events that the log lacks, in order: files written, nothing committed."""
     if not gap.pieces:
         return []
     # An event has one time: files that are older than the oldest candidate cannot hold any; poison has none.
@@ -68,7 +68,7 @@ class _Read:
 
 @dataclass(frozen=True)
 class _Write:
-    """Gives each event its place, and cuts what comes into batches."""
+    """Gives each event its position, and cuts the events into batches."""
 
     gap: Gap
     folder: str

@@ -169,7 +169,7 @@ class _Send:
         done = Prefix(0, Outcome(job.spec.name, Fate.DONE))
         if job.events.num_rows:
             done = Sinks(low_priority=True).deliver_prefix(job, left, _GRACE_S)
-        # All that was looked at is done with the last of it that had to be sent.
+        # When the last row to be sent is done, all rows that were looked at are.
         whole = done.outcome.fate is Fate.DONE
         passed, rows = (looked_at, looked_at.num_rows) if whole else (job.events, done.rows)
         row: dict[str, Any] = {**outcome_fields(done.outcome), "rows": rows, "time": None, "id": None}
@@ -182,8 +182,8 @@ class _Send:
 class SparkReplays:
     """`ReplayDeliverer` on Spark: one task that posts the events of a slice.
 
-    Where a predicate has to hold, a job before it finds their addresses; those of the next slice are found while this
-    one is posted: the one computes, the other mostly waits.
+    Where a predicate has to hold, a job before it finds their addresses; it does so for the next slice while this
+    slice is posted: finding computes, posting mostly waits.
     """
 
     def __init__(self, spark: SparkSession, box: SecretBox) -> None:

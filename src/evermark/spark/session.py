@@ -99,7 +99,7 @@ def make_session(
 @contextmanager
 def _without_look_up() -> Iterator[None]:
     """To look for formats Spark starts two Python processes before its first query: half a second of each start. It
-    does not where it finds no Python by this name; the one for our tasks it is told by another.
+    does not if this variable names no Python; the Python of our tasks comes from another.
     """
     kept = os.environ.get(_LOOK_UP_BY)
     os.environ[_LOOK_UP_BY] = "no-formats-are-looked-for"
@@ -112,7 +112,7 @@ def _without_look_up() -> Iterator[None]:
 
 
 def warm_up(spark: SparkSession) -> threading.Thread:
-    """Start the first Python worker now, beside what else a start has to do: it takes as long as all of that."""
+    """Start the first Python worker now, beside the rest of the start: it takes as long as all the rest."""
 
     def work() -> None:
         with suppress(Exception):  # if something is wrong, the first job says so

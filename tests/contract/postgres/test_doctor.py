@@ -96,17 +96,17 @@ def test_an_empty_database_is_told_to_install(server: PostgresServer, at: Scene)
     target = replace(at.target, slot="no_slot", publication="no_publication", schema="no_schema")
     found = wrong(target)
     assert {"outbox", "publication", "slot"} <= set(found)
-    assert all("evermark source install" in f.repair for f in found.values())
+    assert all("evermark source install" in f.mend for f in found.values())
 
 
 def test_a_lost_slot_is_found_and_so_is_what_recovery_left(at: Scene, server: PostgresServer) -> None:
     """GIVEN a slot the server threw away, and a second one WHEN examined THEN both are named."""
     at.db.execute("insert into orders values (1)")
     lose(server, at.target.slot)
-    assert "was lost" in wrong(at.target)["slot"].found and "recover" in wrong(at.target)["slot"].repair
+    assert "was lost" in wrong(at.target)["slot"].found and "recover" in wrong(at.target)["slot"].mend
     spare = spare_name(at.target.slot)
     at.db.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", (spare,))
-    assert spare in warned(at.target)["spare_slot"].repair
+    assert spare in warned(at.target)["spare_slot"].mend
     assert "spare_slot" not in warned(at.target, SourceState(None, {}, frozenset({0})))
 
 
@@ -123,7 +123,7 @@ def test_triggers_that_are_off_are_found_and_the_advice_repairs_them(at: Scene) 
     at.db.execute("alter table orders disable trigger pgstream_capture")
     found = wrong(at.target)["triggers"]
     assert "switched off" in found.found
-    at.db.execute(found.repair.encode())
+    at.db.execute(found.mend.encode())
     assert wrong(at.target) == {} and "triggers" not in warned(at.target)
 
 
@@ -147,7 +147,7 @@ def test_a_role_without_rights_is_told_the_grants_and_they_are_enough(at: Scene,
         found = wrong(target)
         assert {"replication", "rights", "wal_senders"} <= set(found)
         for check in ("replication", "rights"):
-            at.db.execute(found[check].repair.partition(": ")[2].encode())
+            at.db.execute(found[check].mend.partition(": ")[2].encode())
         assert wrong(target) == {}
         repair = repair_of(target)
         try:
@@ -173,9 +173,9 @@ def test_transactions_that_hold_the_slot_back_are_named_without_their_text(
         prepared.execute("prepare transaction 'one''s own'")
         found = [f for f in findings(at.target) if f.check == "transactions"]
         assert len(found) == 2 and "a-secret" not in str(found)
-        (repair,) = [f.repair for f in found if "prepared" in f.repair]
+        (repair,) = [f.mend for f in found if "prepared" in f.mend]
         at.db.execute(repair.partition("or: ")[2].partition("or: ")[2].partition(" in database")[0].encode())
-        (repair,) = [f.repair for f in findings(at.target) if f.check == "transactions"]
+        (repair,) = [f.mend for f in findings(at.target) if f.check == "transactions"]
         at.db.execute(repair.partition("or: ")[2].encode())
     assert [f.grade for f in findings(at.target) if f.check == "transactions"] == [Grade.OK]
 
@@ -214,7 +214,7 @@ def test_a_server_without_logical_wal_is_found(tmp_path_factory: pytest.TempPath
     """GIVEN wal_level = replica WHEN examined THEN it is wrong, with the statement that sets it."""
     with postgres_server(tmp_path_factory.mktemp("replica"), {"wal_level": "replica"}) as server:
         target = PostgresTarget(Plain(server.dsn()), "s", "p")
-        assert "alter system set wal_level" in wrong(target)["wal_level"].repair
+        assert "alter system set wal_level" in wrong(target)["wal_level"].mend
 
 
 def test_a_server_that_is_away_is_found_without_its_password() -> None:
@@ -255,7 +255,7 @@ def told(file: Path, code: int) -> dict[str, Any]:
 
 def test_doctor_ends_with_3_when_something_is_wrong_and_makes_no_state(file: Path, tmp_path: Path) -> None:
     """GIVEN no outbox, then one WHEN asked THEN exit code 3 and 0, and nothing was made in the data folder."""
-    assert "evermark source install" in told(file, 3)["outbox"]["repair"]
+    assert "evermark source install" in told(file, 3)["outbox"]["mend"]
     assert invoke("source", "install", "-c", file).exit_code == 0
     assert "none yet" in told(file, 0)["state"]["found"]
     assert not (tmp_path / "data").exists()
@@ -281,12 +281,12 @@ def test_doctor_looks_at_the_checkpoint_too(file: Path, pg_dsn: str, tmp_path: P
         with psycopg.connect(pg_dsn, autocommit=True) as conn:
             conn.execute("select pg_drop_replication_slot('evermark_shop_shop')")
         found = told(file, 3)
-        assert "is gone" in found["slot"]["found"] and "by itself" in found["resume"]["repair"]
-        assert found["reader"]["grade"] == "warning" and found["reader"]["repair"] == "evermark up"
+        assert "is gone" in found["slot"]["found"] and "by itself" in found["resume"]["mend"]
+        assert found["reader"]["grade"] == "warning" and found["reader"]["mend"] == "evermark up"
         # AND where nothing is installed any more, no instance could read: `evermark up` is no remedy
         assert invoke("source", "uninstall", "--yes", "-c", file).exit_code == 0
         found = told(file, 3)
-        assert "reader" not in found and "evermark source install" in found["resume"]["repair"]
+        assert "reader" not in found and "evermark source install" in found["resume"]["mend"]
     finally:
         deployment.close()
 

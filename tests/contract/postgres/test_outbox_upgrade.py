@@ -67,7 +67,7 @@ def test_an_outbox_of_version_2_is_read_on_and_what_to_run_is_said(at: Scene) ->
     condition = at.source.condition()
     assert "evermark source install" in condition.warnings["outbox_version"].hint and not condition.upkeep_due
     found = {f.check: f for f in judged(examine(at.target), at.target, None)}
-    assert found["outbox"].grade is Grade.WARNING and "evermark source install" in found["outbox"].repair
+    assert found["outbox"].grade is Grade.WARNING and "evermark source install" in found["outbox"].mend
     assert not [f for f in found.values() if f.grade is Grade.WRONG]
     # AND a lost slot is repaired
     at.source.close()

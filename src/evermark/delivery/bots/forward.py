@@ -31,7 +31,7 @@ _KEPT_CHARS_MAX = 2_048
 
 
 def forwards(wish: BotSpec, op: str, said: object, *, member: bool, inbox: bool) -> bool:
-    """Whether a bot is sent one event. `said` is its payload; `member`: the user was one when it was made."""
+    """Whether a bot is sent one event. `said` is its payload; `member`: the user was a member at that event."""
     if op == Op.TRUNCATE:
         return inbox or (member and wish.mode is not BotMode.NONE)
     if op != Op.MESSAGE or not isinstance(said, Mapping) or said.get("creator") == wish.user:
@@ -70,14 +70,14 @@ def forwarded(rows: pa.RecordBatch, view: BotView) -> pa.RecordBatch:
         known = stream in view.inboxes
         if known or stream in view.member or stream in view.partly:
             member = is_member(view, stream, (batches[n], positions[n]))
-            # An inbox that the spec names is one for good; any other while its user is a member.
+            # An inbox named by the spec always counts; any other only while its user is a member.
             inbox = known and (member or stream == view.wish.inbox)
             kept[n] = forwards(view.wish, ops[n], parsed(payloads[n]), member=member, inbox=inbox)
     return rows if kept.all() else rows.filter(pa.array(kept))
 
 
 def waiting(rows: pa.RecordBatch, view: BotView) -> dict[int, str]:
-    """The rows among these that have to wait, and for the key of which session."""
+    """The rows that have to wait, each with the session whose key it waits for."""
     if not view.wish.device:
         return {}
     found: dict[int, str] = {}
@@ -90,7 +90,7 @@ def waiting(rows: pa.RecordBatch, view: BotView) -> dict[int, str]:
 
 
 def is_session(name: str) -> bool:
-    """Whether a key can be published for a session of this name: no event waits for another."""
+    """Whether a key can be published for this session name; an event of any other does not wait."""
     return 0 < len(name) <= SESSION_CHARS_MAX and name.isprintable()
 
 

@@ -51,7 +51,7 @@ def unknown_key(session: str) -> NotFoundError:
 
 
 def next_ask_at(asked_at: datetime | None, asks: int, now: datetime) -> datetime:
-    """When a key that was asked for `asks` times, the last time then, is asked for again."""
+    """When a key is asked for again, after `asks` times, the last at `asked_at`."""
     if asked_at is None:
         return now
     wait: timedelta = min(ASK_EVERY_MAX, ASK_EVERY * 2.0 ** (min(asks, 20) - 1))

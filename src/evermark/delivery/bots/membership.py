@@ -26,7 +26,7 @@ Stays = Mapping[str, tuple[Stay, ...]]
 
 @dataclass(frozen=True)
 class Move:
-    """A user became a member of a stream, or is none any more."""
+    """A user joined a stream, or left it."""
 
     stream: str
     user: str
@@ -39,7 +39,7 @@ def moves_of(
     rows: Iterable[Mapping[str, Any]], users: Collection[str], staying: Callable[[str], Iterable[str]]
 ) -> Iterator[Move]:
     """The joins and leaves of some users that rows of the log (stream, op, batch, position, payload) tell of, in order.
-    `staying`: the users who may be in a stream before these rows: no other can leave it.
+    `staying`: the users who may be in a stream before these rows: no other user can leave it.
     """
     joined: dict[str, set[str]] = defaultdict(set)  # in these rows
     for row in rows:

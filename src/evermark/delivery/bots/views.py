@@ -2,8 +2,8 @@
 
 No event is delivered to a bot before every join and leave up to the end of the span was learned: `views` looks through
 the batches that are missing before it answers. Memberships stand in State with a cursor of their own, so that a crash
-repeats a look, and never skips one. Without news that cursor is written now and then only: looking again finds nothing
-again.
+repeats a look, and never skips a batch. While nothing changes, that cursor is written only now and then: looking again
+is harmless.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from evermark.event import Op
 from evermark.log.read import FileRange
 from evermark.runtime import Lock
 
-# From so many streams on, a bot's view is cut down to the streams of the span.
+# With more streams than this, a bot's view is cut down to the streams of the span.
 NARROWED_FROM = 100
 _ALL_BATCHES = 2**63 - 1
 # A payload may be written with spaces or without; rows that match without being joins are parsed and left out.
@@ -82,7 +82,7 @@ class _User:
     stays: dict[str, tuple[Stay, ...]]
     kept: dict[int, int]  # how far State knows
     moved: dict[int, int] = field(default_factory=dict)  # the last batch of a partition that changed anything
-    open: frozenset[str] | None = None  # where it is a member now; None: to be found out
+    open: frozenset[str] | None = None  # streams it is a member of now; None: not known yet
     inboxes: frozenset[str] = frozenset()
 
 
@@ -102,8 +102,8 @@ class BotViews:
     _staying: dict[tuple[str, str], set[str]] = field(default_factory=dict, init=False)
 
     def views(self, specs: Iterable[SubscriptionSpec], span: Span, *, quick: bool = False) -> dict[str, BotView]:
-        """The view of each bot among some subscriptions for a span. `quick`: others wait, and bots of which too much
-        is unknown are left out.
+        """The view of each bot among some subscriptions for a span. `quick`: others wait, so bots with too many rows
+        to look through are left out.
         """
         bots = {spec.name: spec.bot for spec in specs if spec.bot is not None}
         mine = {name: wish for name, wish in bots.items() if wish.source == span.place.source}
@@ -151,7 +151,7 @@ class BotViews:
         if user.moved.get(span.place.partition, 0) > span.after:
             return view_of(wish, user.stays, span.after, span.to)
         if user.open is None:  # nothing changed in this span or after it: the same for every span from here on
-            # Without the inbox this bot names: another one may speak for the same user.
+            # Without the inbox this bot names: another bot may speak for the same user.
             now = view_of(replace(wish, inbox=""), user.stays, _ALL_BATCHES - 1, _ALL_BATCHES)
             user.open, user.inboxes = now.member, now.inboxes
         return BotView(wish, user.open, {}, user.inboxes | ({wish.inbox} if wish.inbox else frozenset()))
@@ -215,7 +215,7 @@ class BotViews:
                 self._note(place.source, one.user, one.stays)
 
     def _keep(self, place: SourcePartition, lessons: Sequence[MembershipDelta], known: dict[str, _User]) -> None:
-        """Write down memberships that changed, and how far was looked: at once with a change, else now and then."""
+        """Store changed memberships, and how far was looked: at once with a change, else now and then."""
         due: list[MembershipDelta] = []
         for one in lessons:
             kept = known[one.user].kept.get(place.partition, 0)

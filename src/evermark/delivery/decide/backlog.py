@@ -38,7 +38,7 @@ def next_span(
 
 
 def expired_to(place: SourcePartition, after: int, head: int, files: Sequence[FileRange], before: datetime) -> int:
-    """The last batch up to which everything a reader at `after` has not passed was taken before then; `after`: none.
+    """The last batch up to which all events after batch `after` were taken before `before`; `after`: there is none.
 
     By whole files, as retention goes: a file with one later event keeps all of its batches.
     """
@@ -65,5 +65,5 @@ def batches(cursors: CursorVector) -> dict[SourcePartition, int]:
 
 
 def distance(mine: CursorVector, theirs: Mapping[SourcePartition, int]) -> int:
-    """How many batches a reader lacks to be at these batches."""
+    """How many batches a reader is behind `theirs`."""
     return sum(max(0, batch - mine.get(place, BEGINNING).batch) for place, batch in theirs.items())

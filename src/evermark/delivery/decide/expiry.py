@@ -1,7 +1,7 @@
 """How long a subscription may be owed an event. Events passed over are counted, durably, with the cursor's move. Pure.
 
 The time runs from when an event was taken, not from when it happened: an old row that is copied today is news. And not
-from before the subscription was made: a subscription that begins with the past is owed it from then on.
+from before the subscription was made: for a subscription that begins with past events, it runs from then on.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def with_expired(
 ) -> list[Result]:
     """The results of one subscription's rows of one partition, rows that were too old included.
 
-    Of a batch that is not done, expired rows up to where it got count: the others come again.
+    In an unfinished batch only expired rows up to where it got count: the others come again.
     """
     found: list[Result] = []
     left = dict(late)

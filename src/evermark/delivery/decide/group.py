@@ -2,7 +2,7 @@
 
 The rule behind all of it: a cursor passes an event only when it was accepted, parked, not matched, or expired and
 counted. A member for which that does not hold for all of the work leaves the group, at the cursor the work began at or
-at the last one up to which it holds.
+at the last cursor up to which it holds.
 
 | state     | set by                                                              | left by                          |
 |-----------|---------------------------------------------------------------------|----------------------------------|
@@ -122,8 +122,8 @@ def is_stopped(subscription: Subscription) -> bool:
 def drains(record: SubscriptionRecord, now: datetime) -> bool:
     """Whether the parked rows of a subscription may be tried now.
 
-    Those of a full subscription at any time: only draining gets it out. Those of one suspended for its failures when it
-    is due: there may be nothing else to find out with that it works again.
+    Rows of a full subscription at any time: only retries get it out. Rows of a subscription suspended for failures
+    when it is due: there may be no other way to find out that it works again.
     """
     if record.is_paused or record.state is SubscriptionState.DISABLED:
         return False
@@ -150,7 +150,7 @@ def subscription_after_failure(
     jitter: float,
     limits: EndpointLimits = LIMITS,
 ) -> SubscriptionRecord:
-    """After a failure of the endpoint: out of the group, one more failure, and not before its backoff is over."""
+    """After a failure of the endpoint: out of the group, one more failure, and tried again when its backoff is over."""
     failures = record.failures + 1
     suspended = record.state is SubscriptionState.SUSPENDED or should_suspend(failures, limits)
     return replace(
@@ -205,7 +205,7 @@ def after_retries(
     """A subscription after retries of its parked deliveries. The follower may be asking its endpoint meanwhile."""
     backs_off = record.next_attempt_at is not None and record.next_attempt_at > now
     if outcome.fate is Fate.ENDPOINT_FAILED and record.failures and backs_off:
-        return record  # the follower found it out while these were under way: one failure counts once
+        return record  # the follower met the failure while retries ran: it counts once
     if outcome.fate is Fate.DONE and record.is_full:
         return record  # its batch would be sent again for every parked row that goes; it comes back at its time
     return after_outcome(record, outcome, 0, now, jitter, limits).record
@@ -365,8 +365,8 @@ def _full(
 ) -> SubscriptionRecord:
     """Out of the group. With a clean record its parked rows go on being tried, and make room.
 
-    Perhaps no request was sent, because all events are held back: that says nothing of an endpoint that failed. Its
-    failures stay on record, and it may be asked when that was due anyway, with a parked row.
+    Without an answer (all events may be held back) its failures stay on record: the endpoint is tried when that was
+    due anyway, with a parked row.
     """
     if record.failures and not answered:
         return replace(
@@ -386,7 +386,7 @@ def _full(
 
 def clean(record: SubscriptionRecord) -> SubscriptionRecord:
     if not (record.reason or record.failures or record.next_attempt_at):
-        return record  # nearly all, nearly always
+        return record  # the usual case
     return replace(record, reason="", failures=0, next_attempt_at=None)
 
 

@@ -31,7 +31,7 @@ from evermark.errors import ConfigError, ConflictError, NotFoundError
 
 NAME_CHARS_MAX = 200
 
-# Everything else hangs on the name, a start is over once it began, secrets are rotated, networks are the file's.
+# Not the name (all rows hang on it), the start (it is over), secrets (they are rotated), networks (the file's).
 CHANGEABLE = frozenset(
     {
         "url",
@@ -108,7 +108,7 @@ def with_other_devices(before: Known, after: Known) -> list[str]:
 def added(
     spec: SubscriptionSpec, start: CursorVector | None, owner: MadeBy | None, version: int, cursors: CursorVector
 ) -> Addition:
-    """One more. `owner`: the maker of a subscription that has this name; `version` and `cursors` are the group's."""
+    """A new subscription. `owner`: the origin that has this name already; `version` and `cursors` are the group's."""
     require_names([spec], MadeBy.API, {})
     if owner is not None:
         raise ConflictError(
@@ -171,7 +171,7 @@ def with_spec(record: SubscriptionRecord, old: SubscriptionSpec, new: Subscripti
 
 
 def rotated(spec: SubscriptionSpec, secret: str, until: datetime | None, now: datetime) -> SubscriptionSpec:
-    """A new secret first. The others keep signing until then at the latest; a secret that ends sooner still does."""
+    """A new secret first. The others keep signing until `until` at the latest; a secret that ends sooner still does."""
     require_ours(spec, "rotated")
     kept = [(secret, None), *((old, _sooner(end, until)) for old, end in _ends(spec))]
     kept = [(one, end) for one, end in kept if end is None or end > now]
@@ -192,7 +192,7 @@ def retired(spec: SubscriptionSpec) -> SubscriptionSpec:
 def current(spec: SubscriptionSpec, now: datetime) -> SubscriptionSpec:
     """The spec with the secrets that sign now, without expired ones."""
     if not any(spec.secrets_until):
-        return spec  # nearly all, nearly always
+        return spec  # the usual case
     return _with_secrets(spec, [(secret, end) for secret, end in _ends(spec) if end is None or end > now])
 
 
@@ -210,7 +210,7 @@ def secret_ends(spec: SubscriptionSpec) -> list[datetime | None]:
 def start_vector(
     start: str, places: Iterable[SourcePartition], batch_at: Callable[[SourcePartition, str], int]
 ) -> CursorVector | None:
-    """Where a subscription begins: None from now on, 0 everywhere from the beginning, else before that time."""
+    """Where a subscription begins. None: from now on; 0 everywhere: from the beginning; else before that time."""
     if start == "now":
         return None
     if start == "beginning":

@@ -46,7 +46,7 @@ def in_place_wait_s(verdict: Verdict, status: int | None, retry_after: float | N
     """Seconds until the same request is sent again at once, after `tries` (1 or more); None: the answer is final.
 
     A receiver that is busy with this very event says when to ask. A receiver that answered, but with a passing failure,
-    is asked again shortly: a hiccup must not send a whole subscription behind. One that does not answer is not.
+    is asked again soon: a hiccup must not send a subscription behind. A receiver that does not answer is not.
     """
     if verdict is Verdict.BUSY and tries < _BUSY_TRIES_MAX:
         return max(0.05, _BUSY_WAIT_S if retry_after is None else retry_after)
@@ -72,7 +72,7 @@ def next_attempt(
 
 @dataclass(frozen=True)
 class EndpointLimits:
-    """How an endpoint that fails is met: `reliability.circuit_breaker` of the file."""
+    """Limits for an endpoint that fails: `reliability.circuit_breaker` of the file."""
 
     threshold: int = 5  # failures in a row, after which a retry waits for at least `timeout_s`
     timeout_s: float = 30.0
@@ -87,7 +87,7 @@ def endpoint_backoff_s(
 ) -> float:
     """Seconds until a failing endpoint is tried again after `failures` (1 or more) in a row.
 
-    1 s, doubling; after `threshold` of them at least `timeout_s`, doubling from there; at most five minutes, or
+    1 s, doubling; after `threshold` failures at least `timeout_s`, doubling from there; at most five minutes, or
     `timeout_s` if that is longer.
     """
     opened = failures - limits.threshold

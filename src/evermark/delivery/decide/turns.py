@@ -1,7 +1,7 @@
 """Which subscriptions outside the group are served next, and together with which others. Pure.
 
 Slow or failing subscriptions share turns only with others of the same class; each class has one turn running at a time.
-Every other subscription has a turn of its own, a few at once, which lasts until another one waits for a turn.
+Every other subscription has a turn of its own, a few at once, which lasts until another subscription waits.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def next_turns(
 ) -> tuple[list[Turn], bool]:
     """The turns that begin now, and whether a subscription has to wait for a turn of its own.
 
-    `waiting`: due subscriptions that are not being served, the one that waited longest first. `serving`: the classes of
-    those that are.
+    `waiting`: due subscriptions that are not being served, the longest wait first. `serving`: the classes of the
+    subscriptions being served.
     """
     by_company: dict[TurnClass, list[Subscription]] = {}
     for one in waiting:

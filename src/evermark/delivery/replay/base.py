@@ -2,8 +2,8 @@
 
 Contract of `ReplayStore` (checked by `ReplayContract` over every backend):
 
-- Every call that writes takes the lease epoch and is refused with `StaleError` when it is old: `register` that of the
-  source's lease, for it is ingest that finds control events; all others that of the `deliver` lease.
+- Every call that writes takes a lease epoch, and is refused with `StaleError` when the epoch is old: `register` the
+  epoch of the source's lease, for ingest finds control events; all others the epoch of the `deliver` lease.
 - `register` is idempotent by the control event's id: one event asks once, however often it is found.
 - `settle` is one transaction: the mark moves by compare-and-set, together with the parked events. A target
   that is not where the work began, or was ended meanwhile, raises `ConflictError`, and nothing is written.
@@ -38,7 +38,7 @@ class ReplayStore(Protocol):
         """A person ends it; its parked rows are dropped and counted. False when it was over already."""
 
     def open(self) -> list[Replay]:
-        """Waiting and running ones with their targets, in the order of the requests."""
+        """Waiting and running replays with their targets, in the order of the requests."""
 
     def newest(self, limit: int) -> list[Replay]: ...
 
@@ -61,7 +61,7 @@ class ReplayStore(Protocol):
         """Nothing is left in its window: the target is done."""
 
     def note_stuck(self, target: Target, now: datetime, epoch: int) -> None:
-        """It is its turn, and its subscription is not served. Does nothing if it is stuck since earlier, or ended."""
+        """The target is due, and its subscription is not served. Does nothing if it is stuck already, or ended."""
 
     def end_target(self, replay: str, subscription: str, reason: str, epoch: int) -> None: ...
 
@@ -74,7 +74,7 @@ class ReplayStore(Protocol):
         """How many rows replays have parked for it."""
 
     def uncleared(self) -> list[Replay]:
-        """Ended ones whose request the source still shows."""
+        """Ended replays whose request the source still shows."""
 
     def cleared(self, replay: str, epoch: int) -> None: ...
 

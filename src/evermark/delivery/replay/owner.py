@@ -35,7 +35,7 @@ class ReplayLimits:
     at_once: int = 2
     at_once_flowing: int = 1
     rest_s_max: float = 10.0
-    # How often is looked for requests that are over; a source that cannot be told so is asked more and more seldom.
+    # How often ended requests are looked for; a source that cannot be told so is tried less and less often.
     clear_wait_s: float = 1.0
     clear_wait_s_max: float = 300.0
     slices: SliceLimits = SLICES
@@ -43,7 +43,7 @@ class ReplayLimits:
 
 class ControlReader(Protocol):
     def controls(self, partition: int, after_batch: int, to_batch: int) -> pa.Table:
-        """Control events of the batches `after_batch < batch <= to_batch`: what `Control` has, and their positions."""
+        """Control events of the batches `after_batch < batch <= to_batch`: the fields of `Control`, and positions."""
 
 
 @dataclass
@@ -83,8 +83,8 @@ class ReplayNews(Protocol):
 
 @dataclass
 class ReplayLoop:
-    """Looks for what is due and works for a few subscriptions at once. A bad receiver holds up no replay but its own,
-    and nothing that is live. `run` returns when one of `ends` is set and what was under way then has ended.
+    """Looks for due targets and works for a few subscriptions at once. A bad receiver holds up no replay but its own,
+    and no live delivery. `run` returns when one of `ends` is set and all work under way has ended.
     """
 
     replays: ReplayStore
@@ -163,7 +163,7 @@ class ReplayLoop:
             self._wake.set()
 
     def _clear(self) -> None:
-        """Tell the sources that what their rows asked for is over."""
+        """Tell the sources that replays they asked for are over."""
         if self.runtime.monotonic() < self._clear_at:
             return
         for replay in self.replays.uncleared():

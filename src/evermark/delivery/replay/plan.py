@@ -39,7 +39,7 @@ from evermark.log.read import FileRange
 
 # With this many cores a replay may work half of the time beside fresh events; with a third of them, a quarter.
 CORES_BESIDE = 6
-# How long one step should take; while fresh events flow, short ones with rests in between.
+# How long one step should take; while fresh events flow, short steps with rests in between.
 STEP_S = 4.0
 STEP_S_FLOWING = 1.0
 # A step that is not done by then is cut off; events it has delivered count.
@@ -180,7 +180,7 @@ class Replayed:
 
 @dataclass(frozen=True)
 class Round:
-    """Some events of a slice, in its order: the first `rows` of them are done, the last of these stands at `at`."""
+    """Some events of a slice, in its order: the first `rows` are done, and the last done event stands at `at`."""
 
     outcome: Outcome
     rows: int
@@ -204,7 +204,7 @@ def may_start(replay: Replay, heads: Mapping[SourcePartition, int]) -> bool:
 def targets_of(
     replay: Replay, subscriptions: Mapping[str, Subscription], slices: SliceLimits = SLICES
 ) -> list[Target] | str:
-    """The targets of a replay that starts now; a text when it never can."""
+    """The targets of a replay that starts now; or a text: why it never can."""
     request = replay.request
     wanted = list(subscriptions.values())
     if request.subscription is not None:
@@ -230,7 +230,7 @@ def _hears(spec: SubscriptionSpec, source: str) -> bool:
 
 
 def is_orphaned(target: Target, subscriptions: Mapping[str, Subscription]) -> bool:
-    """Whether the subscription it was begun for is gone; another one of its name has not asked for this."""
+    """Whether its subscription is gone; a later subscription of the same name has not asked for this."""
     found = subscriptions.get(target.subscription)
     return found is None or found.generation != target.generation
 
@@ -349,7 +349,7 @@ def least_rate(*rates: float) -> float:
 def rows_of(one: Due, *, flowing: bool, slices: SliceLimits = SLICES) -> int:
     """How many rows the next step takes: as many as fit into its time, and never more than its rate lets through.
 
-    While fresh events flow it is few: they share processors and receivers with them.
+    While fresh events flow, few: both share processors and receivers.
     """
     rate = least_rate(one.replay.request.rate_per_s, one.subscription.spec.rate_per_s)
     rows = min(one.target.slice_rows, slices.rows_max_flowing) if flowing else one.target.slice_rows

@@ -56,7 +56,7 @@ class Replayer:
     _prepared: dict[tuple[str, str], TimeSlice] = field(default_factory=dict)
 
     def look(self) -> tuple[list[Replay], list[Due]]:
-        """Start replays that wait, end those that are over. Returns the running ones, and the targets that are due."""
+        """Start waiting replays, end replays that are over. Returns the running replays, and the due targets."""
         found: list[Replay] = []
         ended: set[tuple[str, str]] = set()
         replays = self.replays.open()
@@ -111,7 +111,7 @@ class Replayer:
         return took_s
 
     def _slice(self, one: Due, files: list[FileRange], *, flowing: bool) -> TimeSlice | None:
-        """The next slice: the prepared one, if the target stands where that begins."""
+        """The next slice: the prepared slice, if it begins at the target's mark."""
         rows = decide.rows_of(one, flowing=flowing, slices=self.slices)
         prepared = self._prepared.pop((one.replay.id, one.target.subscription), None)
         fits = prepared is not None and rows <= 2 * prepared.rows and prepared.rows <= 2 * rows

@@ -17,7 +17,7 @@ from evermark.log.read import FileRange
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _US = timedelta(microseconds=1)
-# A rest this small, compared with a slice, is taken along.
+# A remainder up to this share of a slice is added to it.
 _REST_SHARE = 0.2
 
 F64 = npt.NDArray[np.float64]
@@ -34,7 +34,7 @@ def moment_at(us: int) -> datetime:
 @dataclass(frozen=True)
 class Mark:
     """A place in the order of (event_time, event_id): before it are all events of earlier times, and events of `time`
-    up to and with `event_id`. None: none of `time`.
+    up to and with `event_id`. None: no event of `time`.
     """
 
     time: datetime
@@ -69,7 +69,7 @@ def readable(files: Sequence[FileRange], heads: Mapping[int, int]) -> list[FileR
 
 
 def exceeds(piece: TimeSlice, files: Sequence[FileRange], heads: Mapping[int, int]) -> bool:
-    """Whether a file of the slice may hold a row beyond the heads; nothing is known of a file that was merged since."""
+    """Whether a file of the slice may hold a row beyond the heads; a file that was merged since may."""
     known = {f.path: f for f in files}
     mine = [known.get(path) for path in piece.paths]
     return any(

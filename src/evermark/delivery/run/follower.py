@@ -46,7 +46,7 @@ class FollowLimits:
     join_distance_max: int = 16  # batches
     join_rows_max: int = 5_000
     span_rows_max: int = SPAN_ROWS_MAX
-    # Subscriptions that are served together get no more at a time, so that none waits long for another's backlog.
+    # Subscriptions that are served together get no more rows at a time, so that none waits long for another's backlog.
     shared_rows_max: int = 1_000
 
 
@@ -61,7 +61,7 @@ class Follower:
     on_delivered: Callable[[SourcePartition, list[Outcome]], None] = lambda _place, _outcomes: None
     bot_views: BotViews | None = None  # needed where there are bots
     limits: FollowLimits = FollowLimits()
-    # By generation: how long the last span took and when, and how long the next one may take.
+    # By generation: how long the last span took and when, and how long the next span may take.
     _pace: dict[int, tuple[float, datetime]] = field(default_factory=dict, init=False)
     _budget_s: dict[int, float] = field(default_factory=dict, init=False)
     # Generations that were quick, and close enough to the group to join it at their next turn.
@@ -96,13 +96,13 @@ class Follower:
             self.live.lock.release()
 
     def due(self) -> list[Subscription]:
-        """Subscriptions outside the group whose time has come. A suspended one is still probed, seldom."""
+        """Subscriptions outside the group whose time has come. A suspended subscription is still probed, seldom."""
         now = self.clock()
         due = [s for s in self.store.outside().values() if is_due(s, now)]
         return [s for s in due if not s.failures or self._full.get(s.generation, now) <= now]
 
     def turn_class(self, subscription: Subscription) -> TurnClass:
-        """With which others it may be served: slow and failing subscriptions make only their like wait."""
+        """The class it may share a turn with: slow and failing subscriptions make only their own class wait."""
         if subscription.generation in self._alone:
             return TurnClass.NONE
         if subscription.failures > 0:
@@ -117,7 +117,7 @@ class Follower:
         return TurnClass.NEAR if subscription.generation in self._near else TurnClass.NONE
 
     def catch_up(self, *subscriptions: Subscription) -> frozenset[str]:
-        """One span for each subscription, or its return into the group. Returns which of them may go on at once."""
+        """One span for each subscription, or its return into the group. Returns the names that may go on at once."""
         theirs = self.store.group().cursors
         heads = batches(theirs)
         most = self.limits.span_rows_max if len(subscriptions) == 1 else self.limits.shared_rows_max
@@ -191,7 +191,7 @@ class Follower:
         """The subscriptions that are still there, as they are now, and their cursors.
 
         To be asked after the group's cursors: a batch that was taken after a spec was changed is not delivered by the
-        former spec. And the spec after the cursors, so that none is served by that of a former one of its name.
+        former spec. And specs after cursors: none is served by the spec of a removed subscription of its name.
         """
         cursors = {one.name: self.store.cursors(one.name) for one in subscriptions}
         known = self.store.outside()
@@ -239,12 +239,12 @@ class Follower:
         grace_s: float | None = None,
         sends: bool = True,
     ) -> set[str]:
-        """Deliver these spans, all at once, and settle each. Returns which subscriptions are done with all of it."""
+        """Deliver these spans, all at once, and settle each. Returns the names of the subscriptions that are done."""
         try:
             assignments = self._assignments(away)
             ordered = [assignment.spec.name for assignment in assignments if assignment.spec.ordered]
             held = self.store.parked.held_keys(ordered, {span.place for _, span in away}) if ordered else {}
-            # `historical` says that it is late; the delivery keeps the event's own id, so a repeat is still a repeat.
+            # `historical` says that the delivery is late; it keeps the event's own id, so a repeat is still a repeat.
             options = DeliveryOptions(historical=True, budget_s=budget_s, grace_s=grace_s, held=held, sends=sends)
             began = self.clock()
             outcomes = self.deliverer.deliver(assignments, options)
@@ -322,7 +322,7 @@ class Follower:
         return took_s if at > ago else None
 
     def _learn(self, subscription: Subscription, span: Span, outcome: Outcome, took_s: float, budget_s: float) -> None:
-        """How quick it is, and how much time it needs to get anywhere."""
+        """Note how quick it is, and how much time its next span gets."""
         number, reached = subscription.generation, outcome.reached or span.begun
         self._pace[number] = (took_s if outcome.fate is Fate.DONE else max(took_s, 2 * JOIN_PACE_S), self.clock())
         self._full.pop(number, None)
@@ -331,7 +331,7 @@ class Follower:
         if outcome.fate is Fate.DONE or reached.batch > span.after:
             self._budget_s.pop(number, None)
         elif outcome.fate is Fate.UNFINISHED and budget_s >= FOLLOW_BUDGET_S:
-            # Inside a batch it goes on as it did, in turns of its own; if it got nowhere at all, in longer ones.
+            # It goes on inside the batch, in turns of its own; in longer turns if it got nowhere at all.
             times = 1 if reached > span.begun else 2
             self._budget_s[number] = min(FOLLOW_BUDGET_S_MAX, times * budget_s)
 

@@ -23,7 +23,7 @@ from evermark.runtime import Lock
 
 # Requests under way when the budget ends may still finish in this time; then a slow receiver leaves the group.
 GRACE_S = 1.0
-# The group waits this much longer for its slowest member: then that leaves, and is served by itself.
+# The group waits this much longer for its slowest member: then that member leaves, and is served by itself.
 SLACK_S = 1.0
 LOOKED_UP = "its streams are being looked up in the log"
 
@@ -93,7 +93,7 @@ class LiveGroup:
         if group.cursors.get(span.place) != span.begun:
             return False
         known = self._store.subscriptions()
-        # A member that was removed and made anew in between may begin elsewhere, and is not sent this before that.
+        # A member that was removed and made anew in between may begin behind: then it is not sent this span.
         live = SubscriptionState.LIVE
         members = frozenset(name for name in group.members if name in known and known[name].state is live)
         assignments, unready = with_bots(

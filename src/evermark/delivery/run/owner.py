@@ -1,7 +1,7 @@
 """The loop of delivery: stands by for the `deliver` lease; the instance that holds it delivers for all subscriptions.
 
 Beside each other run: fresh batches, handed over by ingest to the live group; the follower, and the turns of the
-subscriptions behind; retries of parked deliveries; replays; and, now and then, what expires and keys that are missing.
+subscriptions behind; retries of parked deliveries; replays; and, now and then, expiry and requests for missing keys.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class DeliveryLimits:
     report_every_s: float = 2.0
     sweep_every_s: float = 60.0
     ask_every_s: float = 1.0
-    again_after_s: float = 1.0  # when something failed that passes by itself
+    again_after_s: float = 1.0  # after a failure that passes by itself
     # A step that has not ended by then posts to a slow receiver; its epoch is old when it comes back.
     end_s: float = 5.0
     handover: HandoverLimits = field(default_factory=HandoverLimits)
@@ -57,12 +57,12 @@ LIMITS = DeliveryLimits()
 
 
 class BothDeliverer(Deliverer, ReplayDeliverer, Protocol):
-    """What delivers spans of the log, and slices of its past."""
+    """Delivers spans of the log, and slices of replays."""
 
 
 @dataclass(frozen=True)
 class DeliveryWorks:
-    """What delivery works with."""
+    """The tools of the delivery owner."""
 
     store: DeliveryStore
     replays: ReplayStore
@@ -71,14 +71,14 @@ class DeliveryWorks:
     sink: Sink
     open_secret: OpenSecret
     sources: Mapping[str, Source]
-    specs: Callable[[], Sequence[SubscriptionSpec]]  # what the file asks for
+    specs: Callable[[], Sequence[SubscriptionSpec]]  # the subscriptions of the file
     batch_at: Callable[[SourcePartition, str], int]  # the last batch before a time
     cores: int
     memberships: Read = telling
 
 
 class DeliveryNews(ReplayNews, Protocol):
-    """Who has to know what delivery does. None of it may block for long, or raise; `report` may do both."""
+    """Told what delivery does. No method may block for long, or raise; `report` may do both."""
 
     def standby(self) -> None:
         """Another instance has the lease."""
@@ -189,7 +189,7 @@ class DeliveryOwner:
         try:
             self._follow(follower, ends)
         finally:
-            self._live = None  # before anything is waited for: what is handed over from here on is another's work
+            self._live = None  # before any wait: batches handed over from here on are another's work
             ended.set()
             self._wait_for(beside)
 

@@ -42,7 +42,7 @@ class ParkedQueue:
             return 0
         failpoint.hit("queue.claimed")
         known = self.store.subscriptions()
-        # Rows of a subscription that was made anew since the claim went with it: the new one never asked for them.
+        # A subscription made anew since the claim has lost its rows: the new subscription never asked for them.
         mine = [p for p in claimed if p.subscription in known and known[p.subscription].generation == p.generation]
         tries = [
             Try(

@@ -53,7 +53,7 @@ on conflict (device, session) do update set key = excluded.key, published_at = e
 KEYS = "select session, key, published_at from session_keys where device = %s"
 KEY = f"{KEYS} and session = %s"
 KEY_PAGE = f"{KEYS} and session > %s order by session limit %s"
-# The newest keys, where there are more than a task should be told: events of the others are parked for a moment. Parked
+# The newest keys, up to the number a task is told: events of other sessions are parked for a moment. Parked
 # rows that wait for a key are left out: they may be very many, and a session without a key is not clear anyway.
 # One statement, one snapshot: a key that is withdrawn between two looks would be seen published, and no row parked.
 KEYED_AND_QUEUED = """
@@ -96,8 +96,8 @@ RELEASE_KEYED_OF = f"{RELEASE_KEYED} and m.subscription = any(%(names)s)"
 IS_ANY_WAITING = "select exists (select from enqueued_messages where waits)"
 IS_ANY_OF_SESSION = "select exists (select from enqueued_messages where session is not null)"
 
-# The last surplus row of each stream is told, not how many there are: if a row is released meanwhile, no newer one goes
-# in its place.
+# Returns the last surplus row of each stream, not a count: if a row is released meanwhile, no newer row goes in its
+# place.
 WAITING_BEYOND = """
 select t.subscription, t.stream, (
     select m.id from enqueued_messages m
@@ -119,7 +119,7 @@ delete from enqueued_messages where id = any(array(
 ))
 """
 
-# The first event of each session is found by leaps over an index: a session may have very many that wait.
+# The first event of each session is found by leaps over an index: very many events of a session may wait.
 # Only endpoints that work are asked; bots that are full too, for keys will make room.
 WANTED = """
 with recursive missing as (
@@ -153,7 +153,7 @@ select given.subscription, given.session, %s, 1 from unnest(%s::text[], %s::text
 order by 1, 2
 on conflict (subscription, session) do update set asked_at = excluded.asked_at, asks = session_asks.asks + 1
 """
-# Kept for a while after the last event that waited is gone: the next one must not be asked for too soon.
+# Kept a while after the last waiting event is gone: its key must not be asked for again too soon.
 FORGET_ASKS = """
 delete from session_asks a
 where a.asked_at < %s and not exists (

@@ -38,7 +38,7 @@ class Row:
     claimed_until: datetime | None = None
     claim_epoch: int = 0
     waits: bool = False  # for the key of its session
-    # A row that was put back untried keeps its time, by which a session is in order, and rests.
+    # A row put back untried rests, and keeps its time: the order of its session depends on it.
     rests_until: datetime | None = None
     # A person asked for it to be tried now; if that fails, it goes back to the time it had (None: it was dead).
     asked: bool = False
@@ -165,7 +165,7 @@ class MemoryParked:
                 return
             self._tables.rows[row.id] = replace(
                 free,
-                event=replace(event, session=""),  # it was tried: it holds no other back
+                event=replace(event, session=""),  # tried: it holds no other event back
                 attempts=row.attempts if row.asked else attempts,
                 next_attempt_at=row.scheduled_at if row.asked else next_attempt_at,
                 rests_until=None,

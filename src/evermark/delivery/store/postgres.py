@@ -129,7 +129,7 @@ class PostgresDelivery:
     def change(self, subscription: str, changes: Mapping[str, object], epoch: int) -> None:
         with fenced(self._state, self._lease, epoch) as conn:
             if "bot" in changes:
-                conn.execute(queries.LOCK_GROUP)  # no event is parked by the device it had
+                conn.execute(queries.LOCK_GROUP)  # no event is parked under its former device
             spec, record = _lock_subscription(conn, subscription)
             wanted, after = registration.changed(spec, record, changes)
             _set_spec(conn, wanted)

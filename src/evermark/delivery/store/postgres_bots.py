@@ -181,7 +181,7 @@ def bot_inboxes(state: State, source: str) -> frozenset[str]:
 
 
 def bot_users_version(state: State, source: str) -> str:
-    """Another text whenever `bot_users` or `bot_inboxes` would say something else; empty: there are none."""
+    """A text that changes whenever `bot_users` or `bot_inboxes` does; empty: there are no bots."""
     with state.connection() as conn:
         row = conn.execute(queries.USERS_VERSION, (source,)).fetchone()
         return str(row[0]) if row else ""

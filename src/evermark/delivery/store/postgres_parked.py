@@ -177,10 +177,10 @@ def parked_by(conn: Connection, subscriptions: Sequence[str]) -> dict[str, int]:
 
 
 def lock_sessions(conn: Connection, wanted: Iterable[tuple[str, str]]) -> None:
-    """Be alone with these (device, session) until the transaction ends. Publishing a key and parking an event that
+    """Lock these (device, session) until the transaction ends. Publishing a key and parking an event that
     needs it come one after the other: the second of them sees what the first did.
     """
-    # A bounded number of locks, however many sessions there are; two that share one wait for each other, no more.
+    # A bounded number of locks, however many sessions there are; sessions that share a lock wait for each other.
     buckets = {zlib.crc32(f"{device}\x00{session}".encode()) % SESSION_LOCKS for device, session in wanted}
     if buckets:
         _lock_buckets(conn, sorted(buckets))

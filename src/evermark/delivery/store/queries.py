@@ -133,7 +133,7 @@ select exists (select from leases where name = %(lease)s and epoch = %(epoch)s a
 """
 
 _FREE = "(m.claimed_until is null or m.claimed_until <= %(now)s or m.claim_epoch < %(epoch)s)"
-# A row that was put back untried keeps its time, by which a session is in order, and rests.
+# A row put back untried rests, and keeps its time: the order of its session depends on it.
 _RESTED = "(m.rests_until is null or m.rests_until <= %(now)s)"
 
 # Rows parked earlier of the same stream, and so perhaps of the same key. A row has one key, or two; each is looked for
@@ -147,7 +147,7 @@ _IN_FRONT = """
 # come before the second rows of any; where not all can have a row, their order differs from claim to claim
 # (`turns.draw`). The rows of a subscription may be tried as `group.drains` says. `skip locked` keeps two claims apart
 # while they run; claimed_until does so afterwards. Rows of a session are claimed from the first one on, without a gap:
-# a row behind one that is not due is not looked at, and a row behind one that was not got (locked, or beyond the limit)
+# a row behind a row that is not due is not looked at, and a row behind an unclaimed row (locked, or beyond the limit)
 # is left.
 CLAIM = f"""
 with recursive owners as (

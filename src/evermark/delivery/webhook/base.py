@@ -4,15 +4,15 @@ Contract of a `Sink`:
 
 - Order: events of one subscription that share (source, stream, key) are sent strictly one after another, in the order
   of the rows given. Events of different keys, and events without a key, may overtake each other. An event that changed
-  its record's key is one of both keys.
+  its record's key counts for both keys.
 - Completeness: every (place, batch) among a job's rows gets exactly one `Result`. Its fate is DONE only if each of its
   rows was accepted or is in `parked`, and only if that holds for all earlier batches of the same place too: the DONE
   results of a place are always a prefix, so a cursor may be moved over them without looking any further.
 - Duplicates: an event of a batch that is not DONE may have reached the receiver. It will be sent again.
-- Isolation: subscriptions share nothing that one could use up for another.
+- Isolation: subscriptions share nothing that one subscription could use up for another.
 - A subscription stops at the first failure of its endpoint; events not sent by then are not tried.
-- Time: no new request begins after `deadline_s`; those under way get `grace_s` more (None: their own timeout).
-- A sink never raises for a fault of a receiver or of a subscription's settings: those are in the results.
+- Time: no new request begins after `deadline_s`; requests under way get `grace_s` more (None: their own timeout).
+- A sink never raises for a fault of a receiver or of a subscription's settings: such faults are in the results.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Sink(Protocol):
     def deliver_each(
         self, jobs: Sequence[Job], deadline_s: float, grace_s: float | None = None, slack_s: float | None = None
     ) -> Iterator[list[Result]]:
-        """Send; per job, as soon as it is finished, a result for each (partition, batch): none waits for a slow one.
+        """Send; per job, as soon as it is finished, a result for each (partition, batch): no job waits for a slow job.
 
         `slack_s`: once half of the jobs are done, the others get this much longer, or as much as their share of the
         work makes fair, if that is more (`Stragglers`); then they are cut off, unfinished.
@@ -111,7 +111,7 @@ class Sink(Protocol):
     def attempt(self, tries: Sequence[Try], deadline_s: float) -> list[Answer]:
         """Send parked deliveries again; the answers come in the order of `tries`.
 
-        Tries of one lane are sent in the given order; when one fails, those behind it answer BUSY unsent. After a
+        Tries of one lane are sent in the given order; when a try fails, tries behind it answer BUSY unsent. After a
         failure of the endpoint the subscription's other tries of the same replay, or of none, answer ENDPOINT unsent.
         Tries that its rate leaves no time for answer BUSY unsent. None of these spends an attempt.
         """

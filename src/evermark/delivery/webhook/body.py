@@ -181,7 +181,7 @@ class _Columns:
         self._texts: dict[str, _Text] = {}
 
     def _column(self, name: str) -> pa.Array | None:
-        """A column in one piece; None when it says nothing."""
+        """A column in one piece; None when it has no value."""
         if name not in self._names:
             return None
         column = self._required(name)

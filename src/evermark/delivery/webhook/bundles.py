@@ -100,7 +100,7 @@ class Bundles:
         self._made: deque[list[Bundle]] = deque()
         self._gone = 0  # how many pieces every reader has taken
         self._readers = 0
-        self._taken: dict[int, int] = {}  # by piece: how many have it
+        self._taken: dict[int, int] = {}  # by piece: how many readers have it
         self.body_bytes_max = 0  # of the bodies rendered so far
 
     def reader(self) -> BundleReader:

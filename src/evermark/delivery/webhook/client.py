@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 HEADERS_MAX = 32
 TIMEOUT_S_MAX = 300.0
-# Name look-ups run in threads and may hang for seconds each; a hanging one must not queue the others.
+# Name look-ups run in threads and may hang for seconds each; a hanging look-up must not hold up the others.
 _LOOKUP_THREADS = 64
 _OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 _RESERVED = frozenset({"host", "content-length", "content-type", "transfer-encoding", "connection", "user-agent"})
@@ -90,7 +90,7 @@ class HttpLoop:
     async def turn(self, who: tuple[str, str | None], rate_per_s: float, deadline: float) -> bool:
         """Wait until this subscription, or replay for it, may send; False when that is not before the deadline.
 
-        First deliveries and retries share this within a process. Where they run in two, each keeps the rate by itself.
+        First deliveries and retries share this within a process. In two processes, each keeps the rate by itself.
         """
         now = self.loop.time()
         turn = max(now, self.next_send_at.get(who, 0.0))
@@ -117,7 +117,7 @@ class HttpLoop:
         for pool in self._pools.values():
             pool.close()
         self._pools.clear()
-        # Transports say goodbye in the next turn of the loop.
+        # Transports close in the next turn of the loop.
         await asyncio.sleep(0)
 
 
@@ -172,7 +172,7 @@ class Endpoint:
         self.timeout_s = min(max(0.05, spec.timeout_s), TIMEOUT_S_MAX)
 
     async def post(self, http: HttpLoop, webhook_id: str, body: Body) -> Answer:
-        """Send once; once more on a new connection if a kept one ended, for that is how kept ones end."""
+        """Send once; once more on a new connection if a kept connection had ended, as they do."""
         request = self._request(webhook_id, body)
         pool = http.pool(self._allow, self._secure)
         try:
@@ -253,7 +253,7 @@ def _url_of(spec: SubscriptionSpec) -> URL:
 
 
 def _head_of(url: URL, subscription: str, own: Mapping[str, str], body_type: str) -> bytes:
-    """The request up to the headers that differ from one to the next."""
+    """The request up to the headers that differ by request."""
     if len(own) > HEADERS_MAX:
         raise ConfigError(f"subscription {subscription!r} sets {len(own)} headers", hint=f"at most {HEADERS_MAX}")
     for name, value in own.items():

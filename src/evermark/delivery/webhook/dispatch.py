@@ -67,11 +67,11 @@ class Dispatch:
         self._bundle_max = min(max(1, spec.bundle), BUNDLE_MAX)
         self._concurrency = min(max(1, spec.concurrency), CONCURRENCY_MAX)
         workers = BUNDLE_LANES_MAX if self._bundle_max > 1 else self._concurrency
-        self._jobs = max(1, jobs)  # that are sent side by side
+        self._jobs = max(1, jobs)  # jobs sent side by side
         self._piece_rows = PIECE_ROWS if self._bundle_max > 1 else max(1, min(PIECE_ROWS, AHEAD_ROWS_MAX // self._jobs))
         self._window = max(self._piece_rows, 2 * workers * self._bundle_max)
         self._parked_max = spec.parked_max if job.parked_room is None else job.parked_room
-        self._roomless = 0  # parked for their keys: of first deliveries they take no room from others
+        self._roomless = 0  # first deliveries parked for a session key: they take no room
         self._bundles: BundleReader | None = None
         if self._bundle_max > 1:
             self._bundles = job.bundles or bundles_of(job, endpoint.style).reader()
@@ -323,7 +323,7 @@ class Dispatch:
         return False
 
     def _held_key(self, row: int) -> int | None:
-        """The key behind which a row is held: the one with more waiting, if it is of two."""
+        """The key that a row is held behind; of two keys, the key with more events waiting."""
         held = [key for key in self._keys.held_by(row) if key in self._held]
         return max(held, key=lambda key: self._held_counts[key], default=None)
 

@@ -136,8 +136,8 @@ class Wire(asyncio.Protocol):
             raise
 
     def _watch(self, timeout_s: float) -> None:
-        """Be late in so many seconds. The timer of the last request serves, if it is not too late: a timer of its own
-        for each one would cost as much as reading the answer.
+        """Time out in so many seconds. The timer of the last request serves, if it is not too late: a new timer
+        for each request would cost as much as reading the answer.
         """
         self._late_at = self._loop.time() + timeout_s
         if self._late is not None and self._late.when() > self._late_at:
@@ -215,7 +215,7 @@ class Wire(asyncio.Protocol):
         self._read_body(rest)
 
     def _take_head(self, head: bytes) -> None:
-        # A receiver says the same every time, or nearly.
+        # A receiver mostly sends the same head.
         if self._known is None or self._known[0] != head:
             self._known = head, _read(head)
         known = self._known[1]
@@ -331,7 +331,7 @@ class Pool:
         return wire
 
     async def _resolve(self, host: str, port: int) -> Sequence[AddressInfo]:
-        """The addresses of a name; looked up once for all that wait, and not again for a few seconds."""
+        """The addresses of a name; looked up once for all requests that wait, and not again for a few seconds."""
         loop, key = asyncio.get_running_loop(), (host, port)
         known = self._addresses.get(key)
         if known is None or loop.time() - known[0] > ADDRESS_AGE_S_MAX or (known[1].done() and known[1].exception()):

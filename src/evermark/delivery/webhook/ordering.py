@@ -18,7 +18,7 @@ I64 = npt.NDArray[np.int64]
 @dataclass(frozen=True)
 class Keys:
     """Which rows must keep their order: rows of one lane. Mostly a lane is a key; rows that change their record's key
-    join the two, and with them all that other rows join to these. A truncate joins all rows of its stream."""
+    join two keys, and with them all keys that other rows join to these. A truncate joins all rows of its stream."""
 
     of: I64  # a number for the key of each row
     left: Mapping[int, int]  # rows that took a key away from their record: the number of that key
@@ -45,7 +45,7 @@ def keys_of(events: pa.Table | pa.RecordBatch) -> Keys:
 
 
 def _behind_truncates(events: pa.Table | pa.RecordBatch, lanes: I64) -> I64:
-    """One lane for all rows of a stream that has a truncate among them: it is of every key."""
+    """One lane for all rows of a stream with a truncate: a truncate is of every key."""
     if "op" not in events.schema.names:
         return lanes
     truncates = pc.equal(_plain(events.column("op")), str(Op.TRUNCATE)).to_numpy(zero_copy_only=False)

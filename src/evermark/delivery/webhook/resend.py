@@ -87,7 +87,7 @@ class _Retries:
                 held = row.column("event_id")[0].as_py()
 
     def _trust(self) -> None:
-        """It works: no longer one at a time."""
+        """The endpoint works: no longer one request at a time."""
         if self._probe:
             self._probe = False
             for _ in range(self._concurrency - 1):
@@ -117,7 +117,7 @@ class _Retries:
             wait = in_place_wait_s(answer.verdict, answer.status, answer.retry_after_s, tries)
             final = (
                 self._probe or answer.verdict is Verdict.BUSY
-            )  # a busy one is tried later, and holds up no other here
+            )  # a busy event is tried later, and holds up no other here
             if wait is None or final or asyncio.get_running_loop().time() + wait >= self._deadline:
                 return answer
             await asyncio.sleep(wait)

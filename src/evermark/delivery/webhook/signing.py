@@ -1,6 +1,6 @@
 """Signatures of the Standard Webhooks specification: HMAC-SHA256 over `id.timestamp.body`.
 
-A subscription may have several secrets while it is being rotated; then one signature per secret is sent, and a
+A subscription may have several secrets while they are rotated; then one signature per secret is sent, and a
 receiver that knows any of them is content. A secret is `whsec_` followed by base64; its text never appears in errors.
 """
 

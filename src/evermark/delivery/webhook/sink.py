@@ -22,7 +22,7 @@ from evermark.errors import BusyError, ConfigError, EvermarkError
 # A guard against a loop that stopped answering, far beyond the sum of deadlines and timeouts.
 _LATE_S = 60.0
 
-# How many times as long as the quicker half took the others may take.
+# The slower half may take this many times as long as the quicker half took.
 _TIMES = 2.0
 # A larger share of the work is no reason to wait longer than this: such a job is served beside the others.
 _FAIR_S_MAX = 10.0
@@ -86,7 +86,7 @@ class WebhookSink:
 
     def attempt(self, tries: Sequence[Try], deadline_s: float) -> list[Answer]:
         http = http_loop(low_priority=self._low_priority)
-        # A replay never disturbs first deliveries: a failure its tries meet stops only its own.
+        # A replay never disturbs first deliveries: a failure of its tries stops only its own tries.
         by_subscription: dict[tuple[str, str | None], list[int]] = {}
         for n, one in enumerate(tries):
             by_subscription.setdefault((one.spec.name, one.replay_id), []).append(n)
@@ -142,7 +142,7 @@ async def _deliver(
 
 class Stragglers:
     """How long jobs that are done wait for the others: counted from when half of the jobs are done. A job with more to
-    send than they had gets as many times longer.
+    send than the finished jobs had gets as many times longer.
     """
 
     def __init__(self, work: Sequence[int], slack_s: float | None) -> None:

@@ -33,8 +33,8 @@ class Step(StrEnum):
 
 
 class Choice(StrEnum):
-    REPAIR = "repair"  # take what the log lacks, then go on
-    SKIP = "skip"  # go on from now; what lies between is lost, and said to be
+    REPAIR = "repair"  # take the events that the log lacks, then go on
+    SKIP = "skip"  # go on from now; events in between are lost, and reported
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,11 @@ class Recovery:
 
 class RecoveryStore(Protocol):
     """Recoveries of one deployment. Everything that writes takes the epoch of the source's lease, and is refused with
-    `StaleError` when it is old. A partition has at most one that is neither done nor failed.
+    `StaleError` when it is old. A partition has at most one unfinished recovery.
     """
 
     def current(self, source: str, partition: int) -> Recovery | None:
-        """The one that is not finished."""
+        """The recovery that is not finished."""
 
     def past(self, source: str) -> list[Recovery]:
         """The newest first, at most `KEPT_MAX`."""
@@ -77,7 +77,7 @@ class RecoveryStore(Protocol):
         choice: Choice = Choice.REPAIR,
         by_person: bool = False,
     ) -> Recovery:
-        """One that is open already stays; but a person's word replaces what was chosen, unless the gap is closed."""
+        """An open recovery stays; but a person's choice replaces its choice, unless the gap is closed."""
 
     def move(
         self,
@@ -90,19 +90,19 @@ class RecoveryStore(Protocol):
         error: str = "",
         tried: bool = False,
     ) -> None:
-        """To another step. Nothing happens to one that is finished."""
+        """To another step. A finished recovery does not change."""
 
     def close_gap(self, recovery: Recovery, position: str, taken: int, epoch: int) -> None:
         """To the step `closed`; refused with `BusyError` if a person has chosen otherwise meanwhile."""
 
 
 def may_open(error: EvermarkError) -> bool:
-    """Whether a failure is a gap that can be closed without asking anybody. Another server is not: a person must."""
+    """Whether a failure is a gap that can be closed without a person. Another server is no such gap."""
     return isinstance(error, GapError) and not isinstance(error, IdentityError)
 
 
 def exhausted(past: Sequence[Recovery], now: datetime) -> bool:
-    """Whether there were so many tries of late that another would be no better. A person's word counts anew."""
+    """Whether there were so many tries of late that another would be no better. A person's choice resets them."""
     tries = 0
     for recovery in sorted(past, key=lambda r: r.id, reverse=True):
         if now - recovery.changed_at > TRIES_WITHIN:

@@ -1,4 +1,4 @@
-"""The loop that closes the gaps of one source, beside its reading: what is whole goes on meanwhile."""
+"""The loop that closes the gaps of one source, beside its reading: partitions without a gap go on."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RepairLoop:
         self.stopped.set()
 
     def found(self, partition: int, error: EvermarkError, left_at: str) -> EvermarkError | None:
-        """Reading met `error`. None: it is a gap, and is being closed; else what is to be said about it."""
+        """Reading met `error`. None: it is a gap, and is being closed; else the error to report."""
         said = self.repairer.found(partition, error, left_at)
         if said is None:
             self._wake.set()

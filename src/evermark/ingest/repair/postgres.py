@@ -14,7 +14,7 @@ _COLUMNS = (
 )
 _LISTED = f"select {_COLUMNS} from recoveries where source = %s order by id desc limit {KEPT_MAX}"
 _CURRENT = f"select {_COLUMNS} from recoveries where source = %s and partition = %s and step in ('opened', 'closed')"
-# A person's word replaces what was under way, unless the gap is closed already.
+# A person's choice replaces the choice under way, unless the gap is closed already.
 _SET_CHOICE = """
 update recoveries set choice = %s, asked_by = 'person', reason = %s, tries = 0, changed_at = clock_timestamp()
 where source = %s and partition = %s and step = 'opened'

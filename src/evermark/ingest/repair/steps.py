@@ -1,4 +1,4 @@
-"""Holes of one source, closed step by step. Nothing in here knows Spark, Delta or Postgres: the simulator runs it."""
+"""Gaps of one source, closed step by step. Nothing in here knows Spark, Delta or Postgres: the simulator runs it."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ class RepairTarget:
 
     source: str
     partition: int
-    batch: int  # the last one in the log
+    batch: int  # the last batch in the log
     epoch: int
     start: str  # where the log ends
 
 
 @dataclass(frozen=True)
 class FoundFile:
-    """A file with some of the events that were missing; `end` is the place after the last of them."""
+    """A file with some missing events; `end` is the position after the last of them."""
 
     file: LogFile
     end: str
 
 
 def batches_of(found: Sequence[FoundFile], gap: Gap, wanted: RepairTarget) -> list[Taken]:
-    """The batches that close the gap; the last ends where reading goes on. Without a file only that is kept."""
+    """The batches that close the gap; the last ends where reading goes on. Without files only that position is kept."""
     batches: list[Taken] = []
     start = wanted.start
     for number, one in enumerate(found, start=1):
@@ -65,7 +65,7 @@ def _taken(wanted: RepairTarget, batch: int, start: str, end: str, files: tuple[
 
 
 class RepairNews(Protocol):
-    """Whoever has to know."""
+    """Told how repairs go."""
 
     def opened(self, recovery: Recovery, error: EvermarkError) -> None: ...
 
@@ -79,11 +79,11 @@ class RepairNews(Protocol):
         """Reading may go on; or, with an error, a person has to look."""
 
     def left_behind(self, error: EvermarkError) -> None:
-        """What was made for a recovery that failed could not be removed."""
+        """The leftovers of a failed recovery could not be removed."""
 
 
 class Repairer:
-    """Carries out whatever recovery stands open, found by us or asked for by a person."""
+    """Carries out open recoveries, found by us or asked for by a person."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Repairer:
         news: RepairNews,
         on_ended: Callable[[int, EvermarkError | None], None] = lambda _partition, _error: None,
     ) -> None:
-        """`find` writes what the gap holds and the log does not. `let_go` returns when nobody reads a partition;
+        """`find` writes the gap's events that the log lacks. `let_go` returns when nobody reads a partition;
         `on_ended` lets it be read again, or, with an error, has it wait for a person.
         """
         self._name = name
@@ -119,18 +119,18 @@ class Repairer:
         self._carried: dict[int, int] = {}  # partitions whose recovery was begun here, and nobody was told of its end
 
     def partitions(self) -> set[int]:
-        """Those with a gap: nobody reads them until it is closed."""
+        """The partitions with a gap: not read until it is closed."""
         with self._lock:
             return set(self._open)
 
     def found(self, partition: int, error: EvermarkError, left_at: str) -> EvermarkError | None:
-        """Reading met `error`. None: it is a gap, and is being closed; else what is to be said about it."""
+        """Reading met `error`. None: it is a gap, and is being closed; else the error to report."""
         if not may_open(error) or self._source.repair(partition) is None:
             return error
         past = [r for r in self._recoveries.past(self._name) if r.partition == partition]
         if exhausted(past, self._clock()):
             return given_up(past[0].error or error.message)
-        # Before it is recorded: whoever carries it out takes it out again when it is done.
+        # Before it is recorded: carrying it out removes it again when it is done.
         with self._lock:
             self._open.add(partition)
         try:
@@ -188,7 +188,7 @@ class Repairer:
     def _steps(self, recovery: Recovery, repair: Repair) -> None:
         now = recovery
         if now.step is Step.OPENED:
-            # A person who chose knows which server this is; else it has to be the one we left.
+            # A person who chose knows which server this is; else it has to be the server we left.
             gap = repair.begin(self._stopped, None if now.by_person else now.left_at or None)
             now = self._as_it_is(now)  # waiting for a slot takes up to an hour: somebody may have chosen otherwise
             taken = self._close_gap(now, gap)
@@ -204,7 +204,7 @@ class Repairer:
         self._ended(now, None)
 
     def _close_gap(self, recovery: Recovery, gap: Gap) -> int:
-        """Take what the log lacks, and checkpoint where reading goes on; the number of events taken."""
+        """Take the missing events, and checkpoint where reading goes on; returns how many events."""
         log, taker = self._open_log()
         partition, start = recovery.partition, recovery.left_at
         batch = log.fence(partition, self._epoch).batch
@@ -232,7 +232,7 @@ class Repairer:
         if isinstance(error, IdentityError):
             self._fail(recovery, repair, error)  # trying again makes it no other server
             return
-        # What passes by itself spends no try. What Spark says may be a row it can never read.
+        # A passing failure spends no try. A failure of Spark may be a row it can never read.
         tried = action is not Action.RETRY or isinstance(error, EngineError)
         # The new slot may be gone as well: everything begins again, and finds what was taken meanwhile in the log.
         step = Step.OPENED if isinstance(error, GapError) else recovery.step
@@ -249,7 +249,7 @@ class Repairer:
         self._ended(recovery, error)
 
     def _tidy(self, partition: int) -> None:
-        """An owner that was late may make a slot after its successor was done: it keeps WAL, and nobody reads it."""
+        """A late owner may make a slot after its successor was done: the slot keeps WAL, and nobody reads it."""
         now = self._clock()
         if partition in self._tidied_at and now - self._tidied_at[partition] < TIDY_EVERY:
             return
@@ -268,7 +268,7 @@ class Repairer:
             self._news.left_behind(left)
 
     def _tell_end(self, number: int) -> None:
-        """Its last step was recorded, and the answer to that was lost: without this nobody would ever read on."""
+        """Its last step was recorded, but the answer was lost: without this the partition is never read again."""
         for recovery in self._recoveries.past(self._name):
             if recovery.id == number:
                 failed = recovery.step is Step.FAILED
