@@ -24,7 +24,7 @@ from evermark.testing.until import until
 
 PASSWORD = "pw-do-not-show"
 SECRET = "whsec_" + "A" * 43 + "="
-REFUSED_WITHIN_S = 300.0
+REFUSED_WITHIN_S = 60.0
 SOURCE = 'sources:\n  shop: {type: postgres, dsn: "${SHOP_DSN}", tables: [public.orders]}\n'
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -70,6 +71,20 @@ def nowhere(tmp_path: Path) -> Deployment:
     return Deployment(tmp_path, NOWHERE, NOWHERE)
 
 
+def test_malformed_yaml_names_the_line(nowhere: Deployment) -> None:
+    """GIVEN a key that is indented by a space too few WHEN it goes up THEN file, line and what to look at are said."""
+    nowhere.write("sources:\n  shop:\n    type: postgres\n   dsn: there\n")
+    said = nowhere.refused()
+    assert "evermark.yaml, line 9" in said and "look at the indentation, quotes and brackets" in said
+
+
+def test_a_missing_variable_is_named_with_the_key_that_wants_it(nowhere: Deployment) -> None:
+    """GIVEN a variable that is not set WHEN it goes up THEN variable, key and line are said."""
+    del nowhere.env["SHOP_DSN"]
+    said = nowhere.refused()
+    assert "SHOP_DSN" in said and "sources.shop.dsn" in said and "line 7" in said
+
+
 def test_receivers_on_private_addresses_are_refused_with_the_line_to_add(nowhere: Deployment) -> None:
     """GIVEN urls with private addresses WHEN it goes up THEN each is refused with the line that would open it."""
     lines = [f'  s{n}: {{url: "{url}", secret: "${{SECRET}}"}}\n' for n, url in enumerate(PRIVATE)]
@@ -79,6 +94,45 @@ def test_receivers_on_private_addresses_are_refused_with_the_line_to_add(nowhere
         (about,) = (line for line in said.splitlines() if f"subscriptions.s{n}.url" in line)
         assert f"line {9 + n}" in about and "a private address is refused" in about
         assert f"allow_networks: [{network}]" in about
+
+
+def test_a_port_that_is_taken_is_named(shop: Deployment) -> None:
+    """GIVEN a program on the port WHEN it goes up THEN the address, and the key to change, are said."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        shop.head = shop.head.replace("127.0.0.1:0", address)
+        shop.write(SOURCE)
+        said = shop.refused()
+    assert address in said and "server.listen" in said and "free one" in said
+
+
+def test_state_that_does_not_answer_is_waited_for_and_named_without_its_password(
+    shop: Deployment, shop_dsn: str
+) -> None:
+    """GIVEN no state WHEN it goes up THEN it is waited for a little, then why is said, and not the password."""
+    shop.env["STATE_DSN"] = with_password(shop_dsn, "shop", port="1")
+    ran = shop.run("up")
+    said = what_it_said(ran)
+    assert "does not answer" in said and "state.dsn" in said
+    assert "it is waited for" in ran.stdout + ran.stderr
+
+
+def test_a_source_that_does_not_answer_is_named_without_its_password_and_ends_nothing(
+    shop: Deployment, shop_dsn: str, tmp_path: Path
+) -> None:
+    """GIVEN a database that does not answer WHEN it goes up THEN log and health say which and why, and it goes on."""
+    shop.env["SHOP_DSN"] = with_password(shop_dsn, "shop", port="1")
+    running = Instance(shop.file, shop.env, tmp_path / "up.log")
+    try:
+        found = wait_for_health(running, "stale")
+        said = running.log.read_text()
+        assert "the source cannot be read yet" in said and '"shop"' in said
+        assert "does not answer" in found["reason"] and found["hint"]
+        assert "Postgres at 127.0.0.1:1/" in found["reason"] and "Postgres at 127.0.0.1:1/" in said
+        assert PASSWORD not in said and PASSWORD not in found["reason"]
+        assert running.terminate() == 0
+    finally:
+        running.kill()
 
 
 def test_a_wrong_password_is_said_without_it(shop: Deployment, shop_dsn: str) -> None:
@@ -228,7 +282,7 @@ def test_a_full_disk_under_a_running_instance_is_said_and_loses_nothing(scene: S
 
     until(lambda: died_and("the embedded state server is gone"), "its end is noticed and said")
     # Postgres may try for a minute before it gives up.
-    until(lambda: died_and("the embedded state server does not start"), "so is that it does not start")
+    until(lambda: died_and("the embedded state server does not start"), "so is that it does not start", timeout_s=90)
     until(lambda: "state does not answer" in shop_health(running)["reason"], "without state no lease, and that is said")
     assert shop_health(running)["status"] == "stale", "state that cannot be asked is not another owner"
     order(scene.dsn, 10)

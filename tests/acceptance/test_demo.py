@@ -9,18 +9,16 @@ from pathlib import Path
 
 import pytest
 
-COMMAND = [sys.executable, "-m", "evermark.cli.main", "demo"]
 
-
-@pytest.mark.timeout(1500)  # it takes two minutes on a machine of its own, and has limits itself
+@pytest.mark.timeout(600)  # it takes three minutes on a machine of its own, and has limits itself
 def test_the_demo_ends_with_nothing_lost(tmp_path: Path) -> None:
     """GIVEN only embedded parts WHEN the demo runs, killing the pipeline twice THEN the ledger says lost=0."""
     tmp_path.chmod(0o711)
     ran = subprocess.run(
-        [*COMMAND, "--seconds", "6", "--rate", "30", "--keep", str(tmp_path / "demo")],
+        [sys.executable, "-m", "evermark.cli.main", "demo", "--seconds", "12", "--keep", str(tmp_path / "demo")],
         capture_output=True,
         text=True,
-        timeout=1480,
+        timeout=580,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr[-3000:]
@@ -31,4 +29,4 @@ def test_the_demo_ends_with_nothing_lost(tmp_path: Path) -> None:
     assert found, last
     produced, taken, delivered = (int(n) for n in found.groups())
     assert produced == taken > 100
-    assert delivered > 1.5 * produced  # every order has two receivers at least, a message in a room one bot or two
+    assert delivered > 2 * produced

@@ -39,12 +39,12 @@ def test_delivery_goes_on_after_any_process_of_spark_was_killed_or_hangs(shop: S
     instance = shop.running()
     with shop.writing():
         shop.wait_more(20)
-        for what in ("daemon", "planner", "jvm"):
+        for what in ("daemon", "planner", "jvm", "jvm"):
             killed(instance, what)
             resumed_s(shop, within_s=PATIENCE_S)
         assert instance.said("Spark's JVM ended (signal 9)")
 
-        # WHEN the JVM is alive and answers nothing: the second start of Spark in this process
+        # WHEN the JVM is alive and answers nothing
         (jvm,) = spark_processes(instance)["jvm"]
         jvm.suspend()
         resumed_s(shop, within_s=PATIENCE_S)

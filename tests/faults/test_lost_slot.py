@@ -36,10 +36,10 @@ def test_p6_a_lost_slot_is_repaired_exactly_with_long_transactions_and_deaths_on
     is lost again, and its successor before it is used, THEN a second try finds the rest; WHEN it is lost while the
     process is idle THEN that is repaired too, before any event comes."""
     with losing_scene(tmp_path, server) as scene:
-        running = repaired(scene, server, 1_000, SAMPLE, then="repair.closed@1")
+        running = repaired(scene, server, 3_000, SAMPLE, then="repair.closed@1")
         running = repaired_twice(scene, server, 1_000, running)
         repaired_while_idle(scene, server, running)
-        assert len(scene.logged()) > 3_000
+        assert len(scene.logged()) > 5_000
         assert running.terminate() == 0
 
 
@@ -47,4 +47,5 @@ def test_p6_one_of_several_slots_is_repaired_while_the_others_go_on(tmp_path: Pa
     """GIVEN three slots that share the events WHEN one is dropped THEN only its partition waits, and all arrives."""
     with losing_scene(tmp_path, server, slots=3) as scene:
         running = one_of_several_repaired(scene, 1_000)
+        assert len(scene.logged()) > 1_000
         assert running.terminate() == 0

@@ -1,4 +1,4 @@
-"""A database that is not the one we left (P11): restored, cloned. Nothing is delivered from it unasked."""
+"""A database that is not the one we left (P11): restored, cloned, promoted. Nothing is delivered from it unasked."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from evermark.testing.copies import copied, started
+from evermark.testing.copies import copied, promote, started
 from evermark.testing.pipeline import Instance, Scene
 from evermark.testing.servers import PostgresServer, fresh_database, postgres_server
 from evermark.testing.until import until
@@ -18,15 +18,18 @@ from evermark.testing.until import until
 
 @pytest.fixture
 def shop(tmp_path: Path) -> Iterator[Shop]:
-    """Ten orders taken, and two copies of the database from when there were five."""
+    """Ten orders taken, and three copies of the database from when there were five."""
     folder = tmp_path / "scene"
     folder.mkdir(mode=0o711)
     tmp_path.chmod(0o711)
     with postgres_server(tmp_path / "original") as original, fresh_database(original) as dsn:
         database = str(psycopg.conninfo.conninfo_to_dict(dsn)["dbname"])
         with Scene(folder, dsn, {"steady": None}) as scene:
+            running = scene.up()
             order(dsn, 5)
-            copies = {name: copied(original, tmp_path / name) for name in ("restored", "cloned")}
+            came(scene, 5)
+            assert running.terminate() == 0
+            copies = {name: copied(original, tmp_path / name) for name in ("restored", "cloned", "promoted")}
             scene.env["SHOP_DSN"] = original.dsn(database)
             running = scene.up()
             order(original.dsn(database), 5)
@@ -35,7 +38,7 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
             yield Shop(scene, copies, database)
 
 
-def test_p11_a_cloned_and_a_restored_database_wait_for_a_persons_word(shop: Shop) -> None:
+def test_p11_a_cloned_a_restored_and_a_promoted_database_wait_for_a_persons_word(shop: Shop) -> None:
     """GIVEN copies that look like our database WHEN one takes its place THEN it is refused by name, then repaired."""
     # WHEN a clone has gone on by itself, further than we were THEN it lacks what we took
     with shop.at("cloned") as dsn:
@@ -57,8 +60,16 @@ def test_p11_a_cloned_and_a_restored_database_wait_for_a_persons_word(shop: Shop
         shop.scene.run("source", "recover", "--choice", "repair", "--yes")
         # THEN what it has and the log lacks is taken, though all its positions are lower than ours
         came(shop.scene, 15)
+        assert running.terminate() == 0
+    # WHEN a standby was promoted THEN it has another timeline
+    promote(shop.copies["promoted"])
+    with shop.at("promoted") as dsn:
+        order(dsn, 3)
+        running = shop.refused("is not the one we left")
+        shop.scene.run("source", "recover", "--choice", "repair", "--yes")
+        came(shop.scene, 18)
         # THEN it stays the right one
-        shop.goes_on_after_a_restart(running, dsn, 16)
+        shop.goes_on_after_a_restart(running, dsn, 19)
 
 
 @dataclass

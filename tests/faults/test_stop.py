@@ -30,6 +30,6 @@ def test_ctrl_c_during_the_start_breaks_it_off(tmp_path: Path, pg_dsn: str) -> N
         for step in ("state", "spark"):
             instance = scene.up()
             until(lambda i=instance, s=step: i.said(f'"step": "{s}"'), f"it starts its {step}")
-            assert instance.interrupt() == 0, instance.text()[-2000:]
+            assert instance.interrupt(timeout_s=20) == 0, instance.text()[-2000:]
             assert instance.said('"event": "stopped"')
             assert "Traceback" not in instance.text()

@@ -93,7 +93,7 @@ def test_idle_source_waits_and_offers_nothing(at: Scene) -> None:
     at.db.execute("insert into other select generate_series(1, 1000)")
     began = time.monotonic()
     assert at.source.latest({0: after}, Limit(wait_s=0.4)) == {0: after}
-    assert time.monotonic() - began > 0.35
+    assert 0.35 < time.monotonic() - began < 5
 
 
 def test_commit_ends_the_wait_at_once(at: Scene) -> None:
@@ -102,8 +102,8 @@ def test_commit_ends_the_wait_at_once(at: Scene) -> None:
     timer = threading.Timer(0.3, at.emit, ("s", "1"))
     timer.start()
     began = time.monotonic()
-    end = at.source.latest({0: after}, Limit(wait_s=60))[0]
-    assert time.monotonic() - began < 45
+    end = at.source.latest({0: after}, Limit(wait_s=30))[0]
+    assert time.monotonic() - began < 10
     assert keys(at, after, end) == ["1"]
     timer.join()
 

@@ -78,10 +78,12 @@ def test_d10_retries_that_find_no_turn_before_the_deadline_are_left_unsent(
 ) -> None:
     """GIVEN 10 a second and one second WHEN 50 are retried THEN what has no turn by then answers busy, unsent."""
     tries = _tries(receiver, 50, rate_per_s=10.0)  # made before: the first array of a process loads pandas
+    begun = time.monotonic()
     answers = sink.attempt(tries, 1.0)
+    assert time.monotonic() - begun < 2.0
     sent = [answer for answer in answers if answer.sent]
     # At most the rate; a busy machine misses some turns, which go to nobody else.
-    assert 1 <= len(sent) == len(receiver.got) <= 11
+    assert 4 <= len(sent) == len(receiver.got) <= 11
     assert {(answer.verdict, answer.sent) for answer in answers if not answer.sent} == {(Verdict.BUSY, False)}
 
 

@@ -390,9 +390,9 @@ def test_a_receiver_busy_beyond_the_deadline_is_left_with_its_wait(receiver: Rec
     """It is not waited for, and no event is parked."""
     receiver.answer = lambda got: web.Response(status=409, headers={"retry-after": "60"})
     begun = time.monotonic()
-    outcome = one_outcome(sink.deliver([Job(spec_for(receiver.url), events(1))], 50))
+    outcome = one_outcome(sink.deliver([Job(spec_for(receiver.url), events(1))], 5))
     assert (outcome.fate, outcome.parked, outcome.retry_after_s) == (Fate.ENDPOINT_FAILED, (), 60.0)
-    assert time.monotonic() - begun < 40
+    assert time.monotonic() - begun < 3
 
 
 def test_slow_and_dead_receivers_do_not_slow_a_healthy_one(receiver: Receiver, sink: WebhookSink) -> None:
@@ -408,17 +408,19 @@ def test_slow_and_dead_receivers_do_not_slow_a_healthy_one(receiver: Receiver, s
         unused.bind(("127.0.0.1", 0))
         dead = f"http://127.0.0.1:{unused.getsockname()[1]}/"
         urls = {"slow": slow.url, "dead": dead, "failing": failing.url, "healthy": receiver.url}
-        jobs = [Job(spec_for(url, name=name, timeout_s=4.0), events(20)) for name, url in urls.items()]
-        seen: dict[str, Outcome] = {}
-        for results in sink.deliver_each(jobs, deadline_s=3.0):
-            seen[results[0].subscription] = results[0].outcome
-    assert seen["healthy"].fate is Fate.DONE
+        jobs = [Job(spec_for(url, name=name, timeout_s=2.0), events(200)) for name, url in urls.items()]
+        begun = time.monotonic()
+        seen: dict[str, tuple[float, Outcome]] = {}
+        for results in sink.deliver_each(jobs, deadline_s=1.0):
+            seen[results[0].subscription] = (time.monotonic() - begun, results[0].outcome)
+    assert seen["healthy"][1].fate is Fate.DONE
+    assert seen["healthy"][0] < 1.0
     assert list(seen)[-1] == "slow"
-    assert {name: seen[name].fate for name in ("slow", "dead", "failing")} == dict.fromkeys(
+    assert {name: seen[name][1].fate for name in ("slow", "dead", "failing")} == dict.fromkeys(
         ("slow", "dead", "failing"), Fate.ENDPOINT_FAILED
     )
-    assert seen["slow"].reason == "no answer within 4 s"
-    assert "refused" in seen["dead"].reason.lower()
+    assert seen["slow"][1].reason == "no answer within 2 s"
+    assert "refused" in seen["dead"][1].reason.lower()
     slow.close()
     failing.close()
 
@@ -433,7 +435,9 @@ def test_whoever_is_much_slower_than_the_others_is_cut_off(receiver: Receiver, s
     slow = Receiver(hang)
     urls = {"slow": slow.url, **{f"r{n}": receiver.url for n in range(4)}}
     jobs = [Job(spec_for(url, name=name, timeout_s=20.0), events(5)) for name, url in urls.items()]
-    found = {result.subscription: result.outcome.fate for result in sink.deliver(jobs, 30.0, 1.0, slack_s=1.0)}
+    begun = time.monotonic()
+    found = {result.subscription: result.outcome.fate for result in sink.deliver(jobs, 30.0, 1.0, slack_s=0.3)}
+    assert time.monotonic() - begun < 2.5
     assert found == {"slow": Fate.UNFINISHED, **{f"r{n}": Fate.DONE for n in range(4)}}
     # WHEN nobody waits for anybody THEN it has the time it needs
     assert {result.outcome.fate for result in sink.deliver(jobs, 30.0)} == {Fate.DONE}
@@ -444,11 +448,11 @@ def test_the_deadline_starts_nothing_new_and_lets_the_rest_finish(receiver: Rece
     """GIVEN answers slower than the deadline THEN those under way still count: a slow receiver makes progress."""
 
     async def answer(_: Got) -> int:
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(0.5)
         return 200
 
     receiver.answer = answer
-    results = sink.deliver([Job(spec_for(receiver.url, concurrency=4), events(20, batch_rows=4))], deadline_s=1.0)
+    results = sink.deliver([Job(spec_for(receiver.url, concurrency=4), events(20, batch_rows=4))], deadline_s=0.2)
     assert [r.outcome.fate for r in results] == [Fate.DONE] + [Fate.UNFINISHED] * 4
     assert len(receiver.got) == 4
 
@@ -461,8 +465,10 @@ def test_without_grace_the_deadline_cuts(receiver: Receiver, sink: WebhookSink) 
         return 200
 
     receiver.answer = answer
+    begun = time.monotonic()
     outcome = one_outcome(sink.deliver([Job(spec_for(receiver.url), events(5))], deadline_s=0.2, grace_s=0.0))
     assert outcome.fate is Fate.UNFINISHED
+    assert time.monotonic() - begun < 1.0
 
 
 def test_the_rate_holds_across_calls(receiver: Receiver, sink: WebhookSink) -> None:

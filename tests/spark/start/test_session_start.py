@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,7 @@ def test_a_spark_that_does_not_start_says_one_line_and_a_hint(
     tmp_path: Path, master: str, conf: dict[str, str], told: str, kept: str
 ) -> None:
     """GIVEN a setting or a master that cannot work WHEN a session is made THEN two lines are said, nothing of Java."""
+    began = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-c", _START, master, json.dumps(conf), str(tmp_path)],
         capture_output=True,
@@ -49,6 +51,7 @@ def test_a_spark_that_does_not_start_says_one_line_and_a_hint(
         timeout=120,
         check=True,
     )
+    took_s = time.monotonic() - began
     said = done.stdout.splitlines()
     assert done.stderr == ""
     assert len(said) == 2
@@ -57,3 +60,4 @@ def test_a_spark_that_does_not_start_says_one_line_and_a_hint(
     if kept:
         assert kept in (tmp_path / "spark.log").read_text()
         assert str(tmp_path / "spark.log") in said[1]
+    assert took_s < 45

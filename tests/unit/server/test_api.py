@@ -382,7 +382,7 @@ def test_a_stop_does_not_wait_for_a_state_that_hangs(tmp_path: Path) -> None:
         assert hanging.wait(20)
         begun = time.monotonic()
         scene.server.stop()
-        assert time.monotonic() - begun < 40
+        assert time.monotonic() - begun < 5
         gate.set()
         assert asked.exception() is not None or asked.result().status >= 500
 

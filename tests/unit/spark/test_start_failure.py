@@ -64,7 +64,7 @@ def test_a_master_that_swallows_connections_is_given_up_within_seconds(monkeypat
             require_master_answers(f"spark://127.0.0.1:{address[1]}")
         for each in waiting:
             each.close()
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 5
 
 
 def test_one_of_several_masters_is_enough_and_others_are_not_asked(free_port: int, listening: int) -> None:

@@ -13,7 +13,7 @@ from evermark.cluster.base import Holder
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.holding import Candidate
 from evermark.cluster.memory import MemoryLeases
-from evermark.delivery.base import SourcePartition, SubscriptionSpec
+from evermark.delivery.base import Cursor, SourcePartition, SubscriptionSpec
 from evermark.delivery.replay.memory import MemoryReplays
 from evermark.delivery.run.live import LiveGroup
 from evermark.delivery.run.owner import DeliveryOwner, DeliveryWorks
@@ -94,8 +94,30 @@ def test_an_owner_that_is_stopped_gives_its_lease_back_and_takes_no_batch_any_mo
     scene = Scene()
     scene.run(1.0)
     assert scene.leases._held[DELIVER_LEASE].holder is None
-    scene.owner.hand_over(Span(PLACE, 0, 1, ("f",), 1, exact=True))
+    scene.owner.hand_over(Span(PLACE, Cursor(0), 1, ("f",), 1, exact=True))
     assert "hand-over failed; the follower takes it" not in scene.events()
+
+
+def test_nothing_is_handed_over_once_the_end_of_delivery_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN delivery that was told to end WHEN a batch is handed over meanwhile THEN it is left to the next owner."""
+    scene = Scene()
+    handed_over: list[int] = []
+
+    def note(_live: LiveGroup, span: Span) -> bool:
+        handed_over.append(span.to)
+        return True
+
+    monkeypatch.setattr(LiveGroup, "hand_over", note)
+
+    def take() -> None:
+        scene.runtime.wait(0.5)
+        scene.owner.hand_over(Span(PLACE, Cursor(0), 1, ("f",), 1, exact=True))
+        scene.owner.stop()  # the loop has not come to look yet
+        scene.owner.hand_over(Span(PLACE, Cursor(1), 2, ("f",), 1, exact=True))
+
+    scene.runtime.spawn("ingest", take)
+    scene.run(1.0)
+    assert handed_over == [1]
 
 
 def test_a_hand_over_that_fails_wakes_the_follower_and_never_reaches_ingest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +131,7 @@ def test_a_hand_over_that_fails_wakes_the_follower_and_never_reaches_ingest(monk
 
     def take() -> None:
         scene.runtime.wait(0.5)
-        scene.owner.hand_over(Span(PLACE, 0, 1, ("f",), 1, exact=True))
+        scene.owner.hand_over(Span(PLACE, Cursor(0), 1, ("f",), 1, exact=True))
 
     scene.runtime.spawn("ingest", take)
     scene.run(1.0)
