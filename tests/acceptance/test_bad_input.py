@@ -103,7 +103,7 @@ def test_a_port_that_is_taken_is_named(shop: Deployment) -> None:
         shop.head = shop.head.replace("127.0.0.1:0", address)
         shop.write(SOURCE)
         said = shop.refused()
-    assert address in said and "server.listen" in said and "free one" in said
+    assert address in said and "server.listen" in said and "a free port" in said
 
 
 def test_state_that_does_not_answer_is_waited_for_and_named_without_its_password(
