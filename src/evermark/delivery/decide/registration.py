@@ -10,7 +10,7 @@ until a time that was given with the rotation, or until a person ends the overla
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -59,20 +59,10 @@ Known = Mapping[str, tuple[SubscriptionSpec, SubscriptionRecord]]
 @dataclass(frozen=True)
 class Registration:
     group: Group
-    kept: Known
     added: Known
     begun: Mapping[str, CursorVector]  # of added subscriptions that do not join the group
-    removed: frozenset[str]
-
-
-@dataclass(frozen=True)
-class Addition:
-    """A subscription to be made. `begun`: its cursors when it begins behind; None when it joins the group."""
-
-    spec: SubscriptionSpec
-    record: SubscriptionRecord
-    begun: CursorVector | None
-    version: int  # of the group afterwards
+    kept: Known = field(default_factory=dict)
+    removed: frozenset[str] = frozenset()
 
 
 def registered(
@@ -98,23 +88,22 @@ def registered(
         if name not in known
     }
     begun = {name: _begun(starts[name], group.cursors) for name in added if name not in joining}
-    return Registration(Group(version, members, group.cursors), kept, added, begun, removed)
+    return Registration(Group(version, members, group.cursors), added, begun, kept, removed)
 
 
 def with_other_devices(before: Known, after: Known) -> list[str]:
     return [name for name, (spec, _) in after.items() if spec.device != before[name][0].device]
 
 
-def added(
-    spec: SubscriptionSpec, start: CursorVector | None, owner: MadeBy | None, version: int, cursors: CursorVector
-) -> Addition:
-    """A new subscription. `owner`: the origin that has this name already; `version` and `cursors` are the group's."""
+def added(spec: SubscriptionSpec, start: CursorVector | None, owner: MadeBy | None, group: Group) -> Registration:
+    """One new subscription. `owner`: the origin that has this name already."""
     require_names([spec], MadeBy.API, {})
     if owner is not None:
+        by_file = owner is MadeBy.FILE
+        maker = "the file" if by_file else "the API"
         raise ConflictError(
-            f"a subscription called {spec.name!r} is there already, made by {_maker(owner)}",
-            hint="choose another name"
-            + ("" if owner is MadeBy.FILE else ", change that one, or remove it and make it anew"),
+            f"a subscription called {spec.name!r} is there already, made by {maker}",
+            hint="choose another name" + ("" if by_file else ", change that one, or remove it and make it anew"),
         )
     if spec.allow_networks:
         raise ConfigError(
@@ -122,9 +111,10 @@ def added(
             hint="make this subscription in evermark.yaml",
         )
     ours = replace(spec, made_by=MadeBy.API)
-    if start is None:
-        return Addition(ours, _made(ours, version + 1), None, version + 1)
-    return Addition(ours, _made(ours, None), _begun(start, cursors), version)
+    if start is not None:
+        return Registration(group, {spec.name: (ours, _made(ours, None))}, {spec.name: _begun(start, group.cursors)})
+    grown = replace(group, version=group.version + 1, members=group.members | {spec.name})
+    return Registration(grown, {spec.name: (ours, _made(ours, grown.version))}, {})
 
 
 def _made(spec: SubscriptionSpec, joined_version: int | None) -> SubscriptionRecord:
@@ -173,8 +163,11 @@ def with_spec(record: SubscriptionRecord, old: SubscriptionSpec, new: Subscripti
 def rotated(spec: SubscriptionSpec, secret: str, until: datetime | None, now: datetime) -> SubscriptionSpec:
     """A new secret first. The others keep signing until `until` at the latest; a secret that ends sooner still does."""
     require_ours(spec, "rotated")
-    kept = [(secret, None), *((old, _sooner(end, until)) for old, end in _ends(spec))]
-    kept = [(one, end) for one, end in kept if end is None or end > now]
+    kept: list[tuple[str, datetime | None]] = [(secret, None)]
+    for old, ends in _ends(spec):
+        end = min((moment for moment in (ends, until) if moment is not None), default=None)
+        if end is None or end > now:
+            kept.append((old, end))
     if len(kept) > SECRETS_MAX:
         raise ConflictError(
             f"subscription {spec.name!r} has {SECRETS_MAX} secrets that are still good",
@@ -262,10 +255,6 @@ def unknown_bot(name: str) -> NotFoundError:
     return NotFoundError(f"no bot is called {name[:80]!r}", hint="`evermark bot list` shows those there are")
 
 
-def _maker(owner: MadeBy) -> str:
-    return "the file" if owner is MadeBy.FILE else "the API"
-
-
 def _ends(spec: SubscriptionSpec) -> list[tuple[str, datetime | None]]:
     texts = [*spec.secrets_until, *[""] * len(spec.secrets)]
     return [
@@ -277,10 +266,6 @@ def _ends(spec: SubscriptionSpec) -> list[tuple[str, datetime | None]]:
 def _with_secrets(spec: SubscriptionSpec, kept: list[tuple[str, datetime | None]]) -> SubscriptionSpec:
     ends = tuple("" if end is None else end.astimezone(UTC).isoformat() for _, end in kept)
     return replace(spec, secrets=tuple(secret for secret, _ in kept), secrets_until=ends if any(ends) else ())
-
-
-def _sooner(end: datetime | None, other: datetime | None) -> datetime | None:
-    return min((moment for moment in (end, other) if moment is not None), default=None)
 
 
 def free_names(

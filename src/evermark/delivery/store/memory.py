@@ -65,16 +65,15 @@ class MemoryDelivery:
             for name in moved:
                 self._try_all_now(name)
             self.bots.decide_anew_who_waits(others, self._clock(), epoch)
-            for name, (spec, record) in plan.added.items():
-                self.tables.known[name] = (spec, replace(record, generation=self._next_generation()))
-            for name, vector in plan.begun.items():
-                self._cursors[name] = dict(vector)
-            self._group = plan.group
+            self._add(plan)
 
-    def _next_generation(self) -> int:
-        self._generation += 1
-        self._since[self._generation] = self._clock()
-        return self._generation
+    def _add(self, plan: registration.Registration) -> None:
+        for name, (spec, record) in plan.added.items():
+            self._generation += 1
+            self._since[self._generation] = self._clock()
+            self.tables.known[name] = (spec, replace(record, generation=self._generation))
+        self._cursors.update({name: dict(vector) for name, vector in plan.begun.items()})
+        self._group = plan.group
 
     def subscriptions(self) -> dict[str, Subscription]:
         with self.tables.lock:
@@ -93,13 +92,7 @@ class MemoryDelivery:
     def add(self, spec: SubscriptionSpec, start: CursorVector | None, epoch: int) -> None:
         with self.tables.fenced(epoch):
             owner = self.tables.known[spec.name][0].made_by if spec.name in self.tables.known else None
-            plan = registration.added(spec, start, owner, self._group.version, self._group.cursors)
-            self.tables.known[spec.name] = (plan.spec, replace(plan.record, generation=self._next_generation()))
-            if plan.begun is not None:
-                self._cursors[spec.name] = dict(plan.begun)
-            else:
-                members = self._group.members | {spec.name}
-                self._group = replace(self._group, version=plan.version, members=members)
+            self._add(registration.added(spec, start, owner, self._group))
 
     def change(self, subscription: str, changes: Mapping[str, object], epoch: int) -> None:
         with self.tables.fenced(epoch):
@@ -187,11 +180,9 @@ class MemoryDelivery:
             records = {name: self.tables.record(name) for name in self._group.members}
             counts = {one.subscription: self.parked.counted_for(one.subscription) for one in outcomes if one.parked}
             settled = decide.settle(self._group, work, outcomes, records, counts, now, self.jitter, self._limits)
-            for record in settled.stayed:
+            for record in settled.records:
                 self._set_record(record)
-            for departure in settled.departures:
-                self._set_record(departure.record)
-                self._cursors[departure.record.name] = dict(departure.cursors)
+            self._cursors.update({name: dict(cursors) for name, cursors in settled.left.items()})
             for name, events in settled.parked.items():
                 self.parked.park(name, events, now)
             self.tables.counted["expired"].update(settled.expired)

@@ -28,6 +28,7 @@ from evermark.delivery.base import (
 from evermark.delivery.decide import group as decide
 from evermark.delivery.decide import registration
 from evermark.delivery.decide.group import Jitter, SubscriptionRecord
+from evermark.delivery.decide.registration import Registration
 from evermark.delivery.decide.retry import LIMITS, EndpointLimits
 from evermark.delivery.store import queries
 from evermark.delivery.store.postgres_bots import PostgresBots, decide_anew_who_waits
@@ -80,10 +81,7 @@ class PostgresDelivery:
                     _try_all_now(conn, spec.name)
             decide_anew_who_waits(conn, registration.with_other_devices(known, plan.kept), self._clock(), epoch)
             _set_records(conn, [after for name, (_, after) in plan.kept.items() if after != known[name][1]])
-            for spec, added in plan.added.values():
-                _add(conn, spec, added)
-            _set_cursors(conn, plan.begun)
-            self._set_version(conn, group, plan.group)
+            _add(conn, group, plan)
 
     def subscriptions(self) -> dict[str, Subscription]:
         found, self._parsed = self._subscriptions(queries.SUBSCRIPTIONS)
@@ -112,19 +110,10 @@ class PostgresDelivery:
         with fenced(self._state, self._lease, epoch) as conn:
             conn.execute(queries.LOCK_GROUP)
             rows = conn.execute(queries.GROUP_CURSORS).fetchall()
-            version = rows[0][0]
-            cursors = {
-                SourcePartition(source, partition): Cursor(batch)
-                for _, source, partition, batch in rows
-                if source is not None
-            }
+            cursors = {SourcePartition(*at): Cursor(batch) for _, *at, batch in rows if batch is not None}
+            group = Group(rows[0][0], frozenset(), cursors)  # the members do not matter here, and may be thousands
             owner = conn.execute(queries.MADE_BY, (storable(spec.name),)).fetchone()
-            plan = registration.added(spec, start, MadeBy(owner[0]) if owner else None, version, cursors)
-            _add(conn, plan.spec, plan.record)
-            if plan.begun is not None:
-                _set_cursors(conn, {spec.name: plan.begun})
-            if plan.version != version:
-                conn.execute(queries.SET_GROUP_VERSION, (plan.version,))
+            _add(conn, group, registration.added(spec, start, MadeBy(owner[0]) if owner else None, group))
 
     def change(self, subscription: str, changes: Mapping[str, object], epoch: int) -> None:
         with fenced(self._state, self._lease, epoch) as conn:
@@ -223,12 +212,12 @@ class PostgresDelivery:
             records = {row[0]: _record(row) for row in conn.execute(queries.MEMBERS)}
             counts = parked_by(conn, [outcome.subscription for outcome in outcomes if outcome.parked])
             settled = decide.settle(group, work, outcomes, records, counts, now, self._jitter, self._limits)
-            _set_records(conn, [*settled.stayed, *(departure.record for departure in settled.departures)])
-            _set_cursors(conn, {departure.record.name: departure.cursors for departure in settled.departures})
+            _set_records(conn, settled.records)
+            _set_cursors(conn, settled.left)
             _move_cursor(conn, _GROUP, work.place, work.done)
             park(conn, settled.parked, now, self._jitter)
             counters.count(conn, "expired", settled.expired)
-            self._set_version(conn, group, settled.group)
+            _set_version(conn, group, settled.group)
             return settled.group
 
     def settle_subscription(
@@ -270,7 +259,7 @@ class PostgresDelivery:
             member, after = decide.joined(record, group)
             _set_records(conn, [member])
             conn.execute(queries.REMOVE_CURSORS, ([subscription],))
-            self._set_version(conn, group, after)
+            _set_version(conn, group, after)
             return True
 
     def _lock_group(self, conn: Connection, epoch: int) -> Group:
@@ -279,10 +268,6 @@ class PostgresDelivery:
         conn.execute(queries.LOCK_GROUP)
         # Read by a statement of its own: the statement that waited for the lock has seen an older moment.
         return _group(conn)
-
-    def _set_version(self, conn: Connection, before: Group, after: Group) -> None:
-        if after.version != before.version:
-            conn.execute(queries.SET_GROUP_VERSION, (after.version,))
 
 
 def _record(row: Sequence[Any]) -> SubscriptionRecord:
@@ -310,14 +295,22 @@ def _lock_subscription(conn: Connection, subscription: str) -> tuple[Subscriptio
     return spec_from_json(row[0]), _record(row[2:])
 
 
-def _add(conn: Connection, spec: SubscriptionSpec, record: SubscriptionRecord) -> None:
-    given = (spec.name, spec.made_by, spec_to_json(spec), record.state, record.joined_version)
-    conn.execute(queries.ADD_SUBSCRIPTION, given)
+def _add(conn: Connection, group: Group, plan: Registration) -> None:
+    for spec, record in plan.added.values():
+        given = (spec.name, spec.made_by, spec_to_json(spec), record.state, record.joined_version)
+        conn.execute(queries.ADD_SUBSCRIPTION, given)
+    _set_cursors(conn, plan.begun)
+    _set_version(conn, group, plan.group)
 
 
 def _set_spec(conn: Connection, spec: SubscriptionSpec) -> None:
     text = spec_to_json(spec)
     conn.execute(queries.SET_SPEC, (text, spec.name, text))
+
+
+def _set_version(conn: Connection, before: Group, after: Group) -> None:
+    if after.version != before.version:
+        conn.execute(queries.SET_GROUP_VERSION, (after.version,))
 
 
 def _take_out(conn: Connection, group: Group, before: SubscriptionRecord, after: SubscriptionRecord) -> None:

@@ -34,10 +34,9 @@ select g.version,
 from delivery_group g
 """
 
-# The same without its members, which may be thousands.
+# The same without its members.
 GROUP_CURSORS = """
-select g.version, c.source, c.partition, c.batch
-from delivery_group g left join cursors c on c.reader = ''
+select g.version, c.source, c.partition, c.batch from delivery_group g left join cursors c on c.reader = ''
 """
 
 CURSORS = "select source, partition, batch, through from cursors where reader = %s"

@@ -96,12 +96,12 @@ def test_who_leaves_keeps_the_cursor_the_work_began_at(
 ) -> None:
     """With the whole vector, outside the group, with nothing parked and nothing counted as expired."""
     group, work, _, settled = case
-    left = {departure.record.name for departure in settled.departures}
+    left, records = settled.left.keys(), {record.name: record for record in settled.records}
     assert left == group.members - settled.group.members
-    for departure in settled.departures:
-        assert departure.cursors == group.cursors
-        assert departure.cursors[work.place] == work.begun
-        assert departure.record.state is not SubscriptionState.LIVE
+    for name, cursors in settled.left.items():
+        assert cursors == group.cursors
+        assert cursors[work.place] == work.begun
+        assert records[name].state is not SubscriptionState.LIVE
     assert not left & (settled.parked.keys() | settled.expired.keys())
 
 
@@ -121,10 +121,10 @@ def test_nobody_is_parked_beyond_the_limit(case: tuple[Group, GroupWork, list[Ou
     """Who would exceed it is suspended with a reason."""
     *_, settled = case
     assert all(len(parked) <= PARKED_MAX for parked in settled.parked.values())
-    for departure in settled.departures:
-        if departure.record.state is SubscriptionState.SUSPENDED:
-            assert "parked" in departure.record.reason
-            assert (departure.record.failures, departure.record.is_full) == (0, True)
+    for record in settled.records:
+        if record.name in settled.left and record.state is SubscriptionState.SUSPENDED:
+            assert "parked" in record.reason
+            assert (record.failures, record.is_full) == (0, True)
 
 
 @pytest.mark.parametrize(("stored", "begun_at", "done_to"), [(4, 3, 5), (4, 5, 6), (4, 4, 4), (4, 4, 3), (None, 4, 5)])
