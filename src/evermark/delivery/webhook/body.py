@@ -116,7 +116,7 @@ def _standard(column: _Columns, how: Rendering) -> Parts:
         *column.text_if_any(',"previous_key":', "previous_key"),
         ',"op":', *column.text("op"), ',"before":', *column.json("before"), ',"tx":', *column.text("tx"),
         ',"schema":', *column.number("schema_version"), ',"position":', *column.text("position"),
-        ',"historical":', _boolean(how.historical), ',"flags":', *column.flags(), f',"attempt":{how.attempt}}}}}',
+        ',"historical":', json.dumps(how.historical), ',"flags":', *column.flags(), f',"attempt":{how.attempt}}}}}',
     ]  # fmt: skip
 
 
@@ -127,13 +127,9 @@ def _cloudevent(column: _Columns, how: Rendering) -> Parts:
         ',"source":', *column.text("source", before="/evermark/"), ',"type":', *column.event_type(),
         ',"time":', *column.time(), ',"datacontenttype":"application/json","evermarkkey":', *column.text("key"),
         *column.text_if_any(',"evermarkpreviouskey":', "previous_key"),
-        ',"evermarkposition":', *column.text("position"), ',"evermarkhistorical":', _boolean(how.historical),
+        ',"evermarkposition":', *column.text("position"), ',"evermarkhistorical":', json.dumps(how.historical),
         ',"data":', *column.json("payload"), "}",
     ]  # fmt: skip
-
-
-def _boolean(value: bool) -> str:
-    return "true" if value else "false"
 
 
 @dataclass(frozen=True)
@@ -204,8 +200,8 @@ class _Columns:
         """A field with its name, in the rows that have a value; in the others there is nothing at all."""
         if self._column(column) is None:
             return []
-        quoted = [None if text is None else name + _quote(text) for text in self._required(column).to_pylist()]
-        return [pa.array([field or "" for field in quoted], pa.string())]
+        texts = self._required(column).to_pylist()
+        return [pa.array(["" if text is None else name + _quote(text) for text in texts], pa.string())]
 
     def event_type(self) -> Parts:
         stream, op = self._text("stream"), self._text("op")
@@ -334,18 +330,13 @@ def content_type(style: Style, bundled: bool) -> str:
     return "application/json"
 
 
-# The text around the events of a bundle, per style.
-_AROUND = {Style.STANDARD: (b'{"events":[', b"]}"), Style.CLOUDEVENTS: (b"[", b"]"), Style.RAW: (b"[", b"]")}
+# The text before and after the events of a bundle, which are separated by commas.
+AROUND = {Style.STANDARD: (b'{"events":[', b"]}"), Style.CLOUDEVENTS: (b"[", b"]"), Style.RAW: (b"[", b"]")}
 BUNDLE_BYTES_AROUND = 16
 
 
-def around(style: Style) -> tuple[bytes, bytes]:
-    """The text before and after the events of a bundle, which are separated by commas."""
-    return _AROUND[style]
-
-
 def bundle(bodies: Sequence[bytes], style: Style = Style.STANDARD) -> bytes:
-    before, after = around(style)
+    before, after = AROUND[style]
     return before + b",".join(bodies) + after
 
 

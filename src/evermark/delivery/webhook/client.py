@@ -160,12 +160,11 @@ class Endpoint:
         self._host, self._port = url.raw_host or "", url.port or 443
         self._secure = url.scheme == "https"
         self._signer = Signer([open_secret(sealed) for sealed in spec.secrets])
-        style = Style(spec.body) if spec.body in set(Style) else None
-        if style is None:
+        if spec.body not in set(Style):
             raise ConfigError(f"body {spec.body!r} is not known", hint=f"use one of {', '.join(Style)}")
-        self.style = style
+        self.style = Style(spec.body)
         headers = {name: open_secret(value) for name, value in spec.headers.items()}
-        self._head = _head_of(url, spec.name, headers, content_type(style, bundled=spec.bundle > 1))
+        self._head = _head_of(url, spec.name, headers, content_type(self.style, bundled=spec.bundle > 1))
         # Only the operator's file may open networks, even if the row in State names some.
         self._allow = spec.allow_networks if spec.made_by is MadeBy.FILE else ()
         Guard(self._allow)
@@ -254,23 +253,15 @@ def _url_of(spec: SubscriptionSpec) -> URL:
 
 def _head_of(url: URL, subscription: str, own: Mapping[str, str], body_type: str) -> bytes:
     """The request up to the headers that differ by request."""
+    who = f"subscription {subscription!r}"
     if len(own) > HEADERS_MAX:
-        raise ConfigError(f"subscription {subscription!r} sets {len(own)} headers", hint=f"at most {HEADERS_MAX}")
+        raise ConfigError(f"{who} sets {len(own)} headers", hint=f"at most {HEADERS_MAX}")
     for name, value in own.items():
         if name.lower() in _RESERVED or name.lower().startswith("webhook-"):
-            raise ConfigError(
-                f"subscription {subscription!r} sets the header {name}", hint="that one is set by Evermark"
-            )
+            raise ConfigError(f"{who} sets the header {name}", hint="that one is set by Evermark")
         if not (_HEADER_NAME.fullmatch(name) and value.isascii() and value.isprintable()):
-            raise ConfigError(
-                f"a header of subscription {subscription!r} has odd characters", hint="use printable ASCII"
-            )
-    headers = {
-        "host": url.host_port_subcomponent or "",
-        "user-agent": _USER_AGENT,
-        "content-type": body_type,
-        **own,
-    }
+            raise ConfigError(f"a header of {who} has odd characters", hint="use printable ASCII")
+    headers = {"host": url.host_port_subcomponent or "", "user-agent": _USER_AGENT, "content-type": body_type, **own}
     if url.user is not None and "authorization" not in {name.lower() for name in own}:
         headers["authorization"] = "Basic " + b64encode(f"{url.user}:{url.password or ''}".encode()).decode()
     lines = [f"POST {url.raw_path_qs or '/'} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items()), ""]

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from evermark import failpoint
-from evermark.delivery.base import Fate, ParkedEvent, SourcePartition
+from evermark.delivery.base import Fate, Outcome, ParkedEvent, SourcePartition
 from evermark.delivery.decide.answers import Verdict
 from evermark.delivery.decide.retry import in_place_wait_s
 from evermark.delivery.webhook.base import Answer, Job
@@ -38,8 +38,8 @@ from evermark.delivery.webhook.bundles import (
     PIECE_BYTES_MAX,
     Bundle,
     BundleReader,
+    Bundles,
     Parcel,
-    bundles_of,
 )
 from evermark.delivery.webhook.client import Endpoint, HttpLoop
 from evermark.delivery.webhook.ordering import keys_of
@@ -74,7 +74,7 @@ class Dispatch:
         self._roomless = 0  # first deliveries parked for a session key: they take no room
         self._bundles: BundleReader | None = None
         if self._bundle_max > 1:
-            self._bundles = job.bundles or bundles_of(job, endpoint.style).reader()
+            self._bundles = job.bundles or Bundles(job, endpoint.style).reader()
         self._keys = self._bundles.keys if self._bundles is not None else keys_of(job.events)
         self._held: dict[int, str] = {}  # per key: the event it is held behind
         self._held_counts: dict[int, int] = self._held_before() if spec.ordered and job.held else {}
@@ -89,10 +89,17 @@ class Dispatch:
         self._workers: set[asyncio.Task[None]] = set()
         self._over = asyncio.Event()
 
-        self.tally = Tally(spec.name, job.events)
+        self.subscription = spec.name
+        self.tally = Tally(job.events)
         self.fate: Fate | None = None
         self.reason = ""
         self.retry_after_s: float | None = None
+
+    @property
+    def outcome(self) -> Outcome:
+        """Of the rows that are neither accepted nor parked."""
+        reason, wait = self.reason, self.retry_after_s
+        return Outcome(self.subscription, self.fate or Fate.DONE, reason=reason, retry_after_s=wait)
 
     def _held_before(self) -> dict[int, int]:
         """The keys of the job that have parked events already, and how many."""
@@ -266,12 +273,11 @@ class Dispatch:
             self._stop(Fate.ENDPOINT_FAILED, answer.reason, answer.retry_after_s)
 
     def _request(self, parcels: list[Parcel]) -> tuple[str, bytes]:
-        _, ident, body = parcels[0]
-        if self._bundle_max > 1:
-            body = bundle([parcel[2] for parcel in parcels], self._how.style)
-            ids = self._job.events.column("event_id").take(pa.array([parcel[0] for parcel in parcels]))
-            ident = bundle_id(ids.to_pylist(), self._job.replay_id)
-        return ident, body
+        if self._bundle_max == 1:
+            return parcels[0][1:]
+        ids = self._job.events.column("event_id").take(pa.array([parcel[0] for parcel in parcels]))
+        body = bundle([parcel[2] for parcel in parcels], self._how.style)
+        return bundle_id(ids.to_pylist(), self._job.replay_id), body
 
     async def _post(self, ident: str, body: Body) -> Answer | None:
         """The receiver's answer; None when there was no time to ask."""
@@ -310,8 +316,9 @@ class Dispatch:
         if (session := self._job.waits.get(row)) is not None:
             self._park(parcel, f"for the key of session {session}", session=session)
             return True
-        if self._held and (key := self._held_key(row)) is not None:
-            self._hold(parcel, key)
+        if held := [key for key in self._keys.held_by(row) if key in self._held] if self._held else []:
+            # Of two keys, behind the key with more events waiting.
+            self._hold(parcel, max(held, key=lambda key: self._held_counts[key]))
             return True
         if (problem := self._bad.get(row)) is not None:
             self._park(parcel, f"unserialisable: {problem}")
@@ -321,11 +328,6 @@ class Dispatch:
             self._park(parcel, f"too large: {len(body)} bytes, the limit is {limit}")
             return True
         return False
-
-    def _held_key(self, row: int) -> int | None:
-        """The key that a row is held behind; of two keys, the key with more events waiting."""
-        held = [key for key in self._keys.held_by(row) if key in self._held]
-        return max(held, key=lambda key: self._held_counts[key], default=None)
 
     def _hold(self, parcel: Parcel, key: int) -> None:
         first = self._held[key]
@@ -346,22 +348,11 @@ class Dispatch:
             events.column(name)[row].as_py() for name in ("event_id", "source", "partition", "batch", "position")
         )
         stream, key = (text_of(events.column(name)[row]) for name in ("stream", "key"))
-        previous_key = text_of(events.column("previous_key")[row]) if row in self._keys.left else None
+        old_key = text_of(events.column("previous_key")[row]) if row in self._keys.left else None
         status, wait = (answer.status, answer.retry_after_s) if answer else (None, None)
+        place, kept, replay_id = SourcePartition(source, partition), row_json(events, row), self._job.replay_id or ""
         event = ParkedEvent(
-            ident,
-            SourcePartition(source, partition),
-            batch,
-            position,
-            stream or "",
-            key,
-            row_json(events, row),
-            reason,
-            status,
-            wait,
-            self._job.replay_id or "",
-            session,
-            previous_key,
+            ident, place, batch, position, stream or "", key, kept, reason, status, wait, replay_id, session, old_key
         )
         self.tally.park(row, event)
         self._bad.pop(row, None)

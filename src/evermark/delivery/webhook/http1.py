@@ -155,8 +155,7 @@ class Wire(asyncio.Protocol):
             return
         # The head of a refusal may be here while its body is not: that is an answer.
         if self._reply is not None:
-            self._answer()
-            self.close()
+            self._cut_short()
         else:
             self._fail(TimeoutError())
 
@@ -237,10 +236,9 @@ class Wire(asyncio.Protocol):
         if finished:
             self._finish()
         elif self._body_bytes > ANSWER_BYTES_MAX:
-            self._answer()
-            self.close()
+            self._cut_short()
         elif self._drain_limit is None:
-            self._drain_limit = self._loop.call_later(DRAIN_S_MAX, self._drained_too_long)
+            self._drain_limit = self._loop.call_later(DRAIN_S_MAX, self._cut_short)
 
     def _read_chunks(self, data: bytes) -> bool:
         self._buffer += data
@@ -282,8 +280,7 @@ class Wire(asyncio.Protocol):
         else:
             self.close()
 
-    def _drained_too_long(self) -> None:
-        self._drain_limit = None
+    def _cut_short(self) -> None:
         self._answer()
         self.close()
 

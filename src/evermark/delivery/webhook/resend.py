@@ -115,9 +115,8 @@ class _Retries:
                 return self._stopped or UNSENT
             answer = await self._endpoint.post(self._http, ident, body)
             wait = in_place_wait_s(answer.verdict, answer.status, answer.retry_after_s, tries)
-            final = (
-                self._probe or answer.verdict is Verdict.BUSY
-            )  # a busy event is tried later, and holds up no other here
+            # A busy event is tried later, and holds up no other here.
+            final = self._probe or answer.verdict is Verdict.BUSY
             if wait is None or final or asyncio.get_running_loop().time() + wait >= self._deadline:
                 return answer
             await asyncio.sleep(wait)
