@@ -5,22 +5,15 @@ from __future__ import annotations
 import json
 import random
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Any
 
 from evermark.cluster.fence import DELIVER_LEASE, fenced, source_lease
-from evermark.delivery.decide.group import Jitter, shortened
+from evermark.delivery.decide.group import shortened
 from evermark.delivery.replay import queries as sql
-from evermark.delivery.replay.base import (
-    LIST_MAX,
-    OPEN_MAX,
-    moved,
-    new_replay_id,
-    not_waiting,
-    require_begun,
-    unknown,
-)
+from evermark.delivery.replay.base import LIST_MAX, OPEN_MAX, moved, new_replay_id, not_waiting, require_begun, unknown
 from evermark.delivery.replay.plan import (
     AskedBy,
     Control,
@@ -44,34 +37,27 @@ from evermark.state.connection import Connection, State
 class PostgresReplays:
     """A `ReplayStore`."""
 
-    def __init__(
-        self,
-        state: State,
-        lease: str = DELIVER_LEASE,
-        lease_for: Callable[[str], str] = source_lease,
-        jitter: Jitter = random.random,
-    ) -> None:
+    def __init__(self, state: State) -> None:
         self._state = state
-        self._lease = lease
-        self._lease_for = lease_for
-        self._jitter = jitter
+
+    def _fenced(self, epoch: int) -> AbstractContextManager[Connection]:
+        return fenced(self._state, DELIVER_LEASE, epoch)
 
     def register(self, request: Request, epoch: int) -> bool:
-        with fenced(self._state, self._lease_for(request.source), epoch) as conn:
+        with fenced(self._state, source_lease(request.source), epoch) as conn:
             return conn.execute(sql.REGISTER, _given(request, new_replay_id())).rowcount == 1
 
     def ask(self, request: Request, epoch: int) -> str:
         made = new_replay_id()
-        with fenced(self._state, self._lease, epoch) as conn:
+        with self._fenced(epoch) as conn:
             conn.execute(sql.REGISTER, _given(request, made))
         return made
 
     def cancel(self, replay: str, epoch: int) -> bool:
-        with fenced(self._state, self._lease, epoch) as conn:
+        with self._fenced(epoch) as conn:
             if _lock(conn, replay) not in (ReplayState.WAITING, ReplayState.RUNNING):
                 return False
-            conn.execute(sql.END, (ReplayState.CANCELLED, "cancelled by a person", replay))
-            conn.execute(sql.END_TARGETS, ("cancelled by a person", replay, None, None))
+            _end(conn, replay, ReplayState.CANCELLED, "cancelled by a person")
             counters.count(conn, "dropped", dict(conn.execute(sql.DROP_PARKED, (replay,)).fetchall()))
         return True
 
@@ -94,7 +80,7 @@ class PostgresReplays:
     def start(
         self, replay: str, heads: Mapping[int, int], log_rows: int, targets: Sequence[Target], epoch: int
     ) -> None:
-        with fenced(self._state, self._lease, epoch) as conn:
+        with self._fenced(epoch) as conn:
             if _lock(conn, replay) is not ReplayState.WAITING:
                 raise not_waiting(replay)
             fixed = json.dumps({str(partition): batch for partition, batch in heads.items()})
@@ -103,9 +89,9 @@ class PostgresReplays:
                 conn.execute(sql.ADD_TARGET, _target_row(target))
 
     def settle(
-        self, begun: Target, piece: TimeSlice, result: Replayed, took_s: float, step_s: float, now: datetime, epoch: int
+        self, begun: Target, piece: TimeSlice, result: Replayed, pace: float, now: datetime, epoch: int
     ) -> Target:
-        with fenced(self._state, self._lease, epoch) as conn:
+        with self._fenced(epoch) as conn:
             record = lock_record(conn, begun.subscription)
             target = _locked(conn, begun)
             if record is None or record.generation != target.generation:
@@ -113,36 +99,34 @@ class PostgresReplays:
             parked_max, parked = record.parked_max, result.outcome.parked
             parked_now = _parked_now(conn, begun.subscription) if parked else 0
             if parked and parked_now + len(parked) > parked_max:
-                after = without_room(target, now, self._jitter, parked_max)
+                after = without_room(target, now, random.random, parked_max)
             else:
-                after = after_step(target, piece, result, took_s, step_s, now, self._jitter)
-                park(conn, {begun.subscription: parked}, now, self._jitter)
+                after = after_step(target, piece, result, pace, now, random.random)
+                park(conn, {begun.subscription: parked}, now, random.random)
             conn.execute(sql.SET_TARGET, _target_row(after))
         return after
 
     def pass_by(self, begun: Target, epoch: int) -> Target:
-        with fenced(self._state, self._lease, epoch) as conn:
-            target = _locked(conn, begun)
-            after = passed(target)
+        with self._fenced(epoch) as conn:
+            after = passed(_locked(conn, begun))
             conn.execute(sql.SET_TARGET, _target_row(after))
         return after
 
     def note_stuck(self, target: Target, now: datetime, epoch: int) -> None:
-        with fenced(self._state, self._lease, epoch) as conn:
+        with self._fenced(epoch) as conn:
             conn.execute(sql.STUCK, (now, target.replay, target.subscription))
 
     def end_target(self, replay: str, subscription: str, reason: str, epoch: int) -> None:
-        with fenced(self._state, self._lease, epoch) as conn:
+        with self._fenced(epoch) as conn:
             conn.execute(sql.END_TARGETS, (shortened(reason), replay, subscription, subscription))
 
     def end(self, replay: str, state: ReplayState, reason: str, epoch: int) -> None:
-        with fenced(self._state, self._lease, epoch) as conn:
+        with self._fenced(epoch) as conn:
             if _lock(conn, replay) in (ReplayState.WAITING, ReplayState.RUNNING):
-                conn.execute(sql.END, (state, storable(shortened(reason)), replay))
-                conn.execute(sql.END_TARGETS, (storable(shortened(reason)), replay, None, None))
+                _end(conn, replay, state, storable(shortened(reason)))
 
     def finish(self, replay: str, epoch: int) -> bool:
-        with fenced(self._state, self._lease, epoch) as conn:
+        with self._fenced(epoch) as conn:
             return conn.execute(sql.FINISH, (replay,)).rowcount == 1
 
     def parked_now(self, subscription: str) -> int:
@@ -153,7 +137,7 @@ class PostgresReplays:
         return self._read(sql.UNCLEARED, OPEN_MAX)
 
     def cleared(self, replay: str, epoch: int) -> None:
-        with fenced(self._state, self._lease, epoch) as conn:
+        with self._fenced(epoch) as conn:
             conn.execute(sql.CLEARED, (replay,))
 
     def _read(self, query: str, given: int | str) -> list[Replay]:
@@ -172,6 +156,11 @@ def _lock(conn: Connection, replay: str) -> ReplayState:
     if row is None:
         raise unknown(replay)
     return ReplayState(row[0])
+
+
+def _end(conn: Connection, replay: str, state: ReplayState, reason: str) -> None:
+    conn.execute(sql.END, (state, reason, replay))
+    conn.execute(sql.END_TARGETS, (reason, replay, None, None))
 
 
 def _locked(conn: Connection, begun: Target) -> Target:

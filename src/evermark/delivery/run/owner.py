@@ -211,21 +211,11 @@ class DeliveryOwner:
         asker = KeyAsker(
             store.bots, store.subscriptions, works.sink, works.open_secret, epoch, now, news.by_asker, runtime.monotonic
         )
+        log, tick, slices = works.log, runtime.monotonic, limits.replay.slices
         replayer = Replayer(
-            works.replays,
-            store,
-            works.log,
-            works.deliverer,
-            epoch,
-            now,
-            works.sources,
-            bot_views=bot_views,
-            stopwatch=runtime.monotonic,
-            slices=limits.replay.slices,
+            works.replays, store, log, works.deliverer, epoch, now, works.sources, bot_views, tick, slices
         )
-        replays = ReplayLoop(
-            works.replays, replayer, works.sources, news, runtime, self._log, ends, works.cores, limits.replay
-        )
+        replays = ReplayLoop(replayer, works.sources, news, runtime, self._log, ends, works.cores, limits.replay)
 
         def run_queue() -> None:
             while not over() and queue.run() >= CLAIM_LIMIT:
