@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
+from evermark.cluster.fence import DELIVER_LEASE
 from evermark.delivery import work
 from evermark.delivery.base import (
     Cursor,
@@ -83,7 +84,7 @@ def _delete_before_post(self: ParkedQueue) -> int:
 
 
 def _claim_unfenced(self: MemoryParked, now: datetime, limit: int, lease_s: float, epoch: int) -> Any:
-    held = self._tables._leases._held[self._tables._lease]
+    held = self._tables._leases._held[DELIVER_LEASE]
     return _claim(self, now, limit, lease_s, held.epoch) if held.holder else []
 
 

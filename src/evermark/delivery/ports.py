@@ -83,7 +83,7 @@ class ParkedStore(Protocol):
 
     def reschedule(
         self,
-        parked: Parked,
+        row: Parked,
         *,
         next_attempt_at: datetime | None,
         attempts: int,

@@ -136,23 +136,15 @@ def waits_because(subscription: Subscription, now: datetime) -> str:
 
 
 def subscription_after_failure(
-    record: SubscriptionRecord,
-    retry_after_s: float | None,
-    reason: str,
-    now: datetime,
-    jitter: float,
-    limits: EndpointLimits = LIMITS,
+    record: SubscriptionRecord, outcome: Outcome, now: datetime, jitter: float, limits: EndpointLimits = LIMITS
 ) -> SubscriptionRecord:
     """After a failure of the endpoint: out of the group, one more failure, and tried again when its backoff is over."""
     failures = record.failures + 1
     suspended = record.state is SubscriptionState.SUSPENDED or should_suspend(failures, limits)
-    return replace(
-        record,
-        state=SubscriptionState.SUSPENDED if suspended else SubscriptionState.BEHIND,
-        reason=reason,
-        failures=failures,
-        next_attempt_at=now + timedelta(seconds=endpoint_backoff_s(failures, jitter, retry_after_s, limits)),
-    )
+    state = SubscriptionState.SUSPENDED if suspended else SubscriptionState.BEHIND
+    reason = shortened(outcome.reason) or "the receiver did not answer"
+    at = now + timedelta(seconds=endpoint_backoff_s(failures, jitter, outcome.retry_after_s, limits))
+    return replace(record, state=state, reason=reason, failures=failures, next_attempt_at=at)
 
 
 def merged(outcomes: Iterable[Outcome]) -> dict[str, Outcome]:
@@ -165,12 +157,7 @@ def merged(outcomes: Iterable[Outcome]) -> dict[str, Outcome]:
 
 
 def after_outcome(
-    record: SubscriptionRecord,
-    outcome: Outcome,
-    parked_now: int,
-    now: datetime,
-    jitter: Jitter,
-    limits: EndpointLimits = LIMITS,
+    record: SubscriptionRecord, outcome: Outcome, parked_now: int, now: datetime, jitter: Jitter, limits: EndpointLimits
 ) -> Step:
     """A subscription, in the group or behind, after one outcome."""
     reason = shortened(outcome.reason)
@@ -181,10 +168,7 @@ def after_outcome(
     if record.is_stopped:
         return Step(record, passes=False)
     if outcome.fate is Fate.ENDPOINT_FAILED:
-        failed = subscription_after_failure(
-            record, outcome.retry_after_s, reason or "the receiver did not answer", now, jitter(), limits
-        )
-        return Step(failed, passes=False)
+        return Step(subscription_after_failure(record, outcome, now, jitter(), limits), passes=False)
     if outcome.fate is Fate.FULL:
         return Step(_full(record, reason or "no more may be parked", outcome, now, jitter), passes=False)
     return Step(_outside(record, reason or "slower than the live group"), passes=False)

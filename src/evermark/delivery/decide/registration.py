@@ -66,11 +66,7 @@ class Registration:
 
 
 def registered(
-    specs: Sequence[SubscriptionSpec],
-    made_by: MadeBy,
-    starts: Mapping[str, CursorVector],
-    known: Known,
-    group: Group,
+    specs: Sequence[SubscriptionSpec], made_by: MadeBy, starts: Mapping[str, CursorVector], known: Known, group: Group
 ) -> Registration:
     """Make the subscriptions of one origin be exactly `specs`."""
     require_names(specs, made_by, known)

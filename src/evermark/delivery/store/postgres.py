@@ -48,18 +48,16 @@ class PostgresDelivery:
     def __init__(
         self,
         state: State,
-        lease: str = DELIVER_LEASE,
         jitter: Jitter = random.random,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         limits: EndpointLimits = LIMITS,
     ) -> None:
         self._state = state
-        self._lease = lease
         self._jitter = jitter
         self._clock = clock
         self._limits = limits
-        self.parked = PostgresParked(state, lease)
-        self.bots = PostgresBots(state, lease)
+        self.parked = PostgresParked(state)
+        self.bots = PostgresBots(state)
         # The specs of the last look by their text: subscriptions are read many times a second, and may be thousands.
         self._parsed: dict[str, SubscriptionSpec] = {}
 
@@ -107,7 +105,7 @@ class PostgresDelivery:
         return registration.shown(spec_from_json(row[0]), _record(row[2:]), row[1], self._clock())
 
     def add(self, spec: SubscriptionSpec, start: CursorVector | None, epoch: int) -> None:
-        with fenced(self._state, self._lease, epoch) as conn:
+        with fenced(self._state, DELIVER_LEASE, epoch) as conn:
             conn.execute(queries.LOCK_GROUP)
             rows = conn.execute(queries.GROUP_CURSORS).fetchall()
             cursors = {SourcePartition(*at): Cursor(batch) for _, *at, batch in rows if batch is not None}
@@ -116,7 +114,7 @@ class PostgresDelivery:
             _add(conn, group, registration.added(spec, start, MadeBy(owner[0]) if owner else None, group))
 
     def change(self, subscription: str, changes: Mapping[str, object], epoch: int) -> None:
-        with fenced(self._state, self._lease, epoch) as conn:
+        with fenced(self._state, DELIVER_LEASE, epoch) as conn:
             if "bot" in changes:
                 conn.execute(queries.LOCK_GROUP)  # no event is parked under its former device
             spec, record = _lock_subscription(conn, subscription)
@@ -130,17 +128,17 @@ class PostgresDelivery:
                 _try_all_now(conn, subscription)
 
     def rotate(self, subscription: str, secret: str, until: datetime | None, now: datetime, epoch: int) -> None:
-        with fenced(self._state, self._lease, epoch) as conn:
+        with fenced(self._state, DELIVER_LEASE, epoch) as conn:
             spec, _ = _lock_subscription(conn, subscription)
             _set_spec(conn, registration.rotated(spec, secret, until, now))
 
     def retire(self, subscription: str, epoch: int) -> None:
-        with fenced(self._state, self._lease, epoch) as conn:
+        with fenced(self._state, DELIVER_LEASE, epoch) as conn:
             spec, _ = _lock_subscription(conn, subscription)
             _set_spec(conn, registration.retired(spec))
 
     def remove(self, subscription: str, epoch: int) -> None:
-        with fenced(self._state, self._lease, epoch) as conn:
+        with fenced(self._state, DELIVER_LEASE, epoch) as conn:
             conn.execute(queries.LOCK_GROUP)
             spec, record = _lock_subscription(conn, subscription)
             registration.require_ours(spec, "removed")
@@ -152,15 +150,15 @@ class PostgresDelivery:
     def suspend(self, subscription: str, reason: str, epoch: int) -> None:
         with self._state.transaction() as conn:
             group = self._lock_group(conn, epoch)
-            record = _require_record(conn, subscription)
-            _take_out(conn, group, record, decide.paused(record, reason))
+            _, record = _lock_subscription(conn, subscription)
+            _set_record(conn, group, record, decide.paused(record, reason))
 
     def disable(self, subscription: str, reason: str, epoch: int, *, generation: int | None = None) -> None:
         with self._state.transaction() as conn:
             group = self._lock_group(conn, epoch)
             record = lock_record(conn, subscription)
             if record is not None and generation in (None, record.generation):
-                _take_out(conn, group, record, decide.disabled(record, reason))
+                _set_record(conn, group, record, decide.disabled(record, reason))
 
     def retried(
         self, subscription: str, outcome: Outcome, now: datetime, epoch: int, *, generation: int | None = None
@@ -170,14 +168,12 @@ class PostgresDelivery:
             record = lock_record(conn, subscription)
             if record is not None and generation in (None, record.generation):
                 after = decide.after_retries(record, outcome, now, self._jitter, self._limits)
-                if after.is_member:
-                    _set_records(conn, [after])
-                else:
-                    _take_out(conn, group, record, after)
+                _set_record(conn, group, record, after)
 
     def resume(self, subscription: str, epoch: int) -> None:
-        with fenced(self._state, self._lease, epoch) as conn:
-            _set_records(conn, [decide.resumed(_require_record(conn, subscription))])
+        with fenced(self._state, DELIVER_LEASE, epoch) as conn:
+            _, record = _lock_subscription(conn, subscription)
+            _set_records(conn, [decide.resumed(record)])
             _try_all_now(conn, subscription)
 
     def counted(self, name: str) -> dict[str, int]:
@@ -232,7 +228,7 @@ class PostgresDelivery:
         *,
         generation: int | None = None,
     ) -> bool:
-        with fenced(self._state, self._lease, epoch) as conn:
+        with fenced(self._state, DELIVER_LEASE, epoch) as conn:
             record = decide.require_outside(subscription, lock_record(conn, subscription), generation)
             at = conn.execute(queries.CURSOR_LOCKED, (subscription, place.source, place.partition)).fetchone()
             decide.require_cursor(repr(subscription), place, Cursor(*at) if at else None, begun, done)
@@ -264,7 +260,7 @@ class PostgresDelivery:
 
     def _lock_group(self, conn: Connection, epoch: int) -> Group:
         """The group, locked until the transaction ends."""
-        fence(conn, self._lease, epoch)
+        fence(conn, DELIVER_LEASE, epoch)
         conn.execute(queries.LOCK_GROUP)
         # Read by a statement of its own: the statement that waited for the lock has seen an older moment.
         return _group(conn)
@@ -279,13 +275,6 @@ def lock_record(conn: Connection, subscription: str) -> SubscriptionRecord | Non
     """The record of a subscription, locked until the transaction ends; None: there is none."""
     row = conn.execute(queries.RECORD_LOCKED, (storable(subscription),)).fetchone()
     return _record(row) if row is not None else None
-
-
-def _require_record(conn: Connection, subscription: str) -> SubscriptionRecord:
-    found = lock_record(conn, subscription)
-    if found is None:
-        raise registration.unknown(subscription)
-    return found
 
 
 def _lock_subscription(conn: Connection, subscription: str) -> tuple[SubscriptionSpec, SubscriptionRecord]:
@@ -313,10 +302,10 @@ def _set_version(conn: Connection, before: Group, after: Group) -> None:
         conn.execute(queries.SET_GROUP_VERSION, (after.version,))
 
 
-def _take_out(conn: Connection, group: Group, before: SubscriptionRecord, after: SubscriptionRecord) -> None:
+def _set_record(conn: Connection, group: Group, before: SubscriptionRecord, after: SubscriptionRecord) -> None:
     """A subscription that is no longer live leaves the group where the group stands."""
     _set_records(conn, [after])
-    if before.is_member:
+    if before.is_member and not after.is_member:
         _set_cursors(conn, {before.name: group.cursors})
         conn.execute(queries.SET_GROUP_VERSION, (group.version + 1,))
 
@@ -329,10 +318,7 @@ def _try_all_now(conn: Connection, subscription: str) -> None:
 
 def _set_records(conn: Connection, records: Sequence[SubscriptionRecord]) -> None:
     if records:
-        rows = [
-            (s.name, s.state.value, storable(s.reason), s.failures, s.next_attempt_at, s.joined_version)
-            for s in records
-        ]
+        rows = [(r.name, r.state, storable(r.reason), r.failures, r.next_attempt_at, r.joined_version) for r in records]
         conn.execute(queries.SET_RECORDS, list(map(list, zip(*rows, strict=True))))
 
 

@@ -108,14 +108,17 @@ order by g.nth
 on conflict (subscription, event_id, replay_id) do nothing
 """
 
-_PARKED = """m.subscription, m.event_id, m.replay_id, m.source, m.partition, m.batch, m.position, m.stream, m.key,
-          m.previous_key, m.event, m.reason, m.last_status, coalesce(m.session, ''), m.attempts"""
+# The fields of a `ParkedEvent`, in their order, after the name and the attempts.
+_PARKED = """m.subscription, m.attempts, m.event_id, m.source, m.partition, m.batch, m.position, m.stream, m.key,
+          m.event, m.reason, m.last_status, null, m.replay_id, coalesce(m.session, ''), m.previous_key"""
 
 # Which keys the parked events of some subscriptions need, and whether they are published; asked under their locks.
 DEVICES = (
     "select name, spec -> 'bot' ->> 'device' from subscriptions where name = any(%s) and spec -> 'bot' is not null"
 )
-LOCK_SESSIONS = "select pg_advisory_xact_lock(%s, given.n) from (select unnest(%s::integer[]) as n order by 1) given"
+LOCK_SESSIONS = """
+select pg_advisory_xact_lock(hashtext(current_schema()), n) from (select unnest(%s::integer[]) as n order by 1) given
+"""
 PUBLISHED_AMONG = """
 select k.device, k.session
 from unnest(%s::text[], %s::text[]) as given (device, session) join session_keys k using (device, session)

@@ -34,6 +34,7 @@ from evermark.delivery.decide.group import (
     settle,
     subscription_after_failure,
 )
+from evermark.delivery.decide.retry import LIMITS
 from evermark.delivery.store.memory import MemoryDelivery
 from evermark.errors import ConflictError, StaleError
 from evermark.testing.contracts.scene import P0, P1, T0, event, spec
@@ -141,7 +142,8 @@ def test_a_failing_endpoint_is_tried_again_within_bounds(
 ) -> None:
     """Never at once, never later than a day and its jitter; the tenth failure suspends."""
     before = replace(_standing("a"), state=SubscriptionState.BEHIND, failures=failures)
-    after = subscription_after_failure(before, retry_after_s, "503", T0, jitter)
+    failed = Outcome("a", Fate.ENDPOINT_FAILED, reason="503", retry_after_s=retry_after_s)
+    after = subscription_after_failure(before, failed, T0, jitter)
     assert after.next_attempt_at is not None
     assert timedelta(seconds=1) <= after.next_attempt_at - T0 <= timedelta(hours=30)
     assert after.failures == failures + 1
@@ -152,8 +154,8 @@ def test_what_a_person_paused_no_outcome_lifts() -> None:
     """Only gone is stronger than a pause."""
     paused = replace(_standing("a"), state=SubscriptionState.SUSPENDED, reason="rest")
     for fate in (Fate.DONE, Fate.ENDPOINT_FAILED, Fate.UNFINISHED):
-        assert after_outcome(paused, Outcome("a", fate, accepted=1), 0, T0, lambda: 0.0).record == paused
-    gone = after_outcome(paused, Outcome("a", Fate.GONE), 0, T0, lambda: 0.0).record
+        assert after_outcome(paused, Outcome("a", fate, accepted=1), 0, T0, lambda: 0.0, LIMITS).record == paused
+    gone = after_outcome(paused, Outcome("a", Fate.GONE), 0, T0, lambda: 0.0, LIMITS).record
     assert gone.state is SubscriptionState.DISABLED
 
 
