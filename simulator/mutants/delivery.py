@@ -125,7 +125,7 @@ def _leave_beyond(outcome: Outcome) -> Outcome:
 
 def _hand_over_anyway(self: LiveGroup, span: Span) -> bool:
     with self.lock:
-        at = self._store.group().cursors.get(span.place)
+        at = self.store.group().cursors.get(span.place)
         return at is not None and self.work(replace(span, begun=at), budget_s=None)
 
 

@@ -59,13 +59,9 @@ def next_turns(
     return turns + [Turn(TurnClass.NONE, (one,)) for one in alone[:free]], len(alone) > free
 
 
-def draw(now: datetime) -> str:
-    """Decides whose parked deliveries come first where not all can: the lesser hash of this and the name."""
-    return now.isoformat()
-
-
-def drawn(lot: str, name: str) -> str:
-    return hashlib.md5(f"{lot}{name}".encode(), usedforsecurity=False).hexdigest()
+def drawn(now: datetime, name: str) -> str:
+    """Decides whose parked deliveries come first where not all can: the lesser hash of the time and the name."""
+    return hashlib.md5(f"{now.isoformat()}{name}".encode(), usedforsecurity=False).hexdigest()
 
 
 def goes_on(turn: Turn, took_s: float, *, queued: bool) -> bool:

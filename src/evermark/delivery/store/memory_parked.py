@@ -25,7 +25,7 @@ from evermark.delivery.base import (
 from evermark.delivery.decide import group as decide
 from evermark.delivery.decide import registration
 from evermark.delivery.decide.group import Jitter, SubscriptionRecord
-from evermark.delivery.decide.turns import draw, drawn
+from evermark.delivery.decide.turns import drawn
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class MemoryParked:
         ranked: list[tuple[int, str, int]] = []
         for name in {row.subscription for row in due}:
             mine = sorted((row.next_attempt_at or now, row.id) for row in due if row.subscription == name)
-            ranked += [(nth, drawn(draw(now), name), row_id) for nth, (_, row_id) in enumerate(mine)]
+            ranked += [(nth, drawn(now, name), row_id) for nth, (_, row_id) in enumerate(mine)]
         got = {row_id for _, _, row_id in sorted(ranked)[:most]}
         ahead = {row_id: self._before_in_line(self._tables.rows[row_id]) for row_id in got}
         return {row_id for row_id, others in ahead.items() if all(other.id in got for other in others)}

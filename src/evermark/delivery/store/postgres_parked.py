@@ -11,7 +11,6 @@ from typing import Any
 from evermark.cluster.fence import DELIVER_LEASE, fence, fenced
 from evermark.delivery.base import CLAIM_MAX, WAITING_MAX, HeldKey, Parked, ParkedEvent, ParkedRow, SourcePartition
 from evermark.delivery.decide.group import Jitter, attempts_made, first_attempt_at, shortened
-from evermark.delivery.decide.turns import draw
 from evermark.delivery.store import queries
 from evermark.state import counters
 from evermark.state.connection import Connection, State
@@ -32,7 +31,7 @@ class PostgresParked:
             "epoch": epoch,
             "limit": max(0, min(limit, CLAIM_MAX)),
             "claimed_until": now + timedelta(seconds=lease_s),
-            "draw": draw(now),
+            "draw": now.isoformat(),
         }
         with self._state.connection() as conn:
             if conn.execute(queries.IS_ANY_DUE, given).fetchone() == (True, False):

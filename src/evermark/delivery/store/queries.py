@@ -147,7 +147,7 @@ _IN_FRONT = """
 
 # The subscriptions that have rows are found by leaps over an index, and each has the same share: the first rows of all
 # come before the second rows of any; where not all can have a row, their order differs from claim to claim
-# (`turns.draw`). The rows of a subscription may be tried as `group.drains` says. `skip locked` keeps two claims apart
+# (`turns.drawn`). The rows of a subscription may be tried as `group.drains` says. `skip locked` keeps two claims apart
 # while they run; claimed_until does so afterwards. Rows of a session are claimed from the first one on, without a gap:
 # a row behind a row that is not due is not looked at, and a row behind an unclaimed row (locked, or beyond the limit)
 # is left.
