@@ -96,7 +96,6 @@ def _failure_ends_window(target: Target, piece: TimeSlice, result: Replayed, *re
     return _after_step(target, piece, done, *rest)
 
 
-_MEMORY = "evermark.delivery.replay.memory"
 _RECEIVER = "simulator.receiver"
 
 REPLAYS: tuple[Mutant, ...] = (
@@ -106,12 +105,12 @@ REPLAYS: tuple[Mutant, ...] = (
     Mutant(
         "mark-moves-anyway",
         "a step passes its slice whatever became of it",
-        ((_MEMORY, "after_step", _mark_moves_anyway),),
+        ((replay, "after_step", _mark_moves_anyway),),
     ),
     Mutant(
         "failed-slice-passed",
         "a slice whose receiver failed is passed",
-        ((_MEMORY, "after_step", _failure_ends_window),),
+        ((replay, "after_step", _failure_ends_window),),
         first=2,
     ),
     Mutant(

@@ -202,7 +202,13 @@ class BotViews:
                     del self._known[place.source, name]
                 raise
             for one in lessons:
-                _apply(known[one.user], place.partition, one)
+                user = known[one.user]
+                user.to[place.partition] = one.done_to
+                if one.stays:
+                    user.stays.update(one.stays)
+                    last = max(map(_last, one.stays.values()))
+                    user.moved[place.partition] = max(user.moved.get(place.partition, 0), last)
+                    user.open = None
                 self._note(place.source, one.user, one.stays)
 
     def _keep(self, place: SourcePartition, lessons: Sequence[MembershipDelta], known: dict[str, _User]) -> None:
@@ -247,14 +253,6 @@ def _said(span: Span) -> Iterator[None]:
             f"{type(error).__name__}",
             hint="it is tried again",
         ) from error
-
-
-def _apply(user: _User, partition: int, one: MembershipDelta) -> None:
-    user.to[partition] = one.done_to
-    if one.stays:
-        user.stays.update(one.stays)
-        user.moved[partition] = max(user.moved.get(partition, 0), *map(_last, one.stays.values()))
-        user.open = None
 
 
 def _last(stays: Sequence[Stay]) -> int:

@@ -33,14 +33,8 @@ from evermark.delivery.base import (
     Subscription,
     SubscriptionState,
 )
-from evermark.delivery.decide.retry import (
-    ENDPOINT_BACKOFF_S_MAX,
-    LIMITS,
-    EndpointLimits,
-    endpoint_backoff_s,
-    next_attempt,
-    should_suspend,
-)
+from evermark.delivery.decide import retry
+from evermark.delivery.decide.retry import LIMITS, EndpointLimits
 from evermark.delivery.work import both
 from evermark.errors import ConflictError
 
@@ -140,10 +134,10 @@ def subscription_after_failure(
 ) -> SubscriptionRecord:
     """After a failure of the endpoint: out of the group, one more failure, and tried again when its backoff is over."""
     failures = record.failures + 1
-    suspended = record.state is SubscriptionState.SUSPENDED or should_suspend(failures, limits)
+    suspended = record.state is SubscriptionState.SUSPENDED or retry.should_suspend(failures, limits)
     state = SubscriptionState.SUSPENDED if suspended else SubscriptionState.BEHIND
     reason = shortened(outcome.reason) or "the receiver did not answer"
-    at = now + timedelta(seconds=endpoint_backoff_s(failures, jitter, outcome.retry_after_s, limits))
+    at = now + timedelta(seconds=retry.endpoint_backoff_s(failures, jitter, outcome.retry_after_s, limits))
     return replace(record, state=state, reason=reason, failures=failures, next_attempt_at=at)
 
 
@@ -255,7 +249,7 @@ def resumed(record: SubscriptionRecord) -> SubscriptionRecord:
 
 
 def first_attempt_at(event: ParkedEvent, now: datetime, jitter: float) -> datetime:
-    return now + timedelta(seconds=next_attempt(1, event.retry_after_s, jitter) or 0.0)
+    return now + timedelta(seconds=retry.next_attempt(1, event.retry_after_s, jitter) or 0.0)
 
 
 def attempts_made(event: ParkedEvent) -> int:
@@ -318,18 +312,16 @@ def _is_answered(outcome: Outcome) -> bool:
     return outcome.accepted > 0 or any(event.status is not None for event in outcome.parked)
 
 
-def _full(
-    record: SubscriptionRecord, reason: str, outcome: Outcome, now: datetime, jitter: Jitter
-) -> SubscriptionRecord:
+def _full(one: SubscriptionRecord, reason: str, outcome: Outcome, now: datetime, jitter: Jitter) -> SubscriptionRecord:
     """Out of the group. With a clean record its parked rows go on being tried, and make room.
 
     Without an answer (all events may be held back) its failures stay on record: the endpoint is tried when that was
     due anyway, with a parked row.
     """
-    full = replace(record, state=SubscriptionState.SUSPENDED, reason=reason)
-    if record.failures and not _is_answered(outcome):
-        return replace(full, next_attempt_at=record.next_attempt_at or now)
-    wait = timedelta(seconds=ENDPOINT_BACKOFF_S_MAX * (1 + jitter()))
+    full = replace(one, state=SubscriptionState.SUSPENDED, reason=reason)
+    if one.failures and not _is_answered(outcome):
+        return replace(full, next_attempt_at=one.next_attempt_at or now)
+    wait = timedelta(seconds=retry.ENDPOINT_BACKOFF_S_MAX * (1 + jitter()))
     return replace(full, failures=0, next_attempt_at=now + wait)
 
 

@@ -75,14 +75,8 @@ def registered(
     joining = frozenset(name for name in named if name not in known and name not in starts)
     members = (group.members - removed) | joining
     version = group.version + 1 if members != group.members else group.version
-    kept = {
-        name: (spec, with_spec(known[name][1], known[name][0], spec)) for name, spec in named.items() if name in known
-    }
-    added = {
-        name: (spec, _made(spec, version if name in joining else None))
-        for name, spec in named.items()
-        if name not in known
-    }
+    kept = {n: (spec, with_spec(known[n][1], known[n][0], spec)) for n, spec in named.items() if n in known}
+    added = {n: (spec, _made(spec, version if n in joining else None)) for n, spec in named.items() if n not in known}
     begun = {name: _begun(starts[name], group.cursors) for name in added if name not in joining}
     return Registration(Group(version, members, group.cursors), added, begun, kept, removed)
 

@@ -50,11 +50,7 @@ def next_turns(
     for one in waiting:
         by_company.setdefault(company_of(one), []).append(one)
     alone = by_company.pop(TurnClass.NONE, [])
-    turns = [
-        Turn(turn_class, tuple(some[:SHARED_MAX]))
-        for turn_class, some in by_company.items()
-        if turn_class not in serving
-    ]
+    turns = [Turn(kind, tuple(some[:SHARED_MAX])) for kind, some in by_company.items() if kind not in serving]
     free = max(0, ALONE_AT_ONCE - serving.count(TurnClass.NONE))
     return turns + [Turn(TurnClass.NONE, (one,)) for one in alone[:free]], len(alone) > free
 

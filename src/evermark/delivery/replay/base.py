@@ -46,14 +46,10 @@ class ReplayStore(Protocol):
     def open_sources(self) -> set[str]:
         """Sources with a replay that is not over: their log must keep all events."""
 
-    def start(
-        self, replay: str, heads: Mapping[int, int], log_rows: int, targets: Sequence[Target], epoch: int
-    ) -> None:
+    def start(self, replay: str, heads: Mapping[int, int], rows: int, targets: Sequence[Target], epoch: int) -> None:
         """From waiting to running, with everything that is fixed by its start."""
 
-    def settle(
-        self, begun: Target, piece: TimeSlice, result: Replayed, pace: float, now: datetime, epoch: int
-    ) -> Target:
+    def settle(self, begun: Target, piece: TimeSlice, step: Replayed, pace: float, now: datetime, epoch: int) -> Target:
         """Close one step of a target; returns it as it then is. `pace`: how many times as long it might have taken."""
 
     def pass_by(self, begun: Target, epoch: int) -> Target:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 from evermark.cluster.fence import source_lease
 from evermark.delivery.decide.group import shortened
+from evermark.delivery.replay import plan
 from evermark.delivery.replay.base import LIST_MAX, OPEN_MAX, moved, new_replay_id, not_waiting, require_begun, unknown
 from evermark.delivery.replay.plan import (
     SLICES,
@@ -18,9 +19,6 @@ from evermark.delivery.replay.plan import (
     SliceLimits,
     Target,
     TargetState,
-    after_step,
-    passed,
-    without_room,
 )
 from evermark.delivery.replay.timeslice import TimeSlice
 from evermark.delivery.store.memory import MemoryDelivery
@@ -85,34 +83,30 @@ class MemoryReplays:
     def open_sources(self) -> set[str]:
         return {replay.request.source for replay in self._read() if replay.state in _OPEN}
 
-    def start(
-        self, replay: str, heads: Mapping[int, int], log_rows: int, targets: Sequence[Target], epoch: int
-    ) -> None:
+    def start(self, replay: str, heads: Mapping[int, int], rows: int, targets: Sequence[Target], epoch: int) -> None:
         with self._tables.fenced(epoch):
             found = self._found(replay)
             if found.state is not ReplayState.WAITING:
                 raise not_waiting(replay)
-            self._set(replace(found, state=ReplayState.RUNNING, heads=dict(heads), log_rows=log_rows))
+            self._set(replace(found, state=ReplayState.RUNNING, heads=dict(heads), log_rows=rows))
             self._targets.update({(replay, target.subscription): target for target in targets})
 
-    def settle(
-        self, begun: Target, piece: TimeSlice, result: Replayed, pace: float, now: datetime, epoch: int
-    ) -> Target:
+    def settle(self, begun: Target, piece: TimeSlice, step: Replayed, pace: float, now: datetime, epoch: int) -> Target:
         with self._tables.fenced(epoch):
             known = self._tables.known.get(begun.subscription)
             target = self._begun(begun)
             if known is None or known[1].generation != target.generation:
                 raise moved(begun)
-            parked, parked_max = result.outcome.parked, known[1].parked_max
+            parked, parked_max = step.outcome.parked, known[1].parked_max
             if parked and self.parked_now(begun.subscription) + len(parked) > parked_max:
-                return self._set_target(without_room(target, now, self._jitter, parked_max))
-            after = after_step(target, piece, result, pace, now, self._jitter, self._slices)
+                return self._set_target(plan.without_room(target, now, self._jitter, parked_max))
+            after = plan.after_step(target, piece, step, pace, now, self._jitter, self._slices)
             self._parked.park(begun.subscription, parked, now)
             return self._set_target(after)
 
     def pass_by(self, begun: Target, epoch: int) -> Target:
         with self._tables.fenced(epoch):
-            return self._set_target(passed(self._begun(begun)))
+            return self._set_target(plan.passed(self._begun(begun)))
 
     def note_stuck(self, target: Target, now: datetime, epoch: int) -> None:
         with self._tables.fenced(epoch):

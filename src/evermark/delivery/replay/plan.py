@@ -46,6 +46,7 @@ STEP_S_FLOWING = 1.0
 STEP_S_MAX = 20.0
 # A step that moved nothing though nothing failed is tried again after this.
 IDLE_WAIT_S = 1.0
+Subscriptions = Mapping[str, Subscription]
 _SERVED = (SubscriptionState.LIVE, SubscriptionState.BEHIND)
 
 
@@ -202,9 +203,7 @@ def may_start(replay: Replay, heads: Mapping[SourcePartition, int]) -> bool:
     return control is None or heads.get(SourcePartition(replay.request.source, control.partition), 0) >= control.batch
 
 
-def targets_of(
-    replay: Replay, subscriptions: Mapping[str, Subscription], slices: SliceLimits = SLICES
-) -> list[Target] | str:
+def targets_of(replay: Replay, subscriptions: Subscriptions, slices: SliceLimits = SLICES) -> list[Target] | str:
     """The targets of a replay that starts now; or a text: why it never can."""
     request = replay.request
     wanted = list(subscriptions.values())
@@ -230,13 +229,13 @@ def _hears(spec: SubscriptionSpec, source: str) -> bool:
     return spec.bot is None or spec.bot.source == source
 
 
-def is_orphaned(target: Target, subscriptions: Mapping[str, Subscription]) -> bool:
+def is_orphaned(target: Target, subscriptions: Subscriptions) -> bool:
     """Whether its subscription is gone; a later subscription of the same name has not asked for this."""
     found = subscriptions.get(target.subscription)
     return found is None or found.generation != target.generation
 
 
-def is_over_for(target: Target, subscriptions: Mapping[str, Subscription], now: datetime) -> str:
+def is_over_for(target: Target, subscriptions: Subscriptions, now: datetime) -> str:
     """Why a target can end unfinished; empty while it cannot.
 
     A subscription that is suspended, or whose endpoint fails, may come back: it is waited for as long as its ttl, and
@@ -253,7 +252,7 @@ def is_over_for(target: Target, subscriptions: Mapping[str, Subscription], now: 
     return ""
 
 
-def _in_turn(replays: Iterable[Replay], subscriptions: Mapping[str, Subscription]) -> Iterable[Due]:
+def _in_turn(replays: Iterable[Replay], subscriptions: Subscriptions) -> Iterable[Due]:
     """Per subscription the oldest request that is not done: requests do not overtake."""
     first: dict[str, Due] = {}
     for each in sorted(replays, key=lambda r: r.nth):
@@ -263,13 +262,13 @@ def _in_turn(replays: Iterable[Replay], subscriptions: Mapping[str, Subscription
     return first.values()
 
 
-def newly_stuck(replays: Iterable[Replay], subscriptions: Mapping[str, Subscription]) -> list[Target]:
+def newly_stuck(replays: Iterable[Replay], subscriptions: Subscriptions) -> list[Target]:
     """Targets whose turn it is and whose subscription is not served, so that no step would ever note it."""
     stuck = (one for one in _in_turn(replays, subscriptions) if one.subscription.state not in _SERVED)
     return [one.target for one in stuck if one.target.stuck_since is None]
 
 
-def due(replays: Iterable[Replay], subscriptions: Mapping[str, Subscription], now: datetime) -> list[Due]:
+def due(replays: Iterable[Replay], subscriptions: Subscriptions, now: datetime) -> list[Due]:
     """Targets whose turn it is, whose subscription is served, and whose backoff and the subscription's are over."""
     served = (one for one in _in_turn(replays, subscriptions) if one.subscription.state in _SERVED)
     waits = ((one, (one.target.next_attempt_at, one.subscription.next_attempt_at)) for one in served)
@@ -340,21 +339,15 @@ def rows_of(one: Due, *, flowing: bool, slices: SliceLimits = SLICES) -> int:
 
 
 def after_step(
-    target: Target,
-    piece: TimeSlice,
-    result: Replayed,
-    pace: float,
-    now: datetime,
-    jitter: Jitter,
-    slices: SliceLimits = SLICES,
+    target: Target, piece: TimeSlice, step: Replayed, pace: float, now: datetime, jitter: Jitter, slices: SliceLimits
 ) -> Target:
     """A target after a step. Its mark moves over the events that are done, even if the step failed."""
-    outcome = result.outcome
-    moved = result.mark != target.mark
+    outcome = step.outcome
+    moved = step.mark != target.mark
     target = replace(
         target,
-        mark=result.mark,
-        passed_rows=target.passed_rows + round(piece.rows * piece.share_before(result.mark)),
+        mark=step.mark,
+        passed_rows=target.passed_rows + round(piece.rows * piece.share_before(step.mark)),
         delivered=target.delivered + outcome.accepted,
         parked=target.parked + len(outcome.parked),
     )

@@ -12,21 +12,10 @@ from typing import Any
 
 from evermark.cluster.fence import DELIVER_LEASE, fenced, source_lease
 from evermark.delivery.decide.group import shortened
+from evermark.delivery.replay import plan
 from evermark.delivery.replay import queries as sql
 from evermark.delivery.replay.base import LIST_MAX, OPEN_MAX, moved, new_replay_id, not_waiting, require_begun, unknown
-from evermark.delivery.replay.plan import (
-    AskedBy,
-    Control,
-    Replay,
-    Replayed,
-    ReplayState,
-    Request,
-    Target,
-    TargetState,
-    after_step,
-    passed,
-    without_room,
-)
+from evermark.delivery.replay.plan import AskedBy, Control, Replay, Replayed, ReplayState, Request, Target, TargetState
 from evermark.delivery.replay.timeslice import Mark, TimeSlice
 from evermark.delivery.store.postgres import lock_record
 from evermark.delivery.store.postgres_parked import park, storable
@@ -77,38 +66,34 @@ class PostgresReplays:
         with self._state.connection() as conn:
             return {row[0] for row in conn.execute(sql.OPEN_SOURCES)}
 
-    def start(
-        self, replay: str, heads: Mapping[int, int], log_rows: int, targets: Sequence[Target], epoch: int
-    ) -> None:
+    def start(self, replay: str, heads: Mapping[int, int], rows: int, targets: Sequence[Target], epoch: int) -> None:
         with self._fenced(epoch) as conn:
             if _lock(conn, replay) is not ReplayState.WAITING:
                 raise not_waiting(replay)
             fixed = json.dumps({str(partition): batch for partition, batch in heads.items()})
-            conn.execute(sql.START, {"id": replay, "heads": fixed, "log_rows": log_rows})
+            conn.execute(sql.START, {"id": replay, "heads": fixed, "log_rows": rows})
             for target in targets:
                 conn.execute(sql.ADD_TARGET, _target_row(target))
 
-    def settle(
-        self, begun: Target, piece: TimeSlice, result: Replayed, pace: float, now: datetime, epoch: int
-    ) -> Target:
+    def settle(self, begun: Target, piece: TimeSlice, step: Replayed, pace: float, now: datetime, epoch: int) -> Target:
         with self._fenced(epoch) as conn:
             record = lock_record(conn, begun.subscription)
             target = _locked(conn, begun)
             if record is None or record.generation != target.generation:
                 raise moved(begun)
-            parked_max, parked = record.parked_max, result.outcome.parked
+            parked_max, parked = record.parked_max, step.outcome.parked
             parked_now = _parked_now(conn, begun.subscription) if parked else 0
             if parked and parked_now + len(parked) > parked_max:
-                after = without_room(target, now, random.random, parked_max)
+                after = plan.without_room(target, now, random.random, parked_max)
             else:
-                after = after_step(target, piece, result, pace, now, random.random)
+                after = plan.after_step(target, piece, step, pace, now, random.random, plan.SLICES)
                 park(conn, {begun.subscription: parked}, now, random.random)
             conn.execute(sql.SET_TARGET, _target_row(after))
         return after
 
     def pass_by(self, begun: Target, epoch: int) -> Target:
         with self._fenced(epoch) as conn:
-            after = passed(_locked(conn, begun))
+            after = plan.passed(_locked(conn, begun))
             conn.execute(sql.SET_TARGET, _target_row(after))
         return after
 
@@ -176,20 +161,13 @@ def _parked_now(conn: Connection, subscription: str) -> int:
 def _given(request: Request, made: str) -> dict[str, Any]:
     control = request.control
     return {
+        **vars(request),
         "id": made,
-        "asked_by": request.asked_by.value,
         "control_event_id": storable(control.event_id) if control else None,
-        "source": request.source,
         "asked_partition": control.partition if control else None,
         "asked_batch": control.batch if control else None,
         "streams": [storable(stream) for stream in request.streams],
-        "since": request.since,
-        "until": request.until,
-        "asked_since": request.asked_since,
-        "asked_until": request.asked_until,
         "where_sql": storable(request.where) if request.where else None,
-        "subscription": request.subscription,
-        "rate_per_s": request.rate_per_s,
         "cleared": control is None,
     }
 

@@ -128,11 +128,7 @@ def with_bots(assignments: Sequence[Assignment], bot_views: BotViews | None) -> 
         return list(assignments), []
     views = bot_views.views(bots, assignments[0].span, quick=True)
     missing = {spec.name for spec in bots} - views.keys()
-    ready = [
-        replace(assignment, bot=views.get(assignment.spec.name))
-        for assignment in assignments
-        if assignment.spec.name not in missing
-    ]
+    ready = [replace(one, bot=views.get(one.spec.name)) for one in assignments if one.spec.name not in missing]
     return ready, [Outcome(name, Fate.UNFINISHED, reason=LOOKED_UP) for name in sorted(missing)]
 
 

@@ -34,6 +34,8 @@ from evermark.errors import ConflictError, EvermarkError, NotFoundError
 from evermark.runtime import Task, Wake, any_set
 from evermark.sources.base import Source
 
+Ends = tuple[Wake, ...]  # delivery here is over when any of them is set
+
 
 @dataclass(frozen=True)
 class DeliveryLimits:
@@ -119,7 +121,7 @@ class DeliveryOwner:
         self._serving: dict[str, TurnClass] = {}
         self._served_at: dict[str, float] = {}
         self._turns: list[Task] = []
-        self._ends: tuple[Wake, ...] = ()
+        self._ends: Ends = ()
         self._queued = False  # whether a subscription waits for a turn of its own
 
     def stop(self) -> None:
@@ -190,16 +192,15 @@ class DeliveryOwner:
             for task in self._turns:  # each works for subscriptions that nobody else may work for meanwhile
                 task.join()
 
-    def _begin_beside(self, epoch: int, bot_views: BotViews, follower: Follower, ends: tuple[Wake, ...]) -> list[Task]:
+    def _begin_beside(self, epoch: int, bot_views: BotViews, follower: Follower, ends: Ends) -> list[Task]:
         works, runtime, limits, news = self.works, self._runtime, self.limits, self.news
-        store, sink, open_secret, log = works.store, works.sink, works.open_secret, works.log
+        store, sink, open_secret = works.store, works.sink, works.open_secret
+        log, deliverer = works.log, works.deliverer
         now, tick, jitter, slices = runtime.now, runtime.monotonic, runtime.random, limits.replay.slices
         over = partial(any_set, ends)
         queue = ParkedQueue(store, sink, open_secret, epoch, now, jitter, news.by_queue, limits.schedule_s)
         asker = KeyAsker(store.bots, store.subscriptions, sink, open_secret, epoch, now, news.by_asker, tick)
-        replayer = Replayer(
-            works.replays, store, log, works.deliverer, epoch, now, works.sources, bot_views, tick, slices
-        )
+        replayer = Replayer(works.replays, store, log, deliverer, epoch, now, works.sources, bot_views, tick, slices)
         replays = ReplayLoop(replayer, works.sources, news, runtime, self._log, ends, works.cores, limits.replay)
 
         def run_queue() -> None:
@@ -223,9 +224,7 @@ class DeliveryOwner:
             runtime.spawn(name, self._repeated(name, step, every_s, ends)) for name, step, every_s in repeated
         ]
 
-    def _repeated(
-        self, name: str, step: Callable[[], object], every_s: float, ends: tuple[Wake, ...]
-    ) -> Callable[[], None]:
+    def _repeated(self, name: str, step: Callable[[], object], every_s: float, ends: Ends) -> Callable[[], None]:
         def repeat() -> None:
             while not any_set(ends):
                 try:
@@ -250,7 +249,7 @@ class DeliveryOwner:
         begun: dict[str, CursorVector] = {name: start for name, start in starts.items() if start is not None}
         works.store.register(mine, MadeBy.FILE, begun, epoch)
 
-    def _follow(self, follower: Follower, ends: tuple[Wake, ...]) -> None:
+    def _follow(self, follower: Follower, ends: Ends) -> None:
         while not any_set(ends):
             moved = False
             self._wake.clear()
@@ -267,7 +266,7 @@ class DeliveryOwner:
             if not moved:
                 self._runtime.wait(self.limits.follow_every_s, self._wake, *ends)
 
-    def _serve(self, follower: Follower, ends: tuple[Wake, ...]) -> None:
+    def _serve(self, follower: Follower, ends: Ends) -> None:
         with self._lock:
             busy = dict(self._serving)  # before the look: what is seen of a subscription in its turn may be old
         waiting = [one for one in follower.due() if one.name not in busy]
@@ -276,7 +275,7 @@ class DeliveryOwner:
         for turn in turns:
             self._begin(turn, follower, ends)
 
-    def _begin(self, turn: Turn, follower: Follower, ends: tuple[Wake, ...]) -> None:
+    def _begin(self, turn: Turn, follower: Follower, ends: Ends) -> None:
         began = self._runtime.monotonic()
         with self._lock:
             self._serving.update(dict.fromkeys(turn.names, turn.turn_class))

@@ -151,12 +151,12 @@ class MemoryBots:
                     due.append((asked_at, row.id, KeyWanted(name, device, session, stream, row.created_at, asks + 1)))
             due.sort(key=lambda one: (one[0] is not None, one[0] or now, one[1]))
             nth: Counter[tuple[str, str]] = Counter()
-            turns: list[tuple[int, KeyWanted]] = []
-            for _, _, told in due:
+
+            def turn(told: KeyWanted) -> int:
                 nth[told.subscription, told.stream] += 1
-                turns.append((nth[told.subscription, told.stream], told))
-            turns.sort(key=lambda one: one[0])
-            found = [told for _, told in turns[: max(0, limit)]]
+                return nth[told.subscription, told.stream]
+
+            found = sorted((told for *_, told in due), key=turn)[: max(0, limit)]
             for told in found:
                 self._asks[told.subscription, told.session] = (now, told.asks)
             return found

@@ -138,14 +138,7 @@ class MemoryParked:
                 self._tables.rows.pop(row_id, None)
 
     def reschedule(
-        self,
-        row: Parked,
-        *,
-        next_attempt_at: datetime | None,
-        attempts: int,
-        reason: str,
-        status: int | None,
-        epoch: int,
+        self, row: Parked, next_attempt_at: datetime | None, attempts: int, reason: str, status: int | None, epoch: int
     ) -> None:
         with self._tables.fenced(epoch):
             found = self._tables.rows.get(row.id)

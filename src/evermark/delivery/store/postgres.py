@@ -209,8 +209,7 @@ class PostgresDelivery:
             counts = parked_by(conn, [outcome.subscription for outcome in outcomes if outcome.parked])
             settled = decide.settle(group, work, outcomes, records, counts, now, self._jitter, self._limits)
             _set_records(conn, settled.records)
-            _set_cursors(conn, settled.left)
-            _move_cursor(conn, _GROUP, work.place, work.done)
+            _set_cursors(conn, {_GROUP: {work.place: work.done}, **settled.left})
             park(conn, settled.parked, now, self._jitter)
             counters.count(conn, "expired", settled.expired)
             _set_version(conn, group, settled.group)
@@ -237,7 +236,7 @@ class PostgresDelivery:
             if step.record != record:
                 _set_records(conn, [step.record])
             if step.passes:
-                _move_cursor(conn, subscription, place, done)
+                _set_cursors(conn, {subscription: {place: done}})
                 park(conn, {subscription: step.parked}, now, self._jitter)
                 counters.count(conn, "expired", {subscription: step.expired})
             return step.passes
@@ -330,10 +329,6 @@ def _set_cursors(conn: Connection, vectors: Mapping[str, CursorVector]) -> None:
     ]
     if rows:
         conn.execute(queries.SET_CURSORS, list(map(list, zip(*rows, strict=True))))
-
-
-def _move_cursor(conn: Connection, reader: str, place: SourcePartition, to: Cursor) -> None:
-    conn.execute(queries.MOVE_CURSOR, (to.batch, to.through, reader, place.source, place.partition))
 
 
 def _group(conn: Connection) -> Group:

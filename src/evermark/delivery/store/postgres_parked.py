@@ -52,14 +52,7 @@ class PostgresParked:
             conn.execute(queries.DELIVERED, (sorted(ids),))
 
     def reschedule(
-        self,
-        row: Parked,
-        *,
-        next_attempt_at: datetime | None,
-        attempts: int,
-        reason: str,
-        status: int | None,
-        epoch: int,
+        self, row: Parked, next_attempt_at: datetime | None, attempts: int, reason: str, status: int | None, epoch: int
     ) -> None:
         given = {
             "at": next_attempt_at,

@@ -10,9 +10,7 @@ LOCK_GROUP = "select version from delivery_group for update"
 SET_GROUP_VERSION = "update delivery_group set version = %s"
 NEXT_GROUP_VERSION = "update delivery_group set version = version + 1"
 
-_RECORD = (
-    """name, state, reason, failures, next_attempt_at, (spec ->> 'parked_max')::integer, joined_version, generation"""
-)
+_RECORD = "name, state, reason, failures, next_attempt_at, (spec ->> 'parked_max')::integer, joined_version, generation"
 
 MEMBERS = f"select {_RECORD} from subscriptions where state = 'live'"
 RECORD_LOCKED = f"select {_RECORD} from subscriptions where name = %s for update"
@@ -47,7 +45,6 @@ where s.state <> 'live'
 order by s.name
 """
 CURSOR_LOCKED = "select batch, through from cursors where reader = %s and source = %s and partition = %s for update"
-MOVE_CURSOR = "update cursors set batch = %s, through = %s where reader = %s and source = %s and partition = %s"
 SET_CURSORS = """
 insert into cursors (reader, source, partition, batch, through)
 select * from unnest(%s::text[], %s::text[], %s::integer[], %s::bigint[], %s::text[])

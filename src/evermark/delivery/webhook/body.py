@@ -92,7 +92,8 @@ def render_sound(events: pa.Table | pa.RecordBatch, how: Rendering, after: str =
             bad[start] = problem.message if isinstance(problem, FormatError) else type(problem).__name__
             return [pa.array([after.encode()], pa.binary())]
 
-    return pa.concat_arrays(rendered(0, events.num_rows)), bad
+    pieces = rendered(0, events.num_rows)
+    return pieces[0] if len(pieces) == 1 else pa.concat_arrays(pieces), bad
 
 
 def _require_columns(events: pa.Table | pa.RecordBatch) -> None:
@@ -251,21 +252,14 @@ def _or_null(part: Part) -> Part:
 
 
 def _needs_escapes(column: pa.Array) -> bool:
-    octets = _octets(column)
-    if not octets.size:
-        return False
-    raw = octets.tobytes()  # bytes find a character quickest
-    return bool(octets.min() < 0x20) or b'"' in raw or b"\\" in raw
-
-
-def _octets(column: pa.Array) -> npt.NDArray[np.uint8]:
-    """All characters of a column, one after another."""
     data = column.buffers()[2]
     if data is None:
-        return np.empty(0, np.uint8)
+        return False
     # Offsets are looked at because a slice shares the buffer of the whole.
     at = np.frombuffer(column.buffers()[1], np.int32)
-    return np.frombuffer(data, np.uint8)[at[column.offset] : at[column.offset + len(column)]]
+    octets = np.frombuffer(data, np.uint8)[at[column.offset] : at[column.offset + len(column)]]
+    raw = octets.tobytes()  # bytes find a character quickest
+    return bool(octets.min(initial=255) < 0x20) or b'"' in raw or b"\\" in raw
 
 
 def _quick_times(column: pa.Array) -> Parts | None:

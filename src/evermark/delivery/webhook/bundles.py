@@ -19,12 +19,10 @@ from evermark.delivery.webhook.base import Job
 from evermark.delivery.webhook.body import (
     AROUND,
     BUNDLE_BYTES_AROUND,
-    UNRENDERABLE,
     Rendering,
     Style,
     bundle_id_of,
     delivery_ids,
-    render_column,
     render_sound,
 )
 from evermark.delivery.webhook.ordering import I64, keys_of
@@ -126,11 +124,7 @@ class Bundles:
             planned.append(self._plan.popleft())
             left -= len(planned[-1][1])
         events = self._rows(np.concatenate([rows for _, rows in planned]))
-        problems: dict[int, str] = {}
-        try:
-            bodies = render_column(events, self._how, after=",")
-        except UNRENDERABLE:
-            bodies, problems = render_sound(events, self._how, after=",")
+        bodies, problems = render_sound(events, self._how, after=",")
         column = events.column("event_id")
         ids = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
         idents, texts, replay_id = _Texts(ids), _Texts(bodies), self._how.replay_id
@@ -160,9 +154,6 @@ class Bundles:
 
     def _cuts(self, sizes: I64, alone: Sequence[int]) -> Iterator[tuple[int, int]]:
         """A planned bundle, cut so that each part fits into a request; events without a body stand alone."""
-        if not alone:
-            yield from self._fitting(sizes)
-            return
         bounds = sorted({0, len(sizes), *alone, *(row + 1 for row in alone)})
         for first, last in pairwise(bounds):
             yield from ((first + at, first + stop) for at, stop in self._fitting(sizes[first:last]))

@@ -22,25 +22,8 @@ from evermark.delivery.base import Fate, Outcome, ParkedEvent, SourcePartition
 from evermark.delivery.decide.answers import Verdict
 from evermark.delivery.decide.retry import in_place_wait_s
 from evermark.delivery.webhook.base import Answer, Job
-from evermark.delivery.webhook.body import (
-    BUNDLE_BYTES_AROUND,
-    UNRENDERABLE,
-    Rendering,
-    bundle,
-    bundle_id,
-    delivery_ids,
-    render,
-    render_sound,
-)
-from evermark.delivery.webhook.bundles import (
-    BUNDLE_LANES_MAX,
-    BUNDLE_MAX,
-    PIECE_BYTES_MAX,
-    Bundle,
-    BundleReader,
-    Bundles,
-    Parcel,
-)
+from evermark.delivery.webhook.body import BUNDLE_BYTES_AROUND, Rendering, bundle, bundle_id, delivery_ids, render_sound
+from evermark.delivery.webhook.bundles import BUNDLE_LANES_MAX, BUNDLE_MAX, PIECE_BYTES_MAX, Bundle, Bundles, Parcel
 from evermark.delivery.webhook.client import Endpoint, HttpLoop
 from evermark.delivery.webhook.ordering import keys_of
 from evermark.delivery.webhook.parked_json import row_json, text_of, texts_of
@@ -72,9 +55,8 @@ class Dispatch:
         self._window = max(self._piece_rows, 2 * workers * self._bundle_max)
         self._parked_max = spec.parked_max if job.parked_room is None else job.parked_room
         self._roomless = 0  # first deliveries parked for a session key: they take no room
-        self._bundles: BundleReader | None = None
-        if self._bundle_max > 1:
-            self._bundles = job.bundles or Bundles(job, endpoint.style).reader()
+        bundled = self._bundle_max > 1
+        self._bundles = (job.bundles or Bundles(job, endpoint.style).reader()) if bundled else None
         self._keys = self._bundles.keys if self._bundles is not None else keys_of(job.events)
         self._held: dict[int, str] = {}  # per key: the event it is held behind
         self._held_counts: dict[int, int] = self._held_before() if spec.ordered and job.held else {}
@@ -186,7 +168,10 @@ class Dispatch:
     def _something_ready(self) -> bool:
         while not self._ready and self._waiting < self._window:
             if self._bundles is not None and self._bundles.more:
-                self._fill_bundled(self._bundles)
+                for one in self._bundles.next():
+                    self._waiting += len(one.rows)
+                    self._queue(one.share).append(one)
+                self._body_bytes_max = self._bundles.body_bytes_max
             elif self._bundles is None and self._next_row < self._size:
                 self._fill()
             else:
@@ -195,34 +180,21 @@ class Dispatch:
 
     def _fill(self) -> None:
         """Render the next few rows and put them into their lanes."""
-        start, piece = self._next_row, self._next_piece()
+        start, rows = self._next_row, self._piece_rows
+        piece = self._job.events.slice(start, rows)
+        while rows > 1 and piece.nbytes > PIECE_BYTES_MAX // self._jobs:
+            rows //= 2
+            piece = piece.slice(0, rows)
         self._next_row = end = start + piece.num_rows
         self._waiting += piece.num_rows
         idents = delivery_ids(piece.column("event_id").to_pylist(), self._job.replay_id)
-        try:
-            bodies = render(piece, self._how)
-        except UNRENDERABLE:
-            column, bad = render_sound(piece, self._how)
-            bodies = column.to_pylist()
-            self._bad.update({start + row: reason for row, reason in bad.items()})
+        column, bad = render_sound(piece, self._how)
+        bodies: list[bytes] = column.to_pylist()
+        self._bad.update({start + row: reason for row, reason in bad.items()})
         self._body_bytes_max = max(self._body_bytes_max, *map(len, bodies))
         parcels = list(zip(range(start, end), idents, bodies, strict=True))
         for lane, parcel in zip(self._keys.lanes[start:end].tolist(), parcels, strict=True):
             self._queue(lane).append(parcel)
-
-    def _fill_bundled(self, bundles: BundleReader) -> None:
-        for one in bundles.next():
-            self._waiting += len(one.rows)
-            self._queue(one.share).append(one)
-        self._body_bytes_max = bundles.body_bytes_max
-
-    def _next_piece(self) -> pa.Table | pa.RecordBatch:
-        rows = self._piece_rows
-        piece = self._job.events.slice(self._next_row, rows)
-        while rows > 1 and piece.nbytes > PIECE_BYTES_MAX // self._jobs:
-            rows //= 2
-            piece = piece.slice(0, rows)
-        return piece
 
     def _queue(self, lane: int) -> deque[Parcel | Bundle]:
         queue = self._lanes.get(lane)

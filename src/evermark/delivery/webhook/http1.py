@@ -207,19 +207,15 @@ class Wire(asyncio.Protocol):
                     raise NotHttpError
                 return
             head, self._buffer = self._buffer[:end], self._buffer[end + 4 :]
-            self._take_head(head)
+            if self._known is None or self._known[0] != head:  # a receiver mostly sends the same head
+                self._known = head, _read(head)
+            known = self._known[1]
+            if known.reply.status >= 200:
+                self._reply, self._keep, self._chunked, self._left = known.reply, known.keep, known.chunked, known.left
         rest, self._buffer = self._buffer, b""
         if 200 <= self._reply.status < 300:
             self._answer()
         self._read_body(rest)
-
-    def _take_head(self, head: bytes) -> None:
-        # A receiver mostly sends the same head.
-        if self._known is None or self._known[0] != head:
-            self._known = head, _read(head)
-        known = self._known[1]
-        if known.reply.status >= 200:
-            self._reply, self._keep, self._chunked, self._left = known.reply, known.keep, known.chunked, known.left
 
     def _read_body(self, data: bytes) -> None:
         self._body_bytes += len(data)

@@ -60,9 +60,7 @@ class _Retries:
             except FormatError as problem:
                 self._answers[n] = Answer(Verdict.EVENT, reason=str(problem), sent=False)
                 continue
-            source, stream, *keys = (
-                row.column(name)[0].as_py() for name in ("source", "stream", "key", "previous_key")
-            )
+            source, stream, *keys = (row.column(of)[0].as_py() for of in ("source", "stream", "key", "previous_key"))
             names: list[Lane | int | str] = [(source, stream, key) for key in keys if key is not None]
             if one.session or not names:
                 names = [one.session or n]

@@ -207,7 +207,7 @@ HALFWAY = Mark(T0 + timedelta(minutes=30), "e5")
 
 def step(before: Target, fate: Fate, mark: Mark, took_s: float = 4.0, **outcome: Any) -> Target:
     result = Replayed(mark, Outcome("a", fate, **outcome))
-    return decide.after_step(before, PIECE, result, decide.STEP_S / took_s, T0, lambda: 0.0)
+    return decide.after_step(before, PIECE, result, decide.STEP_S / took_s, T0, lambda: 0.0, decide.SLICES)
 
 
 def test_a_step_that_is_done_moves_the_mark_and_counts() -> None:
