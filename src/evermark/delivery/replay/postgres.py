@@ -188,17 +188,11 @@ def _target(row: Sequence[Any]) -> Target:
 
 
 def _replay(row: Sequence[Any], targets: tuple[Target, ...]) -> Replay:
-    (
-        made, nth, asked_by, control_id, source, partition, batch, streams, since, until, asked_since, asked_until,
-        where, subscription, rate, state, reason, heads, log_rows, created_at, changed_at,
-    ) = row  # fmt: skip
+    (made, nth, asked_by, source, since, until, streams, where, subscription, rate), asked = row[:10], row[10:12]
+    (control_id, partition, batch), (state, reason, heads, log_rows, created_at, changed_at) = row[12:15], row[15:]
     stream = streams[0] if streams else ""
     control = Control(control_id, partition, batch, stream, None, None) if control_id is not None else None
-    request = Request(
-        AskedBy(asked_by), source, since, until, tuple(streams), where, subscription, rate, control,
-        asked_since, asked_until,
-    )  # fmt: skip
-    fixed = {int(p): int(b) for p, b in (heads or {}).items()}
-    return Replay(
-        made, nth, request, ReplayState(state), reason, fixed, log_rows, created_at, changed_at, targets
-    )  # fmt: skip
+    by, wanted = AskedBy(asked_by), (tuple(streams), where, subscription, rate)
+    request = Request(by, source, since, until, *wanted, control, *asked)
+    fixed = {int(partition): int(batch) for partition, batch in (heads or {}).items()}
+    return Replay(made, nth, request, ReplayState(state), reason, fixed, log_rows, created_at, changed_at, targets)

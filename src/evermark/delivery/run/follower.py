@@ -158,22 +158,18 @@ class Follower:
             on |= self._work(away, budget_s=budget_s)
         return frozenset(on | self._rejoin(near) if near else on)
 
-    def expire_stopped(self, over: Callable[[], bool] = lambda: False) -> set[str]:
-        """Move paused and disabled subscriptions over events that are older than their `ttl`, counted. Returns which.
+    def expire_stopped(self, over: Callable[[], bool] = lambda: False) -> None:
+        """Move paused and disabled subscriptions over events that are older than their `ttl`, counted.
 
         Nothing else moves them, and the log must keep every event that they have not passed.
         """
-        moved: set[str] = set()
         for subscription in self.store.subscriptions().values():
-            done = is_stopped(subscription)
-            while done and not over() and (span := self._expired_span(subscription)) is not None:
+            goes_on = is_stopped(subscription)
+            while goes_on and not over() and (span := self._expired_span(subscription)) is not None:
                 try:
-                    done = bool(self._work([(subscription, span)], budget_s=FOLLOW_BUDGET_S, sends=False))
+                    goes_on = bool(self._work([(subscription, span)], budget_s=FOLLOW_BUDGET_S, sends=False))
                 except ConflictError:
                     break  # a person acted meanwhile
-                if done:
-                    moved.add(subscription.name)
-        return moved
 
     def _expired_span(self, subscription: Subscription) -> Span | None:
         before = expires_before(subscription, self.clock())

@@ -46,9 +46,13 @@ class Row(ParkedRow):
     def lanes(self) -> set[tuple[object, ...]]:
         return {(self.subscription, self.event.replay_id, key) for key in self.event.held_keys}
 
+    @property
+    def due_at(self) -> datetime | None:
+        at = self.next_attempt_at
+        return at and max(at, self.rests_until or at)
+
     def is_due(self, now: datetime) -> bool:
-        rested = self.rests_until is None or self.rests_until <= now
-        return self.next_attempt_at is not None and self.next_attempt_at <= now and rested
+        return self.due_at is not None and self.due_at <= now
 
     def is_free(self, now: datetime, epoch: int) -> bool:
         return self.claimed_until is None or self.claimed_until <= now or self.claim_epoch < epoch
@@ -177,12 +181,9 @@ class MemoryParked:
                 for row_id, row in sorted(self._tables.rows.items())
                 if row_id > after_id and subscription in (None, row.subscription) and dead in (None, row.is_dead)
             ]
-        page = [(r, r.next_attempt_at) for r in rows[: max(0, min(limit, CLAIM_MAX))]]
         return [
-            ParkedRow(
-                r.id, r.subscription, r.event, r.attempts, at and max(at, r.rests_until or at), r.created_at, r.waits
-            )
-            for r, at in page
+            ParkedRow(r.id, r.subscription, r.event, r.attempts, r.due_at, r.created_at, r.waits)
+            for r in rows[: max(0, min(limit, CLAIM_MAX))]
         ]
 
     def room(self, subscriptions: Sequence[str]) -> dict[str, int]:

@@ -67,20 +67,19 @@ class WebhookSink:
         try:
             while left:
                 cut_s = stragglers.next_s()
+                wait_s = late_s if cut_s is None else max(0.0, began + cut_s - monotonic())
                 try:
-                    wait_s = late_s if cut_s is None else max(0.0, began + cut_s - monotonic())
                     number, closed = finished.get(timeout=wait_s)
                 except queue.Empty:
                     if cut_s is None:
-                        raise
+                        hint = "restart this instance"
+                        raise BusyError("the event loop of the webhooks does not answer", hint=hint) from None
                     for n in stragglers.over(monotonic() - began):  # each says itself that it was cut off
                         under_way[n].cancel()
                     continue
                 left -= 1
                 stragglers.finished(number, monotonic() - began)
                 yield closed
-        except queue.Empty:
-            raise BusyError("the event loop of the webhooks does not answer", hint="restart this instance") from None
         finally:
             for future in under_way:
                 future.cancel()
