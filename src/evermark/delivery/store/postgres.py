@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import random
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from typing import Any
 
-from evermark.cluster.fence import DELIVER_LEASE, fence, fenced
+from evermark.cluster.fence import DELIVER_LEASE, fenced
 from evermark.delivery.base import (
     BotMode,
     BotSpec,
@@ -64,8 +65,7 @@ class PostgresDelivery:
     def register(
         self, specs: Sequence[SubscriptionSpec], made_by: MadeBy, starts: Mapping[str, CursorVector], epoch: int
     ) -> None:
-        with self._state.transaction() as conn:
-            group = self._lock_group(conn, epoch)
+        with self._locked_group(epoch) as (conn, group):
             rows = conn.execute(queries.SUBSCRIPTIONS_LOCKED).fetchall()
             known = {row[2]: (spec_from_json(row[0]), _record(row[2:])) for row in rows}
             plan = registration.registered(specs, made_by, starts, known, group)
@@ -148,14 +148,12 @@ class PostgresDelivery:
                 conn.execute(queries.NEXT_GROUP_VERSION)
 
     def suspend(self, subscription: str, reason: str, epoch: int) -> None:
-        with self._state.transaction() as conn:
-            group = self._lock_group(conn, epoch)
+        with self._locked_group(epoch) as (conn, group):
             _, record = _lock_subscription(conn, subscription)
             _set_record(conn, group, record, decide.paused(record, reason))
 
     def disable(self, subscription: str, reason: str, epoch: int, *, generation: int | None = None) -> None:
-        with self._state.transaction() as conn:
-            group = self._lock_group(conn, epoch)
+        with self._locked_group(epoch) as (conn, group):
             record = lock_record(conn, subscription)
             if record is not None and generation in (None, record.generation):
                 _set_record(conn, group, record, decide.disabled(record, reason))
@@ -163,8 +161,7 @@ class PostgresDelivery:
     def retried(
         self, subscription: str, outcome: Outcome, now: datetime, epoch: int, *, generation: int | None = None
     ) -> None:
-        with self._state.transaction() as conn:
-            group = self._lock_group(conn, epoch)
+        with self._locked_group(epoch) as (conn, group):
             record = lock_record(conn, subscription)
             if record is not None and generation in (None, record.generation):
                 after = decide.after_retries(record, outcome, now, self._jitter, self._limits)
@@ -197,14 +194,12 @@ class PostgresDelivery:
         return dict(found)
 
     def open_partition(self, place: SourcePartition, batch: int, epoch: int) -> None:
-        with self._state.transaction() as conn:
-            self._lock_group(conn, epoch)
+        with self._locked_group(epoch) as (conn, _):
             conn.execute(queries.OPEN_PLACE, (place.source, place.partition, batch))
             conn.execute(queries.OPEN_PLACE_OUTSIDE, (place.source, place.partition))
 
     def settle_group(self, work: GroupWork, outcomes: Sequence[Outcome], now: datetime, epoch: int) -> Group:
-        with self._state.transaction() as conn:
-            group = self._lock_group(conn, epoch)
+        with self._locked_group(epoch) as (conn, group):
             records = {row[0]: _record(row) for row in conn.execute(queries.MEMBERS)}
             counts = parked_by(conn, [outcome.subscription for outcome in outcomes if outcome.parked])
             settled = decide.settle(group, work, outcomes, records, counts, now, self._jitter, self._limits)
@@ -242,8 +237,7 @@ class PostgresDelivery:
             return step.passes
 
     def join(self, subscription: str, epoch: int) -> bool:
-        with self._state.transaction() as conn:
-            group = self._lock_group(conn, epoch)
+        with self._locked_group(epoch) as (conn, group):
             record = lock_record(conn, subscription)
             if record is None:
                 return False
@@ -257,12 +251,13 @@ class PostgresDelivery:
             _set_version(conn, group, after)
             return True
 
-    def _lock_group(self, conn: Connection, epoch: int) -> Group:
-        """The group, locked until the transaction ends."""
-        fence(conn, DELIVER_LEASE, epoch)
-        conn.execute(queries.LOCK_GROUP)
-        # Read by a statement of its own: the statement that waited for the lock has seen an older moment.
-        return _group(conn)
+    @contextmanager
+    def _locked_group(self, epoch: int) -> Iterator[tuple[Connection, Group]]:
+        """A fenced transaction, and the group, locked until it ends."""
+        with fenced(self._state, DELIVER_LEASE, epoch) as conn:
+            conn.execute(queries.LOCK_GROUP)
+            # Read by a statement of its own: the statement that waited for the lock has seen an older moment.
+            yield conn, _group(conn)
 
 
 def _record(row: Sequence[Any]) -> SubscriptionRecord:

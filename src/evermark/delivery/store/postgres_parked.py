@@ -144,7 +144,7 @@ def park(conn: Connection, parked: Mapping[str, Sequence[ParkedEvent]], now: dat
             storable(shortened(event.reason)),
             event.status,
             attempts_made(event),
-            *_queued(event, storable(event.session) in waits.get(name, ()), now, jitter),
+            *_queued(event, (name, storable(event.session)) in waits, now, jitter),
         )
         for name in sorted(parked)
         for event in parked[name]
@@ -181,21 +181,15 @@ def lock_every_session(conn: Connection) -> None:
     conn.execute(queries.LOCK_SESSIONS, (list(range(SESSION_LOCKS)),))
 
 
-def _waits(conn: Connection, parked: Mapping[str, Sequence[ParkedEvent]]) -> dict[str, set[str]]:
-    """Per subscription: sessions without a key, decided under the locks of all sessions that are parked for."""
-    sessions = {name: {storable(e.session) for e in events if e.session} for name, events in parked.items()}
-    named = sorted(name for name, some in sessions.items() if some)
-    if not named:
-        return {}
-    devices: dict[str, str | None] = dict(conn.execute(queries.DEVICES, (named,)).fetchall())
-    wanted = sorted({(device, s) for name in named if (device := devices.get(name)) for s in sessions[name]})
-    lock_sessions(conn, wanted)
-    given = [list(column) for column in zip(*wanted, strict=True)] or [[], []]
-    published = set(conn.execute(queries.PUBLISHED_AMONG, given).fetchall())
-    return {
-        name: {session for session in sessions[name] if devices.get(name) and (devices[name], session) not in published}
-        for name in named
-    }
+def _waits(conn: Connection, parked: Mapping[str, Sequence[ParkedEvent]]) -> set[tuple[str, str]]:
+    """The (subscription, session) without a key, decided under the locks of all sessions that are parked for."""
+    wanted = {(name, storable(e.session)) for name, events in parked.items() for e in events if e.session}
+    if not wanted:
+        return set()
+    given = [list(column) for column in zip(*wanted, strict=True)]
+    devices = conn.execute(queries.DEVICES, given).fetchall()
+    lock_sessions(conn, devices)
+    return set(conn.execute(queries.KEYLESS, given).fetchall())
 
 
 def storable(text: str) -> str:

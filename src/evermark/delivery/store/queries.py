@@ -110,15 +110,18 @@ _PARKED = """m.subscription, m.attempts, m.event_id, m.source, m.partition, m.ba
           m.event, m.reason, m.last_status, null, m.replay_id, coalesce(m.session, ''), m.previous_key"""
 
 # Which keys the parked events of some subscriptions need, and whether they are published; asked under their locks.
-DEVICES = (
-    "select name, spec -> 'bot' ->> 'device' from subscriptions where name = any(%s) and spec -> 'bot' is not null"
-)
+_OF_DEVICES = """
+from unnest(%s::text[], %s::text[]) as given (name, session) join subscriptions s using (name)
+where coalesce(s.spec -> 'bot' ->> 'device', '') <> ''"""
+DEVICES = f"select s.spec -> 'bot' ->> 'device', given.session {_OF_DEVICES}"
 LOCK_SESSIONS = """
 select pg_advisory_xact_lock(hashtext(current_schema()), n) from (select unnest(%s::integer[]) as n order by 1) given
 """
-PUBLISHED_AMONG = """
-select k.device, k.session
-from unnest(%s::text[], %s::text[]) as given (device, session) join session_keys k using (device, session)
+KEYLESS = f"""
+select given.name, given.session {_OF_DEVICES}
+  and not exists (
+      select from session_keys k where k.device = s.spec -> 'bot' ->> 'device' and k.session = given.session
+  )
 """
 
 # Looks without a lock, because taking one costs a flush of the WAL even when nothing is due.
