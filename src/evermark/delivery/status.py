@@ -45,12 +45,13 @@ def accounts(
     store: DeliveryStore, heads: Heads, files: Files, wanted: Iterable[Subscription] | None = None
 ) -> dict[str, Account]:
     """By name, of all subscriptions unless some are given, in a number of queries that does not grow with them."""
+    known = store.subscriptions().values() if wanted is None else wanted
     live, outside = store.group().cursors, store.cursors_outside()
     counts, since = store.parked.counts(), store.parked.oldest()
     by_source = {source: files(source) for source in {place.source for place in heads}}
     lags: dict[frozenset[tuple[SourcePartition, Cursor]], Lag] = {}  # nearly all stand where the group does
     found: dict[str, Account] = {}
-    for one in store.subscriptions().values() if wanted is None else wanted:
+    for one in known:
         cursors = outside.get(one.name, live)
         at = frozenset(cursors.items())
         if at not in lags:

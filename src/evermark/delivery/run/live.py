@@ -94,9 +94,10 @@ class LiveGroup:
         options = DeliveryOptions(budget_s=budget_s, grace_s=GRACE_S, slack_s=SLACK_S, held=held)
         outcomes = self.deliverer.deliver(assignments, options) if assignments else []
         for outcome in outcomes:
-            self._slow_at.pop(outcome.subscription, None)
             if outcome.fate is Fate.UNFINISHED:
                 self._slow_at[outcome.subscription] = self.clock()
+            else:
+                self._slow_at.pop(outcome.subscription, None)
         failpoint.hit("settle.begun")
         work = GroupWork(span.place, span.begun, Cursor(span.to), members, group.version)
         self.store.settle_group(work, [*map(group_outcome, outcomes), *unready], self.clock(), self.epoch)

@@ -59,8 +59,10 @@ class WebhookSink:
             raise ConfigError("two jobs of one subscription in one call", hint=hint)
         http = http_loop(low_priority=self._low_priority)
         finished: Finished = queue.SimpleQueue()
-        works = [_made(job, http, len(jobs)) for job in jobs]
-        under_way = [http.submit(_deliver(work, deadline_s, grace_s, finished, n)) for n, work in enumerate(works)]
+        under_way = [
+            http.submit(_deliver(_made(job, http, len(jobs)), deadline_s, grace_s, finished, n))
+            for n, job in enumerate(jobs)
+        ]
         late_s = deadline_s + _LATE_S + max((job.spec.timeout_s for job in jobs), default=0.0)
         stragglers = Stragglers([-(-job.events.num_rows // max(1, job.spec.bundle)) for job in jobs], slack_s)
         left, began = len(jobs), monotonic()
