@@ -10,7 +10,7 @@ until a time that was given with the rotation, or until a person ends the overla
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -59,10 +59,10 @@ Known = Mapping[str, tuple[SubscriptionSpec, SubscriptionRecord]]
 @dataclass(frozen=True)
 class Registration:
     group: Group
+    kept: Known
     added: Known
     begun: Mapping[str, CursorVector]  # of added subscriptions that do not join the group
-    kept: Known = field(default_factory=dict)
-    removed: frozenset[str] = frozenset()
+    removed: frozenset[str]
 
 
 def registered(
@@ -77,8 +77,9 @@ def registered(
     version = group.version + 1 if members != group.members else group.version
     kept = {n: (spec, with_spec(known[n][1], known[n][0], spec)) for n, spec in named.items() if n in known}
     added = {n: (spec, _made(spec, version if n in joining else None)) for n, spec in named.items() if n not in known}
-    begun = {name: _begun(starts[name], group.cursors) for name in added if name not in joining}
-    return Registration(Group(version, members, group.cursors), added, begun, kept, removed)
+    # A partition without a start is backlog from its beginning: rather twice than never.
+    begun = {n: {**dict.fromkeys(group.cursors, BEGINNING), **starts[n]} for n in added if n not in joining}
+    return Registration(Group(version, members, group.cursors), kept, added, begun, removed)
 
 
 def with_other_devices(before: Known, after: Known) -> list[str]:
@@ -87,7 +88,6 @@ def with_other_devices(before: Known, after: Known) -> list[str]:
 
 def added(spec: SubscriptionSpec, start: CursorVector | None, owner: MadeBy | None, group: Group) -> Registration:
     """One new subscription. `owner`: the origin that has this name already."""
-    require_names([spec], MadeBy.API, {})
     if owner is not None:
         by_file = owner is MadeBy.FILE
         maker = "the file" if by_file else "the API"
@@ -100,22 +100,13 @@ def added(spec: SubscriptionSpec, start: CursorVector | None, owner: MadeBy | No
             f"subscription {spec.name!r}: allow_networks stands only in the operator's file",
             hint="make this subscription in evermark.yaml",
         )
-    ours = replace(spec, made_by=MadeBy.API)
-    if start is not None:
-        return Registration(group, {spec.name: (ours, _made(ours, None))}, {spec.name: _begun(start, group.cursors)})
-    grown = replace(group, version=group.version + 1, members=group.members | {spec.name})
-    return Registration(grown, {spec.name: (ours, _made(ours, grown.version))}, {})
+    return registered([spec], MadeBy.API, {} if start is None else {spec.name: start}, {}, group)
 
 
 def _made(spec: SubscriptionSpec, joined_version: int | None) -> SubscriptionRecord:
     """The record of a new subscription: in the live group since that version of it, or behind."""
     state = SubscriptionState.BEHIND if joined_version is None else SubscriptionState.LIVE
     return SubscriptionRecord(spec.name, state, parked_max=spec.parked_max, joined_version=joined_version or 0)
-
-
-def _begun(start: CursorVector, group: CursorVector) -> CursorVector:
-    """A partition without a start is backlog from its beginning: rather twice than never."""
-    return {**dict.fromkeys(group, BEGINNING), **start}
 
 
 def changed(
