@@ -159,7 +159,7 @@ class _Ours:
 
         def on_taken(batch: Taken) -> None:
             nonlocal taken
-            taken += batch.append.rows
+            taken += batch.rows
             if taken >= events:
                 query.stop()
 

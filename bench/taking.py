@@ -55,7 +55,7 @@ def drain(
 
     def on_taken(batch: Taken) -> None:
         nonlocal taken, ended
-        taken += batch.append.rows
+        taken += batch.rows
         if taken >= events:
             ended = time.perf_counter()
             query.stop()

@@ -287,11 +287,9 @@ class SimSourceNews:
 
     def taken(self, taken: Taken) -> None:
         self.instance.world.ledger.duplicates_dropped += taken.duplicates
-        if taken.append.rows:
-            place, paths = SourcePartition(self.name, taken.partition), tuple(f.path for f in taken.append.files)
-            self.instance.on_span(
-                Span(place, Cursor(taken.batch - 1), taken.batch, paths, taken.append.rows, exact=True)
-            )
+        if taken.rows:
+            place, paths = SourcePartition(self.name, taken.partition), tuple(f.path for f in taken.files)
+            self.instance.on_span(Span(place, Cursor(taken.batch - 1), taken.batch, paths, taken.rows, exact=True))
 
     def opened(self, recovery: Recovery, error: EvermarkError) -> None: ...
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from evermark.errors import EvermarkError, of_kind
 from evermark.ingest.take import Taken
-from evermark.log.base import Append, LogFile
+from evermark.log.base import LogFile
 
 WHOLE_SOURCE = -1
 
@@ -32,17 +32,12 @@ def gather(rows: Iterable[Mapping[str, Any]], epoch: int) -> Gathered:
             failure = of_kind(error.get("kind", ""), error.get("message", ""), error.get("hint", ""))
             out.failed.setdefault(partition, failure)
         by_partition.setdefault(partition, []).append(row)
-    for partition, mine in sorted(by_partition.items()):
-        if partition in out.failed:
-            continue
-        out.taken.append(_taken(partition, mine, epoch))
+    out.taken += [_taken(p, mine, epoch) for p, mine in sorted(by_partition.items()) if p not in out.failed]
     return out
 
 
 def _taken(partition: int, rows: list[Mapping[str, Any]], epoch: int) -> Taken:
     first = rows[0]
-    files = [LogFile(**row["file"]) for row in rows if row.get("file")]
-    append = Append(partition, first["batch"], epoch, first["start"], first["end"], tuple(files))
-    duplicates = sum(int(row.get("duplicates", 0)) for row in rows)
-    controls = sum(int(row.get("controls", 0)) for row in rows)
-    return Taken(partition, first["batch"], first["start"], first["end"], append, duplicates, controls)
+    files = tuple(LogFile(**row["file"]) for row in rows if row.get("file"))
+    duplicates, controls = (sum(int(row.get(name, 0)) for row in rows) for name in ("duplicates", "controls"))
+    return Taken(partition, first["batch"], epoch, first["start"], first["end"], files, duplicates, controls)

@@ -17,14 +17,12 @@ from evermark.error_policy import Action, action_after, action_for, backoff_s
 from evermark.errors import EvermarkError, StaleError
 from evermark.event import Seen
 from evermark.ingest.gather import WHOLE_SOURCE
-from evermark.ingest.repair.base import RecoveryStore
 from evermark.ingest.repair.loop import RepairLoop
-from evermark.ingest.repair.steps import FoundFile, Repairer, RepairNews, RepairTarget
+from evermark.ingest.repair.steps import Repairer, RepairNews, RepairWorks
 from evermark.ingest.resume import Resume
 from evermark.ingest.take import Taken, Taker
-from evermark.log.base import AppendLog
 from evermark.runtime import Wake, any_set
-from evermark.sources.base import Gap, Source
+from evermark.sources.base import Source
 
 
 @dataclass(frozen=True)
@@ -50,19 +48,14 @@ class ReadPlan:
     repeats_to: Mapping[int, str | None]
 
 
-class SourceWorks(Protocol):
+class SourceWorks(RepairWorks, Protocol):
     """The tools of a source's owner."""
-
-    @property
-    def recoveries(self) -> RecoveryStore: ...
 
     def prepare(self) -> None:
         """A lease was acquired: bring the log into a state in which it can be read and appended to."""
 
     def require_room(self) -> None:
         """Raises `DiskFullError` where the next batch would not fit."""
-
-    def open_log(self, epoch: int) -> tuple[AppendLog, Taker]: ...
 
     def newest(self, partitions: Sequence[int]) -> Mapping[int, Seen]:
         """The last event of each partition in the log, by which the source is known again."""
@@ -74,9 +67,6 @@ class SourceWorks(Protocol):
 
         Returns when all reading has ended: the failures by partition, `WHOLE_SOURCE` for any other failure.
         """
-
-    def find(self, gap: Gap, wanted: RepairTarget) -> list[FoundFile]:
-        """Write the events of the gap that the log lacks."""
 
 
 class SourceNews(RepairNews, Protocol):
@@ -176,9 +166,7 @@ class SourceOwner:
             self.name,
             epoch,
             self.source,
-            self.works.recoveries,
-            lambda: self.works.open_log(epoch),
-            self.works.find,
+            self.works,
             self._let_go,
             stopped.is_set,
             self._runtime.now,
@@ -186,12 +174,13 @@ class SourceOwner:
             self._on_repaired,
         )
         self._stepped_down.clear()
-        repairing = RepairLoop(repairer, self._runtime, self._log, self._step_down, stopped, self.limits.look_every_s)
+        step_down, look_s = self._stepped_down.set, self.limits.look_every_s
+        repairing = RepairLoop(repairer, self._runtime, self._log, step_down, stopped, look_s)
         task = self._runtime.spawn(f"repair {self.name}", repairing.run)
         try:
             self._read_on(held, self.works.open_log(epoch)[1], repairer, repairing)
         finally:
-            repairing.stop()
+            stopped.set()
             task.join()
 
     def _read_on(self, held: HeldLease, taker: Taker, repairer: Repairer, repairing: RepairLoop) -> None:
@@ -325,9 +314,6 @@ class SourceOwner:
             return
         self._trouble.pop(partition, None)
         self._ending.set()
-
-    def _step_down(self) -> None:
-        self._stepped_down.set()
 
 
 def _begun(taker: Taker, partition: int) -> Resume:

@@ -24,14 +24,9 @@ class LoggedPositions(Protocol):
 
 
 @dataclass(frozen=True)
-class Taken:
+class Taken(Append):
     """One batch as tasks left it: files written, nothing committed."""
 
-    partition: int
-    batch: int
-    start: str
-    end: str
-    append: Append
     duplicates: int = 0
     controls: int | None = None  # how many of its events are control events; None: not counted
 
@@ -101,10 +96,10 @@ class Taker:
 
         `repaired`: the batch closes a gap, and reading goes on at its end, perhaps in another history.
         """
-        if not taken.append.files:
+        if not taken.files:
             self._save(taken.partition, taken.end, taken.batch - 1, repaired=repaired)
             return
-        self._log.commit(taken.append)
+        self._log.commit(taken)
         version = self._log.sync()
         failpoint.hit("log.synced")
         self._heads.move(self.name, taken.partition, Head(taken.batch, self.epoch, taken.end, version))

@@ -61,9 +61,7 @@ class Scene:
             "shop",
             epoch,
             cast("Any", source),
-            recoveries,
-            cast("Any", None),
-            cast("Any", None),
+            cast("Any", SimpleNamespace(recoveries=recoveries)),
             lambda partition: self.told.append(f"let go {partition}"),
             self.stopped.is_set,
             self.runtime.now,
@@ -99,7 +97,7 @@ def scene(pg_dsn: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
 
         monkeypatch.setattr(Steps, "_close_gap", close_gap)
         yield made
-        made.repairing.stop()
+        made.stopped.set()
         assert made.task is None or made.task.join(60)
 
 
@@ -159,9 +157,7 @@ def test_losing_the_log_to_somebody_is_passed_on(scene: Scene) -> None:
 def test_a_choice_made_while_the_slot_is_waited_for_is_heeded(scene: Scene) -> None:
     """GIVEN a gap to be skipped WHEN a person says repair meanwhile THEN it is repaired."""
     asked = scene.recoveries.open
-    asked("shop", 0, "chosen", "5", scene.epoch, choice=Choice.SKIP, by_person=True)
-    scene.repairer.meanwhile = lambda: asked(
-        "shop", 0, "after all", "5", scene.epoch, choice=Choice.REPAIR, by_person=True
-    )
+    asked("shop", 0, "chosen", "5", scene.epoch, Choice.SKIP)
+    scene.repairer.meanwhile = lambda: asked("shop", 0, "after all", "5", scene.epoch, Choice.REPAIR)
     scene.run_to_its_end()
     assert scene.told == ["let go 0", "begin None", "close by repair", "finish 9"]

@@ -25,9 +25,6 @@ class RepairLoop:
     def __post_init__(self) -> None:
         self._wake = self.runtime.wake()
 
-    def stop(self) -> None:
-        self.stopped.set()
-
     def found(self, partition: int, error: EvermarkError, left_at: str) -> EvermarkError | None:
         """Reading met `error`. None: it is a gap, and is being closed; else the error to report."""
         said = self.repairer.found(partition, error, left_at)
