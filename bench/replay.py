@@ -31,7 +31,7 @@ from bench.bare import by_aiohttp, by_wire
 from bench.receiver_child import ReceiverProcess
 from bench.report import Report, say
 from bench.shop import prepare, shop
-from evermark.checkpoints.postgres import PostgresCheckpoints
+from evermark.checkpoints.stores import PostgresCheckpoints
 from evermark.cluster.base import Lease
 from evermark.cluster.fence import DELIVER_LEASE, source_lease
 from evermark.cluster.liveness import this_process

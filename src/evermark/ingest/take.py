@@ -12,7 +12,7 @@ from typing import Protocol
 
 from evermark import failpoint
 from evermark.checkpoints.base import Checkpoint, CheckpointStore
-from evermark.errors import BusyError, EvermarkError, NotFoundError, UnreachableError
+from evermark.errors import BusyError, EvermarkError, UnreachableError
 from evermark.ingest.resume import Resume, resume
 from evermark.log.base import Append, AppendLog, Tail
 from evermark.log.head import Head, HeadStore
@@ -74,7 +74,7 @@ class Taker:
         where = f"{self.name}/{partition}"
         # Before the tail: head and checkpoint can then not be ahead of it, even if we are no longer the owner.
         head = self._heads.load(self.name).get(partition)
-        checkpoint = self._checkpoint(partition)
+        checkpoint = self._checkpoints.list(self.name).get(partition)
         tail = self._log.fence(partition, self.epoch)
         version = self._log.sync()
         logged_to = self._logged.position_max(partition) if tail.batch else None
@@ -120,12 +120,6 @@ class Taker:
     def _save(self, partition: int, position: str, batch: int, *, repaired: bool = False) -> None:
         self._checkpoints.save(self.name, partition, Checkpoint(position, batch, self.epoch), repaired=repaired)
         failpoint.hit("checkpoint.saved")
-
-    def _checkpoint(self, partition: int) -> Checkpoint | None:
-        try:
-            return self._checkpoints.load(self.name, partition)
-        except NotFoundError:
-            return None
 
 
 def take_each(taker: Taker, batches: Sequence[Taken], on_taken: Callable[[Taken], None]) -> dict[int, EvermarkError]:

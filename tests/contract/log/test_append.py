@@ -17,7 +17,7 @@ import pytest
 from deltalake.exceptions import CommitFailedError
 
 from evermark.checkpoints.base import Checkpoint
-from evermark.checkpoints.memory import MemoryCheckpoints
+from evermark.checkpoints.stores import MemoryCheckpoints
 from evermark.error_policy import Action, action_for
 from evermark.errors import ConflictError, DiskFullError, EngineError, FormatError, StaleError
 from evermark.ingest.take import Taken, Taker

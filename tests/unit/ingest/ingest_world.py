@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from evermark.checkpoints.memory import MemoryCheckpoints
+from evermark.checkpoints.stores import MemoryCheckpoints
 from evermark.cluster.base import Holder
 from evermark.cluster.fence import source_lease
 from evermark.cluster.memory import MemoryLeases
