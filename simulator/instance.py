@@ -252,7 +252,7 @@ class SimWorks:
             return {"error": _as_row(error)}
         controls = sum(row.op == Op.CONTROL for row in fresh)
         return {
-            "file": file.as_dict() if file else None,
+            "file": vars(file) if file else None,
             "duplicates": len(rows) - len(fresh),
             "controls": controls,
         }

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evermark.errors import ConfigError, DeniedError, FormatError
-from evermark.secrets import KeyRef, Sealed, Secret, SecretBox, is_sealed, key_for
+from evermark.secrets import KeyRef, Sealed, Secret, SecretBox, key_for
 
 T = TypeVar("T")
 KEY = "a key that nobody will ever guess"
@@ -44,7 +44,7 @@ def sent(value: T) -> T:
 def test_any_text_comes_back_out_of_the_box(box: SecretBox, text: str) -> None:
     """Sealing loses nothing, whatever characters the text has."""
     sealed = box.seal(text)
-    assert is_sealed(sealed)
+    assert sealed.startswith("sealed:")
     assert box.open(sealed) == text
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,6 +47,19 @@ def code_of(path: str) -> int:
 def codes_differ(paths: Sequence[str]) -> bool:
     """Whether codes tell these files apart."""
     return len({code_of(path) for path in paths}) == len(paths)
+
+
+def row_groups(
+    file: pq.ParquetFile, column: str, may_hold: Callable[[pq.Statistics], bool]
+) -> Iterator[tuple[int, int]]:
+    """The number and the first row of each row group that may hold what is looked for, by the range of one column."""
+    at, first = file.metadata.schema.names.index(column), 0
+    for group in range(file.metadata.num_row_groups):
+        described = file.metadata.row_group(group)
+        statistics = described.column(at).statistics
+        if statistics is None or not statistics.has_min_max or may_hold(statistics):
+            yield group, first
+        first += described.num_rows
 
 
 @dataclass
@@ -133,15 +146,10 @@ class RowReader:
 def _values(numbers: I64) -> list[int]:
     """The distinct numbers, ascending. Mostly they come so, and then nothing has to be looked up."""
     steps = np.diff(numbers)
-    if len(steps) and bool((steps < 0).any()):
-        numbers = np.unique(numbers)
-    else:
-        numbers = numbers[np.concatenate([numbers[:1] == numbers[:1], steps > 0])]
-    values: list[int] = numbers.tolist()
-    return values
+    rising = not bool((steps < 0).any())
+    found = numbers[np.concatenate([numbers[:1] == numbers[:1], steps > 0])] if rising else np.unique(numbers)
+    return list(map(int, found))
 
 
 def _one(pieces: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    if len(pieces) == 1:
-        return pieces[0]
-    return pa.concat_batches(pieces)
+    return pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)

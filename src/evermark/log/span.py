@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from evermark.log.row_reader import I64, code_of
+from evermark.log.read import in_batches
+from evermark.log.row_reader import I64, code_of, row_groups
 from evermark.log.window_search import in_order
 
 _ORDERED = ("batch", "position")
@@ -47,8 +48,7 @@ class _Batches:
     through: str
 
     def among(self, rows: pa.Table) -> pa.ChunkedArray:
-        mine = pc.and_(pc.greater(rows["batch"], self.after), pc.less_equal(rows["batch"], self.to))
-        mine = pc.and_(mine, pc.equal(rows["partition"], self.partition))
+        mine = in_batches(rows, self.partition, self.after, self.to)
         if self.through:
             first, past = pc.equal(rows["batch"], self.after + 1), pc.less_equal(rows["position"], self.through)
             mine = pc.and_(mine, pc.invert(pc.and_(first, past)))
@@ -73,15 +73,8 @@ def row_addresses(
 def _in_file(path: str, wanted: _Batches, *, whole: bool) -> Iterator[pa.Table]:
     code = code_of(path)
     with pq.ParquetFile(path) as file:
-        at = file.metadata.schema.names.index("batch")
-        first = 0
-        for group in range(file.metadata.num_row_groups):
-            described = file.metadata.row_group(group)
-            statistics = described.column(at).statistics
-            none = statistics is not None and statistics.has_min_max
-            if not (none and (statistics.max <= wanted.after or statistics.min > wanted.to)):
-                yield _in_group(file, group, code, first, None if whole else wanted)
-            first += described.num_rows
+        for group, first in row_groups(file, "batch", lambda s: s.max > wanted.after and s.min <= wanted.to):
+            yield _in_group(file, group, code, first, None if whole else wanted)
 
 
 def _in_group(file: pq.ParquetFile, group: int, code: int, first: int, wanted: _Batches | None) -> pa.Table:
