@@ -8,10 +8,11 @@ beyond that is tested only for the events that were found for it.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from itertools import product
+from math import prod
 
 from evermark.predicate import Path, Predicate, wanted_ops
 
@@ -108,17 +109,10 @@ def _named(filter_: Filter) -> _Named | None:
         else:
             values[column] = (value,)
     for column in ("op", "stream"):
-        if _size(values.values()) > ROWS_PER_FILTER_MAX:
+        if prod(map(len, values.values())) > ROWS_PER_FILTER_MAX:
             values.pop(column, None)
             is_all = False
     return _Named(values, is_all)
-
-
-def _size(values: Iterable[tuple[Value, ...]]) -> int:
-    size = 1
-    for some in values:
-        size *= len(some)
-    return size
 
 
 def _fits(column: Column, value: Value) -> bool:
@@ -126,12 +120,11 @@ def _fits(column: Column, value: Value) -> bool:
     if isinstance(column, str) or not column.cast.startswith(_EXACT):
         bits = 31 if column in _SHORT else 63
         return not isinstance(value, Decimal) and (not isinstance(value, int) or -(1 << bits) <= value < 1 << bits)
+    if isinstance(value, str):
+        return False
     precision, scale = (int(part) for part in column.cast.removeprefix(_EXACT).rstrip(")").split(","))
     try:
-        amount = Decimal(value) if not isinstance(value, str) else None
-        if amount is None:
-            return False
-        digits = amount.quantize(Decimal(1).scaleb(-scale))
+        digits = Decimal(value).quantize(Decimal(1).scaleb(-scale))
     except (InvalidOperation, ValueError):
         return False
-    return digits == amount and len(digits.as_tuple().digits) <= precision
+    return digits == value and len(digits.as_tuple().digits) <= precision
