@@ -20,26 +20,26 @@ from simulator.mutants.mutant import Mutant
 
 def _checkpoint_before_sync(self: Taker, taken: Taken) -> None:
     if taken.files:
-        self._log.commit(taken)
+        self.log.commit(taken)
     self._save(taken.partition, taken.end, taken.batch if taken.files else taken.batch - 1)
-    version = self._log.sync()
+    version = self.log.sync()
     if taken.files:
-        self._heads.move(self.name, taken.partition, Head(taken.batch, self.epoch, taken.end, version))
+        self.heads.move(self.name, taken.partition, Head(taken.batch, self.epoch, taken.end, version))
 
 
 def _head_before_sync(self: Taker, taken: Taken) -> None:
     if taken.files:
-        self._log.commit(taken)
-        self._heads.move(self.name, taken.partition, Head(taken.batch, self.epoch, taken.end, taken.batch))
-        self._log.sync()
+        self.log.commit(taken)
+        self.heads.move(self.name, taken.partition, Head(taken.batch, self.epoch, taken.end, taken.batch))
+        self.log.sync()
     self._save(taken.partition, taken.end, taken.batch if taken.files else taken.batch - 1)
 
 
 def _confirm_before_checkpoint(self: Taker, taken: Taken) -> None:
     if taken.files:
-        self._log.commit(taken)
-        version = self._log.sync()
-        self._heads.move(self.name, taken.partition, Head(taken.batch, self.epoch, taken.end, version))
+        self.log.commit(taken)
+        version = self.log.sync()
+        self.heads.move(self.name, taken.partition, Head(taken.batch, self.epoch, taken.end, version))
     self.confirm(taken.partition, taken.end)
     self._save(taken.partition, taken.end, taken.batch if taken.files else taken.batch - 1)
 

@@ -1,6 +1,6 @@
 """The port between a loop and its process: time, randomness, wakes, tasks and locks. And the adapter over threads.
 
-The loops of the product (`cluster/holding.py`, `ingest/owner.py`, `ingest/repair/loop.py`, `delivery/run/owner.py`,
+The loops of the product (`cluster/holding.py`, `ingest/owner.py`, `ingest/repair/steps.py`, `delivery/run/owner.py`,
 `delivery/replay/owner.py`) use nothing else to wait, to measure time or to do two things at once. So the same loop runs
 in threads of a driver, in one long task, and in the simulator, where a seed decides which task goes on.
 

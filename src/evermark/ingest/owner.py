@@ -1,7 +1,7 @@
 """The loop of one source: stands by for its lease, reads it for as long as the lease is held, and begins again.
 
 Reading is a port (`SourceWorks.read`): Spark does it in the product. Failures are handled here: a partition that
-fails is tried again after a while or stops, and the others go on; a gap is left to `ingest/repair/loop.py`.
+fails is tried again after a while or stops, and the others go on; a gap is left to `ingest/repair/steps.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from evermark.error_policy import Action, action_after, action_for, backoff_s
 from evermark.errors import EvermarkError, StaleError
 from evermark.event import Seen
 from evermark.ingest.gather import WHOLE_SOURCE
-from evermark.ingest.repair.loop import RepairLoop
 from evermark.ingest.repair.steps import Repairer, RepairNews, RepairWorks
 from evermark.ingest.resume import Resume
 from evermark.ingest.take import Taken, Taker
@@ -161,29 +160,28 @@ class SourceOwner:
         epoch = held.lease.epoch
         self._checked = False
         self.works.prepare()
-        stopped = self._runtime.wake()
+        self._stepped_down.clear()
         repairer = self._repairer = Repairer(
             self.name,
             epoch,
             self.source,
             self.works,
-            self._let_go,
-            stopped.is_set,
-            self._runtime.now,
             self.news,
+            self._runtime,
+            self._log,
+            self.limits.look_every_s,
+            self._let_go,
             self._on_repaired,
+            self._stepped_down.set,
         )
-        self._stepped_down.clear()
-        step_down, look_s = self._stepped_down.set, self.limits.look_every_s
-        repairing = RepairLoop(repairer, self._runtime, self._log, step_down, stopped, look_s)
-        task = self._runtime.spawn(f"repair {self.name}", repairing.run)
+        task = self._runtime.spawn(f"repair {self.name}", repairer.run)
         try:
-            self._read_on(held, self.works.open_log(epoch)[1], repairer, repairing)
+            self._read_on(held, self.works.open_log(epoch)[1], repairer)
         finally:
-            stopped.set()
+            repairer.stopped.set()
             task.join()
 
-    def _read_on(self, held: HeldLease, taker: Taker, repairer: Repairer, repairing: RepairLoop) -> None:
+    def _read_on(self, held: HeldLease, taker: Taker, repairer: Repairer) -> None:
         runtime, over = self._runtime, (self._stopping, held.lost, self._stepped_down)
         while not any_set(over):
             # Before anything is looked at: from here on no request to end is missed.
@@ -210,7 +208,7 @@ class SourceOwner:
             if any(action_for(error) is Action.STEP_DOWN for error in failed.values()):
                 self._log.warning("stepping down", error=next(iter(failed.values())))
                 return
-            if failed and not self._blame(failed, active, held, repairing):
+            if failed and not self._blame(failed, active, held, repairer):
                 return
 
     def _end_after(self, wait_s: float, ending: Wake) -> None:
@@ -219,7 +217,7 @@ class SourceOwner:
             ending.set()
 
     def _blame(
-        self, failed: Mapping[int, EvermarkError], active: Sequence[int], held: HeldLease, repairing: RepairLoop
+        self, failed: Mapping[int, EvermarkError], active: Sequence[int], held: HeldLease, repairer: Repairer
     ) -> bool:
         """Note which partitions failed, or leave the gap to be repaired. False: the owner is stale, so none did."""
         is_sure = True
@@ -235,7 +233,7 @@ class SourceOwner:
         noted: dict[int, EvermarkError] = {}
         for partition in active:
             trouble = failed.get(partition, whole)
-            said = repairing.found(partition, trouble, self._left_at.get(partition, "")) if trouble else None
+            said = repairer.found(partition, trouble, self._left_at.get(partition, "")) if trouble else None
             if said is not None:
                 noted[partition] = said
         self._note_failure(noted, is_sure=is_sure, beside=len(noted) < len(active))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
+from threading import Event
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -84,10 +85,13 @@ class Scene:
             self.epoch,
             cast("Any", source),
             cast("Any", SimpleNamespace(recoveries=self.recoveries)),
-            nothing,
-            lambda: False,
-            lambda: self.now,
             cast("Any", news),
+            cast("Any", SimpleNamespace(now=lambda: self.now, wake=Event)),
+            cast("Any", None),
+            1.0,
+            nothing,
+            nothing,
+            nothing,
         )
 
 

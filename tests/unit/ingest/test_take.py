@@ -72,16 +72,16 @@ class CheckpointsFirst(Taker):
 
 class NeverSyncs(Taker):
     def take(self, taken: Taken) -> None:
-        self._log.commit(taken)
-        self._heads.move(self.name, taken.partition, Head(taken.batch, self.epoch, taken.end, 1))
+        self.log.commit(taken)
+        self.heads.move(self.name, taken.partition, Head(taken.batch, self.epoch, taken.end, 1))
         self._save(taken.partition, taken.end, taken.batch)
 
 
 class HeadBeforeSync(Taker):
     def take(self, taken: Taken) -> None:
-        self._log.commit(taken)
-        self._heads.move(self.name, taken.partition, Head(taken.batch, self.epoch, taken.end, taken.batch))
-        self._log.sync()
+        self.log.commit(taken)
+        self.heads.move(self.name, taken.partition, Head(taken.batch, self.epoch, taken.end, taken.batch))
+        self.log.sync()
         self._save(taken.partition, taken.end, taken.batch)
 
 

@@ -1,4 +1,7 @@
-"""Gaps of one source, closed step by step. Nothing in here knows Spark, Delta or Postgres: the simulator runs it."""
+"""Gaps of one source, closed step by step beside its reading: partitions without a gap go on.
+
+Nothing in here knows Spark, Delta or Postgres: the simulator runs it.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,12 @@ from itertools import pairwise
 from typing import Protocol
 
 from evermark import failpoint
-from evermark.error_policy import Action, action_for
+from evermark.error_policy import Action, action_for, backoff_s
 from evermark.errors import EngineError, EvermarkError, GapError, IdentityError
 from evermark.ingest.repair.base import TRIES_MAX, Choice, Recovery, RecoveryStore, Step, exhausted, given_up, may_open
 from evermark.ingest.take import Taken, Taker
 from evermark.log.base import AppendLog, LogFile
+from evermark.runtime import Log, Runtime
 from evermark.sources.base import Gap, Repair, Source
 
 TIDY_EVERY = timedelta(minutes=1)
@@ -80,7 +84,7 @@ class RepairNews(Protocol):
 
 @dataclass(eq=False)
 class Repairer:
-    """Carries out open recoveries, found by us or asked for by a person.
+    """Carries out open recoveries, found by us or asked for by a person. `run` returns after `stopped` is set.
 
     `let_go` returns when nobody reads a partition; `on_ended` lets it be read again, or, with an error, has it wait for
     a person.
@@ -90,16 +94,20 @@ class Repairer:
     epoch: int
     source: Source
     works: RepairWorks
-    let_go: Callable[[int], None]
-    stopped: Callable[[], bool]
-    clock: Callable[[], datetime]
     news: RepairNews
-    on_ended: Callable[[int, EvermarkError | None], None] = lambda _partition, _error: None
+    runtime: Runtime
+    log: Log
+    look_every_s: float
+    let_go: Callable[[int], None]
+    on_ended: Callable[[int, EvermarkError | None], None]
+    on_step_down: Callable[[], None]
     _tidied_at: dict[int, datetime] = field(default_factory=dict)
     # Partitions whose recovery was begun here, and nobody was told of its end.
     _carried: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.stopped = self.runtime.wake()
+        self._found = self.runtime.wake()
         self._lock = threading.Lock()
         self._open = {p for p in self.source.partitions() if self.works.recoveries.current(self.name, p) is not None}
 
@@ -113,7 +121,7 @@ class Repairer:
         if not may_open(error) or self.source.repair(partition) is None:
             return error
         past = [r for r in self.works.recoveries.past(self.name) if r.partition == partition]
-        if exhausted(past, self.clock()):
+        if exhausted(past, self.runtime.now()):
             return given_up(past[0].error or error.message)
         # Before it is recorded: carrying it out removes it again when it is done.
         with self._lock:
@@ -126,7 +134,29 @@ class Repairer:
             raise
         failpoint.hit("repair.opened")
         self.news.opened(recovery, error)
+        self._found.set()
         return None
+
+    def run(self) -> None:
+        """Look for gaps until stopped, and at once when one is found."""
+        failures = 0
+        while not self.stopped.is_set():
+            wait_s = self.look_every_s
+            self._found.clear()
+            try:
+                self.carry_out_all()
+                failures = 0
+            except Exception as error:  # noqa: BLE001 - tried again; an unknown failure must not end the loop
+                if action_for(error) is Action.STEP_DOWN:
+                    self.log.warning("stepping down", part="repair", error=error)
+                    self.on_step_down()
+                    return
+                self.log.warning(
+                    "looking for gaps, or closing one, failed; it is tried again", part="repair", error=error
+                )
+                wait_s = backoff_s(failures, base_s=self.look_every_s)
+                failures += 1
+            self.runtime.wait(wait_s, self._found, self.stopped)
 
     def carry_out_all(self) -> None:
         """Look at every partition: an error in one is raised when the others were looked at, too."""
@@ -143,7 +173,7 @@ class Repairer:
 
     def _look_at(self, partition: int) -> None:
         recovery = self.works.recoveries.current(self.name, partition)
-        if recovery is not None and not self.stopped():
+        if recovery is not None and not self.stopped.is_set():
             self.carry_out(recovery)
         elif recovery is None and partition in self._carried:
             self._tell_end(self._carried[partition])
@@ -174,7 +204,7 @@ class Repairer:
         now = recovery
         if now.step is Step.OPENED:
             # A person who chose knows which server this is; else it has to be the server we left.
-            gap = repair.begin(self.stopped, None if now.by_person else now.left_at or None)
+            gap = repair.begin(self.stopped.is_set, None if now.by_person else now.left_at or None)
             now = self._as_it_is(now)  # waiting for a slot takes up to an hour: somebody may have chosen otherwise
             taken = self._close_gap(now, gap)
             self.works.recoveries.close_gap(now, gap.position, taken, self.epoch)
@@ -212,7 +242,7 @@ class Repairer:
 
     def _after_failure(self, recovery: Recovery, repair: Repair, error: EvermarkError) -> None:
         action = action_for(error)
-        if action is Action.STEP_DOWN or self.stopped():
+        if action is Action.STEP_DOWN or self.stopped.is_set():
             raise error
         if isinstance(error, IdentityError):
             self._fail(recovery, repair, error)  # trying again makes it no other server
@@ -235,7 +265,7 @@ class Repairer:
 
     def _tidy(self, partition: int) -> None:
         """A late owner may make a slot after its successor was done: the slot keeps WAL, and nobody reads it."""
-        now = self.clock()
+        now = self.runtime.now()
         if partition in self._tidied_at and now - self._tidied_at[partition] < TIDY_EVERY:
             return
         past = [r for r in self.works.recoveries.past(self.name) if r.partition == partition]
@@ -261,7 +291,7 @@ class Repairer:
 
     def _ended(self, recovery: Recovery, error: EvermarkError | None) -> None:
         self._carried.pop(recovery.partition, None)
-        self._tidied_at[recovery.partition] = self.clock()
+        self._tidied_at[recovery.partition] = self.runtime.now()
         with self._lock:
             self._open.discard(recovery.partition)
         self.news.ended(recovery, error)
