@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from evermark.disk import sync_folder
 from evermark.log.format import CommitNote, MaintenanceNote, note_of
-from evermark.log.table import commit_file
+from evermark.log.table import commit_file, last_checkpoint
 
 _ADD_COLUMN = "ADD COLUMN"  # as delta-rs calls it
 
@@ -39,9 +39,10 @@ def set_aside_torn(folder: Path, durable_version: int) -> list[int]:
     for path in (*(commit_file(folder, version) for version in torn), *checkpoints):
         with suppress(FileNotFoundError):  # never there, or cleaned by the owner before us, which has not noticed yet
             path.rename(path.with_name(f"{path.name}.torn"))
-    if torn or checkpoints or not _names_a_checkpoint(log):
+    announced, named = log / "_last_checkpoint", log.glob(f"{last_checkpoint(folder):020d}.checkpoint*.parquet")
+    if torn or checkpoints or (announced.exists() and not any(named)):
         # It may name a checkpoint just set aside; without it readers list the folder, which is always right.
-        (log / "_last_checkpoint").unlink(missing_ok=True)
+        announced.unlink(missing_ok=True)
         sync_folder(log)
     return torn
 
@@ -101,13 +102,3 @@ def _readable(checkpoint: Path) -> bool:
     except (OSError, pa.ArrowException):
         return False
     return True
-
-
-def _names_a_checkpoint(log: Path) -> bool:
-    try:
-        named = int(json.loads((log / "_last_checkpoint").read_text())["version"])
-    except FileNotFoundError:
-        return True
-    except (ValueError, KeyError):
-        return False
-    return any(log.glob(f"{named:020d}.checkpoint*.parquet"))
