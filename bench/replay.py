@@ -269,7 +269,7 @@ def _box(folder: Path) -> SecretBox:
     if not path.exists():
         path.write_text(secrets.token_hex(32))
         path.chmod(0o600)
-    return SecretBox(KeyRef.parse(f"file:{path}"))
+    return SecretBox(KeyRef("file", str(path)))
 
 
 def _received(path: Path) -> tuple[Counter[str], list[bytes]]:

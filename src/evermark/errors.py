@@ -136,3 +136,8 @@ class PoisonError(EvermarkError):
 def of_kind(kind: str, message: str, hint: str = "") -> EvermarkError:
     """Rebuild an error that crossed a process as plain values."""
     return _BY_KIND.get(kind, EvermarkError)(message, hint=hint)
+
+
+def known(error: Exception) -> EvermarkError:
+    """The error itself, or one of unknown kind for what is none of ours."""
+    return error if isinstance(error, EvermarkError) else EvermarkError(f"{type(error).__name__}: {error}"[:1000])

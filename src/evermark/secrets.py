@@ -118,11 +118,6 @@ class KeyRef:
             hint='in evermark.yaml write secrets: {key: "${file:/run/secrets/evermark}"} or {key: "${EVERMARK_KEY}"}',
         )
 
-    @classmethod
-    def parse(cls, text: str) -> KeyRef:
-        kind, _, name = text.partition(":")
-        return cls(kind, name)
-
     def __str__(self) -> str:
         return f"{self.kind}:{self.name}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,16 +24,16 @@ class Gathered:
 
 def gather(rows: Iterable[Mapping[str, Any]], epoch: int) -> Gathered:
     """A partition with one failed slice takes nothing of this batch: batches are whole or not at all."""
-    by_partition: dict[int, list[Mapping[str, Any]]] = {}
-    out = Gathered()
+    by_partition: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
-        partition = int(row.get("partition", WHOLE_SOURCE))
-        error = row.get("error")
+        by_partition[int(row.get("partition", WHOLE_SOURCE))].append(row)
+    out = Gathered()
+    for partition, mine in sorted(by_partition.items()):
+        error = next((row["error"] for row in mine if row.get("error") is not None), None)
         if error is not None:
-            failure = of_kind(error.get("kind", ""), error.get("message", ""), error.get("hint", ""))
-            out.failed.setdefault(partition, failure)
-        by_partition.setdefault(partition, []).append(row)
-    out.taken += [_taken(p, mine, epoch) for p, mine in sorted(by_partition.items()) if p not in out.failed]
+            out.failed[partition] = of_kind(error.get("kind", ""), error.get("message", ""), error.get("hint", ""))
+        else:
+            out.taken.append(_taken(partition, mine, epoch))
     return out
 
 

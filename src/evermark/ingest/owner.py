@@ -14,7 +14,7 @@ from typing import Protocol
 from evermark.cluster.fence import source_lease
 from evermark.cluster.holding import Candidate, HeldLease
 from evermark.error_policy import Action, action_after, action_for, backoff_s
-from evermark.errors import EvermarkError, StaleError
+from evermark.errors import EvermarkError, StaleError, known
 from evermark.event import Seen
 from evermark.ingest.gather import WHOLE_SOURCE
 from evermark.ingest.repair.steps import Repairer, RepairNews, RepairWorks
@@ -144,10 +144,8 @@ class SourceOwner:
             self.news.owned()
             try:
                 self._own(held)
-            except EvermarkError as error:
-                self._whole_source_failed(error)
             except Exception as error:  # noqa: BLE001 - an unknown failure must not end the loop in silence
-                self._whole_source_failed(EvermarkError(f"{type(error).__name__}: {error}"[:1000]))
+                self._whole_source_failed(known(error))
             finally:
                 self.news.released()
                 held.close()
@@ -264,14 +262,10 @@ class SourceOwner:
     def _ready_partitions(self, repaired: set[int]) -> tuple[list[int], float | None]:
         """The partitions that may be read now, and in how many seconds another may be."""
         now = self._runtime.monotonic()
-        waits: list[float] = []
-        ready: list[int] = []
-        for partition in self.source.partitions():
-            trouble = self._trouble.get(partition, _Trouble())
-            if trouble.stopped or partition in repaired:
-                continue
-            (ready.append(partition) if trouble.not_before <= now else waits.append(trouble.not_before - now))
-        return ready, min(waits, default=None)
+        troubles = {p: self._trouble.get(p, _Trouble()) for p in self.source.partitions() if p not in repaired}
+        waits = {p: trouble.not_before - now for p, trouble in troubles.items() if not trouble.stopped}
+        ready = [p for p, wait_s in waits.items() if wait_s <= 0]
+        return ready, min((wait_s for wait_s in waits.values() if wait_s > 0), default=None)
 
     def _note_failure(self, failed: Mapping[int, EvermarkError], *, is_sure: bool = True, beside: bool = False) -> None:
         # The same for all: partitions that failed together are read again together.

@@ -14,6 +14,7 @@ from sqlglot import exp
 from evermark.predicate.fragment import Fragment, Path, chars_of, filled, joined, refused, sql, string_sql
 from evermark.predicate.kinds import (
     COLUMNS,
+    branches_of,
     cast_form,
     choices,
     column_of,
@@ -124,15 +125,13 @@ def _emit_nullif(node: exp.Expr, form: Form) -> Fragment:
 
 
 def _emit_case(node: exp.Expr, form: Form) -> Fragment:
-    if isinstance(node, exp.If):
-        branches, default, subject = [node], node.args.get("false"), None
-    else:
-        branches, default, subject = node.args["ifs"], node.args.get("default"), node.this
+    branches, otherwise = branches_of(node)
+    subject = node.this if isinstance(node, exp.Case) else None
     pieces: list[str | Fragment] = ["(case"]
     for branch in branches:
         condition = emit(branch.this, Form.BOOLEAN) if subject is None else compared(exp.EQ, subject, branch.this)
         pieces += [" when ", condition, " then ", emit(branch.args["true"], form)]
-    return sql(*pieces, " else ", emit(default if default is not None else exp.Null(), form), " end)")
+    return sql(*pieces, " else ", emit(exp.Null() if otherwise is None else otherwise, form), " end)")
 
 
 def _emit_cast(node: exp.Cast, form: Form) -> Fragment:

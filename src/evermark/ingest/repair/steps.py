@@ -14,7 +14,7 @@ from typing import Protocol
 
 from evermark import failpoint
 from evermark.error_policy import Action, action_for, backoff_s
-from evermark.errors import EngineError, EvermarkError, GapError, IdentityError
+from evermark.errors import EngineError, EvermarkError, GapError, IdentityError, known
 from evermark.ingest.repair.base import TRIES_MAX, Choice, Recovery, RecoveryStore, Step, exhausted, given_up, may_open
 from evermark.ingest.take import Taken, Taker
 from evermark.log.base import AppendLog, LogFile
@@ -120,7 +120,7 @@ class Repairer:
         """Reading met `error`. None: it is a gap, and is being closed; else the error to report."""
         if not may_open(error) or self.source.repair(partition) is None:
             return error
-        past = [r for r in self.works.recoveries.past(self.name) if r.partition == partition]
+        past = self._past(partition)
         if exhausted(past, self.runtime.now()):
             return given_up(past[0].error or error.message)
         # Before it is recorded: carrying it out removes it again when it is done.
@@ -174,13 +174,13 @@ class Repairer:
     def _look_at(self, partition: int) -> None:
         recovery = self.works.recoveries.current(self.name, partition)
         if recovery is not None and not self.stopped.is_set():
-            self.carry_out(recovery)
+            self._carry_out(recovery)
         elif recovery is None and partition in self._carried:
             self._tell_end(self._carried[partition])
         elif recovery is None:
             self._tidy(partition)
 
-    def carry_out(self, recovery: Recovery) -> None:
+    def _carry_out(self, recovery: Recovery) -> None:
         with self._lock:
             self._open.add(recovery.partition)
         self._carried[recovery.partition] = recovery.id
@@ -192,11 +192,8 @@ class Repairer:
         try:
             self.let_go(recovery.partition)
             self._steps(recovery, repair)
-        except EvermarkError as error:
-            self._after_failure(self._as_it_is(recovery), repair, error)
-        except Exception as error:  # noqa: BLE001 - counted like any other failed try
-            unknown = EvermarkError(f"{type(error).__name__}: {error}"[:1000])
-            self._after_failure(self._as_it_is(recovery), repair, unknown)
+        except Exception as error:  # noqa: BLE001 - an unknown one is counted like any other failed try
+            self._after_failure(self._as_it_is(recovery), repair, known(error))
         finally:
             repair.close()
 
@@ -236,6 +233,9 @@ class Repairer:
         self.news.closed(recovery, gap, rows)
         return rows
 
+    def _past(self, partition: int) -> list[Recovery]:
+        return [r for r in self.works.recoveries.past(self.name) if r.partition == partition]
+
     def _as_it_is(self, recovery: Recovery) -> Recovery:
         """The same recovery as State has it now: how far it got, and what was chosen since."""
         return self.works.recoveries.current(self.name, recovery.partition) or recovery
@@ -268,7 +268,7 @@ class Repairer:
         now = self.runtime.now()
         if partition in self._tidied_at and now - self._tidied_at[partition] < TIDY_EVERY:
             return
-        past = [r for r in self.works.recoveries.past(self.name) if r.partition == partition]
+        past = self._past(partition)
         repair = self.source.repair(partition) if past else None
         if repair is not None:
             self.works.recoveries.move(past[0], past[0].step, self.epoch)  # refused if we are no longer the owner
