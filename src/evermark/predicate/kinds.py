@@ -144,9 +144,9 @@ def choices(node: exp.Expr) -> list[exp.Expr]:
 
 def branches_of(node: exp.Expr) -> tuple[list[exp.Expr], exp.Expr | None]:
     """The branches of an IF or a CASE, and what it results in when none is taken."""
-    return (
-        ([node], node.args.get("false")) if isinstance(node, exp.If) else (node.args["ifs"], node.args.get("default"))
-    )
+    if isinstance(node, exp.If):
+        return [node], node.args.get("false")
+    return node.args["ifs"], node.args.get("default")
 
 
 def cast_form(node: exp.Cast) -> Form:
