@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from evermark.cluster.fence import fence, source_lease
+from evermark.cluster.fence import fenced, source_lease
 from evermark.errors import ConflictError
 from evermark.ingest.repair.base import KEPT_MAX, TEXT_MAX, Choice, Recovery, Step, chosen_otherwise
 from evermark.state.connection import State
@@ -54,8 +54,7 @@ class Recoveries:
     def open(
         self, source: str, partition: int, reason: str, left_at: str, epoch: int, chosen: Choice | None = None
     ) -> Recovery:
-        with self._state.transaction() as conn:
-            fence(conn, source_lease(source), epoch)
+        with fenced(self._state, source_lease(source), epoch) as conn:
             if chosen is not None:
                 conn.execute(_SET_CHOICE, (chosen, reason[:TEXT_MAX], source, partition))
             made = (chosen or Choice.REPAIR, "itself" if chosen is None else "person", reason[:TEXT_MAX], left_at)
@@ -66,13 +65,11 @@ class Recoveries:
         return _recovery(row)
 
     def move(self, recovery: Recovery, step: Step, epoch: int, *, error: str = "", tried: bool = False) -> None:
-        with self._state.transaction() as conn:
-            fence(conn, source_lease(recovery.source), epoch)
+        with fenced(self._state, source_lease(recovery.source), epoch) as conn:
             conn.execute(_MOVE, (step, error[:TEXT_MAX], int(tried), recovery.id))
 
     def close_gap(self, recovery: Recovery, position: str, taken: int, epoch: int) -> None:
-        with self._state.transaction() as conn:
-            fence(conn, source_lease(recovery.source), epoch)
+        with fenced(self._state, source_lease(recovery.source), epoch) as conn:
             if conn.execute(_CLOSE, (position, taken, recovery.id, recovery.choice)).rowcount != 1:
                 raise chosen_otherwise(recovery)
 
