@@ -29,6 +29,8 @@ class OwnedRow(Protocol):
 R = TypeVar("R", bound=OwnedRow)
 Rule = Callable[[R | None], None]
 
+_MINE = "source = %(source)s and partition = %(partition)s"
+
 
 class OwnedRows(Protocol[R]):
     def load(self, source: str) -> dict[int, R]: ...
@@ -99,9 +101,6 @@ class PostgresRows(Generic[R]):
                 " instance just now",
                 hint="restart the source, which finds in the log where it stands",
             )
-
-
-_MINE = "source = %(source)s and partition = %(partition)s"
 
 
 class MemoryRows(Generic[R]):
