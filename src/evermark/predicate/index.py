@@ -55,24 +55,22 @@ class Index:
 
 def index_of(filters: Sequence[Filter]) -> Index:
     """Every filter_ is in exactly one table, or tested, or can never be met."""
-    named = [_named(filter_) for filter_ in filters]
-    exact = Counter(_columns(one.values) for one in named if one is not None and one.values)
+    named = {number: found for number, filter_ in enumerate(filters) if (found := _named(filter_)) is not None}
+    exact = Counter(_columns(needs) for needs, _ in named.values() if needs)
     chosen = {columns for columns, count in exact.most_common(TABLES_MAX - 1) if count >= TABLE_ROWS_MIN and columns}
     rows: dict[tuple[Column, ...], dict[tuple[Value, ...], list[int]]] = defaultdict(lambda: defaultdict(list))
     tested: list[int] = []
     whole: set[int] = set()
-    for number, one in enumerate(named):
-        if one is None:
-            continue
-        columns = _columns(one.values)
+    for number, (needs, is_all) in named.items():
+        columns = _columns(needs)
         if columns not in chosen:
-            columns = ("stream",) if "stream" in one.values else ()
+            columns = ("stream",) if "stream" in needs else ()
         if not columns:
             tested.append(number)
             continue
-        if not one.is_all or columns != _columns(one.values):
+        if not is_all or columns != _columns(needs):
             whole.add(number)
-        for values in product(*(one.values[column] for column in columns)):
+        for values in product(*(needs[column] for column in columns)):
             rows[columns][values].append(number)
     tables = [
         Table(columns, {values: tuple(numbers) for values, numbers in found.items()})
@@ -85,16 +83,8 @@ def _columns(needs: Mapping[Column, tuple[Value, ...]]) -> tuple[Column, ...]:
     return tuple(sorted(needs, key=str))
 
 
-@dataclass(frozen=True)
-class _Named:
-    """The values each column must have one of, and whether these are all the equalities there are."""
-
-    values: Mapping[Column, tuple[Value, ...]]
-    is_all: bool
-
-
-def _named(filter_: Filter) -> _Named | None:
-    """None: no event can be what is wished for."""
+def _named(filter_: Filter) -> tuple[dict[Column, tuple[Value, ...]], bool] | None:
+    """The values each column must have one of, and whether these are all equalities; None: no event can have them."""
     values: dict[Column, tuple[Value, ...]] = {}
     if filter_.streams:
         values["stream"] = tuple(dict.fromkeys(filter_.streams))
@@ -112,7 +102,7 @@ def _named(filter_: Filter) -> _Named | None:
         if prod(map(len, values.values())) > ROWS_PER_FILTER_MAX:
             values.pop(column, None)
             is_all = False
-    return _Named(values, is_all)
+    return values, is_all
 
 
 def _fits(column: Column, value: Value) -> bool:
