@@ -85,7 +85,7 @@ def test_p6_exactly_what_the_log_lacks_is_found_in_order_and_cut_into_batches(
     assert [t.start for t in taken] == ["m", *(t.end for t in taken[:-1])]
     assert taken[-1].end == "z"
     for each in taken:
-        log.commit(each.append)
+        log.commit(each)
     rows = [row for f in reader.files() for row in pq.read_table(f.path).to_pylist() if row["batch"] > 3]
     rows.sort(key=lambda row: (row["batch"], row["position"]))
     assert [row["event_id"] for row in rows] == [f"id-{n}" for n in missing]
