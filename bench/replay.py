@@ -31,7 +31,7 @@ from bench.bare import by_aiohttp, by_wire
 from bench.receiver_child import ReceiverProcess
 from bench.report import Report, say
 from bench.shop import prepare, shop
-from evermark.checkpoints.postgres import PostgresCheckpoints
+from evermark.checkpoints.stores import PostgresCheckpoints
 from evermark.cluster.base import Lease
 from evermark.cluster.fence import DELIVER_LEASE, source_lease
 from evermark.cluster.liveness import this_process
@@ -159,7 +159,7 @@ class _Ours:
 
         def on_taken(batch: Taken) -> None:
             nonlocal taken
-            taken += batch.append.rows
+            taken += batch.rows
             if taken >= events:
                 query.stop()
 
@@ -269,7 +269,7 @@ def _box(folder: Path) -> SecretBox:
     if not path.exists():
         path.write_text(secrets.token_hex(32))
         path.chmod(0o600)
-    return SecretBox(KeyRef.parse(f"file:{path}"))
+    return SecretBox(KeyRef("file", str(path)))
 
 
 def _received(path: Path) -> tuple[Counter[str], list[bytes]]:

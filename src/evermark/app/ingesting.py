@@ -182,7 +182,7 @@ class SourceRunner:
         self._board.put(self.name, partition, state, error.message, error.hint)
 
     def taken(self, taken: Taken) -> None:
-        rows, partition = taken.append.rows, taken.partition
+        rows, partition = taken.rows, taken.partition
         self._metrics.checkpoints_saved.labels(self.name, partition).inc()
         self._board.seen(self.name, partition, rows, datetime.now(UTC))
         if taken.duplicates:
@@ -192,7 +192,7 @@ class SourceRunner:
         self._metrics.events_taken.labels(self.name, partition).inc(rows)
         self._metrics.batches_taken.labels(self.name, partition).inc()
         self._metrics.log_head.labels(self.name, partition).set(taken.batch)
-        paths = tuple(str(self._folder / f.path) for f in taken.append.files)
+        paths = tuple(str(self._folder / f.path) for f in taken.files)
         self._on_span(
             Span(SourcePartition(self.name, partition), Cursor(taken.batch - 1), taken.batch, paths, rows, exact=True)
         )

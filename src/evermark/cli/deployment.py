@@ -18,7 +18,7 @@ from evermark.errors import BusyError, ConfigError, NotFoundError
 if TYPE_CHECKING:
     from evermark.app.build import Deployment
     from evermark.cluster.base import Lease
-    from evermark.cluster.holders import LeaseRow
+    from evermark.cluster.postgres import LeaseRow
     from evermark.config import Config
 
 T = TypeVar("T")
@@ -106,7 +106,7 @@ def as_deliverer(deployment: Deployment, step: Callable[[int], T]) -> T:
 def as_holder(deployment: Deployment, name: str, step: Callable[[int], T]) -> T:
     """Do one transaction of a person's on what a lease guards, with the epoch that holds it."""
     from evermark.cluster import holding
-    from evermark.cluster.holders import owner_epoch
+    from evermark.cluster.postgres import owner_epoch
 
     return holding.as_holder(
         deployment.leases, name, deployment.holder, lambda: owner_epoch(deployment.state, name), step
@@ -122,7 +122,7 @@ def warn_of_streams(deployment: Deployment, streams: Iterable[str]) -> None:
 
 
 def lease_rows(deployment: Deployment) -> dict[str, LeaseRow]:
-    from evermark.cluster.holders import lease_rows as read
+    from evermark.cluster.postgres import lease_rows as read
 
     return read(deployment.state)
 

@@ -131,7 +131,7 @@ def _standings(config: Config, name: str, source: Source, state: State) -> list[
 def owner_of(state: State, name: str) -> str | None:
     """The process that holds the lease of a source."""
     from evermark.cluster.fence import source_lease
-    from evermark.cluster.holders import lease_rows
+    from evermark.cluster.postgres import lease_rows
 
     lease = lease_rows(state).get(source_lease(name))
     return f"{lease.holder.host}:{lease.holder.pid}" if lease is not None and lease.held and lease.holder else None

@@ -247,9 +247,7 @@ def _ask(deployment: Deployment, name: str, standing: PartitionStatus, way: Way)
     left_at = standing.checkpoint.position if standing.checkpoint else ""
 
     def step(epoch: int) -> Recovery:
-        return deployment.recoveries.open(
-            name, standing.partition, reason, left_at, epoch, choice=Choice(way.value), by_person=True
-        )
+        return deployment.recoveries.open(name, standing.partition, reason, left_at, epoch, Choice(way.value))
 
     return as_holder(deployment, source_lease(name), step)
 

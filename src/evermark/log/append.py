@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from deltalake.exceptions import DeltaError
@@ -50,28 +51,24 @@ class DeltaLog:
 
         The new owner also gives an older table the columns that events have got since.
         """
-        for attempt in range(_COMMIT_TRIES_MAX):
+        for _ in self._tries(partition):
             tail = self.tail(partition)
             if tail.epoch > epoch:
                 raise _stale(self.folder, partition, epoch, tail.epoch)
-            if tail.epoch < epoch:
-                if not self._try_commit([], partition, pack(epoch, tail.batch), {}):
-                    self._wait(attempt)
-                    continue
-                tail = Tail(tail.batch, epoch, tail.end)
-            if self._has_all_columns():
-                return tail
-            self._wait(attempt)
-        raise self._contended(partition) from self._refusal
+            fenced = tail.epoch == epoch or self._try_commit([], partition, pack(epoch, tail.batch), {})
+            if fenced and self._has_all_columns():
+                break
+        return Tail(tail.batch, epoch, tail.end)
 
     def commit(self, append: Append) -> None:
         mine = (append.epoch, append.batch)
-        note = _note_for(append)
+        names = tuple(f.path for f in append.files)
+        note = CommitNote(append.partition, append.batch, append.epoch, append.start, append.end, append.rows, names)
         actions = [
             AddAction(f.path, f.size, {}, int(time.time() * 1000), True, stats_json(f.rows, f.stats))
             for f in append.files
         ]
-        for attempt in range(_COMMIT_TRIES_MAX):
+        for _ in self._tries(append.partition):
             self._handle.refresh()
             tail = self._tail(append.partition)
             if tail == mine and self._note(append.partition, append.batch) == note:
@@ -80,9 +77,6 @@ class DeltaLog:
             require_files(self.folder, append.files)
             if self._try_commit(actions, append.partition, pack(*mine), note.as_metadata()):
                 break
-            self._wait(attempt)
-        else:
-            raise self._contended(append.partition) from self._refusal
         failpoint.hit("log.committed")
 
     def sync(self) -> int:
@@ -119,69 +113,54 @@ class DeltaLog:
         return unpack(self._handle.table.transaction_version(app_id(partition)) or 0)
 
     def _try_commit(self, actions: list[AddAction], partition: int, version: int, metadata: dict[str, str]) -> bool:
-        """False: a fresh snapshot has to show what really happened."""
         table = self._handle.table
         properties = CommitProperties(
             app_transactions=[Transaction(app_id(partition), version, int(time.time() * 1000))],
             custom_metadata=metadata or None,
         )
+        append = partial(table.create_write_transaction, list(actions), "append", table.schema())
+        return self._went_through(partial(append, commit_properties=properties))
+
+    def _has_all_columns(self) -> bool:
+        """Add the columns that the table lacks. Files that have a column may come before the table knows it, and files
+        without it stay: readers see nulls. So a crash at any point leaves a table that can be read, and the next owner
+        adds what is missing.
+        """
+        missing = missing_columns(self._handle.refresh())
+        return not missing or self._went_through(partial(self._handle.table.alter.add_columns, missing))
+
+    def _went_through(self, commit: Callable[..., object]) -> bool:
+        """False: a fresh snapshot has to show what really happened."""
         try:
             with full_disk_is_said(self.folder):
-                table.create_write_transaction(
-                    list(actions),
-                    "append",
-                    table.schema(),
-                    commit_properties=properties,
-                    post_commithook_properties=NO_HOOKS,
-                )
+                commit(post_commithook_properties=NO_HOOKS)
         except (DeltaError, OSError) as error:
             self._refusal = error
             return False
         # An owner that slept through the cleaning of commits meets no conflict: its version is one no reader reads.
-        return last_checkpoint(self.folder) <= table.version()
-
-    def _has_all_columns(self) -> bool:
-        """Add the columns that the table lacks; False: whether they are there now is to be seen on a fresh snapshot.
-
-        Files that have a column may come before the table knows it, and files without it stay: readers see nulls. So a
-        crash at any point leaves a table that can be read, and the next owner adds what is missing.
-        """
-        missing = missing_columns(self._handle.refresh())
-        if not missing:
-            return True
-        try:
-            with full_disk_is_said(self.folder):
-                self._handle.table.alter.add_columns(missing, post_commithook_properties=NO_HOOKS)
-        except (DeltaError, OSError) as error:
-            self._refusal = error
-            return False
         return last_checkpoint(self.folder) <= self._handle.table.version()
 
     def _note(self, partition: int, batch: int) -> CommitNote | None:
         version = self._handle.table.version()
         for each in range(version, max(-1, version - _NOTES_SEARCHED_MAX), -1):
             try:
-                note = read_note(commit_file(self.folder, each))
+                actions = map(json.loads, commit_file(self.folder, each).read_text().splitlines())
             except FileNotFoundError:
                 return None
-            if note and note.partition == partition:
+            note = next((note_of(action["commitInfo"]) for action in actions if "commitInfo" in action), None)
+            if isinstance(note, CommitNote) and note.partition == partition:
                 return note if note.batch == batch else None
         return None
 
-    def _wait(self, attempt: int) -> None:
-        self._pause(random.uniform(0, 0.01 * 2 ** min(attempt, 6)))
-
-    def _contended(self, partition: int) -> ConflictError:
-        return ConflictError(
+    def _tries(self, partition: int) -> Iterator[None]:
+        for attempt in range(_COMMIT_TRIES_MAX):
+            yield
+            self._pause(random.uniform(0, 0.01 * 2 ** min(attempt, 6)))
+        raise ConflictError(
             f"the log at {self.folder} refused {_COMMIT_TRIES_MAX} commits of partition {partition} in a row,"
             f" at last with: {str(self._refusal)[:300]}",
             hint="is another program writing to this table? Only its owner may",
-        )
-
-
-def _note_for(append: Append) -> CommitNote:
-    names = tuple(f.path for f in append.files)
-    return CommitNote(append.partition, append.batch, append.epoch, append.start, append.end, append.rows, names)
+        ) from self._refusal
 
 
 def require_tail(tail: tuple[int, int], append: Append, where: str) -> None:
@@ -201,11 +180,3 @@ def _stale(where: object, partition: int, mine: int, found: int) -> StaleError:
         f"the log at {where}, partition {partition}, belongs to epoch {found}; ours is {mine}",
         hint="another instance owns this source now; this one stops writing to it",
     )
-
-
-def read_note(path: Path) -> CommitNote | None:
-    for line in path.read_text().splitlines():
-        action = json.loads(line)
-        if "commitInfo" in action:
-            return note_of(action["commitInfo"])
-    return None

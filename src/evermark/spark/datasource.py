@@ -146,7 +146,7 @@ class _Reader(DataSourceStreamReader):
         controls = _Counter()
         file = writer.write_all(_with_controls_counted(ahead(iter(fresh)), controls))
         failpoint.hit("file.written")
-        described = file.as_dict() if file else None
+        described = vars(file) if file else None
         return {"file": described, "duplicates": fresh.dropped, "controls": controls.count}
 
     def commit(self, end: dict[str, Any]) -> None:

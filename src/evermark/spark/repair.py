@@ -87,7 +87,7 @@ class _Write:
             placed += sum(part.num_rows for part in some)
             file = writer.write_all(self._placed(some, first))
             end = self.gap.positions(placed, 1)[0].as_py()
-            row = json.dumps({"file": file.as_dict() if file else None, "end": end})
+            row = json.dumps({"file": vars(file) if file else None, "end": end})
             yield pa.RecordBatch.from_arrays([pa.array([row])], names=["row"])
 
     def _placed(self, parts: Sequence[pa.RecordBatch], first: int) -> Iterator[pa.RecordBatch]:

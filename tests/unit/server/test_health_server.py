@@ -15,7 +15,7 @@ import pytest
 
 from evermark.app import source_lag
 from evermark.app.source_lag import Lags
-from evermark.checkpoints.memory import MemoryCheckpoints
+from evermark.checkpoints.stores import MemoryCheckpoints
 from evermark.observe.health import LAGGING_AFTER_S, HealthBoard, PartitionHealth, SourceAnswer
 from evermark.observe.metrics import Metrics
 from evermark.server.http import Server
