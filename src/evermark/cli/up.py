@@ -10,8 +10,7 @@ from typing import Annotated
 
 import typer
 
-from evermark.cli.console import EXIT_FAILED, show_error
-from evermark.cli.deployment import DEFAULT_CONFIG, ConfigOption
+from evermark.cli.console import DEFAULT_CONFIG, EXIT_FAILED, ConfigOption, show_error
 
 
 def up(
