@@ -61,16 +61,16 @@ class DeploymentReport(DeliveryReport):
         self._board = board
 
     def standby(self) -> None:
-        self._board.delivery_standby = True
+        self._board.delivery.standby = True
 
     def owned(self) -> None:
         self._metrics.lease_held.labels(DELIVER_LEASE).set(1)
 
     def delivering(self) -> None:
-        self._board.delivering, self._board.delivery_standby = True, False
+        self._board.delivery.delivering, self._board.delivery.standby = True, False
 
     def released(self) -> None:
-        self._board.delivering = False
+        self._board.delivery.delivering = False
         self._metrics.lease_held.labels(DELIVER_LEASE).set(0)
         self.accounts({}, datetime.now(UTC))  # what another instance does with them, this one does not know
 
@@ -86,7 +86,7 @@ class DeploymentReport(DeliveryReport):
         self.counted(store.counted("expired"), store.counted("dropped"))
 
     def replaying(self, running: list[Replay]) -> None:
-        self._board.replaying(running_windows(running))
+        self._board.replays = running_windows(running)
         for source in self._d.sources:
             count = sum(replay.request.source == source for replay in running)
             self._metrics.replays_running.labels(source).set(count)

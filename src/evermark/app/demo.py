@@ -347,12 +347,7 @@ def _port_in(log: Path) -> int:
     raise EvermarkError("a receiver did not start", hint=log.read_text()[-500:])
 
 
-def _say(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
-
-
-def run_demo(seconds: float, rate: float, keep: Path | None, say: Callable[[str], None] = _say) -> int:
+def run_demo(seconds: float, rate: float, keep: Path | None, say: Callable[[str], None]) -> int:
     """0 only if nothing was lost. The ledger is the last line on stdout."""
     folder = keep or Path(tempfile.mkdtemp(prefix="evermark-demo-"))
     folder.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from evermark.app.build import Deployment
-from evermark.checkpoints.base import Checkpoint, CheckpointStore
+from evermark.checkpoints.base import CheckpointStore
 from evermark.delivery.base import BEGINNING, CursorVector, SourcePartition
 from evermark.delivery.status import durable_heads
 from evermark.delivery.store.postgres import PostgresDelivery
@@ -131,12 +131,12 @@ class Lags:
         self._thread = threading.Thread(target=self._run, name="lag", daemon=True)
 
     def start(self) -> None:
-        self._board.ask_with(self.ask)
+        self._board.ask = self.ask
         self._thread.start()
 
     def stop(self) -> None:
         """Does not wait for a source that hangs: asking it changes nothing."""
-        self._board.ask_with(lambda: None)
+        self._board.ask = lambda: None
         self._stopping.set()
         self._state.close()
         for source in self._sources:
@@ -165,7 +165,7 @@ class Lags:
         except Exception as error:  # noqa: BLE001 - State that does not answer is said where partitions are owned
             self._log.debug("state could not be asked", error=error)
             return
-        self._board.delivery_lag_s = group_lag_s(self._groups, heads, cursors, self._clock())
+        self._board.delivery.lag_s = group_lag_s(self._groups, heads, cursors, self._clock())
 
 
 def group_lag_s(
@@ -203,7 +203,8 @@ class SourceLook:
         try:
             answer = self._answer(source, at)
         except Exception as error:  # noqa: BLE001 - any error is shown, and the source is asked again
-            told = (error.message, error.hint) if isinstance(error, EvermarkError) else (_unknown(error), "")
+            unknown = without_secrets(f"the source cannot be asked: {type(error).__name__}: {error}"[:500])
+            told = (error.message, error.hint) if isinstance(error, EvermarkError) else (unknown, "")
             answer = SourceAnswer(at, refused=dict.fromkeys(self._partitions, told))
         if at >= self._answered_at:  # else it hung, and a later question was answered
             self._answered_at = at
@@ -236,7 +237,8 @@ class SourceLook:
         refused: dict[int, tuple[str, str]] = {}
         for partition in self._partitions:
             try:
-                after[partition] = _log_end(source, checkpoints, partition)
+                known = checkpoints.get(partition)
+                after[partition] = known.position if known is not None else source.earliest(partition)
             except EvermarkError as error:
                 refused[partition] = (error.message, error.hint)
         while asked := {p: end for p, end in after.items() if p not in refused}:
@@ -249,15 +251,6 @@ class SourceLook:
                 continue
             break
         return SourceAnswer(at, self._lags.seconds(after, found, self._clock()), refused)
-
-
-def _log_end(source: Source, checkpoints: Mapping[int, Checkpoint], partition: int) -> str:
-    checkpoint = checkpoints.get(partition)
-    return checkpoint.position if checkpoint is not None else source.earliest(partition)
-
-
-def _unknown(error: Exception) -> str:
-    return without_secrets(f"the source cannot be asked: {type(error).__name__}: {error}"[:500])
 
 
 def _copied(source: Source) -> Source:

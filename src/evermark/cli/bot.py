@@ -13,18 +13,8 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from evermark.cli.console import (
-    DEFAULT_CONFIG,
-    ConfigOption,
-    JsonOption,
-    YesOption,
-    noun,
-    say,
-    show,
-    show_fields,
-    show_json,
-)
-from evermark.cli.options import Given, keys_as_options
+from evermark.cli.console import noun, say, show, show_fields, show_json
+from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, Given, JsonOption, YesOption, keys_as_options
 from evermark.cli.subscription import (
     NOT_OPTIONS,
     Name,

@@ -15,8 +15,9 @@ from evermark.checkpoints.backup import read_backup, to_text, write_backup
 from evermark.checkpoints.base import Checkpoint
 from evermark.checkpoints.kinds import backend_of
 from evermark.checkpoints.reset import reset as reset_checkpoint
-from evermark.cli.console import DEFAULT_CONFIG, ConfigOption, JsonOption, noun, say, show
+from evermark.cli.console import noun, say, show
 from evermark.cli.deployment import as_deliverer, held_sources, known_source, opened
+from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption
 from evermark.errors import ConfigError, ConflictError, NotFoundError
 from evermark.log.read import LogReader, sources_at
 

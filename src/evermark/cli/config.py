@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 
 from evermark.app.checking import checked
-from evermark.cli.console import DEFAULT_CONFIG, ConfigOption, JsonOption, noun
+from evermark.cli.console import noun
 from evermark.cli.deployment import config_at
 from evermark.cli.doctor import Found, examined_all, show_findings
+from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption
 from evermark.config import Config
 from evermark.errors import ConfigError
 from evermark.observe.finding import ok, wrong

@@ -11,18 +11,12 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date, datetime
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from evermark import durations
 from evermark.errors import EvermarkError
-
-ConfigOption = Annotated[Path, typer.Option("--config", "-c", envvar="EVERMARK_CONFIG", help="The deployment's file.")]
-DEFAULT_CONFIG = Path("evermark.yaml")
-JsonOption = Annotated[bool, typer.Option("--json", help="Report as JSON, for programs.")]
-YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 EXIT_FAILED = 1
 EXIT_WRONG = 3  # it worked, and found something wrong

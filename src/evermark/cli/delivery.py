@@ -13,19 +13,9 @@ from typing import Annotated
 import typer
 
 from evermark.app.build import Deployment
-from evermark.cli.console import (
-    DEFAULT_CONFIG,
-    ConfigOption,
-    JsonOption,
-    YesOption,
-    confirm,
-    noun,
-    say,
-    show,
-    show_fields,
-    show_json,
-)
+from evermark.cli.console import confirm, noun, say, show, show_fields, show_json
 from evermark.cli.deployment import as_deliverer, opened
+from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption, YesOption
 from evermark.delivery.base import ParkedRow
 from evermark.delivery.decide.group import waits_because
 from evermark.errors import ConfigError, NotFoundError

@@ -13,8 +13,9 @@ import typer
 from evermark.app.build import local_log, source_context
 from evermark.app.inspect import PartitionStatus, existing_state, judged, standings
 from evermark.checkpoints.kinds import open_checkpoints
-from evermark.cli.console import DEFAULT_CONFIG, EXIT_WRONG, ConfigOption, JsonOption, say, show, show_json
+from evermark.cli.console import EXIT_WRONG, say, show, show_json
 from evermark.cli.deployment import config_at, holder_in, known_source
+from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption
 from evermark.cluster.fence import source_lease
 from evermark.cluster.holders import lease_rows
 from evermark.config import Config

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from evermark.cli.console import DEFAULT_CONFIG, ConfigOption, JsonOption, noun, show
+from evermark.cli.console import noun, show
 from evermark.cli.deployment import opened
+from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption
 from evermark.cluster.base import Holder
 from evermark.cluster.holders import LeaseRow, lease_rows
 

@@ -15,17 +15,9 @@ import typer
 
 from evermark.app.build import local_log
 from evermark.app.scratch import scratch_folder
-from evermark.cli.console import (
-    DEFAULT_CONFIG,
-    ConfigOption,
-    JsonOption,
-    noun,
-    say,
-    show,
-    show_json,
-    show_table,
-)
+from evermark.cli.console import noun, say, show, show_json, show_table
 from evermark.cli.deployment import config_at, held_sources, known_source, opened
+from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption
 from evermark.config import Config
 from evermark.delivery.status import least_cursors
 from evermark.embedded.java import ensure_java

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from evermark.app.build import open_state
-from evermark.cli.console import DEFAULT_CONFIG, ConfigOption, JsonOption, say, show_json
+from evermark.cli.console import say, show_json
 from evermark.cli.deployment import config_at
+from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption
 from evermark.state.migrate import migrate as apply
 from evermark.state.migrate import migrations
 

@@ -12,18 +12,9 @@ import typer
 
 from evermark.app.build import Deployment
 from evermark.app.inspect import PartitionStatus, may_have_state, newest, standings
-from evermark.cli.console import (
-    DEFAULT_CONFIG,
-    EXIT_WRONG,
-    ConfigOption,
-    JsonOption,
-    YesOption,
-    confirm,
-    say,
-    show,
-    show_json,
-)
+from evermark.cli.console import EXIT_WRONG, confirm, say, show, show_json
 from evermark.cli.deployment import as_holder, config_at, holder_in, known_source, opened
+from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption, YesOption
 from evermark.cluster.fence import source_lease
 from evermark.cluster.holders import lease_rows
 from evermark.errors import ConfigError, EvermarkError, GapError, NotFoundError

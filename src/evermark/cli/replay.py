@@ -8,18 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from evermark.app.checking import stream_warnings
-from evermark.cli.console import (
-    DEFAULT_CONFIG,
-    ConfigOption,
-    JsonOption,
-    noun,
-    say,
-    show,
-    show_fields,
-    show_json,
-    warn,
-)
+from evermark.cli.console import noun, say, show, show_fields, show_json, warn
 from evermark.cli.deployment import as_deliverer, known_source, opened
+from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption
 from evermark.delivery.replay.plan import AskedBy, Replay, Request, Target, percent
 from evermark.delivery.replay.request import STREAMS_MAX, bounded
 from evermark.errors import ConfigError, NotFoundError

@@ -9,19 +9,9 @@ import typer
 
 from evermark.app.inspect import existing_state, may_have_state
 from evermark.checkpoints.kinds import open_checkpoints
-from evermark.cli.console import (
-    DEFAULT_CONFIG,
-    ConfigOption,
-    JsonOption,
-    YesOption,
-    confirm,
-    noun,
-    printable,
-    say,
-    seconds,
-    show,
-)
+from evermark.cli.console import confirm, noun, printable, say, seconds, show
 from evermark.cli.deployment import config_at, held_sources, known_source, opened
+from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption, YesOption
 from evermark.cli.recover import NameArgument, go_on, recover
 from evermark.config import Config
 from evermark.errors import ConfigError, EvermarkError

@@ -9,8 +9,9 @@ from typing import Any
 
 from evermark.app.build import Deployment
 from evermark.cli import replay
-from evermark.cli.console import DEFAULT_CONFIG, ConfigOption, JsonOption, say, show, show_json
+from evermark.cli.console import say, show, show_json
 from evermark.cli.deployment import holder_in, opened
+from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption
 from evermark.cli.subscription import subscription_rows
 from evermark.cluster.fence import DELIVER_LEASE, source_lease
 from evermark.cluster.holders import LeaseRow, lease_rows

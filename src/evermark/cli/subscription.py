@@ -12,22 +12,9 @@ import typer
 
 from evermark.app.build import Deployment
 from evermark.app.serving import services_of
-from evermark.cli.console import (
-    DEFAULT_CONFIG,
-    EXIT_FAILED,
-    ConfigOption,
-    JsonOption,
-    YesOption,
-    confirm,
-    noun,
-    say,
-    show,
-    show_fields,
-    show_json,
-    warn,
-)
+from evermark.cli.console import EXIT_FAILED, confirm, noun, say, show, show_fields, show_json, warn
 from evermark.cli.deployment import as_deliverer, opened
-from evermark.cli.options import Given, keys_as_options
+from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, Given, JsonOption, YesOption, keys_as_options
 from evermark.config.subscriptions import SubscriptionConfig
 from evermark.delivery.base import SubscriptionSpec
 from evermark.delivery.decide.registration import require_ours

@@ -10,7 +10,8 @@ from typing import Annotated
 
 import typer
 
-from evermark.cli.console import DEFAULT_CONFIG, EXIT_FAILED, ConfigOption, show_error
+from evermark.cli.console import EXIT_FAILED, show_error
+from evermark.cli.options import DEFAULT_CONFIG, ConfigOption
 
 
 def up(

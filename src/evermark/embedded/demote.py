@@ -47,7 +47,10 @@ class Account:
 def account_for_root(data: Path) -> Account | None:
     """The account for a server on `data`: the owner it already has, else the first of a short list that exists."""
     if data.exists() and (owner := data.stat().st_uid) != 0:
-        return _account(pwd.getpwuid(owner)) if _known_uid(owner) else None
+        try:
+            return _account(pwd.getpwuid(owner))
+        except KeyError:
+            return None
     named = os.environ.get(USER_ENV)
     for name in (named,) if named else _PREFERRED_USERS:
         try:
@@ -57,14 +60,6 @@ def account_for_root(data: Path) -> Account | None:
         if entry.pw_uid != 0:
             return _account(entry)
     return None
-
-
-def _known_uid(uid: int) -> bool:
-    try:
-        pwd.getpwuid(uid)
-    except KeyError:
-        return False
-    return True
 
 
 def _account(entry: pwd.struct_passwd) -> Account:
@@ -126,11 +121,6 @@ def _checked(result: int, call: str) -> None:
         raise OSError(code, f"{call}: {os.strerror(code)}")
 
 
-def _main(argv: Sequence[str]) -> None:
-    uid, gid, capability = (int(number) for number in argv[:3])
-    become(uid, gid, capability)
-    os.execv(argv[3], list(argv[3:]))  # noqa: S606 - the program is ours, named by its full path
-
-
 if __name__ == "__main__":
-    _main(sys.argv[1:])
+    become(*map(int, sys.argv[1:4]))
+    os.execv(sys.argv[4], sys.argv[4:])  # noqa: S606 - the program is ours, named by its full path

@@ -18,7 +18,6 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -61,6 +60,7 @@ class EmbeddedPostgres:
         self._pid: int | None = None
         self._tcp = tcp
         self._users = FileLock(self.folder / "users.lock")
+        self._start_lock = self.folder / "start.lock"
         self._account: demote.Account | None = None
         self._capability = demote.NO_CAPABILITY
         self._running: postmaster.Postmaster | None = None
@@ -70,9 +70,9 @@ class EmbeddedPostgres:
         # Root's folder must be open for walking through, so that the server's user reaches its part of it.
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o711 if os.geteuid() == 0 else 0o700)
         deadline = time.monotonic() + timeout_s
-        with self._turn(timeout_s):
+        with FileLock(self._start_lock).alone(timeout_s):
             self._choose_account()
-            datafolder.password_file(self.passfile)
+            datafolder.ensure_password(self.passfile)
             if (self.data / "PG_VERSION").exists():
                 datafolder.require_version(self.data, self.binaries)
             else:
@@ -97,7 +97,7 @@ class EmbeddedPostgres:
         if self._pid != os.getpid():
             self._users.release()  # a forked copy of the user: the lock is still the parent's
             return
-        with self._turn(2 * _STOP_TIMEOUT_S):
+        with FileLock(self._start_lock).alone(2 * _STOP_TIMEOUT_S):
             try:
                 if self._users.try_alone() and postmaster.running(self.data) is not None:
                     self._shut_down()
@@ -141,9 +141,6 @@ class EmbeddedPostgres:
             raise SetupError(f"the server in {self.folder} is not started", hint="call start() first")
         return self._running
 
-    def _turn(self, timeout_s: float) -> AbstractContextManager[None]:
-        return FileLock(self.folder / "start.lock").alone(timeout_s)
-
     def _choose_account(self) -> None:
         if os.geteuid() != 0:
             if self.data.exists() and self.data.stat().st_uid != os.geteuid():
@@ -168,9 +165,8 @@ class EmbeddedPostgres:
 
     def _run(self, command: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
         """Run one of Postgres's programs as the server's user, with nothing of our environment that could steer it."""
-        full = list(command)
-        if self._account is not None:
-            full = demote.command_as(self._account, self._capability, full)
+        account = self._account
+        full = command if account is None else demote.command_as(account, self._capability, command)
         kept = ("PATH", "TMPDIR", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
         env = {"LC_ALL": "C", "TZ": "UTC"} | {name: os.environ[name] for name in kept if name in os.environ}
         try:
@@ -221,10 +217,14 @@ class EmbeddedPostgres:
             ran = self._run(command, left_s + 5.0)
             if ran.returncode == 0:
                 return
-            words = self._words(first_words, log) or ran.stderr
+            words = _last_words(first_words, log) or ran.stderr
             # Between finding a free port and listening on it, another program may have taken it.
             if not ("Address already in use" in words and self._tcp and attempt < _PORT_TRIES):
-                raise self._start_error(words)
+                if "No space left" in words:
+                    raise DiskFullError(
+                        f"no space for the server in {self.folder}", hint="free some space, then start again"
+                    )
+                raise SetupError(f"the server in {self.folder} does not start: {words[-1500:]}", hint=f"see {log}")
 
     def _clear_stale(self, deadline: float) -> None:
         """Wait for what a killed server left running, then remove the files that claim it still runs."""
@@ -235,9 +235,7 @@ class EmbeddedPostgres:
                     hint="end them, then start again",
                 )
             time.sleep(_POLL_S)
-        stale = postmaster.read(self.data)
-        if stale is not None and stale.socket_folder is not None:
-            self._remove_sockets(stale.socket_folder)
+        _remove_sockets(postmaster.read(self.data))
         # Postgres would keep all of these as long as anybody, even a dead child of init, has the old process number.
         for path in (self.folder / "run").glob(".s.PGSQL.*"):
             path.unlink(missing_ok=True)
@@ -254,21 +252,6 @@ class EmbeddedPostgres:
                 self._own(made)
                 return made
         raise SetupError(f"{beside} is too long for a socket", hint="set TMPDIR to a folder with a short path")
-
-    def _words(self, first_words: Path, log: Path) -> str:
-        """What the server said last: to its first log, or to the one it goes on with."""
-        said = ""
-        for path in (first_words, *sorted(log.glob("postgres-*.log"), key=lambda found: found.stat().st_mtime)[-1:]):
-            if path.exists():
-                said += path.read_text(errors="replace")[-1500:]
-        return said.strip()
-
-    def _start_error(self, words: str) -> SetupError | DiskFullError:
-        if "No space left" in words:
-            return DiskFullError(f"no space for the server in {self.folder}", hint="free some space, then start again")
-        return SetupError(
-            f"the server in {self.folder} does not start: {words[-1500:]}", hint=f"see {self.folder / 'log'}"
-        )
 
     def _serve(self, deadline: float) -> postmaster.Postmaster:
         """A server that lets us in. One that was just killed looks alive for a moment longer: try again, briefly."""
@@ -323,13 +306,20 @@ class EmbeddedPostgres:
                 f"the server in {self.folder} does not stop: {ran.stderr.strip()[-300:]}",
                 hint=f"see {self.folder / 'log'}",
             )
-        if server is not None and server.socket_folder is not None:
-            self._remove_sockets(server.socket_folder)
+        _remove_sockets(server)
 
-    def _remove_sockets(self, folder: Path) -> None:
-        """Of a server that is gone. A folder made for the socket alone goes with it."""
-        if folder.name.startswith(_TEMP_PREFIX):
-            shutil.rmtree(folder, ignore_errors=True)
+
+def _remove_sockets(gone: postmaster.Postmaster | None) -> None:
+    """A folder made for the socket of a server alone goes with the server."""
+    if gone is not None and gone.socket_folder is not None and gone.socket_folder.name.startswith(_TEMP_PREFIX):
+        shutil.rmtree(gone.socket_folder, ignore_errors=True)
+
+
+def _last_words(first_words: Path, log: Path) -> str:
+    """What the server said last: to its first log, or to the one it goes on with."""
+    later = sorted(log.glob("postgres-*.log"), key=lambda found: found.stat().st_mtime)[-1:]
+    said = [path.read_text(errors="replace")[-1500:] for path in (first_words, *later) if path.exists()]
+    return "".join(said).strip()
 
 
 def _fits(folder: Path) -> bool:

@@ -15,6 +15,7 @@ import hashlib
 import os
 from pathlib import Path
 
+import psutil
 import pyspark
 
 from evermark.embedded.java import cache_folder
@@ -72,15 +73,6 @@ def archive_of(java_home: str, home: Path) -> Path:
 def adopt(archive: Path) -> None:
     """Take over the archive of an earlier JVM; a JVM that still runs may still be writing."""
     for left in archive.parent.glob(f"{archive.name}.*"):
-        if not _running(left.suffix[1:]):
+        pid = left.suffix[1:]
+        if not (pid.isdigit() and psutil.pid_exists(int(pid))):
             left.replace(archive)
-
-
-def _running(pid: str) -> bool:
-    try:
-        os.kill(int(pid), 0)
-    except (ValueError, ProcessLookupError):
-        return False
-    except PermissionError:
-        return True
-    return True

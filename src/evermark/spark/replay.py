@@ -194,7 +194,7 @@ class SparkReplays:
 
     def replay(self, work: ReplayWork, ahead: ReplayWork | None = None) -> Replayed:
         places, limit = None, work.rows_max
-        if _has_predicate(work):
+        if work.where is not None or work.spec.where is not None:
             found, limit = self._prepared(work)
             if ahead is not None:
                 self._prepare(ahead)
@@ -215,7 +215,7 @@ class SparkReplays:
     def _prepared(self, work: ReplayWork) -> tuple[pa.Table, int]:
         """The places of a slice, found before its time or now, and how many were looked for at most."""
         before = self._found.pop((work.replay, work.spec.name), None)
-        if before is not None and _finds_the_same(before[0], work):
+        if before is not None and _wish(before[0]) == _wish(work):
             limit = min(before[0].rows_max, work.rows_max)
             return before[1].result().slice(0, limit), limit
         return self._find(work), work.rows_max
@@ -226,14 +226,10 @@ class SparkReplays:
             return found.limit(work.rows_max).toArrow()
 
 
-def _has_predicate(work: ReplayWork) -> bool:
-    return work.where is not None or work.spec.where is not None
-
-
-def _finds_the_same(one: ReplayWork, other: ReplayWork) -> bool:
-    """Whether two steps look for the same events; a subscription may have changed meanwhile."""
-    wishes = [(w.slice, w.heads, w.streams, w.where, w.spec.streams, w.spec.ops, w.spec.where) for w in (one, other)]
-    return wishes[0] == wishes[1]
+def _wish(work: ReplayWork) -> tuple[Any, ...]:
+    """Which events a step looks for; the subscription may change between two steps."""
+    spec = work.spec
+    return work.slice, work.heads, work.streams, work.where, spec.streams, spec.ops, spec.where
 
 
 @contextmanager

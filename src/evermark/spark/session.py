@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
-import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from evermark.config.spark_master import master_in_effect
@@ -116,15 +115,11 @@ def warm_up(spark: SparkSession) -> threading.Thread:
 
     def work() -> None:
         with suppress(Exception):  # if something is wrong, the first job says so
-            spark.range(1).coalesce(1).mapInArrow(_same, "id bigint").collect()
+            spark.range(1).coalesce(1).mapInArrow(lambda batches: batches, "id bigint").collect()
 
     thread = threading.Thread(target=work, name="warm up", daemon=True)
     thread.start()
     return thread
-
-
-def _same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    return batches
 
 
 @contextmanager
