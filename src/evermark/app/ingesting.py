@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evermark.app.build import Deployment
+from evermark.app.delivering import DeliveryRunner
 from evermark.app.inspect import newest
 from evermark.app.source_monitor import SourceMonitor
 from evermark.cluster.fence import source_lease
@@ -97,9 +98,7 @@ class SparkWorks:
 
 
 class SourceRunner:
-    """A source that is owned or stood by for: reported to the health board, metrics and the log, with maintenance
-    of its log beside it.
-    """
+    """A source that is owned or stood by for: its owner's news are reported, its log is maintained beside it."""
 
     def __init__(
         self,
@@ -109,8 +108,7 @@ class SourceRunner:
         scratch: Path,
         board: HealthBoard,
         metrics: Metrics,
-        on_span: Callable[[Span], None],
-        least_cursors: Callable[[str], dict[int, int]],
+        delivery: DeliveryRunner,
         limit: Limit,
         runtime: Runtime,
     ) -> None:
@@ -120,8 +118,7 @@ class SourceRunner:
         self._folder = deployment.log_folder(name)
         self._board = board
         self._metrics = metrics
-        self._on_span = on_span
-        self._least_cursors = least_cursors
+        self._delivery = delivery
         self._runtime = runtime
         self._log = get_logger(source=name)
         self._repair_log = get_logger(source=name, part="repair")
@@ -193,7 +190,7 @@ class SourceRunner:
         self._metrics.batches_taken.labels(self.name, partition).inc()
         self._metrics.log_head.labels(self.name, partition).set(taken.batch)
         paths = tuple(str(self._folder / f.path) for f in taken.append.files)
-        self._on_span(
+        self._delivery.on_span(
             Span(SourcePartition(self.name, partition), Cursor(taken.batch - 1), taken.batch, paths, rows, exact=True)
         )
 
@@ -239,7 +236,7 @@ class SourceRunner:
         maintenance = Maintenance(self._folder, self._d.config.log.retention)
         while not self._runtime.wait(MAINTENANCE_EVERY_S, released):
             try:
-                report = maintenance.run(self._least_cursors(self.name) if self._owner.may_retain() else None)
+                report = maintenance.run(self._delivery.least_cursors(self.name) if self._owner.may_retain() else None)
             except Exception as error:  # noqa: BLE001 - it is tried again
                 self._log.warning("log care failed", error=error)
                 continue

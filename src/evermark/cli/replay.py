@@ -20,6 +20,7 @@ from evermark.predicate import vet
 app = noun("Replays: deliver past events again.")
 
 COLUMNS = ("id", "state", "source", "subscription", "streams", "since", "until", "percent", "delivered", "parked")
+_TOLD = ("subscription", "state", "delivered", "parked", "failures", "next_attempt_at")
 _RATE_MAX = 1_000_000.0
 Id = Annotated[str, typer.Argument(metavar="ID", show_default=False)]
 
@@ -146,14 +147,6 @@ def summary(replay: Replay) -> dict[str, Any]:
 
 
 def _target(replay: Replay, target: Target) -> dict[str, Any]:
-    return {
-        "subscription": target.subscription,
-        "state": target.state.value,
-        "percent": round(percent(replay, target), 1),
-        "at": min(target.mark.time, replay.request.until),
-        "delivered": target.delivered,
-        "parked": target.parked,
-        "failures": target.failures,
-        "next_attempt_at": target.next_attempt_at,
-        "reason": target.reason or None,
-    }
+    share, at = round(percent(replay, target), 1), min(target.mark.time, replay.request.until)
+    told = {key: getattr(target, key) for key in _TOLD}
+    return {**told, "percent": share, "at": at, "reason": target.reason or None}

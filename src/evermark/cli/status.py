@@ -84,14 +84,6 @@ def _health(config: Config) -> dict[str, Any] | None:
     return found if isinstance(found, dict) and "partitions" in found else None
 
 
-def _stale(said: dict[str, Any]) -> str | None:
-    """Which streams of a partition cannot be read on, in a few words."""
-    count, named = said.get("stale_streams", 0), sorted(said.get("stale", {}))
-    if not count:
-        return None
-    return f"{count} stale: {', '.join(named[:3])}{' …' if count > 3 else ''}; see `evermark doctor`"
-
-
 def _show(document: dict[str, Any]) -> None:
     told = document["health"]
     if told is None:
@@ -100,7 +92,10 @@ def _show(document: dict[str, Any]) -> None:
         say(f"{document['deployment']}: {told['status']}, up for {told.get('uptime_s', 0):g} s ({document['listen']})")
         for row in document["sources"]:
             said = told["partitions"].get(f"{row['source']}/{row['partition']}", {})
-            row["health"], row["note"] = said.get("status"), said.get("reason") or _stale(said)
+            row["health"], row["note"] = said.get("status"), said.get("reason") or None
+            if (count := said.get("stale_streams", 0)) and not row["note"]:
+                named = ", ".join(sorted(said.get("stale", {}))[:3]) + (" …" if count > 3 else "")
+                row["note"] = f"{count} stale: {named}; see `evermark doctor`"
             row["lag"] = f"{said['lag_s']:.1f} s" if said.get("lag_s") is not None else None
         if not told.get("delivering") and not told.get("delivery", {}).get("standby"):
             say("this instance does not deliver: it is starting, or delivery has failed; see its log")

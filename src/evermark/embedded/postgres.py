@@ -19,7 +19,6 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 from urllib.parse import quote
 
@@ -109,7 +108,7 @@ class EmbeddedPostgres:
         self.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def dsn(self, database: str = DATABASE) -> str:
@@ -158,8 +157,8 @@ class EmbeddedPostgres:
         capability = demote.capability_for([self.data, self.binaries.tool("postgres")], account)
         if capability is None:
             raise DeniedError(
-                f"the user {account.name} cannot reach {self.data} or {self.binaries.folder}",
-                hint=f"choose folders that {account.name} may enter, or do not run as root",
+                f"the user {account.pw_name} cannot reach {self.data} or {self.binaries.folder}",
+                hint=f"choose folders that {account.pw_name} may enter, or do not run as root",
             )
         self._account, self._capability = account, capability
 
@@ -188,7 +187,7 @@ class EmbeddedPostgres:
 
     def _own(self, path: Path) -> None:
         if self._account is not None:
-            os.chown(path, self._account.uid, self._account.gid)
+            os.chown(path, self._account.pw_uid, self._account.pw_gid)
 
     def _launch(self, deadline: float) -> None:
         self._clear_stale(deadline)

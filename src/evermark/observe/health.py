@@ -203,15 +203,13 @@ class HealthBoard:
         }
 
     def _forget(self, source: str, partition: int) -> None:
-        batches, since = self._batches.get((source, partition), deque()), self._clock() - RATE_OVER_S
-        while batches and batches[0][0] < since:
+        batches = self._batches.get((source, partition), deque())
+        while batches and batches[0][0] < self._clock() - RATE_OVER_S:
             batches.popleft()
 
 
 def overall(reports: Mapping[str, PartitionReport], delivery: LiveGroupReport | None = None) -> str:
-    """unhealthy when at least half of the partitions are unwell; degraded when any is, or any stream is stale, or
-    delivery lags behind the log.
-    """
+    """unhealthy: half of the partitions are unwell, or more; degraded: any is, a stream is stale, or delivery lags."""
     starting = sum(r.state is PartitionHealth.STARTING for r in reports.values())
     unwell = sum(r.state not in WELL for r in reports.values()) - starting
     if unwell:
@@ -257,9 +255,7 @@ def as_json(
 
 
 def unready(reports: Mapping[str, PartitionReport]) -> dict[str, str]:
-    """Why events cannot be taken, by partition; nothing: they can, or another instance takes them. A dead receiver, and
-    a backlog, do not make it unready.
-    """
+    """Why events cannot be taken, by partition. A dead receiver, a backlog or standing by do not make it unready."""
     if not reports:
         return {"sources": "starting"}
     return {

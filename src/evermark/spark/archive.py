@@ -9,6 +9,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from pyspark.sql import DataFrame
+
 from evermark.embedded.java import cache_folder, ensure_java
 from evermark.spark.home import adopt, archive_of, spark_home
 from evermark.spark.session import make_session
@@ -35,6 +37,10 @@ def make() -> Path:
     return archive
 
 
+def _read(batch: DataFrame, _: int) -> None:
+    batch.collect()
+
+
 def _once(scratch: Path) -> None:
     """A small pipeline, so that all the classes that a pipeline needs are loaded."""
     spark = make_session("archive", _MASTER, scratch, {}, noise=scratch / "noise")
@@ -45,7 +51,7 @@ def _once(scratch: Path) -> None:
     stream = spark.readStream.schema("id bigint, payload string").parquet(path)
     query = (
         stream.writeStream.option("checkpointLocation", str(scratch / "checkpoint"))
-        .foreachBatch(lambda batch, _: batch.collect())
+        .foreachBatch(_read)
         .trigger(availableNow=True)
         .start()
     )

@@ -22,9 +22,7 @@ _STOP_POLL_S = 0.2
 
 
 class IngestQuery:
-    """Runs until it fails, is stopped, or `over` says so. `run` returns the failure, by partition, or nothing when it
-    was stopped.
-    """
+    """Runs until it fails, is stopped, or `over` says so. `run` returns the failures, by partition."""
 
     def __init__(
         self,

@@ -64,10 +64,7 @@ def _wishes(asked: tuple[tuple[tuple[str, ...], tuple[str, ...], str | None], ..
 
 
 def wanted_by(frame: DataFrame, spec: SubscriptionSpec, more: str | None = None) -> tuple[DataFrame, str]:
-    """The frame, perhaps widened, and the condition by which one subscription wants an event of it.
-
-    `more` is one more predicate that has to hold.
-    """
+    """The frame, perhaps widened, and the condition by which a subscription wants an event; `more` has to hold, too."""
     predicate, and_also = vet(spec.where, stored=True), vet(more, stored=True)
     wide, alias = with_paths(frame, [predicate, and_also])
     wanted = match_sql(spec.streams, spec.ops, predicate, alias)

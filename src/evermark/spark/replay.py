@@ -65,9 +65,10 @@ def places(
     """
     require_codes(piece.paths)
     mark = piece.mark
-    conditions = [f"event_time >= {_time_sql(mark)}", f"event_time <= {_time_sql(Mark(piece.to))}"]
+    since, until = (f"timestamp_micros({micros(time)})" for time in (mark.time, piece.to))
+    conditions = [f"event_time >= {since}", f"event_time <= {until}"]
     if mark.event_id is not None:
-        conditions.append(f"(event_time > {_time_sql(mark)} or event_id > {string_sql(mark.event_id)})")
+        conditions.append(f"(event_time > {since} or event_id > {string_sql(mark.event_id)})")
     if heads is not None:
         known = " or ".join(f"(partition = {p} and batch <= {batch})" for p, batch in sorted(heads.items()))
         conditions.append(f"({known or 'false'})")
@@ -89,10 +90,6 @@ def places(
 def require_codes(paths: Sequence[str]) -> None:
     if not codes_differ(paths):
         raise EngineError("two log files have the same code", hint="it goes on when they have been merged")
-
-
-def _time_sql(mark: Mark) -> str:
-    return f"timestamp_micros({micros(mark.time)})"
 
 
 def places_here(
@@ -150,9 +147,7 @@ class _Send:
                 return
 
     def _jobs(self) -> Iterator[tuple[Job, pa.RecordBatch]]:
-        """Rendered while the round before is sent, read while that is rendered; with all rows that were looked at, of
-        which a bot is sent fewer.
-        """
+        """Rendered while the round before is sent; with all rows that were looked at, of which a bot is sent fewer."""
         work = self.work
         among = None if work.bot is None else work.bot.streams
         found = self.found or places_here(work.slice, work.heads, work.spec, work.streams, work.rows_max, among)
@@ -205,7 +200,7 @@ class SparkReplays:
         send = _Send(work, places, self._box, time.time() + work.budget_s)
         with _said(work):
             rows = self._spark.range(0, 1, 1, 1).mapInArrow(send, ROW_DDL).collect()
-        return folded(work, [_round(json.loads(row[0])) for row in rows], limit)
+        return folded(work, [_round(row[0]) for row in rows], limit)
 
     def _prepare(self, work: ReplayWork) -> None:
         self._found[work.replay, work.spec.name] = (work, self._finders.submit(self._find, work))
@@ -240,6 +235,6 @@ def _said(work: ReplayWork) -> Iterator[None]:
         raise engine_error(f"replay {work.replay} for {work.spec.name} failed", error) from error
 
 
-def _round(row: Mapping[str, Any]) -> Round:
-    at = Mark(moment_at(row["time"]), row["id"]) if row["rows"] else None
-    return Round(outcome_of(row), row["rows"], at)
+def _round(text: str) -> Round:
+    row = json.loads(text)
+    return Round(outcome_of(row), row["rows"], Mark(moment_at(row["time"]), row["id"]) if row["rows"] else None)

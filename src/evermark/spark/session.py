@@ -97,9 +97,7 @@ def make_session(
 
 @contextmanager
 def _without_look_up() -> Iterator[None]:
-    """To look for formats Spark starts two Python processes before its first query: half a second of each start. It
-    does not if this variable names no Python; the Python of our tasks comes from another.
-    """
+    """Looking for formats, Spark starts two Python processes: half a second. Not if this variable names no Python."""
     kept = os.environ.get(_LOOK_UP_BY)
     os.environ[_LOOK_UP_BY] = "no-formats-are-looked-for"
     try:
