@@ -173,11 +173,7 @@ def _source(value: Any, info: ValidationInfo) -> SourceConfig:
         found: SourceConfig = kind.settings.model_validate(value, context=info.context)
         return found
     near = nearest(name, KINDS) if isinstance(name, str) else None
-    raise refusal(
-        f"expected {choice}",
-        hint_showing_value=f"did you mean {near}?" if near else "",
-        at=("type",),
-    )
+    raise refusal(f"expected {choice}", hint_showing_value=f"did you mean {near}?" if near else "", at=("type",))
 
 
 class Config(Model):

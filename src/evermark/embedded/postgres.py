@@ -253,28 +253,22 @@ class EmbeddedPostgres:
         raise SetupError(f"{beside} is too long for a socket", hint="set TMPDIR to a folder with a short path")
 
     def _serve(self, deadline: float) -> postmaster.Postmaster:
-        """A server that lets us in. One that was just killed looks alive for a moment longer: try again, briefly."""
+        """A server that lets us in. One that runs may still recover from a crash, or be about to vanish; one that was
+        just killed looks alive for a moment longer: try again, briefly."""
         patience = min(deadline, time.monotonic() + _PATIENCE_S)
-        while True:
-            server = self._launch_or_attach(deadline)
-            try:
-                self._ensure_database(server, deadline)
-            except UnreachableError:
-                if time.monotonic() >= patience:
-                    raise
-                time.sleep(_POLL_S)
-            else:
-                return server
-
-    def _launch_or_attach(self, deadline: float) -> postmaster.Postmaster:
-        """The server once it is ready. One that is running may still recover from a crash, or be about to vanish."""
         while True:
             server = postmaster.running(self.data)
             if server is None:
                 self._launch(deadline)
             elif server.ready and server.socket_folder is not None and postmaster.listening(server):
-                return server
-            else:
+                try:
+                    self._ensure_database(server, deadline)
+                except UnreachableError:
+                    if time.monotonic() >= patience:
+                        raise
+                else:
+                    return server
+            if server is not None:
                 time.sleep(_POLL_S)
             if time.monotonic() >= deadline:
                 raise UnreachableError(
