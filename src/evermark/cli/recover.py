@@ -24,6 +24,7 @@ from evermark.sources.kinds import Installation, kind_of
 NameArgument = Annotated[
     str | None, typer.Argument(metavar="NAME", show_default=False, help="May be left out when there is only one.")
 ]
+_NOT_TOLD = ("source", "by_person", "left_at", "position")
 _COLUMNS = ("id", "partition", "opened_at", "choice", "asked_by", "step", "tries", "taken", "reason", "error")
 
 
@@ -171,19 +172,9 @@ def _standing(standing: PartitionStatus, now: datetime) -> dict[str, Any]:
 
 
 def _row(recovery: Recovery) -> dict[str, Any]:
-    return {
-        "id": recovery.id,
-        "partition": recovery.partition,
-        "opened_at": recovery.opened_at,
-        "changed_at": recovery.changed_at,
-        "choice": str(recovery.choice),
-        "asked_by": "person" if recovery.by_person else "itself",
-        "step": str(recovery.step),
-        "tries": recovery.tries,
-        "taken": recovery.taken,
-        "reason": recovery.reason,
-        "error": recovery.error or None,
-    }
+    by = "person" if recovery.by_person else "itself"
+    told = {key: value for key, value in vars(recovery).items() if key not in _NOT_TOLD}
+    return {**told, "asked_by": by, "error": recovery.error or None}
 
 
 def _numbers(deployment: Deployment, name: str) -> dict[str, Any] | None:
