@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TypeVar
-
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _PLACE = ("source", "partition")
-M = TypeVar("M", Counter, Gauge)
 
 
 class Metrics:
@@ -17,12 +13,15 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        counter, gauge = partial(self._of, Counter), partial(self._of, Gauge)
+        self._of_ingest()
+        self._of_delivery()
+        self._of_upkeep()
 
-        self.events_taken = counter("events_taken", "Events logged and durable", *_PLACE)
-        self.batches_taken = counter("batches_taken", "Log commits", *_PLACE)
-        self.duplicates_dropped = counter("duplicates_dropped", "Events the log held already", *_PLACE)
-        self.checkpoints_saved = counter("checkpoints_saved", "Checkpoints saved", *_PLACE)
+    def _of_ingest(self) -> None:
+        self.events_taken = self._counter("events_taken", "Events logged and durable", *_PLACE)
+        self.batches_taken = self._counter("batches_taken", "Log commits", *_PLACE)
+        self.duplicates_dropped = self._counter("duplicates_dropped", "Events the log held already", *_PLACE)
+        self.checkpoints_saved = self._counter("checkpoints_saved", "Checkpoints saved", *_PLACE)
         self.take_seconds = Histogram(
             "evermark_take_seconds",
             "Commit, fsync, head and checkpoint of one batch",
@@ -30,68 +29,73 @@ class Metrics:
             buckets=_SECONDS,
             registry=self.registry,
         )
-        self.partition_restarts = counter(
+        self.partition_restarts = self._counter(
             "partition_restarts", "Times a partition's reading was started again", *_PLACE
         )
-        self.partition_up = gauge("partition_up", "1 while a partition is being read", *_PLACE)
-        self.partition_lag_s = gauge(
+        self.partition_up = self._gauge("partition_up", "1 while a partition is being read", *_PLACE)
+        self.partition_lag_s = self._gauge(
             "partition_lag_seconds",
             "How long the oldest event has been waiting that the source has and the log has not; 0: there is none",
             *_PLACE,
         )
-        self.partition_state = gauge("partition_state", "1 for the state it is in", *_PLACE, "state")
-        self.gaps = counter("gaps", "Holes found in a source", *_PLACE)
-        self.gaps_accepted = counter("gaps_accepted", "Holes a person chose to leave open", *_PLACE)
-        self.recovered = counter("events_recovered", "Events taken to close a gap", *_PLACE)
-        self.source_gauge = gauge("source_gauge", "What a source says of itself, by name", "source", "name")
-        self.log_head = gauge("log_head", "Last durable batch", *_PLACE)
-        self.controls_ignored = counter(
+        self.partition_state = self._gauge("partition_state", "1 for the state it is in", *_PLACE, "state")
+        self.gaps = self._counter("gaps", "Holes found in a source", *_PLACE)
+        self.gaps_accepted = self._counter("gaps_accepted", "Holes a person chose to leave open", *_PLACE)
+        self.recovered = self._counter("events_recovered", "Events taken to close a gap", *_PLACE)
+        self.source_gauge = self._gauge("source_gauge", "What a source says of itself, by name", "source", "name")
+        self.log_head = self._gauge("log_head", "Last durable batch", *_PLACE)
+        self.controls_ignored = self._counter(
             "controls_ignored", "Control events that asked for nothing this program knows", "source"
         )
 
-        # delivery
-        self.delivered = counter("events_delivered", "Events accepted by a receiver", "subscription")
-        self.attempts = counter(
+    def _of_delivery(self) -> None:
+        self.delivered = self._counter("events_delivered", "Events accepted by a receiver", "subscription")
+        self.attempts = self._counter(
             "delivery_attempts",
             "Deliveries tried, retries too, by what came of it",
             "subscription",
             "outcome",
         )
-        self.parked = counter("events_parked", "Deliveries set aside", "subscription")
-        self.expired = counter("events_expired", "Events given up because of their age, ever", "subscription")
-        self.dropped = counter("events_dropped", "Parked deliveries given up by a person, ever", "subscription")
-        self.failures = counter(
+        self.parked = self._counter("events_parked", "Deliveries set aside", "subscription")
+        self.expired = self._counter("events_expired", "Events given up because of their age, ever", "subscription")
+        self.dropped = self._counter("events_dropped", "Parked deliveries given up by a person, ever", "subscription")
+        self.failures = self._counter(
             "delivery_failures", "Pieces of work that did not finish, by fate", "subscription", "fate"
         )
-        self.lag_batches = gauge("subscription_lag_batches", "Batches not yet passed", "subscription")
-        self.lag_events = gauge(
+        self.lag_batches = self._gauge("subscription_lag_batches", "Batches not yet passed", "subscription")
+        self.lag_events = self._gauge(
             "subscription_lag_events", "Events of the log not yet passed, wanted or not", "subscription"
         )
-        self.oldest_s = gauge(
+        self.oldest_s = self._gauge(
             "subscription_oldest_seconds", "Age of the oldest event not yet delivered; 0: there is none", "subscription"
         )
-        self.kept_events = gauge(
+        self.kept_events = self._gauge(
             "subscription_kept_events",
             "Events older than log.retention that the log keeps because of this subscription; absent: none",
             "subscription",
         )
-        self.delivery_lag_s = gauge(
+        self.delivery_lag_s = self._gauge(
             "delivery_lag_seconds",
             "How long the log has had a batch the live group has not passed; 0: there is none",
         )
-        self.state = gauge("subscription_state", "1 for the state it is in", "subscription", "state")
-        self.queue_rows = gauge("parked_rows", "Rows of enqueued_messages", "subscription", "state")
-        self.handovers = counter("handovers", "Fresh batches delivered at once, or left behind", "result")
-        self.replays_running = gauge("replays_running", "Replays that are under way", "source")
-        self.replay_delivered = counter("replay_delivered", "Events of replays accepted by a receiver", "subscription")
-        self.keys_asked = counter(
+        self.state = self._gauge("subscription_state", "1 for the state it is in", "subscription", "state")
+        self.queue_rows = self._gauge("parked_rows", "Rows of enqueued_messages", "subscription", "state")
+        self.handovers = self._counter("handovers", "Fresh batches delivered at once, or left behind", "result")
+        self.replays_running = self._gauge("replays_running", "Replays that are under way", "source")
+        self.replay_delivered = self._counter(
+            "replay_delivered", "Events of replays accepted by a receiver", "subscription"
+        )
+        self.keys_asked = self._counter(
             "session_keys_asked", "Session keys asked for, by what was answered", "subscription", "outcome"
         )
 
-        # upkeep
-        self.engine_restarts = counter("engine_restarts", "Times Spark died under this process")
-        self.lease_held = gauge("lease_held", "1 while this instance holds it", "name")
-        self.care = counter("log_care", "Files and commits tidied away", "what")
+    def _of_upkeep(self) -> None:
+        self.engine_restarts = self._counter("engine_restarts", "Times Spark died under this process")
+        self.lease_held = self._gauge("lease_held", "1 while this instance holds it", "name")
+        self.care = self._counter("log_care", "Files and commits tidied away", "what")
 
-    def _of(self, kind: type[M], name: str, meaning: str, *labels: str) -> M:
-        return kind(f"evermark_{name}", meaning, labels, registry=self.registry)
+    def _counter(self, name: str, meaning: str, *labels: str) -> Counter:
+        return Counter(f"evermark_{name}", meaning, labels, registry=self.registry)
+
+    def _gauge(self, name: str, meaning: str, *labels: str) -> Gauge:
+        return Gauge(f"evermark_{name}", meaning, labels, registry=self.registry)
