@@ -19,7 +19,7 @@ import psutil
 from evermark.app.build import Deployment, open_deployment
 from evermark.app.checking import file_warnings
 from evermark.app.delivering import DeliveryRunner
-from evermark.app.ingesting import SourceRunner
+from evermark.app.ingesting import SourceRunner, SparkWorks
 from evermark.app.inspect import check_at
 from evermark.app.scratch import ScratchKeeper, scratch_folder
 from evermark.app.serving import served
@@ -223,13 +223,11 @@ class Pipeline:
         runners = [
             SourceRunner(
                 deployment,
-                engine.spark,
+                SparkWorks(deployment, engine.spark, name, scratch / "queries", self.metrics, self._limit),
                 name,
-                scratch / "queries",
                 self.board,
                 self.metrics,
                 delivery,
-                self._limit,
                 runtime,
             )
             for name in deployment.sources

@@ -180,26 +180,24 @@ def group_lag_s(
     return max(lags)
 
 
+@dataclass(eq=False)
 class SourceLook:
     """Asks one source through a copy of its own: the owner's connections and locks are not waited for."""
 
-    def __init__(
-        self, name: str, source: Source, checkpoints: CheckpointStore, board: HealthBoard, clock: Clock
-    ) -> None:
-        self.name = name
-        self._original = source
-        self._copy: Source | None = None
-        self._checkpoints = checkpoints
-        self._board = board
-        self._clock = clock
-        self._lags = LagOf()
-        self._partitions: list[int] = [0]
-        self._answered_at = float("-inf")
+    name: str
+    source: Source
+    checkpoints: CheckpointStore
+    board: HealthBoard
+    clock: Clock
+    _copy: Source | None = field(default=None, init=False)
+    _lags: LagOf = field(default_factory=LagOf, init=False)
+    _partitions: list[int] = field(default_factory=lambda: [0], init=False)
+    _answered_at: float = field(default=float("-inf"), init=False)
 
     def ask(self) -> None:
         """Never raises: an error is an answer, too."""
-        at = self._clock()
-        source, self._copy = self._copy or _copied(self._original), None
+        at = self.clock()
+        source, self._copy = self._copy or _copied(self.source), None
         try:
             answer = self._answer(source, at)
         except Exception as error:  # noqa: BLE001 - any error is shown, and the source is asked again
@@ -214,24 +212,24 @@ class SourceLook:
 
     def late(self, silent_s: float) -> None:
         said = (_NO_ANSWER.format(s=silent_s), _NO_ANSWER_HINT)
-        self._say(SourceAnswer(self._clock(), refused=dict.fromkeys(self._partitions, said)))
+        self._say(SourceAnswer(self.clock(), refused=dict.fromkeys(self._partitions, said)))
 
     def close(self) -> None:
         self._close(self._copy)
 
     def _say(self, answer: SourceAnswer) -> None:
         for partition in self._partitions:
-            self._board.expect(self.name, partition)
-        self._board.answered(self.name, answer)
+            self.board.expect(self.name, partition)
+        self.board.answered(self.name, answer)
 
     def _close(self, copy: Source | None) -> None:
         close = getattr(copy, "close", None)
-        if close is not None and copy is not self._original:
+        if close is not None and copy is not self.source:
             close()
 
     def _answer(self, source: Source, at: float) -> SourceAnswer:
         self._partitions = list(source.partitions())
-        checkpoints = self._checkpoints.list(self.name)
+        checkpoints = self.checkpoints.list(self.name)
         after: dict[int, str] = {}
         found: dict[int, Untaken] = {}
         refused: dict[int, tuple[str, str]] = {}
@@ -250,7 +248,7 @@ class SourceLook:
                 refused[error.partition] = (error.message, error.hint)  # the others may be well
                 continue
             break
-        return SourceAnswer(at, self._lags.seconds(after, found, self._clock()), refused)
+        return SourceAnswer(at, self._lags.seconds(after, found, self.clock()), refused)
 
 
 def _copied(source: Source) -> Source:
