@@ -159,21 +159,15 @@ def make_source(config: Config, name: str, box: SecretBox | None) -> Source:
 
 
 def source_context(config: Config, name: str, box: SecretBox | None) -> SourceContext:
-    return SourceContext(
-        source=name,
-        box=box,
-        state_dsn=lambda: state_dsn(config, box),
-        state_schema=schema_for(config.name),
-        bots=BotReaders(bot_users, bot_inboxes, bot_users_version),
-    )
+    def state_dsn() -> Hidden:
+        """Fit to travel to the processes of Spark: sealed, or without a secret in it."""
+        dsn = config.state.dsn
+        if dsn is None:
+            return EmbeddedDsn(embedded_folder(config))
+        return Plain(dsn.reveal()) if box is None else Sealed.seal(dsn.reveal(), box)
 
-
-def state_dsn(config: Config, box: SecretBox | None) -> Hidden:
-    """The DSN of State, fit to travel to the processes of Spark: sealed, or without a secret in it."""
-    dsn = config.state.dsn
-    if dsn is None:
-        return EmbeddedDsn(embedded_folder(config))
-    return Plain(dsn.reveal()) if box is None else Sealed.seal(dsn.reveal(), box)
+    bots = BotReaders(bot_users, bot_inboxes, bot_users_version)
+    return SourceContext(name, box, state_dsn, schema_for(config.name), bots)
 
 
 def embedded_folder(config: Config) -> Path:

@@ -33,20 +33,15 @@ def spark_home(master: str) -> Path:
     home = cache_folder() / f"spark-home-{hashlib.sha256(str(installed).encode()).hexdigest()[:12]}"
     try:
         home.mkdir(parents=True, exist_ok=True)
-        for part in _PARTS:
-            _link(home / part, installed / part)
+        for part in _PARTS:  # two processes may link it at once, and it may be there from another time
+            link, target = home / part, installed / part
+            if not link.is_symlink() or link.readlink() != target:
+                fresh = link.with_name(f"{part}.{os.getpid()}")
+                fresh.symlink_to(target)
+                fresh.replace(link)
     except OSError:
         return installed  # a home that cannot be written to costs seconds at each start, nothing else
     return home
-
-
-def _link(link: Path, target: Path) -> None:
-    """Two processes may make it at once, and it may be there from another time."""
-    if link.is_symlink() and link.readlink() == target:
-        return
-    fresh = link.with_name(f"{link.name}.{os.getpid()}")
-    fresh.symlink_to(target)
-    fresh.replace(link)
 
 
 def java_options(java_home: str, home: Path) -> str:
