@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,10 +19,10 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from evermark.delivery.base import Fate, Outcome, ParkedEvent, SubscriptionSpec
+from evermark.delivery.base import Fate, Outcome, ParkedEvent
 from evermark.delivery.bots.forward import forwarded, waiting
 from evermark.delivery.replay.plan import Replayed, ReplayWork, Round, folded
-from evermark.delivery.replay.timeslice import Mark, TimeSlice, micros, moment_at
+from evermark.delivery.replay.timeslice import Mark, micros, moment_at
 from evermark.delivery.sinks import Sinks
 from evermark.delivery.webhook.base import Job, Prefix
 from evermark.delivery.webhook.bundles import prepared
@@ -50,21 +50,13 @@ ROUND_BYTES = 64 * 1024 * 1024
 _FILE, _ROW = ROW_ADDRESS
 
 
-def places(
-    spark: SparkSession,
-    piece: TimeSlice,
-    heads: Mapping[int, int] | None = None,
-    spec: SubscriptionSpec | None = None,
-    streams: Sequence[str] = (),
-    where: str | None = None,
-) -> DataFrame:
-    """Where the events of a slice are, by (event_time, event_id), in one partition; nothing beyond `heads`, if given.
+def places(spark: SparkSession, work: ReplayWork) -> DataFrame:
+    """Where the events of a slice are that are wanted, by (event_time, event_id), in one partition.
 
-    With a `spec` only events that the subscription wants; `streams` and `where` narrow it. Few steps on purpose: each
-    costs Spark an analysis, and a slice may be small.
+    Few steps on purpose: each costs Spark an analysis, and a slice may be small.
     """
+    piece, mark, heads = work.slice, work.slice.mark, work.heads
     require_codes(piece.paths)
-    mark = piece.mark
     since, until = (f"timestamp_micros({micros(time)})" for time in (mark.time, piece.to))
     conditions = [f"event_time >= {since}", f"event_time <= {until}"]
     if mark.event_id is not None:
@@ -72,14 +64,11 @@ def places(
     if heads is not None:
         known = " or ".join(f"(partition = {p} and batch <= {batch})" for p, batch in sorted(heads.items()))
         conditions.append(f"({known or 'false'})")
-    if streams:
-        conditions.append(f"stream in ({', '.join(map(string_sql, streams))})")
-    frame = files_frame(spark, piece.paths)
-    if spec is not None:
-        frame, wanted = wanted_by(frame, spec, where)
-        conditions.append(wanted)
+    if work.streams:
+        conditions.append(f"stream in ({', '.join(map(string_sql, work.streams))})")
+    frame, wanted = wanted_by(files_frame(spark, piece.paths), work.spec, work.where)
     return (
-        frame.where(" and ".join(conditions))
+        frame.where(" and ".join([*conditions, wanted]))
         .selectExpr("event_time", "event_id", *ROW_ADDRESS_SQL)
         .coalesce(1)
         .sortWithinPartitions("event_time", "event_id")
@@ -92,27 +81,21 @@ def require_codes(paths: Sequence[str]) -> None:
         raise EngineError("two log files have the same code", hint="it goes on when they have been merged")
 
 
-def places_here(
-    piece: TimeSlice,
-    heads: Mapping[int, int] | None = None,
-    spec: SubscriptionSpec | None = None,
-    streams: Sequence[str] = (),
-    rows_max: int | None = None,
-    among: frozenset[str] | None = None,
-) -> tuple[I64, I64]:
-    """The same without Spark, where no predicate has to hold; `among`: only these streams."""
+def places_here(work: ReplayWork) -> tuple[I64, I64]:
+    """The same without Spark, where no predicate has to hold; `rows_max` of them at most."""
+    piece, spec = work.slice, work.spec
     require_codes(piece.paths)
-    within = [frozenset(names) for names in (streams, spec.streams if spec is not None else ()) if names]
-    within += [] if among is None else [among]
+    within = [frozenset(names) for names in (work.streams, spec.streams) if names]
+    within += [] if work.bot is None else [work.bot.streams]
     stretch = Stretch(
         micros(piece.mark.time),
         piece.mark.event_id,
         micros(piece.to),
-        frozenset(wanted_ops(spec.ops if spec is not None else ())),
+        frozenset(wanted_ops(spec.ops)),
         frozenset.intersection(*within) if within else None,
-        heads,
+        work.heads,
     )
-    return find(piece.paths, stretch, rows_max)
+    return find(piece.paths, stretch, work.rows_max)
 
 
 def rows_at(codes: I64, numbers: I64, paths: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -149,8 +132,7 @@ class _Send:
     def _jobs(self) -> Iterator[tuple[Job, pa.RecordBatch]]:
         """Rendered while the round before is sent; with all rows that were looked at, of which a bot is sent fewer."""
         work = self.work
-        among = None if work.bot is None else work.bot.streams
-        found = self.found or places_here(work.slice, work.heads, work.spec, work.streams, work.rows_max, among)
+        found = self.found or places_here(work)
         for rows in ahead(rows_at(*found, work.slice.paths), depth=1, low_priority=True):
             mine = rows if work.bot is None else forwarded(rows, work.bot)
             waits = {} if work.bot is None else waiting(mine, work.bot)
@@ -217,8 +199,7 @@ class SparkReplays:
 
     def _find(self, work: ReplayWork) -> pa.Table:
         with _said(work):
-            found = places(self._spark, work.slice, work.heads, work.spec, work.streams, work.where)
-            return found.limit(work.rows_max).toArrow()
+            return places(self._spark, work).limit(work.rows_max).toArrow()
 
 
 def _wish(work: ReplayWork) -> tuple[Any, ...]:
