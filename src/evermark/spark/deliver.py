@@ -176,6 +176,12 @@ def _row(result: Result, took_s: float = 0.0) -> dict[str, Any]:
     return {**fields, "took_s": took_s, "batch": result.batch, "through": result.through}
 
 
+def _results(assignments: Sequence[Assignment], rows: Iterable[Mapping[str, Any]]) -> Iterator[Result]:
+    places = {assignment.spec.name: assignment.span.place for assignment in assignments}
+    for row in rows:
+        yield Result(places[row["subscription"]], row["batch"], outcome_of(row), row["through"])
+
+
 def paths_of(assignments: Sequence[Assignment]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(path for assignment in assignments for path in assignment.span.paths))
 
@@ -256,9 +262,7 @@ class SparkDeliverer(SparkReplays):
         except Exception as error:
             spans = ", ".join(f"{span.after + 1} to {span.to}" for span, _ in by_span(mine)[:3])
             raise engine_error(f"delivery of batches {spans} failed", error) from error
-        places_of = {assignment.spec.name: assignment.span.place for assignment in mine}
-        results = (Result(places_of[r["subscription"]], r["batch"], outcome_of(r), r["through"]) for r in rows)
-        found = fold(assignments, results)
+        found = fold(assignments, _results(mine, rows))
         # A subscription without a row wanted nothing, and took no time.
         return [one if one.took_s is not None else replace(one, took_s=0.0) for one in found]
 
