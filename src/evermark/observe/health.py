@@ -78,14 +78,13 @@ def judged(report: PartitionReport, partition: int, answer: SourceAnswer | None,
     if answer is None:
         return report
     if partition in answer.refused:
-        report = replace(report, lag_s=None)
-        reason, hint = answer.refused[partition]
-        asked = report.state in _ASKED
-        return replace(report, state=PartitionHealth.STALE, reason=reason, hint=hint) if asked else report
-    waits = answer.lag_s.get(partition)
-    if waits is None:
+        if report.state in _ASKED:
+            reason, hint = answer.refused[partition]
+            report = replace(report, state=PartitionHealth.STALE, reason=reason, hint=hint)
+        return replace(report, lag_s=None)
+    if partition not in answer.lag_s:
         return report
-    lag_s = waits + max(0.0, now - answer.at)
+    lag_s = answer.lag_s[partition] + max(0.0, now - answer.at)
     report = replace(report, lag_s=lag_s)
     if lag_s > LAGGING_AFTER_S and report.state is PartitionHealth.HEALTHY:
         said = f"events have been waiting for {lag_s:.0f} s to be taken"

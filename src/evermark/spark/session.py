@@ -89,7 +89,8 @@ def make_session(
     for name, value in settings.items():
         builder = builder.config(name, value)
     try:
-        with _stderr_of_children(noise), nullcontext() if finds_formats else _without_look_up():
+        stderr = nullcontext() if noise is None else _stderr_of_children(noise)
+        with stderr, nullcontext() if finds_formats else _without_look_up():
             return builder.getOrCreate()
     except Exception as error:
         raise start_error(error, conf, noise) from error
@@ -121,11 +122,8 @@ def warm_up(spark: SparkSession) -> threading.Thread:
 
 
 @contextmanager
-def _stderr_of_children(path: Path | None) -> Iterator[None]:
+def _stderr_of_children(path: Path) -> Iterator[None]:
     """Processes started meanwhile inherit `path` as their stderr; our own stays what it was."""
-    if path is None:
-        yield
-        return
     path.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileNotFoundError):  # after a JVM's death, its last words are read in there
         path.replace(path.with_name(f"{path.name}.1"))
