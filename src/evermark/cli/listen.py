@@ -127,7 +127,3 @@ def listen(
             listener.stop()
     counts = listener.counts()
     typer.echo(", ".join(f"{name.replace('_', ' ')} {count}" for name, count in counts.items()), err=True)
-
-
-if __name__ == "__main__":
-    typer.run(listen)
