@@ -37,7 +37,7 @@ from evermark.cluster.fence import DELIVER_LEASE, source_lease
 from evermark.cluster.liveness import this_process
 from evermark.cluster.postgres import PostgresLeases
 from evermark.delivery.base import MadeBy, SourcePartition, SubscriptionSpec
-from evermark.delivery.replay.plan import SLICES, AskedBy, Request
+from evermark.delivery.replay.plan import SLICES, AskedBy, ReplayWork, Request
 from evermark.delivery.replay.postgres import PostgresReplays
 from evermark.delivery.replay.replayer import Replayer
 from evermark.delivery.replay.timeslice import Mark, TimeSlice, next_slice
@@ -232,8 +232,9 @@ class _ToFile:
         from evermark.spark.replay import places_here, rows_at
 
         rows = sum(0 for _ in batches)
+        work = ReplayWork("", self.piece, SubscriptionSpec("bench", ""), (), None, None, 10**9, 0.0, False, 0)
         with pa.OSFile(self.out, "wb") as file, pa.ipc.new_stream(file, ROWS) as writer:
-            for batch in rows_at(*places_here(self.piece), self.piece.paths):
+            for batch in rows_at(*places_here(work), self.piece.paths):
                 writer.write_batch(batch)
                 rows += batch.num_rows
         yield pa.RecordBatch.from_arrays([pa.array([rows])], names=["rows"])

@@ -50,7 +50,7 @@ class _Piece(InputPartition):
     start: str = ""
     end: str = ""
     excluded_from: str | None = None
-    error: str | None = None
+    error: dict[str, Any] | None = None
 
 
 def source_class(plan: IngestPlan) -> type[DataSource]:
@@ -93,12 +93,15 @@ class _Reader(DataSourceStreamReader):
             return {str(p): found.get(p, after[p]) for p in after}
         except Exception as error:  # noqa: BLE001 - every failure travels to the driver as a row
             self._failures += 1
-            return {**start, "error": _error_json(error), "failures": self._failures}
+            return {**start, "error": _told(error), "failures": self._failures}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         begins, ends = _positions(start), _positions(end)
         if "error" in end and end.get("failures") != start.get("failures"):
-            return [_failed(str(end["error"]), begins)]
+            # Of one partition if the source can tell which; else of all its partitions.
+            partition = end["error"].get("partition")
+            at = begins.get(partition) if partition is not None else None
+            return [_Piece(Slice(partition, at, at) if at is not None else None, error=end["error"])]
         pieces: list[InputPartition] = []
         for partition in sorted(ends):
             if ends[partition] == begins[partition]:
@@ -106,7 +109,7 @@ class _Reader(DataSourceStreamReader):
             try:
                 pieces += self._pieces(partition, begins[partition], ends[partition])
             except Exception as error:  # noqa: BLE001
-                pieces.append(_Piece(Slice(partition, begins[partition], ends[partition]), error=_error_json(error)))
+                pieces.append(_Piece(Slice(partition, begins[partition], ends[partition]), error=_told(error)))
         return pieces
 
     def _pieces(self, partition: int, start: str, end: str) -> list[InputPartition]:
@@ -123,19 +126,14 @@ class _Reader(DataSourceStreamReader):
 
     def _read(self, piece: _Piece) -> dict[str, Any]:
         if piece.piece is None:
-            return {"error": json.loads(piece.error or "{}")}
-        where = {
-            "partition": piece.piece.partition,
-            "batch": piece.batch,
-            "start": piece.start,
-            "end": piece.end,
-        }
+            return {"error": piece.error or {}}
+        where = {"partition": piece.piece.partition, "batch": piece.batch, "start": piece.start, "end": piece.end}
         if piece.error:
-            return {**where, "error": json.loads(piece.error)}
+            return {**where, "error": piece.error}
         try:
             return {**where, **self._write(piece, piece.piece)}
         except Exception as error:  # noqa: BLE001
-            return {**where, "error": json.loads(_error_json(error))}
+            return {**where, "error": _told(error)}
 
     def _write(self, piece: _Piece, source_slice: Slice) -> dict[str, Any]:
         plan = self._plan
@@ -143,31 +141,20 @@ class _Reader(DataSourceStreamReader):
         writer = BatchWriter(folder, plan.name, source_slice.partition, piece.batch)
         read = _checked(plan.source.read(source_slice))
         fresh = Deduplicated(read, LogReader(folder), source_slice.partition, piece.excluded_from)
-        controls = _Counter()
-        file = writer.write_all(_with_controls_counted(ahead(iter(fresh)), controls))
+        controls = 0  # only their number travels: the control events themselves are in the log
+
+        def with_controls_counted() -> Iterator[pa.RecordBatch]:
+            nonlocal controls
+            for batch in ahead(iter(fresh)):
+                controls += pc.sum(pc.equal(batch.column("op"), str(Op.CONTROL))).as_py() or 0
+                yield batch
+
+        file = writer.write_all(with_controls_counted())
         failpoint.hit("file.written")
-        described = vars(file) if file else None
-        return {"file": described, "duplicates": fresh.dropped, "controls": controls.count}
-
-    def commit(self, end: dict[str, Any]) -> None:
-        """Spark is done with a batch. The source is confirmed by the driver, after its own checkpoint."""
-
-    def stop(self) -> None:
-        """Nothing is held that the end of the process does not release."""
+        return {"file": vars(file) if file else None, "duplicates": fresh.dropped, "controls": controls}
 
 
 _TAKEN_AT_FIRST = pa.schema([field for field in TAKEN if field.name not in ADDED_SINCE])
-
-
-class _Counter:
-    count = 0
-
-
-def _with_controls_counted(batches: Iterator[pa.RecordBatch], found: _Counter) -> Iterator[pa.RecordBatch]:
-    """Only their number travels: the control events themselves are in the log."""
-    for batch in batches:
-        found.count += pc.sum(pc.equal(batch.column("op"), str(Op.CONTROL))).as_py() or 0
-        yield batch
 
 
 def _checked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -180,19 +167,11 @@ def _checked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield with_all_columns(batch, TAKEN)
 
 
-def _failed(error: str, begins: Mapping[int, str]) -> _Piece:
-    """The failure of one partition if the source can tell which; else of all its partitions."""
-    partition = json.loads(error).get("partition")
-    at = begins.get(partition) if partition is not None else None
-    return _Piece(Slice(partition, at, at) if at is not None else None, error=error)
-
-
 def _positions(offset: Mapping[str, Any]) -> dict[int, str]:
     return {int(p): position for p, position in offset.items() if p.isdigit()}
 
 
-def _error_json(error: Exception) -> str:
+def _told(error: Exception) -> dict[str, Any]:
     if isinstance(error, EvermarkError):
-        said = {"kind": error.kind, "message": error.message, "hint": error.hint, "partition": error.partition}
-        return json.dumps(said)
-    return json.dumps({"kind": Kind.UNKNOWN, "message": f"{type(error).__name__}: {error}"[:2000], "hint": ""})
+        return {"kind": error.kind, "message": error.message, "hint": error.hint, "partition": error.partition}
+    return {"kind": Kind.UNKNOWN, "message": f"{type(error).__name__}: {error}"[:2000], "hint": ""}

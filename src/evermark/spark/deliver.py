@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
 from evermark.delivery.base import Fate, HeldKey, Outcome, SourcePartition, SubscriptionSpec
 from evermark.delivery.bots.forward import forwarded, waiting
@@ -46,7 +46,7 @@ _NO_BUDGET_S = 3600.0
 _CHUNK_ROWS = 20_000
 _CHUNK_BYTES = 64 * 1024 * 1024
 _CHUNK_MATCHES = 1_000_000
-# Half of the bytes that Spark reads in one piece.
+# Spark reads a smaller file from the first row to the last, and cuts larger ones: half of its limit.
 _CUT_BYTES = 64 * 1024 * 1024
 
 
@@ -246,9 +246,6 @@ def by_subscription(rows: pa.RecordBatch, of_row: I64, of: I64) -> Iterator[tupl
 class SparkDeliverer(SparkReplays):
     """`Deliverer` and `ReplayDeliverer` on Spark. One task for all spans of a call: it mostly waits for receivers."""
 
-    def __init__(self, spark: SparkSession, box: SecretBox) -> None:
-        super().__init__(spark, box)
-
     def deliver(self, assignments: Sequence[Assignment], options: DeliveryOptions) -> list[Outcome]:
         mine = [
             assignment
@@ -285,7 +282,7 @@ class SparkDeliverer(SparkReplays):
             frame = frame.where(f"partition = {span.place.partition} and batch > {span.after} and batch <= {span.to}")
         if span.begun.through:
             frame = frame.where((frame.batch > span.after + 1) | (frame.position > span.begun.through))
-        if span.exact and _in_one_piece(span.paths):
+        if span.exact and len(span.paths) == 1 and Path(span.paths[0]).stat().st_size < _CUT_BYTES:
             return _numbered(matched(frame.coalesce(1), specs, ROW_ADDRESS), numbers)
         # After the match: Spark drops a sort that comes before a join.
         found = matched(frame.coalesce(1), specs, ("batch", "position", *ROW_ADDRESS))
@@ -300,8 +297,3 @@ def _numbered(found: DataFrame, numbers: Sequence[int] | None) -> DataFrame:
     return found.selectExpr(
         *ROW_ADDRESS, f"element_at(array({given}), cast({SUBSCRIPTION} as int) + 1) as {SUBSCRIPTION}"
     )
-
-
-def _in_one_piece(paths: Sequence[str]) -> bool:
-    """Whether Spark reads these files as one, from the first row to the last: it cuts large ones."""
-    return len(paths) == 1 and Path(paths[0]).stat().st_size < _CUT_BYTES

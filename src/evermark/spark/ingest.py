@@ -7,6 +7,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pyspark.errors import StreamingQueryException
@@ -21,29 +22,19 @@ from evermark.spark.datasource import IngestPlan, source_class
 _STOP_POLL_S = 0.2
 
 
+@dataclass(eq=False)
 class IngestQuery:
-    """Runs until it fails, is stopped, or `over` says so. `run` returns the failure, by partition, or nothing when it
-    was stopped.
-    """
+    """Runs until it fails, is stopped, or `over` says so. `run` returns the failures, by partition."""
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        plan: IngestPlan,
-        taker: Taker,
-        scratch: Path,
-        on_taken: Callable[[Taken], None],
-        over: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self._spark = spark
-        self._plan = plan
-        self._taker = taker
-        self._scratch = scratch
-        self._on_taken = on_taken
-        self._over = over
-        self._ended = threading.Event()
-        self._busy = threading.Lock()
-        self._failed: dict[int, EvermarkError] = {}
+    spark: SparkSession
+    plan: IngestPlan
+    taker: Taker
+    scratch: Path
+    on_taken: Callable[[Taken], None]
+    over: Callable[[], bool] = lambda: False
+    _ended: threading.Event = field(default_factory=threading.Event, init=False)
+    _busy: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _failed: dict[int, EvermarkError] = field(default_factory=dict, init=False)
 
     def run(self) -> dict[int, EvermarkError]:
         query = self._start()
@@ -56,7 +47,7 @@ class IngestQuery:
                     break
         except Exception as error:
             if not (self._is_ended() and isinstance(error, StreamingQueryException)):
-                raise engine_error(f"the ingest query of {self._plan.name} ended", error) from error
+                raise engine_error(f"the ingest query of {self.plan.name} ended", error) from error
         finally:
             # A JVM that died leaves the batch that was being taken to a thread of its own: its end is waited for, so
             # that nobody takes this source's next batch beside it.
@@ -69,20 +60,20 @@ class IngestQuery:
         self._ended.set()
 
     def _is_ended(self) -> bool:
-        if self._over():
+        if self.over():
             self._ended.set()
         return self._ended.is_set()
 
     def _start(self) -> StreamingQuery:
-        self._spark.dataSource.register(source_class(self._plan))
-        self._scratch.mkdir(parents=True, exist_ok=True)
-        folder = tempfile.mkdtemp(prefix=f"{self._plan.name}-", dir=self._scratch)
-        for old in self._scratch.glob(f"{self._plan.name}-*"):
+        self.spark.dataSource.register(source_class(self.plan))
+        self.scratch.mkdir(parents=True, exist_ok=True)
+        folder = tempfile.mkdtemp(prefix=f"{self.plan.name}-", dir=self.scratch)
+        for old in self.scratch.glob(f"{self.plan.name}-*"):
             if str(old) != folder:
                 shutil.rmtree(old, ignore_errors=True)
-        stream = self._spark.readStream.format(f"evermark-ingest-{self._plan.name}").load()
+        stream = self.spark.readStream.format(f"evermark-ingest-{self.plan.name}").load()
         return (
-            stream.writeStream.queryName(f"ingest {self._plan.name}")
+            stream.writeStream.queryName(f"ingest {self.plan.name}")
             .option("checkpointLocation", folder)
             .foreachBatch(self._on_batch)
             .start()
@@ -104,11 +95,11 @@ class IngestQuery:
         try:
             rows = [json.loads(row[0]) for row in frame.collect()]  # the one action: each more would read again
         except Exception as error:  # noqa: BLE001 - after any error of Spark's the query starts again
-            self._failed = {WHOLE_SOURCE: engine_error(f"a batch of {self._plan.name} could not be read", error)}
+            self._failed = {WHOLE_SOURCE: engine_error(f"a batch of {self.plan.name} could not be read", error)}
             self._ended.set()
             return
-        gathered = gather(rows, self._taker.epoch)
-        self._failed = {**gathered.failed, **take_each(self._taker, gathered.taken, self._on_taken)}
+        gathered = gather(rows, self.taker.epoch)
+        self._failed = {**gathered.failed, **take_each(self.taker, gathered.taken, self.on_taken)}
         if self._failed:
             self._ended.set()
 
