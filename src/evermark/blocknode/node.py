@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
-from types import TracebackType
 from typing import Self
 
 from aiohttp import web
@@ -73,9 +72,7 @@ class Node:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def _run(self, started: Future[None]) -> None:
