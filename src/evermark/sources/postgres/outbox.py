@@ -39,6 +39,16 @@ def filled(text: str, target: PostgresTarget, *, role: str = "evermark") -> str:
     return text
 
 
+def schema_there(link: Link, target: PostgresTarget) -> bool:
+    found = link.row("select 1 from pg_namespace where nspname = %s", (target.schema,), doing="looking for the schema")
+    return found is not None
+
+
+def installed_version(link: Link, target: PostgresTarget) -> int | None:
+    found = link.row(filled("select version from @schema@.meta", target), doing="reading the installed version")
+    return int(found[0]) if found else None
+
+
 def create_publication(link: Link, target: PostgresTarget, *, again: bool = False) -> None:
     """Made if there is none. `again`: what others made of it is undone; only a new slot may read it then."""
     with translated(link.dsn, "creating the publication"):

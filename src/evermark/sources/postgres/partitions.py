@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from psycopg import sql
-
 from evermark.sources.base import Warned
+from evermark.sources.postgres.outbox import filled
 from evermark.sources.postgres.target import PostgresTarget
 
 NAMED_MAX = 5
@@ -15,21 +14,20 @@ NAMED_MAX = 5
 _UNWATCHED = """
 with recursive tree as (
     select c.oid, true as top from pg_trigger t join pg_class c on c.oid = t.tgrelid and c.relkind = 'p'
-    where t.tgname = {capture} and t.tgparentid = 0
+    where t.tgname = '@schema_name@_capture' and t.tgparentid = 0
     union all
     select i.inhrelid, false from tree join pg_inherits i on i.inhparent = tree.oid where not i.inhdetachpending
 )
-select coalesce(array_agg(format('%%I.%%I', n.nspname, c.relname) order by n.nspname, c.relname), '{{}}')
+select coalesce(array_agg(format('%%I.%%I', n.nspname, c.relname) order by n.nspname, c.relname), '{}')
 from tree join pg_class c on c.oid = tree.oid join pg_namespace n on n.oid = c.relnamespace
-where (c.relkind = 'r' or tree.top)
-  and not exists (select from pg_trigger t where t.tgrelid = c.oid and t.tgenabled = 'A' and t.tgname = {partition})
+where (c.relkind = 'r' or tree.top) and not exists (
+    select from pg_trigger t where t.tgrelid = c.oid and t.tgenabled = 'A' and t.tgname = '@schema_name@_partition')
 """
 
 
 def unwatched_query(target: PostgresTarget) -> str:
     """Gives one row: their names, as SQL writes them."""
-    capture, partition = sql.Literal(f"{target.schema}_capture"), sql.Literal(f"{target.schema}_partition")
-    return sql.SQL(_UNWATCHED).format(capture=capture, partition=partition).as_string()
+    return filled(_UNWATCHED, target)
 
 
 def unwatched_said(names: Collection[str]) -> str:

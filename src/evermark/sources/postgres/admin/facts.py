@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from evermark.errors import EvermarkError
 from evermark.sources.postgres.slots import Slot
@@ -10,13 +10,11 @@ from evermark.sources.postgres.slots import Slot
 
 @dataclass(frozen=True)
 class ServerFacts:
-    where: str
     version: int
     wal_level: str
     standby: bool
     database: str
     role: str
-    may_use_slots: bool
     senders_max: int
     senders_used: int
     slots_max: int
@@ -24,9 +22,12 @@ class ServerFacts:
     slot_wal_keep_bytes: int | None  # none: without a limit
     slot_idle_s: int  # after which the server throws an unused slot away; 0: never
     flush_lsn: int
-    clock_ahead_s: float  # of ours
     sees_others: bool  # may look at sessions of other roles
     may_log_snapshot: bool
+    _: KW_ONLY
+    where: str
+    may_use_slots: bool
+    clock_ahead_s: float  # of ours
 
 
 @dataclass(frozen=True)

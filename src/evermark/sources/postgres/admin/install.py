@@ -15,11 +15,11 @@ from functools import partial
 from psycopg import sql
 
 from evermark.errors import EvermarkError
-from evermark.sources.postgres.admin.checks import require_installable, schema_there
+from evermark.sources.postgres.admin.checks import require_installable
 from evermark.sources.postgres.admin.waiting import LOCK_TIMEOUT_S, Say, Waiting
 from evermark.sources.postgres.connect import Link, connect
 from evermark.sources.postgres.failures import translated
-from evermark.sources.postgres.outbox import create_publication, filled, script
+from evermark.sources.postgres.outbox import create_publication, filled, schema_there, script
 from evermark.sources.postgres.slots import drop_slot, spare_name
 from evermark.sources.postgres.target import PostgresTarget, TableChoice
 
