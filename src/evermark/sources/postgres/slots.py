@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 
 from evermark.errors import EvermarkError
-from evermark.sources.postgres.connect import CONNECT_TIMEOUT_S, Link
+from evermark.sources.postgres.connect import CONNECT_TIMEOUT_S, Link, opened
 from evermark.sources.postgres.failures import translated, unreachable
 from evermark.sources.postgres.target import PostgresTarget, suffixed
 
@@ -64,21 +64,10 @@ def walsender(target: PostgresTarget) -> psycopg.Connection[Any]:
     text = target.dsn.open()
     try:
         options = psycopg.conninfo.conninfo_to_dict(text).get("options") or ""
-        connection = psycopg.connect(
-            text,
-            autocommit=True,
-            replication="database",
-            options=f"{options} {_PATIENT}",
-            connect_timeout=CONNECT_TIMEOUT_S,
-            fallback_application_name="evermark",
-            keepalives_idle=30,
-            keepalives_interval=10,
-            keepalives_count=3,
-        )
     except psycopg.Error as error:
         raise unreachable(error, text) from error
-    connection.prepare_threshold = None
-    return connection
+    options = f"{options} {_PATIENT}"
+    return opened(text, connect_timeout=CONNECT_TIMEOUT_S, replication="database", options=options)
 
 
 def make_failover(target: PostgresTarget) -> None:
