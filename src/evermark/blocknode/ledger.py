@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from evermark.blocknode.bodies import CreateAsked, asked_text, text_of
+from evermark.blocknode.bodies import CreateAsked, text_of
 from evermark.blocknode.decisions import Pool, next_touched, seal_in_us, snapshot_due
 from evermark.blocknode.refusal import Code, Refused, stream_not_found
 from evermark.blocknode.settings import NodeSettings
@@ -26,6 +26,7 @@ from evermark.sources.blocks.chain import (
     Snapshot,
     StreamKind,
     block_hash,
+    canonical,
     make_block,
 )
 
@@ -141,7 +142,7 @@ class Ledger:
         if row is None:
             block = make_block(stream, START, self._clocks.wall_us(), (), snapshot)
             return True, self._begin(block, touched=None).cookie
-        if row[0] != asked_text(snapshot):
+        if row[0] != _asked(snapshot):
             hint = "it differs in kind, creator, members or settings: choose another id, or delete it"
             raise Refused(Code.STREAM_EXISTS, f"the stream {stream} exists already", hint)
         return False, self._head(stream).cookie
@@ -153,7 +154,7 @@ class Ledger:
             raise ValueError("block 0 has no snapshot")
         body = text_of(block.wire())
         self._db.execute("delete from streams where stream = ? and deleted", [block.stream])
-        about = (block.stream, str(snapshot.kind), snapshot.creator, snapshot.incarnation, asked_text(snapshot))
+        about = (block.stream, str(snapshot.kind), snapshot.creator, snapshot.incarnation, _asked(snapshot))
         chain = (block.hash, block.at_us, len(body), len(snapshot.members))
         self._db.execute(_CREATE, (*about, *chain, self._touch(touched)))
         head = self._head(block.stream)
@@ -361,3 +362,9 @@ class Ledger:
         if wait_us is not None and head.due_gen != head.next_number and self._seals:
             head.due_gen = head.next_number
             heapq.heappush(self._due, (self._clocks.steady_us() + wait_us, head.stream, head.next_number))
+
+
+def _asked(snapshot: Snapshot) -> str:
+    """The request that a stream was created with, from its first snapshot: the same text for the same stream."""
+    said = snapshot.wire()
+    return canonical([said["kind"], said["creator"], said["members"], said["settings"]]).decode()
