@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any, Final, TypeVar
 
-from pydantic import Field, TypeAdapter, ValidationError
-from typing_extensions import TypeAliasType
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from evermark.errors import FormatError, GapError, IdentityError
 
@@ -31,8 +30,14 @@ Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Whole = Annotated[int, Field(ge=0, lt=2**53, strict=True)]
 # The bound is that of a whole answer. It makes pydantic look into the text, and refuse half a surrogate pair.
 Text = Annotated[str, Field(strict=True, max_length=64 * 1024 * 1024)]
-# What `canonical` can write in one way only.
-Plain = TypeAliasType("Plain", "Text | Whole | list[Plain] | dict[Text, Plain]")
+_PLAIN: TypeAdapter[str | int] = TypeAdapter(Text | Whole)
+
+
+def _plain(value: Any) -> Any:
+    """Only what `canonical` can write in one way."""
+    if isinstance(value, dict):
+        return {_plain(name): _plain(item) for name, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list) else _PLAIN.validate_python(value)
 
 
 class UnreadableError(FormatError):
@@ -82,7 +87,7 @@ class BlockEvent:
     payload: Text = ""
     member: Text = ""
     settings: Mapping[Text, Text | None] = field(default_factory=dict)
-    tags: Mapping[Text, Plain] = field(default_factory=dict)
+    tags: Annotated[Mapping[str, Any], BeforeValidator(_plain)] = field(default_factory=dict)
 
     def wire(self) -> dict[str, Any]:
         """Fields that are empty are left out."""
@@ -332,5 +337,7 @@ def _read(adapter: TypeAdapter[_T], what: str, wire: Any) -> _T:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         said = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"[:200]
-        hint = "the node may be newer than this program: update it"
-        raise FormatError(f"{what} is not in the format ({said})", hint=hint) from None
+    except RecursionError as error:
+        said = str(error)
+    hint = "the node may be newer than this program: update it"
+    raise FormatError(f"{what} is not in the format ({said})", hint=hint)

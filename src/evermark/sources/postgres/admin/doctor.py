@@ -10,8 +10,7 @@ from evermark.sources.kinds import SourceState
 from evermark.sources.postgres.admin.facts import CapturedFacts, Facts, OutboxFacts, ServerFacts, SlotFacts
 from evermark.sources.postgres.failures import INSTALL_HINT
 from evermark.sources.postgres.lsn import Position, lsn_text
-from evermark.sources.postgres.outbox import SCHEMA_VERSION, SCHEMA_VERSION_READ
-from evermark.sources.postgres.partitions import unwatched_mend, unwatched_said
+from evermark.sources.postgres.outbox import SCHEMA_VERSION, SCHEMA_VERSION_READ, unwatched_mend, unwatched_said
 from evermark.sources.postgres.slots import Slot
 from evermark.sources.postgres.survey import SAFE_SHARE_MIN, UPGRADE_HINT, VERSION_MIN, WAL_LEVEL_HINT, outdated
 from evermark.sources.postgres.target import PostgresTarget

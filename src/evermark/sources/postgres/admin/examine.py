@@ -22,8 +22,7 @@ from evermark.sources.postgres.admin.facts import (
 from evermark.sources.postgres.connect import Link, connect
 from evermark.sources.postgres.failures import where
 from evermark.sources.postgres.lsn import Position, lsn_text
-from evermark.sources.postgres.outbox import filled, installed_version, schema_there
-from evermark.sources.postgres.partitions import unwatched_query
+from evermark.sources.postgres.outbox import UNWATCHED, filled, installed_version, schema_there
 from evermark.sources.postgres.slots import slot_named, spare_name, walsender
 from evermark.sources.postgres.target import PostgresTarget
 
@@ -229,7 +228,7 @@ class _Look:
         captured = self._seen("captured tables", self._captured)
         events = self._seen("events", lambda: self.events(rows)) if rows else None
         partitions = self._partitions(rows) if rows else None
-        (unwatched,) = self._link.one(unwatched_query(self._target), doing="looking at partitions of captured tables")
+        (unwatched,) = self._link.one(filled(UNWATCHED, self._target), doing="looking at partitions of captured tables")
         return OutboxFacts(version, tuple(row[0] for row in rights), captured, partitions, events, tuple(unwatched))
 
     def _captured(self) -> tuple[CapturedFacts, ...]:

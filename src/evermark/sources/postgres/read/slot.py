@@ -25,8 +25,7 @@ from evermark.sources.base import Limit, Slice
 from evermark.sources.postgres.connect import Link, borrow, connect, give_back
 from evermark.sources.postgres.failures import RECOVER_HINT, python_encoding, translate, where
 from evermark.sources.postgres.lsn import Position, lsn_text
-from evermark.sources.postgres.outbox import filled
-from evermark.sources.postgres.partitions import unwatched_query
+from evermark.sources.postgres.outbox import UNWATCHED, filled
 from evermark.sources.postgres.read.chunks import BIG_BYTES, chunked, in_order, peek_query, unpack
 from evermark.sources.postgres.read.floor import Floor, Sample
 from evermark.sources.postgres.read.outbox_rows import OutboxDecoder
@@ -230,7 +229,7 @@ class SlotReader:
 
     def unwatched_partitions(self) -> frozenset[str]:
         """Partitions of captured tables whose truncate would not be captured."""
-        found = self._row(unwatched_query(self._target), doing="looking at partitions of captured tables")
+        found = self._row(filled(UNWATCHED, self._target), doing="looking at partitions of captured tables")
         return frozenset(found[0]) if found else frozenset()
 
     def close(self) -> None:

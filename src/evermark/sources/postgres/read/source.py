@@ -14,11 +14,10 @@ import pyarrow as pa
 
 from evermark.errors import EvermarkError
 from evermark.event import Seen
-from evermark.sources.base import Condition, Limit, Repair, Slice, Source, Untaken
+from evermark.sources.base import Condition, Limit, Repair, Slice, Source, Untaken, Warned
 from evermark.sources.postgres.connect import close_idle, connect
 from evermark.sources.postgres.lsn import Position
-from evermark.sources.postgres.outbox import SCHEMA_VERSION, filled, maintain
-from evermark.sources.postgres.partitions import lasting
+from evermark.sources.postgres.outbox import SCHEMA_VERSION, filled, maintain, unwatched_mend, unwatched_said
 from evermark.sources.postgres.read.chunks import BIG_BYTES
 from evermark.sources.postgres.read.slot import SlotReader
 from evermark.sources.postgres.read.untaken import OutboxLook
@@ -110,8 +109,8 @@ class PostgresOutbox(Source):
         version = surveys[0].schema_version or SCHEMA_VERSION
         unwatched = self._slots[0].unwatched_partitions() if version >= SCHEMA_VERSION else frozenset()
         warnings = wal_warnings(gauges) | outdated(version)
-        if unwatched & self._unwatched:
-            warnings["unwatched_partitions"] = lasting(unwatched & self._unwatched, self._target)
+        if lasting := unwatched & self._unwatched:
+            warnings["unwatched_partitions"] = Warned(unwatched_said(lasting), unwatched_mend(self._target))
         return Condition(gauges, warnings, upkeep_due=bool(unwatched))
 
     def untaken(self, after: Mapping[int, str]) -> Mapping[int, Untaken]:
