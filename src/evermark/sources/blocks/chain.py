@@ -335,8 +335,9 @@ def _read(adapter: TypeAdapter[_T], what: str, wire: Any) -> _T:
     try:
         return adapter.validate_python(wire)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        said = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"[:200]
+        first = error.errors(include_url=False)[0]
+        unknown = f", not {first['input']!r}" if first["type"] == "enum" else ""  # other values may be secret
+        said = f"{'.'.join(map(str, first['loc']))}: {first['msg']}{unknown}"[:200]
     except RecursionError as error:
         said = str(error)
     hint = "the node may be newer than this program: update it"

@@ -54,6 +54,10 @@ class Obstacle:
     error: EvermarkError
     missing_table: str = ""
 
+    @property
+    def finding(self) -> Finding:
+        return wrong(self.check, self.error.message, self.error.hint)
+
 
 def require_installable(link: Link, target: PostgresTarget, tables: Sequence[TableChoice]) -> None:
     """Raise if the outbox cannot be installed, or one of these tables cannot be captured. Changes nothing."""
@@ -77,7 +81,7 @@ def foreseen(target: PostgresTarget, found: Sequence[Finding]) -> list[Finding]:
         if installed:
             names = tuple(f"{each.missing_table} " for each in missing)
             others = [each for each in found if each.check != "tables" or not each.found.startswith(names)]
-            return others + [_finding(each) for each in missing]
+            return others + [each.finding for each in missing]
         role, database = link.one("select current_user::text, current_database()::text", doing="asking for our role")
     except EvermarkError as error:
         return [*found, wrong("may_install", error.message, error.hint)]
@@ -86,19 +90,14 @@ def foreseen(target: PostgresTarget, found: Sequence[Finding]) -> list[Finding]:
     judged = [each for each in found if each.mend != INSTALL_HINT]
     if not any(each.check == "may_install" for each in obstacles):
         judged.append(ok("may_install", f"role {role} may make a schema in database {database}"))
-    judged += [_finding(each) for each in obstacles]
+    judged += [each.finding for each in obstacles]
     if target.tables and not any(each.check == "tables" for each in obstacles):
         judged.append(ok("tables", f"{', '.join(table.name for table in target.tables)} can be captured"))
     return [*judged, warning("outbox", "nothing is installed in this database yet", "evermark source install")]
 
 
-def _finding(obstacle: Obstacle) -> Finding:
-    return wrong(obstacle.check, obstacle.error.message, obstacle.error.hint)
-
-
 def _obstacles(link: Link, target: PostgresTarget, tables: Sequence[TableChoice]) -> Iterator[Obstacle]:
-    unfit = not_logical(link)
-    if unfit is not None:
+    if (unfit := not_logical(link)) is not None:
         yield Obstacle("", unfit)
     yield from _newer_outbox(link, target)
     yield from _server(link, target)
@@ -137,19 +136,16 @@ def _server(link: Link, target: PostgresTarget) -> Iterator[Obstacle]:
             hint = "choose another `name` for this deployment: it names slot and publication"
             yield Obstacle("", SetupError(text, hint=hint))
     if missing and not (replicates or link.may_use_slots()):
-        denied = DeniedError(f"role {role} at {at} may not make replication slots", hint=GRANT_HINT)
-        yield Obstacle("", denied)
+        yield Obstacle("", DeniedError(f"role {role} at {at} may not make replication slots", hint=GRANT_HINT))
     if missing > free:
         text = f"{missing} replication slots are needed at {at} and {free} are free"
         hint = "drop a slot that no program reads, or raise max_replication_slots and restart the server"
         yield Obstacle("", SetupError(text, hint=hint))
     if not creates and (missing or not schema_there(link, target)):
-        denied = DeniedError(
-            f"role {role} at {at} may not make a schema and a publication in database {database}",
-            hint=f'as the owner of the database: grant create on database "{database}" to "{role}";'
-            " or let a DBA run `evermark source install --print`",
-        )
-        yield Obstacle("may_install", denied)
+        text = f"role {role} at {at} may not make a schema and a publication in database {database}"
+        grant = f'as the owner of the database: grant create on database "{database}" to "{role}";'
+        hint = f"{grant} or let a DBA run `evermark source install --print`"
+        yield Obstacle("may_install", DeniedError(text, hint=hint))
     if target.slots > 1 and version < SEVERAL_SLOTS_VERSION_MIN:
         text = f"several slots at {at} need Postgres 15 or newer; it is {version // 10000}"
         yield Obstacle("slots", SetupError(text, hint="leave `slots` at 1"))

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from evermark.errors import EvermarkError, UnreachableError
 from evermark.sources.kinds import Retained
-from evermark.sources.postgres.admin.facts import (
+from evermark.sources.postgres.admin.doctor import (
     CapturedFacts,
     EventFacts,
     Facts,
