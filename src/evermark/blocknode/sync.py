@@ -39,20 +39,15 @@ class Hub:
         self._reader, self._settings, self._faults = reader, settings, faults
         self._syncs: dict[str, Sync] = {}
         self._by_stream: dict[str, set[Sync]] = {}
-        self._anything = asyncio.Event()
+        self.next_change = asyncio.Event()  # of any stream. Take it before looking, wait for it after.
         self.cut_off = 0
 
     def changed(self, streams: list[str]) -> None:
         for stream in streams:
             for sync in self._by_stream.get(stream, ()):
                 sync.mark(stream)
-        changed, self._anything = self._anything, asyncio.Event()
+        changed, self.next_change = self.next_change, asyncio.Event()
         changed.set()
-
-    @property
-    def next_change(self) -> asyncio.Event:
-        """Set at the next change of any stream. Take it before looking, wait for it after."""
-        return self._anything
 
     def open(self) -> Sync:
         if len(self._syncs) >= self._settings.syncs_max:
@@ -92,7 +87,7 @@ class Hub:
                 self._by_stream.pop(stream, None)
 
     def stop(self) -> None:
-        self._anything.set()
+        self.next_change.set()
         for sync in self._syncs.values():
             sync.stop()
 
