@@ -120,18 +120,15 @@ class Sync:
             if not self._marked:
                 await self._idle(send)
                 continue
-            asked = {stream: self.positions[stream] for stream in self._next()}
+            streams = list(itertools.islice(self._marked, _STREAMS_AT_ONCE))
+            for stream in streams:
+                del self._marked[stream]
+            asked = {stream: self.positions[stream] for stream in streams}
             found = await self._reader.run(partial(self._read, asked), waits=True)
             for stream, position in asked.items():
                 if stream in self.positions and self.positions[stream] is position:
                     await self._tell(hub, send, stream, found.get(stream))
         await self._say(send, "end", text_of({"code": str(Code.STOPPING)}))
-
-    def _next(self) -> list[str]:
-        streams = list(itertools.islice(self._marked, _STREAMS_AT_ONCE))
-        for stream in streams:
-            del self._marked[stream]
-        return streams
 
     def _read(self, asked: Mapping[str, ReaderPosition | None], db: sqlite3.Connection) -> dict[str, View | Refused]:
         """As many streams as fit into one turn; runs in a thread."""

@@ -74,7 +74,10 @@ class Draft:
         if carried or not pins:
             items.append(Item(stream, carried=carried, repeats=part.repeats))
         if members is not None:
-            items.append(Item(stream, carried=(_taken_again(kind, part.known, members),), repeats=part.repeats))
+            # The members where taking it again ends, whatever joins and leaves were logged on the way.
+            about = {"kind": kind, "members": sorted(members), "incarnation": part.known.incarnation}
+            ended: Carried = (0, 0, {"standing": {"change": "taken again", **about}})
+            items.append(Item(stream, carried=(ended,), repeats=part.repeats))
         move = Move(kind, None, forgotten=True) if forgotten else Move(kind, part.known, more)
         self._put(items, move, part.span + len(carried), part.span, size)
 
@@ -120,12 +123,6 @@ def _opening(part: Decision) -> Carried | None:
     if first is None or first.snapshot is None or not begins or part.case not in {Case.FIRST, *ANEW}:
         return None
     return 0, 0, {"opening": first.snapshot.wire(), "block": first.number}
-
-
-def _taken_again(kind: str, known: StreamState, members: frozenset[str]) -> Carried:
-    """The members of the stream where taking it again ends, whatever joins and leaves were logged on the way."""
-    about = {"change": "taken again", "kind": kind, "members": sorted(members), "incarnation": known.incarnation}
-    return 0, 0, {"standing": about}
 
 
 def _carried(part: Decision) -> tuple[tuple[Carried, ...], int]:

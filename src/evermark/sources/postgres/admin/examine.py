@@ -126,12 +126,11 @@ def examine(target: PostgresTarget) -> Facts:
         link = connect(target.dsn, statement_timeout=_STATEMENT_TIMEOUT)
     except EvermarkError as error:
         return Facts(unreachable=error)
-    try:
-        return _Look(link, target).facts()
-    except UnreachableError as error:
-        return Facts(unreachable=error)
-    finally:
-        link.close()
+    with link:
+        try:
+            return _Look(link, target).facts()
+        except UnreachableError as error:
+            return Facts(unreachable=error)
 
 
 def retained(target: PostgresTarget, log_newest: datetime | None) -> Retained:

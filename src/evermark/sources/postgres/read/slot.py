@@ -11,7 +11,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import psycopg
@@ -255,19 +255,15 @@ class SlotReader:
 
     def _flush_lsn(self, start: Position) -> int:
         """How far the WAL is durable; refuses a server that is not the one `start` belongs to."""
-        link = self._control()
-        if not self._incarnation_checked:
-            survey = self.look()
-            if survey.incarnation != start.incarnation:
-                found = trouble(survey, self._target, start)
-                raise found or IdentityError(f"Postgres at {survey.where} is not the one we left")
-            self._incarnation_checked = True
-        try:
+        with self._dropped_after(UnreachableError) as link:
+            if not self._incarnation_checked:
+                survey = self.look()
+                if survey.incarnation != start.incarnation:
+                    found = trouble(survey, self._target, start)
+                    raise found or IdentityError(f"Postgres at {survey.where} is not the one we left")
+                self._incarnation_checked = True
             # On this very connection: a new one could be another server's.
             flush = int(link.one("select pg_current_wal_flush_lsn() - '0/0'::pg_lsn", doing="asking for the WAL")[0])
-        except UnreachableError:
-            self._drop(link)
-            raise
         if flush < start.lsn:
             found = trouble(self.look(), self._target, start)
             raise found or IdentityError(f"Postgres at {where(link.dsn)} is behind our checkpoint")
@@ -299,20 +295,20 @@ class SlotReader:
         return self._streams[number]
 
     def look(self) -> Survey:
-        with self._lock:
-            link = self._control()
-            try:
-                return look(link, self._target)
-            except EvermarkError:
-                self._drop(link)
-                raise
+        with self._dropped_after(EvermarkError) as link:
+            return look(link, self._target)
 
     def _row(self, query: str, args: tuple[object, ...] = (), *, doing: str) -> tuple[Any, ...] | None:
+        with self._dropped_after(UnreachableError) as link:
+            return link.row(query, args, doing=doing)
+
+    @contextmanager
+    def _dropped_after(self, error: type[EvermarkError]) -> Iterator[Link]:
         with self._lock:
             link = self._control()
             try:
-                return link.row(query, args, doing=doing)
-            except UnreachableError:
+                yield link
+            except error:
                 self._drop(link)
                 raise
 

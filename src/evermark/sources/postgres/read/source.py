@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -37,21 +38,13 @@ class PostgresOutbox(Source):
     """Picklable: the place travels, connections do not."""
 
     def __init__(self, target: PostgresTarget, *, big_bytes: int = BIG_BYTES) -> None:
-        self._target = target
-        self._big_bytes = big_bytes
-        self._prepare()
-
-    def _prepare(self) -> None:
+        self._target, self._big_bytes = target, big_bytes
         self._unwatched: frozenset[str] = frozenset()  # partitions that the last upkeep could not see to
-        self._slots = [SlotReader(part, self._big_bytes) for part in self._target.parts()]
-        self._looks = [OutboxLook(part) for part in self._target.parts()]
+        self._slots = [SlotReader(part, big_bytes) for part in target.parts()]
+        self._looks = [OutboxLook(part) for part in target.parts()]
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"place": self._target, "big_bytes": self._big_bytes}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self._target, self._big_bytes = state["place"], state["big_bytes"]
-        self._prepare()
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), self._target, big_bytes=self._big_bytes), ()
 
     def partitions(self) -> Sequence[int]:
         return list(range(len(self._slots)))
