@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
-import signal
 import sys
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -86,28 +85,15 @@ def serve(
 def _serve(settings: NodeSettings, faults: Faults, *, as_json: bool) -> None:
     from evermark.blocknode.node import Node
 
-    done = threading.Event()
-    trouble: list[BaseException] = []
+    node = Node(settings, faults)
 
-    def ended(error: BaseException) -> None:
-        trouble.append(error)
-        done.set()
-
-    node = Node(settings, faults=faults, ended=ended)
-    previous = {sig: signal.signal(sig, lambda *_: done.set()) for sig in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        node.start()
+    def listening() -> None:
         if as_json:
             show_json({"listening": node.url, "port": node.port, "cut_bytes": node.cut_bytes})
             sys.stdout.flush()
         say(f"serving {settings.data} on {node.url}" + (f", following {settings.follow}" if settings.follow else ""))
-        done.wait()
-    finally:
-        node.stop()
-        for sig, handler in previous.items():
-            signal.signal(sig, handler)
-    if trouble:
-        raise trouble[0]
+
+    asyncio.run(node.serve(listening))
 
 
 def _seconds(text: str, option: str) -> float:
