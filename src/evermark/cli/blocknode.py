@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import sys
-import threading
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +13,7 @@ import typer
 from evermark.blocknode.faults import Faults
 from evermark.blocknode.node import Node
 from evermark.blocknode.settings import NodeSettings
-from evermark.cli.console import noun, say, seconds, set_by_signals, show_json, warn
+from evermark.cli.console import noun, say, seconds, show_json, warn
 from evermark.observe.logging import set_up_logging
 
 app = noun("A block-stream server.")
@@ -73,27 +73,15 @@ def serve(
 
 
 def _serve(settings: NodeSettings, faults: Faults, *, as_json: bool) -> None:
-    done = threading.Event()
-    trouble: list[BaseException] = []
+    node = Node(settings, faults)
 
-    def ended(error: BaseException) -> None:
-        trouble.append(error)
-        done.set()
+    def listening() -> None:
+        if as_json:
+            show_json({"listening": node.url, "port": node.port, "cut_bytes": node.cut_bytes})
+            sys.stdout.flush()
+        say(f"serving {settings.data} on {node.url}" + (f", following {settings.follow}" if settings.follow else ""))
 
-    node = Node(settings, faults=faults, ended=ended)
-    with set_by_signals(done):
-        try:
-            node.start()
-            if as_json:
-                show_json({"listening": node.url, "port": node.port, "cut_bytes": node.cut_bytes})
-                sys.stdout.flush()
-            following = f", following {settings.follow}" if settings.follow else ""
-            say(f"serving {settings.data} on {node.url}{following}")
-            done.wait()
-        finally:
-            node.stop()
-    if trouble:
-        raise trouble[0]
+    asyncio.run(node.serve(listening))
 
 
 def _is_loopback(host: str) -> bool:
