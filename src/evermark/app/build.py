@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from evermark.checkpoints.base import CheckpointStore
-from evermark.checkpoints.kinds import backend_of, open_checkpoints
+from evermark.checkpoints.kinds import CheckpointConfig, backend_of, open_checkpoints
 from evermark.cluster.base import Holder
 from evermark.cluster.liveness import this_process
 from evermark.cluster.postgres import PostgresLeases
@@ -35,11 +37,25 @@ from evermark.state.migrate import migrate
 CONNECT_TIMEOUT_S = 3.0
 
 
-@dataclass
-class Deployment:
-    """Everything a deployment has, open. `close` gives it all back."""
+@dataclass(frozen=True)
+class LaneParts:
+    """What a lane is given to build the same deployment in its own process. Picklable, secrets sealed."""
 
-    config: Config
+    name: str
+    state_dsn: Hidden
+    box: SecretBox
+    checkpoint: CheckpointConfig
+    endpoints: EndpointLimits
+    log_root: Path
+    retention: timedelta
+    sources: dict[str, Source]
+    specs: list[SubscriptionSpec]
+
+
+@dataclass
+class Stores:
+    """Everything that owners of sources and of delivery work with, open."""
+
     box: SecretBox
     state: State
     leases: PostgresLeases
@@ -50,10 +66,9 @@ class Deployment:
     recoveries: Recoveries
     holder: Holder
     log_root: Path
+    retention: timedelta
     sources: dict[str, Source]
     specs: list[SubscriptionSpec]
-    warnings: list[str] = field(default_factory=list)
-    embedded: EmbeddedPostgres | None = None
 
     def log_folder(self, source: str) -> Path:
         return self.log_root / source
@@ -61,6 +76,18 @@ class Deployment:
     def batch_at(self, place: SourcePartition, since: str) -> int:
         """The last batch of a place before a time."""
         return LogReader(self.log_folder(place.source)).batch_at(place.partition, since)
+
+    def close(self) -> None:
+        self.state.close()
+
+
+@dataclass(kw_only=True)
+class Deployment(Stores):
+    """A deployment as `evermark up` and the command line have it. `close` gives it all back."""
+
+    config: Config
+    warnings: list[str] = field(default_factory=list)
+    embedded: EmbeddedPostgres | None = None
 
     def another_state(self, *, connections_max: int, timeout_s: float, lock_timeout_s: float) -> State:
         """State through other connections: neither these callers nor those of `state` wait for each other."""
@@ -79,8 +106,22 @@ class Deployment:
         settings = self.config.reliability.checkpoint
         return open_checkpoints(settings, state) if backend_of(settings).durable else self.checkpoints
 
+    def for_lanes(self) -> LaneParts:
+        config = self.config
+        return LaneParts(
+            config.name,
+            state_dsn(config, self.box),
+            self.box,
+            config.reliability.checkpoint,
+            endpoint_limits(config),
+            self.log_root,
+            self.retention,
+            self.sources,
+            self.specs,
+        )
+
     def close(self) -> None:
-        self.state.close()
+        super().close()
         if self.embedded is not None:
             self.embedded.stop()
 
@@ -105,22 +146,47 @@ def open_deployment(config: Config, sources: Mapping[str, Source] | None = None)
             embedded.stop()
         raise
     return Deployment(
+        **_stores(state, config.reliability.checkpoint, endpoint_limits(config)),
         config=config,
         box=box,
-        state=state,
-        leases=PostgresLeases(state),
-        heads=PostgresHeads(state),
-        checkpoints=open_checkpoints(config.reliability.checkpoint, state),
-        delivery=PostgresDelivery(state, limits=endpoint_limits(config)),
-        replays=PostgresReplays(state),
-        recoveries=Recoveries(state),
         holder=this_process(config.name),
         log_root=log_root,
+        retention=config.log.retention,
         sources=built,
         specs=specs,
         warnings=[warning] if warning else [],
         embedded=embedded,
     )
+
+
+def open_in_lane(parts: LaneParts, attempt: str) -> Stores:
+    """The stores of a deployment in a process of Spark's: State runs, and is up to date. `attempt` tells the holders of
+    leases apart: a process may run several lanes, one after another.
+    """
+    state = State(parts.state_dsn.open, schema_for(parts.name))
+    mine = this_process(parts.name)
+    holder = replace(mine, instance=f"{mine.instance}/{attempt}")
+    return Stores(
+        **_stores(state, parts.checkpoint, parts.endpoints),
+        box=parts.box,
+        holder=holder,
+        log_root=parts.log_root,
+        retention=parts.retention,
+        sources=parts.sources,
+        specs=parts.specs,
+    )
+
+
+def _stores(state: State, checkpoint: CheckpointConfig, endpoints: EndpointLimits) -> dict[str, Any]:
+    return {
+        "state": state,
+        "leases": PostgresLeases(state),
+        "heads": PostgresHeads(state),
+        "checkpoints": open_checkpoints(checkpoint, state),
+        "delivery": PostgresDelivery(state, limits=endpoints),
+        "replays": PostgresReplays(state),
+        "recoveries": Recoveries(state),
+    }
 
 
 def endpoint_limits(config: Config) -> EndpointLimits:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from evermark.app.build import Deployment
+from evermark.app.build import Stores
 from evermark.app.reporting import DeliveryReport
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.holding import Candidate
@@ -27,7 +27,7 @@ from evermark.runtime import Runtime, Task
 class DeploymentLog:
     """`LogView` over state's heads and the Delta tables. When a head moved is when we first saw it there."""
 
-    def __init__(self, deployment: Deployment) -> None:
+    def __init__(self, deployment: Stores) -> None:
         self._d = deployment
         self._readers: dict[str, LogReader] = {}
         self._seen: dict[SourcePartition, tuple[int, datetime]] = {}
@@ -54,23 +54,23 @@ class DeploymentLog:
 class DeploymentReport(DeliveryReport):
     """Reports delivery to metrics, the health board and the log."""
 
-    def __init__(self, deployment: Deployment, view: DeploymentLog, board: HealthBoard, metrics: Metrics) -> None:
+    def __init__(self, deployment: Stores, view: DeploymentLog, board: HealthBoard, metrics: Metrics) -> None:
         super().__init__(metrics, get_logger(part="deliver"))
         self._d = deployment
         self._view = view
         self._board = board
 
     def standby(self) -> None:
-        self._board.delivery_standby = True
+        self._board.deliver(here=False, standby=True)
 
     def owned(self) -> None:
         self._metrics.lease_held.labels(DELIVER_LEASE).set(1)
 
     def delivering(self) -> None:
-        self._board.delivering, self._board.delivery_standby = True, False
+        self._board.deliver(here=True)
 
     def released(self) -> None:
-        self._board.delivering = False
+        self._board.deliver(here=False)
         self._metrics.lease_held.labels(DELIVER_LEASE).set(0)
         self.accounts({}, datetime.now(UTC))  # what another instance does with them, this one does not know
 
@@ -82,7 +82,7 @@ class DeploymentReport(DeliveryReport):
         heads = {place: head for place, (head, _) in self._view.heads().items()}
         self.accounts(accounts(store, heads, lambda source: self._view.reader(source).files_if_any()), now)
         files = {source: self._view.reader(source).files_if_any() for source in self._d.sources}
-        self.kept(kept_for(store.cursors_outside(), files, now - self._d.config.log.retention))
+        self.kept(kept_for(store.cursors_outside(), files, now - self._d.retention))
         self.counted(store.counted("expired"), store.counted("dropped"))
 
     def replaying(self, running: list[Replay]) -> None:
@@ -103,7 +103,7 @@ class DeliveryRunner:
 
     def __init__(
         self,
-        deployment: Deployment,
+        deployment: Stores,
         deliverer: BothDeliverer,
         sink: Sink,
         board: HealthBoard,

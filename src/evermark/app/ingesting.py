@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
-from evermark.app.build import Deployment
+from evermark.app.build import Stores
 from evermark.app.inspect import newest
 from evermark.app.source_monitor import SourceMonitor
 from evermark.cluster.fence import source_lease
@@ -18,40 +18,44 @@ from evermark.delivery.replay.owner import RequestDesk
 from evermark.delivery.work import Span
 from evermark.errors import EvermarkError
 from evermark.event import Seen
-from evermark.ingest.owner import ReadPlan, SourceOwner
+from evermark.ingest.owner import SourceOwner
+from evermark.ingest.pieces import Piece, ReadFrom
+from evermark.ingest.reading import ReadPlan, SourceReading
 from evermark.ingest.repair.base import Choice, Recovery
 from evermark.ingest.repair.steps import FoundFile, RepairTarget
 from evermark.ingest.take import Taken, Taker
 from evermark.log.append import DeltaLog
 from evermark.log.disk import require_room
 from evermark.log.maintenance import MAINTENANCE_EVERY_S, Maintenance
-from evermark.log.read import LogReader
+from evermark.log.read import FileRange, LogReader
 from evermark.log.torn import set_aside_torn
 from evermark.observe.health import HealthBoard, PartitionHealth
 from evermark.observe.logging import get_logger
 from evermark.observe.metrics import Metrics
 from evermark.runtime import Runtime, Task, Wake, any_set
 from evermark.sources.base import Gap, Limit
-from evermark.spark.datasource import IngestPlan
-from evermark.spark.ingest import IngestQuery
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
-class SparkWorks:
-    """`SourceWorks` of one source: its log is a Delta table; Spark reads the source, and finds missing events."""
+class Tasks(Protocol):
+    """Work that Spark tasks do for the owner of a source."""
 
-    def __init__(
-        self, deployment: Deployment, spark: SparkSession, name: str, scratch: Path, metrics: Metrics, limit: Limit
-    ) -> None:
+    def write_pieces(self, of: ReadFrom, pieces: Sequence[Piece]) -> list[dict[str, Any]]: ...
+
+    def find_missing(
+        self, gap: Gap, files: Sequence[FileRange], wanted: RepairTarget, folder: Path
+    ) -> list[FoundFile]: ...
+
+
+class LaneWorks:
+    """`SourceWorks` of one source: its log is a Delta table; the source is read here, or by tasks side by side."""
+
+    def __init__(self, deployment: Stores, tasks: Tasks, name: str, metrics: Metrics, limit: Limit) -> None:
         self.recoveries = deployment.recoveries
         self._d = deployment
-        self._spark = spark
+        self._tasks = tasks
         self._name = name
         self._source = deployment.sources[name]
         self._folder = deployment.log_folder(name)
-        self._scratch = scratch
         self._metrics = metrics
         self._limit = limit
         self._log = get_logger(source=name)
@@ -87,13 +91,13 @@ class SparkWorks:
     def read(
         self, plan: ReadPlan, taker: Taker, on_taken: Callable[[Taken], None], ends: Sequence[Wake]
     ) -> Mapping[int, EvermarkError]:
-        whole = IngestPlan(self._name, self._source, str(self._folder), plan.starts, plan.repeats_to, self._limit)
-        return IngestQuery(self._spark, whole, taker, self._scratch, on_taken, partial(any_set, ends)).run()
+        of = ReadFrom(self._name, self._source, str(self._folder))
+        return SourceReading(of, self._limit, self._tasks.write_pieces).run(
+            plan, taker, on_taken, partial(any_set, ends)
+        )
 
     def find(self, gap: Gap, wanted: RepairTarget) -> list[FoundFile]:
-        from evermark.spark.repair import found_missing
-
-        return found_missing(self._spark, gap, LogReader(self._folder).files(), wanted, self._folder)
+        return self._tasks.find_missing(gap, LogReader(self._folder).files(), wanted, self._folder)
 
 
 class SourceRunner:
@@ -103,10 +107,9 @@ class SourceRunner:
 
     def __init__(
         self,
-        deployment: Deployment,
-        spark: SparkSession,
+        deployment: Stores,
+        tasks: Tasks,
         name: str,
-        scratch: Path,
         board: HealthBoard,
         metrics: Metrics,
         on_span: Callable[[Span], None],
@@ -128,7 +131,7 @@ class SourceRunner:
         self._owner = SourceOwner(
             name,
             self._source,
-            SparkWorks(deployment, spark, name, scratch, metrics, limit),
+            LaneWorks(deployment, tasks, name, metrics, limit),
             self,
             Candidate(deployment.leases, deployment.holder, runtime, self._log),
         )
@@ -236,7 +239,7 @@ class SourceRunner:
     # beside reading
 
     def _maintain(self, released: Wake) -> None:
-        maintenance = Maintenance(self._folder, self._d.config.log.retention)
+        maintenance = Maintenance(self._folder, self._d.retention)
         while not self._runtime.wait(MAINTENANCE_EVERY_S, released):
             try:
                 report = maintenance.run(self._least_cursors(self.name) if self._owner.may_retain() else None)

@@ -206,6 +206,10 @@ class HealthBoard:
             return None
         return f"Spark has not been running for {lost_s:.0f} s: {self._engine_trouble}"
 
+    def deliver(self, *, here: bool, standby: bool = False) -> None:
+        """Whether this instance delivers, and if not, whether another does."""
+        self.delivering, self.delivery_standby = here, standby
+
     def delivery(self) -> LiveGroupReport:
         return LiveGroupReport(self.delivering, self.delivery_standby, self.delivery_lag_s)
 

@@ -15,7 +15,7 @@ import pyspark.worker  # noqa: F401
 from pyspark import daemon
 
 # What the tasks run: reading a source into the log, and delivering from it.
-import evermark.spark.datasource
+import evermark.ingest.reading
 import evermark.spark.deliver
 import evermark.spark.replay  # noqa: F401
 from evermark.sources.kinds import task_modules

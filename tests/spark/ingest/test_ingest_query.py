@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
-
 from evermark.spark.ingest import IngestQuery
 
 if TYPE_CHECKING:
