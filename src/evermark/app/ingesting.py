@@ -92,9 +92,11 @@ class LaneWorks:
         self, plan: ReadPlan, taker: Taker, on_taken: Callable[[Taken], None], ends: Sequence[Wake]
     ) -> Mapping[int, EvermarkError]:
         of = ReadFrom(self._name, self._source, str(self._folder))
-        return SourceReading(of, self._limit, self._tasks.write_pieces).run(
-            plan, taker, on_taken, partial(any_set, ends)
-        )
+        reading = SourceReading(of, self._limit, self._tasks.write_pieces, self._say_unfed)
+        return reading.run(plan, taker, on_taken, partial(any_set, ends))
+
+    def _say_unfed(self, error: EvermarkError) -> None:
+        self._log.warning("the source sends no events just now: it is asked for them", error=error)
 
     def find(self, gap: Gap, wanted: RepairTarget) -> list[FoundFile]:
         return self._tasks.find_missing(gap, LogReader(self._folder).files(), wanted, self._folder)

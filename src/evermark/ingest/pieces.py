@@ -20,7 +20,7 @@ from evermark.event import ADDED_SINCE, TAKEN, Op, with_all_columns
 from evermark.ingest.dedup import Deduplicated, excluded_from
 from evermark.log.read import LogReader
 from evermark.log.write import BatchWriter
-from evermark.sources.base import Slice, Source
+from evermark.sources.base import Fed, Slice, Source
 
 _TAKEN_AT_FIRST = pa.schema([field for field in TAKEN if field.name not in ADDED_SINCE])
 
@@ -56,8 +56,18 @@ def written(piece: Piece, of: ReadFrom) -> dict[str, Any]:
     """Read and write one piece; its report, for `gather`. Never raises."""
     where = {"partition": piece.slice.partition, "batch": piece.batch, "start": piece.start, "end": piece.end}
     try:
-        return {**where, **_write(piece, of)}
+        return {**where, **_write(piece, of, of.source.read(piece.slice))}
     except Exception as error:  # noqa: BLE001 - every failure is part of the report
+        return {**where, "error": error_fields(error)}
+
+
+def written_fed(fed: Fed, piece: Piece, of: ReadFrom) -> dict[str, Any]:
+    """The same for events that the source has sent; where they end is known when they have been read."""
+    where = {"partition": piece.slice.partition, "batch": piece.batch, "start": piece.start, "end": piece.end}
+    try:
+        report = _write(piece, of, fed.batches())
+        return {**where, **report, "end": fed.end()}
+    except Exception as error:  # noqa: BLE001 - as above
         return {**where, "error": error_fields(error)}
 
 
@@ -67,9 +77,9 @@ def error_fields(error: Exception) -> dict[str, Any]:
     return {"kind": Kind.UNKNOWN, "message": f"{type(error).__name__}: {error}"[:2000], "hint": ""}
 
 
-def _write(piece: Piece, of: ReadFrom) -> dict[str, Any]:
+def _write(piece: Piece, of: ReadFrom, batches: Iterator[pa.RecordBatch]) -> dict[str, Any]:
     folder, partition = Path(of.log_folder), piece.slice.partition
-    fresh = Deduplicated(_checked(of.source.read(piece.slice)), LogReader(folder), partition, piece.excluded_from)
+    fresh = Deduplicated(_checked(batches), LogReader(folder), partition, piece.excluded_from)
     controls = _Counter()
     writer = BatchWriter(folder, of.name, partition, piece.batch)
     file = writer.write_all(_with_controls_counted(ahead(iter(fresh)), controls))

@@ -6,7 +6,7 @@ Several slots share the events by key: each has a publication with a row filter 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +15,7 @@ from psycopg import sql
 
 from evermark.errors import EvermarkError
 from evermark.event import Seen
-from evermark.sources.base import Condition, Limit, Repair, Slice, Source, Untaken
+from evermark.sources.base import Condition, Feed, Limit, Repair, Slice, Source, Untaken
 from evermark.sources.postgres.connect import close_idle, connect
 from evermark.sources.postgres.lsn import Position
 from evermark.sources.postgres.outbox import SCHEMA_VERSION, maintain
@@ -90,6 +90,10 @@ class PostgresOutbox(Source):
 
     def read(self, piece: Slice) -> Iterator[pa.RecordBatch]:
         return self._slots[piece.partition].read(piece)
+
+    def follow(self, partition: int, position: str, wake: Callable[[], None]) -> Feed:
+        with _blamed_on(partition):
+            return self._slots[partition].follow(position, wake)
 
     def confirm(self, partition: int, end: str) -> None:
         self._slots[partition].confirm(end)
