@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from evermark.delivery.base import Outcome, SubscriptionSpec
-from evermark.delivery.run.post import Addresses, Posting, by_span, timed
+from evermark.delivery.run.post import Posting, addresses_of, by_span, timed
 from evermark.delivery.work import Assignment, DeliveryOptions, Result, Span, fold
 from evermark.log.frames import files_frame
 from evermark.log.row_reader import ROW_ADDRESS, ROW_ADDRESS_SQL, require_codes
@@ -43,13 +43,8 @@ class _Post:
         if self.matches_here:
             for _ in batches:
                 pass  # a worker that leaves something unread is not used again; its successor imports everything anew
-        for results in self.posting.results(None if self.matches_here else map(_addresses, batches)):
+        for results in self.posting.results(None if self.matches_here else map(addresses_of, batches)):
             yield rows_batch(map(_row, results))
-
-
-def _addresses(batch: pa.RecordBatch) -> Addresses:
-    codes, numbers, of = (column.to_numpy() for column in batch.columns)
-    return codes, numbers, of
 
 
 def _row(result: Result) -> dict[str, Any]:

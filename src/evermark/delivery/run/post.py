@@ -192,6 +192,11 @@ def _together(pieces: Sequence[Addresses]) -> Addresses:
     return codes, numbers, of
 
 
+def addresses_of(batch: pa.RecordBatch) -> Addresses:
+    codes, numbers, of = (column.to_numpy() for column in batch.columns)
+    return codes, numbers, of
+
+
 def read(paths: Sequence[str], places: Iterable[Addresses]) -> Iterator[MatchedRows]:
     """The rows at some addresses, each read once however many want it; fewer at a time if they are large."""
     picker = RowReader(paths)
