@@ -10,6 +10,7 @@ import os
 import queue
 import threading
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -124,7 +125,8 @@ def run_lane(lane: str) -> None:
     forward_logging(lambda level, event: end.tell("log", level, event))
     try:
         work = cast("LaneWork", end.call("lane", lane))
-        deployment = open_in_lane(work.parts, lane)
+        # Not by the lane alone: a process may run it again when its first attempt failed, and must not be taken for it.
+        deployment = open_in_lane(work.parts, f"{lane}-{uuid.uuid4().hex[:8]}")
         try:
             _Lane(lane, end, orders, work, deployment).run()
         finally:

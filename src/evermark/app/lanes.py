@@ -7,7 +7,6 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evermark.app.lane import BEGIN, HURRY, READY, STOP, LaneWork, run_lane
@@ -24,6 +23,8 @@ if TYPE_CHECKING:
 
 _LOOK_EVERY_S = 0.1
 _BACKOFF_MAX_S = 10.0
+# A lane says every second that it lives.
+_SILENT_MAX_S = 20.0
 # A lane that ran this long before it failed was healthy: the failure counts as a first.
 _WELL_AFTER_S = 60.0
 
@@ -37,6 +38,7 @@ class _Submitted:
     ended: threading.Event = field(default_factory=threading.Event)
     error: str | None = None
     began: float = 0.0
+    heard_at: float = 0.0
 
 
 class Lanes:
@@ -47,7 +49,7 @@ class Lanes:
     def __init__(
         self,
         spark: SparkSession,
-        folder: Path,
+        channel: Channel,
         work: LaneWork,
         box: SecretBox,
         board: HealthBoard,
@@ -75,7 +77,8 @@ class Lanes:
             "deliver": deliverer.deliver,
             "replay": deliverer.replay,
         }
-        self._channel = Channel(folder, serves, self._heard)
+        self._channel = channel
+        channel.serve(serves, self._heard)
         self._thread = threading.Thread(target=self._run, name="lanes", daemon=True)
 
     def start(self) -> None:
@@ -90,9 +93,6 @@ class Lanes:
     def join(self, timeout_s: float) -> bool:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
-
-    def close(self) -> None:
-        self._channel.close()
 
     def _run(self) -> None:
         failures = 0
@@ -112,12 +112,15 @@ class Lanes:
         """Run a lane until it has ended. Returns the lane that follows it, itself if it failed, or None."""
         if not self._wait(lane, lane.ready):
             return self._end(lane)
+        lane.began = lane.heard_at = time.monotonic()
         self._channel.tell(lane.name, BEGIN)
-        lane.began = time.monotonic()
         next_lane: _Submitted | None = None
         while not lane.ended.wait(_LOOK_EVERY_S):
             if self._stopping.is_set():
                 return self._end(lane, next_lane)
+            if time.monotonic() - lane.heard_at > _SILENT_MAX_S:
+                self._give_up(lane)
+                return next_lane or lane
             if next_lane is None and time.monotonic() - lane.began > self._lane_s:
                 next_lane = self._submit()
             if next_lane is not None and next_lane.ended.is_set():  # it failed before its turn
@@ -128,6 +131,13 @@ class Lanes:
                 if self._wait(next_lane, lane.ended):
                     return next_lane
         return lane if lane.error is not None else next_lane
+
+    def _give_up(self, lane: _Submitted) -> None:
+        """Its process hangs, or was stopped. It loses its leases by itself; if it goes on, nothing of it lands."""
+        from evermark.spark.job import cancel_long_task
+
+        lane.error = f"{lane.name} has said nothing for {_SILENT_MAX_S:g} s"
+        cancel_long_task(self._spark, lane.name)
 
     def _wait(self, lane: _Submitted, event: threading.Event) -> bool:
         """Whether it was set before the lane ended, and before we were told to stop."""
@@ -164,7 +174,7 @@ class Lanes:
         try:
             run_long_task(self._spark, lane.name, run_lane)
         except EvermarkError as error:
-            lane.error = error.message
+            lane.error = lane.error or error.message
         except Exception as error:  # noqa: BLE001 - it is said, and another lane is started
             lane.error = f"{type(error).__name__}: {error}"[:500]
         finally:
@@ -178,7 +188,10 @@ class Lanes:
             raise NotFoundError(f"{lane} is over", hint="a later one runs")
         return self._work
 
-    def _heard(self, lane: str, news: list[News]) -> None:
+    def _heard(self, name: str, news: list[News]) -> None:
+        lane = self._lanes.get(name)
+        if lane is not None:
+            lane.heard_at = time.monotonic()
         for target, method, arguments, named in news:
             if target == "board":
                 getattr(self._board, method)(*arguments, **named)
@@ -188,5 +201,7 @@ class Lanes:
                 getattr(metric.labels(*labels) if labels else metric, operation)(*given)
             elif target == "log":
                 getattr(self._log.unbind("part"), method)(**arguments[0])
-            elif method == READY and lane in self._lanes:
-                self._lanes[lane].ready.set()
+            elif method == READY and lane is not None:
+                lane.ready.set()
+                if lane.began:  # a retry of its task: the one before it had begun
+                    self._channel.tell(name, BEGIN)

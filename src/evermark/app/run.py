@@ -181,7 +181,7 @@ class Pipeline:
         while not self._stopping.is_set():
             began = time.monotonic()
             try:
-                engine = self._start_engine()
+                engine, channel = self._start_engine()
             except Exception as error:
                 if self._stopping.is_set():
                     self._say_stopping()
@@ -190,7 +190,7 @@ class Pipeline:
                     raise
                 reason = str(error)
             else:
-                if (ended := self._run_on(engine, deployment)) is None:
+                if (ended := self._run_on(engine, channel, deployment)) is None:
                     return
                 reason = ended
             deaths = 1 if time.monotonic() - began > _WELL_AFTER_S else deaths + 1
@@ -198,14 +198,14 @@ class Pipeline:
             self._log.error("Spark and all that runs on it are started again", reason=reason, in_s=wait_s)
             self._stopping.wait(wait_s)
 
-    def _start_engine(self) -> Engine:
+    def _start_engine(self) -> tuple[Engine, Channel]:
         from evermark.spark.engine import Engine
         from evermark.spark.session import make_session, warm_up
 
         self._log.info("starting", step="spark", master=self.config.spark.master, takes="about ten seconds")
         began = time.monotonic()
         scratch = scratch_folder(self.config.name)
-        Channel.announce(scratch)
+        channel = Channel()
         self._spark_starts = True
         try:
             if self._stopping.is_set():
@@ -223,9 +223,9 @@ class Pipeline:
             self._listen_for_signals()  # PySpark has put a handler of its own in place
         warm_up(spark)
         self._log.info("Spark runs", started_in_s=round(time.monotonic() - began, 1))
-        return Engine(spark)
+        return Engine(spark), channel
 
-    def _run_on(self, engine: Engine, deployment: Deployment) -> str | None:
+    def _run_on(self, engine: Engine, channel: Channel, deployment: Deployment) -> str | None:
         """Read and deliver until told to stop (None), or until this Spark cannot be used any more (returns why)."""
         scratch = scratch_folder(self.config.name)
         keeper = ScratchKeeper(scratch)
@@ -233,7 +233,7 @@ class Pipeline:
         stop_s = shutdown.flush_timeout.total_seconds() + shutdown.checkpoint_timeout.total_seconds() + _JOIN_GRACE_S
         work = LaneWork(deployment.for_lanes(), self._limit, stop_s)
         lane_s = self.config.spark.lane.total_seconds()
-        lanes = Lanes(engine.spark, scratch, work, deployment.box, self.board, self.metrics, lane_s)
+        lanes = Lanes(engine.spark, channel, work, deployment.box, self.board, self.metrics, lane_s)
         self._dead_thread = None  # before the first thread starts: none that ends is overlooked
         try:
             lanes.start()
@@ -249,7 +249,7 @@ class Pipeline:
                 self._let_go(lanes, trouble)
             return trouble
         finally:
-            lanes.close()
+            channel.close()
             keeper.stop()
             engine.stop()
             shutil.rmtree(scratch, ignore_errors=True)

@@ -16,8 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection, Listener
-from pathlib import Path
+from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge
 from typing import Any
 
 from evermark.errors import EngineError, EvermarkError, UnreachableError
@@ -25,6 +24,8 @@ from evermark.errors import EngineError, EvermarkError, UnreachableError
 _ADDRESS, _KEY = "EVERMARK_CHANNEL", "EVERMARK_CHANNEL_KEY"
 _CALLS, _LANE = "calls", "lane"
 _FLUSH_EVERY_S = 0.05
+BEAT_EVERY_S = 1.0
+_PROOF_S = 10.0
 _GONE = (EOFError, OSError)
 
 # (target, method, arguments)
@@ -32,28 +33,28 @@ News = tuple[str, str, tuple[Any, ...], dict[str, Any]]
 
 
 class Channel:
-    """The driver's end. `serves` is what lanes may call, by name; `heard` gets their news, in order for each lane."""
+    """The driver's end. Made before the JVM is started, whose environment tells tasks where it is; `serve` begins."""
 
-    def __init__(
-        self, folder: Path, serves: Mapping[str, Callable[..., Any]], heard: Callable[[str, list[News]], None]
-    ) -> None:
-        self._serves = serves
-        self._heard = heard
-        key = os.environ.setdefault(_KEY, secrets.token_hex(32))
-        path = folder / "lanes.sock"
-        path.unlink(missing_ok=True)
-        self._listener = Listener(str(path), "AF_UNIX", backlog=64, authkey=key.encode())
+    def __init__(self) -> None:
+        os.environ[_KEY] = key = secrets.token_hex(32)
+        self._key = key.encode()
+        # Who connects proves itself in a thread of its own: one that says nothing holds nobody up.
+        self._listener = Listener(("127.0.0.1", 0), "AF_INET", backlog=64)
+        host, port = self._listener.address
+        os.environ[_ADDRESS] = f"{host}:{port}"
+        self._serves: Mapping[str, Callable[..., Any]] = {}
+        self._heard: Callable[[str, list[News]], None] = lambda _lane, _news: None
         self._lock = threading.Lock()
         self._lanes: dict[str, Connection[Any, Any]] = {}
         self._open: set[Connection[Any, Any]] = set()
         self._closed = False
-        threading.Thread(target=self._accept, name="channel", daemon=True).start()
 
-    @staticmethod
-    def announce(folder: Path) -> None:
-        """Before the JVM is started, which hands its environment on: where the channel will be, and its key."""
-        os.environ[_ADDRESS] = str(folder / "lanes.sock")
-        os.environ[_KEY] = secrets.token_hex(32)
+    def serve(self, serves: Mapping[str, Callable[..., Any]], heard: Callable[[str, list[News]], None]) -> None:
+        """`serves` is what lanes may call, by name. `heard` gets their news, in order for each lane; an empty list, now
+        and then, says that a lane lives.
+        """
+        self._serves, self._heard = serves, heard
+        threading.Thread(target=self._accept, name="channel", daemon=True).start()
 
     def tell(self, lane: str, order: str) -> bool:
         """False if there is no such lane any more."""
@@ -69,9 +70,11 @@ class Channel:
 
     def close(self) -> None:
         """Lanes that are still connected notice it, and end."""
+        if self._closed:
+            return
         self._closed = True
-        with suppress(OSError), socket.socket(socket.AF_UNIX) as wake:  # of the thread that accepts
-            wake.connect(str(self._listener.address))
+        with suppress(OSError), socket.socket() as wake:  # of the thread that accepts
+            wake.connect(self._listener.address)
         with suppress(OSError):
             self._listener.close()
         with self._lock:
@@ -83,7 +86,7 @@ class Channel:
         while not self._closed:
             try:
                 connection = self._listener.accept()
-            except (AuthenticationError, *_GONE):
+            except _GONE:
                 if not self._closed:
                     time.sleep(_FLUSH_EVERY_S)
                 continue
@@ -92,15 +95,21 @@ class Channel:
     def _serve(self, connection: Connection[Any, Any]) -> None:
         with self._lock:
             self._open.add(connection)
+        late = threading.Timer(_PROOF_S, connection.close)
+        late.start()
         try:
+            deliver_challenge(connection, self._key)
+            answer_challenge(connection, self._key)
+            late.cancel()
             kind, name = connection.recv()
             if kind == _CALLS:
                 self._answer(connection)
             else:
                 self._listen(connection, name)
-        except _GONE:
-            pass  # the lane ended
+        except (AuthenticationError, TypeError, *_GONE):
+            pass  # it is no lane of ours; or it ended (a connection closed by another thread has no number any more)
         finally:
+            late.cancel()
             with self._lock:
                 self._open.discard(connection)
             with suppress(OSError):
@@ -168,7 +177,8 @@ class LaneEnd:
                 connection.close()
 
     def _connected(self, kind: str, name: str) -> Connection[Any, Any]:
-        connection = Client(os.environ[_ADDRESS], "AF_UNIX", authkey=os.environ[_KEY].encode())
+        host, _, port = os.environ[_ADDRESS].rpartition(":")
+        connection = Client((host, int(port)), "AF_INET", authkey=os.environ[_KEY].encode())
         connection.send((kind, name))
         self._open.append(connection)
         return connection
@@ -177,10 +187,11 @@ class LaneEnd:
         """News of a moment go together: a batch that is taken and delivered makes a dozen."""
         ends = False
         while not ends:
-            news = [self._news.get()]
-            if news[0] is not None:
-                time.sleep(_FLUSH_EVERY_S)
+            news: list[News | None] = []
             with suppress(queue.Empty):
+                news.append(self._news.get(timeout=BEAT_EVERY_S))
+                if news[0] is not None:
+                    time.sleep(_FLUSH_EVERY_S)
                 while True:
                     news.append(self._news.get_nowait())
             ends = None in news

@@ -44,11 +44,17 @@ def engine_error(what: str, error: Exception) -> EngineError:
 
 def run_long_task(spark: SparkSession, name: str, work: Callable[[str], None]) -> None:
     """Run `work(name)` in one task of a job of its own; returns when it has ended."""
+    spark.sparkContext.setJobGroup(name, name, interruptOnCancel=True)  # of this thread
     frame = spark.range(0, 1, 1, 1).mapInArrow(_Long(name, work), ROW_DDL)
     try:
         frame.collect()
     except Exception as error:
         raise engine_error(f"{name} ended", error) from error
+
+
+def cancel_long_task(spark: SparkSession, name: str) -> None:
+    """Its process is killed after a moment."""
+    spark.sparkContext.cancelJobGroup(name)
 
 
 @dataclass(frozen=True)
