@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from bench.report import Report, say
-from evermark.checkpoints.postgres import PostgresCheckpoints
+from evermark.checkpoints.stores import PostgresCheckpoints
 from evermark.cluster.fence import source_lease
 from evermark.cluster.liveness import this_process
 from evermark.cluster.postgres import PostgresLeases
@@ -15,7 +15,6 @@ from evermark.embedded.postgres import EmbeddedPostgres
 from evermark.event import taken_batch
 from evermark.ingest.take import Taken, Taker
 from evermark.log.append import DeltaLog
-from evermark.log.base import Append
 from evermark.log.head import PostgresHeads
 from evermark.log.maintenance import Maintenance
 from evermark.log.read import LogReader
@@ -83,7 +82,7 @@ class _Log:
 
     def fill(self, rows: int) -> None:
         """One commit more that is not measured, and so need not be durable; `settle` before the next `add`."""
-        self._log.commit(self._batch(rows).append)
+        self._log.commit(self._batch(rows))
         self.care()
 
     def settle(self) -> None:
@@ -106,7 +105,7 @@ class _Log:
         file = BatchWriter(self.folder, self.name, 0, self.batch).write_all([taken_batch(columns, rows)])
         assert file is not None
         start, end = f"{first:020d}", f"{self.events:020d}"
-        return Taken(0, self.batch, start, end, Append(0, self.batch, self.epoch, start, end, (file,)), controls=0)
+        return Taken(0, self.batch, self.epoch, start, end, (file,), controls=0)
 
     def care(self) -> None:
         if time.monotonic() - self._cared >= MAINTENANCE_EVERY_S:

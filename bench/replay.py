@@ -30,13 +30,13 @@ from bench.bare import by_aiohttp, by_wire
 from bench.receiver_child import ReceiverProcess
 from bench.report import Report, say
 from bench.shop import prepare, shop
-from evermark.checkpoints.postgres import PostgresCheckpoints
+from evermark.checkpoints.stores import PostgresCheckpoints
 from evermark.cluster.base import Lease
 from evermark.cluster.fence import DELIVER_LEASE, source_lease
 from evermark.cluster.liveness import this_process
 from evermark.cluster.postgres import PostgresLeases
 from evermark.delivery.base import MadeBy, SourcePartition, SubscriptionSpec
-from evermark.delivery.replay.plan import SLICES, AskedBy, Request
+from evermark.delivery.replay.plan import SLICES, AskedBy, ReplayWork, Request
 from evermark.delivery.replay.postgres import PostgresReplays
 from evermark.delivery.replay.replayer import Replayer
 from evermark.delivery.replay.timeslice import Mark, TimeSlice, next_slice
@@ -156,7 +156,7 @@ class _Ours:
 
         def on_taken(batch: Taken) -> None:
             nonlocal taken
-            taken += batch.append.rows
+            taken += batch.rows
 
         reading = SourceReading(ReadFrom(self.source, source, str(self.log)), Limit())
         plan = ReadPlan({0: begun.position}, {0: begun.batch}, {0: None})
@@ -225,8 +225,9 @@ class _ToFile:
         from evermark.spark.replay import places_here, rows_at
 
         rows = sum(0 for _ in batches)
+        work = ReplayWork("", self.piece, SubscriptionSpec("bench", ""), (), None, None, 10**9, 0.0, False, 0)
         with pa.OSFile(self.out, "wb") as file, pa.ipc.new_stream(file, ROWS) as writer:
-            for batch in rows_at(*places_here(self.piece), self.piece.paths):
+            for batch in rows_at(*places_here(work), self.piece.paths):
                 writer.write_batch(batch)
                 rows += batch.num_rows
         yield pa.RecordBatch.from_arrays([pa.array([rows])], names=["rows"])
@@ -262,7 +263,7 @@ def _box(folder: Path) -> SecretBox:
     if not path.exists():
         path.write_text(secrets.token_hex(32))
         path.chmod(0o600)
-    return SecretBox(KeyRef.parse(f"file:{path}"))
+    return SecretBox(KeyRef("file", str(path)))
 
 
 def _received(path: Path) -> tuple[Counter[str], list[bytes]]:

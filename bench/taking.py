@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 
-from evermark.checkpoints.postgres import PostgresCheckpoints
+from evermark.checkpoints.stores import PostgresCheckpoints
 from evermark.cluster.fence import source_lease
 from evermark.cluster.liveness import this_process
 from evermark.cluster.postgres import PostgresLeases
@@ -55,7 +55,7 @@ def drain(
 
     def on_taken(batch: Taken) -> None:
         nonlocal taken, ended
-        taken += batch.append.rows
+        taken += batch.rows
         if taken >= events and not ended:
             ended = time.perf_counter()
 

@@ -253,7 +253,7 @@ class SimWorks:
             return {"error": _as_row(error)}
         controls = sum(row.op == Op.CONTROL for row in fresh)
         return {
-            "file": file.as_dict() if file else None,
+            "file": vars(file) if file else None,
             "duplicates": len(rows) - len(fresh),
             "controls": controls,
         }
@@ -288,11 +288,9 @@ class SimSourceNews:
 
     def taken(self, taken: Taken) -> None:
         self.instance.world.ledger.duplicates_dropped += taken.duplicates
-        if taken.append.rows:
-            place, paths = SourcePartition(self.name, taken.partition), tuple(f.path for f in taken.append.files)
-            self.instance.on_span(
-                Span(place, Cursor(taken.batch - 1), taken.batch, paths, taken.append.rows, exact=True)
-            )
+        if taken.rows:
+            place, paths = SourcePartition(self.name, taken.partition), tuple(f.path for f in taken.files)
+            self.instance.on_span(Span(place, Cursor(taken.batch - 1), taken.batch, paths, taken.rows, exact=True))
 
     def opened(self, recovery: Recovery, error: EvermarkError) -> None: ...
 

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 
 from evermark.checkpoints.base import Checkpoint
-from evermark.checkpoints.memory import MemoryCheckpoints
+from evermark.checkpoints.stores import MemoryCheckpoints
 from evermark.cluster.fence import source_lease
 from evermark.cluster.memory import MemoryLeases
 from evermark.delivery.base import SourcePartition

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from evermark.checkpoints.memory import MemoryCheckpoints
+from evermark.checkpoints.stores import MemoryCheckpoints
 from evermark.cluster.base import Holder, Lease
 from evermark.cluster.memory import MemoryLeases
 from evermark.delivery.base import SourcePartition, SubscriptionSpec

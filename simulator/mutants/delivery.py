@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
+from evermark.cluster.fence import DELIVER_LEASE
 from evermark.delivery import work
 from evermark.delivery.base import (
     Cursor,
@@ -83,7 +84,7 @@ def _delete_before_post(self: ParkedQueue) -> int:
 
 
 def _claim_unfenced(self: MemoryParked, now: datetime, limit: int, lease_s: float, epoch: int) -> Any:
-    held = self._tables._leases._held[self._tables._lease]
+    held = self._tables._leases._held[DELIVER_LEASE]
     return _claim(self, now, limit, lease_s, held.epoch) if held.holder else []
 
 
@@ -124,7 +125,7 @@ def _leave_beyond(outcome: Outcome) -> Outcome:
 
 def _hand_over_anyway(self: LiveGroup, span: Span) -> bool:
     with self.lock:
-        at = self._store.group().cursors.get(span.place)
+        at = self.store.group().cursors.get(span.place)
         return at is not None and self.work(replace(span, begun=at), budget_s=None)
 
 

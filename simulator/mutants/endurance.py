@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from evermark.delivery.base import Cursor, Outcome, SourcePartition, Subscription, SubscriptionState
-from evermark.delivery.decide import backlog, group
+from evermark.delivery.decide import backlog, group, retry
 from evermark.delivery.decide.group import Step, SubscriptionRecord
 from evermark.delivery.run import follower
 from evermark.delivery.store.memory import MemoryDelivery
@@ -83,7 +83,7 @@ def _from_the_first_event(place: SourcePartition, begun: Cursor, *rest: Any) -> 
 ENDURANCE: tuple[Mutant, ...] = (
     Mutant("suspended-for-good", "a suspended one is never probed", ((follower, "is_due", _behind_only),)),
     Mutant(
-        "never-suspended", "no number of failures suspends", ((group, "should_suspend", lambda *_: False),), first=7
+        "never-suspended", "no number of failures suspends", ((retry, "should_suspend", lambda *_: False),), first=7
     ),
     Mutant("backoff-ignored", "one that failed is tried again at once", ((follower, "is_due", _behind_always),)),
     Mutant("paused-worked-for", "one that a person paused is worked for", ((follower, "is_due", _paused_too),)),

@@ -19,29 +19,29 @@ from simulator.mutants.mutant import Mutant
 
 
 def _checkpoint_before_sync(self: Taker, taken: Taken) -> None:
-    if taken.append.files:
-        self._log.commit(taken.append)
-    self._save(taken.partition, taken.end, taken.batch if taken.append.files else taken.batch - 1)
-    version = self._log.sync()
-    if taken.append.files:
-        self._heads.move(self.name, taken.partition, Head(taken.batch, self.epoch, taken.end, version))
+    if taken.files:
+        self.log.commit(taken)
+    self._save(taken.partition, taken.end, taken.batch if taken.files else taken.batch - 1)
+    version = self.log.sync()
+    if taken.files:
+        self.heads.move(self.name, taken.partition, Head(taken.batch, self.epoch, taken.end, version))
 
 
 def _head_before_sync(self: Taker, taken: Taken) -> None:
-    if taken.append.files:
-        self._log.commit(taken.append)
-        self._heads.move(self.name, taken.partition, Head(taken.batch, self.epoch, taken.end, taken.batch))
-        self._log.sync()
-    self._save(taken.partition, taken.end, taken.batch if taken.append.files else taken.batch - 1)
+    if taken.files:
+        self.log.commit(taken)
+        self.heads.move(self.name, taken.partition, Head(taken.batch, self.epoch, taken.end, taken.batch))
+        self.log.sync()
+    self._save(taken.partition, taken.end, taken.batch if taken.files else taken.batch - 1)
 
 
 def _confirm_before_checkpoint(self: Taker, taken: Taken) -> None:
-    if taken.append.files:
-        self._log.commit(taken.append)
-        version = self._log.sync()
-        self._heads.move(self.name, taken.partition, Head(taken.batch, self.epoch, taken.end, version))
+    if taken.files:
+        self.log.commit(taken)
+        version = self.log.sync()
+        self.heads.move(self.name, taken.partition, Head(taken.batch, self.epoch, taken.end, version))
     self.confirm(taken.partition, taken.end)
-    self._save(taken.partition, taken.end, taken.batch if taken.append.files else taken.batch - 1)
+    self._save(taken.partition, taken.end, taken.batch if taken.files else taken.batch - 1)
 
 
 def _resume_without_tail(

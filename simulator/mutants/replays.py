@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from evermark import predicate
+from evermark.cluster.fence import source_lease
 from evermark.delivery.base import Fate, Outcome, Subscription
 from evermark.delivery.replay import owner
 from evermark.delivery.replay import plan as replay
@@ -15,6 +16,7 @@ from evermark.delivery.replay.memory import MemoryReplays
 from evermark.delivery.replay.plan import Due, Replayed, ReplayWork, Request, Round, Target
 from evermark.delivery.replay.timeslice import TimeSlice
 from evermark.delivery.run import parked_retries
+from evermark.delivery.store.memory_parked import MemoryParked
 from evermark.ingest import take
 from simulator.mutants.mutant import Mutant
 
@@ -24,6 +26,7 @@ _cancel = MemoryReplays.cancel
 _folded = replay.folded
 _endpoint_outcomes = parked_retries.endpoint_outcomes
 _work_of = replay.work_of
+_held_keys = MemoryParked.held_keys
 
 
 def _own_ids(event_ids: Sequence[str], replay_id: str | None = None) -> list[str]:
@@ -57,8 +60,8 @@ def _reads_beyond(one: Due, *rest: Any, **named: Any) -> ReplayWork:
     return replace(_work_of(one, *rest, **named), heads=None)
 
 
-def _holds_nothing(one: Due, *rest: Any, **named: Any) -> ReplayWork:
-    return replace(_work_of(one, *rest, **named), held={})
+def _replays_hold_nothing(self: MemoryParked, *rest: Any, replay_id: str = "") -> Any:
+    return {} if replay_id else _held_keys(self, *rest)
 
 
 def _busy_as_of_now(due: Sequence[Due], busy: Collection[str], served: Mapping[str, float], at_once: int) -> list[Due]:
@@ -66,7 +69,7 @@ def _busy_as_of_now(due: Sequence[Due], busy: Collection[str], served: Mapping[s
 
 
 def _asks_each_time(self: MemoryReplays, request: Request, epoch: int) -> bool:
-    with self._tables.fenced(epoch, self._lease_for(request.source)):
+    with self._tables.fenced(epoch, source_lease(request.source)):
         self._add(request)
     return True
 
@@ -93,7 +96,6 @@ def _failure_ends_window(target: Target, piece: TimeSlice, result: Replayed, *re
     return _after_step(target, piece, done, *rest)
 
 
-_MEMORY = "evermark.delivery.replay.memory"
 _RECEIVER = "simulator.receiver"
 
 REPLAYS: tuple[Mutant, ...] = (
@@ -103,12 +105,12 @@ REPLAYS: tuple[Mutant, ...] = (
     Mutant(
         "mark-moves-anyway",
         "a step passes its slice whatever became of it",
-        ((_MEMORY, "after_step", _mark_moves_anyway),),
+        ((replay, "after_step", _mark_moves_anyway),),
     ),
     Mutant(
         "failed-slice-passed",
         "a slice whose receiver failed is passed",
-        ((_MEMORY, "after_step", _failure_ends_window),),
+        ((replay, "after_step", _failure_ends_window),),
         first=2,
     ),
     Mutant(
@@ -128,7 +130,7 @@ REPLAYS: tuple[Mutant, ...] = (
     Mutant(
         "replay-overtaken",
         "with `ordered`, a replay sends later events of a key it has parked",
-        ((replay, "work_of", _holds_nothing),),
+        ((MemoryParked, "held_keys", _replays_hold_nothing),),
         first=20,
     ),
     Mutant(

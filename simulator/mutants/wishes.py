@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from evermark.delivery.base import Cursor, CursorVector, Subscription, SubscriptionSpec
 from evermark.delivery.decide import registration
-from evermark.delivery.decide.registration import Addition
+from evermark.delivery.decide.registration import Registration
 from evermark.delivery.ports import DeliveryStore
 from evermark.delivery.run.follower import Follower
 from evermark.delivery.run.live import LiveGroup
@@ -22,15 +22,16 @@ _resume = MemoryDelivery.resume
 _made = LiveGroup.__init__
 
 
-def _add_one_batch_late(*given: Any) -> Addition:
+def _add_one_batch_late(*given: Any) -> Registration:
     plan = _added(*given)
-    late = None if plan.begun is None else {place: Cursor(at.batch + 1) for place, at in plan.begun.items()}
+    late = {n: {place: Cursor(at.batch + 1) for place, at in begun.items()} for n, begun in plan.begun.items()}
     return replace(plan, begun=late)
 
 
-def _add_as_old_member(*given: Any) -> Addition:
+def _add_as_old_member(*given: Any) -> Registration:
     plan = _added(*given)
-    return replace(plan, record=replace(plan.record, joined_version=0))
+    old = {name: (spec, replace(record, joined_version=0)) for name, (spec, record) in plan.added.items()}
+    return replace(plan, added=old)
 
 
 def _forget_but_rows(self: MemoryDelivery, names: frozenset[str]) -> None:

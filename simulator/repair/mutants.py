@@ -40,7 +40,7 @@ def _looks_before_the_slot(self: OutboxRepair, stopped: Callable[[], bool], left
 
 
 def _closes_first(self: Repairer, recovery: Recovery, gap: Gap) -> int:
-    self._recoveries.close_gap(recovery, gap.position, 0, self._epoch)
+    self.works.recoveries.close_gap(recovery, gap.position, 0, self.epoch)
     return _close_gap(self, recovery, gap)
 
 

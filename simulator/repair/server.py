@@ -78,8 +78,9 @@ class ModelServer:
 
     def look(self, part: PostgresTarget) -> Survey:
         return Survey(
-            "model", 180000, "logical", False, _INCARNATION, self.lsn, "db", self.slots.get(part.slot),
-            str(self._fingerprints[part.slot]), str(self._published[part.publication]), SCHEMA_VERSION, "evermark",
+            180000, "logical", False, self.lsn, "db", str(self._fingerprints[part.slot]),
+            str(self._published[part.publication]), SCHEMA_VERSION, "evermark", where="model",
+            slot=self.slots.get(part.slot), incarnation=_INCARNATION,
         )  # fmt: skip
 
     def read(self, part: PostgresTarget, start: int, end: int) -> list[OutboxRow]:

@@ -76,7 +76,7 @@ class MendWorld(World):
                 choice = Choice.SKIP if skip else Choice.REPAIR
                 saved = self.checkpoints.list(NAME).get(partition)
                 left_at = saved.position if saved is not None else ""
-                self.recoveries.open(NAME, partition, "asked", left_at, epoch or 0, choice=choice, by_person=True)
+                self.recoveries.open(NAME, partition, "asked", left_at, epoch or 0, choice)
                 self.met[f"person {choice}"] += 1
 
     # what must hold

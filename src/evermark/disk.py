@@ -15,8 +15,7 @@ def sync_file(path: Path) -> None:
         os.close(fd)
 
 
-def sync_folder(path: Path) -> None:
-    sync_file(path)
+sync_folder = sync_file
 
 
 def write_whole(path: Path, text: str, *, replace: bool = False, mode: int = 0o666) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from datetime import timedelta
 
@@ -26,12 +27,11 @@ def parse(text: str) -> timedelta:
     if not _WHOLE.fullmatch(stripped):
         raise ValueError(f"expected {FORM}")
     total_us = 0
-    rank = len(_UNIT_US)
-    ranks = list(_UNIT_US)
+    least_us = math.inf
     for number, unit in _PART.findall(stripped):
-        if ranks.index(unit) >= rank:
+        if _UNIT_US[unit] >= least_us:
             raise ValueError("expected larger units before smaller ones, each once")
-        rank = ranks.index(unit)
+        least_us = _UNIT_US[unit]
         whole, _, fraction = number.partition(".")
         total_us += int(whole) * _UNIT_US[unit] + int(fraction.ljust(6, "0") or 0) * _UNIT_US[unit] // 1_000_000
     if total_us > _MAX_US:

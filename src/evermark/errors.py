@@ -42,11 +42,18 @@ class Kind(StrEnum):
     UNKNOWN = "unknown"
 
 
+_BY_KIND: dict[str, type[EvermarkError]] = {}
+
+
 class EvermarkError(Exception):
     """What went wrong and where; `hint` says what to do about it."""
 
     kind: Kind = Kind.UNKNOWN
     partition: int | None = None  # of the source, when only one has the trouble
+
+    def __init_subclass__(cls) -> None:
+        if cls.kind is not Kind.UNKNOWN:
+            _BY_KIND.setdefault(cls.kind, cls)
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -126,31 +133,11 @@ class PoisonError(EvermarkError):
     kind = Kind.POISON
 
 
-BY_KIND: dict[Kind, type[EvermarkError]] = {
-    cls.kind: cls
-    for cls in (
-        ConfigError,
-        UnreachableError,
-        BusyError,
-        DeniedError,
-        SetupError,
-        GapError,
-        IdentityError,
-        StaleError,
-        ConflictError,
-        NotFoundError,
-        FormatError,
-        EngineError,
-        DiskFullError,
-        PoisonError,
-    )
-}
-
-
 def of_kind(kind: str, message: str, hint: str = "") -> EvermarkError:
     """Rebuild an error that crossed a process as plain values."""
-    try:
-        cls = BY_KIND.get(Kind(kind), EvermarkError)
-    except ValueError:
-        cls = EvermarkError
-    return cls(message, hint=hint)
+    return _BY_KIND.get(kind, EvermarkError)(message, hint=hint)
+
+
+def known(error: Exception) -> EvermarkError:
+    """The error itself, or one of unknown kind for what is none of ours."""
+    return error if isinstance(error, EvermarkError) else EvermarkError(f"{type(error).__name__}: {error}"[:1000])

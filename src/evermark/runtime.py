@@ -1,6 +1,6 @@
 """The port between a loop and its process: time, randomness, wakes, tasks and locks. And the adapter over threads.
 
-The loops of the product (`cluster/holding.py`, `ingest/owner.py`, `ingest/repair/loop.py`, `delivery/run/owner.py`,
+The loops of the product (`cluster/holding.py`, `ingest/owner.py`, `ingest/repair/steps.py`, `delivery/run/owner.py`,
 `delivery/replay/owner.py`) use nothing else to wait, to measure time or to do two things at once. So the same loop runs
 in threads of a driver, in one long task, and in the simulator, where a seed decides which task goes on.
 
@@ -19,9 +19,10 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from queue import Empty, SimpleQueue
-from types import TracebackType
 from typing import Protocol
 
 # A thread that has nothing to do is kept this long: Spark ties a connection and a thread of its JVM to each.
@@ -49,18 +50,12 @@ class Task(Protocol):
         """Wait for its end, at most `timeout_s` (None: for ever); whether it has ended."""
 
 
-class Lock(Protocol):
+class Lock(AbstractContextManager[bool], Protocol):
     """As `threading.Lock`: not to be acquired twice by one task."""
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool: ...
 
     def release(self) -> None: ...
-
-    def __enter__(self) -> bool: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None, /
-    ) -> None: ...
 
 
 class Runtime(Protocol):
@@ -125,11 +120,11 @@ class _ThreadWake:
             self._waiting.remove(waiting)
 
 
+@dataclass(eq=False)
 class _ThreadTask:
-    def __init__(self, name: str, work: Callable[[], object]) -> None:
-        self.name = name
-        self.work = work
-        self.ended = threading.Event()
+    name: str
+    work: Callable[[], object]
+    ended: threading.Event = field(default_factory=threading.Event)
 
     def join(self, timeout_s: float | None = None) -> bool:
         return self.ended.wait(timeout_s)
@@ -188,7 +183,7 @@ class Threads:
                 task.work()
             finally:
                 task.ended.set()
-            task.work = _nothing  # an idle thread must not keep its objects
+            task.work = lambda: None  # an idle thread must not keep its objects
             with self._lock:
                 self._idle.append(tasks)
 
@@ -201,6 +196,3 @@ class Threads:
                     self._idle.remove(tasks)
                     return None
         return tasks.get()  # `spawn` has just chosen this thread
-
-
-def _nothing() -> None: ...

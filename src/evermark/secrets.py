@@ -118,11 +118,6 @@ class KeyRef:
             hint='in evermark.yaml write secrets: {key: "${file:/run/secrets/evermark}"} or {key: "${EVERMARK_KEY}"}',
         )
 
-    @classmethod
-    def parse(cls, text: str) -> KeyRef:
-        kind, _, name = text.partition(":")
-        return cls(kind, name)
-
     def __str__(self) -> str:
         return f"{self.kind}:{self.name}"
 
@@ -175,7 +170,8 @@ class SecretBox:
             )
         try:
             body = base64.urlsafe_b64decode(match[2] + "=" * (-len(match[2]) % 4))
-            return _decode(cipher.decrypt(body[:_NONCE_BYTES], body[_NONCE_BYTES:], _bound(key_id)))
+            text = cipher.decrypt(body[:_NONCE_BYTES], body[_NONCE_BYTES:], _bound(key_id))
+            return text.decode("utf-8", "surrogatepass")
         except (InvalidTag, ValueError, binascii.Error):
             raise DeniedError(
                 f"a sealed secret is damaged: it does not open with the key in {self.key_ref}",
@@ -224,10 +220,6 @@ class Plain:
 
     def open(self) -> str:
         return self.text
-
-
-def is_sealed(text: str) -> bool:
-    return text.startswith(_PREFIX)
 
 
 def key_for(given: KeyRef | None, data: Path, *, shared_state: bool) -> tuple[KeyRef, str | None]:
@@ -295,7 +287,7 @@ def _make_key_file(path: Path) -> bool:
 
 
 def _not_readable(sealed: str) -> EvermarkError:
-    if is_sealed(sealed) and not sealed.startswith(f"{_PREFIX}v1:"):
+    if sealed.startswith(_PREFIX) and not sealed.startswith(f"{_PREFIX}v1:"):
         return FormatError("a secret was sealed by a newer version of this program", hint="upgrade evermark")
     return FormatError("a text that should be a sealed secret is not one", hint="set the secret anew")
 
@@ -311,7 +303,3 @@ def _bound(key_id: str) -> bytes:
 # Variables may hold bytes that are no UTF-8; Python shows them as lone surrogates, and these must survive.
 def _encode(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
-
-
-def _decode(data: bytes) -> str:
-    return data.decode("utf-8", "surrogatepass")

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evermark.errors import ConfigError, DeniedError, FormatError
-from evermark.secrets import KeyRef, Sealed, Secret, SecretBox, is_sealed, key_for
+from evermark.secrets import KeyRef, Sealed, Secret, SecretBox, key_for
 
 T = TypeVar("T")
 KEY = "a key that nobody will ever guess"
@@ -44,7 +44,7 @@ def sent(value: T) -> T:
 def test_any_text_comes_back_out_of_the_box(box: SecretBox, text: str) -> None:
     """Sealing loses nothing, whatever characters the text has."""
     sealed = box.seal(text)
-    assert is_sealed(sealed)
+    assert sealed.startswith("sealed:")
     assert box.open(sealed) == text
 
 
@@ -134,14 +134,14 @@ def test_a_plain_secret_shows_nothing_and_cannot_be_pickled() -> None:
 def test_a_key_reference_is_a_file_or_a_variable(text: str) -> None:
     """Anything else, a written-out key above all, is refused and not repeated."""
     with pytest.raises(ConfigError) as caught:
-        KeyRef.parse(text)
+        KeyRef(*text.partition(":")[::2])
     assert "plain key text" not in str(caught.value)
 
 
 def test_a_key_reference_reads_back_as_itself() -> None:
     """Text and reference are the same thing in two forms."""
     for ref in (KeyRef("file", "/run/secrets/evermark"), KeyRef("env", "EVERMARK_KEY")):
-        assert KeyRef.parse(str(ref)) == ref
+        assert KeyRef(*str(ref).partition(":")[::2]) == ref
 
 
 def test_a_short_or_missing_key_is_refused_with_a_way_to_make_one(tmp_path: Path) -> None:

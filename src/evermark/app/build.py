@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -13,7 +13,7 @@ from evermark.checkpoints.kinds import CheckpointConfig, backend_of, open_checkp
 from evermark.cluster.base import Holder
 from evermark.cluster.liveness import this_process
 from evermark.cluster.postgres import PostgresLeases
-from evermark.config import BotConfig, Config, SubscriptionConfig
+from evermark.config import BotConfig, Config
 from evermark.delivery.base import SourcePartition, SubscriptionSpec
 from evermark.delivery.decide.retry import EndpointLimits
 from evermark.delivery.replay.postgres import PostgresReplays
@@ -135,8 +135,9 @@ def open_deployment(config: Config, sources: Mapping[str, Source] | None = None)
     given = dict(sources or {})
     built = {name: given.pop(name) if name in given else make_source(config, name, box) for name in config.sources}
     built.update(given)
-    specs = [_spec(name, subscription, box) for name, subscription in config.subscriptions.items()]
-    specs += [_bot_spec(name, bot, box, built) for name, bot in config.bots.items()]
+    for where, error in unfit(config, built):
+        raise ConfigError(f"{where.removesuffix('.where')}: {error.message}", hint=error.hint) from error
+    specs = [each.to_spec(name, box) for name, each in [*config.subscriptions.items(), *config.bots.items()]]
     embedded, state = open_state(config)
     try:
         migrate(state)
@@ -194,33 +195,17 @@ def endpoint_limits(config: Config) -> EndpointLimits:
     return EndpointLimits(breaker.threshold, breaker.timeout.total_seconds(), breaker.suspend_after)
 
 
-def _spec(
-    name: str, subscription: SubscriptionConfig, box: SecretBox, section: str = "subscriptions"
-) -> SubscriptionSpec:
-    """Vetted here, before anything runs: a delivery job must not meet a predicate that is not allowed."""
-    require_predicate(name, subscription, section)
-    return subscription.to_spec(name, box)
-
-
-def require_predicate(name: str, subscription: SubscriptionConfig, section: str = "subscriptions") -> None:
-    try:
-        match_sql(
-            subscription.streams, [op.value for op in subscription.ops], vet(subscription.where), lambda _: "null"
-        )
-    except ConfigError as error:
-        raise ConfigError(f"{section}.{name}: {error.message}", hint=error.hint) from error
-
-
-def _bot_spec(name: str, bot: BotConfig, box: SecretBox, sources: Collection[str]) -> SubscriptionSpec:
-    require_bot_source(name, bot, sources)
-    return _spec(name, bot, box, "bots")
-
-
-def require_bot_source(name: str, bot: BotConfig, sources: Collection[str]) -> None:
-    if bot.source not in sources:
-        raise ConfigError(
-            f"bots.{name}.source: no source is called {bot.source}", hint=f"there are {', '.join(sorted(sources))}"
-        )
+def unfit(config: Config, sources: Collection[str]) -> Iterator[tuple[str, ConfigError]]:
+    """What is wrong with subscriptions and bots, and where: no delivery job must meet a predicate that is refused."""
+    for section, named in (("subscriptions", config.subscriptions), ("bots", config.bots)):
+        for name, each in named.items():
+            if isinstance(each, BotConfig) and each.source not in sources:
+                hint = f"there are {', '.join(sorted(sources))}"
+                yield f"{section}.{name}.source", ConfigError(f"no source is called {each.source}", hint=hint)
+            try:
+                match_sql(each.streams, [op.value for op in each.ops], vet(each.where), lambda _: "null")
+            except ConfigError as error:
+                yield f"{section}.{name}.where", error
 
 
 def local_log(config: Config) -> Path:
@@ -240,13 +225,8 @@ def make_source(config: Config, name: str, box: SecretBox | None) -> Source:
 
 
 def source_context(config: Config, name: str, box: SecretBox | None) -> SourceContext:
-    return SourceContext(
-        source=name,
-        box=box,
-        state_dsn=lambda: state_dsn(config, box),
-        state_schema=schema_for(config.name),
-        bots=BotReaders(bot_users, bot_inboxes, bot_users_version),
-    )
+    bots = BotReaders(bot_users, bot_inboxes, bot_users_version)
+    return SourceContext(name, box, lambda: state_dsn(config, box), schema_for(config.name), bots)
 
 
 def state_dsn(config: Config, box: SecretBox | None) -> Hidden:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from evermark.app.build import local_log, require_bot_source, require_predicate
+from evermark.app.build import local_log, unfit
 from evermark.config import Config
 from evermark.config.spark_master import require_local_master
 from evermark.errors import ConfigError, EvermarkError
@@ -16,12 +16,19 @@ from evermark.observe.finding import Finding, ok, warning, wrong
 
 def checked(config: Config) -> Iterator[Finding]:
     """A finding for each correct part of the file, and for each fault in the other parts."""
-    yield _sources(config)
+    told = ", ".join(f"{name} ({settings.type})" for name, settings in sorted(config.sources.items()))
+    none = wrong("sources", "there is none", "name at least one; `evermark init` writes an example")
+    yield ok("sources", told) if told else none
     yield _judged("log.path", lambda: f"the folder {local_log(config)}")
     yield _data_folder(config.data)
     yield _judged("spark.master", lambda: _master(config))
-    yield from _predicates(config)
-    yield from _warnings(config)
+    yield from _subscriptions(config)
+    try:
+        root = local_log(config)
+    except ConfigError:
+        return  # said above
+    for key, text in file_warnings(config, root):
+        yield warning(key, text, "correct it, if it is a slip; a stream that begins later is fine")
 
 
 def stream_warnings(config: Config, log_root: Path, wanted: Iterable[str]) -> list[str]:
@@ -61,13 +68,6 @@ def _judged(check: str, look: Callable[[], str]) -> Finding:
         return wrong(check, error.message.removeprefix(f"{check}: "), error.hint)
 
 
-def _sources(config: Config) -> Finding:
-    if not config.sources:
-        return wrong("sources", "there is none", "name at least one; `evermark init` writes an example")
-    told = ", ".join(f"{name} ({settings.type})" for name, settings in sorted(config.sources.items()))
-    return ok("sources", told)
-
-
 def _master(config: Config) -> str:
     require_local_master(config.spark.master, config.spark.conf, config.log_path)
     return config.spark.conf.get("spark.master", config.spark.master)
@@ -84,31 +84,9 @@ def _data_folder(folder: Path) -> Finding:
     return ok("data", f"the folder {folder}" + ("" if there == folder else ", which `evermark up` makes"))
 
 
-def _predicates(config: Config) -> Iterator[Finding]:
+def _subscriptions(config: Config) -> Iterator[Finding]:
+    faults = list(unfit(config, config.sources))
+    yield from (wrong(where, error.message, error.hint) for where, error in faults)
     for section, named in (("subscriptions", config.subscriptions), ("bots", config.bots)):
-        ill = 0
-        for name, each in named.items():
-            try:
-                require_predicate(name, each, section)
-            except ConfigError as error:
-                ill += 1
-                message = error.message.removeprefix(f"{section}.{name}: ")
-                yield wrong(f"{section}.{name}.where", message, error.hint)
-        for name, bot in config.bots.items() if section == "bots" else ():
-            try:
-                require_bot_source(name, bot, config.sources)
-            except ConfigError as error:
-                ill += 1
-                key, _, message = error.message.partition(": ")
-                yield wrong(key, message, error.hint)
-        if named and not ill:
+        if named and not any(where.startswith(f"{section}.") for where, _ in faults):
             yield ok(section, ", ".join(sorted(named)[:20]) + (", …" if len(named) > 20 else ""))
-
-
-def _warnings(config: Config) -> Iterator[Finding]:
-    try:
-        root = local_log(config)
-    except ConfigError:
-        return  # said above
-    for key, text in file_warnings(config, root):
-        yield warning(key, text, "correct it, if it is a slip; a stream that begins later is fine")

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Any
+
+from prometheus_client import Gauge
 
 from evermark.app.build import Stores
-from evermark.app.reporting import DeliveryReport
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.holding import Candidate
-from evermark.delivery.base import SourcePartition
+from evermark.delivery.base import Fate, KeyWanted, Outcome, SourcePartition, SubscriptionState
+from evermark.delivery.decide.answers import Verdict
 from evermark.delivery.replay.plan import Due, Replay, Replayed, running_windows
 from evermark.delivery.run.owner import BothDeliverer, DeliveryOwner, DeliveryWorks
-from evermark.delivery.status import accounts, kept_for, least_cursors
-from evermark.delivery.webhook.base import Sink
+from evermark.delivery.run.parked_retries import Tried
+from evermark.delivery.status import Account, accounts, kept_for, least_cursors
+from evermark.delivery.webhook.base import Answer, Sink
 from evermark.delivery.work import Span
 from evermark.log.read import FileRange, LogReader
 from evermark.observe.health import HealthBoard
 from evermark.observe.logging import get_logger
 from evermark.observe.metrics import Metrics
 from evermark.runtime import Runtime, Task
+
+Gauges = dict[tuple[Gauge, tuple[str, ...]], float]  # a gauge and its labels, and its value
+_STOPPED = {Fate.ENDPOINT_FAILED: "endpoint", Fate.GONE: "gone"}
 
 
 class DeploymentLog:
@@ -51,8 +58,109 @@ class DeploymentLog:
             return self._readers.setdefault(source, LogReader(self._d.log_folder(source)))
 
 
+class DeliveryReport:
+    def __init__(self, metrics: Metrics, log: Any) -> None:
+        self._metrics = metrics
+        self._log = log
+        self._shown: dict[str, Gauges] = {"accounts": {}, "kept": {}}
+        self._counted: dict[tuple[str, str], int] = {}
+
+    def accounts(self, known: Mapping[str, Account], now: datetime) -> None:
+        """Gauges for every subscription there is, and for no other."""
+        metrics, gauges = self._metrics, Gauges()
+        for name, account in known.items():
+            gauges[metrics.lag_batches, (name,)] = account.lag_batches
+            gauges[metrics.lag_events, (name,)] = account.lag_events
+            age_s = (now - account.oldest).total_seconds() if account.oldest is not None else 0.0
+            gauges[metrics.oldest_s, (name,)] = max(0.0, age_s)
+            for state in SubscriptionState:
+                gauges[metrics.state, (name, state.value)] = state is account.subscription.state
+            gauges[metrics.queue_rows, (name, "waiting")] = account.waiting
+            gauges[metrics.queue_rows, (name, "dead")] = account.dead
+        self._show("accounts", gauges)
+
+    def kept(self, events: Mapping[str, int]) -> None:
+        """Subscriptions that keep the log beyond its retention: a line when it begins, a gauge while it lasts."""
+        for name in sorted(events.keys() - {labels[0] for _, labels in self._shown["kept"]}):
+            self._log.warning(
+                "the log keeps events beyond log.retention, because this subscription has not passed them",
+                subscription=name,
+                events=events[name],
+                hint=f"resume, change its ttl or remove it: evermark subscription resume | set --ttl | remove {name}",
+            )
+        self._show("kept", {(self._metrics.kept_events, (name,)): number for name, number in events.items()})
+
+    def _show(self, what: str, gauges: Gauges) -> None:
+        """The last values of something that is gone would look like present ones: they go, too."""
+        for (gauge, labels), value in gauges.items():
+            gauge.labels(*labels).set(value)
+        for gauge, labels in self._shown[what].keys() - gauges.keys():
+            gauge.remove(*labels)
+        self._shown[what] = gauges
+
+    def counted(self, expired: Mapping[str, int], dropped: Mapping[str, int]) -> None:
+        """The all-time counts in State, so that a restart neither forgets an event nor counts it twice."""
+        for what, counter, by_name in (
+            ("expired", self._metrics.expired, expired),
+            ("dropped", self._metrics.dropped, dropped),
+        ):
+            for name, number in by_name.items():
+                counter.labels(name).inc(max(0, number - self._counted.get((what, name), 0)))
+                self._counted[what, name] = number
+
+    def by_queue(self, tried: Sequence[Tried]) -> None:
+        """Retries of parked deliveries, one by one. Deliveries of a replay are counted apart."""
+        for parked, answer in tried:
+            if answer.sent:
+                self._metrics.attempts.labels(parked.subscription, _outcome(answer)).inc()
+            if answer.verdict is Verdict.ACCEPTED:
+                metric = self._metrics.replay_delivered if parked.event.replay_id else self._metrics.delivered
+                metric.labels(parked.subscription).inc()
+
+    def by_asker(self, asked: Sequence[tuple[KeyWanted, Answer]]) -> None:
+        for wanted, answer in asked:
+            self._metrics.keys_asked.labels(wanted.subscription, _outcome(answer)).inc()
+
+    def by_group(self, place: SourcePartition, outcomes: Sequence[Outcome]) -> None:
+        """A subscription that did not finish leaves the group: worth one line."""
+        self._settled(place, outcomes, (Fate.DONE,), "subscription fell behind")
+
+    def by_follower(self, place: SourcePartition, outcomes: Sequence[Outcome]) -> None:
+        """A turn that ended before its work is no failure: the next one goes on where it stopped."""
+        self._settled(place, outcomes, (Fate.DONE, Fate.UNFINISHED), "subscription stays behind")
+
+    def _settled(self, place: SourcePartition, outcomes: Sequence[Outcome], well: Sequence[Fate], said: str) -> None:
+        for outcome in outcomes:
+            self._count(outcome)
+            name, fate, reason = outcome.subscription, outcome.fate, outcome.reason
+            if fate not in well:
+                self._metrics.failures.labels(name, fate).inc()
+                self._log.warning(said, subscription=name, source=place.source, fate=str(fate), reason=reason)
+
+    def _count(self, outcome: Outcome) -> None:
+        name = outcome.subscription
+        self._metrics.delivered.labels(name).inc(outcome.accepted)
+        if outcome.expired:
+            self._log.warning(
+                "events expired: older than the subscription's ttl", subscription=name, events=outcome.expired
+            )
+        if outcome.parked:
+            self._metrics.parked.labels(name).inc(len(outcome.parked))
+        refused = sum(event.status is not None for event in outcome.parked)
+        tried = {"accepted": outcome.accepted, "refused": refused}
+        if outcome.fate in _STOPPED:  # once: whatever else was under way was not waited for
+            tried[_STOPPED[outcome.fate]] = 1
+        for what, number in tried.items():
+            if number:
+                self._metrics.attempts.labels(name, what).inc(number)
+
+
+def _outcome(answer: Answer) -> str:
+    return "refused" if answer.verdict is Verdict.EVENT else answer.verdict.value
+
+
 class DeploymentReport(DeliveryReport):
-    """Reports delivery to metrics, the health board and the log."""
+    """Reports delivery to the health board, too, and what State and the log say of it."""
 
     def __init__(self, deployment: Stores, view: DeploymentLog, board: HealthBoard, metrics: Metrics) -> None:
         super().__init__(metrics, get_logger(part="deliver"))
@@ -86,7 +194,7 @@ class DeploymentReport(DeliveryReport):
         self.counted(store.counted("expired"), store.counted("dropped"))
 
     def replaying(self, running: list[Replay]) -> None:
-        self._board.replaying(running_windows(running))
+        self._board.replays = running_windows(running)
         for source in self._d.sources:
             count = sum(replay.request.source == source for replay in running)
             self._metrics.replays_running.labels(source).set(count)

@@ -28,6 +28,7 @@ import psycopg
 import pyarrow.parquet as pq
 
 from evermark.app import demo_chat
+from evermark.app.demo_chat import EVERMARK
 from evermark.app.demo_shop import ORDERS, Shop, ask_for_replay, replay_is_done, throw_slot_away
 from evermark.embedded.postgres import EmbeddedPostgres
 from evermark.errors import EvermarkError
@@ -143,8 +144,7 @@ class Demo:
             config = self.folder / "evermark.yaml"
             more = {"chat": demo_chat.SETTINGS.format(node=node), "bots": demo_chat.BOTS_SETTINGS.format(**ports)}
             config.write_text(_CONFIG.format(name=_DEPLOYMENT, data=self.folder / "data", **ports, **more))
-            self._evermark("source", "install", "shop", "-c", str(config))
-            self._say("installed: schema pgstream, publication, slot and capture triggers in the shop's database")
+            self._install(config)
             shop, chat = Shop(dsn, self._rate), demo_chat.Chat(node, self._rate / 10)
             chat.open_rooms()
             self._act(config, dsn, shop, chat)
@@ -185,7 +185,7 @@ class Demo:
                 raise EvermarkError(f"the pipeline ended with code {code}", hint=f"see {self.folder / 'up.log'}")
         finally:
             chat.finish()
-            shop.finish() if shop.ident else None
+            shop.finish()
             if pipeline.poll() is None:
                 pipeline.kill()
                 pipeline.wait()
@@ -220,23 +220,14 @@ class Demo:
     def _up(self, config: Path) -> subprocess.Popen[bytes]:
         self._say("starting `evermark up`; Spark takes 10 to 40 s to start")
         with (self.folder / "up.log").open("ab") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", "evermark.cli.main", "up", "-c", str(config)],
-                env=self._env,
-                stdout=log,
-                stderr=log,
-            )
+            return subprocess.Popen([*EVERMARK, "up", "-c", str(config)], env=self._env, stdout=log, stderr=log)
 
-    def _evermark(self, *words: str) -> None:
-        ran = subprocess.run(
-            [sys.executable, "-m", "evermark.cli.main", *words],
-            env=self._env,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+    def _install(self, config: Path) -> None:
+        command = [*EVERMARK, "source", "install", "shop", "-c", str(config)]
+        ran = subprocess.run(command, env=self._env, capture_output=True, text=True, check=False)
         if ran.returncode != 0:
-            raise EvermarkError(f"`evermark {' '.join(words[:2])}` failed: {ran.stderr.strip()}")
+            raise EvermarkError(f"`evermark source install` failed: {ran.stderr.strip()}")
+        self._say("installed: schema pgstream, publication, slot and capture triggers in the shop's database")
 
     @contextmanager
     def _receivers(self) -> Iterator[dict[str, int]]:
@@ -246,13 +237,10 @@ class Demo:
         try:
             for name, options in _RECEIVERS.items():
                 out = self.folder / f"{name}.log"
-                command = [sys.executable, "-m", "evermark.cli.main", "listen", "--port", "0", "--json"]
+                record = ["--record", str(self._records[name])]
+                command = [*EVERMARK, "listen", "--port", "0", "--json", *record, *options]
                 with out.open("wb") as log:
-                    started.append(
-                        subprocess.Popen(
-                            [*command, "--record", str(self._records[name]), *options], env=env, stdout=log, stderr=log
-                        )
-                    )
+                    started.append(subprocess.Popen(command, env=env, stdout=log, stderr=log))
                 ports[name] = _port_in(out)
             yield ports
         finally:
@@ -273,16 +261,9 @@ class Demo:
     def _expected(self, dsn: str, window: tuple[datetime, datetime] | None = None) -> dict[str, set[str]]:
         """What each receiver should have, of everything or of a window, both ends included."""
         times = "and created_at between %s and %s" if window else ""
+        ids = f"select id::text from pgstream.events where op <> 'control' {times} and "
         with psycopg.connect(dsn) as conn:
-            return {
-                name: {
-                    str(row[0])
-                    for row in conn.execute(
-                        f"select id from pgstream.events where op <> 'control' and {wanted} {times}", window
-                    )
-                }
-                for name, wanted in _WANTED.items()
-            }
+            return {name: {row[0] for row in conn.execute(ids + wanted, window)} for name, wanted in _WANTED.items()}
 
     def _drain(self, dsn: str, chat: demo_chat.Chat) -> None:
         expected = self._expected(dsn) | chat.owed
@@ -323,12 +304,8 @@ class Demo:
         return [row["event_id"] for row in rows if row["op"] != "schema"]
 
     def _parked(self) -> int:
-        with (
-            EmbeddedPostgres(self.folder / "data" / "state") as server,
-            psycopg.connect(server.dsn()) as conn,
-        ):
-            table = f"{schema_for(_DEPLOYMENT)}.enqueued_messages"
-            row = conn.execute(f"select count(*) from {table}").fetchone()
+        with EmbeddedPostgres(self.folder / "data" / "state") as server, psycopg.connect(server.dsn()) as conn:
+            row = conn.execute(f"select count(*) from {schema_for(_DEPLOYMENT)}.enqueued_messages").fetchone()
             return int(row[0]) if row else 0
 
 
@@ -347,12 +324,7 @@ def _port_in(log: Path) -> int:
     raise EvermarkError("a receiver did not start", hint=log.read_text()[-500:])
 
 
-def _say(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
-
-
-def run_demo(seconds: float, rate: float, keep: Path | None, say: Callable[[str], None] = _say) -> int:
+def run_demo(seconds: float, rate: float, keep: Path | None, say: Callable[[str], None]) -> int:
     """0 only if nothing was lost. The ledger is the last line on stdout."""
     folder = keep or Path(tempfile.mkdtemp(prefix="evermark-demo-"))
     folder.mkdir(parents=True, exist_ok=True)

@@ -17,6 +17,7 @@ from typing import Any
 from evermark.errors import EvermarkError
 from evermark.sources.blocks.chain import EventKind, make_event
 
+EVERMARK = [sys.executable, "-m", "evermark.cli.main"]  # the program itself, as its own process
 GREETER, HELPER = "greeter", "helper"
 BOTS = (GREETER, HELPER)
 _ROOMS = ("lobby", "kitchen")
@@ -43,11 +44,9 @@ bots:
 @contextmanager
 def block_node(folder: Path, env: Mapping[str, str]) -> Iterator[str]:
     """A node of its own; where it listens."""
-    command = [sys.executable, "-m", "evermark.cli.main", "blocknode", "serve", "--port", "0", "--json", *_NODE]
+    command = [*EVERMARK, "blocknode", "serve", "--port", "0", "--json", *_NODE, "--data", str(folder / "node")]
     with (folder / "node.log").open("wb") as log:
-        process = subprocess.Popen(
-            [*command, "--data", str(folder / "node")], env=dict(env), stdout=subprocess.PIPE, stderr=log, text=True
-        )
+        process = subprocess.Popen(command, env=dict(env), stdout=subprocess.PIPE, stderr=log, text=True)
     try:
         said = process.stdout.readline() if process.stdout else ""
         if not said:
@@ -110,22 +109,15 @@ class Chat(threading.Thread):
             self.join()
 
     def _enter(self, room: str, bot: str) -> None:
-        made = make_event(room, EventKind.JOIN, "alice", at_us=_now_us(), nonce=f"join {bot}", member=bot)
-        self._add(room, made.wire(), [bot])
+        self._add(room, EventKind.JOIN, f"join {bot}", [bot], member=bot)
 
     def _post(self, room: str, text: str, *, owed: Any, tags: Mapping[str, Any] | None = None) -> None:
-        made = make_event(
-            room,
-            EventKind.MESSAGE,
-            "alice",
-            at_us=_now_us(),
-            nonce=f"{room} {self._count} {text}",
-            payload=json.dumps({"text": text}),
-            tags=dict(tags or {}),
-        )
-        self._add(room, made.wire(), owed)
+        said = {"payload": json.dumps({"text": text}), "tags": dict(tags or {})}
+        self._add(room, EventKind.MESSAGE, f"{room} {self._count} {text}", owed, **said)
 
-    def _add(self, room: str, event: dict[str, Any], owed: Any) -> None:
+    def _add(self, room: str, kind: EventKind, nonce: str, owed: Any, **more: Any) -> None:
+        """Alice does something; `owed` is who is to hear of it, None: it is not even to be taken."""
+        event = make_event(room, kind, "alice", at_us=time.time_ns() // 1000, nonce=nonce, **more).wire()
         answer = self._ask("POST", f"/v1/streams/{room}/events", {"events": [event]})
         made = str(answer["events"][0]["hash"])
         if owed is not None:
@@ -145,7 +137,3 @@ class Chat(threading.Thread):
                 return json.load(answer)
         except urllib.error.HTTPError as error:
             raise EvermarkError(f"the block node said {error.code}: {error.read()[:300]!r}") from error
-
-
-def _now_us() -> int:
-    return time.time_ns() // 1000

@@ -50,7 +50,8 @@ class Shop(threading.Thread):
 
     def finish(self) -> None:
         self._done.set()
-        self.join()
+        if self.ident:
+            self.join()
 
     def _transaction(self, conn: psycopg.Connection[tuple[object, ...]]) -> int:
         size = self._random.choice((1, 1, 1, 2, 5, 20))

@@ -131,12 +131,10 @@ def existing_state(config: Config) -> Iterator[State | None]:
     embedded, state = open_state(config)
     try:
         with state.connection() as conn:
-            there = conn.execute("select to_regclass(%s) is not null", (f"{state.schema}.migrations",)).fetchone()
-        if there is None or not there[0]:
-            yield None
-            return
-        require_current(state)
-        yield state
+            empty = conn.execute("select to_regclass(%s)", (f"{state.schema}.migrations",)).fetchone() == (None,)
+        if not empty:
+            require_current(state)
+        yield None if empty else state
     finally:
         state.close()
         if embedded is not None:

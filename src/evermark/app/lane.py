@@ -20,7 +20,7 @@ from typing import Any, cast
 
 from evermark.app.build import LaneParts, Stores, open_in_lane
 from evermark.app.delivering import DeliveryRunner
-from evermark.app.ingesting import SourceRunner
+from evermark.app.ingesting import LaneWorks, SourceRunner
 from evermark.delivery.base import Outcome
 from evermark.delivery.replay.plan import Replayed, ReplayWork
 from evermark.delivery.run.post import Posting, timed
@@ -156,14 +156,12 @@ class _Lane:
         self._sources = [
             SourceRunner(
                 deployment,
-                tasks,
+                LaneWorks(deployment, tasks, name, metrics, work.limit),
                 name,
                 board,
                 metrics,
-                on_span=self._delivery.on_span,
-                least_cursors=self._delivery.least_cursors,
-                limit=work.limit,
-                runtime=runtime,
+                self._delivery,
+                runtime,
             )
             for name in deployment.sources
         ]

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -108,20 +108,17 @@ class Pipeline:
         server = Server(self.config.server.host, self.config.server.port, self.board, self.metrics, tokens)
         server.start()
         self.port = server.port
-        try:
+        with ExitStack() as stack:
+            stack.callback(server.stop)
+            stack.callback(lambda: self._say_stopping() if self._stopping.is_set() else None)
             where = "the embedded Postgres" if self.config.state.dsn is None else "Postgres"
             self._log.info("starting", step="state", waits_for=where)
             deployment = self._opened()
-            if deployment is not None:
-                self._run_deployment(server, deployment)
-        finally:
-            if self._stopping.is_set():
-                self._say_stopping()
-            server.stop()
-
-    def _run_deployment(self, server: Server, deployment: Deployment) -> None:
-        lags = Lags(deployment, self.board)
-        try:
+            if deployment is None:
+                return
+            stack.callback(deployment.close)
+            lags = Lags(deployment, self.board)
+            stack.callback(lags.stop)
             for warning in deployment.warnings:
                 self._log.warning(warning)
             for key, text in file_warnings(self.config, deployment.log_root):
@@ -129,21 +126,13 @@ class Pipeline:
             lags.start()
             self._log.info("starting", step="sources", checks=sorted(deployment.sources))
             self._check_sources(deployment)
-            keeper = StateSupervisor(deployment.embedded) if deployment.embedded is not None else None
-            try:
-                with served(server, deployment):
-                    self._run_with_spark(deployment)
-            finally:
-                if keeper is not None:
-                    keeper.stop()
-        finally:
-            lags.stop()
-            deployment.close()
+            if deployment.embedded is not None:
+                stack.callback(StateSupervisor(deployment.embedded).stop)
+            stack.enter_context(served(server, deployment))
+            self._run_with_spark(deployment)
 
     def _opened(self) -> Deployment | None:
-        """State is needed for everything. A server that may come up a little later is waited for, not for ever: our
-        supervisor may start us again. None: told to stop first.
-        """
+        """A server that may come up a little later is waited for, but not for ever. None: told to stop first."""
         give_up_at = time.monotonic() + _STATE_WAIT_S
         while not self._stopping.is_set():
             try:
@@ -157,9 +146,7 @@ class Pipeline:
         return None
 
     def _check_sources(self, deployment: Deployment) -> None:
-        """Before the slow part: an error that only a person can mend ends the process at once. A source that cannot
-        be reached does not stop the start: it is tried until it can be, as it is later on.
-        """
+        """Before the slow part: an error that only a person can mend ends the process at once. Others are retried."""
         names = sorted(deployment.sources)
         with ThreadPoolExecutor(max(1, min(len(names), _CHECKS_AT_ONCE)), thread_name_prefix="check") as pool:
             found = list(pool.map(lambda name: _trouble_of(deployment, name), names))

@@ -9,6 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import gettempdir
 
+import psutil
+
 _MEMORY_DISK = Path("/dev/shm")  # noqa: S108 - nothing that matters is kept there
 _LOOK_EVERY_S = 0.5
 # Spark's block manager spreads its files over this many folders, which it makes once and never looks for again.
@@ -47,7 +49,8 @@ def scratch_folder(deployment: str) -> Path:
     root = scratch_root()
     folder = root / f"evermark-{deployment}-{os.getpid()}"
     for old in root.glob(f"evermark-{deployment}-*"):
-        if not _alive(old.name.rpartition("-")[2]):
+        pid = old.name.rpartition("-")[2]
+        if pid.isdigit() and not psutil.pid_exists(int(pid)):
             shutil.rmtree(old, ignore_errors=True)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder
@@ -55,15 +58,3 @@ def scratch_folder(deployment: str) -> Path:
 
 def scratch_root() -> Path:
     return _MEMORY_DISK if os.access(_MEMORY_DISK, os.W_OK) else Path(gettempdir())
-
-
-def _alive(pid: str) -> bool:
-    if not pid.isdigit():
-        return True
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

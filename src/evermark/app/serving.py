@@ -12,9 +12,8 @@ from evermark.app.build import Deployment
 from evermark.app.checking import stream_warnings
 from evermark.cluster.base import Holder
 from evermark.cluster.fence import DELIVER_LEASE
-from evermark.cluster.holders import owner_epoch
 from evermark.cluster.holding import as_holder
-from evermark.cluster.postgres import PostgresLeases
+from evermark.cluster.postgres import PostgresLeases, owner_epoch
 from evermark.delivery.sinks import Sinks
 from evermark.delivery.status import durable_heads
 from evermark.delivery.store.postgres import PostgresDelivery

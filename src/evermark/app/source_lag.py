@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from evermark.app.build import Deployment
-from evermark.checkpoints.base import Checkpoint, CheckpointStore
+from evermark.checkpoints.base import CheckpointStore
 from evermark.delivery.base import BEGINNING, CursorVector, SourcePartition
 from evermark.delivery.status import durable_heads
 from evermark.delivery.store.postgres import PostgresDelivery
@@ -131,12 +131,12 @@ class Lags:
         self._thread = threading.Thread(target=self._run, name="lag", daemon=True)
 
     def start(self) -> None:
-        self._board.ask_with(self.ask)
+        self._board.ask = self.ask
         self._thread.start()
 
     def stop(self) -> None:
         """Does not wait for a source that hangs: asking it changes nothing."""
-        self._board.ask_with(lambda: None)
+        self._board.ask = lambda: None
         self._stopping.set()
         self._state.close()
         for source in self._sources:
@@ -165,7 +165,7 @@ class Lags:
         except Exception as error:  # noqa: BLE001 - State that does not answer is said where partitions are owned
             self._log.debug("state could not be asked", error=error)
             return
-        self._board.delivery_lag_s = group_lag_s(self._groups, heads, cursors, self._clock())
+        self._board.delivery.lag_s = group_lag_s(self._groups, heads, cursors, self._clock())
 
 
 def group_lag_s(
@@ -180,30 +180,29 @@ def group_lag_s(
     return max(lags)
 
 
+@dataclass(eq=False)
 class SourceLook:
     """Asks one source through a copy of its own: the owner's connections and locks are not waited for."""
 
-    def __init__(
-        self, name: str, source: Source, checkpoints: CheckpointStore, board: HealthBoard, clock: Clock
-    ) -> None:
-        self.name = name
-        self._original = source
-        self._copy: Source | None = None
-        self._checkpoints = checkpoints
-        self._board = board
-        self._clock = clock
-        self._lags = LagOf()
-        self._partitions: list[int] = [0]
-        self._answered_at = float("-inf")
+    name: str
+    source: Source
+    checkpoints: CheckpointStore
+    board: HealthBoard
+    clock: Clock
+    _copy: Source | None = field(default=None, init=False)
+    _lags: LagOf = field(default_factory=LagOf, init=False)
+    _partitions: list[int] = field(default_factory=lambda: [0], init=False)
+    _answered_at: float = field(default=float("-inf"), init=False)
 
     def ask(self) -> None:
         """Never raises: an error is an answer, too."""
-        at = self._clock()
-        source, self._copy = self._copy or _copied(self._original), None
+        at = self.clock()
+        source, self._copy = self._copy or _copied(self.source), None
         try:
             answer = self._answer(source, at)
         except Exception as error:  # noqa: BLE001 - any error is shown, and the source is asked again
-            told = (error.message, error.hint) if isinstance(error, EvermarkError) else (_unknown(error), "")
+            unknown = without_secrets(f"the source cannot be asked: {type(error).__name__}: {error}"[:500])
+            told = (error.message, error.hint) if isinstance(error, EvermarkError) else (unknown, "")
             answer = SourceAnswer(at, refused=dict.fromkeys(self._partitions, told))
         if at >= self._answered_at:  # else it hung, and a later question was answered
             self._answered_at = at
@@ -213,30 +212,31 @@ class SourceLook:
 
     def late(self, silent_s: float) -> None:
         said = (_NO_ANSWER.format(s=silent_s), _NO_ANSWER_HINT)
-        self._say(SourceAnswer(self._clock(), refused=dict.fromkeys(self._partitions, said)))
+        self._say(SourceAnswer(self.clock(), refused=dict.fromkeys(self._partitions, said)))
 
     def close(self) -> None:
         self._close(self._copy)
 
     def _say(self, answer: SourceAnswer) -> None:
         for partition in self._partitions:
-            self._board.expect(self.name, partition)
-        self._board.answered(self.name, answer)
+            self.board.expect(self.name, partition)
+        self.board.answered(self.name, answer)
 
     def _close(self, copy: Source | None) -> None:
         close = getattr(copy, "close", None)
-        if close is not None and copy is not self._original:
+        if close is not None and copy is not self.source:
             close()
 
     def _answer(self, source: Source, at: float) -> SourceAnswer:
         self._partitions = list(source.partitions())
-        checkpoints = self._checkpoints.list(self.name)
+        checkpoints = self.checkpoints.list(self.name)
         after: dict[int, str] = {}
         found: dict[int, Untaken] = {}
         refused: dict[int, tuple[str, str]] = {}
         for partition in self._partitions:
             try:
-                after[partition] = _log_end(source, checkpoints, partition)
+                known = checkpoints.get(partition)
+                after[partition] = known.position if known is not None else source.earliest(partition)
             except EvermarkError as error:
                 refused[partition] = (error.message, error.hint)
         while asked := {p: end for p, end in after.items() if p not in refused}:
@@ -248,16 +248,7 @@ class SourceLook:
                 refused[error.partition] = (error.message, error.hint)  # the others may be well
                 continue
             break
-        return SourceAnswer(at, self._lags.seconds(after, found, self._clock()), refused)
-
-
-def _log_end(source: Source, checkpoints: Mapping[int, Checkpoint], partition: int) -> str:
-    checkpoint = checkpoints.get(partition)
-    return checkpoint.position if checkpoint is not None else source.earliest(partition)
-
-
-def _unknown(error: Exception) -> str:
-    return without_secrets(f"the source cannot be asked: {type(error).__name__}: {error}"[:500])
+        return SourceAnswer(at, self._lags.seconds(after, found, self.clock()), refused)
 
 
 def _copied(source: Source) -> Source:

@@ -36,32 +36,25 @@ class WarningThrottle:
         return [what[name] for name in due], over
 
 
+@dataclass(eq=False)
 class SourceMonitor:
     """One thread per owned source. A source that cannot be asked is not warned of here: its reading says so."""
 
-    def __init__(
-        self,
-        source: Source,
-        name: str,
-        board: HealthBoard,
-        metrics: Metrics,
-        *,
-        every_s: float = EVERY_S,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._source = source
-        self._name = name
-        self._board = board
-        self._metrics = metrics
-        self._every_s = every_s
-        self._clock = clock
+    source: Source
+    name: str
+    board: HealthBoard
+    metrics: Metrics
+    every_s: float = EVERY_S
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         self._bell = WarningThrottle()
         self._shown: set[str] = set()
         self._keep_up_at = float("-inf")
         self._kept_up_at = float("-inf")
         self._stopping = threading.Event()
-        self._log = get_logger(source=name, part="watch")
-        self._thread = threading.Thread(target=self._run, name=f"watch {name}", daemon=True)
+        self._log = get_logger(source=self.name, part="watch")
+        self._thread = threading.Thread(target=self._run, name=f"watch {self.name}", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -75,13 +68,13 @@ class SourceMonitor:
         while True:
             self._keep_up()
             self._look()
-            if self._stopping.wait(self._every_s):
+            if self._stopping.wait(self.every_s):
                 break
         self._show(Condition())  # a source of another instance shows nothing here
 
     def _look(self) -> None:
         try:
-            found = self._source.condition()
+            found = self.source.condition()
         except Exception as error:  # noqa: BLE001 - a look that fails must not end the thread
             self._log.debug("the source could not be asked", error=error)
             self._show(Condition())  # an old value would look like a good one
@@ -89,7 +82,7 @@ class SourceMonitor:
         self._show(found)
         if found.upkeep_due:
             self._keep_up_at = min(self._keep_up_at, self._kept_up_at + UPKEEP_DUE_S)
-        said, over = self._bell.heard(found.warnings, self._clock())
+        said, over = self._bell.heard(found.warnings, self.clock())
         for each in said:
             self._log.warning(each.said, hint=each.hint)
         for name in over:
@@ -97,21 +90,21 @@ class SourceMonitor:
 
     def _show(self, found: Condition) -> None:
         for name in self._shown - found.gauges.keys():
-            self._metrics.source_gauge.remove(self._name, name)
+            self.metrics.source_gauge.remove(self.name, name)
         for name, value in found.gauges.items():
-            self._metrics.source_gauge.labels(self._name, name).set(value)
+            self.metrics.source_gauge.labels(self.name, name).set(value)
         self._shown = set(found.gauges)
-        self._board.stale(
-            self._name,
+        self.board.stale(
+            self.name,
             {p: (stale.count, {each.stream: each.reason for each in stale.first}) for p, stale in found.stale.items()},
         )
 
     def _keep_up(self) -> None:
-        now = self._clock()
+        now = self.clock()
         if now < self._keep_up_at:
             return
         try:
-            self._source.upkeep()
+            self.source.upkeep()
             self._keep_up_at, self._kept_up_at = now + UPKEEP_EVERY_S, now
         except Exception as error:  # noqa: BLE001 - likewise
             self._keep_up_at, self._kept_up_at = now + UPKEEP_AGAIN_S, now + UPKEEP_AGAIN_S - UPKEEP_DUE_S

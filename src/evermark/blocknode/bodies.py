@@ -10,18 +10,15 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from evermark.blocknode.refusal import Code, Refused, bad_request
 from evermark.blocknode.settings import EVENTS_IN_ADD_MAX, STREAMS_IN_ASK_MAX
-from evermark.errors import ConfigError
-from evermark.sources.blocks.chain import BlockEvent, Cookie, EventKind, Snapshot, StreamKind, canonical, event_hash
+from evermark.sources.blocks.chain import BlockEvent, Cookie, EventKind, Hash, StreamKind, Whole, event_hash
 
 STREAM_ID_CHARS_MAX = 128
 STREAM_ID = rf"^[A-Za-z0-9][A-Za-z0-9._:@-]{{0,{STREAM_ID_CHARS_MAX - 1}}}$"
 
 _WIRE = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
-Hash = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 SettingValue = Annotated[str, StringConstraints(max_length=4096)]
-Whole = Annotated[int, Field(ge=0, lt=2**53, strict=True)]
 
 
 class Asked(BaseModel):
@@ -46,10 +43,6 @@ class CreateAsked(Asked):
         if self.kind is StreamKind.INBOX and len(self.members) != 1:
             raise ValueError("an inbox has exactly one member, its owner")
         return self
-
-    def text(self) -> str:
-        """The same text for every request that asks for the same stream."""
-        return asked_text(Snapshot(self.kind, self.creator, "", tuple(sorted(self.members)), self.settings))
 
 
 class PointedAt(Asked):
@@ -135,21 +128,13 @@ def event_of(stream: str, asked: EventAsked, bytes_max: int) -> tuple[BlockEvent
     made = event_hash(stream, bare)
     if asked.hash is not None and asked.hash != made:
         hint = "hash it as docs/blocknode.md says, with the id of this stream; or leave the hash out"
-        raise Refused(Code.HASH_MISMATCH, ConfigError(f"the event's hash is {made}, not {asked.hash}", hint=hint))
+        raise Refused(Code.HASH_MISMATCH, f"the event's hash is {made}, not {asked.hash}", hint)
     event = replace(bare, hash=made)
     text = text_of(event.wire())
     if len(text) > bytes_max:
-        error = ConfigError(
-            f"the event has {len(text)} bytes, at most {bytes_max}", hint="send a reference to it instead"
-        )
-        raise Refused(Code.TOO_LARGE, error)
+        said = f"the event has {len(text)} bytes, at most {bytes_max}"
+        raise Refused(Code.TOO_LARGE, said, "send a reference to it instead")
     return event, text
-
-
-def asked_text(snapshot: Snapshot) -> str:
-    """The request that a stream was created with, from its first snapshot: the same text for the same stream."""
-    said = snapshot.wire()
-    return canonical([said["kind"], said["creator"], said["members"], said["settings"]]).decode()
 
 
 def text_of(value: Any) -> bytes:

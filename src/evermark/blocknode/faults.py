@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
 from evermark.blocknode.bodies import text_of
 from evermark.blocknode.reader import Page, View
@@ -46,6 +48,7 @@ class Lie(StrEnum):
     UNREADABLE = "unreadable"  # of an event comes its hash, and nothing else
 
 
+@with_config(ConfigDict(extra="forbid"))
 @dataclass(frozen=True)
 class Fault:
     fault: Mistake
@@ -66,11 +69,9 @@ class Faults:
 
     @classmethod
     def parse(cls, text: str) -> Faults:
-        kinds: dict[str, Callable[[Any], Any]] = {"fault": Mistake, "op": Op, "lie": Lie}
         try:
-            given = [{name: kinds.get(name, _same)(value) for name, value in it.items()} for it in json.loads(text)]
-            return cls([Fault(**fault) for fault in given])
-        except (ValueError, TypeError, AttributeError) as error:
+            return cls(TypeAdapter(list[Fault]).validate_json(text))
+        except ValidationError as error:
             known = ", ".join(field.name for field in fields(Fault))
             raise ConfigError(f"these are no faults: {error}", hint=f"a list of objects with {known}") from error
 
@@ -104,10 +105,6 @@ class Faults:
                     spoilt = [] if fault.fault is Mistake.SKIP else [text_of(_lied(answer.stream, block, fault.lie))]
                     answer.blocks[at : at + 1] = spoilt
                     break
-
-
-def _same(value: Any) -> Any:
-    return value
 
 
 def _lied(stream: str, block: dict[str, Any], lie: Lie) -> dict[str, Any]:

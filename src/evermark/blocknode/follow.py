@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,13 +84,8 @@ class Follower:
 
     def progress(self) -> dict[str, Any]:
         """`level`: the copy had everything when the follower last asked."""
-        return {
-            "node": self._node,
-            "touched": self._touched,
-            "level": self._level,
-            "reachable": self._reachable,
-            "owed": self._owed,
-        }
+        state = {"level": self._level, "reachable": self._reachable, "owed": self._owed}
+        return {"node": self._node, "touched": self._touched, **state}
 
     async def run(self) -> None:
         noted = await self._reader.run(lambda db: self._reader.noted(db, "followed"))
@@ -129,7 +124,11 @@ class Follower:
         self._reachable = True
         for at in range(0, len(rows), _FETCHED_AT_ONCE):
             some = rows[at : at + _FETCHED_AT_ONCE]
-            copies = await _all([self._fetched(*row) for row in some])
+            done = await asyncio.gather(*(self._fetched(*row) for row in some), return_exceptions=True)
+            for one in done:  # after every call has ended: their writes must not meet those of the next try
+                if isinstance(one, BaseException):
+                    raise one
+            copies = [copy for copy in done if isinstance(copy, Copy)]
             # Streams that changed together share a number; it is passed when the last of them is here.
             last = at + _FETCHED_AT_ONCE >= len(rows)
             await self._keep(copies, touched if last else some[-1][1] - 1)
@@ -147,8 +146,7 @@ class Follower:
     async def _keep(self, copies: Sequence[Copy], touched: int) -> None:
         def write(ledger: Ledger) -> None:
             for copy in copies:
-                here = ledger.cookie(copy.stream) is not None
-                if copy.gone and here:
+                if copy.gone and ledger.cookie(copy.stream) is not None:
                     ledger.delete(copy.stream, copy.touched)
                 elif not copy.gone and copy.error is None:
                     ledger.copy(copy.stream, copy.blocks, copy.pool, copy.touched)
@@ -212,9 +210,8 @@ class Follower:
         answer = await self._ask(f"/v1/streams/{stream}/miniblocks", {"from": start, "to": end})
         blocks = [block_from(block, stream) for block in _list(answer, "blocks")]
         if not blocks:
-            raise GapError(
-                f"stream {stream}: no block of [{start}, {end}) came", hint="look at the node that is followed"
-            )
+            said = f"stream {stream}: no block of [{start}, {end}) came"
+            raise GapError(said, hint="look at the node that is followed")
         return blocks
 
     async def _ask(self, path: str, query: Mapping[str, Any]) -> Any:
@@ -236,15 +233,6 @@ class Follower:
         if status != 200:
             raise _error_of(status, answer, path)
         return answer
-
-
-async def _all(calls: Sequence[Coroutine[Any, Any, Copy]]) -> list[Copy]:
-    """All results, or the first error once every call has ended: their writes must not meet those of the next try."""
-    done = await asyncio.gather(*calls, return_exceptions=True)
-    for one in done:
-        if isinstance(one, BaseException):
-            raise one
-    return [one for one in done if isinstance(one, Copy)]
 
 
 def _error_of(status: int, answer: Any, path: str) -> EvermarkError:

@@ -12,13 +12,11 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from evermark.blocknode.bodies import CreateAsked, asked_text, text_of
+from evermark.blocknode.bodies import CreateAsked, text_of
 from evermark.blocknode.decisions import Pool, next_touched, seal_in_us, snapshot_due
-from evermark.blocknode.refusal import Code, Refused, stream_exists, stream_not_found, too_many
+from evermark.blocknode.refusal import Code, Refused, stream_not_found
 from evermark.blocknode.settings import NodeSettings
-from evermark.errors import ConfigError
 from evermark.sources.blocks.chain import (
     START,
     Block,
@@ -28,6 +26,7 @@ from evermark.sources.blocks.chain import (
     Snapshot,
     StreamKind,
     block_hash,
+    canonical,
     make_block,
 )
 
@@ -62,15 +61,17 @@ class Head:
     def place(self, number: int) -> int:
         return self.sid << 32 | number
 
+    @property
+    def pooled(self) -> tuple[int, int]:
+        """The first place of the minipool, and the place after its last."""
+        return self.place(0), self.place(self.pool.count)
+
 
 @dataclass(frozen=True, slots=True)
 class Added:
     hash: str
     minipool_gen: int | None  # of the minipool it came into; None for a duplicate
     duplicate: bool
-
-    def wire(self) -> dict[str, Any]:
-        return {"hash": self.hash, "minipool_gen": self.minipool_gen, "duplicate": self.duplicate}
 
 
 _HEAD = """select sid, kind, creator, incarnation, next_number, last_hash, last_at_us, snapshot_number, snapshot_bytes,
@@ -137,31 +138,30 @@ class Ledger:
     def create(self, stream: str, asked: CreateAsked, incarnation: str) -> tuple[bool, Cookie]:
         """Whether the stream was made just now, and its cookie."""
         row = self._db.execute("select asked from streams where stream = ? and not deleted", [stream]).fetchone()
-        if row is not None:
-            if row[0] != asked.text():
-                raise stream_exists(stream)
-            return False, self._head(stream).cookie
-        members = tuple(sorted(asked.members))
-        snapshot = Snapshot(asked.kind, asked.creator, incarnation, members, asked.settings)
-        block = make_block(stream, START, self._clocks.wall_us(), (), snapshot)
-        return True, self.begin(block, asked.text()).cookie
+        snapshot = Snapshot(asked.kind, asked.creator, incarnation, tuple(sorted(asked.members)), asked.settings)
+        if row is None:
+            block = make_block(stream, START, self._clocks.wall_us(), (), snapshot)
+            return True, self._begin(block, touched=None).cookie
+        if row[0] != _asked(snapshot):
+            hint = "it differs in kind, creator, members or settings: choose another id, or delete it"
+            raise Refused(Code.STREAM_EXISTS, f"the stream {stream} exists already", hint)
+        return False, self._head(stream).cookie
 
-    def begin(self, block: Block, asked: str, touched: int | None = None) -> Head:
+    def _begin(self, block: Block, touched: int | None) -> Head:
         """A stream from its first block on; a former stream of its name was deleted before."""
         snapshot = block.snapshot
         if snapshot is None:
             raise ValueError("block 0 has no snapshot")
         body = text_of(block.wire())
         self._db.execute("delete from streams where stream = ? and deleted", [block.stream])
-        about = (block.stream, str(snapshot.kind), snapshot.creator, snapshot.incarnation, asked)
+        about = (block.stream, str(snapshot.kind), snapshot.creator, snapshot.incarnation, _asked(snapshot))
         chain = (block.hash, block.at_us, len(body), len(snapshot.members))
         self._db.execute(_CREATE, (*about, *chain, self._touch(touched)))
         head = self._head(block.stream)
         self._db.execute("insert into blocks values (?, ?, 1, ?)", (head.place(0), block.hash, body))
         self._db.executemany("insert into members values (?, ?)", [(head.sid, name) for name in snapshot.members])
-        self._db.executemany(
-            "insert into settings values (?, ?, ?)", [(head.sid, *it) for it in snapshot.settings.items()]
-        )
+        settings = [(head.sid, *it) for it in snapshot.settings.items()]
+        self._db.executemany("insert into settings values (?, ?, ?)", settings)
         self._changed[block.stream] = touched
         return head
 
@@ -195,10 +195,8 @@ class Ledger:
     def delete(self, stream: str, touched: int | None = None) -> None:
         """The stream is gone at once; its rows are removed bit by bit."""
         head = self._head(stream)
-        self._db.execute(
-            "update streams set deleted = 1, pool_count = 0, touched = ? where sid = ?",
-            (self._touch(touched), head.sid),
-        )
+        gone = "update streams set deleted = 1, pool_count = 0, touched = ? where sid = ?"
+        self._db.execute(gone, (self._touch(touched), head.sid))
         self._db.execute("insert into dropped values (?)", [head.sid])
         self._heads.pop(stream, None)
         self._changed[stream] = touched
@@ -232,9 +230,7 @@ class Ledger:
         """Append blocks that were verified to follow this copy, and replace the minipool. Without `touched` more parts
         follow: the stream's place in the listing stays as it is."""
         if blocks and blocks[0].number == 0:
-            if blocks[0].snapshot is None:
-                raise ValueError("block 0 has no snapshot")
-            self.begin(blocks[0], asked_text(blocks[0].snapshot), touched=0)
+            self._begin(blocks[0], touched=0)
             blocks = blocks[1:]
         head = self._head(stream)
         if blocks and (blocks[0].number, blocks[0].previous) != (head.next_number, head.last_hash):
@@ -251,9 +247,7 @@ class Ledger:
         self._changed[stream] = head.touched if touched is None else touched
 
     def note(self, name: str, value: str) -> None:
-        self._db.execute(
-            "insert into meta values (?, ?) on conflict (name) do update set value = excluded.value", (name, value)
-        )
+        self._db.execute("insert or replace into meta values (?, ?)", (name, value))
 
     def owe(self, stream: str, reason: str | None) -> None:
         """Remember that this stream could not be copied; None: it was copied, after all."""
@@ -298,17 +292,16 @@ class Ledger:
         leaves = sum(event.kind is EventKind.LEAVE for event in events)
         if (joins or leaves) and head.kind is not StreamKind.CHANNEL:
             hint = "only channels have joins and leaves; create another stream instead"
-            said = f"the members of a stream of kind {head.kind} are fixed"
-            raise Refused(Code.MEMBERS_FIXED, ConfigError(said, hint=hint))
+            raise Refused(Code.MEMBERS_FIXED, f"the members of a stream of kind {head.kind} are fixed", hint)
         if joins and head.members + joins > self._settings.members_max:
-            raise too_many(f"{head.stream} may have {self._settings.members_max} members", "let a member leave first")
+            said = f"{head.stream} may have {self._settings.members_max} members"
+            raise Refused(Code.TOO_MANY, said, "let a member leave first")
         names = {name for event in events for name, value in event.settings.items() if value is not None}
         if names:
             rows = self._db.execute("select name from settings where sid = ?", [head.sid])
             if len(names.union(name for (name,) in rows)) > self._settings.settings_max:
-                raise too_many(
-                    f"{head.stream} may have {self._settings.settings_max} settings", "remove one: set it to null"
-                )
+                said = f"{head.stream} may have {self._settings.settings_max} settings"
+                raise Refused(Code.TOO_MANY, said, "remove one: set it to null")
 
     def _apply(self, head: Head, event: BlockEvent) -> None:
         if event.kind is EventKind.JOIN:
@@ -331,10 +324,8 @@ class Ledger:
 
     def _seal(self, head: Head, now_us: int) -> None:
         """All of the minipool becomes the next block."""
-        within = (head.place(0), head.place(head.pool.count))
-        rows = self._db.execute(
-            "select hash, body from pool where place >= ? and place < ? order by place", within
-        ).fetchall()
+        pooled = "select hash, body from pool where place >= ? and place < ? order by place"
+        rows = self._db.execute(pooled, head.pooled).fetchall()
         at_us = max(now_us, head.last_at_us)
         snapshot = None
         if snapshot_due(head.next_number, head.snapshot_number, head.snapshot_bytes, self._settings):
@@ -363,9 +354,7 @@ class Ledger:
         head.next_number, head.last_hash, head.last_at_us = head.next_number + 1, made, at_us
 
     def _clear_pool(self, head: Head) -> None:
-        self._db.execute(
-            "delete from pool where place >= ? and place < ?", (head.place(0), head.place(head.pool.count))
-        )
+        self._db.execute("delete from pool where place >= ? and place < ?", head.pooled)
         head.pool = Pool()
 
     def _remember_due(self, head: Head) -> None:
@@ -373,3 +362,9 @@ class Ledger:
         if wait_us is not None and head.due_gen != head.next_number and self._seals:
             head.due_gen = head.next_number
             heapq.heappush(self._due, (self._clocks.steady_us() + wait_us, head.stream, head.next_number))
+
+
+def _asked(snapshot: Snapshot) -> str:
+    """The request that a stream was created with, from its first snapshot: the same text for the same stream."""
+    said = snapshot.wire()
+    return canonical([said["kind"], said["creator"], said["members"], said["settings"]]).decode()

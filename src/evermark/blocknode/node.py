@@ -1,15 +1,12 @@
-"""A node on a port, in a thread of its own."""
+"""A node on a port."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import threading
+import signal
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import AsyncExitStack
-from types import TracebackType
-from typing import Self
 
 from aiohttp import web
 
@@ -29,76 +26,33 @@ _STOP_WAIT_S = 2.0
 
 
 class Node:
-    """`start` and `stop`, or use it as a context manager. `ended` is called, in its thread, when the node ends by
-    itself."""
-
-    def __init__(
-        self,
-        settings: NodeSettings,
-        *,
-        faults: Faults | None = None,
-        clocks: Clocks | None = None,
-        ended: Callable[[BaseException], None] | None = None,
-    ) -> None:
+    def __init__(self, settings: NodeSettings, faults: Faults) -> None:
         self.settings = settings
         self.port = settings.port
         self.cut_bytes = 0  # of a half-written tail, found at the start
-        self._faults, self._clocks = faults or Faults(), clocks or Clocks()
-        self._ended = ended or (lambda error: None)
+        self._faults = faults
         self._log = get_logger(part="blocknode")
-        self._thread: threading.Thread | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._stopping: asyncio.Event | None = None
 
     @property
     def url(self) -> str:
         host = self.settings.host
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
-    def start(self) -> Self:
-        """Serve. Afterwards `port` is the real one."""
-        started: Future[None] = Future()
-        self._thread = threading.Thread(target=self._run, args=(started,), name="blocknode", daemon=True)
-        self._thread.start()
-        started.result()
-        return self
-
-    def stop(self) -> None:
-        """Finish what was asked for already, then let go of the port and the folder. May be called twice."""
-        if self._loop is not None and self._stopping is not None and self._thread is not None:
-            if self._thread.is_alive():
-                self._loop.call_soon_threadsafe(self._stopping.set)
-            self._thread.join()
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    def _run(self, started: Future[None]) -> None:
-        try:
-            asyncio.run(self._serve(started))
-        except Exception as error:  # noqa: BLE001 - told to the caller of `start`, or to `ended`
-            if started.done():
-                self._ended(error)
-            else:
-                started.set_exception(error)
-
-    async def _serve(self, started: Future[None]) -> None:
-        self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
+    async def serve(self, listening: Callable[[], None]) -> None:
+        """Serve until SIGTERM or SIGINT; then finish what was asked for already, and let go of the port and the folder.
+        `listening` is called when clients can connect, and `port` is the real one. Runs in the main thread."""
+        stopping = asyncio.Event()
         trouble: list[BaseException] = []
-        stopping = self._stopping
 
         def broken(error: BaseException) -> None:
             trouble.append(error)
             stopping.set()
 
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(signum, stopping.set)
         async with AsyncExitStack() as stack:
             await self._open(stack, broken)
-            started.set_result(None)
+            listening()
             await stopping.wait()
         if trouble:
             hint = "look at the disk; then start it again: nothing that was accepted is lost"
@@ -119,7 +73,7 @@ class Node:
         reader = Reader(database, settings)
         stack.callback(reader.close)
         hub = Hub(reader, settings, self._faults)
-        ledger = Ledger(connection, settings, self._clocks)
+        ledger = Ledger(connection, settings, Clocks())
         writer = Writer(connection, ledger, changed=hub.changed, broken=broken)
         stack.push_async_callback(writer.close)
         routes = Routes(settings, node, writer, reader, hub, self._faults)

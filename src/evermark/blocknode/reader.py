@@ -15,7 +15,6 @@ from evermark.blocknode.database import Database
 from evermark.blocknode.decisions import Answer, Range, continuation, judge_range
 from evermark.blocknode.refusal import Code, Refused, bad_request, behind, busy, stream_not_found
 from evermark.blocknode.settings import READS_WAITING_MAX, NodeSettings
-from evermark.errors import GapError
 from evermark.sources.blocks.chain import Cookie, StreamKind
 
 _T = TypeVar("_T")
@@ -52,9 +51,8 @@ class View:
 
     def text(self) -> bytes:
         about = {"stream": self.stream, "kind": self.kind, "reset": self.reset, "cookie": self.position.cookie.wire()}
-        more = {"more": self.more}
         parts = (b',"blocks":[', b",".join(self.blocks), b'],"minipool":[', b",".join(self.minipool), b"]}")
-        return text_of(about | more)[:-1] + b"".join(parts)
+        return text_of(about | {"more": self.more})[:-1] + b"".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,23 +93,19 @@ class Answers:
             older = "select max(place) from blocks where place >= ? and place < ? and snapshot"
             (place,) = db.execute(older, (sid << 32, sid << 32 | start)).fetchone()
             start = start if place is None else place & 0xFFFFFFFF
-        blocks = [body for body, _ in self._blocks(db, sid, start, next_number)]
-        pool = self._pool(db, sid, 0, pool_count)
+        blocks = [body for body, _ in _stored(db, "blocks", sid, start, next_number)]
+        pool = [body for body, _ in _stored(db, "pool", sid, 0, pool_count)]
         return View(stream, kind, True, blocks, pool, ReaderPosition(Cookie(next_number, last_hash), pool_count), False)
 
     def _continue(self, db: sqlite3.Connection, stream: str, row: tuple[Any, ...], after: ReaderPosition) -> View:
         sid, kind, next_number, _, _, pool_count = row
         cookie, seen = after.cookie, after.seen
-        blocks: list[bytes] = []
-        size = 0
-        for body, made in self._blocks(db, sid, cookie.minipool_gen, next_number):
-            blocks.append(body)
-            size += len(body)
-            cookie, seen = Cookie(cookie.minipool_gen + 1, made), 0
-            if len(blocks) >= self._settings.page_blocks or size >= self._settings.page_bytes:
-                break
+        found = self._page(db, sid, cookie.minipool_gen, next_number)
+        if found:
+            cookie, seen = Cookie(cookie.minipool_gen + len(found), found[-1][1]), 0
         more = cookie.minipool_gen < next_number
-        pool = [] if more else self._pool(db, sid, seen, pool_count)
+        pool = [] if more else [body for body, _ in _stored(db, "pool", sid, seen, pool_count)]
+        blocks = [body for body, _ in found]
         return View(stream, kind, False, blocks, pool, ReaderPosition(cookie, seen + len(pool)), more)
 
     def page(self, db: sqlite3.Connection, stream: str, start: int, end: int) -> Page:
@@ -123,15 +117,20 @@ class Answers:
         if judged is not Range.GOOD:
             code = Code.RANGE_EMPTY if judged is Range.EMPTY else Code.RANGE_IMPOSSIBLE
             said = f"[{start}, {end}) of stream {stream} is {judged}: its next block will be {next_number}"
-            raise Refused(code, GapError(said, hint="ask for the stream, and compare its first block with yours"))
-        blocks: list[bytes] = []
+            raise Refused(code, said, "ask for the stream, and compare its first block with yours")
+        blocks = [body for body, _ in self._page(db, sid, start, min(end, next_number))]
+        return Page(stream, blocks, start, start + len(blocks))
+
+    def _page(self, db: sqlite3.Connection, sid: int, start: int, end: int) -> list[tuple[bytes, str]]:
+        """The first blocks of [start, end), as many as one answer holds, each with its hash."""
+        found: list[tuple[bytes, str]] = []
         size = 0
-        for body, _ in self._blocks(db, sid, start, min(end, next_number, start + self._settings.page_blocks)):
-            blocks.append(body)
+        for body, made in _stored(db, "blocks", sid, start, min(end, start + self._settings.page_blocks)):
+            found.append((body, made))
             size += len(body)
             if size >= self._settings.page_bytes:
                 break
-        return Page(stream, blocks, start, start + len(blocks))
+        return found
 
     def listing(
         self, db: sqlite3.Connection, touched_after: int, limit: int, kind: StreamKind | None = None
@@ -155,27 +154,20 @@ class Answers:
         return [stream for (stream,) in db.execute("select stream from owed limit ?", [limit])]
 
     def _stream(self, db: sqlite3.Connection, stream: str) -> tuple[Any, ...]:
-        row = db.execute(
-            """select sid, kind, next_number, last_hash, snapshot_number, pool_count, deleted
-            from streams where stream = ?""",
-            [stream],
-        ).fetchone()
+        asked = """select sid, kind, next_number, last_hash, snapshot_number, pool_count, deleted
+            from streams where stream = ?"""
+        row = db.execute(asked, [stream]).fetchone()
         if row is None and self._settings.follow is not None:
             raise behind(stream)
         if row is None or row[6]:
             raise stream_not_found(stream)
         return tuple(row[:6])
 
-    @staticmethod
-    def _blocks(db: sqlite3.Connection, sid: int, start: int, end: int) -> sqlite3.Cursor:
-        within = (sid << 32 | start, sid << 32 | end)
-        return db.execute("select body, hash from blocks where place >= ? and place < ? order by place", within)
 
-    @staticmethod
-    def _pool(db: sqlite3.Connection, sid: int, start: int, end: int) -> list[bytes]:
-        within = (sid << 32 | start, sid << 32 | end)
-        rows = db.execute("select body from pool where place >= ? and place < ? order by place", within)
-        return [body for (body,) in rows]
+def _stored(db: sqlite3.Connection, table: str, sid: int, start: int, end: int) -> sqlite3.Cursor:
+    """The bodies and hashes of a stream's blocks or pooled events, by their numbers."""
+    within = (sid << 32 | start, sid << 32 | end)
+    return db.execute(f"select body, hash from {table} where place >= ? and place < ? order by place", within)
 
 
 class Reader(Answers):

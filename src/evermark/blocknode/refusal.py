@@ -5,7 +5,6 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Self
 
-from evermark.errors import BusyError, ConfigError, ConflictError, DeniedError, EvermarkError, NotFoundError
 from evermark.observe.logging import without_secrets
 
 
@@ -42,47 +41,30 @@ class Code(StrEnum):
 class Refused(Exception):
     """The answer to a request that is not carried out; nothing was changed by it."""
 
-    def __init__(self, code: Code, error: EvermarkError) -> None:
-        super().__init__(error.message)
-        self.code = code
-        self.error = error
+    def __init__(self, code: Code, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.code, self.message, self.hint = code, message, hint
 
     def wire(self) -> dict[str, str]:
-        message, hint = without_secrets(self.error.message), without_secrets(self.error.hint)
-        return {"code": str(self.code), "message": message, "hint": hint}
+        return {"code": str(self.code), "message": without_secrets(self.message), "hint": without_secrets(self.hint)}
 
 
 def bad_request(message: str, hint: str = "docs/blocknode.md describes every request") -> Refused:
-    return Refused(Code.BAD_REQUEST, ConfigError(message, hint=hint))
+    return Refused(Code.BAD_REQUEST, message, hint)
 
 
 def stream_not_found(stream: str) -> Refused:
-    error = NotFoundError(f"there is no stream {stream}", hint=f"create it: PUT /v1/streams/{stream}")
-    return Refused(Code.STREAM_NOT_FOUND, error)
-
-
-def stream_exists(stream: str) -> Refused:
-    hint = "it differs in kind, creator, members or settings: choose another id, or delete it"
-    return Refused(Code.STREAM_EXISTS, ConflictError(f"the stream {stream} exists already", hint=hint))
+    return Refused(Code.STREAM_NOT_FOUND, f"there is no stream {stream}", f"create it: PUT /v1/streams/{stream}")
 
 
 def behind(stream: str) -> Refused:
     said = f"this node follows another one and does not have these blocks of {stream} yet"
-    return Refused(Code.BEHIND, BusyError(said, hint="ask again in a moment, or the node it follows"))
-
-
-def read_only(leader: str) -> Refused:
-    error = DeniedError("this node follows another one and only reads", hint=f"write to {leader}")
-    return Refused(Code.READ_ONLY, error)
-
-
-def too_many(message: str, hint: str) -> Refused:
-    return Refused(Code.TOO_MANY, ConfigError(message, hint=hint))
+    return Refused(Code.BEHIND, said, "ask again in a moment, or the node it follows")
 
 
 def busy(message: str) -> Refused:
-    return Refused(Code.BUSY, BusyError(message, hint="try again in a moment"))
+    return Refused(Code.BUSY, message, "try again in a moment")
 
 
 def stopping() -> Refused:
-    return Refused(Code.STOPPING, BusyError("this node is stopping", hint="try another node, or this one in a moment"))
+    return Refused(Code.STOPPING, "this node is stopping", "try another node, or this one in a moment")

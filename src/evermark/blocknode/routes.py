@@ -8,6 +8,7 @@ import hmac
 import re
 import secrets
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
@@ -28,11 +29,10 @@ from evermark.blocknode.bodies import (
 )
 from evermark.blocknode.faults import Faults, Op
 from evermark.blocknode.reader import Reader, ReaderPosition
-from evermark.blocknode.refusal import Code, Refused, bad_request, read_only
+from evermark.blocknode.refusal import Code, Refused, bad_request
 from evermark.blocknode.settings import BODY_BYTES_MAX, LISTED_MAX, WAIT_S_MAX, NodeSettings
 from evermark.blocknode.sync import Hub, Stalled, Sync
 from evermark.blocknode.writer import Writer
-from evermark.errors import ConfigError, DeniedError, EvermarkError, NotFoundError
 from evermark.observe.logging import get_logger
 from evermark.sources.blocks.chain import Cookie, StreamKind
 
@@ -84,22 +84,22 @@ class Routes:
             return _told(refusal)
         except web.HTTPRequestEntityTooLarge:
             said = f"the body is larger than {BODY_BYTES_MAX} bytes"
-            return _told(Refused(Code.TOO_LARGE, ConfigError(said, hint="send fewer events at once")))
+            return _told(Refused(Code.TOO_LARGE, said, "send fewer events at once"))
         except (web.HTTPNotFound, web.HTTPMethodNotAllowed):
             said = f"there is no {request.method[:10]} {request.path[:200]}"
-            return _told(Refused(Code.NOT_FOUND, NotFoundError(said, hint="docs/blocknode.md names all there is")))
+            return _told(Refused(Code.NOT_FOUND, said, "docs/blocknode.md names all there is"))
         except (asyncio.CancelledError, web.HTTPException, ConnectionError):
             raise
         except Exception as error:  # noqa: BLE001 - the next request is answered all the same
             self._log.error("a request failed", method=request.method, error=error)
-            return _told(Refused(Code.FAILED, EvermarkError("this request failed", hint="the node's log says why")))
+            return _told(Refused(Code.FAILED, "this request failed", "the node's log says why"))
 
     def _check_token(self, authorization: str) -> None:
         scheme, _, shown = authorization[:1024].partition(" ")
         if scheme.lower() == "bearer" and hmac.compare_digest(_digest(shown.strip()), self._token or b""):
             return
         hint = "send the header Authorization: Bearer …, with the token the node was started with"
-        raise Refused(Code.UNAUTHORIZED, DeniedError("this needs the node's token", hint=hint))
+        raise Refused(Code.UNAUTHORIZED, "this needs the node's token", hint)
 
     async def _livez(self, _: web.Request) -> web.Response:
         return web.Response(text="ok\n")
@@ -135,10 +135,8 @@ class Routes:
             left_s = until - loop.time()
             if rows or left_s <= 0 or self.stopping:
                 break
-            try:
+            with suppress(TimeoutError):
                 await asyncio.wait_for(changed.wait(), left_s)
-            except TimeoutError:
-                continue
         touched = rows[-1]["touched"] if rows else after
         return _json(text_of({"node": self._node, "streams": rows, "touched": touched}))
 
@@ -162,7 +160,7 @@ class Routes:
         asked = parsed(AddAsked, await request.read())
         events = [event_of(stream, event, self._settings.event_bytes) for event in asked.events]
         added = await self._writer.run(lambda ledger: ledger.add(stream, events))
-        return _json(text_of({"stream": stream, "events": [event.wire() for event in added]}))
+        return _json(text_of({"stream": stream, "events": [asdict(event) for event in added]}))
 
     async def _stream(self, request: web.Request) -> web.Response:
         await self._faults.before(Op.STREAM)
@@ -222,7 +220,8 @@ class Routes:
 
     def _writable(self, request: web.Request) -> str:
         if self._settings.follow is not None:
-            raise read_only(self._settings.follow)
+            hint = f"write to {self._settings.follow}"
+            raise Refused(Code.READ_ONLY, "this node follows another one and only reads", hint)
         return _stream_id(request)
 
 
@@ -233,9 +232,8 @@ def _cookies(asked: dict[str, CookieAsked | None]) -> dict[str, Cookie | None]:
 def _stream_id(request: web.Request) -> str:
     stream = request.match_info["stream"]
     if not _STREAM_ID.fullmatch(stream):
-        raise bad_request(
-            "this is no id of a stream", hint="1 to 128 letters, digits or ._:@-, beginning with a letter or a digit"
-        )
+        hint = "1 to 128 letters, digits or ._:@-, beginning with a letter or a digit"
+        raise bad_request("this is no id of a stream", hint)
     return stream
 
 

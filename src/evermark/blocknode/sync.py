@@ -17,9 +17,8 @@ from functools import partial
 from evermark.blocknode.bodies import text_of
 from evermark.blocknode.faults import Faults, Op
 from evermark.blocknode.reader import Reader, ReaderPosition, View
-from evermark.blocknode.refusal import Code, Refused, too_many
+from evermark.blocknode.refusal import Code, Refused
 from evermark.blocknode.settings import MIB, NodeSettings
-from evermark.errors import NotFoundError
 from evermark.sources.blocks.chain import Cookie
 
 _STREAMS_AT_ONCE = 64
@@ -40,24 +39,20 @@ class Hub:
         self._reader, self._settings, self._faults = reader, settings, faults
         self._syncs: dict[str, Sync] = {}
         self._by_stream: dict[str, set[Sync]] = {}
-        self._anything = asyncio.Event()
+        self.next_change = asyncio.Event()  # of any stream. Take it before looking, wait for it after.
         self.cut_off = 0
 
     def changed(self, streams: list[str]) -> None:
         for stream in streams:
             for sync in self._by_stream.get(stream, ()):
                 sync.mark(stream)
-        changed, self._anything = self._anything, asyncio.Event()
+        changed, self.next_change = self.next_change, asyncio.Event()
         changed.set()
-
-    @property
-    def next_change(self) -> asyncio.Event:
-        """Set at the next change of any stream. Take it before looking, wait for it after."""
-        return self._anything
 
     def open(self) -> Sync:
         if len(self._syncs) >= self._settings.syncs_max:
-            raise too_many(f"there are {len(self._syncs)} syncs already", "sync several streams in one")
+            said = f"there are {len(self._syncs)} syncs already"
+            raise Refused(Code.TOO_MANY, said, "sync several streams in one")
         sync = Sync(secrets.token_hex(16), self._reader, self._settings, self._faults)
         self._syncs[sync.id] = sync
         return sync
@@ -69,16 +64,15 @@ class Hub:
     def find(self, sync_id: str) -> Sync:
         sync = self._syncs.get(sync_id)
         if sync is None:
-            error = NotFoundError(
-                "there is no such sync", hint="it ended with its connection: open another with cookies"
-            )
-            raise Refused(Code.SYNC_NOT_FOUND, error)
+            hint = "it ended with its connection: open another with cookies"
+            raise Refused(Code.SYNC_NOT_FOUND, "there is no such sync", hint)
         return sync
 
     def add(self, sync: Sync, streams: Mapping[str, Cookie | None]) -> None:
         """From these cookies on; a stream that the sync has already begins anew from the cookie given now."""
         if len(sync.positions.keys() | streams.keys()) > self._settings.sync_streams_max:
-            raise too_many(f"a sync holds {self._settings.sync_streams_max} streams", "open another one")
+            said = f"a sync holds {self._settings.sync_streams_max} streams"
+            raise Refused(Code.TOO_MANY, said, "open another one")
         for stream, cookie in streams.items():
             self._by_stream.setdefault(stream, set()).add(sync)
             sync.positions[stream] = None if cookie is None else ReaderPosition(cookie)
@@ -87,14 +81,13 @@ class Hub:
     def remove(self, sync: Sync, streams: list[str]) -> None:
         for stream in streams:
             sync.drop(stream)
-            listening = self._by_stream.get(stream)
-            if listening is not None:
-                listening.discard(sync)
-                if not listening:
-                    del self._by_stream[stream]
+            listening = self._by_stream.get(stream, set())
+            listening.discard(sync)
+            if not listening:
+                self._by_stream.pop(stream, None)
 
     def stop(self) -> None:
-        self._anything.set()
+        self.next_change.set()
         for sync in self._syncs.values():
             sync.stop()
 
@@ -127,33 +120,29 @@ class Sync:
             if not self._marked:
                 await self._idle(send)
                 continue
-            asked = {stream: self.positions[stream] for stream in self._next()}
+            streams = list(itertools.islice(self._marked, _STREAMS_AT_ONCE))
+            for stream in streams:
+                del self._marked[stream]
+            asked = {stream: self.positions[stream] for stream in streams}
             found = await self._reader.run(partial(self._read, asked), waits=True)
             for stream, position in asked.items():
                 if stream in self.positions and self.positions[stream] is position:
                     await self._tell(hub, send, stream, found.get(stream))
         await self._say(send, "end", text_of({"code": str(Code.STOPPING)}))
 
-    def _next(self) -> list[str]:
-        streams = list(itertools.islice(self._marked, _STREAMS_AT_ONCE))
-        for stream in streams:
-            del self._marked[stream]
-        return streams
-
     def _read(self, asked: Mapping[str, ReaderPosition | None], db: sqlite3.Connection) -> dict[str, View | Refused]:
         """As many streams as fit into one turn; runs in a thread."""
         found: dict[str, View | Refused] = {}
         size = 0
         for stream, position in asked.items():
-            try:
-                view = self._reader.view(db, stream, position, snapshots_back=self._faults.snapshots_back(Op.SYNC))
-            except Refused as refusal:
-                found[stream] = refusal
-                continue
-            found[stream] = view
-            size += view.size
             if size >= _BYTES_AT_ONCE:
                 break
+            try:
+                view = self._reader.view(db, stream, position, snapshots_back=self._faults.snapshots_back(Op.SYNC))
+                found[stream] = view
+                size += view.size
+            except Refused as refusal:
+                found[stream] = refusal
         return found
 
     async def _tell(self, hub: Hub, send: Send, stream: str, found: View | Refused | None) -> None:

@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 from evermark.blocknode.ledger import Ledger
 from evermark.blocknode.refusal import Code, Refused, busy, stopping
 from evermark.blocknode.settings import WRITES_WAITING_MAX
-from evermark.errors import DiskFullError, EvermarkError
 from evermark.observe.logging import get_logger
 
 _T = TypeVar("_T")
@@ -156,22 +155,18 @@ class Writer:
             if not self.full:
                 self._log.error("the disk is full; nothing that was accepted is lost", error=error)
             self.full = True
-            full = DiskFullError("no space left for the node's data", hint="free some space; then it goes on by itself")
-            return Refused(Code.DISK_FULL, full)
+            hint = "free some space; then it goes on by itself"
+            return Refused(Code.DISK_FULL, "no space left for the node's data", hint)
         self._log.error("a transaction failed", error=error)
-        return Refused(
-            Code.FAILED, EvermarkError("this write failed, and left nothing behind", hint="the log says why")
-        )
+        return Refused(Code.FAILED, "this write failed, and left nothing behind", "the log says why")
 
     def _settle(self, answers: list[tuple[asyncio.Future[Any], Any, Exception | None]], changed: list[str]) -> None:
         def tell() -> None:
             for done, answer, error in answers:
-                if done.done():
-                    continue
-                if error is None:
-                    done.set_result(answer)
-                else:
+                if error is not None and not done.done():
                     done.set_exception(error)
+                elif not done.done():
+                    done.set_result(answer)
             if changed:
                 self._changed(changed)
 
@@ -179,12 +174,7 @@ class Writer:
             self._loop.call_soon_threadsafe(tell)
 
     def _refuse_all(self) -> None:
-        left: list[tuple[asyncio.Future[Any], Any, Exception | None]] = []
-        while True:
-            try:
-                item = self._queue.get_nowait()
-            except queue.Empty:
-                break
-            if item is not None:
-                left.append((item[1], None, stopping()))
-        self._settle(left, [])
+        left = []
+        while not self._queue.empty():  # this thread alone takes from it
+            left.append(self._queue.get())
+        self._settle([(item[1], None, stopping()) for item in left if item is not None], [])

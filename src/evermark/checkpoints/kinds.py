@@ -25,8 +25,8 @@ class Backend:
 
 
 BACKENDS = {
-    "postgres": Backend("evermark.checkpoints.postgres:open_checkpoints"),
-    "memory": Backend("evermark.checkpoints.memory:open_checkpoints", durable=False),
+    "postgres": Backend("evermark.checkpoints.stores:open_in_state"),
+    "memory": Backend("evermark.checkpoints.stores:open_in_memory", durable=False),
 }
 _PLANNED = ("etcd", "mongo")
 _EVERY_BATCH = NotYet("nothing reads this key in this version: every batch ends with a checkpoint")

@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
-import signal
 import sys
-import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from evermark import durations
-from evermark.cli.console import noun, say, show_json, warn
-
-if TYPE_CHECKING:
-    from evermark.blocknode.faults import Faults
-    from evermark.blocknode.settings import NodeSettings
+from evermark.blocknode.faults import Faults
+from evermark.blocknode.node import Node
+from evermark.blocknode.settings import NodeSettings
+from evermark.cli.console import noun, say, seconds, show_json, warn
+from evermark.observe.logging import set_up_logging
 
 app = noun("A block-stream server.")
 
 _ENV = "EVERMARK_BLOCKNODE_TOKEN"
 _ENV_FOLLOW = "EVERMARK_BLOCKNODE_FOLLOW_TOKEN"
-
-
-@app.callback()
-def blocknode() -> None:
-    """A block-stream server."""
 
 
 @app.command()
@@ -57,10 +50,6 @@ def serve(
     as_json: Annotated[bool, typer.Option("--json", help="Say where it listens as JSON.")] = False,
 ) -> None:
     """Serve durable append-only streams over HTTP, until SIGTERM or Ctrl-C. See docs/blocknode.md."""
-    from evermark.blocknode.faults import Faults
-    from evermark.blocknode.settings import NodeSettings
-    from evermark.observe.logging import set_up_logging
-
     set_up_logging()
     settings = NodeSettings(
         data=data,
@@ -70,13 +59,13 @@ def serve(
         follow=follow,
         follow_token=follow_token or None,
         seal_events=seal_events,
-        seal_after_s=_seconds(seal_after, "--seal-after"),
+        seal_after_s=seconds(seal_after, "--seal-after"),
         snapshot_every=snapshot_every,
         page_blocks=page_blocks,
         resume_blocks=resume_blocks,
         event_bytes=event_bytes,
-        keepalive_s=_seconds(keepalive, "--keepalive"),
-        stall_s=_seconds(stall, "--stall"),
+        keepalive_s=seconds(keepalive, "--keepalive"),
+        stall_s=seconds(stall, "--stall"),
     )
     if not token and not _is_loopback(host):
         warn(f"no --token: every client that reaches {host} can read, write and delete here")
@@ -84,37 +73,15 @@ def serve(
 
 
 def _serve(settings: NodeSettings, faults: Faults, *, as_json: bool) -> None:
-    from evermark.blocknode.node import Node
+    node = Node(settings, faults)
 
-    done = threading.Event()
-    trouble: list[BaseException] = []
-
-    def ended(error: BaseException) -> None:
-        trouble.append(error)
-        done.set()
-
-    node = Node(settings, faults=faults, ended=ended)
-    previous = {sig: signal.signal(sig, lambda *_: done.set()) for sig in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        node.start()
+    def listening() -> None:
         if as_json:
             show_json({"listening": node.url, "port": node.port, "cut_bytes": node.cut_bytes})
             sys.stdout.flush()
         say(f"serving {settings.data} on {node.url}" + (f", following {settings.follow}" if settings.follow else ""))
-        done.wait()
-    finally:
-        node.stop()
-        for sig, handler in previous.items():
-            signal.signal(sig, handler)
-    if trouble:
-        raise trouble[0]
 
-
-def _seconds(text: str, option: str) -> float:
-    try:
-        return durations.parse(text).total_seconds()
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint=option) from None
+    asyncio.run(node.serve(listening))
 
 
 def _is_loopback(host: str) -> bool:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
-from evermark.cli.console import JsonOption, YesOption, noun, say, show, show_json, show_table
-from evermark.cli.deployment import DEFAULT_CONFIG, ConfigOption
-from evermark.cli.options import Given, keys_as_options
+from evermark.cli.console import noun, say, show, show_fields, show_json
+from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, Given, JsonOption, YesOption, keys_as_options
 from evermark.cli.subscription import (
     NOT_OPTIONS,
     Name,
@@ -27,40 +27,26 @@ from evermark.cli.subscription import (
 )
 from evermark.config.bots import BotConfig
 from evermark.config.subscriptions import SubscriptionConfig
+from evermark.delivery.base import KEYS_AT_ONCE_MAX
 from evermark.errors import ConfigError
+from evermark.server.bots import BotPage, KeyPage
 
 app = noun("Bots: subscriptions that act for a user of block streams.")
 
 _FILE_BYTES_MAX = 1024 * 1024
 _FIXED = ("source", "user")
+P = TypeVar("P", BotPage, KeyPage)
 
 
 @app.command("list")
 def list_bots(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
     """List the bots: the user of each, its mode, state and lag. Bots of the file begin with `evermark up`."""
-    rows: list[dict[str, Any]] = []
     with services_at(config) as (_, services):
-        page = services.bots.page()
-        while True:
-            rows += [bot.model_dump(mode="json", by_alias=True) for bot in page.bots]
-            if page.after is None:
-                break
-            page = services.bots.page(page.after)
-    columns = (
-        "name",
-        "made_by",
-        "source",
-        "user",
-        "mode",
-        "device",
-        "state",
-        "lag_events",
-        "waiting",
-        "dead",
-        "reason",
-    )
+        bots = [bot for page in _pages(services.bots.page) for bot in page.bots]
+    rows = [bot.model_dump(mode="json", by_alias=True) for bot in bots]
+    columns = ("name", "made_by", "source", "user", "mode", "device", "state", "lag_events")
     empty = "there is none; add one under `bots:` in the file, or with: evermark bot add"
-    show(rows, columns, as_json=as_json, empty=empty)
+    show(rows, (*columns, "waiting", "dead", "reason"), as_json=as_json, empty=empty)
 
 
 @app.command("show")
@@ -68,10 +54,7 @@ def show_bot(name: Name, config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOpt
     """Show all of one bot."""
     with services_at(config) as (_, services):
         found = services.bots.get(name).model_dump(mode="json", by_alias=True)
-    if as_json:
-        show_json(found)
-    else:
-        show_table(("field", "value"), [(key, value) for key, value in found.items() if value not in (None, "", [])])
+    show_fields(found, as_json=as_json)
 
 
 @app.command()
@@ -143,19 +126,21 @@ def keys(
             found = services.bots.key(name, session)
             show_json(found.model_dump(mode="json")) if as_json else typer.echo(found.key)
             return
-        rows: list[dict[str, Any]] = []
-        page = services.bots.keys(name, limit=1000)
-        while True:
-            rows += [key.model_dump(mode="json", exclude={"key"}) for key in page.keys]
-            if page.after is None:
-                break
-            page = services.bots.keys(name, page.after, 1000)
+        found_keys = [key for page in _pages(lambda after: services.bots.keys(name, after, 1000)) for key in page.keys]
+    rows = [key.model_dump(mode="json", exclude={"key"}) for key in found_keys]
     show(rows, ("session", "published_at"), as_json=as_json, empty="no key is published")
 
 
-def _publish(name: str, given: dict[str, Any], config: Path, as_json: bool) -> None:
-    from evermark.delivery.base import KEYS_AT_ONCE_MAX
+def _pages(ask: Callable[[str], P]) -> Iterator[P]:
+    """All pages of a list; `ask` gives the page after a text."""
+    after: str | None = ""
+    while after is not None:
+        page = ask(after)
+        yield page
+        after = page.after
 
+
+def _publish(name: str, given: dict[str, Any], config: Path, as_json: bool) -> None:
     if not given:
         raise ConfigError("no key was given", hint='write them as {"session": "key", …}')
     sessions, published, released = sorted(given), 0, 0

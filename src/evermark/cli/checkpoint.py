@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from evermark.cli.console import JsonOption, noun, say, show
-from evermark.cli.deployment import (
-    DEFAULT_CONFIG,
-    ConfigOption,
-    as_deliverer,
-    held_sources,
-    known_source,
-    opened,
-)
+from evermark.app.build import Deployment
+from evermark.checkpoints.backup import read_backup, to_text, write_backup
+from evermark.checkpoints.base import Checkpoint
+from evermark.checkpoints.kinds import backend_of
+from evermark.checkpoints.reset import reset as reset_checkpoint
+from evermark.cli.console import noun, say, show
+from evermark.cli.deployment import as_deliverer, held_sources, known_source, opened
+from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption
 from evermark.errors import ConfigError, ConflictError, NotFoundError
-
-if TYPE_CHECKING:
-    from evermark.app.build import Deployment
-    from evermark.checkpoints.base import Checkpoint
+from evermark.log.read import LogReader, sources_at
 
 app = noun("Checkpoints: how far each source was read.")
 
@@ -32,7 +30,7 @@ FileArgument = Annotated[Path, typer.Argument(metavar="FILE", show_default=False
 def list_checkpoints(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
     """List the checkpoints. Everything before the position of a checkpoint is in the log, durably."""
     with opened(config) as deployment:
-        rows: list[dict[str, Any]] = [
+        rows = [
             {"source": source, "partition": partition, **vars(checkpoint)}
             for (source, partition), checkpoint in _all(deployment).items()
         ]
@@ -47,8 +45,6 @@ def backup(
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
 ) -> None:
     """Write all checkpoints to a file. Instances may go on running."""
-    from evermark.checkpoints.backup import to_text, write_backup
-
     with opened(config) as deployment:
         _require_durable(deployment)
         found = _all(deployment)
@@ -60,9 +56,6 @@ def backup(
 @app.command()
 def restore(file: FileArgument, config: ConfigOption = DEFAULT_CONFIG) -> None:
     """Put the checkpoints of a file back. Refused while an instance reads one of their sources."""
-    from evermark.checkpoints.backup import read_backup
-    from evermark.checkpoints.base import Checkpoint
-
     kept = read_backup(file)
     with opened(config) as deployment:
         _require_durable(deployment)
@@ -74,9 +67,15 @@ def restore(file: FileArgument, config: ConfigOption = DEFAULT_CONFIG) -> None:
         names = {known_source(deployment.sources, source) for source, _ in kept.checkpoints}
         with held_sources(deployment, names) as leases:
             for (source, partition), checkpoint in kept.checkpoints.items():
-                _require_logged(deployment, source, partition, checkpoint)
+                log_batch = _log_batch(deployment, source, partition)
+                if checkpoint.batch > log_batch:
+                    where, batch = f"{source}/{partition}", checkpoint.batch
+                    raise ConflictError(
+                        f"the checkpoint of {where} is of batch {batch}, and the log ends at {log_batch}",
+                        hint=f"put the log back first; or forget the checkpoint: evermark checkpoint reset {source}",
+                    )
             for (source, partition), checkpoint in kept.checkpoints.items():
-                again = Checkpoint(checkpoint.position, checkpoint.batch, leases[source].epoch)
+                again = replace(checkpoint, epoch=leases[source].epoch)
                 deployment.checkpoints.save(source, partition, again)
     say(f"restored {len(kept.checkpoints)} checkpoints of {kept.made_at}; next: evermark up")
 
@@ -94,8 +93,6 @@ def reset(
     Refused while an instance reads the source. Needed when the log was put back from a backup: what it misses is
     taken from the source again, and delivered again.
     """
-    from evermark.checkpoints.reset import reset as forget
-
     with opened(config) as deployment:
         _require_durable(deployment)
         known_source(deployment.sources, source)
@@ -106,24 +103,19 @@ def reset(
             raise NotFoundError(f"no checkpoint of {where}", hint="`evermark checkpoint list` shows all checkpoints")
         with held_sources(deployment, [source]) as leases:
             for each in chosen:
-                log_batch = _log_batch(deployment, source, each)
-
-                def step(deliver_epoch: int, each: int = each, log_batch: int = log_batch) -> int:
-                    epoch = leases[source].epoch
-                    return forget(
-                        deployment.state, source, each, log_batch, source_epoch=epoch, deliver_epoch=deliver_epoch
-                    )
-
-                back = as_deliverer(deployment, step)
-                say(f"{source}/{each}: forgotten; {_reads_on(log_batch)}")
-                if back:
-                    say(f"{source}/{each}: {back} readers were ahead of the log and are back at batch {log_batch}")
+                _forget(deployment, source, each, leases[source].epoch)
 
 
-def _reads_on(log_batch: int) -> str:
+def _forget(deployment: Deployment, source: str, partition: int, epoch: int) -> None:
+    where, log_batch = f"{source}/{partition}", _log_batch(deployment, source, partition)
+    forget = partial(reset_checkpoint, deployment.state, source, partition, log_batch, source_epoch=epoch)
+    back = as_deliverer(deployment, lambda deliver_epoch: forget(deliver_epoch=deliver_epoch))
     if log_batch:
-        return f"reading goes on where batch {log_batch}, the last in the log, ends"
-    return "the log has nothing of it, so reading begins with the oldest the source has"
+        say(f"{where}: forgotten; reading goes on where batch {log_batch}, the last in the log, ends")
+    else:
+        say(f"{where}: forgotten; the log has nothing of it, so reading begins with the oldest the source has")
+    if back:
+        say(f"{where}: {back} readers were ahead of the log and are back at batch {log_batch}")
 
 
 def _all(deployment: Deployment) -> dict[tuple[str, int], Checkpoint]:
@@ -135,8 +127,6 @@ def _all(deployment: Deployment) -> dict[tuple[str, int], Checkpoint]:
 
 
 def _require_durable(deployment: Deployment) -> None:
-    from evermark.checkpoints.kinds import backend_of
-
     settings = deployment.config.reliability.checkpoint
     if not backend_of(settings).durable:
         raise ConfigError(
@@ -145,18 +135,7 @@ def _require_durable(deployment: Deployment) -> None:
         )
 
 
-def _require_logged(deployment: Deployment, source: str, partition: int, checkpoint: Checkpoint) -> None:
-    log_batch = _log_batch(deployment, source, partition)
-    if checkpoint.batch > log_batch:
-        raise ConflictError(
-            f"the checkpoint of {source}/{partition} is of batch {checkpoint.batch}, and the log ends at {log_batch}",
-            hint="put the log back first; or forget the checkpoint: evermark checkpoint reset " + source,
-        )
-
-
 def _log_batch(deployment: Deployment, source: str, partition: int) -> int:
-    from evermark.log.read import LogReader, sources_at
-
     if source not in sources_at(deployment.log_root):
         return 0
     return LogReader(deployment.log_folder(source)).tail_batch(partition)

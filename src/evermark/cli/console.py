@@ -5,18 +5,18 @@ from __future__ import annotations
 import base64
 import errno
 import json
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date, datetime
-from typing import IO, Annotated, Any
+from typing import Any
 
 import typer
 
+from evermark import durations
 from evermark.errors import EvermarkError
-
-JsonOption = Annotated[bool, typer.Option("--json", help="Report as JSON, for programs.")]
-YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 EXIT_FAILED = 1
 EXIT_WRONG = 3  # it worked, and found something wrong
@@ -60,9 +60,9 @@ def said_clearly() -> Iterator[None]:
 def show_error(error: EvermarkError) -> None:
     from evermark.observe.logging import without_secrets
 
-    _write(sys.stderr, "error:", without_secrets(error.message), "red")
+    _write("error:", without_secrets(error.message), "red")
     if error.hint:
-        _write(sys.stderr, "hint:", without_secrets(error.hint), "yellow")
+        _write("hint:", without_secrets(error.hint), "yellow")
 
 
 def say(text: str) -> None:
@@ -71,7 +71,7 @@ def say(text: str) -> None:
 
 
 def warn(text: str) -> None:
-    _write(sys.stderr, "warning:", text, "yellow")
+    _write("warning:", text, "yellow")
 
 
 def show_json(document: Any) -> None:
@@ -91,6 +91,14 @@ def show(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, as_json: 
         say(empty)
     else:
         show_table(columns, [[row.get(column) for column in columns] for row in rows])
+
+
+def show_fields(document: Mapping[str, Any], *, as_json: bool, but: Sequence[Any] = (None, "", [])) -> None:
+    """One thing: a JSON document for programs, a line per field for people, `but` for fields with these values."""
+    if as_json:
+        show_json(document)
+    else:
+        show_table(("field", "value"), [field for field in document.items() if field[1] not in but])
 
 
 def show_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
@@ -129,9 +137,28 @@ def printable(text: str, keep: str = "") -> str:
     return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
 
 
-def _write(stream: IO[str], label: str, text: str, colour: str) -> None:
-    shown = typer.style(label, fg=colour) if stream.isatty() else label
-    stream.write(f"{shown} {printable(text, keep=chr(10))}\n")
+def seconds(text: str, option: str) -> float:
+    """A duration of the command line; `option` is where it stands."""
+    try:
+        return durations.parse(text).total_seconds()
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None
+
+
+@contextmanager
+def set_by_signals(done: threading.Event) -> Iterator[None]:
+    """SIGTERM and Ctrl-C set `done` while this lasts."""
+    previous = {sig: signal.signal(sig, lambda *_: done.set()) for sig in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for sig, handler in previous.items():
+            signal.signal(sig, handler)
+
+
+def _write(label: str, text: str, colour: str) -> None:
+    shown = typer.style(label, fg=colour) if sys.stderr.isatty() else label
+    sys.stderr.write(f"{shown} {printable(text, keep=chr(10))}\n")
 
 
 def _cell(value: Any) -> str:

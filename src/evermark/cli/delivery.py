@@ -7,17 +7,19 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from itertools import islice
+from typing import Annotated
 
 import typer
 
-from evermark.cli.console import JsonOption, YesOption, confirm, noun, say, show, show_json, show_table
-from evermark.cli.deployment import DEFAULT_CONFIG, ConfigOption, as_deliverer, opened
+from evermark.app.build import Deployment
+from evermark.cli.console import confirm, noun, say, show, show_fields, show_json
+from evermark.cli.deployment import as_deliverer, opened
+from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption, YesOption
+from evermark.delivery.base import ParkedRow
+from evermark.delivery.decide.group import waits_because
 from evermark.errors import ConfigError, NotFoundError
-
-if TYPE_CHECKING:
-    from evermark.app.build import Deployment
-    from evermark.delivery.base import ParkedRow
+from evermark.server.deliveries import DeliveryAnswer, DeliveryWhole
 
 app = noun("Parked deliveries: waiting for a retry, or dead.")
 
@@ -45,15 +47,11 @@ def list_deliveries(
     as_json: JsonOption = False,
 ) -> None:
     """List the parked deliveries, oldest first."""
-    from evermark.server.deliveries import DeliveryAnswer
-
-    rows: list[dict[str, Any]] = []
     with opened(config) as deployment:
-        for row in _parked(deployment, subscription, state, after):
-            if len(rows) == limit:
-                say(f"there are more: add --after {rows[-1]['id']}")
-                break
-            rows.append(DeliveryAnswer.of(row).model_dump())
+        found = list(islice(_parked(deployment, subscription, state, after), limit + 1))
+    rows = [DeliveryAnswer.of(row).model_dump() for row in found[:limit]]
+    if len(found) > limit:
+        say(f"there are more: add --after {rows[-1]['id']}")
     columns = ("id", "subscription", "state", "event_id", "key", "attempts", "status", "next_attempt_at", "reason")
     show(rows, columns, as_json=as_json, empty="nothing is parked" if state is None else f"nothing is {state}")
 
@@ -65,8 +63,6 @@ def show_delivery(
     as_json: JsonOption = False,
 ) -> None:
     """Show a parked delivery, with its event."""
-    from evermark.server.deliveries import DeliveryWhole
-
     with opened(config) as deployment:
         row = _found(deployment, [delivery])[0]
     document = DeliveryWhole.of(row).model_dump()
@@ -74,7 +70,7 @@ def show_delivery(
         show_json(document)
     else:
         event = document.pop("event")
-        show_table(("field", "value"), list(document.items()))
+        show_fields(document, as_json=False, but=())
         say("")
         typer.echo(json.dumps(event, indent=2, ensure_ascii=False))
 
@@ -116,8 +112,9 @@ def drop(
 def _parked(
     deployment: Deployment, subscription: str | None, state: ParkedState | None, after: int = 0
 ) -> Iterator[ParkedRow]:
-    while page := deployment.delivery.parked.rows(subscription, after_id=after, limit=_PAGE):
-        yield from (row for row in page if state is None or _state(row) is state)
+    dead = None if state is None else state is ParkedState.DEAD
+    while page := deployment.delivery.parked.rows(subscription, dead=dead, after_id=after, limit=_PAGE):
+        yield from page
         after = page[-1].id
 
 
@@ -147,22 +144,13 @@ def _found(deployment: Deployment, ids: list[int]) -> list[ParkedRow]:
 
 def _in_parts(deployment: Deployment, rows: list[ParkedRow], step: Callable[[list[int], int], int]) -> int:
     """Work in short transactions: an instance may be delivering meanwhile."""
-    count = 0
-    for begin in range(0, len(rows), _AT_ONCE):
-        ids = [row.id for row in rows[begin : begin + _AT_ONCE]]
-        count += as_deliverer(deployment, partial(step, ids))
-    return count
+    parts = (rows[begin : begin + _AT_ONCE] for begin in range(0, len(rows), _AT_ONCE))
+    return sum(as_deliverer(deployment, partial(step, [row.id for row in part])) for part in parts)
 
 
 def _held_up(deployment: Deployment, rows: list[ParkedRow]) -> dict[str, str]:
     """Subscriptions for which nothing is tried now, whatever is asked of their parked deliveries, and why."""
-    from evermark.delivery.decide.group import waits_because
-
     now, names = datetime.now(UTC), {row.subscription for row in rows}
     known = deployment.delivery.subscriptions()
     reasons = {name: waits_because(known[name], now) for name in sorted(names & known.keys())}
     return {name: why for name, why in reasons.items() if why}
-
-
-def _state(row: ParkedRow) -> ParkedState:
-    return ParkedState.DEAD if row.is_dead else ParkedState.WAITING

@@ -6,21 +6,28 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from evermark.cli.console import EXIT_WRONG, JsonOption, say, show_json, show_table
-from evermark.cli.deployment import DEFAULT_CONFIG, ConfigOption, config_at, known_source, quiet_logging
+from evermark.app.build import local_log, source_context
+from evermark.app.inspect import PartitionStatus, existing_state, judged, standings
+from evermark.checkpoints.kinds import open_checkpoints
+from evermark.cli.console import EXIT_WRONG, say, show, show_json
+from evermark.cli.deployment import config_at, holder_in, known_source
+from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption
+from evermark.cluster.fence import source_lease
+from evermark.cluster.postgres import lease_rows
+from evermark.config import Config
 from evermark.errors import EvermarkError, SetupError
+from evermark.ingest.repair.postgres import Recoveries
+from evermark.observe.finding import Finding, Grade, ok, warning, worst, wrong
+from evermark.observe.logging import without_secrets
+from evermark.sources.base import Source
+from evermark.sources.kinds import SourceState, kind_of
+from evermark.state.connection import State
 
-if TYPE_CHECKING:
-    from evermark.app.inspect import PartitionStatus
-    from evermark.config import Config
-    from evermark.observe.finding import Finding
-    from evermark.sources.base import Source
-    from evermark.sources.kinds import SourceState
-    from evermark.state.connection import State
+Found = tuple[str, Finding]  # the name of the source, empty for the deployment itself
 
 
 def doctor(
@@ -35,126 +42,75 @@ def doctor(
     Changes nothing. The exit code is 3 if something is wrong, and 0 if all is well or there are only warnings.
     """
     found = config_at(config)
-    quiet_logging()
-    names = sorted(found.sources) if name is None else [known_source(found.sources, name)]
-    if not names:
-        known_source(found.sources, None)  # says that there is none
-    from evermark.observe.finding import Grade, worst
-
-    rows = examined_all(found, names)
-    grade = worst(finding for _, finding in rows)
-    if as_json:
-        show_json({"grade": str(grade), "findings": [finding_row(source, finding) for source, finding in rows]})
-    else:
-        show_findings(rows)
-    if grade is Grade.WRONG:
-        raise typer.Exit(EXIT_WRONG)
+    all_wanted = name is None and found.sources
+    names = sorted(found.sources) if all_wanted else [known_source(found.sources, name)]
+    show_findings(examined_all(found, names), as_json=as_json)
 
 
-def examined_all(config: Config, names: Iterable[str]) -> list[tuple[str, Finding]]:
-    """What was found of the state, and of each of these sources: its name (empty for the state), and the finding."""
-    rows: list[tuple[str, Finding]] = []
+def examined_all(config: Config, names: Iterable[str]) -> list[Found]:
+    """What was found of the state, and of each of these sources."""
     with ExitStack() as stack:
-        state, findings = _state(config, stack)
-        rows += [("", each) for each in findings]
+        state: State | None = None
+        try:
+            state = stack.enter_context(existing_state(config))
+        except EvermarkError as error:  # a finding, and not the end of the examination
+            about_state = wrong("state", error.message, error.hint)
+        else:
+            where = "of the dsn" if config.state.dsn is not None else "embedded"
+            said = f"{where}, schema {state.schema}" if state else "there is none yet: `evermark up` makes it"
+            about_state = ok("state", said)
+        rows = [("", about_state)]
         for name in names:
-            rows += [(name, finding) for finding in _examined(config, name, state)]
+            settings = config.sources[name]
+            look = None if state is None else partial(_look, config, name, state)
+            examined = kind_of(settings, name).examine(settings, source_context(config, name, None), look)
+            rows += [(name, finding) for finding in examined]
     return rows
-
-
-def _state(config: Config, stack: ExitStack) -> tuple[State | None, list[Finding]]:
-    """State as it is. What keeps it from being read is a finding, and not the end of the examination."""
-    from evermark.app.inspect import existing_state
-    from evermark.observe.finding import ok, wrong
-
-    try:
-        state = stack.enter_context(existing_state(config))
-    except EvermarkError as error:
-        return None, [wrong("state", error.message, error.hint)]
-    if state is None:
-        return None, [ok("state", "there is none yet: `evermark up` makes it")]
-    where = "of the dsn" if config.state.dsn is not None else "embedded"
-    return state, [ok("state", f"{where}, schema {state.schema}")]
-
-
-def _examined(config: Config, name: str, state: State | None) -> Iterator[Finding]:
-    from evermark.app.build import source_context
-    from evermark.sources.kinds import kind_of
-
-    settings = config.sources[name]
-    look = None if state is None else partial(_look, config, name, state)
-    yield from kind_of(settings, name).examine(settings, source_context(config, name, None), look)
 
 
 def _look(config: Config, name: str, state: State, source: Source) -> SourceState:
     """What State and the log say of a source, and what follows from it."""
-    from evermark.sources.kinds import SourceState
-
-    owner = owner_of(state, name)
-    standings = _standings(config, name, source, state)
+    owner = holder_in(lease_rows(state), source_lease(name))
+    checkpoints = open_checkpoints(config.reliability.checkpoint, state)
+    found = standings(source, name, lambda: checkpoints.list(name), Recoveries(state), local_log(config) / name)
     return SourceState(
         owner,
-        {each.partition: each.checkpoint.position for each in standings if each.checkpoint is not None},
-        frozenset(each.partition for each in standings if each.current is not None),
-        tuple(_judged_by_state(standings, owner)),
+        {each.partition: each.checkpoint.position for each in found if each.checkpoint is not None},
+        frozenset(each.partition for each in found if each.current is not None),
+        tuple(_judged_by_state(found, owner)),
     )
 
 
-def _judged_by_state(standings: list[PartitionStatus], owner: str | None) -> Iterator[Finding]:
-    from evermark.app.inspect import judged
-    from evermark.observe.finding import ok, warning
-
-    for standing in standings:
+def _judged_by_state(found: list[PartitionStatus], owner: str | None) -> Iterator[Finding]:
+    for standing in found:
         yield from judged(standing, owner)
     if owner is not None:
         yield ok("reader", f"read by {owner}")
-    elif not any(isinstance(standing.trouble, SetupError) for standing in standings):  # where nothing is installed yet
+    elif not any(isinstance(standing.trouble, SetupError) for standing in found):  # where nothing is installed yet
         yield warning("reader", "no instance reads it just now: events wait at the source", "evermark up")
 
 
-def _standings(config: Config, name: str, source: Source, state: State) -> list[PartitionStatus]:
-    from evermark.app.build import local_log
-    from evermark.app.inspect import standings
-    from evermark.checkpoints.kinds import open_checkpoints
-    from evermark.ingest.repair.postgres import Recoveries
-
-    checkpoints = open_checkpoints(config.reliability.checkpoint, state)
-    return standings(
-        source,
-        name,
-        lambda: checkpoints.list(name),
-        Recoveries(state),
-        local_log(config) / name,
-    )
-
-
-def owner_of(state: State, name: str) -> str | None:
-    """The process that holds the lease of a source."""
-    from evermark.cluster.fence import source_lease
-    from evermark.cluster.holders import lease_rows
-
-    lease = lease_rows(state).get(source_lease(name))
-    return f"{lease.holder.host}:{lease.holder.pid}" if lease is not None and lease.held and lease.holder else None
-
-
-def finding_row(source: str, finding: Finding) -> dict[str, Any]:
-    from evermark.observe.logging import without_secrets
-
-    return {
-        "source": source or None,
-        "check": finding.check,
-        "grade": str(finding.grade),
-        "found": without_secrets(finding.found),
-        "mend": without_secrets(finding.mend) or None,
-    }
-
-
-def show_findings(rows: list[tuple[str, Finding]]) -> None:
-    told = [finding_row(source, finding) for source, finding in rows]
-    columns = ("source", "check", "grade", "found")
-    show_table(columns, [[row[column] for column in columns] for row in told])
-    for row in told:
-        if row["mend"]:
-            say(f"{row['grade']}: {row['source'] or 'deployment'}, {row['check']}\n  do: {row['mend']}")
-    counts = Counter(row["grade"] for row in told)
-    say(", ".join(f"{counts[grade]} {grade}" for grade in ("wrong", "warning", "ok") if counts[grade]))
+def show_findings(found: list[Found], *, as_json: bool) -> None:
+    """Show what was found; the exit code says whether something is wrong."""
+    rows = [
+        {
+            "source": source or None,
+            "check": finding.check,
+            "grade": str(finding.grade),
+            "found": without_secrets(finding.found),
+            "mend": without_secrets(finding.mend) or None,
+        }
+        for source, finding in found
+    ]
+    grade = worst(finding for _, finding in found)
+    if as_json:
+        show_json({"grade": str(grade), "findings": rows})
+    else:
+        show(rows, ("source", "check", "grade", "found"))
+        for row in rows:
+            if row["mend"]:
+                say(f"{row['grade']}: {row['source'] or 'deployment'}, {row['check']}\n  do: {row['mend']}")
+        counts = Counter(row["grade"] for row in rows)
+        say(", ".join(f"{counts[grade]} {grade}" for grade in ("wrong", "warning", "ok") if counts[grade]))
+    if grade is Grade.WRONG:
+        raise typer.Exit(EXIT_WRONG)

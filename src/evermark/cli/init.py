@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from evermark.cli.deployment import DEFAULT_CONFIG
+from evermark.cli.options import DEFAULT_CONFIG
 from evermark.disk import write_whole
 from evermark.errors import ConfigError
 

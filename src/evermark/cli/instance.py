@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
 
-from evermark.cli.console import JsonOption, noun, show
-from evermark.cli.deployment import DEFAULT_CONFIG, ConfigOption, lease_rows, opened
+from evermark.cli.console import noun, show
+from evermark.cli.deployment import opened
+from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption
+from evermark.cluster.base import Holder
+from evermark.cluster.postgres import LeaseRow, lease_rows
 
 app = noun("Running Evermark processes.")
 
@@ -15,8 +17,8 @@ app = noun("Running Evermark processes.")
 def list_instances(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
     """List the processes that run, and the leases each holds."""
     with opened(config) as deployment:
-        by_holder: dict[Any, list[Any]] = defaultdict(list)
-        for row in lease_rows(deployment).values():
+        by_holder: dict[Holder, list[LeaseRow]] = defaultdict(list)
+        for row in lease_rows(deployment.state).values():
             if row.holder is not None and row.held:
                 by_holder[row.holder].append(row)
     rows = [
@@ -26,7 +28,7 @@ def list_instances(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = 
             "pid": holder.pid,
             "leases": [row.name for row in held],
             "epochs": {row.name: row.epoch for row in held},
-            "expires_at": min(row.expires_at for row in held),
+            "expires_at": min(row.expires_at for row in held if row.expires_at),
         }
         for holder, held in sorted(by_holder.items(), key=lambda found: (found[0].host, found[0].pid))
     ]

@@ -6,7 +6,6 @@ import io
 import json
 import os
 import random
-import signal
 import sys
 import threading
 from datetime import UTC, datetime
@@ -15,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from evermark import durations
+from evermark.cli.console import printable, seconds, set_by_signals
 from evermark.errors import EvermarkError
 from evermark.testing.listener import Failing, Listener, Record
 from evermark_receiver import Response
@@ -34,7 +33,7 @@ class _Printer:
         if self._done.is_set():
             return
         try:
-            print(json.dumps(fields) if self._as_json else _printable(text), flush=True)
+            print(json.dumps(fields) if self._as_json else printable(text), flush=True)
         except OSError:
             self._done.set()
             # What print could not write is written again when Python ends: give it somewhere to go.
@@ -63,11 +62,6 @@ class _Printer:
             reason = ""
         at = datetime.now(UTC).isoformat()
         self.line(f"{at[11:23]} answered {response.status}: {reason}", status=response.status, reason=reason, at=at)
-
-
-def _printable(text: str) -> str:
-    """Payloads come from outside: no control characters reach the terminal."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def listen(
@@ -100,10 +94,6 @@ def listen(
         failing = Failing.parse(fail) if fail else None
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--fail") from None
-    try:
-        slow_s = durations.parse(slow).total_seconds() if slow else 0.0
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--slow") from None
     chosen_seed = random.randrange(2**32) if seed is None else seed
     done = threading.Event()
     printer = _Printer(as_json=as_json, done=done)
@@ -113,7 +103,7 @@ def listen(
             host=host,
             port=port,
             failing=failing,
-            slow_s=slow_s,
+            slow_s=seconds(slow, "--slow") if slow else 0.0,
             record=record,
             records_max=1,
             on_record=printer.record,
@@ -129,17 +119,11 @@ def listen(
         typer.echo("WARNING: no --secret: signatures are NOT VERIFIED, anybody can send anything here", err=True)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-    previous = {sig: signal.signal(sig, lambda *_: done.set()) for sig in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        printer.line(f"listening on {listener.url}", listening=listener.url, port=listener.port)
-        done.wait()
-    finally:
-        listener.stop()
-        for sig, handler in previous.items():
-            signal.signal(sig, handler)
+    with set_by_signals(done):
+        try:
+            printer.line(f"listening on {listener.url}", listening=listener.url, port=listener.port)
+            done.wait()
+        finally:
+            listener.stop()
     counts = listener.counts()
     typer.echo(", ".join(f"{name.replace('_', ' ')} {count}" for name, count in counts.items()), err=True)
-
-
-if __name__ == "__main__":
-    typer.run(listen)

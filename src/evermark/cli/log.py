@@ -9,28 +9,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from evermark.cli.console import JsonOption, noun, say, show, show_json, show_table
-from evermark.cli.deployment import (
-    DEFAULT_CONFIG,
-    ConfigOption,
-    config_at,
-    held_sources,
-    known_source,
-    opened,
-    quiet_logging,
-)
+from evermark.app.build import local_log
+from evermark.app.scratch import scratch_folder
+from evermark.cli.console import noun, say, show, show_json, show_table
+from evermark.cli.deployment import config_at, held_sources, known_source, opened
+from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption
+from evermark.config import Config
+from evermark.delivery.status import least_cursors
+from evermark.embedded.java import ensure_java
 from evermark.errors import ConfigError
-
-if TYPE_CHECKING:
-    from datetime import timedelta
-
-    from evermark.app.build import Deployment
-    from evermark.config import Config
-    from evermark.log.maintenance import MaintenanceReport
+from evermark.log import maintenance
+from evermark.log.log import Log
+from evermark.log.query import NeedsSpark, require_read
+from evermark.log.query import query as ask
+from evermark.log.read import LogReader, sources_at
 
 app = noun("The log: query it, compact it.")
 
@@ -40,12 +36,7 @@ SourceOption = Annotated[str | None, typer.Option("--source", "-s", help="Only t
 @app.command()
 def info(config: ConfigOption = DEFAULT_CONFIG, source: SourceOption = None, as_json: JsonOption = False) -> None:
     """Show files, events, bytes, batches and times of each source. Needs no state and no Spark."""
-    found = config_at(config)
-    quiet_logging()
-    from evermark.app.build import local_log
-    from evermark.log.read import sources_at
-
-    root = local_log(found)
+    root = local_log(config_at(config))
     logged = sources_at(root)
     names = logged if source is None else [known_source(logged, source)]
     rows = [{"source": name, **_summary(root / name)} for name in names]
@@ -78,9 +69,7 @@ def query(
 
     Times are in UTC. Give a computed column a name, as in count(*) as events: each engine makes up its own.
     """
-    found = config_at(config)
-    quiet_logging()
-    with _answer(found, sql, limit, engine) as (columns, rows):
+    with _answer(config_at(config), sql, limit, engine) as (columns, rows):
         if as_json:
             for row in rows:
                 show_json(dict(zip(columns, row, strict=True)))
@@ -94,12 +83,8 @@ Answer = tuple[list[str], Iterator[tuple[Any, ...]]]
 @contextmanager
 def _answer(config: Config, sql: str, limit: int, engine: Engine) -> Iterator[Answer]:
     """Columns and rows, by the engine that was asked for or is needed."""
-    from evermark.app.build import local_log
-    from evermark.log.query import NeedsSpark, require_read
-    from evermark.log.query import query as ask
-
     require_read(sql)
-    root, answer = local_log(config), None
+    root = local_log(config)
     if engine is not Engine.SPARK:
         try:
             answer = ask(root, sql, limit, _spark_knows, own_dialect=engine is Engine.DATAFUSION)
@@ -107,11 +92,10 @@ def _answer(config: Config, sql: str, limit: int, engine: Engine) -> Iterator[An
             if engine is Engine.DATAFUSION:
                 raise ConfigError(error.message, hint="leave --engine out, or use --engine spark") from None
             say(f"{error.message.removeprefix('query: ')}: asking Spark, which takes some seconds to start")
-    if answer is not None:
-        yield answer
-        return
+        else:
+            yield answer
+            return
     with _session(config) as spark:
-        from evermark.log.log import Log
         from evermark.spark.query import query as ask_spark
 
         yield ask_spark(spark, Log(root), sql, limit)
@@ -138,36 +122,27 @@ def retain(config: ConfigOption = DEFAULT_CONFIG, source: SourceOption = None, a
 def _maintain(path: Path, source: str | None, *, as_json: bool, retain: bool) -> None:
     rows: list[dict[str, Any]] = []
     with opened(path) as deployment:
-        from evermark.log.read import sources_at
-
         logged = [name for name in sources_at(deployment.log_root) if name in deployment.sources]
         names = logged if source is None else [known_source(logged, source)]
         retention = deployment.config.log.retention if retain else None
         for name in names:
             with held_sources(deployment, [name]):
-                rows.append({"source": name, **vars(_maintained(deployment, name, retention))})
+                passed = least_cursors(deployment.delivery.group(), deployment.delivery.cursors_outside(), name)
+                kept = name in deployment.replays.open_sources()  # a replay may still need all of it
+                care = maintenance.Maintenance(deployment.log_folder(name), retention)
+                rows.append({"source": name, **vars(care.run({} if kept else passed))})
     if as_json:
         show_json(rows)
-    for row in [] if as_json else rows:
+        return
+    for row in rows:
         done = {what.replace("_", " "): count for what, count in row.items() if what != "source" and count}
         say(f"{row['source']}: " + (", ".join(f"{what} {count}" for what, count in done.items()) or "nothing to do"))
-    if not rows and not as_json:
+    if not rows:
         say(f"the log at {deployment.log_root} has nothing yet")
-
-
-def _maintained(deployment: Deployment, name: str, retention: timedelta | None) -> MaintenanceReport:
-    from evermark.delivery.status import least_cursors
-    from evermark.log.maintenance import Maintenance
-
-    passed = least_cursors(deployment.delivery.group(), deployment.delivery.cursors_outside(), name)
-    kept = name in deployment.replays.open_sources()  # a replay may still need all of it
-    return Maintenance(deployment.log_folder(name), retention).run({} if kept else passed)
 
 
 def _summary(folder: Path) -> dict[str, Any]:
     """From the table's own statistics; no event is read."""
-    from evermark.log.read import LogReader
-
     files = LogReader(folder).files()
     return {
         "files": len(files),
@@ -182,9 +157,6 @@ def _summary(folder: Path) -> dict[str, Any]:
 
 @contextmanager
 def _session(config: Config) -> Iterator[Any]:
-    from evermark.app.scratch import scratch_folder
-    from evermark.embedded.java import ensure_java
-
     os.environ["JAVA_HOME"] = str(ensure_java(config.data / "java"))
     from evermark.spark.session import make_session
 
@@ -192,8 +164,9 @@ def _session(config: Config) -> Iterator[Any]:
     time.tzset()
     scratch = scratch_folder(config.name)
     app_name = f"evermark {config.name} query"
-    noise = scratch / "spark.log"
-    spark = make_session(app_name, config.spark.master, scratch, config.spark.conf, noise, finds_formats=False)
+    spark = make_session(
+        app_name, config.spark.master, scratch, config.spark.conf, scratch / "spark.log", finds_formats=False
+    )
     try:
         yield spark
     finally:

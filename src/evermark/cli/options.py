@@ -1,17 +1,24 @@
-"""Options of a command that are the keys of a config model: a new field of the model is an option at once."""
+"""Options that commands share; and options that are the keys of a config model, a new field an option at once."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from evermark.errors import ConfigError
-from evermark.settings.fields import Model
 
+if TYPE_CHECKING:
+    from evermark.settings.fields import Model
+
+ConfigOption = Annotated[Path, typer.Option("--config", "-c", envvar="EVERMARK_CONFIG", help="The deployment's file.")]
+DEFAULT_CONFIG = Path("evermark.yaml")
+JsonOption = Annotated[bool, typer.Option("--json", help="Report as JSON, for programs.")]
+YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 Given = Mapping[str, Any]  # the keys that were given; None for a key that is to have its default
 Command = Callable[..., None]
 

@@ -4,47 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from evermark.cli.console import EXIT_WRONG, JsonOption, YesOption, confirm, say, show, show_json
-from evermark.cli.deployment import (
-    DEFAULT_CONFIG,
-    ConfigOption,
-    as_holder,
-    config_at,
-    known_source,
-    opened,
-)
-from evermark.cli.doctor import owner_of
+from evermark.app.build import Deployment
+from evermark.app.inspect import PartitionStatus, may_have_state, newest, standings
+from evermark.cli.console import EXIT_WRONG, confirm, say, show, show_json
+from evermark.cli.deployment import as_holder, config_at, holder_in, known_source, opened
+from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption, YesOption
+from evermark.cluster.fence import source_lease
+from evermark.cluster.postgres import lease_rows
 from evermark.errors import ConfigError, EvermarkError, GapError, NotFoundError
+from evermark.ingest.repair.base import Choice, Recovery
+from evermark.sources.kinds import Installation, kind_of
 
-if TYPE_CHECKING:
-    from evermark.app.build import Deployment
-    from evermark.app.inspect import PartitionStatus
-    from evermark.ingest.repair.base import Recovery
-    from evermark.sources.kinds import Installation
-
-
-class Way(StrEnum):
-    REPAIR = "repair"
-    SKIP = "skip"
-
-
+NameArgument = Annotated[
+    str | None, typer.Argument(metavar="NAME", show_default=False, help="May be left out when there is only one.")
+]
+_NOT_TOLD = ("source", "by_person", "left_at", "position")
 _COLUMNS = ("id", "partition", "opened_at", "choice", "asked_by", "step", "tries", "taken", "reason", "error")
 
 
 def recover(
-    name: Annotated[
-        str | None, typer.Argument(metavar="NAME", show_default=False, help="May be left out when there is only one.")
-    ] = None,
+    name: NameArgument = None,
     config: ConfigOption = DEFAULT_CONFIG,
     choice: Annotated[
-        Way | None,
+        Choice | None,
         typer.Option(help="repair: take what the log lacks, then go on. skip: go on from now, accept the gap."),
     ] = None,
     accept_fork: Annotated[
@@ -65,23 +53,25 @@ def recover(
     """
     if accept_fork is not None and choice is not None:
         raise typer.BadParameter("one at a time: --choice is for a whole source", param_hint="--accept-fork")
-    _require_state(config_at(config), name)
+    found = config_at(config)
+    chosen = known_source(found.sources, name)
+    if not may_have_state(found):
+        raise NotFoundError("nothing was ever started here: there is nothing to recover", hint="evermark up")
     with opened(config) as deployment:
-        chosen = known_source(deployment.sources, name)
         if accept_fork is not None:
             document = _accept(deployment, chosen, accept_fork, yes=yes)
             if as_json:
                 show_json(document)
-            who = "the running instance" if document["owner"] else "the next `evermark up`"
-            say(f"{chosen}: {who} takes {accept_fork} anew, and compares it with the log")
+            say(f"{chosen}: {_reader(document)} takes {accept_fork} anew, and compares it with the log")
             return
-        found = _standings(deployment, chosen, partition)
-        document = _document(deployment, chosen, found)
+        partitions = _standings(deployment, chosen, partition)
+        document = _document(deployment, chosen, partitions)
         if choice is not None:
-            unwell = _unwell(chosen, found)
+            unwell = _unwell(chosen, partitions)
             if not as_json:
-                _explain(chosen, unwell, document["events"])
-            if choice is Way.SKIP:
+                now = datetime.now(UTC)
+                _say_troubles(chosen, [_standing(each, now) for each in unwell], document["events"])
+            if choice is Choice.SKIP:
                 confirm(f"Go on from now with {chosen}, and never take what lies between?", yes=yes)
             document["asked"] = [_row(_ask(deployment, chosen, each, choice)) for each in unwell]
     if as_json:
@@ -112,31 +102,16 @@ def go_on(config: Path, name: str, installation: Installation) -> None:
             ):
                 say(f"  to go on at this server: evermark source recover {name} --choice repair")
             else:
-                _ask(deployment, name, each, Way.REPAIR)
+                _ask(deployment, name, each, Choice.REPAIR)
                 say("  reading goes on with what the outbox holds. What changed while there was none is in no event")
 
 
-def _require_state(config: Any, name: str | None) -> None:
-    from evermark.app.inspect import may_have_state
-
-    known_source(config.sources, name)
-    if not may_have_state(config):
-        raise NotFoundError("nothing was ever started here: there is nothing to recover", hint="evermark up")
-
-
 def _standings(deployment: Deployment, name: str, partition: int | None) -> list[PartitionStatus]:
-    from evermark.app.inspect import standings
-
     source = deployment.sources[name]
     if partition is not None and partition not in source.partitions():
         raise NotFoundError(f"{name} has no partition {partition}", hint=f"it has {list(source.partitions())}")
-    found = standings(
-        source,
-        name,
-        lambda: deployment.checkpoints.list(name),
-        deployment.recoveries,
-        deployment.log_folder(name),
-    )
+    checkpoints = partial(deployment.checkpoints.list, name)
+    found = standings(source, name, checkpoints, deployment.recoveries, deployment.log_folder(name))
     return [each for each in found if partition is None or each.partition == partition]
 
 
@@ -145,13 +120,21 @@ def _document(deployment: Deployment, name: str, found: Sequence[PartitionStatus
     unwell = any(each.trouble is not None for each in found)
     return {
         "source": name,
-        "owner": owner_of(deployment.state, name),
+        "owner": _owner(deployment, name),
         "needs_person": any(each.needs_person(now) for each in found),
         "partitions": [_standing(each, now) for each in found],
         "events": _numbers(deployment, name) if unwell else None,
         "stale": _stale(deployment, name),
         "past": [_row(recovery) for each in found for recovery in each.past],
     }
+
+
+def _owner(deployment: Deployment, name: str) -> str | None:
+    return holder_in(lease_rows(deployment.state), source_lease(name))
+
+
+def _reader(document: dict[str, Any]) -> str:
+    return "the running instance" if document["owner"] else "the next `evermark up`"
 
 
 def _stale(deployment: Deployment, name: str) -> dict[str, str]:
@@ -171,7 +154,7 @@ def _accept(deployment: Deployment, name: str, stream: str, *, yes: bool) -> dic
     say(f"{name}: {stream} is stale: {reason}")
     confirm(f"Take what the nodes have of {stream} now for the right one, from its first block on?", yes=yes)
     forks.accept_fork(stream)
-    return {"source": name, "owner": owner_of(deployment.state, name), "accepted": stream, "reason": reason}
+    return {"source": name, "owner": _owner(deployment, name), "accepted": stream, "reason": reason}
 
 
 def _standing(standing: PartitionStatus, now: datetime) -> dict[str, Any]:
@@ -189,38 +172,23 @@ def _standing(standing: PartitionStatus, now: datetime) -> dict[str, Any]:
 
 
 def _row(recovery: Recovery) -> dict[str, Any]:
-    return {
-        "id": recovery.id,
-        "partition": recovery.partition,
-        "opened_at": recovery.opened_at,
-        "changed_at": recovery.changed_at,
-        "choice": str(recovery.choice),
-        "asked_by": "person" if recovery.by_person else "itself",
-        "step": str(recovery.step),
-        "tries": recovery.tries,
-        "taken": recovery.taken,
-        "reason": recovery.reason,
-        "error": recovery.error or None,
-    }
+    by = "person" if recovery.by_person else "itself"
+    told = {key: value for key, value in vars(recovery).items() if key not in _NOT_TOLD}
+    return {**told, "asked_by": by, "error": recovery.error or None}
 
 
 def _numbers(deployment: Deployment, name: str) -> dict[str, Any] | None:
     """What the choice is about; None for a source that cannot tell, or a place that does not answer."""
-    from evermark.sources.kinds import kind_of
-
     settings = deployment.config.sources.get(name)
     if settings is None:
         return None
-    found = kind_of(settings, name).retained(settings, partial(_log_newest, deployment, name))
+
+    def log_newest() -> datetime | None:
+        seen = newest(deployment.log_folder(name), deployment.sources[name].partitions(), ())
+        return max((each.event_time for each in seen.values() if each.event_time), default=None)
+
+    found = kind_of(settings, name).retained(settings, log_newest)
     return vars(found) if found is not None else None
-
-
-def _log_newest(deployment: Deployment, name: str) -> datetime | None:
-    """The time of the newest event in the log."""
-    from evermark.app.inspect import newest
-
-    seen = newest(deployment.log_folder(name), deployment.sources[name].partitions(), ())
-    return max((each.event_time for each in seen.values() if each.event_time), default=None)
 
 
 def _unwell(name: str, found: Sequence[PartitionStatus]) -> list[PartitionStatus]:
@@ -239,44 +207,31 @@ def _unwell(name: str, found: Sequence[PartitionStatus]) -> list[PartitionStatus
     return unwell
 
 
-def _ask(deployment: Deployment, name: str, standing: PartitionStatus, way: Way) -> Recovery:
-    from evermark.cluster.fence import source_lease
-    from evermark.ingest.repair.base import Choice
-
+def _ask(deployment: Deployment, name: str, standing: PartitionStatus, choice: Choice) -> Recovery:
     reason = standing.trouble.message if standing.trouble else "a person's choice"
     left_at = standing.checkpoint.position if standing.checkpoint else ""
 
-    def step(epoch: int) -> Recovery:
-        return deployment.recoveries.open(
-            name, standing.partition, reason, left_at, epoch, choice=Choice(way.value), by_person=True
-        )
-
-    return as_holder(deployment, source_lease(name), step)
+    return as_holder(
+        deployment,
+        source_lease(name),
+        lambda epoch: deployment.recoveries.open(name, standing.partition, reason, left_at, epoch, choice),
+    )
 
 
 def _show(document: dict[str, Any]) -> None:
     name = document["source"]
-    _say_troubles(name, document["partitions"])
-    if document["events"] is not None:
-        _say_choices(document["events"])
+    _say_troubles(name, document["partitions"], document["events"])
     if any(each["trouble"] for each in document["partitions"]):
         if document["needs_person"]:
             say(f"{name}: nothing happens by itself. Choose: evermark source recover {name} --choice repair|skip")
         else:
-            say(f"{name}: {'the running instance' if document['owner'] else 'the next `evermark up`'} repairs it")
+            say(f"{name}: {_reader(document)} repairs it")
     for stream, reason in document["stale"].items():
         say(f"{name}: stream {stream} is stale: {reason}")
     show(document["past"], _COLUMNS, empty=f"{name}: there was no recovery yet")
 
 
-def _explain(name: str, unwell: Sequence[PartitionStatus], numbers: dict[str, Any] | None) -> None:
-    now = datetime.now(UTC)
-    _say_troubles(name, [_standing(each, now) for each in unwell])
-    if numbers is not None:
-        _say_choices(numbers)
-
-
-def _say_troubles(name: str, partitions: Sequence[dict[str, Any]]) -> None:
+def _say_troubles(name: str, partitions: Sequence[dict[str, Any]], numbers: dict[str, Any] | None) -> None:
     for each in partitions:
         where = f"{name}/{each['partition']}"
         if each["trouble"]:
@@ -288,9 +243,8 @@ def _say_troubles(name: str, partitions: Sequence[dict[str, Any]]) -> None:
         if (current := each["recovery"]) is not None:
             said = f"{where}: {current['choice']} is under way: {current['step']}, {current['tries']} tries"
             say(f"{said}: {current['error']}" if current["error"] else said)
-
-
-def _say_choices(numbers: dict[str, Any]) -> None:
+    if numbers is None:
+        return
     about = "" if numbers["exact"] else "about "
     held = f"{about}{numbers['count']} of them, {numbers['oldest']} to {numbers['newest']}"
     if numbers["oldest"] is None:
@@ -303,12 +257,12 @@ def _say_choices(numbers: dict[str, Any]) -> None:
     say("  skip:   go on from now. What the log lacks is never taken; the gap is logged, and stays in this list")
 
 
-def _say_asked(document: dict[str, Any], way: Way) -> None:
+def _say_asked(document: dict[str, Any], choice: Choice) -> None:
     name = document["source"]
     for asked in document["asked"]:
-        if asked["choice"] != way or asked["asked_by"] != "person":
+        if asked["choice"] != choice or asked["asked_by"] != "person":
             say(f"{name}/{asked['partition']}: its gap is closed already ({asked['choice']}); it is being finished")
         else:
-            say(f"{name}/{asked['partition']}: {way} is asked for, as recovery {asked['id']}")
+            say(f"{name}/{asked['partition']}: {choice} is asked for, as recovery {asked['id']}")
     owner = document["owner"]
     say(f"the instance {owner} begins now" if owner else "no instance runs: the next `evermark up` carries it out")

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from evermark.cli.console import JsonOption, noun, say, show, show_json, show_table
-from evermark.cli.deployment import DEFAULT_CONFIG, ConfigOption, as_deliverer, known_source, opened, warn_of_streams
+from evermark.app.checking import stream_warnings
+from evermark.cli.console import noun, say, show, show_fields, show_json, warn
+from evermark.cli.deployment import as_deliverer, known_source, opened
+from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption
+from evermark.delivery.replay.plan import AskedBy, Replay, Request, Target, percent
+from evermark.delivery.replay.request import STREAMS_MAX, bounded
 from evermark.errors import ConfigError, NotFoundError
-
-if TYPE_CHECKING:
-    from evermark.app.build import Deployment
-    from evermark.delivery.replay.plan import Replay, Target
+from evermark.log.read import moment_of
+from evermark.predicate import vet
 
 app = noun("Replays: deliver past events again.")
 
 COLUMNS = ("id", "state", "source", "subscription", "streams", "since", "until", "percent", "delivered", "parked")
+_TOLD = ("subscription", "state", "delivered", "parked", "failures", "next_attempt_at")
 _RATE_MAX = 1_000_000.0
 Id = Annotated[str, typer.Argument(metavar="ID", show_default=False)]
 
@@ -47,11 +50,6 @@ def start(
 ) -> None:
     """Deliver the events of a window of time again. Without a running instance, the next `evermark up` begins it."""
     with opened(config) as deployment:
-        from evermark.delivery.replay.plan import AskedBy, Request
-        from evermark.delivery.replay.request import STREAMS_MAX, bounded
-        from evermark.log.read import moment_of
-        from evermark.predicate import vet
-
         begin = bounded(moment_of(since))
         end = bounded(moment_of(until)) if until is not None else datetime.now(UTC)
         if until is None and end < begin:
@@ -63,9 +61,12 @@ def start(
         if len(stream or ()) > STREAMS_MAX:
             raise ConfigError(f"more than {STREAMS_MAX} streams", hint="leave --stream out, or use --where")
         vet(where)
-        if subscription is not None:
-            _known_subscription(deployment, subscription)
-        warn_of_streams(deployment, stream or ())
+        known = {*deployment.delivery.subscriptions(), *(spec.name for spec in deployment.specs)}
+        if subscription is not None and subscription not in known:
+            text = f"no subscription is called {subscription[:80]!r}"
+            raise NotFoundError(text, hint="see `evermark subscription list`")
+        for text in stream_warnings(deployment.config, deployment.log_root, stream or ()):
+            warn(text)
         request = Request(
             AskedBy.CLI,
             known_source(deployment.sources, source),
@@ -105,7 +106,7 @@ def show_replay(replay: Id, config: ConfigOption = DEFAULT_CONFIG, as_json: Json
     if as_json:
         show_json({**summary(found), "targets": targets})
         return
-    show_table(("field", "value"), [(name, value) for name, value in summary(found).items() if value is not None])
+    show_fields(summary(found), as_json=False, but=(None,))
     say("")
     columns = ("subscription", "state", "percent", "at", "delivered", "parked", "failures", "next_attempt_at", "reason")
     show(targets, columns, empty="no subscription has been chosen yet" if found.state == "waiting" else "to nobody")
@@ -120,16 +121,8 @@ def cancel(replay: Id, config: ConfigOption = DEFAULT_CONFIG) -> None:
     say(f"{replay} is cancelled" if ended else f"{replay} was {state} already: nothing to cancel")
 
 
-def _known_subscription(deployment: Deployment, name: str) -> None:
-    known = {*deployment.delivery.subscriptions(), *(spec.name for spec in deployment.specs)}
-    if name not in known:
-        raise NotFoundError(f"no subscription is called {name[:80]!r}", hint="see `evermark subscription list`")
-
-
 def summary(replay: Replay) -> dict[str, Any]:
     """A replay as a person sees it; its percentage is that of its slowest target."""
-    from evermark.delivery.replay.plan import percent
-
     request = replay.request
     over = replay.state in ("done", "cancelled", "failed")
     shares = [percent(replay, target) for target in replay.targets]
@@ -154,16 +147,6 @@ def summary(replay: Replay) -> dict[str, Any]:
 
 
 def _target(replay: Replay, target: Target) -> dict[str, Any]:
-    from evermark.delivery.replay.plan import percent
-
-    return {
-        "subscription": target.subscription,
-        "state": target.state.value,
-        "percent": round(percent(replay, target), 1),
-        "at": min(target.mark.time, replay.request.until),
-        "delivered": target.delivered,
-        "parked": target.parked,
-        "failures": target.failures,
-        "next_attempt_at": target.next_attempt_at,
-        "reason": target.reason or None,
-    }
+    share, at = round(percent(replay, target), 1), min(target.mark.time, replay.request.until)
+    told = {key: getattr(target, key) for key in _TOLD}
+    return {**told, "percent": share, "at": at, "reason": target.reason or None}

@@ -3,33 +3,22 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from evermark import durations
-from evermark.cli.console import JsonOption, YesOption, confirm, noun, printable, say, show
-from evermark.cli.deployment import (
-    DEFAULT_CONFIG,
-    ConfigOption,
-    config_at,
-    held_sources,
-    known_source,
-    opened,
-    quiet_logging,
-)
-from evermark.cli.recover import go_on, recover
+from evermark.app.inspect import existing_state, may_have_state
+from evermark.checkpoints.kinds import open_checkpoints
+from evermark.cli.console import confirm, noun, printable, say, seconds, show
+from evermark.cli.deployment import config_at, held_sources, known_source, opened
+from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption, YesOption
+from evermark.cli.recover import NameArgument, go_on, recover
+from evermark.config import Config
 from evermark.errors import ConfigError, EvermarkError
-
-if TYPE_CHECKING:
-    from evermark.config import Config
-    from evermark.sources.kinds import Installation
+from evermark.sources.kinds import Installation, installed_kinds, kind_of
 
 app = noun("Sources: where events come from.")
 
-NameArgument = Annotated[
-    str | None, typer.Argument(metavar="NAME", show_default=False, help="May be left out when there is only one.")
-]
 WaitOption = Annotated[
     str,
     typer.Option(
@@ -39,23 +28,15 @@ WaitOption = Annotated[
 DEFAULT_WAIT = "10m"
 # These are always shown; a kind of source may list more.
 _COLUMNS = ("source", "type", "mode", "start", "slot", "publication", "tables", "nodes")
-_NOT_LISTED: dict[str, Any] = {
-    "mode": None,
-    "start": None,
-    "slot": None,
-    "publication": None,
-    "nodes": None,
-    "tables": [],
-}
 
 
 @app.command("list")
 def list_sources(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
     """List the sources of the file. Connects to nothing."""
-    found = config_at(config)
-    rows: list[dict[str, Any]] = []
-    for name, settings in sorted(found.sources.items()):
-        rows.append({"source": name, "type": settings.type, **_NOT_LISTED, **settings.listed()})
+    rows = [
+        {**dict.fromkeys(_COLUMNS), "tables": [], "source": name, "type": settings.type, **settings.listed()}
+        for name, settings in sorted(config_at(config).sources.items())
+    ]
     columns = dict.fromkeys((*_COLUMNS, *(key for row in rows for key in row)))
     show(rows, tuple(columns), as_json=as_json, empty="there is none; add one under `sources:` in the file")
 
@@ -88,7 +69,6 @@ def install(
     transactions that use the table. Meanwhile it is said whose they are. If it fails, what it made is taken away again.
     """
     found = config_at(config)
-    quiet_logging()
     chosen, installation = _installation(found, name)
     tables = _tables(installation, table or [])
     if only_print:
@@ -97,7 +77,7 @@ def install(
     before = False if installation.registered() else _remembers(found, chosen)
     done = installation.install(
         tables,
-        wait_s=_seconds(wait),
+        wait_s=seconds(wait, "--wait"),
         say=lambda line: say(f"{chosen}: {line}"),
         goes_on=before is not False,
     )
@@ -130,11 +110,8 @@ def uninstall(
     again, reading goes on there; what changes in between is in no event.
     """
     found = config_at(config)
-    quiet_logging()
     chosen, installation = _installation(found, name)
-    from evermark.app.inspect import may_have_state
-
-    wait_s = _seconds(wait)
+    wait_s = seconds(wait, "--wait")
 
     def say_of_it(line: str) -> None:
         say(f"{chosen}: {line}")
@@ -167,9 +144,7 @@ def maintain(name: NameArgument = None, config: ConfigOption = DEFAULT_CONFIG, a
 
     `evermark up` does it every hour. What waits is being written to, or not confirmed by every reader yet.
     """
-    found = config_at(config)
-    quiet_logging()
-    chosen, installation = _installation(found, name)
+    chosen, installation = _installation(config_at(config), name)
     created, dropped, waiting = installation.maintain()
     row = {"source": chosen, "created": created, "dropped": dropped, "waiting": waiting}
     show([row], tuple(row), as_json=as_json)
@@ -179,8 +154,6 @@ app.command(short_help="Show what is wrong with a source, and choose what to do.
 
 
 def _installation(config: Config, name: str | None) -> tuple[str, Installation]:
-    from evermark.sources.kinds import installed_kinds, kind_of
-
     chosen = known_source(config.sources, name)
     settings = config.sources[chosen]
     found = kind_of(settings, chosen).installation(settings)
@@ -200,22 +173,11 @@ def _tables(installation: Installation, names: list[str]) -> list[str]:
         raise typer.BadParameter(printable(str(error)), param_hint="--table") from None
 
 
-def _seconds(text: str) -> float:
-    try:
-        return durations.parse(text).total_seconds()
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--wait") from None
-
-
 def _remembers(config: Config, name: str) -> bool | None:
     """Whether this deployment has taken events of the source before; none: its state cannot be asked. Makes none."""
-    from evermark.app.inspect import existing_state
-    from evermark.checkpoints.kinds import open_checkpoints
-
     try:
         with existing_state(config) as state:
-            settings = config.reliability.checkpoint
-            return state is not None and bool(open_checkpoints(settings, state).list(name))
+            return state is not None and bool(open_checkpoints(config.reliability.checkpoint, state).list(name))
     except EvermarkError as error:
         say(f"{name}: the deployment's state cannot be asked what it remembers of the source: {error.message}")
         return None

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import http.client
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
+from evermark.app.build import Deployment
 from evermark.cli import replay
-from evermark.cli.console import JsonOption, say, show, show_json
-from evermark.cli.deployment import DEFAULT_CONFIG, ConfigOption, lease_rows, opened
+from evermark.cli.console import say, show, show_json
+from evermark.cli.deployment import holder_in, opened
+from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption
 from evermark.cli.subscription import subscription_rows
-
-if TYPE_CHECKING:
-    from evermark.app.build import Deployment
-    from evermark.config import Config
+from evermark.cluster.fence import DELIVER_LEASE, source_lease
+from evermark.cluster.postgres import LeaseRow, lease_rows
+from evermark.config import Config
 
 _HEALTH_WAIT_S = 6.0  # an instance asks its sources first, and waits for them a little
 _HEALTH_BYTES_MAX = 4 * 1024 * 1024
@@ -23,20 +25,14 @@ _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1", "*": "127.0.0.1"}  # noqa: 
 def status(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
     """Show the sources, the log, the subscriptions and their lag, and replays. No instance has to run."""
     with opened(config) as deployment:
-        from evermark.cluster.fence import DELIVER_LEASE
-
-        deliver = lease_rows(deployment).get(DELIVER_LEASE)
-        holder = deliver.holder if deliver is not None and deliver.held else None
+        leases = lease_rows(deployment.state)
         document: dict[str, Any] = {
             "deployment": deployment.config.name,
             "log": str(deployment.log_root),
             "listen": deployment.config.server.listen,
             "health": _health(deployment.config),
-            "sources": _partitions(deployment),
-            "delivery": {
-                "owner": f"{holder.host}:{holder.pid}" if holder else None,
-                "epoch": deliver.epoch if deliver else None,
-            },
+            "sources": _partitions(deployment, leases),
+            "delivery": _owned(leases, DELIVER_LEASE),
             "subscriptions": subscription_rows(deployment),
             "replays": [replay.summary(each) for each in deployment.replays.open()],
             "dropped": deployment.delivery.counted("dropped"),
@@ -48,25 +44,22 @@ def status(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -
         _show(document)
 
 
-def _partitions(deployment: Deployment) -> list[dict[str, Any]]:
-    """One row per source partition: its owner, its checkpoint, its log head."""
-    from evermark.cluster.fence import source_lease
+def _owned(leases: Mapping[str, LeaseRow], lease: str) -> dict[str, Any]:
+    return {"owner": holder_in(leases, lease), "epoch": leases[lease].epoch if lease in leases else None}
 
-    leases = lease_rows(deployment)
+
+def _partitions(deployment: Deployment, leases: Mapping[str, LeaseRow]) -> list[dict[str, Any]]:
+    """One row per source partition: its owner, its checkpoint, its log head."""
     rows: list[dict[str, Any]] = []
     for source in sorted(deployment.sources):
-        lease = leases.get(source_lease(source))
-        holder = lease.holder if lease is not None and lease.held else None
-        checkpoints = deployment.checkpoints.list(source)
-        heads = deployment.heads.load(source)
+        checkpoints, heads = deployment.checkpoints.list(source), deployment.heads.load(source)
         for partition in sorted({*checkpoints, *heads} or {0}):
             checkpoint, head = checkpoints.get(partition), heads.get(partition)
             rows.append(
                 {
                     "source": source,
                     "partition": partition,
-                    "owner": f"{holder.host}:{holder.pid}" if holder else None,
-                    "epoch": lease.epoch if lease else None,
+                    **_owned(leases, source_lease(source)),
                     "log_head": head.batch if head else 0,
                     "checkpoint": checkpoint.batch if checkpoint else None,
                     "position": checkpoint.position if checkpoint else None,
@@ -91,14 +84,6 @@ def _health(config: Config) -> dict[str, Any] | None:
     return found if isinstance(found, dict) and "partitions" in found else None
 
 
-def _stale(said: dict[str, Any]) -> str | None:
-    """Which streams of a partition cannot be read on, in a few words."""
-    count, named = said.get("stale_streams", 0), sorted(said.get("stale", {}))
-    if not count:
-        return None
-    return f"{count} stale: {', '.join(named[:3])}{' …' if count > 3 else ''}; see `evermark doctor`"
-
-
 def _show(document: dict[str, Any]) -> None:
     told = document["health"]
     if told is None:
@@ -107,7 +92,10 @@ def _show(document: dict[str, Any]) -> None:
         say(f"{document['deployment']}: {told['status']}, up for {told.get('uptime_s', 0):g} s ({document['listen']})")
         for row in document["sources"]:
             said = told["partitions"].get(f"{row['source']}/{row['partition']}", {})
-            row["health"], row["note"] = said.get("status"), said.get("reason") or _stale(said)
+            row["health"], row["note"] = said.get("status"), said.get("reason") or None
+            if (count := said.get("stale_streams", 0)) and not row["note"]:
+                named = ", ".join(sorted(said.get("stale", {}))[:3]) + (" …" if count > 3 else "")
+                row["note"] = f"{count} stale: {named}; see `evermark doctor`"
             row["lag"] = f"{said['lag_s']:.1f} s" if said.get("lag_s") is not None else None
         if not told.get("delivering") and not told.get("delivery", {}).get("standby"):
             say("this instance does not deliver: it is starting, or delivery has failed; see its log")

@@ -6,37 +6,30 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from evermark.cli.console import (
-    EXIT_FAILED,
-    JsonOption,
-    YesOption,
-    confirm,
-    noun,
-    say,
-    show,
-    show_json,
-    show_table,
-    warn,
-)
-from evermark.cli.deployment import DEFAULT_CONFIG, ConfigOption, as_deliverer, opened
-from evermark.cli.options import Given, keys_as_options
+from evermark.app.build import Deployment
+from evermark.app.serving import services_of
+from evermark.cli.console import EXIT_FAILED, confirm, noun, say, show, show_fields, show_json, warn
+from evermark.cli.deployment import as_deliverer, opened
+from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, Given, JsonOption, YesOption, keys_as_options
 from evermark.config.subscriptions import SubscriptionConfig
+from evermark.delivery.base import SubscriptionSpec
+from evermark.delivery.decide.registration import require_ours
+from evermark.delivery.status import accounts, durable_heads, kept_for
+from evermark.delivery.webhook.signing import new_secret as fresh_secret
 from evermark.errors import ConfigError, NotFoundError
-
-if TYPE_CHECKING:
-    from evermark.app.build import Deployment
-    from evermark.server.calls import Services
-    from evermark.server.subscriptions import SubscriptionAnswer
+from evermark.log.read import LogReader
+from evermark.observe.logging import without_secrets
+from evermark.server.calls import Services
+from evermark.server.subscriptions import SubscriptionAnswer
 
 app = noun("Subscriptions: who gets which events.")
 
 # A secret has options of its own, and only the operator's file may open networks.
 NOT_OPTIONS = ("secret", "allow_networks")
-NOT_REGISTERED = "new"
 
 Name = Annotated[str, typer.Argument(metavar="NAME", show_default=False)]
 SecretOption = Annotated[
@@ -51,21 +44,9 @@ def list_subscriptions(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOptio
     """List the subscriptions: what each gets, its state, and its lag."""
     with opened(config) as deployment:
         rows = subscription_rows(deployment)
-    columns = (
-        "subscription",
-        "made_by",
-        "url",
-        "streams",
-        "where",
-        "state",
-        "lag_events",
-        "oldest",
-        "waiting",
-        "dead",
-        "reason",
-    )
+    columns = ("subscription", "made_by", "url", "streams", "where", "state", "lag_events", "oldest")
     empty = "there is none; add one under `subscriptions:` in the file, or with: evermark subscription add"
-    show(rows, columns, as_json=as_json, empty=empty)
+    show(rows, (*columns, "waiting", "dead", "reason"), as_json=as_json, empty=empty)
 
 
 @app.command()
@@ -135,10 +116,7 @@ def fire(name: Name, config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption 
     """
     with services_at(config) as (deployment, services):
         fired = services.subscriptions.test_fire(_spec(deployment, name))
-    if as_json:
-        show_json(fired.model_dump(mode="json"))
-    else:
-        show_table(("field", "value"), [(key, value) for key, value in fired.model_dump().items() if value != ""])
+    show_fields(fired.model_dump(mode="json"), as_json=as_json, but=("",))
     if not fired.accepted:
         raise typer.Exit(EXIT_FAILED)
 
@@ -153,9 +131,7 @@ def remove(name: Name, config: ConfigOption = DEFAULT_CONFIG, yes: YesOption = F
 @app.command()
 def secret() -> None:
     """Make a fresh signing secret and print it."""
-    from evermark.delivery.webhook.signing import new_secret
-
-    typer.echo(new_secret())
+    typer.echo(fresh_secret())
 
 
 @app.command()
@@ -166,8 +142,7 @@ def pause(
 ) -> None:
     """Stop delivering to a subscription until it is resumed. The events stay in the log."""
     with opened(config) as deployment:
-        store = deployment.delivery
-        as_deliverer(deployment, lambda epoch: store.suspend(name, reason[:500], epoch))
+        as_deliverer(deployment, lambda epoch: deployment.delivery.suspend(name, reason[:500], epoch))
     say(f"{name} is paused; go on with: evermark subscription resume {name}")
 
 
@@ -178,16 +153,13 @@ def resume(name: Name, config: ConfigOption = DEFAULT_CONFIG) -> None:
     After a pause, after a 410, or while it waits for its next try after failures.
     """
     with opened(config) as deployment:
-        store = deployment.delivery
-        as_deliverer(deployment, lambda epoch: store.resume(name, epoch))
+        as_deliverer(deployment, lambda epoch: deployment.delivery.resume(name, epoch))
     say(f"{name} is resumed, from where it was left: a running instance tries it now")
 
 
 @contextmanager
 def services_at(config: Path) -> Iterator[tuple[Deployment, Services]]:
     with opened(config) as deployment:
-        from evermark.app.serving import services_of
-
         services = services_of(deployment)
         try:
             yield deployment, services
@@ -204,8 +176,6 @@ def with_secret(given: Given, secret: str | None, new_secret: bool) -> dict[str,
 
 def removed(deployment: Deployment, services: Services, name: str, *, yes: bool) -> None:
     """Remove a subscription, once a person has agreed."""
-    from evermark.delivery.decide.registration import require_ours
-
     require_ours(deployment.delivery.subscription(name).spec, "removed")
     found = services.subscriptions.get(name)
     confirm(f"Remove {name}? {found.waiting + found.dead} parked deliveries go with it.", yes=yes)
@@ -213,7 +183,7 @@ def removed(deployment: Deployment, services: Services, name: str, *, yes: bool)
     say(f"{name} is removed")
 
 
-def _spec(deployment: Deployment, name: str) -> Any:
+def _spec(deployment: Deployment, name: str) -> SubscriptionSpec:
     """The spec of a subscription; a subscription of the file that no instance has seen yet may be tested, too."""
     try:
         return deployment.delivery.subscription(name).spec
@@ -240,42 +210,27 @@ def report(answer: SubscriptionAnswer, said: str, as_json: bool) -> None:
 
 def subscription_rows(deployment: Deployment) -> list[dict[str, Any]]:
     """A row per subscription, also of the file's that no instance has seen yet. No row holds a secret."""
-    from evermark.delivery.status import accounts, durable_heads, kept_for
-    from evermark.log.read import LogReader
-
     heads = durable_heads(deployment.heads, deployment.sources)
     files = {source: LogReader(deployment.log_folder(source)).files_if_any() for source in deployment.sources}
     known = accounts(deployment.delivery, heads, lambda source: files[source])
     horizon = datetime.now(UTC) - deployment.config.log.retention
     kept = kept_for(deployment.delivery.cursors_outside(), files, horizon)
-    rows: list[dict[str, Any]] = [
-        {
-            **_keys(found.subscription.spec),
-            "state": found.subscription.state.value,
-            "lag_batches": found.lag_batches,
-            "lag_events": found.lag_events,
-            "oldest": found.oldest,
-            "kept_events": kept.get(found.subscription.name, 0),
-            "waiting": found.waiting,
-            "dead": found.dead,
-            "failures": found.subscription.failures,
-            "next_attempt_at": found.subscription.next_attempt_at,
-            "reason": found.subscription.reason,
-        }
-        for found in known.values()
-    ]
+    rows = []
+    for name, found in known.items():
+        numbers = {key: value for key, value in vars(found).items() if key != "subscription"}
+        subscription = {key: getattr(found.subscription, key) for key in ("failures", "next_attempt_at", "reason")}
+        state = {"state": found.subscription.state.value, "kept_events": kept.get(name, 0)}
+        rows.append({**_keys(found.subscription.spec), **state, **numbers, **subscription})
     rows += [
-        {**_keys(spec), "state": NOT_REGISTERED, "reason": "begins with the next `evermark up`"}
+        {**_keys(spec), "state": "new", "reason": "begins with the next `evermark up`"}
         for spec in deployment.specs
         if spec.name not in known
     ]
     return sorted(rows, key=lambda row: str(row["subscription"]))
 
 
-def _keys(spec: Any) -> dict[str, Any]:
+def _keys(spec: SubscriptionSpec) -> dict[str, Any]:
     """The keys of a subscription. Values of headers may be credentials: only their names are told."""
-    from evermark.observe.logging import without_secrets
-
     return {
         "subscription": spec.name,
         "url": without_secrets(spec.url),

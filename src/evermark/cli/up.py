@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from evermark.cli.console import EXIT_FAILED, show_error
-from evermark.cli.deployment import DEFAULT_CONFIG, ConfigOption
+from evermark.cli.options import DEFAULT_CONFIG, ConfigOption
 
 
 def up(

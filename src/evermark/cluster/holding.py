@@ -93,23 +93,21 @@ class Candidate:
         on_error: Callable[[EvermarkError], None] = lambda _: None,
     ) -> HeldLease | None:
         """Wait for the lease; None when told to stop first. An error of the store goes to `on_error`."""
-        told = False
-        said = ""
+        said: str | None = None  # the error that was told last; empty: that another instance has the lease
         while not stopping.is_set():
             try:
                 lease = self.leases.acquire(name, self.holder, self.limits.ttl_s)
             except EvermarkError as error:
                 if error.message != said:
                     self.log.warning("lease not acquired", lease=name, error=error)
-                told, said = False, error.message
+                said = error.message
                 on_error(error)
             else:
                 if lease is not None:
                     return HeldLease(self.leases, lease, self.runtime, self.log, self.limits)
-                said = ""
-                if not told:
-                    told = True
+                if said != "":
                     on_standby()
+                said = ""
             self.runtime.wait(self.limits.standby_poll_s, stopping)
         return None
 
@@ -120,7 +118,6 @@ def as_holder(
     holder: Holder,
     owner_epoch: Callable[[], int | None],
     step: Callable[[int], T],
-    limits: LeaseLimits = LIMITS,
 ) -> T:
     """Run one transaction for a person under a lease, with the epoch that holds it.
 
@@ -134,7 +131,7 @@ def as_holder(
             epoch = owner_epoch()
             if epoch is not None:
                 return step(epoch)
-            lease = leases.acquire(name, holder, limits.ttl_s)
+            lease = leases.acquire(name, holder, LIMITS.ttl_s)
             if lease is not None:
                 return step(lease.epoch)
         except StaleError:  # the owner changed just now

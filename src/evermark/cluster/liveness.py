@@ -20,8 +20,6 @@ from evermark.cluster.base import Holder
 IsGone = Callable[[Holder], bool]
 
 _PROC = Path("/proc")
-_STAT_STATE = 0  # fields of /proc/<pid>/stat, counted after the closing parenthesis of the name
-_STAT_STARTED = 19
 _ENDED = ("Z", "X", "x")
 
 
@@ -77,8 +75,9 @@ def _boot() -> str:
 def _started(pid: int) -> str | None:
     """When a process began, as text to compare; "ended" for a zombie."""
     try:
+        # Counted after the closing parenthesis of the name, the first field is the state and field 19 the start.
         fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
-        return "ended" if fields[_STAT_STATE] in _ENDED else fields[_STAT_STARTED]
+        return "ended" if fields[0] in _ENDED else fields[19]
     except (OSError, IndexError):
         if (_PROC / "self/stat").exists():
             return None

@@ -1,6 +1,9 @@
-"""Leases in State, by the clock of its Postgres."""
+"""Leases in State, by the clock of its Postgres; and who holds which, for people to look at."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
 
 from evermark.cluster import liveness
 from evermark.cluster.base import Holder, Lease
@@ -38,6 +41,12 @@ with locked as materialized (select name from leases where name = %s and epoch =
 update leases l set instance = null, expires_at = '-infinity' from locked where l.name = locked.name
 """
 
+# Released leases expire at -infinity, which has no Python value.
+_HOLDERS = """
+select name, epoch, instance, host, boot, pid, started, greatest(expires_at, 'epoch'), expires_at > clock_timestamp()
+from leases where epoch > 0 order by name
+"""
+
 
 class PostgresLeases:
     """A `LeaseStore`. Rows stay after a release, so that no epoch is ever given out twice."""
@@ -72,3 +81,32 @@ class PostgresLeases:
     def require(self, lease: Lease) -> None:
         with self._state.connection() as conn:
             fence(conn, lease.name, lease.epoch)
+
+
+@dataclass(frozen=True)
+class LeaseRow:
+    """One lease. `holder` is None after a release; `held` says that its holder may still be at work."""
+
+    name: str
+    epoch: int
+    holder: Holder | None
+    expires_at: datetime | None
+    held: bool
+
+
+def owner_epoch(state: State, name: str) -> int | None:
+    """The epoch of the instance that holds a lease now; None while none does."""
+    row = lease_rows(state).get(name)
+    return row.epoch if row is not None and row.held else None
+
+
+def lease_rows(state: State, *, is_gone: IsGone = liveness.is_gone) -> dict[str, LeaseRow]:
+    """Every lease that was ever given out, by name."""
+    with state.connection() as conn:
+        rows = conn.execute(_HOLDERS).fetchall()
+    found = {}
+    for name, epoch, instance, host, boot, pid, started, expires_at, unexpired in rows:
+        holder = None if instance is None else Holder(instance, host, boot, pid, started)
+        held = holder is not None and unexpired and not is_gone(holder)
+        found[name] = LeaseRow(name, epoch, holder, expires_at if holder else None, held)
+    return found

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from evermark.config.subscriptions import SubscriptionConfig
-from evermark.errors import ConfigError
 from evermark.settings.fields import NAME, KeyNotes
-from evermark.settings.problems import Problem, from_validation, refused, written
+from evermark.settings.problems import Problem, from_validation, refused
 
 # How the keys of the file are called in a `SubscriptionSpec`, where they differ.
 _FIELDS = {
@@ -42,16 +42,15 @@ _FIXED = {
     "secret": Problem(("secret",), "a secret is rotated, not changed", "use rotate: old and new are good meanwhile"),
 }
 
-
 Wanted = TypeVar("Wanted", bound=SubscriptionConfig)
 
 
 def asked(name: str, values: Mapping[str, Any], model: type[Wanted] = SubscriptionConfig) -> Wanted:  # type: ignore[assignment]
     """The subscription that these keys ask for. Raises `ConfigError`, with everything that is wrong with them."""
-    problems = _names(name) + [problem for key, problem in _REFUSED.items() if key in values]
+    problems = [] if re.fullmatch(NAME.strip("^$"), name) else [Problem(("name",), f"must have the form {NAME}")]
+    problems += [problem for key, problem in _REFUSED.items() if key in values]
     given = {key: value for key, value in values.items() if key not in _REFUSED}
-    found, more = _validated(given, model)
-    return _whole(name, found, problems + more)
+    return _validated(name, given, model, problems)
 
 
 def asked_changes(name: str, values: Mapping[str, Any]) -> tuple[SubscriptionConfig, dict[str, str]]:
@@ -61,44 +60,21 @@ def asked_changes(name: str, values: Mapping[str, Any]) -> tuple[SubscriptionCon
     given = {key: value for key, value in values.items() if key not in never}
     if "url" in given and given["url"] is None:
         problems.append(Problem(("url",), "is required"))
-    found, more = _validated({**_UNCHANGED, **{key: value for key, value in given.items() if value is not None}})
-    known = set(SubscriptionConfig.keys())
-    more += [_unknown(key) for key, value in given.items() if value is None and key not in known]
-    config: SubscriptionConfig = _whole(name, found, problems + more)
+    # A model takes null for a key that was not given: an unknown key needs another value to be found.
+    known = SubscriptionConfig.keys()
+    changed = {k: "" if v is None else v for k, v in given.items() if v is not None or k not in known}
+    config = _validated(name, {**_UNCHANGED, **changed}, SubscriptionConfig, problems)
     return config, {key: _FIELDS.get(key, key) for key in given}
 
 
-def _unknown(key: str) -> Problem:
-    (problem,) = _validated({**_UNCHANGED, key: ""})[1]
-    return problem
-
-
-def _names(name: str) -> list[Problem]:
-    return [] if re.fullmatch(NAME.strip("^$"), name) else [Problem(("name",), f"must have the form {NAME}")]
-
-
-def _validated(
-    values: dict[str, Any],
-    model: type[Wanted] = SubscriptionConfig,  # type: ignore[assignment]
-) -> tuple[Wanted | None, list[Problem]]:
-    notes = KeyNotes()
+def _validated(name: str, values: dict[str, Any], model: type[Wanted], problems: list[Problem]) -> Wanted:
+    notes, found = KeyNotes(), None
     try:
         found = model.model_validate(values, context=notes)
     except ValidationError as error:
-        told = [
-            {**one, "loc": written(values, one["loc"])} for one in error.errors(include_url=False, include_input=False)
-        ]
-        return None, from_validation(told, lambda at: notes.known(values) if not at else [], ())
-    return found, []
-
-
-def _whole(name: str, found: Wanted | None, problems: Iterable[Problem]) -> Wanted:
-    told = [Problem(p.path, p.text, p.hint.replace(_OPERATORS_LINE, _IN_THE_FILE)) for p in problems]
-    if found is None or told:
-        raise _refused(name, told)
+        problems = problems + from_validation(error, values, notes.known)
+    if found is None or problems:
+        told = [replace(p, hint=p.hint.replace(_OPERATORS_LINE, _IN_THE_FILE)) for p in problems]
+        shown = "".join(char if char.isprintable() else "?" for char in name[:80])
+        raise refused(f"subscription {shown}", told)
     return found
-
-
-def _refused(name: str, problems: list[Problem]) -> ConfigError:
-    shown = "".join(char if char.isprintable() else "?" for char in name[:80])
-    return refused(f"subscription {shown}", problems)

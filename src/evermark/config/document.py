@@ -59,24 +59,18 @@ def read_document(path: Path) -> Document:
 
 def parse_document(text: str, name: str) -> Document:
     """The file's values. Duplicate keys, aliases, several documents and keys that are no text are errors."""
+    document, problems = Document(), list[Problem]()
     try:
         loader = _Loader(text)
-        try:
-            root = loader.get_single_node()
-            if root is None:
-                raise ConfigError(
-                    f"{name} is empty", hint=f"write a starter file with: evermark init -c {name} --force"
-                )
-            if not isinstance(root, yaml.MappingNode):
-                raise ConfigError(
-                    f"{name}, line {root.start_mark.line + 1}: expected a mapping of keys to values",
-                    hint="a file begins with: version: 1",
-                )
-            document = Document()
-            problems: list[Problem] = []
-            document.values = _value(loader, root, (), document.lines, problems)
-        finally:
-            loader.dispose()
+        root = loader.get_single_node()
+        if root is None:
+            raise ConfigError(f"{name} is empty", hint=f"write a starter file with: evermark init -c {name} --force")
+        if not isinstance(root, yaml.MappingNode):
+            raise ConfigError(
+                f"{name}, line {root.start_mark.line + 1}: expected a mapping of keys to values",
+                hint="a file begins with: version: 1",
+            )
+        document.values = _value(loader, root, (), document.lines, problems)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from evermark.config.document import Document, read_document
 from evermark.config.models import VERSION, Config
-from evermark.config.variables import expand
+from evermark.config.variables import Expanded
 from evermark.errors import ConfigError
 from evermark.settings.fields import KeyNotes
-from evermark.settings.problems import KeyPath, Problem, from_validation, refused, value_at, written
+from evermark.settings.problems import KeyPath, Problem, from_validation, refused
 
 # What is kept as a reference: executors are told where the key is, never what it is.
 _REFERENCES: frozenset[KeyPath] = frozenset({("secrets", "key")})
@@ -24,7 +25,7 @@ def load(path: str | Path, environ: Mapping[str, str] | None = None) -> Config:
     file = Path(path).expanduser().absolute()
     document = read_document(file)
     _check_version(document, file.name)
-    expanded = expand(document.values, os.environ if environ is None else environ, file.parent, _REFERENCES)
+    expanded = Expanded(document.values, os.environ if environ is None else environ, file.parent, _REFERENCES)
     notes = KeyNotes()
     problems = list(expanded.problems)
     try:
@@ -32,33 +33,27 @@ def load(path: str | Path, environ: Mapping[str, str] | None = None) -> Config:
         problems += given.not_yet()
         config = _complete(given, file.parent)
     except ValidationError as error:
-        found = from_validation(
-            (
-                {**told, "loc": written(expanded.values, told["loc"])}
-                for told in error.errors(include_url=False, include_input=False)
-            ),
-            lambda at: notes.known(value_at(expanded.values, at)),
-            expanded.from_variables,
-        )
+        found = from_validation(error, expanded.values, notes.known, expanded.from_variables)
         unread = {problem.path for problem in expanded.problems}
         # What a missing variable left behind is not worth a second complaint.
         problems += [problem for problem in found if not any(problem.path[: len(at)] == at for at in unread)]
     if problems:
-        raise refused(file.name, (_located(problem, document) for problem in problems)) from None
+        located = (replace(p, line=p.line or document.line(p.path)) for p in problems)
+        raise refused(file.name, located) from None
     return config
 
 
 def _check_version(document: Document, name: str) -> None:
     """First of all: in a newer version other keys may be right."""
     version = document.values.get("version")
-    line = document.line(("version",))
+    if version == VERSION and not isinstance(version, bool):
+        return
+    text, hint = f"expected {VERSION}", f"write: version: {VERSION}"
     if version is None:
-        raise refused(name, [Problem(("version",), "is required", f"add the line: version: {VERSION}", line)])
-    if isinstance(version, int) and not isinstance(version, bool) and version > VERSION:
-        text = f"the file has a newer version than this program understands ({VERSION})"
-        raise refused(name, [Problem(("version",), text, "upgrade evermark", line)])
-    if version != VERSION or isinstance(version, bool):
-        raise refused(name, [Problem(("version",), f"expected {VERSION}", f"write: version: {VERSION}", line)])
+        text, hint = "is required", f"add the line: version: {VERSION}"
+    elif isinstance(version, int) and not isinstance(version, bool) and version > VERSION:
+        text, hint = f"the file has a newer version than this program understands ({VERSION})", "upgrade evermark"
+    raise refused(name, [Problem(("version",), text, hint, document.line(("version",)))])
 
 
 def _complete(config: Config, folder: Path) -> Config:
@@ -82,7 +77,3 @@ def _absolute(text: str, folder: Path) -> Path:
         return Path(os.path.normpath(folder / Path(text).expanduser()))
     except RuntimeError:
         raise ConfigError("a path begins with ~, and there is no home folder", hint="write the path out") from None
-
-
-def _located(problem: Problem, document: Document) -> Problem:
-    return Problem(problem.path, problem.text, problem.hint, problem.line or document.line(problem.path))

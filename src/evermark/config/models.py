@@ -19,11 +19,11 @@ from pydantic import (
     model_validator,
 )
 
+from evermark.checkpoints.kinds import CheckpointConfig
 from evermark.config.bots import BotConfig
-from evermark.config.reliability import ReliabilityConfig
 from evermark.config.subscriptions import SubscriptionConfig
 from evermark.secrets import KeyRef, Secret
-from evermark.settings.fields import NAME, Duration, Model, between, postgres_dsn, refusal
+from evermark.settings.fields import NAME, Duration, Model, NotYet, Whole, between, postgres_dsn, refusal
 from evermark.settings.problems import nearest
 from evermark.sources.kinds import KINDS, kind_named
 from evermark.sources.settings import SourceConfig
@@ -31,6 +31,12 @@ from evermark.sources.settings import SourceConfig
 VERSION = 1
 TOKEN_CHARS_MIN = 24
 LOG_SCHEMES = ("s3", "s3a", "gs", "az", "abfs", "abfss")
+
+_Name = Annotated[str, Field(pattern=NAME)]
+_Short = Annotated[Duration, between(timedelta(milliseconds=10), timedelta(hours=1))]
+_Long = Annotated[Duration, between(timedelta(seconds=1), timedelta(days=30))]
+_DEDUP = NotYet("nothing reads this key in this version: each event is in the log once, always")
+_GAPS = NotYet("nothing reads this key in this version: gaps are found by positions, whatever their size")
 
 _URL = re.compile(r"([^/]*)://(.*)", re.DOTALL)
 _LISTEN = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9_.-]{1,253}):(\d{1,5})", re.ASCII)
@@ -141,7 +147,7 @@ def _one_owner(tokens: dict[str, TokenConfig]) -> dict[str, TokenConfig]:
 class ServerConfig(Model):
     listen: Annotated[str, AfterValidator(_listen)] = "127.0.0.1:8320"
     tokens: Annotated[
-        dict[Annotated[str, Field(pattern=NAME)], Annotated[TokenConfig, BeforeValidator(_token)]],
+        dict[_Name, Annotated[TokenConfig, BeforeValidator(_token)]],
         Field(max_length=100),
         AfterValidator(_one_owner),
     ] = Field(default_factory=dict)
@@ -155,9 +161,47 @@ class ServerConfig(Model):
         return int(self.listen.rpartition(":")[2])
 
 
-SourceName = Annotated[str, Field(pattern=NAME)]
-SubscriptionName = Annotated[str, Field(pattern=NAME)]
-DeploymentName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,30}$")]
+class DedupConfig(Model):
+    enabled: Annotated[bool, _DEDUP] = True
+    cache_size: Annotated[Whole, Field(ge=1, le=10_000_000), _DEDUP] = 10_000
+    ttl: Annotated[_Long, _DEDUP] = timedelta(minutes=3)
+
+
+class GapDetectionConfig(Model):
+    """A jump of more than `max_gap` with evidence is a gap; up to `small_gap` it is read again, beyond it is stale."""
+
+    enabled: Annotated[bool, _GAPS] = True
+    max_gap: Annotated[_Long, _GAPS] = timedelta(minutes=5)
+    small_gap: Annotated[_Long, _GAPS] = timedelta(hours=1)
+
+
+class CircuitBreakerConfig(Model):
+    """`threshold` failures in a row, then at least `timeout` until the next try; `suspend_after` of them suspend."""
+
+    threshold: Annotated[Whole, Field(ge=1, le=1000)] = 5
+    timeout: _Short = timedelta(seconds=30)
+    suspend_after: Annotated[Whole, Field(ge=1, le=1000)] = 10
+
+
+class ShutdownConfig(Model):
+    flush_timeout: _Short = timedelta(seconds=10)
+    checkpoint_timeout: _Short = timedelta(seconds=5)
+
+
+class ReliabilityConfig(Model):
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    dedup: DedupConfig = DedupConfig()
+    gap_detection: GapDetectionConfig = GapDetectionConfig()
+    circuit_breaker: CircuitBreakerConfig = CircuitBreakerConfig()
+    shutdown: ShutdownConfig = ShutdownConfig()
+
+    @model_validator(mode="after")
+    def _gaps_are_ordered(self) -> ReliabilityConfig:
+        gap = self.gap_detection
+        # A `max_gap` that was raised alone pushes the default of `small_gap` along; two given ones must agree.
+        if gap.small_gap < gap.max_gap and "small_gap" in gap.model_fields_set:
+            raise refusal("must not be less than max_gap", at=("gap_detection", "small_gap"))
+        return self
 
 
 def _source(value: Any, info: ValidationInfo) -> SourceConfig:
@@ -174,18 +218,14 @@ def _source(value: Any, info: ValidationInfo) -> SourceConfig:
         found: SourceConfig = kind.settings.model_validate(value, context=info.context)
         return found
     near = nearest(name, KINDS) if isinstance(name, str) else None
-    raise refusal(
-        f"expected {choice}",
-        hint_showing_value=f"did you mean {near}?" if near else "",
-        at=("type",),
-    )
+    raise refusal(f"expected {choice}", hint_showing_value=f"did you mean {near}?" if near else "", at=("type",))
 
 
 class Config(Model):
     """What the file says, complete: paths absolute, variables filled in, defaults set."""
 
     version: Literal[1]
-    name: DeploymentName
+    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,30}$")]
     data: Annotated[Path, BeforeValidator(_folder)] = Path("evermark-data")
     log: LogConfig = LogConfig()
     state: StateConfig = StateConfig()
@@ -193,12 +233,10 @@ class Config(Model):
     spark: SparkConfig = SparkConfig()
     server: ServerConfig = ServerConfig()
     sources: Annotated[
-        dict[SourceName, Annotated[SerializeAsAny[SourceConfig], PlainValidator(_source)]], Field(max_length=1000)
+        dict[_Name, Annotated[SerializeAsAny[SourceConfig], PlainValidator(_source)]], Field(max_length=1000)
     ] = Field(default_factory=dict)
-    subscriptions: Annotated[dict[SubscriptionName, SubscriptionConfig], Field(max_length=10_000)] = Field(
-        default_factory=dict
-    )
-    bots: Annotated[dict[SubscriptionName, BotConfig], Field(max_length=10_000)] = Field(default_factory=dict)
+    subscriptions: Annotated[dict[_Name, SubscriptionConfig], Field(max_length=10_000)] = Field(default_factory=dict)
+    bots: Annotated[dict[_Name, BotConfig], Field(max_length=10_000)] = Field(default_factory=dict)
     reliability: ReliabilityConfig = ReliabilityConfig()
 
     @model_validator(mode="after")

@@ -22,18 +22,8 @@ DELIVERED_OPS = tuple(op.value for op in Op if op not in UNDELIVERED_OPS)
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}", re.ASCII)
 _HEADER_CHARS_MAX = 4096
 # Set by the delivery itself: another value would break the signature, the framing or the connection.
-_OWN_HEADERS = frozenset(
-    {
-        "host",
-        "content-length",
-        "content-type",
-        "content-encoding",
-        "transfer-encoding",
-        "connection",
-        "te",
-        "upgrade",
-        "user-agent",
-    }
+_OWN_HEADERS = re.compile(
+    r"webhook-.*|host|content-(length|type|encoding)|transfer-encoding|connection|te|upgrade|user-agent"
 )
 
 
@@ -67,7 +57,7 @@ def header_map(headers: dict[str, str]) -> dict[str, str]:
         lower = name.lower()
         if not _HEADER_NAME.fullmatch(name):
             raise refusal("a header's name has characters that are not allowed", at=(name,))
-        if lower.startswith("webhook-") or lower in _OWN_HEADERS:
+        if _OWN_HEADERS.fullmatch(lower):
             raise refusal("this header is set by evermark and cannot be replaced", hint="remove it", at=(name,))
         if lower in seen:
             raise refusal("this header stands here twice", hint="keep one of them", at=(name,))

@@ -82,14 +82,7 @@ class ParkedStore(Protocol):
         """Accepted with 2xx: the rows are deleted, even if the claim has run out meanwhile."""
 
     def reschedule(
-        self,
-        parked: Parked,
-        *,
-        next_attempt_at: datetime | None,
-        attempts: int,
-        reason: str,
-        status: int | None,
-        epoch: int,
+        self, row: Parked, next_attempt_at: datetime | None, attempts: int, reason: str, status: int | None, epoch: int
     ) -> None:
         """Put the row back; `next_attempt_at = None` makes it `dead`: kept, and only a person moves it.
 
@@ -110,8 +103,7 @@ class ParkedStore(Protocol):
         """Parked rows by id, waiting, dead or both, page by page; at most `CLAIM_MAX`."""
 
     def room(self, subscriptions: Sequence[str]) -> dict[str, int]:
-        """Per existing subscription among these: how many more first deliveries may be parked. Below 0 it is over its
-        limit: then events that wait for a session key are not parked either."""
+        """Per existing subscription: how many more first deliveries may be parked. Below 0, no waiting event either."""
 
     def held_keys(
         self, subscriptions: Sequence[str], places: Collection[SourcePartition] | None = None, replay_id: str = ""
@@ -170,12 +162,10 @@ class BotStore(Protocol):
         many. And the other way round: events that were under way when their key was withdrawn wait for it again."""
 
     def waiting_beyond(self, keep: int = WAITING_MAX) -> list[Surplus]:
-        """The streams of bots with more than `keep` first deliveries waiting for keys. Counts all that wait: a step of
-        a sweep."""
+        """The streams of bots with more than `keep` first deliveries waiting. Counts all that wait: for a sweep."""
 
     def expire_waiting(self, surplus: Surplus, epoch: int, limit: int = 1000) -> int:
-        """Remove events of it that still wait, the oldest first, at most `limit`; counted as `expired`. Returns how
-        many."""
+        """Remove events of it that still wait, the oldest first; counted as `expired`. Returns how many."""
 
     def keys_wanted(self, now: datetime, limit: int, epoch: int) -> list[KeyWanted]:
         """Sessions whose keys are to be asked for now; each is noted as asked for before this returns. One session of
@@ -220,8 +210,7 @@ class DeliveryStore(Protocol):
         """
 
     def change(self, subscription: str, changes: Mapping[str, object], epoch: int) -> None:
-        """Set these fields of its spec; of `bot`, only the given fields. State and cursor
-        stay. With another device it is decided anew which of its events wait for a session key."""
+        """Set these fields of its spec; of `bot`, only the given fields. State and cursor stay."""
 
     def rotate(self, subscription: str, secret: str, until: datetime | None, now: datetime, epoch: int) -> None:
         """Put a new sealed secret first; the former secrets sign too until `until`, or until `retire`."""
@@ -236,8 +225,7 @@ class DeliveryStore(Protocol):
         """A person pauses it: it leaves the group where the group stands, and is not tried until `resume`."""
 
     def disable(self, subscription: str, reason: str, epoch: int, *, generation: int | None = None) -> None:
-        """Its receiver says it is gone: out of the group where the group stands. Does nothing to a subscription that
-        was made anew since."""
+        """Its receiver says it is gone: out of the group where the group stands. Not if it was made anew since."""
 
     def resume(self, subscription: str, epoch: int) -> None:
         """A person wants it tried now: back to `behind`, with a clean record.

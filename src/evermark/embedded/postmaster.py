@@ -9,6 +9,7 @@ also finds a server in another container that shares the folder).
 from __future__ import annotations
 
 import socket
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,9 +61,7 @@ def _number(line: str) -> int:
 def running(data: Path) -> Postmaster | None:
     """The server on `data`, or None: no file, or a file that nothing stands behind."""
     told = read(data)
-    if told is None:
-        return None
-    return told if works_in(told.pid, data) or listening(told) else None
+    return told if told is not None and (works_in(told.pid, data) or listening(told)) else None
 
 
 def works_in(pid: int, data: Path) -> bool:
@@ -76,14 +75,9 @@ def works_in(pid: int, data: Path) -> bool:
         return False
     except psutil.AccessDenied:
         # Not ours to look into. Only a server would be worth worrying about.
-        return "postgres" in _name(pid)
-
-
-def _name(pid: int) -> str:
-    try:
-        return psutil.Process(pid).name()
-    except psutil.Error:
-        return ""
+        with suppress(psutil.Error):
+            return "postgres" in psutil.Process(pid).name()
+        return False
 
 
 def left_over(data: Path) -> list[int]:

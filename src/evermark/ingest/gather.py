@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from evermark.errors import EvermarkError, of_kind
 from evermark.ingest.take import Taken
-from evermark.log.base import Append, LogFile
+from evermark.log.base import LogFile
 
 WHOLE_SOURCE = -1
 
@@ -23,26 +24,21 @@ class Gathered:
 
 def gather(rows: Iterable[Mapping[str, Any]], epoch: int) -> Gathered:
     """A partition with one failed slice takes nothing of this batch: batches are whole or not at all."""
-    by_partition: dict[int, list[Mapping[str, Any]]] = {}
-    out = Gathered()
+    by_partition: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
-        partition = int(row.get("partition", WHOLE_SOURCE))
-        error = row.get("error")
-        if error is not None:
-            failure = of_kind(error.get("kind", ""), error.get("message", ""), error.get("hint", ""))
-            out.failed.setdefault(partition, failure)
-        by_partition.setdefault(partition, []).append(row)
+        by_partition[int(row.get("partition", WHOLE_SOURCE))].append(row)
+    out = Gathered()
     for partition, mine in sorted(by_partition.items()):
-        if partition in out.failed:
-            continue
-        out.taken.append(_taken(partition, mine, epoch))
+        error = next((row["error"] for row in mine if row.get("error") is not None), None)
+        if error is not None:
+            out.failed[partition] = of_kind(error.get("kind", ""), error.get("message", ""), error.get("hint", ""))
+        else:
+            out.taken.append(_taken(partition, mine, epoch))
     return out
 
 
 def _taken(partition: int, rows: list[Mapping[str, Any]], epoch: int) -> Taken:
     first = rows[0]
-    files = [LogFile(**row["file"]) for row in rows if row.get("file")]
-    append = Append(partition, first["batch"], epoch, first["start"], first["end"], tuple(files))
-    duplicates = sum(int(row.get("duplicates", 0)) for row in rows)
-    controls = sum(int(row.get("controls", 0)) for row in rows)
-    return Taken(partition, first["batch"], first["start"], first["end"], append, duplicates, controls)
+    files = tuple(LogFile(**row["file"]) for row in rows if row.get("file"))
+    duplicates, controls = (sum(int(row.get(name, 0)) for row in rows) for name in ("duplicates", "controls"))
+    return Taken(partition, first["batch"], epoch, first["start"], first["end"], files, duplicates, controls)

@@ -1,7 +1,7 @@
 """The loop of one source: stands by for its lease, reads it for as long as the lease is held, and begins again.
 
 Reading is a port (`SourceWorks.read`): Spark does it in the product. Failures are handled here: a partition that
-fails is tried again after a while or stops, and the others go on; a gap is left to `ingest/repair/loop.py`.
+fails is tried again after a while or stops, and the others go on; a gap is left to `ingest/repair/steps.py`.
 """
 
 from __future__ import annotations
@@ -14,18 +14,15 @@ from typing import Protocol
 from evermark.cluster.fence import source_lease
 from evermark.cluster.holding import Candidate, HeldLease
 from evermark.error_policy import Action, action_after, action_for, backoff_s
-from evermark.errors import EvermarkError, StaleError
+from evermark.errors import EvermarkError, StaleError, known
 from evermark.event import Seen
 from evermark.ingest.gather import WHOLE_SOURCE
 from evermark.ingest.reading import ReadPlan
-from evermark.ingest.repair.base import RecoveryStore
-from evermark.ingest.repair.loop import RepairLoop
-from evermark.ingest.repair.steps import FoundFile, Repairer, RepairNews, RepairTarget
+from evermark.ingest.repair.steps import Repairer, RepairNews, RepairWorks
 from evermark.ingest.resume import Resume
 from evermark.ingest.take import Taken, Taker
-from evermark.log.base import AppendLog
 from evermark.runtime import Wake, any_set
-from evermark.sources.base import Gap, Source
+from evermark.sources.base import Source
 
 
 @dataclass(frozen=True)
@@ -43,19 +40,14 @@ class IngestLimits:
 LIMITS = IngestLimits()
 
 
-class SourceWorks(Protocol):
+class SourceWorks(RepairWorks, Protocol):
     """The tools of a source's owner."""
-
-    @property
-    def recoveries(self) -> RecoveryStore: ...
 
     def prepare(self) -> None:
         """A lease was acquired: bring the log into a state in which it can be read and appended to."""
 
     def require_room(self) -> None:
         """Raises `DiskFullError` where the next batch would not fit."""
-
-    def open_log(self, epoch: int) -> tuple[AppendLog, Taker]: ...
 
     def newest(self, partitions: Sequence[int]) -> Mapping[int, Seen]:
         """The last event of each partition in the log, by which the source is known again."""
@@ -67,9 +59,6 @@ class SourceWorks(Protocol):
 
         Returns when all reading has ended: the failures by partition, `WHOLE_SOURCE` for any other failure.
         """
-
-    def find(self, gap: Gap, wanted: RepairTarget) -> list[FoundFile]:
-        """Write the events of the gap that the log lacks."""
 
 
 class SourceNews(RepairNews, Protocol):
@@ -148,10 +137,8 @@ class SourceOwner:
             self.news.owned()
             try:
                 self._own(held)
-            except EvermarkError as error:
-                self._whole_source_failed(error)
             except Exception as error:  # noqa: BLE001 - an unknown failure must not end the loop in silence
-                self._whole_source_failed(EvermarkError(f"{type(error).__name__}: {error}"[:1000]))
+                self._whole_source_failed(known(error))
             finally:
                 self.news.released()
                 held.close()
@@ -164,30 +151,28 @@ class SourceOwner:
         epoch = held.lease.epoch
         self._checked = False
         self.works.prepare()
-        stopped = self._runtime.wake()
+        self._stepped_down.clear()
         repairer = self._repairer = Repairer(
             self.name,
             epoch,
             self.source,
-            self.works.recoveries,
-            lambda: self.works.open_log(epoch),
-            self.works.find,
-            self._let_go,
-            stopped.is_set,
-            self._runtime.now,
+            self.works,
             self.news,
+            self._runtime,
+            self._log,
+            self.limits.look_every_s,
+            self._let_go,
             self._on_repaired,
+            self._stepped_down.set,
         )
-        self._stepped_down.clear()
-        repairing = RepairLoop(repairer, self._runtime, self._log, self._step_down, stopped, self.limits.look_every_s)
-        task = self._runtime.spawn(f"repair {self.name}", repairing.run)
+        task = self._runtime.spawn(f"repair {self.name}", repairer.run)
         try:
-            self._read_on(held, self.works.open_log(epoch)[1], repairer, repairing)
+            self._read_on(held, self.works.open_log(epoch)[1], repairer)
         finally:
-            repairing.stop()
+            repairer.stopped.set()
             task.join()
 
-    def _read_on(self, held: HeldLease, taker: Taker, repairer: Repairer, repairing: RepairLoop) -> None:
+    def _read_on(self, held: HeldLease, taker: Taker, repairer: Repairer) -> None:
         runtime, over = self._runtime, (self._stopping, held.lost, self._stepped_down)
         while not any_set(over):
             # Before anything is looked at: from here on no request to end is missed.
@@ -214,7 +199,7 @@ class SourceOwner:
             if any(action_for(error) is Action.STEP_DOWN for error in failed.values()):
                 self._log.warning("stepping down", error=next(iter(failed.values())))
                 return
-            if failed and not self._blame(failed, active, held, repairing):
+            if failed and not self._blame(failed, active, held, repairer):
                 return
 
     def _end_after(self, wait_s: float, ending: Wake) -> None:
@@ -223,7 +208,7 @@ class SourceOwner:
             ending.set()
 
     def _blame(
-        self, failed: Mapping[int, EvermarkError], active: Sequence[int], held: HeldLease, repairing: RepairLoop
+        self, failed: Mapping[int, EvermarkError], active: Sequence[int], held: HeldLease, repairer: Repairer
     ) -> bool:
         """Note which partitions failed, or leave the gap to be repaired. False: the owner is stale, so none did."""
         is_sure = True
@@ -239,7 +224,7 @@ class SourceOwner:
         noted: dict[int, EvermarkError] = {}
         for partition in active:
             trouble = failed.get(partition, whole)
-            said = repairing.found(partition, trouble, self._left_at.get(partition, "")) if trouble else None
+            said = repairer.found(partition, trouble, self._left_at.get(partition, "")) if trouble else None
             if said is not None:
                 noted[partition] = said
         self._note_failure(noted, is_sure=is_sure, beside=len(noted) < len(active))
@@ -270,14 +255,10 @@ class SourceOwner:
     def _ready_partitions(self, repaired: set[int]) -> tuple[list[int], float | None]:
         """The partitions that may be read now, and in how many seconds another may be."""
         now = self._runtime.monotonic()
-        waits: list[float] = []
-        ready: list[int] = []
-        for partition in self.source.partitions():
-            trouble = self._trouble.get(partition, _Trouble())
-            if trouble.stopped or partition in repaired:
-                continue
-            (ready.append(partition) if trouble.not_before <= now else waits.append(trouble.not_before - now))
-        return ready, min(waits, default=None)
+        troubles = {p: self._trouble.get(p, _Trouble()) for p in self.source.partitions() if p not in repaired}
+        waits = {p: trouble.not_before - now for p, trouble in troubles.items() if not trouble.stopped}
+        ready = [p for p, wait_s in waits.items() if wait_s <= 0]
+        return ready, min((wait_s for wait_s in waits.values() if wait_s > 0), default=None)
 
     def _note_failure(self, failed: Mapping[int, EvermarkError], *, is_sure: bool = True, beside: bool = False) -> None:
         # The same for all: partitions that failed together are read again together.
@@ -318,9 +299,6 @@ class SourceOwner:
             return
         self._trouble.pop(partition, None)
         self._ending.set()
-
-    def _step_down(self) -> None:
-        self._stepped_down.set()
 
 
 def _begun(taker: Taker, partition: int) -> Resume:

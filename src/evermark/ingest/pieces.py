@@ -84,7 +84,7 @@ def _write(piece: Piece, of: ReadFrom, batches: Iterator[pa.RecordBatch]) -> dic
     writer = BatchWriter(folder, of.name, partition, piece.batch)
     file = writer.write_all(_with_controls_counted(ahead(iter(fresh)), controls))
     failpoint.hit("file.written")
-    return {"file": file.as_dict() if file else None, "duplicates": fresh.dropped, "controls": controls.count}
+    return {"file": vars(file) if file else None, "duplicates": fresh.dropped, "controls": controls.count}
 
 
 class _Counter:

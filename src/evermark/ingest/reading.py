@@ -116,8 +116,8 @@ class SourceReading:
                     return failed
                 for taken in gathered.taken:
                     self._at[taken.partition] = taken.end
-                    self._batches[taken.partition] += bool(taken.append.files)
-                self._choose(sum(taken.append.rows for taken in gathered.taken))
+                    self._batches[taken.partition] += bool(taken.files)
+                self._choose(sum(taken.rows for taken in gathered.taken))
             return {}
         finally:
             self._close_feeds()

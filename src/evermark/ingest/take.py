@@ -12,7 +12,7 @@ from typing import Protocol
 
 from evermark import failpoint
 from evermark.checkpoints.base import Checkpoint, CheckpointStore
-from evermark.errors import BusyError, EvermarkError, NotFoundError, UnreachableError
+from evermark.errors import BusyError, EvermarkError, UnreachableError
 from evermark.ingest.resume import Resume, resume
 from evermark.log.base import Append, AppendLog, Tail
 from evermark.log.head import Head, HeadStore
@@ -26,14 +26,9 @@ class LoggedPositions(Protocol):
 
 
 @dataclass(frozen=True)
-class Taken:
+class Taken(Append):
     """One batch as tasks left it: files written, nothing committed."""
 
-    partition: int
-    batch: int
-    start: str
-    end: str
-    append: Append
     duplicates: int = 0
     controls: int | None = None  # how many of its events are control events; None: not counted
 
@@ -48,54 +43,44 @@ def controls_seen_to(tail: Tail, head: Head | None, checkpoint: Checkpoint | Non
     return head.batch - 1 if head is not None else tail.batch
 
 
+@dataclass(eq=False)
 class Taker:
-    """Takes one source's batches, for as long as its lease epoch is valid."""
+    """Takes one source's batches, for as long as its lease epoch is valid.
 
-    def __init__(
-        self,
-        name: str,
-        epoch: int,
-        source: Source,
-        log: AppendLog,
-        logged: LoggedPositions,
-        heads: HeadStore,
-        checkpoints: CheckpointStore,
-        on_unconfirmed: Callable[[Exception], None] = lambda _: None,
-        on_controls: Callable[[int, int, int], None] = lambda _partition, _after, _to: None,
-    ) -> None:
-        """`on_controls(partition, after, to)`: control events may stand in the batches `after < batch <= to`. It finds
-        them in the log and carries them out before it returns; the same batches may be named again.
-        """
-        self.name = name
-        self.epoch = epoch
-        self._source = source
-        self._log = log
-        self._logged = logged
-        self._heads = heads
-        self._checkpoints = checkpoints
-        self._on_unconfirmed = on_unconfirmed
-        self._on_controls = on_controls
+    `on_controls(partition, after, to)`: control events may stand in the batches `after < batch <= to`. It finds them in
+    the log and carries them out before it returns; the same batches may be named again.
+    """
+
+    name: str
+    epoch: int
+    source: Source
+    log: AppendLog
+    logged: LoggedPositions
+    heads: HeadStore
+    checkpoints: CheckpointStore
+    on_unconfirmed: Callable[[Exception], None] = lambda _: None
+    on_controls: Callable[[int, int, int], None] = lambda _partition, _after, _to: None
 
     def begin(self, partition: int) -> Resume:
         """Make the partition ours and find where it stands. The log is the truth; head and checkpoint follow it."""
         where = f"{self.name}/{partition}"
         # Before the tail: head and checkpoint can then not be ahead of it, even if we are no longer the owner.
-        head = self._heads.load(self.name).get(partition)
-        checkpoint = self._checkpoint(partition)
-        tail = self._log.fence(partition, self.epoch)
-        version = self._log.sync()
-        logged_to = self._logged.position_max(partition) if tail.batch else None
+        head = self.heads.load(self.name).get(partition)
+        checkpoint = self.checkpoints.list(self.name).get(partition)
+        tail = self.log.fence(partition, self.epoch)
+        version = self.log.sync()
+        logged_to = self.logged.position_max(partition) if tail.batch else None
         found = resume(tail, head.batch if head else 0, checkpoint, logged_to, where)
-        position = found.position if found.position is not None else self._source.earliest(partition)
+        position = found.position if found.position is not None else self.source.earliest(partition)
         seen_to = controls_seen_to(tail, head, checkpoint)
         if seen_to < tail.batch:
-            self._on_controls(partition, seen_to, tail.batch)  # before head and checkpoint pass them
+            self.on_controls(partition, seen_to, tail.batch)  # before head and checkpoint pass them
         if tail.batch and (head is None or head.batch < tail.batch):
             # Where the batch ends, which is not always where reading begins again; a head never goes back.
             end = tail.end or logged_to or position
             recovered = Head(tail.batch, self.epoch, end, version)
-            self._heads.move(self.name, partition, recovered, recovered=True)
-        self._checkpoints.save(self.name, partition, Checkpoint(position, tail.batch, self.epoch))
+            self.heads.move(self.name, partition, recovered, recovered=True)
+        self.checkpoints.save(self.name, partition, Checkpoint(position, tail.batch, self.epoch))
         return Resume(position, found.batch, found.repeats_to)
 
     def take(self, taken: Taken, *, repaired: bool = False) -> None:
@@ -103,16 +88,16 @@ class Taker:
 
         `repaired`: the batch closes a gap, and reading goes on at its end, perhaps in another history.
         """
-        if not taken.append.files:
+        if not taken.files:
             self._save(taken.partition, taken.end, taken.batch - 1, repaired=repaired)
             return
-        self._log.commit(taken.append)
-        version = self._log.sync()
+        self.log.commit(taken)
+        version = self.log.sync()
         failpoint.hit("log.synced")
-        self._heads.move(self.name, taken.partition, Head(taken.batch, self.epoch, taken.end, version))
+        self.heads.move(self.name, taken.partition, Head(taken.batch, self.epoch, taken.end, version))
         failpoint.hit("head.moved")
         if taken.controls != 0:
-            self._on_controls(taken.partition, taken.batch - 1, taken.batch)
+            self.on_controls(taken.partition, taken.batch - 1, taken.batch)
         self._save(taken.partition, taken.end, taken.batch, repaired=repaired)
 
     def confirm(self, partition: int, end: str, feed: Feed | None = None) -> None:
@@ -121,21 +106,15 @@ class Taker:
             if feed is not None:
                 feed.confirm(end)
             else:
-                self._source.confirm(partition, end)
+                self.source.confirm(partition, end)
         except (BusyError, UnreachableError) as error:
-            self._on_unconfirmed(error)
+            self.on_unconfirmed(error)
             return
         failpoint.hit("source.confirmed")
 
     def _save(self, partition: int, position: str, batch: int, *, repaired: bool = False) -> None:
-        self._checkpoints.save(self.name, partition, Checkpoint(position, batch, self.epoch), repaired=repaired)
+        self.checkpoints.save(self.name, partition, Checkpoint(position, batch, self.epoch), repaired=repaired)
         failpoint.hit("checkpoint.saved")
-
-    def _checkpoint(self, partition: int) -> Checkpoint | None:
-        try:
-            return self._checkpoints.load(self.name, partition)
-        except NotFoundError:
-            return None
 
 
 def take_each(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -53,24 +53,20 @@ class DeltaLog:
 
         The new owner also gives an older table the columns that events have got since.
         """
-        for attempt in range(_COMMIT_TRIES_MAX):
+        for _ in self._tries(partition):
             tail = self.tail(partition)
             if tail.epoch > epoch:
                 raise _stale(self.folder, partition, epoch, tail.epoch)
-            if tail.epoch < epoch:
-                if not self._try_commit(partition, pack(epoch, tail.batch)):
-                    self._wait(attempt)
-                    continue
-                tail = Tail(tail.batch, epoch, tail.end)
-            if self._has_all_columns():
-                return tail
-            self._wait(attempt)
-        raise self._contended(partition) from self._refusal
+            fenced = tail.epoch == epoch or self._try_commit(partition, pack(epoch, tail.batch))
+            if fenced and self._has_all_columns():
+                break
+        return Tail(tail.batch, epoch, tail.end)
 
     def commit(self, append: Append) -> None:
         mine = (append.epoch, append.batch)
-        note = _note_for(append)
-        for attempt in range(_COMMIT_TRIES_MAX):
+        names = tuple(f.path for f in append.files)
+        note = CommitNote(append.partition, append.batch, append.epoch, append.start, append.end, append.rows, names)
+        for _ in self._tries(append.partition):
             self._catch_up()
             tail = self._tail(append.partition)
             if tail == mine and self._note(append.partition, append.batch) == note:
@@ -79,9 +75,6 @@ class DeltaLog:
             require_files(self.folder, append.files)
             if self._try_commit(append.partition, pack(*mine), append.files, note):
                 break
-            self._wait(attempt)
-        else:
-            raise self._contended(append.partition) from self._refusal
         failpoint.hit("log.committed")
 
     def sync(self) -> int:
@@ -132,7 +125,7 @@ class DeltaLog:
                 require_protocol(action["protocol"], self.folder)
             elif "txn" in action:
                 self._applications[action["txn"]["appId"]] = action["txn"]["version"]
-            elif "commitInfo" in action and (note := note_of(action["commitInfo"])) is not None:
+            elif "commitInfo" in action and isinstance(note := note_of(action["commitInfo"]), CommitNote):
                 self._notes[note.partition] = note
         self._version = version
 
@@ -141,11 +134,11 @@ class DeltaLog:
         return unpack(found if found is not None else self._handle.table.transaction_version(app_id(partition)) or 0)
 
     def _try_commit(
-        self, partition: int, app_version: int, files: Iterable[LogFile] = (), note: CommitNote | None = None
+        self, partition: int, app_version: int, files: Sequence[LogFile] = (), note: CommitNote | None = None
     ) -> bool:
         """False: another commit has our version, and what it says has to be seen first."""
         metadata = note.as_metadata() if note is not None else {}
-        actions = append_actions(app_id(partition), app_version, list(files), metadata)
+        actions = append_actions(app_id(partition), app_version, files, metadata)
         version = self._version + 1
         with full_disk_is_said(self.folder):
             if not put_commit(self.folder, version, actions):
@@ -175,33 +168,27 @@ class DeltaLog:
         return last_checkpoint(self.folder) <= self._handle.table.version()
 
     def _note(self, partition: int, batch: int) -> CommitNote | None:
-        if (note := self._notes.get(partition)) is None:
-            note = self._found_note(partition)
+        note = self._notes.get(partition) or self._found_note(partition)
         return note if note is not None and note.batch == batch else None
 
     def _found_note(self, partition: int) -> CommitNote | None:
         for each in range(self._version, max(-1, self._version - _NOTES_SEARCHED_MAX), -1):
             if (actions := read_commit(self.folder, each)) is None:
                 return None
-            note = note_in(actions)
-            if note is not None and note.partition == partition:
+            note = next((note_of(action["commitInfo"]) for action in actions if "commitInfo" in action), None)
+            if isinstance(note, CommitNote) and note.partition == partition:
                 return note
         return None
 
-    def _wait(self, attempt: int) -> None:
-        self._pause(random.uniform(0, 0.01 * 2 ** min(attempt, 6)))
-
-    def _contended(self, partition: int) -> ConflictError:
+    def _tries(self, partition: int) -> Iterator[None]:
+        for attempt in range(_COMMIT_TRIES_MAX):
+            yield
+            self._pause(random.uniform(0, 0.01 * 2 ** min(attempt, 6)))
         last = f", at last with: {str(self._refusal)[:300]}" if self._refusal is not None else ""
-        return ConflictError(
+        raise ConflictError(
             f"the log at {self.folder} refused {_COMMIT_TRIES_MAX} commits of partition {partition} in a row{last}",
             hint="is another program writing to this table? Only its owner may",
-        )
-
-
-def _note_for(append: Append) -> CommitNote:
-    names = tuple(f.path for f in append.files)
-    return CommitNote(append.partition, append.batch, append.epoch, append.start, append.end, append.rows, names)
+        ) from self._refusal
 
 
 def require_tail(tail: tuple[int, int], append: Append, where: str) -> None:
@@ -221,9 +208,3 @@ def _stale(where: object, partition: int, mine: int, found: int) -> StaleError:
         f"the log at {where}, partition {partition}, belongs to epoch {found}; ours is {mine}",
         hint="another instance owns this source now; this one stops writing to it",
     )
-
-
-def note_in(actions: Iterable[Action]) -> CommitNote | None:
-    """The note of a commit with these actions; None if it is not a batch's."""
-    info = next((action["commitInfo"] for action in actions if "commitInfo" in action), None)
-    return None if info is None else note_of(info)

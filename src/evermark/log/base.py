@@ -14,7 +14,7 @@ Contract (checked by `evermark.testing.LogContract` over every backend):
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 
@@ -26,9 +26,6 @@ class LogFile:
     rows: int
     size: int
     stats: Mapping[str, Any] = field(default_factory=dict)
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)

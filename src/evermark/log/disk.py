@@ -39,11 +39,8 @@ def require_files(folder: Path, files: Iterable[LogFile]) -> None:
     for file in files:
         path = folder / file.path
         try:
-            fd = os.open(path, os.O_RDONLY)
-            try:
-                size = os.fstat(fd).st_size
-            finally:
-                os.close(fd)
+            with path.open("rb") as opened:
+                size = os.fstat(opened.fileno()).st_size
         except OSError as error:
             found = f"cannot be opened here: {(error.strerror or str(error)).lower()}"
         else:

@@ -51,9 +51,16 @@ def unpack(version: int) -> tuple[int, int]:
     return version >> _BATCH_BITS, version & BATCH_MAX
 
 
+class Note:
+    """What a commit says about itself."""
+
+    def as_metadata(self) -> dict[str, str]:
+        return {METADATA_KEY: json.dumps({**vars(self), "v": FORMAT_VERSION}, separators=(",", ":"))}
+
+
 @dataclass(frozen=True)
-class CommitNote:
-    """What a batch's commit says about itself."""
+class CommitNote(Note):
+    """Of a batch."""
 
     partition: int
     batch: int
@@ -63,41 +70,24 @@ class CommitNote:
     rows: int
     files: tuple[str, ...]
 
-    def as_metadata(self) -> dict[str, str]:
-        body = {**self.__dict__, "files": list(self.files), "v": FORMAT_VERSION}
-        return {METADATA_KEY: json.dumps(body, separators=(",", ":"))}
-
 
 @dataclass(frozen=True)
-class MaintenanceNote:
-    """What a commit of maintenance says about itself: how many files it added and removed."""
+class MaintenanceNote(Note):
+    """Of compaction or retention: how many files it added and removed."""
 
     care: str
     adds: int
     removes: int
 
-    def as_metadata(self) -> dict[str, str]:
-        return {METADATA_KEY: json.dumps({**self.__dict__, "v": FORMAT_VERSION}, separators=(",", ":"))}
 
-
-def note_of(commit_info: Mapping[str, Any]) -> CommitNote | None:
-    """The note in a commit's info; None for commits that are not batches (compaction, fences)."""
-    body = _body(commit_info)
-    if "batch" not in body:
-        return None
-    return CommitNote(**{**body, "files": tuple(body["files"])})
-
-
-def maintenance_note_of(commit_info: Mapping[str, Any]) -> MaintenanceNote | None:
-    body = _body(commit_info)
-    return MaintenanceNote(**body) if "care" in body else None
-
-
-def _body(commit_info: Mapping[str, Any]) -> dict[str, Any]:
+def note_of(commit_info: Mapping[str, Any]) -> CommitNote | MaintenanceNote | None:
+    """The note in a commit's info; None for commits without (fences, the table's creation)."""
     text = commit_info.get(METADATA_KEY)
     body: dict[str, Any] = json.loads(text) if isinstance(text, str) else {}
     body.pop("v", None)
-    return body
+    if "batch" in body:
+        return CommitNote(**{**body, "files": tuple(body["files"])})
+    return MaintenanceNote(**body) if "care" in body else None
 
 
 def stats_json(rows: int, stats: Mapping[str, Sequence[Any]]) -> str:

@@ -5,25 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
+from evermark.event import EVENT, TAKEN, TIMESTAMP
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from evermark.predicate import Alias, Path, Predicate
+    from evermark.predicate import Alias, Predicate
 
+_SPARK_TYPES = {
+    pa.string(): "string",
+    pa.int32(): "int",
+    pa.int64(): "bigint",
+    TIMESTAMP: "timestamp",
+    pa.list_(pa.string()): "array<string>",
+    pa.binary(): "binary",
+}
 # Read with this and never inferred: Spark would open a file to find out what we know. A file from before a column was
 # added has nulls in it.
-SCHEMA = (
-    "event_id string, source string, partition int, position string, batch bigint, stream string, key string,"
-    " op string, tx string, origin string, origin_seq bigint, event_time timestamp, ingested_at timestamp,"
-    " payload string, before string, schema_version int, flags array<string>, bytes binary, previous_key string"
-)
-
-# The same without columns that ingest fills in.
-TAKEN_SCHEMA = (
-    "event_id string, position string, stream string, key string, op string, tx string, origin string,"
-    " origin_seq bigint, event_time timestamp, payload string, before string, schema_version int,"
-    " flags array<string>, bytes binary, previous_key string"
-)
+SCHEMA, TAKEN_SCHEMA = (", ".join(f"{f.name} {_SPARK_TYPES[f.type]}" for f in schema) for schema in (EVENT, TAKEN))
 
 
 def files_frame(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
@@ -45,10 +46,7 @@ def with_paths(frame: DataFrame, predicates: Sequence[Predicate]) -> tuple[DataF
             "*", *[f"{path.extract_sql(variants[path.column])} as {name}" for path, name in names.items()]
         )
 
-    def alias(path: Path) -> str:
-        return names[path]
-
-    return frame, alias
+    return frame, names.__getitem__
 
 
 def where_matches(frame: DataFrame, where: str) -> DataFrame:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,7 +63,6 @@ class Maintenance:
     clock: Callable[[], float] = time.time
     _replaced: dict[str, float] = field(default_factory=dict)
     _orphans: dict[str, float] = field(default_factory=dict)
-    _handle: TableHandle | None = None
     _scanned_at: float | None = None
 
     def run(self, least_cursors: dict[int, int] | None = None) -> MaintenanceReport:
@@ -80,13 +80,12 @@ class Maintenance:
             report.orphans_removed = self._remove(self._orphans)
         return report
 
-    def _table(self) -> deltalake.DeltaTable:
-        if self._handle is None:
-            self._handle = TableHandle(self.folder)
-        return self._handle.refresh()
+    @cached_property
+    def _handle(self) -> TableHandle:
+        return TableHandle(self.folder)
 
     def _compact(self, report: MaintenanceReport) -> None:
-        table = self._table()
+        table = self._handle.refresh()
         groups = groups_to_merge(files_at(self.folder, table))[:_GROUPS_MAX]
         if not groups:
             return
@@ -135,7 +134,7 @@ class Maintenance:
 
     def _checkpoint(self, report: MaintenanceReport) -> None:
         """A checkpoint, made durable, lets the commits before it go. All it speaks of must be durable before."""
-        table = self._table()
+        table = self._handle.refresh()
         version = table.version()
         last = last_checkpoint(self.folder)
         if version - last < CHECKPOINT_EVERY:
@@ -164,7 +163,7 @@ class Maintenance:
         due = [path for path, since in unused_since.items() if now - since >= REPLACED_AGE_S]
         if not due:
             return 0
-        used = {f.path for f in files_at(self.folder, self._table())}
+        used = {f.path for f in files_at(self.folder, self._handle.refresh())}
         for path in due:
             del unused_since[path]
             if path not in used:
@@ -175,7 +174,7 @@ class Maintenance:
         """Files that were never committed, and replaced files that another process did not live to remove."""
         now = self.clock()
         present = list(self.folder.glob("*.parquet"))
-        used = {f.path for f in files_at(self.folder, self._table())}
+        used = {f.path for f in files_at(self.folder, self._handle.refresh())}
         for path in present:
             name = str(path)
             if name in used or name in self._replaced or name in self._orphans:
@@ -186,7 +185,7 @@ class Maintenance:
                     self._orphans[name] = now
 
     def _retain(self, report: MaintenanceReport, retention: timedelta, least_cursors: dict[int, int]) -> None:
-        table = self._table()
+        table = self._handle.refresh()
         horizon = datetime.fromtimestamp(self.clock(), UTC) - retention
         gone = [f for f in files_at(self.folder, table) if may_be_collected(f, horizon, least_cursors)]
         if gone and self._commit(table, MaintenanceNote("retain", 0, len(gone)), [], gone, data_change=True):

@@ -11,6 +11,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -187,18 +188,22 @@ def _parsed(text: str) -> Any:
     return None
 
 
+@dataclass
 class _Refusals:
     """The engine's refusals as errors of ours: one line, and what to do."""
 
-    def __init__(self, text: str, tables: Sequence[str], spark_knows: Callable[[str], bool], own_dialect: bool) -> None:
-        self._text = text
-        self._tables = tables
-        self._spark_knows = spark_knows
-        self._dialect = "DataFusion" if own_dialect else "Spark"
-        self.differs = "" if own_dialect else difference(text)
+    text: str
+    tables: Sequence[str]
+    spark_knows: Callable[[str], bool]
+    own_dialect: bool
+
+    def __post_init__(self) -> None:
+        self.differs = "" if self.own_dialect else difference(self.text)
 
     def __call__(self, error: Exception) -> ConfigError:
         said = str(error)
+        there_are = f"the tables are {', '.join(self.tables)}" if self.tables else "the log has nothing yet"
+        dialect_hint = f"the SQL is that of {'DataFusion' if self.own_dialect else 'Spark'}; {there_are}"
         if "Resources exhausted" in said or "not enough memory" in said.lower():
             return NeedsSpark(f"query: it needs more than {MEMORY_BYTES_MAX // 1024**2} MiB of memory")
         if "single SQL statement" in said:
@@ -206,57 +211,45 @@ class _Refusals:
         if found := _NO_COLUMN.search(said):
             return self._no_column(_bare(found[1]), said)
         if found := _NO_TABLE.search(said):
-            return self._no_table(found[1])
+            hint = f"{_meant(found[1], self.tables)}{there_are}"
+            return ConfigError(f"query: there is no table {found[1]}", hint=hint)
         if found := _NO_FUNCTION.search(said):
-            return self._no_function(found[1])
+            if self.spark_knows(found[1]):
+                return NeedsSpark(f"query: only Spark has the function {found[1]}")
+            return ConfigError(f"query: there is no function {found[1]}", hint=dialect_hint)
         if self.differs:
             return NeedsSpark(f"query: {self.differs}")
         if "require unique expression names" in said:
             return ConfigError("query: two columns have the same name", hint="name one of them anew: batch as batch_2")
         if found := _NO_CAST.search(said):
-            hint = f"a text is compared with a text, as in key = '1'; {self._there_are()}"
+            hint = f"a text is compared with a text, as in key = '1'; {there_are}"
             return ConfigError(f"query: {found[0]}", hint=hint)
         line = _one_line(_SYNTAX.sub(r"\1", said))
-        if "not implemented" in said or (_SYNTAX.search(said) and _parsed(self._text) is not None):
+        if "not implemented" in said or (_SYNTAX.search(said) and _parsed(self.text) is not None):
             return NeedsSpark(f"query: DataFusion cannot do this ({line.split(' {')[0]})")
-        return ConfigError(f"query: {line}", hint=self._dialect_hint())
+        return ConfigError(f"query: {line}", hint=dialect_hint)
 
     def _no_column(self, name: str, said: str) -> ConfigError:
         if self._means_something_to_spark(name):
             return NeedsSpark(f"query: {name} means something only to Spark")
         told = _VALID_FIELDS.search(said)
-        columns = [_bare(field) for field in told[1].split(", ")] if told else EVENT.names
-        columns = list(dict.fromkeys(columns))
-        near = nearest(name, columns)
-        meant = f"did you mean {near}? " if near else ""
-        quotes = "a text stands in single quotes; " if f'"{name}"' in self._text else ""
-        return ConfigError(
-            f"query: there is no column {name}", hint=f"{meant}{quotes}the columns are {', '.join(columns)}"
-        )
+        columns = list(dict.fromkeys(_bare(field) for field in told[1].split(", "))) if told else EVENT.names
+        quotes = "a text stands in single quotes; " if f'"{name}"' in self.text else ""
+        hint = f"{_meant(name, columns)}{quotes}the columns are {', '.join(columns)}"
+        return ConfigError(f"query: there is no column {name}", hint=hint)
 
     def _means_something_to_spark(self, name: str) -> bool:
         """A text in double quotes, `order by all`, or the name of another column of the same select."""
-        if self._dialect != "Spark":
+        if self.own_dialect:
             return False
-        parsed = _parsed(self._text)
+        parsed = _parsed(self.text)
         aliases = {node.alias for node in parsed.walk() if node.alias} if parsed is not None else set()
-        return f'"{name}"' in self._text or name.lower() == "all" or name in aliases
+        return f'"{name}"' in self.text or name.lower() == "all" or name in aliases
 
-    def _no_table(self, name: str) -> ConfigError:
-        near = nearest(name, self._tables)
-        meant = f"did you mean {near}? " if near else ""
-        return ConfigError(f"query: there is no table {name}", hint=f"{meant}{self._there_are()}")
 
-    def _no_function(self, name: str) -> ConfigError:
-        if self._spark_knows(name):
-            return NeedsSpark(f"query: only Spark has the function {name}")
-        return ConfigError(f"query: there is no function {name}", hint=self._dialect_hint())
-
-    def _dialect_hint(self) -> str:
-        return f"the SQL is that of {self._dialect}; {self._there_are()}"
-
-    def _there_are(self) -> str:
-        return f"the tables are {', '.join(self._tables)}" if self._tables else "the log has nothing yet"
+def _meant(name: str, known: Sequence[str]) -> str:
+    near = nearest(name, known)
+    return f"did you mean {near}? " if near else ""
 
 
 def _bare(field: str) -> str:

@@ -7,8 +7,7 @@ a reader works: replaced files stay on disk for an hour, so a list of files stay
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ import pyarrow.parquet as pq
 from deltalake.exceptions import TableNotFoundError
 
 from evermark.errors import ConfigError, NotFoundError
-from evermark.event import EVENT, Op, Seen
+from evermark.event import EVENT, TIMESTAMP, Op, Seen
 from evermark.log.format import app_id, unpack
 from evermark.log.table import TableHandle
 
@@ -46,25 +45,9 @@ class FileRange:
     timeless: int | None = None  # events without a time
 
 
-# The columns of Delta's flattened statistics, in the order of FileRange's fields.
-_ACTION_COLUMNS = (
-    "path",
-    "min.partition",
-    "max.partition",
-    "min.batch",
-    "max.batch",
-    "num_records",
-    "size_bytes",
-    "max.event_time",
-    "max.position",
-    "min.event_time",
-    "max.ingested_at",
-    "min.position",
-    "null_count.event_time",
-)
-
+# Delta's flattened statistics call `batch_min` min.batch; these fields they call otherwise.
+_STATISTICS = {"path": "path", "rows": "num_records", "size": "size_bytes", "timeless": "null_count.event_time"}
 _PIECE_ROWS = 65_536
-_MOMENTS = ("min.event_time", "max.event_time", "max.ingested_at")
 
 
 class LogReader:
@@ -158,9 +141,7 @@ class LogReader:
         found = [EVENT.empty_table().select(columns)]
 
         def wanted(rows: pa.RecordBatch | pa.Table) -> pa.ChunkedArray:
-            mine = pc.and_(pc.greater(rows["batch"], after_batch), pc.less_equal(rows["batch"], to_batch))
-            mine = pc.and_(mine, pc.equal(rows["partition"], partition))
-            return pc.and_(mine, pc.equal(rows["op"], str(Op.CONTROL)))
+            return pc.and_(in_batches(rows, partition, after_batch, to_batch), pc.equal(rows["op"], str(Op.CONTROL)))
 
         # Payloads are read only beside a control event, piece by piece: a batch may hold millions of other events.
         for file in self.files_of(partition, after_batch, to_batch):
@@ -176,8 +157,7 @@ class LogReader:
         """The last batch all of whose events are older than `since` (an ISO time): where "from a time" begins."""
         moment = moment_of(since)
         first: int | None = None
-        mine = self._files_with(partition)
-        for file in sorted(mine, key=lambda f: f.batch_min):
+        for file in sorted(self._files_with(partition), key=lambda f: f.batch_min):
             if first is not None and file.batch_min >= first:
                 break
             if file.event_time_max is not None and file.event_time_max < moment:
@@ -198,20 +178,17 @@ class LogReader:
 def files_at(folder: Path, table: deltalake.DeltaTable) -> list[FileRange]:
     """Every file of the snapshot a handle is at."""
     actions = pa.table(table.get_add_actions(flatten=True))
-    have = set(actions.column_names)
 
-    def column(name: str) -> Sequence[Any]:
-        values: list[Any] = [None] * actions.num_rows
-        if name in have:
-            values = actions.column(name).to_pylist()
-        return [_utc(v) for v in values] if name.startswith(_MOMENTS) else values
+    def values(field: str) -> Any:
+        column, _, end = field.rpartition("_")
+        name = _STATISTICS.get(field, f"{end}.{column}")
+        if name not in actions.column_names:
+            return [None] * actions.num_rows
+        found = actions[name]
+        return (found.cast(TIMESTAMP) if pa.types.is_timestamp(found.type) else found).to_pylist()
 
-    rows = zip(*(column(name) for name in _ACTION_COLUMNS), strict=True)
+    rows = zip(*(values(field.name) for field in fields(FileRange)), strict=True)
     return [FileRange(str(folder / path), *rest) for path, *rest in rows]
-
-
-def _utc(value: datetime | None) -> datetime | None:
-    return value.replace(tzinfo=UTC) if value is not None and value.tzinfo is None else value
 
 
 def overlaps(file: FileRange, partition: int, after_batch: int, to_batch: int) -> bool:
@@ -221,6 +198,12 @@ def overlaps(file: FileRange, partition: int, after_batch: int, to_batch: int) -
         and file.batch_max > after_batch
         and file.batch_min <= to_batch
     )
+
+
+def in_batches(rows: pa.RecordBatch | pa.Table, partition: int, after: int, to: int) -> pa.ChunkedArray:
+    """Which rows are of the partition's batches `after < batch <= to`."""
+    wanted = pc.and_(pc.greater(rows["batch"], after), pc.less_equal(rows["batch"], to))
+    return pc.and_(wanted, pc.equal(rows["partition"], partition))
 
 
 def within(file: FileRange, since: datetime | None, until: datetime | None) -> bool:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -50,10 +49,17 @@ def require_codes(paths: Sequence[str]) -> None:
         raise EngineError("two log files have the same code", hint="it goes on when they have been merged")
 
 
-@dataclass
-class _File:
-    parquet: pq.ParquetFile
-    starts: I64  # the first row of each row group, and the number of rows
+def row_groups(
+    file: pq.ParquetFile, column: str, may_hold: Callable[[pq.Statistics], bool]
+) -> Iterator[tuple[int, int]]:
+    """The number and the first row of each row group that may hold what is looked for, by the range of one column."""
+    at, first = file.metadata.schema.names.index(column), 0
+    for group in range(file.metadata.num_row_groups):
+        described = file.metadata.row_group(group)
+        statistics = described.column(at).statistics
+        if statistics is None or not statistics.has_min_max or may_hold(statistics):
+            yield group, first
+        first += described.num_rows
 
 
 class RowReader:
@@ -61,7 +67,8 @@ class RowReader:
 
     def __init__(self, paths: Sequence[str], kept_bytes_max: int = KEPT_BYTES_MAX) -> None:
         self._paths = {code_of(path): path for path in paths}
-        self._files: dict[int, _File] = {}
+        # Beside each file the first row of each row group, and the number of rows.
+        self._files: dict[int, tuple[pq.ParquetFile, I64]] = {}
         self._kept: OrderedDict[tuple[int, int], pa.Table] = OrderedDict()
         self._kept_bytes = 0
         self._kept_bytes_max = kept_bytes_max
@@ -71,7 +78,7 @@ class RowReader:
         means = [
             group.total_byte_size / max(1, group.num_rows)
             for code in self._paths
-            for metadata in (self._file(code).parquet.metadata,)
+            for metadata in (self._file(code)[0].metadata,)
             for group in map(metadata.row_group, range(metadata.num_row_groups))
         ]
         return max(1, int(bytes_max / max(1.0, *means))) if means else 1
@@ -82,11 +89,11 @@ class RowReader:
         where: list[I64] = []
         for code in _values(codes):
             mine = np.flatnonzero(codes == code)
-            file = self._file(code)
-            groups = np.searchsorted(file.starts, numbers[mine], side="right") - 1
+            _, starts = self._file(code)
+            groups = np.searchsorted(starts, numbers[mine], side="right") - 1
             for group in _values(groups):
                 chosen = mine[groups == group]
-                pieces += self._rows(code, group, numbers[chosen] - file.starts[group])
+                pieces += self._rows(code, group, numbers[chosen] - starts[group])
                 where.append(chosen)
         came = np.concatenate([np.empty(0, np.int64), *where])
         if bool((np.diff(came) > 0).all()):  # most logs are in the order of time
@@ -105,22 +112,21 @@ class RowReader:
         found: list[pa.RecordBatch] = picked.to_batches()
         return found
 
-    def _file(self, code: int) -> _File:
-        file = self._files.get(code)
-        if file is None:
+    def _file(self, code: int) -> tuple[pq.ParquetFile, I64]:
+        if code not in self._files:
             if code not in self._paths:
                 raise FormatError("rows of a file that was not asked for", hint="report this, with the log")
             parquet = pq.ParquetFile(self._paths[code], read_dictionary=list(_CODED))
             sizes = [parquet.metadata.row_group(n).num_rows for n in range(parquet.metadata.num_row_groups)]
-            file = self._files[code] = _File(parquet, np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64))
-        return file
+            self._files[code] = parquet, np.cumsum([0, *sizes])
+        return self._files[code]
 
     def _group(self, code: int, group: int) -> pa.Table:
         key = (code, group)
         table = self._kept.get(key)
         if table is None:
             # In one piece: taking rows out of many pieces is slow.
-            read = self._file(code).parquet.read_row_group(group, columns=list(COLUMNS), use_threads=False)
+            read = self._file(code)[0].read_row_group(group, columns=list(COLUMNS), use_threads=False)
             table = with_all_columns(read, ROWS).cast(ROWS).combine_chunks()
             self._kept[key] = table
             self._kept_bytes += table.nbytes
@@ -134,15 +140,10 @@ class RowReader:
 def _values(numbers: I64) -> list[int]:
     """The distinct numbers, ascending. Mostly they come so, and then nothing has to be looked up."""
     steps = np.diff(numbers)
-    if len(steps) and bool((steps < 0).any()):
-        numbers = np.unique(numbers)
-    else:
-        numbers = numbers[np.concatenate([numbers[:1] == numbers[:1], steps > 0])]
-    values: list[int] = numbers.tolist()
-    return values
+    rising = not bool((steps < 0).any())
+    found = numbers[np.concatenate([numbers[:1] == numbers[:1], steps > 0])] if rising else np.unique(numbers)
+    return list(map(int, found))
 
 
 def _one(pieces: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    if len(pieces) == 1:
-        return pieces[0]
-    return pa.concat_batches(pieces)
+    return pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)

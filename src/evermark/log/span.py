@@ -5,7 +5,7 @@ For subscriptions without a predicate; with one, Spark finds the same rows (`eve
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,8 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from evermark.log.row_reader import I64, code_of
+from evermark.log.read import in_batches
+from evermark.log.row_reader import I64, code_of, row_groups
 from evermark.log.window_search import in_order
+
+Wanted = Callable[[pa.Table], pa.ChunkedArray]
 
 _ORDERED = ("batch", "position")
 _SCHEMA = pa.schema(
@@ -39,22 +42,6 @@ class RowAddresses:
     ops: pa.ChunkedArray
 
 
-@dataclass(frozen=True)
-class _Batches:
-    partition: int
-    after: int
-    to: int
-    through: str
-
-    def among(self, rows: pa.Table) -> pa.ChunkedArray:
-        mine = pc.and_(pc.greater(rows["batch"], self.after), pc.less_equal(rows["batch"], self.to))
-        mine = pc.and_(mine, pc.equal(rows["partition"], self.partition))
-        if self.through:
-            first, past = pc.equal(rows["batch"], self.after + 1), pc.less_equal(rows["position"], self.through)
-            mine = pc.and_(mine, pc.invert(pc.and_(first, past)))
-        return mine
-
-
 def row_addresses(
     paths: Sequence[str], partition: int, after: int, to: int, *, exact: bool, through: str = ""
 ) -> RowAddresses:
@@ -63,33 +50,31 @@ def row_addresses(
     `through`: without rows of the first batch up to and with this position.
     """
     whole = exact and len(paths) == 1 and not through  # and so in log order as it is
-    wanted = _Batches(partition, after, to, through)
-    found = pa.concat_tables([_SCHEMA.empty_table(), *(t for p in paths for t in _in_file(p, wanted, whole=whole))])
+
+    def wanted(rows: pa.Table) -> pa.ChunkedArray:
+        mine = in_batches(rows, partition, after, to)
+        if through:
+            first, past = pc.equal(rows["batch"], after + 1), pc.less_equal(rows["position"], through)
+            mine = pc.and_(mine, pc.invert(pc.and_(first, past)))
+        return mine
+
+    tables = [_SCHEMA.empty_table()]
+    for path in paths:
+        with pq.ParquetFile(path) as file:
+            for group, first in row_groups(file, "batch", lambda s: s.max > after and s.min <= to):
+                tables.append(_in_group(file, group, code_of(path), first, None if whole else wanted))
+    found = pa.concat_tables(tables)
     if not whole and not in_order(*(found[name] for name in _ORDERED)):
         found = found.take(pc.sort_indices(found, sort_keys=[(name, "ascending") for name in _ORDERED]))
     return RowAddresses(found["code"].to_numpy(), found["number"].to_numpy(), found["stream"], found["op"])
 
 
-def _in_file(path: str, wanted: _Batches, *, whole: bool) -> Iterator[pa.Table]:
-    code = code_of(path)
-    with pq.ParquetFile(path) as file:
-        at = file.metadata.schema.names.index("batch")
-        first = 0
-        for group in range(file.metadata.num_row_groups):
-            described = file.metadata.row_group(group)
-            statistics = described.column(at).statistics
-            none = statistics is not None and statistics.has_min_max
-            if not (none and (statistics.max <= wanted.after or statistics.min > wanted.to)):
-                yield _in_group(file, group, code, first, None if whole else wanted)
-            first += described.num_rows
-
-
-def _in_group(file: pq.ParquetFile, group: int, code: int, first: int, wanted: _Batches | None) -> pa.Table:
+def _in_group(file: pq.ParquetFile, group: int, code: int, first: int, wanted: Wanted | None) -> pa.Table:
     columns = ["stream", "op"] if wanted is None else ["stream", "op", "partition", *_ORDERED]
     rows = file.read_row_group(group, columns=columns, use_threads=False)
     numbers = np.arange(first, first + rows.num_rows)
     if wanted is not None:
-        mine = wanted.among(rows)
+        mine = wanted(rows)
         rows, numbers = rows.filter(mine), numbers[mine.to_numpy()]
         ordered = [rows[name] for name in _ORDERED]
     else:

@@ -16,10 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from evermark.disk import sync_folder
-from evermark.log.format import maintenance_note_of, note_of
-from evermark.log.table import commit_file
+from evermark.log.format import CommitNote, MaintenanceNote, note_of
+from evermark.log.table import commit_file, last_checkpoint
 
-_TORN_SUFFIX = ".torn"
 _ADD_COLUMN = "ADD COLUMN"  # as delta-rs calls it
 
 
@@ -35,14 +34,15 @@ def set_aside_torn(folder: Path, durable_version: int) -> list[int]:
     checkpoints = [
         path
         for path in log.glob("*.checkpoint*.parquet")
-        if (first is not None and _version(path) >= first) or not _readable(path)
+        if (first is not None and int(path.name[:20]) >= first) or not _readable(path)
     ]
     for path in (*(commit_file(folder, version) for version in torn), *checkpoints):
         with suppress(FileNotFoundError):  # never there, or cleaned by the owner before us, which has not noticed yet
-            path.rename(path.with_name(path.name + _TORN_SUFFIX))
-    if torn or checkpoints or not _names_a_checkpoint(log):
+            path.rename(path.with_name(f"{path.name}.torn"))
+    announced, named = log / "_last_checkpoint", log.glob(f"{last_checkpoint(folder):020d}.checkpoint*.parquet")
+    if torn or checkpoints or (announced.exists() and not any(named)):
         # It may name a checkpoint just set aside; without it readers list the folder, which is always right.
-        (log / "_last_checkpoint").unlink(missing_ok=True)
+        announced.unlink(missing_ok=True)
         sync_folder(log)
     return torn
 
@@ -78,12 +78,12 @@ def _says_all(actions: list[dict[str, Any]]) -> bool:
         return False
     added = {a["add"]["path"] for a in actions if "add" in a}
     applications = sum("txn" in a for a in actions)
-    note, care = note_of(info), maintenance_note_of(info)
-    if note is not None:
+    note = note_of(info)
+    if isinstance(note, CommitNote):
         return applications == 1 and added == set(note.files)
-    if care is not None:
+    if isinstance(note, MaintenanceNote):
         removes = sum("remove" in a for a in actions)
-        return applications == 1 and (len(added), removes) == (care.adds, care.removes)
+        return applications == 1 and (len(added), removes) == (note.adds, note.removes)
     if info.get("operation") == _ADD_COLUMN:
         return any("metaData" in a for a in actions)
     if any("protocol" in a or "metaData" in a for a in actions):  # the table's creation
@@ -96,23 +96,9 @@ def _present(folder: Path, add: dict[str, Any]) -> bool:
     return path.exists() and path.stat().st_size == int(add["size"])
 
 
-def _version(checkpoint: Path) -> int:
-    return int(checkpoint.name[:20])
-
-
 def _readable(checkpoint: Path) -> bool:
     try:
         pq.read_table(checkpoint)
     except (OSError, pa.ArrowException):
         return False
     return True
-
-
-def _names_a_checkpoint(log: Path) -> bool:
-    try:
-        named = int(json.loads((log / "_last_checkpoint").read_text())["version"])
-    except FileNotFoundError:
-        return True
-    except (ValueError, KeyError):
-        return False
-    return any(log.glob(f"{named:020d}.checkpoint*.parquet"))

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from evermark.log.row_reader import I64, code_of
+from evermark.log.row_reader import I64, code_of, row_groups
 
 _BY_TIME = [("event_time", "ascending"), ("event_id", "ascending")]
 
@@ -55,37 +55,25 @@ def _found(paths: Sequence[str], stretch: Stretch, *, ids: bool) -> pa.Table:
 
 def _in_file(path: str, stretch: Stretch, *, ids: bool) -> Iterator[pa.Table]:
     code = code_of(path)
+
+    def may_hold(statistics: pq.Statistics) -> bool:
+        # As numbers: a database's calendar is wider than Python's.
+        return bool(statistics.min_raw <= stretch.to_us and statistics.max_raw >= stretch.after_us)
+
     with pq.ParquetFile(path, read_dictionary=["op", "stream"]) as file:
-        metadata = file.metadata
-        at = metadata.schema.names.index("event_time")
-        first = 0
-        for group in range(metadata.num_row_groups):
-            described = metadata.row_group(group)
-            if _may_hold(described.column(at).statistics, stretch):
-                yield _wanted(_Group(file, group), stretch, code, first, ids=ids)
-            first += described.num_rows
+        for group, first in row_groups(file, "event_time", may_hold):
+            yield _wanted(_Group(file, group), stretch, code, first, ids=ids)
 
 
-class _Group:
+class _Group(dict[str, pa.ChunkedArray]):
     """The columns of a row group, read when they are asked for."""
 
     def __init__(self, file: pq.ParquetFile, number: int) -> None:
-        self._file = file
-        self._number = number
-        self._known: dict[str, pa.ChunkedArray] = {}
+        self._file, self._number = file, number
 
-    def __getitem__(self, name: str) -> pa.ChunkedArray:
-        if name not in self._known:
-            rows = self._file.read_row_group(self._number, columns=[name], use_threads=False)
-            self._known[name] = rows[name]
-        return self._known[name]
-
-
-def _may_hold(statistics: pq.Statistics | None, stretch: Stretch) -> bool:
-    if statistics is None or not statistics.has_min_max:
-        return True
-    # As numbers: a database's calendar is wider than Python's.
-    return bool(statistics.min_raw <= stretch.to_us and statistics.max_raw >= stretch.after_us)
+    def __missing__(self, name: str) -> pa.ChunkedArray:
+        rows = self._file.read_row_group(self._number, columns=[name], use_threads=False)
+        return self.setdefault(name, rows[name])
 
 
 def _wanted(rows: _Group, stretch: Stretch, code: int, first: int, *, ids: bool) -> pa.Table:

@@ -34,8 +34,7 @@ _US_MAX = (datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC) - _EPOCH) // 
 class _Range:
     """Least and greatest value of one column over a file."""
 
-    low: Any = None
-    high: Any = None
+    ends: list[Any] = field(default_factory=list)
     nulls: int = 0
     is_time: bool = False
 
@@ -46,16 +45,15 @@ class _Range:
         if pa.types.is_timestamp(column.type):
             self.is_time = True
             column = column.cast(pa.int64())  # a database's calendar is wider than Python's
-        ends = pc.min_max(column)
-        low, high = ends["min"].as_py(), ends["max"].as_py()
-        self.low = low if self.low is None else min(self.low, low)
-        self.high = high if self.high is None else max(self.high, high)
+        self.ends += pc.min_max(column).as_py().values()
 
     def as_tuple(self) -> tuple[Any, Any, int]:
-        if not self.is_time:
-            return self.low, self.high, self.nulls
-        # Delta keeps timestamps in statistics to the millisecond: round outwards, or pruning would lose rows.
-        return _time_text(self.low // 1000 * 1000), _time_text(-(-self.high // 1000) * 1000), self.nulls
+        low: Any = min(self.ends, default=None)
+        high: Any = max(self.ends, default=None)
+        if self.is_time:
+            # Delta keeps timestamps in statistics to the millisecond: round outwards, or pruning would lose rows.
+            low, high = _time_text(low // 1000 * 1000), _time_text(-(-high // 1000) * 1000)
+        return low, high, self.nulls
 
 
 def _time_text(us: int) -> str | None:

@@ -60,7 +60,7 @@ class SourceAnswer:
     refused: Mapping[int, tuple[str, str]] = field(default_factory=dict)  # by partition, why not, and a hint
 
 
-@dataclass(frozen=True)
+@dataclass
 class LiveGroupReport:
     """How the live group is. Subscriptions that are behind have a state of their own, and are no illness."""
 
@@ -78,14 +78,13 @@ def judged(report: PartitionReport, partition: int, answer: SourceAnswer | None,
     if answer is None:
         return report
     if partition in answer.refused:
-        report = replace(report, lag_s=None)
-        reason, hint = answer.refused[partition]
-        asked = report.state in _ASKED
-        return replace(report, state=PartitionHealth.STALE, reason=reason, hint=hint) if asked else report
-    waits = answer.lag_s.get(partition)
-    if waits is None:
+        if report.state in _ASKED:
+            reason, hint = answer.refused[partition]
+            report = replace(report, state=PartitionHealth.STALE, reason=reason, hint=hint)
+        return replace(report, lag_s=None)
+    if partition not in answer.lag_s:
         return report
-    lag_s = waits + max(0.0, now - answer.at)
+    lag_s = answer.lag_s[partition] + max(0.0, now - answer.at)
     report = replace(report, lag_s=lag_s)
     if lag_s > LAGGING_AFTER_S and report.state is PartitionHealth.HEALTHY:
         said = f"events have been waiting for {lag_s:.0f} s to be taken"
@@ -108,13 +107,12 @@ class HealthBoard:
         self._partitions: dict[tuple[str, int], PartitionReport] = {}
         self._answers: dict[str, SourceAnswer] = {}
         self._batches: dict[tuple[str, int], deque[tuple[float, int]]] = {}
-        self._replays: dict[str, tuple[datetime, datetime]] = {}
         self._engine_lost_at: float | None = None
         self._engine_trouble = ""
-        self._ask: Callable[[], None] = lambda: None
-        self.delivering = False
-        self.delivery_standby = False
-        self.delivery_lag_s = 0.0
+        self.replays: Mapping[str, tuple[datetime, datetime]] = {}  # which windows are replayed just now, by source
+        self.delivery = LiveGroupReport()
+        # Brings the board up to date before it is read: asks all sources, until they have answered or time is up.
+        self.ask: Callable[[], None] = lambda: None
 
     def expect(self, source: str, partition: int) -> None:
         """There is such a partition, and its reader has said nothing of it yet."""
@@ -163,23 +161,6 @@ class HealthBoard:
         with self._lock:
             self._answers[source] = answer
 
-    def ask_with(self, ask: Callable[[], None]) -> None:
-        """`ask` asks all sources, and returns when they have answered or time is up."""
-        self._ask = ask
-
-    def ask(self) -> None:
-        """Bring the board up to date before it is read."""
-        self._ask()
-
-    def replaying(self, windows: Mapping[str, tuple[datetime, datetime]]) -> None:
-        """Which windows are being replayed just now, by source."""
-        with self._lock:
-            self._replays = dict(windows)
-
-    def replays(self) -> dict[str, tuple[datetime, datetime]]:
-        with self._lock:
-            return dict(self._replays)
-
     def engine_lost(self, reason: str) -> None:
         """Spark has died: nothing is taken or delivered until it runs again."""
         with self._lock:
@@ -194,7 +175,6 @@ class HealthBoard:
     def engine_runs(self) -> None:
         with self._lock:
             self._engine_lost_at = None
-            self._engine_trouble = ""
 
     def given_up(self) -> str | None:
         """Why this process should be ended and started anew by its supervisor; None while it helps itself."""
@@ -208,10 +188,7 @@ class HealthBoard:
 
     def deliver(self, *, here: bool, standby: bool = False) -> None:
         """Whether this instance delivers, and if not, whether another does."""
-        self.delivering, self.delivery_standby = here, standby
-
-    def delivery(self) -> LiveGroupReport:
-        return LiveGroupReport(self.delivering, self.delivery_standby, self.delivery_lag_s)
+        self.delivery.delivering, self.delivery.standby = here, standby
 
     def partitions(self) -> dict[str, PartitionReport]:
         """By `source/partition`."""
@@ -219,28 +196,23 @@ class HealthBoard:
         with self._lock:
             found = dict(self._partitions)
             answers = dict(self._answers)
-            rates = {place: self._rate(place) for place in found}
+            for place, report in found.items():
+                self._forget(*place)
+                taken = sum(events for _, events in self._batches.get(place, ()))
+                found[place] = replace(report, events_per_s=taken / RATE_OVER_S)
         return {
-            f"{source}/{partition}": judged(
-                replace(report, events_per_s=rates[source, partition]), partition, answers.get(source), now
-            )
+            f"{source}/{partition}": judged(report, partition, answers.get(source), now)
             for (source, partition), report in found.items()
         }
 
-    def _rate(self, place: tuple[str, int]) -> float:
-        self._forget(*place)
-        return sum(events for _, events in self._batches.get(place, ())) / RATE_OVER_S
-
     def _forget(self, source: str, partition: int) -> None:
-        batches, since = self._batches.get((source, partition), deque()), self._clock() - RATE_OVER_S
-        while batches and batches[0][0] < since:
+        batches = self._batches.get((source, partition), deque())
+        while batches and batches[0][0] < self._clock() - RATE_OVER_S:
             batches.popleft()
 
 
 def overall(reports: Mapping[str, PartitionReport], delivery: LiveGroupReport | None = None) -> str:
-    """unhealthy when at least half of the partitions are unwell; degraded when any is, or any stream is stale, or
-    delivery lags behind the log.
-    """
+    """unhealthy: half of the partitions are unwell, or more; degraded: any is, a stream is stale, or delivery lags."""
     starting = sum(r.state is PartitionHealth.STARTING for r in reports.values())
     unwell = sum(r.state not in WELL for r in reports.values()) - starting
     if unwell:
@@ -286,9 +258,7 @@ def as_json(
 
 
 def unready(reports: Mapping[str, PartitionReport]) -> dict[str, str]:
-    """Why events cannot be taken, by partition; nothing: they can, or another instance takes them. A dead receiver, and
-    a backlog, do not make it unready.
-    """
+    """Why events cannot be taken, by partition. A dead receiver, a backlog or standing by do not make it unready."""
     if not reports:
         return {"sources": "starting"}
     return {

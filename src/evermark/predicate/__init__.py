@@ -97,12 +97,11 @@ def match_sql(streams: Sequence[str], ops: Sequence[str], predicate: Predicate, 
 
 def wanted_ops(ops: Sequence[str]) -> list[str]:
     """The operations a subscription gets that names these; all that are delivered when it names none."""
-    wanted = sorted(set(ops) or {str(op) for op in Op} - UNDELIVERED_OPS)
-    if unknown := [op for op in wanted if op not in {str(op) for op in Op} or op in UNDELIVERED_OPS]:
-        raise refused(
-            f"operation {unknown[0][:40]!r} is never delivered",
-            f"use some of: {', '.join(sorted({str(op) for op in Op} - UNDELIVERED_OPS))}",
-        )
+    delivered = {str(op) for op in Op} - UNDELIVERED_OPS
+    wanted = sorted(set(ops) or delivered)
+    if unknown := [op for op in wanted if op not in delivered]:
+        allowed = ", ".join(sorted(delivered))
+        raise refused(f"operation {unknown[0][:40]!r} is never delivered", f"use some of: {allowed}")
     return wanted
 
 

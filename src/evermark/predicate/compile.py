@@ -7,12 +7,14 @@ null where ANSI mode would raise: no predicate can make a job fail. A JSON path 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from sqlglot import exp
 
-from evermark.predicate.fragment import Fragment, Path, chars_of, joined, refused, sql, string_sql
+from evermark.predicate.fragment import Fragment, Path, chars_of, filled, joined, refused, sql, string_sql
 from evermark.predicate.kinds import (
     COLUMNS,
+    branches_of,
     cast_form,
     choices,
     column_of,
@@ -51,17 +53,24 @@ _COMPARED: dict[type[exp.Expr], str] = {
     exp.NullSafeNEQ: "<=>",
 }
 _ORDERED = (exp.GT, exp.GTE, exp.LT, exp.LTE)
-# Doubles do not overflow, and what could divide by zero is tried: arithmetic cannot raise.
-_ARITHMETIC: dict[type[exp.Expr], str] = {
-    exp.Add: "({} + {})",
-    exp.Sub: "({} - {})",
-    exp.Mul: "({} * {})",
-    exp.Div: "try_divide({}, {})",
-    exp.Mod: "try_mod({}, {})",
+# What is written, and the form of its operands. Doubles do not overflow, and what could divide by zero is tried:
+# arithmetic cannot raise.
+_TEMPLATES: dict[type[exp.Expr], tuple[str, Form]] = {
+    exp.Add: ("({} + {})", Form.DOUBLE),
+    exp.Sub: ("({} - {})", Form.DOUBLE),
+    exp.Mul: ("({} * {})", Form.DOUBLE),
+    exp.Div: ("try_divide({}, {})", Form.DOUBLE),
+    exp.Mod: ("try_mod({}, {})", Form.DOUBLE),
+    exp.Neg: ("(- {})", Form.DOUBLE),
+    exp.Abs: ("abs({})", Form.DOUBLE),
+    exp.Lower: ("lower({})", Form.STRING),
+    exp.Upper: ("upper({})", Form.STRING),
+    exp.Trim: ("trim({})", Form.STRING),
+    exp.StartsWith: ("startswith({}, {})", Form.STRING),
+    exp.EndsWith: ("endswith({}, {})", Form.STRING),
+    exp.Contains: ("contains({}, {})", Form.STRING),
+    exp.Not: ("(not {})", Form.BOOLEAN),
 }
-_TEXT: dict[type[exp.Expr], str] = {exp.Lower: "lower", exp.Upper: "upper", exp.Trim: "trim"}
-_SEARCH: dict[type[exp.Expr], str] = {exp.StartsWith: "startswith", exp.EndsWith: "endswith", exp.Contains: "contains"}
-_ROUNDED: dict[type[exp.Expr], str] = {exp.Floor: "floor", exp.Ceil: "ceil"}
 
 
 def emit(node: exp.Expr, form: Form) -> Fragment:
@@ -81,10 +90,9 @@ def _emit(node: exp.Expr, form: Form) -> Fragment:
         return (path,)
     kind = kind_of(node)
     text = string_value(node)
-    if text is not None and form in (Form.TIMESTAMP, Form.DATE):
-        return sql(time_sql(text, form))
-    if (moment := time_value(node)) is not None and form in (Form.TIMESTAMP, Form.DATE):
-        return sql(time_sql(moment[0], form))
+    moment = text if text is not None else time_value(node)
+    if moment is not None and form in (Form.TIMESTAMP, Form.DATE):
+        return sql(time_sql(moment, form))
     if kind is not None and kind is not form.kind:
         raise refused(f"{kind} stands where {form.kind} is needed", "compare like with like, or use cast")
     if text is not None:
@@ -93,47 +101,37 @@ def _emit(node: exp.Expr, form: Form) -> Fragment:
         return sql(literal.sql(form))
     if (column := column_of(node)) is not None:
         return _converted(sql(column), COLUMNS[column], form, cast=column in ("partition", "schema_version"))
-    if isinstance(node, exp.Coalesce | exp.Nullif | exp.If | exp.Case):
-        return _emit_choice(node, form)
-    if isinstance(node, exp.Cast):
-        return _emit_cast(node, form)
-    emitter = {Kind.TEXT: _emit_text, Kind.NUMBER: _emit_number, Kind.BOOLEAN: _emit_boolean}[form.kind]
-    return emitter(node, form)
+    if type(node) in _TEMPLATES:
+        template, operand_form = _TEMPLATES[type(node)]
+        operands = [emit(side, operand_form) for side in (node.this, node.expression) if side is not None]
+        return _converted(filled(template, *operands), FORM_OF[form.kind], form)
+    if emitter := _EMITTERS.get(type(node)):
+        return emitter(node, form)
+    raise refused(f"{type(node).__name__.upper()} is not allowed", "use comparisons, AND, OR, NOT, IN, BETWEEN, LIKE")
 
 
 def _converted(fragment: Fragment, have: Form, want: Form, *, cast: bool = False) -> Fragment:
-    return fragment if have is want and not cast else sql("try_cast(", fragment, f" as {want})")
+    return fragment if have is want and not cast else filled(f"try_cast({{}} as {want})", fragment)
 
 
-def _filled(template: str, *fragments: Fragment) -> Fragment:
-    pieces: list[str | Fragment] = []
-    for index, text in enumerate(template.split("{}")):
-        pieces += [fragments[index - 1], text] if index else [text]
-    return sql(*pieces)
+def _emit_coalesce(node: exp.Expr, form: Form) -> Fragment:
+    return filled("coalesce({})", joined(", ", [emit(value, form) for value in choices(node)]))
 
 
-def _emit_choice(node: exp.Expr, form: Form) -> Fragment:
-    if isinstance(node, exp.Coalesce):
-        return sql("coalesce(", joined(", ", [emit(value, form) for value in choices(node)]), ")")
-    if isinstance(node, exp.Nullif):
-        # As Spark would, but with the repetition close to the limit.
-        value = emit(node.this, form)
-        return _filled(
-            f"(case when {{}} = {{}} then cast(null as {form}) else {{}} end)",
-            value,
-            emit(node.expression, form),
-            value,
-        )
-    if isinstance(node, exp.If):
-        branches, default, subject = [node], node.args.get("false"), None
-    else:
-        branches, default, subject = node.args["ifs"], node.args.get("default"), node.this
+def _emit_nullif(node: exp.Expr, form: Form) -> Fragment:
+    # As Spark would, but with the repetition close to the limit.
+    value, other = emit(node.this, form), emit(node.expression, form)
+    return filled(f"(case when {{}} = {{}} then cast(null as {form}) else {{}} end)", value, other, value)
+
+
+def _emit_case(node: exp.Expr, form: Form) -> Fragment:
+    branches, otherwise = branches_of(node)
+    subject = node.this if isinstance(node, exp.Case) else None
     pieces: list[str | Fragment] = ["(case"]
     for branch in branches:
         condition = emit(branch.this, Form.BOOLEAN) if subject is None else compared(exp.EQ, subject, branch.this)
         pieces += [" when ", condition, " then ", emit(branch.args["true"], form)]
-    pieces += [" else ", emit(default if default is not None else exp.Null(), form), " end)"]
-    return sql(*pieces)
+    return sql(*pieces, " else ", emit(exp.Null() if otherwise is None else otherwise, form), " end)")
 
 
 def _emit_cast(node: exp.Cast, form: Form) -> Fragment:
@@ -148,8 +146,7 @@ def _emit_cast(node: exp.Cast, form: Form) -> Fragment:
         source = Form.EXACT
     fragment = _converted(emit(inner, source), source, target)
     if target is Form.EXACT:
-        fragment = sql("try_cast(", fragment, f" as {_decimal_type(node)})")
-        return sql("try_cast(", fragment, f" as {form})")
+        return filled(f"try_cast(try_cast({{}} as {_decimal_type(node)}) as {form})", fragment)
     return _converted(fragment, target, form)
 
 
@@ -163,78 +160,68 @@ def _decimal_type(node: exp.Cast) -> str:
     return f"decimal({precision},{scale})"
 
 
-def _emit_text(node: exp.Expr, form: Form) -> Fragment:
-    if type(node) in _TEXT:
-        return sql(f"{_TEXT[type(node)]}(", emit(node.this, form), ")")
-    if isinstance(node, exp.Substring):
-        bounds = [node.args.get("start"), node.args.get("length")]
-        # Bounds beyond an int are null, and so is the result.
-        ints = [sql("try_cast(", emit(bound, Form.LONG), " as int)") for bound in bounds if bound is not None]
-        return sql("substring(", joined(", ", [emit(node.this, form), *ints]), ")")
+def _emit_substring(node: exp.Expr, form: Form) -> Fragment:
+    bounds = [emit(node.args[name], Form.LONG) for name in ("start", "length") if node.args.get(name) is not None]
+    # Bounds beyond an int are null, and so is the result.
+    ints = [filled("try_cast({} as int)", bound) for bound in bounds]
+    return filled("substring({})", joined(", ", [emit(node.this, form), *ints]))
+
+
+def _emit_concat(node: exp.Expr, form: Form) -> Fragment:
     parts = node.expressions if isinstance(node, exp.Concat) else list(node.flatten())
     if not 1 <= len(parts) <= CONCAT_PARTS_MAX or any(part.find(exp.Concat, exp.DPipe) for part in parts):
         raise refused("a large or nested concat", f"join at most {CONCAT_PARTS_MAX} parts, in one concat")
-    return sql("concat(", joined(", ", [emit(part, form) for part in parts]), ")")
+    return filled("concat({})", joined(", ", [emit(part, form) for part in parts]))
 
 
-def _emit_number(node: exp.Expr, form: Form) -> Fragment:
+def _emit_size(node: exp.Expr, form: Form) -> Fragment:
     if isinstance(node, exp.Length):
-        return _converted(sql("length(", emit(node.this, Form.STRING), ")"), Form.LONG, form, cast=True)
-    if isinstance(node, exp.ArraySize):
-        return _converted(sql("array_size(", (_array(node, "variant"),), ")"), Form.LONG, form, cast=True)
-    if type(node) in _ARITHMETIC:
-        sides = emit(node.this, Form.DOUBLE), emit(node.expression, Form.DOUBLE)
-        fragment = _filled(_ARITHMETIC[type(node)], *sides)
-    elif isinstance(node, exp.Neg):
-        fragment = sql("(- ", emit(node.this, Form.DOUBLE), ")")
-    elif isinstance(node, exp.Round):
-        digits = number_value(node.args.get("decimals") or exp.Literal.number(0))
-        if digits is None or not digits.whole or abs(digits.value) > ROUND_DIGITS_MAX:
-            raise refused("round with an odd number of digits", f"use a literal from 0 to {ROUND_DIGITS_MAX}")
-        fragment = sql("round(", emit(node.this, Form.DOUBLE), f", {int(digits.value)})")
-    elif type(node) in _ROUNDED:
-        # floor(double) overflows its bigint; a double too large for this decimal is whole anyway.
-        value = emit(node.this, Form.DOUBLE)
-        small = sql(f"{_ROUNDED[type(node)]}(try_cast(", value, " as decimal(38,18)))")
-        fragment = sql("coalesce(cast(", small, " as double), ", value, ")")
+        size = filled("length({})", emit(node.this, Form.STRING))
     else:
-        fragment = sql("abs(", emit(node.this, Form.DOUBLE), ")")
-    return _converted(fragment, Form.DOUBLE, form)
+        size = filled("array_size({})", (_array(node, "variant"),))
+    return _converted(size, Form.LONG, form, cast=True)
 
 
-def _emit_boolean(node: exp.Expr, form: Form) -> Fragment:
-    if isinstance(node, exp.And | exp.Or):
-        word = " and " if isinstance(node, exp.And) else " or "
-        return sql("(", joined(word, [emit(part, form) for part in node.flatten()]), ")")
-    if isinstance(node, exp.Not):
-        return sql("(not ", emit(node.this, form), ")")
-    if isinstance(node, exp.Boolean):
-        return sql("true" if node.this else "false")
-    if type(node) in _COMPARED:
-        return compared(type(node), node.this, node.expression)
-    if type(node) in _SEARCH:
-        sides = emit(node.this, Form.STRING), emit(node.expression, Form.STRING)
-        return _filled(f"{_SEARCH[type(node)]}({{}}, {{}})", *sides)
-    if emitter := _CONDITIONS.get(type(node)):
-        return emitter(node)
-    raise refused(f"{type(node).__name__.upper()} is not allowed", "use comparisons, AND, OR, NOT, IN, BETWEEN, LIKE")
+def _emit_round(node: exp.Expr, form: Form) -> Fragment:
+    digits = number_value(node.args.get("decimals") or exp.Literal.number(0))
+    if digits is None or not digits.whole or abs(digits.value) > ROUND_DIGITS_MAX:
+        raise refused("round with an odd number of digits", f"use a literal from 0 to {ROUND_DIGITS_MAX}")
+    rounded = filled(f"round({{}}, {int(digits.value)})", emit(node.this, Form.DOUBLE))
+    return _converted(rounded, Form.DOUBLE, form)
 
 
-def _emit_is(node: exp.Expr) -> Fragment:
+def _emit_floor(node: exp.Expr, form: Form) -> Fragment:
+    # floor(double) overflows its bigint; a double too large for this decimal is whole anyway.
+    value = emit(node.this, Form.DOUBLE)
+    floor = "floor" if isinstance(node, exp.Floor) else "ceil"
+    rounded = filled(f"coalesce(cast({floor}(try_cast({{}} as decimal(38,18))) as double), {{}})", value, value)
+    return _converted(rounded, Form.DOUBLE, form)
+
+
+def _emit_all_or_any(node: exp.Expr, form: Form) -> Fragment:
+    word = " and " if isinstance(node, exp.And) else " or "
+    return filled("({})", joined(word, [emit(part, form) for part in node.flatten()]))
+
+
+def _emit_compared(node: exp.Expr, _: Form) -> Fragment:
+    return compared(type(node), node.this, node.expression)
+
+
+def _emit_is(node: exp.Expr, _: Form) -> Fragment:
     right = node.expression
     if isinstance(right, exp.Null):
-        return sql("(", emit(node.this, natural_form(node.this)), " is null)")
+        return filled("({} is null)", emit(node.this, natural_form(node.this)))
     if (value := boolean_value(right)) is None:
         raise refused("IS with something else than NULL, TRUE or FALSE", "use =")
-    return sql("(", emit(node.this, Form.BOOLEAN), " is true)" if value else " is false)")
+    return filled("({} is true)" if value else "({} is false)", emit(node.this, Form.BOOLEAN))
 
 
-def _emit_between(node: exp.Expr) -> Fragment:
+def _emit_between(node: exp.Expr, _: Form) -> Fragment:
     low, high = node.args["low"], node.args["high"]
-    return sql("(", compared(exp.GTE, node.this, low), " and ", compared(exp.LTE, node.this, high), ")")
+    return filled("({} and {})", compared(exp.GTE, node.this, low), compared(exp.LTE, node.this, high))
 
 
-def _emit_in(node: exp.Expr) -> Fragment:
+def _emit_in(node: exp.Expr, _: Form) -> Fragment:
     values: list[exp.Expr] = node.expressions
     if not values or any(not _is_literal(value) for value in values):
         raise refused("IN with something else than literals", "use IN ('a', 'b'), or OR")
@@ -244,38 +231,38 @@ def _emit_in(node: exp.Expr) -> Fragment:
         if is_whole(node.this) and all(is_whole(value) for value in values):
             form = Form.LONG
         elif not all(is_approximate(value) for value in values):
-            return sql("(", joined(" or ", [compared(exp.EQ, node.this, value) for value in values]), ")")
-    return sql("(", emit(node.this, form), " in (", joined(", ", [emit(value, form) for value in values]), "))")
+            return filled("({})", joined(" or ", [compared(exp.EQ, node.this, value) for value in values]))
+    return filled("({} in ({}))", emit(node.this, form), joined(", ", [emit(value, form) for value in values]))
 
 
 def _is_literal(node: exp.Expr) -> bool:
-    readers: tuple[Callable[[exp.Expr], object], ...] = (string_value, number_value, boolean_value, time_value)
-    return any(read(node) is not None for read in readers)
+    values = (string_value(node), number_value(node), boolean_value(node), time_value(node))
+    return any(value is not None for value in values)
 
 
-def _emit_like(node: exp.Expr) -> Fragment:
+def _emit_like(node: exp.Expr, _: Form) -> Fragment:
     pattern = string_value(node.expression)
     if pattern is None:
         raise refused("LIKE with something else than a literal pattern", "use contains(…), or a pattern in quotes")
     fragment = like_sql(emit(node.this, Form.STRING), pattern, fold=isinstance(node, exp.ILike))
-    return sql("(not ", fragment, ")") if node.args.get("negate") else fragment
+    return filled("(not {})", fragment) if node.args.get("negate") else fragment
 
 
-def _emit_rlike(node: exp.Expr) -> Fragment:
+def _emit_rlike(node: exp.Expr, _: Form) -> Fragment:
     pattern = string_value(node.expression)
     if pattern is None:
         raise refused("RLIKE with something else than a literal pattern", "write the pattern in quotes")
     return rlike_sql(emit(node.this, Form.STRING), pattern)
 
 
-def _emit_array_contains(node: exp.Expr) -> Fragment:
+def _emit_array_contains(node: exp.Expr, _: Form) -> Fragment:
     if not _is_literal(node.expression):
         raise refused("array_contains with something else than a literal", "use array_contains(data.list, 'value')")
     literal = number_value(node.expression)
     form = natural_form(node.expression)
     if literal is not None:
         form = Form.DOUBLE if literal.approximate else Form.EXACT
-    return sql("array_contains(", (_array(node, form),), ", ", emit(node.expression, form), ")")
+    return filled("array_contains({}, {})", (_array(node, form),), emit(node.expression, form))
 
 
 def _array(node: exp.Expr, element: str) -> Path:
@@ -285,12 +272,23 @@ def _array(node: exp.Expr, element: str) -> Path:
     return path
 
 
-_CONDITIONS: dict[type[exp.Expr], Callable[[exp.Expr], Fragment]] = {
+_EMITTERS: dict[type[exp.Expr], Callable[[Any, Form], Fragment]] = {
+    **dict.fromkeys(_COMPARED, _emit_compared),
+    **dict.fromkeys((exp.And, exp.Or), _emit_all_or_any),
+    **dict.fromkeys((exp.If, exp.Case), _emit_case),
+    **dict.fromkeys((exp.Cast, exp.TryCast), _emit_cast),
+    **dict.fromkeys((exp.Concat, exp.DPipe), _emit_concat),
+    **dict.fromkeys((exp.Length, exp.ArraySize), _emit_size),
+    **dict.fromkeys((exp.Floor, exp.Ceil), _emit_floor),
+    **dict.fromkeys((exp.Like, exp.ILike), _emit_like),
+    exp.Coalesce: _emit_coalesce,
+    exp.Nullif: _emit_nullif,
+    exp.Substring: _emit_substring,
+    exp.Round: _emit_round,
+    exp.Boolean: lambda node, _: sql("true" if node.this else "false"),
     exp.Is: _emit_is,
     exp.In: _emit_in,
     exp.Between: _emit_between,
-    exp.Like: _emit_like,
-    exp.ILike: _emit_like,
     exp.RegexpLike: _emit_rlike,
     exp.ArrayContains: _emit_array_contains,
 }
@@ -306,14 +304,14 @@ def compared(comparison: type[exp.Expr], left: exp.Expr, right: exp.Expr) -> Fra
     elif kind is None and comparison in _ORDERED:
         # Two paths: as numbers where both are, else as text.
         texts = _plain(comparison, left, right, Form.STRING)
-        fragment = sql("coalesce(", _exactly_compared(comparison, left, right), ", ", texts, ")")
+        fragment = filled("coalesce({}, {})", _exactly_compared(comparison, left, right), texts)
     else:
         fragment = _plain(comparison, left, right, FORM_OF[kind or Kind.TEXT])
-    return sql("(not ", fragment, ")") if comparison is exp.NullSafeNEQ else fragment
+    return filled("(not {})", fragment) if comparison is exp.NullSafeNEQ else fragment
 
 
 def _plain(comparison: type[exp.Expr], left: exp.Expr, right: exp.Expr, form: Form) -> Fragment:
-    return _filled(f"({{}} {_COMPARED[comparison]} {{}})", emit(left, form), emit(right, form))
+    return filled(f"({{}} {_COMPARED[comparison]} {{}})", emit(left, form), emit(right, form))
 
 
 def _numbers_compared(comparison: type[exp.Expr], left: exp.Expr, right: exp.Expr) -> Fragment:
@@ -331,8 +329,8 @@ def _exactly_compared(comparison: type[exp.Expr], left: exp.Expr, right: exp.Exp
     sign = _COMPARED[comparison]
     if comparison in _ORDERED:
         default = "true" if sign.endswith("=") else "false"
-        tie = _filled(f"({{}} = {{}} and coalesce({{}} {sign} {{}}, {default}))", *doubles, *decimals)
-        return sql("(", _filled(f"{{}} {sign[0]} {{}}", *doubles), " or ", tie, ")")
+        written = f"({{}} {sign[0]} {{}} or ({{}} = {{}} and coalesce({{}} {sign} {{}}, {default})))"
+        return filled(written, *doubles, *doubles, *decimals)
     same = "<=>" if sign == "<=>" else "="
-    equal = _filled(f"({{}} {same} {{}} and coalesce({{}} = {{}}, true))", *doubles, *decimals)
-    return sql("(not ", equal, ")") if comparison is exp.NEQ else equal
+    equal = filled(f"({{}} {same} {{}} and coalesce({{}} = {{}}, true))", *doubles, *decimals)
+    return filled("(not {})", equal) if comparison is exp.NEQ else equal

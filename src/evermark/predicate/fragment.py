@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal
 
 from evermark.errors import ConfigError
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_HALF_PAIR = re.compile("[\ud800-\udfff]")
+_ESCAPED = re.compile("['\"\\\\{`;\x00-\x1f\x7f-\x9f\u2028\u2029]")
 PATH_STEPS_MAX = 20
 PATH_STEP_CHARS_MAX = 256
 ARRAY_INDEX_MAX = 2**31 - 1
@@ -27,16 +30,9 @@ def string_sql(value: str) -> str:
     Quotes and backslashes are written as `\\uXXXX`, so that no setting of the parser's escapes can end the literal
     early. `{` too: Spark replaces `${env:NAME}` in any SQL text it parses, inside literals as well.
     """
-    out: list[str] = []
-    for char in value:
-        code = ord(char)
-        if 0xD800 <= code <= 0xDFFF:
-            raise refused("a string holds half a surrogate pair", "write the character itself")
-        if char in "'\"\\{`;" or code < 0x20 or 0x7F <= code < 0xA0 or code in (0x2028, 0x2029):
-            out.append(f"\\u{code:04X}")
-        else:
-            out.append(char)
-    return "'" + "".join(out) + "'"
+    if _HALF_PAIR.search(value):
+        raise refused("a string holds half a surrogate pair", "write the character itself")
+    return "'" + _ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04X}", value) + "'"
 
 
 @dataclass(frozen=True, order=True)
@@ -90,16 +86,19 @@ def sql(*pieces: str | Path | Fragment) -> Fragment:
         for part in piece if isinstance(piece, tuple) else (piece,):
             if isinstance(part, str) and out and isinstance(out[-1], str):
                 out[-1] += part
-            else:
+            elif part:
                 out.append(part)
     return tuple(out)
 
 
+def filled(template: str, *fragments: Fragment) -> Fragment:
+    """The template with a fragment for each `{}`."""
+    first, *rest = template.split("{}")
+    return sql(first, *(piece for pair in zip(fragments, rest, strict=True) for piece in pair))
+
+
 def joined(separator: str, fragments: list[Fragment]) -> Fragment:
-    pieces: list[str | Fragment] = []
-    for index, fragment in enumerate(fragments):
-        pieces += [separator, fragment] if index else [fragment]
-    return sql(*pieces)
+    return filled(separator.join(["{}"] * len(fragments)), *fragments)
 
 
 def paths_of(fragment: Fragment) -> tuple[Path, ...]:
@@ -112,15 +111,6 @@ def chars_of(fragment: Fragment) -> int:
 
 def depth_of(fragment: Fragment) -> int:
     """How deep the parentheses nest. Literals hold no raw quote, so quotes simply alternate."""
-    depth = deepest = 0
-    quoted = False
-    for part in fragment:
-        for char in part if isinstance(part, str) else "":
-            if char == "'":
-                quoted = not quoted
-            elif not quoted and char == "(":
-                depth += 1
-                deepest = max(deepest, depth)
-            elif not quoted and char == ")":
-                depth -= 1
-    return deepest
+    text = "".join(part for part in fragment if isinstance(part, str))
+    steps = ((char == "(") - (char == ")") for unquoted in text.split("'")[::2] for char in unquoted)
+    return max(accumulate(steps, initial=0))

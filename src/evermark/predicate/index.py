@@ -8,10 +8,11 @@ beyond that is tested only for the events that were found for it.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from itertools import product
+from math import prod
 
 from evermark.predicate import Path, Predicate, wanted_ops
 
@@ -54,24 +55,22 @@ class Index:
 
 def index_of(filters: Sequence[Filter]) -> Index:
     """Every filter_ is in exactly one table, or tested, or can never be met."""
-    named = [_named(filter_) for filter_ in filters]
-    exact = Counter(_columns(one.values) for one in named if one is not None and one.values)
+    named = {number: found for number, filter_ in enumerate(filters) if (found := _named(filter_)) is not None}
+    exact = Counter(_columns(needs) for needs, _ in named.values() if needs)
     chosen = {columns for columns, count in exact.most_common(TABLES_MAX - 1) if count >= TABLE_ROWS_MIN and columns}
     rows: dict[tuple[Column, ...], dict[tuple[Value, ...], list[int]]] = defaultdict(lambda: defaultdict(list))
     tested: list[int] = []
     whole: set[int] = set()
-    for number, one in enumerate(named):
-        if one is None:
-            continue
-        columns = _columns(one.values)
+    for number, (needs, is_all) in named.items():
+        columns = _columns(needs)
         if columns not in chosen:
-            columns = ("stream",) if "stream" in one.values else ()
+            columns = ("stream",) if "stream" in needs else ()
         if not columns:
             tested.append(number)
             continue
-        if not one.is_all or columns != _columns(one.values):
+        if not is_all or columns != _columns(needs):
             whole.add(number)
-        for values in product(*(one.values[column] for column in columns)):
+        for values in product(*(needs[column] for column in columns)):
             rows[columns][values].append(number)
     tables = [
         Table(columns, {values: tuple(numbers) for values, numbers in found.items()})
@@ -84,16 +83,8 @@ def _columns(needs: Mapping[Column, tuple[Value, ...]]) -> tuple[Column, ...]:
     return tuple(sorted(needs, key=str))
 
 
-@dataclass(frozen=True)
-class _Named:
-    """The values each column must have one of, and whether these are all the equalities there are."""
-
-    values: Mapping[Column, tuple[Value, ...]]
-    is_all: bool
-
-
-def _named(filter_: Filter) -> _Named | None:
-    """None: no event can be what is wished for."""
+def _named(filter_: Filter) -> tuple[dict[Column, tuple[Value, ...]], bool] | None:
+    """The values each column must have one of, and whether these are all equalities; None: no event can have them."""
     values: dict[Column, tuple[Value, ...]] = {}
     if filter_.streams:
         values["stream"] = tuple(dict.fromkeys(filter_.streams))
@@ -108,17 +99,10 @@ def _named(filter_: Filter) -> _Named | None:
         else:
             values[column] = (value,)
     for column in ("op", "stream"):
-        if _size(values.values()) > ROWS_PER_FILTER_MAX:
+        if prod(map(len, values.values())) > ROWS_PER_FILTER_MAX:
             values.pop(column, None)
             is_all = False
-    return _Named(values, is_all)
-
-
-def _size(values: Iterable[tuple[Value, ...]]) -> int:
-    size = 1
-    for some in values:
-        size *= len(some)
-    return size
+    return values, is_all
 
 
 def _fits(column: Column, value: Value) -> bool:
@@ -126,12 +110,11 @@ def _fits(column: Column, value: Value) -> bool:
     if isinstance(column, str) or not column.cast.startswith(_EXACT):
         bits = 31 if column in _SHORT else 63
         return not isinstance(value, Decimal) and (not isinstance(value, int) or -(1 << bits) <= value < 1 << bits)
+    if isinstance(value, str):
+        return False
     precision, scale = (int(part) for part in column.cast.removeprefix(_EXACT).rstrip(")").split(","))
     try:
-        amount = Decimal(value) if not isinstance(value, str) else None
-        if amount is None:
-            return False
-        digits = amount.quantize(Decimal(1).scaleb(-scale))
+        digits = Decimal(value).quantize(Decimal(1).scaleb(-scale))
     except (InvalidOperation, ValueError):
         return False
-    return digits == amount and len(digits.as_tuple().digits) <= precision
+    return digits == value and len(digits.as_tuple().digits) <= precision

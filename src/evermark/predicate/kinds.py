@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from sqlglot import exp
 
@@ -14,6 +15,7 @@ COLUMNS = {
     **dict.fromkeys(("partition", "origin_seq", "schema_version"), Form.LONG),
     "event_time": Form.TIMESTAMP,
 }
+_ROOTS: dict[str, Literal["payload", "before"]] = {"data": "payload", "before": "before"}
 _TEXTS = (exp.Lower, exp.Upper, exp.Trim, exp.Substring, exp.Concat, exp.DPipe)
 # Worked out in doubles, whatever goes in.
 _COMPUTED = (
@@ -74,11 +76,8 @@ def path_of(node: exp.Expr, cast: str) -> Path | None:
     steps = path_steps(unparen(node))
     if steps is None or (len(steps) == 1 and steps[0] in COLUMNS):
         return None
-    root = str(steps[0])
-    if root == "data":
-        return Path("payload", json_path(steps[1:]), cast)
-    if root == "before":
-        return Path("before", json_path(steps[1:]), cast)
+    if (column := _ROOTS.get(str(steps[0]))) is not None:
+        return Path(column, json_path(steps[1:]), cast)
     name = ".".join(str(step) for step in steps)[:60]
     raise refused(f"unknown column {name!r}", f"columns: {', '.join(COLUMNS)}; paths: data.… and before.…")
 
@@ -139,11 +138,15 @@ def choices(node: exp.Expr) -> list[exp.Expr]:
         return [node.this, *node.expressions]
     if isinstance(node, exp.Nullif):
         return [node.this, node.expression]
+    branches, otherwise = branches_of(node)
+    return [*(branch.args["true"] for branch in branches), *([otherwise] if otherwise else [])]
+
+
+def branches_of(node: exp.Expr) -> tuple[list[exp.Expr], exp.Expr | None]:
+    """The branches of an IF or a CASE, and what it results in when none is taken."""
     if isinstance(node, exp.If):
-        otherwise = node.args.get("false")
-        return [node.args["true"], *([otherwise] if otherwise else [])]
-    default = node.args.get("default")
-    return [*(branch.args["true"] for branch in node.args["ifs"]), *([default] if default else [])]
+        return [node], node.args.get("false")
+    return node.args["ifs"], node.args.get("default")
 
 
 def cast_form(node: exp.Cast) -> Form:

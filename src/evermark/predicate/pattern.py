@@ -119,16 +119,21 @@ class _Regex:
                 "begin it with ^, write {1,20} for * or +, or use LIKE",
             )
 
-    def _peek(self) -> str:
-        return self._pattern[self._at : self._at + 1]
+    def _peek(self, ahead: int = 0) -> str:
+        return self._pattern[self._at + ahead : self._at + ahead + 1]
+
+    def _take(self, text: str) -> bool:
+        """Whether `text` comes next; it is stepped over."""
+        found = self._pattern.startswith(text, self._at)
+        self._at += len(text) if found else 0
+        return found
 
     def _bad(self, what: str) -> Exception:
         return refused(f"an RLIKE pattern has {what} (character {self._at + 1})", _HINT)
 
     def _either(self) -> tuple[int, bool]:
         ways, anchored = self._sequence()
-        while self._peek() == "|":
-            self._at += 1
+        while self._take("|"):
             more, also = self._sequence()
             ways, anchored = ways + more, anchored and also
         return ways, anchored
@@ -164,30 +169,23 @@ class _Regex:
         self._groups += 1
         if self._groups > REGEX_GROUPS_MAX:
             raise self._bad(f"more than {REGEX_GROUPS_MAX} groups")
-        if self._peek() == "?":
-            if self._pattern[self._at : self._at + 2] != "?:":
-                raise self._bad("a look-around, a named group or a flag")
-            self._at += 2
+        if self._peek() == "?" and not self._take("?:"):
+            raise self._bad("a look-around, a named group or a flag")
         ways, _ = self._either()
-        if self._peek() != ")":
+        if not self._take(")"):
             raise self._bad("a ( without its )")
-        self._at += 1
         return ways
 
     def _escape(self) -> bool | None:
-        char = self._pattern[self._at + 1 : self._at + 2]
-        if char in ("b", "B"):
-            self._at += 2
-            return None
-        if not char or not (char in "dDwWsStnr" or (char.isascii() and not char.isalnum() and char.isprintable())):
+        char = self._peek(1)
+        if not char or not (char in "bBdDwWsStnr" or (char.isascii() and not char.isalnum() and char.isprintable())):
             raise self._bad("a back reference or an unknown escape" if char else "a backslash at its end")
         self._at += 2
-        return False
+        return None if char in "bB" else False
 
     def _class(self) -> None:
         self._at += 1
-        if self._peek() == "^":
-            self._at += 1
+        self._take("^")
         last, members = "", 0  # `last`: what a range would begin with
         while self._peek() != "]":
             char = self._peek()
@@ -197,8 +195,7 @@ class _Regex:
                 char = self._pattern[self._at : self._at + 2]
                 if self._escape() is None:
                     raise self._bad("a word boundary in [ ]")
-            elif char == "-" and members and self._pattern[self._at + 1 : self._at + 2] != "]":
-                end = self._pattern[self._at + 1 : self._at + 2]
+            elif char == "-" and members and (end := self._peek(1)) != "]":
                 if not (last.isalnum() and end.isalnum() and last <= end):
                     raise self._bad("a range in [ ] that is not from a letter or digit to a later one")
                 self._at += 2
@@ -220,8 +217,7 @@ class _Regex:
             raise self._bad("a repeated group (nested quantifiers)")
         self._at += 1
         choices = {"?": 2, "*": REGEX_VALUE_CHARS_MAX, "+": REGEX_VALUE_CHARS_MAX}.get(char) or self._counted()
-        if self._peek() == "?":
-            self._at += 1
+        self._take("?")
         if self._peek() in _QUANTIFIERS:
             raise self._bad("a quantifier after a quantifier")
         return ways + 1 if group else choices

@@ -72,15 +72,10 @@ class Number:
             if not self.whole:
                 raise refused(f"{str(self.value)[:40]} is not a whole number here", "use a whole number")
             return f"{int(self.value)}L"
+        double = f"{float(self.value)!r}D"
         if form is Form.EXACT:
-            return (
-                f"cast({self.value:f}BD as {form})" if not self.approximate else f"try_cast({self._double} as {form})"
-            )
-        return self._double
-
-    @property
-    def _double(self) -> str:
-        return f"{float(self.value)!r}D"
+            return f"try_cast({double} as {form})" if self.approximate else f"cast({self.value:f}BD as {form})"
+        return double
 
 
 def number(text: str, *, negative: bool) -> Number:
@@ -150,11 +145,8 @@ def boolean_value(node: exp.Expr) -> bool | None:
     return bool(node.this) if isinstance(node, exp.Boolean) else None
 
 
-def time_value(node: exp.Expr) -> tuple[str, Form] | None:
+def time_value(node: exp.Expr) -> str | None:
     """The text of `timestamp '…'` or `date '…'`, which are parsed as casts of a string."""
     node = unparen(node)
-    if not isinstance(node, exp.Cast) or (text := string_value(node.this)) is None:
-        return None
-    if node.to.this in (exp.DType.TIMESTAMP, exp.DType.TIMESTAMPTZ):
-        return text, Form.TIMESTAMP
-    return (text, Form.DATE) if node.to.this is exp.DType.DATE else None
+    times = (exp.DType.TIMESTAMP, exp.DType.TIMESTAMPTZ, exp.DType.DATE)
+    return string_value(node.this) if isinstance(node, exp.Cast) and node.to.this in times else None

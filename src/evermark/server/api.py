@@ -194,10 +194,8 @@ async def _body(call: Call, request: Request) -> dict[str, Any]:
         raise ConfigError("this call takes no body", hint="leave it out")
     if not text and call.body is not None and not call.body_optional:
         raise ConfigError("the body is missing", hint="send a JSON object")
-    return _parsed(text) if text else {}
-
-
-def _parsed(text: bytearray) -> dict[str, Any]:
+    if not text:
+        return {}
     try:
         body = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
     except (ValueError, RecursionError):

@@ -35,15 +35,7 @@ class BotAnswer(SubscriptionAnswer):
         bot = account.subscription.spec.bot
         if bot is None:
             raise unknown_bot(account.subscription.name)
-        return super().of(
-            account,
-            source=bot.source,
-            user=bot.user,
-            mode=bot.mode,
-            device=bot.device or None,
-            inbox=bot.inbox or None,
-            **more,
-        )
+        return super().of(account, **vars(bot) | {"device": bot.device or None, "inbox": bot.inbox or None} | more)
 
 
 class BotMade(BotAnswer):

@@ -87,7 +87,7 @@ def _name_and_rest(body: Mapping[str, Any]) -> list[Any]:
 _SUBSCRIPTION = "/v1/subscriptions/{name}"
 _DELIVERY = "/v1/deliveries/{id}"
 _BOT = "/v1/bots/{name}"
-_NEW_SUBSCRIPTION = {
+_BILLING = {
     "name": "billing",
     "url": "https://billing.example/hooks",
     "streams": ["public.orders"],
@@ -95,7 +95,7 @@ _NEW_SUBSCRIPTION = {
     "from": "beginning",
 }
 _CHANGES = {"url": "https://billing.example/v2", "where": None}
-_NEW_BOT = {
+_WEATHER = {
     "name": "weather",
     "url": "https://weather.example/hooks",
     "source": "chat",
@@ -108,14 +108,7 @@ _PAUSE, _ROTATE = {"reason": "maintenance"}, {"overlap": "24h"}
 
 CALLS = (
     Call("GET", "/v1/subscriptions", SubscriptionService.page, PageAsked),
-    Call(
-        "POST",
-        "/v1/subscriptions",
-        SubscriptionService.add,
-        body=SubscriptionAsked,
-        example=_NEW_SUBSCRIPTION,
-        makes=True,
-    ),
+    Call("POST", "/v1/subscriptions", SubscriptionService.add, body=SubscriptionAsked, example=_BILLING, makes=True),
     Call("GET", _SUBSCRIPTION, SubscriptionService.get),
     Call("PATCH", _SUBSCRIPTION, SubscriptionService.change, body=SubscriptionChange, example=_CHANGES),
     Call("DELETE", _SUBSCRIPTION, SubscriptionService.remove),
@@ -137,7 +130,7 @@ CALLS = (
     Call("POST", f"{_DELIVERY}/retry", DeliveryService.retry),
     Call("DELETE", _DELIVERY, DeliveryService.drop),
     Call("GET", "/v1/bots", BotService.page, PageAsked),
-    Call("POST", "/v1/bots", BotService.add, body=BotAsked, example=_NEW_BOT, makes=True),
+    Call("POST", "/v1/bots", BotService.add, body=BotAsked, example=_WEATHER, makes=True),
     Call("GET", _BOT, BotService.get),
     Call("PATCH", _BOT, BotService.change, body=BotChange, example={"mode": "all"}),
     Call("DELETE", _BOT, BotService.remove),

@@ -47,26 +47,12 @@ class DeliveryAnswer(Answer):
     @classmethod
     def of(cls, row: ParkedRow, **more: Any) -> Self:
         event = row.event
-        return cls(
-            id=row.id,
-            subscription=row.subscription,
-            state="dead" if row.is_dead else "waiting",
-            event_id=event.event_id,
-            replay=event.replay_id or None,
-            source=event.place.source,
-            partition=event.place.partition,
-            batch=event.batch,
-            position=event.position,
-            key=event.key,
-            previous_key=event.previous_key,
-            attempts=row.attempts,
-            status=event.status,
-            next_attempt_at=row.next_attempt_at,
-            created_at=row.created_at,
-            reason=event.reason,
-            session=event.session or None,
-            **more,
-        )
+        shown = {
+            "state": "dead" if row.is_dead else "waiting",
+            "replay": event.replay_id or None,
+            "session": event.session or None,
+        }
+        return cls.model_validate({**vars(row), **vars(event), **vars(event.place), **shown, **more})
 
 
 class DeliveryWhole(DeliveryAnswer):

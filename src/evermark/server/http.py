@@ -53,7 +53,9 @@ class Server:
         )
         self._server = uvicorn.Server(config)
         self._sockets: list[socket.socket] = []
-        self._thread = threading.Thread(target=self._run, name="server", daemon=True)
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._server.serve(self._sockets)), name="server", daemon=True
+        )
 
     def start(self) -> None:
         """The server listens when this returns. Outside the main thread uvicorn leaves signals alone."""
@@ -72,9 +74,6 @@ class Server:
         self._thread.join(timeout=5)
         self.api.end()
         self._probes.end()
-
-    def _run(self) -> None:
-        asyncio.run(self._server.serve(self._sockets))
 
 
 class _Protocol(H11Protocol):

@@ -56,8 +56,8 @@ M = TypeVar("M", bound=Asked)
 
 def read_as(model: type[M], values: Mapping[str, Any], where: str = "the body") -> M:
     """These values as a model. Raises `ConfigError` that names each wrong key or value; `where` is where they stand."""
+    given = dict(values)
     try:
-        return model.model_validate(dict(values))
+        return model.model_validate(given)
     except ValidationError as error:
-        told = error.errors(include_url=False, include_input=False)
-        raise refused(where, from_validation(told, lambda _: list(model.model_fields), ())) from None
+        raise refused(where, from_validation(error, given, lambda _: list(model.model_fields))) from None

@@ -99,9 +99,10 @@ def _standard(schema: Any) -> Any:
 
 
 def _operation(call: Call) -> dict[str, Any]:
-    said: dict[str, Any] = {"operationId": _name(call), "summary": call.summary}
-    parameters = list(_parameters(call))
-    if parameters:
+    words = [part for part in call.path.split("/")[2:] if part and not part.startswith("{")]
+    name = "_".join([call.method.lower(), *(["one"] if call.path.endswith("}") else []), *words])
+    said: dict[str, Any] = {"operationId": name, "summary": call.summary}
+    if parameters := list(_parameters(call)):
         said["parameters"] = parameters
     if call.body is not None:
         content: dict[str, Any] = {"schema": {"$ref": _REF.format(model=call.body.__name__)}}
@@ -118,11 +119,6 @@ def _operation(call: Call) -> dict[str, Any]:
     statuses += [409] if call.body is not None or call.method == "DELETE" else []
     said["responses"] = {str(call.status): good, **_errors(*sorted(statuses))}
     return said
-
-
-def _name(call: Call) -> str:
-    words = [part for part in call.path.split("/")[2:] if part and not part.startswith("{")]
-    return "_".join([call.method.lower(), *(["one"] if call.path.endswith("}") else []), *words])
 
 
 def _parameters(call: Call) -> Iterator[dict[str, Any]]:

@@ -51,8 +51,8 @@ class Probes:
             self._board.partitions(),
             version=version("evermark"),
             uptime_s=time.monotonic() - self._started,
-            replays=self._board.replays(),
-            delivery=self._board.delivery(),
+            replays=self._board.replays,
+            delivery=self._board.delivery,
         )
         return JSONResponse(body, 503 if body["status"] == "unhealthy" else 200)
 
@@ -76,4 +76,4 @@ class Probes:
             )
             for state in PartitionHealth:
                 self._metrics.partition_state.labels(source, partition, state.value).set(report.state is state)
-        self._metrics.delivery_lag_s.set(self._board.delivery().lag_s)
+        self._metrics.delivery_lag_s.set(self._board.delivery.lag_s)

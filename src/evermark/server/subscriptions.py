@@ -81,38 +81,20 @@ class SubscriptionAnswer(Answer):
 
     @classmethod
     def of(cls, account: Account, **more: Any) -> Self:
-        found = account.subscription
-        spec = found.spec
-        return cls(
-            name=spec.name,
-            url=without_secrets(spec.url),
-            streams=list(spec.streams),
-            ops=list(spec.ops),
-            where=spec.where,
-            ordered=spec.ordered,
-            bundle=spec.bundle,
-            concurrency=spec.concurrency,
-            timeout=durations.show(timedelta(seconds=spec.timeout_s)),
-            rate=spec.rate_per_s,
-            body=spec.body,
-            headers=sorted(spec.headers),
-            allow_networks=list(spec.allow_networks),
-            body_limit=spec.body_bytes_max,
-            parked_limit=spec.parked_max,
-            ttl=durations.show(timedelta(seconds=spec.ttl_s)),
-            made_by=spec.made_by,
-            secrets=[SecretAnswer(expires_at=end) for end in secret_ends(spec)],
-            state=found.state,
-            reason=found.reason,
-            failures=found.failures,
-            next_attempt_at=found.next_attempt_at,
-            lag_batches=account.lag_batches,
-            lag_events=account.lag_events,
-            oldest=account.oldest,
-            waiting=account.waiting,
-            dead=account.dead,
-            **{"from": spec.start, **more},
-        )
+        spec = account.subscription.spec
+        as_in_the_file = {
+            "url": without_secrets(spec.url),
+            "from": spec.start,
+            "timeout": durations.show(timedelta(seconds=spec.timeout_s)),
+            "rate": spec.rate_per_s,
+            "headers": sorted(spec.headers),
+            "body_limit": spec.body_bytes_max,
+            "parked_limit": spec.parked_max,
+            "ttl": durations.show(timedelta(seconds=spec.ttl_s)),
+            "secrets": [SecretAnswer(expires_at=end) for end in secret_ends(spec)],
+        }
+        found = {**vars(spec), **vars(account.subscription), **vars(account), **as_in_the_file}
+        return cls.model_validate({**found, **more})  # takes what it has a field for
 
 
 class SubscriptionChanged(SubscriptionAnswer):
@@ -251,7 +233,7 @@ class SubscriptionService:
             self.as_deliverer(lambda epoch: self.store.retire(name, epoch))
             return SubscriptionMade.of(self.account(name))
         made = new_secret() if given.secret is None else None
-        sealed = self.box.seal(made or (given.secret.reveal() if given.secret else ""))
+        sealed = self.box.seal(given.secret.reveal() if given.secret is not None else str(made))
         now = self.clock()
         until = None if given.overlap is None else now + given.overlap
         self.as_deliverer(lambda epoch: self.store.rotate(name, sealed, until, now, epoch))
@@ -284,9 +266,7 @@ class SubscriptionService:
     def accounts(self, after: str, limit: int, *, bots: bool = False) -> tuple[list[Account], str | None]:
         """A page by name, and the name to ask for the next page with. Takes as many queries for many as for few."""
         known = accounts(self.store, self.heads(), self.files)
-        names = sorted(
-            n for n, each in known.items() if n > after and not (bots and each.subscription.spec.bot is None)
-        )
+        names = sorted(n for n, each in known.items() if n > after and (each.subscription.spec.bot or not bots))
         shown = names[: max(1, min(limit, PAGE_MAX))]
         return [known[name] for name in shown], shown[-1] if len(shown) < len(names) else None
 

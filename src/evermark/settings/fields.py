@@ -43,9 +43,6 @@ class NotYet:
     hint: str = "take it out of the file"
     values: tuple[str, ...] = ()  # the refused values; empty: the key is refused with any value
 
-    def refuses(self, value: Any) -> bool:
-        return not self.values or value in self.values
-
 
 class KeyNotes:
     """Which keys each mapping of a file may have. Filled during validation, asked when an error is told."""
@@ -91,8 +88,9 @@ class Model(BaseModel):
         for name in self.model_fields_set:
             field, value = type(self).model_fields[name], getattr(self, name)
             at = (*path, field.alias or name)
-            marks = (mark for mark in field.metadata if isinstance(mark, NotYet) and mark.refuses(value))
-            yield from (Problem(at, mark.text, mark.hint) for mark in marks)
+            for mark in field.metadata:
+                if isinstance(mark, NotYet) and (not mark.values or value in mark.values):
+                    yield Problem(at, mark.text, mark.hint)
             yield from _not_yet_within(value, at)
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ValidationError
+
 from evermark.errors import ConfigError
 
 KeyPath = tuple[str | int, ...]
@@ -81,8 +83,7 @@ def _slips(word: str, typed: str) -> int:
     return row[-1]
 
 
-def unknown_key(path: KeyPath, known: Iterable[str]) -> Problem:
-    keys = list(known)
+def _unknown_key(path: KeyPath, keys: list[str]) -> Problem:
     near = nearest(str(path[-1]), keys)
     if near is not None:
         return Problem(path, f"unknown key; did you mean {near}?", f"known here: {', '.join(keys)}")
@@ -96,22 +97,13 @@ def _said(problem: Problem) -> str:
 _PHRASES: dict[str, tuple[str, str]] = {
     "missing": ("is required", ""),
     "string_type": ("expected text", "put quotes around it"),
-    "int_type": ("expected a whole number", ""),
-    "int_parsing": ("expected a whole number", ""),
     "int_parsing_size": ("expected a smaller whole number", ""),
-    "int_from_float": ("expected a whole number", ""),
-    "float_type": ("expected a number", ""),
-    "float_parsing": ("expected a number", ""),
-    "finite_number": ("expected a number", ""),
-    "bool_type": ("expected true or false", ""),
-    "bool_parsing": ("expected true or false", ""),
-    "list_type": ("expected a list", "write it as [a, b]"),
-    "tuple_type": ("expected a list", "write it as [a, b]"),
-    "dict_type": ("expected a mapping of keys to values", ""),
-    "model_type": ("expected a mapping of keys to values", ""),
-    "model_attributes_type": ("expected a mapping of keys to values", ""),
-    "literal_error": ("expected one of {expected}", ""),
-    "enum": ("expected one of {expected}", ""),
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), ("expected a whole number", "")),
+    **dict.fromkeys(("float_type", "float_parsing", "finite_number"), ("expected a number", "")),
+    **dict.fromkeys(("bool_type", "bool_parsing"), ("expected true or false", "")),
+    **dict.fromkeys(("list_type", "tuple_type"), ("expected a list", "write it as [a, b]")),
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), ("expected a mapping of keys to values", "")),
+    **dict.fromkeys(("literal_error", "enum"), ("expected one of {expected}", "")),
     "greater_than_equal": ("must be at least {ge}", ""),
     "greater_than": ("must be more than {gt}", ""),
     "less_than_equal": ("must be at most {le}", ""),
@@ -125,19 +117,22 @@ _PHRASES: dict[str, tuple[str, str]] = {
 
 
 def from_validation(
-    errors: Iterable[Mapping[str, Any]], known_keys: Callable[[KeyPath], list[str]], from_variables: Collection[KeyPath]
+    refusal: ValidationError,
+    values: Any,
+    known_keys: Callable[[Any], list[str]],
+    from_variables: Collection[KeyPath] = (),
 ) -> list[Problem]:
-    """Validation errors in our words.
+    """What is wrong with these values, in our words. `known_keys` names the keys that a mapping among them may have.
 
     Only phrases of our own are used: the validator's texts repeat the value. A refusal of ours may carry
     `hint_showing_value`, which is used only when the value stands in the file itself.
     """
     problems = []
-    for error in errors:
-        path: KeyPath = tuple(error["loc"])
+    for error in refusal.errors(include_url=False, include_input=False):
+        path = _written(values, error["loc"])
         context: Mapping[str, Any] = error.get("ctx") or {}
         if error["type"] == "extra_forbidden":
-            problems.append(unknown_key(path, known_keys(path[:-1])))
+            problems.append(_unknown_key(path, known_keys(_value_at(values, path[:-1]))))
         elif error["type"] == "evermark":
             at = (*path, *context.get("at", ()))
             hint = context.get("hint", "")
@@ -150,18 +145,18 @@ def from_validation(
     return problems
 
 
-def written(values: Any, path: KeyPath) -> KeyPath:
+def _written(values: Any, path: KeyPath) -> KeyPath:
     """`path` as far as the file goes: one text may stand for a list or a mapping, and has nothing below it."""
     for depth, part in enumerate(path):
         if not isinstance(values, (dict, list)):
             return path[:depth]
-        values = value_at(values, (part,))
+        values = _value_at(values, (part,))
         if values is None:
             break
     return path
 
 
-def value_at(values: Any, path: KeyPath) -> Any:
+def _value_at(values: Any, path: KeyPath) -> Any:
     for part in path:
         try:
             values = values[part]

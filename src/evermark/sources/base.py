@@ -26,6 +26,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Protocol
 
 import pyarrow as pa
 
@@ -91,7 +92,7 @@ class Slice:
     detail: Mapping[str, str] = field(default_factory=dict)
 
 
-class Gap(ABC):
+class Gap(Protocol):
     """The events between the log and the position where reading can go on. Picklable: tasks read it by pieces.
 
     Every event that the log may lack is in a piece; most events in the pieces are logged already, and are dropped.
@@ -101,23 +102,19 @@ class Gap(ABC):
     since: datetime | None = None  # no event in a piece has an earlier event_time
 
     @property
-    @abstractmethod
     def position(self) -> str:
         """Where reading goes on once the gap is closed; no event at or after it is in a piece."""
 
-    @abstractmethod
     def read(self, piece: Slice) -> Iterator[pa.RecordBatch]:
         """Events as `evermark.event.TAKEN`; their positions say only in which order they happened."""
 
-    @abstractmethod
     def positions(self, first: int, count: int) -> pa.Array:
         """Positions in the log for events number `first` and following: after all it holds, before `position`."""
 
 
-class Repair(ABC):
+class Repair(Protocol):
     """One try at closing a gap in one partition. Every step may be repeated after a crash, from the first one on."""
 
-    @abstractmethod
     def begin(self, stopped: Callable[[], bool], left_at: str | None = None) -> Gap:
         """Make sure that nothing more is lost from here on, then return the gap to look through.
 
@@ -125,56 +122,46 @@ class Repair(ABC):
         `left_at` no person has confirmed this place: raises `IdentityError` if it is not the place we left.
         """
 
-    @abstractmethod
     def finish(self, position: str) -> None:
         """The gap is closed and checkpointed: let reading go on at `position`. Raises `GapError` if it cannot."""
 
-    @abstractmethod
     def abandon(self) -> None:
         """The repair is given up: what it made is removed."""
 
-    @abstractmethod
     def close(self) -> None:
         """Release the resources of `begin`; the pieces cannot be read any more."""
 
 
-class Fed(ABC):
+class Fed(Protocol):
     """Events that a source has sent."""
 
-    @abstractmethod
     def batches(self) -> Iterator[pa.RecordBatch]:
         """As `Source.read` gives them; may wait for more of a transaction that has not been sent whole."""
 
-    @abstractmethod
     def end(self) -> str:
         """Where they end; to be asked when all batches have been read."""
 
 
-class Feed(ABC):
+class Feed(Protocol):
     """A partition's events as the source sends them, without being asked. Used by one thread."""
 
-    @abstractmethod
     def next(self) -> Fed | None:
         """Events to take next; None while there are none. Never waits for the first of them. All batches of what this
         returned are read before it is called again. Raises when the source sends no more: then it is asked, as ever.
         """
 
-    @abstractmethod
     def confirm(self, end: str) -> None:
         """As `Source.confirm`, which is not called while this is open."""
 
-    @abstractmethod
     def close(self) -> None: ...
 
 
-class Forks(ABC):
+class Forks(Protocol):
     """Streams whose history the place may rewrite: such a stream is stale until a person accepts what is there now."""
 
-    @abstractmethod
     def stale_reason(self, stream: str) -> str:
         """Why the stream cannot be read on. Raises where nothing is wrong with it, or a person cannot help."""
 
-    @abstractmethod
     def accept_fork(self, stream: str) -> None:
         """Accept the stream as the place has it now: it is taken anew, from its first event on."""
 

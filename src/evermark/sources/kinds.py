@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from evermark.errors import ConfigError, EvermarkError
 
@@ -93,25 +93,21 @@ class Retained:
     younger_exact: bool
 
 
-class Installation(ABC):
+class Installation(Protocol):
     """What must be installed at the place of a source before it can be read; for `evermark source install`."""
 
-    @abstractmethod
     def table(self, text: str) -> str:
         """The whole name of a table that a person typed. Raises `ValueError` with what is wrong with it."""
 
-    @abstractmethod
     def script(self, tables: Sequence[str], role: str | None) -> str:
         """All of `install` for a person to read and run. Connects to nothing.
 
         `tables` are captured besides the tables of the file; `role` gets the least rights that reading needs.
         """
 
-    @abstractmethod
     def registered(self) -> bool:
         """Whether the place knows this deployment as a reader."""
 
-    @abstractmethod
     def install(self, tables: Sequence[str], *, wait_s: float, say: Say, goes_on: bool) -> list[str]:
         """Install it, or bring it up to date: all or nothing. Returns what stands there now, a sentence each.
 
@@ -119,32 +115,25 @@ class Installation(ABC):
         deployment has taken events here before.
         """
 
-    @abstractmethod
     def same_place(self, left_at: str, earliest: str) -> bool:
         """Whether a source that can be read from `earliest` on is the place where reading stopped at `left_at`."""
 
-    @abstractmethod
     def release(self, tables: Sequence[str], *, wait_s: float, say: Say) -> list[str]:
         """Stop capturing these tables. Returns what was done, and what is left to do, a sentence each."""
 
     @property
-    @abstractmethod
     def reader(self) -> str:
         """What `uninstall` removes, in two or three words, for the question before it."""
 
-    @abstractmethod
     def left_behind(self, checkpoints: Mapping[int, str]) -> str:
         """A sentence on the events that a deployment with these checkpoints did not take, for the same question."""
 
-    @abstractmethod
     def uninstall(self, *, wait_s: float, say: Say) -> list[str]:
         """Remove what `install` made and no other deployment needs. Returns what is gone, a sentence each."""
 
-    @abstractmethod
     def maintain(self) -> tuple[int, int, int]:
         """Housekeeping: how many partitions were created, how many dropped, and how many cannot be dropped yet."""
 
-    @abstractmethod
     def foreseen(self, found: Sequence[Finding]) -> list[Finding]:
         """`found` by `SourceKind.examine`; where nothing is installed yet, whether `install` will work instead of all
         that is missing. Changes nothing."""

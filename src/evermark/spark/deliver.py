@@ -15,20 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
 from evermark.delivery.base import Outcome, SubscriptionSpec
 from evermark.delivery.run.post import Posting, addresses_of, by_span, timed
 from evermark.delivery.work import Assignment, DeliveryOptions, Result, Span, fold
 from evermark.log.frames import files_frame
 from evermark.log.row_reader import ROW_ADDRESS, ROW_ADDRESS_SQL, require_codes
-from evermark.secrets import SecretBox
 from evermark.spark.job import engine_error
 from evermark.spark.match import SUBSCRIPTION, matched
 from evermark.spark.posting import ROW_DDL, outcome_fields, outcome_of, rows_batch
 from evermark.spark.replay import SparkReplays
 
-# Half of the bytes that Spark reads in one piece.
+# Spark reads a smaller file from the first row to the last, and cuts larger ones: half of its limit.
 _CUT_BYTES = 64 * 1024 * 1024
 
 
@@ -59,9 +58,6 @@ def _results(assignments: Sequence[Assignment], rows: Iterable[Mapping[str, Any]
 
 class SparkDeliverer(SparkReplays):
     """`Deliverer` and `ReplayDeliverer` on Spark. One task for all spans of a call: it mostly waits for receivers."""
-
-    def __init__(self, spark: SparkSession, box: SecretBox) -> None:
-        super().__init__(spark, box)
 
     def deliver(self, assignments: Sequence[Assignment], options: DeliveryOptions) -> list[Outcome]:
         mine = [
@@ -97,7 +93,7 @@ class SparkDeliverer(SparkReplays):
             frame = frame.where(f"partition = {span.place.partition} and batch > {span.after} and batch <= {span.to}")
         if span.begun.through:
             frame = frame.where((frame.batch > span.after + 1) | (frame.position > span.begun.through))
-        if span.exact and _in_one_piece(span.paths):
+        if span.exact and len(span.paths) == 1 and Path(span.paths[0]).stat().st_size < _CUT_BYTES:
             return _numbered(matched(frame.coalesce(1), specs, ROW_ADDRESS), numbers)
         # After the match: Spark drops a sort that comes before a join.
         found = matched(frame.coalesce(1), specs, ("batch", "position", *ROW_ADDRESS))
@@ -112,8 +108,3 @@ def _numbered(found: DataFrame, numbers: Sequence[int] | None) -> DataFrame:
     return found.selectExpr(
         *ROW_ADDRESS, f"element_at(array({given}), cast({SUBSCRIPTION} as int) + 1) as {SUBSCRIPTION}"
     )
-
-
-def _in_one_piece(paths: Sequence[str]) -> bool:
-    """Whether Spark reads these files as one, from the first row to the last: it cuts large ones."""
-    return len(paths) == 1 and Path(paths[0]).stat().st_size < _CUT_BYTES

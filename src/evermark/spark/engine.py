@@ -79,8 +79,7 @@ class Engine:
         try:
             self._jvm.wait(_END_WAIT_S if self._jvm.poll() is None else 0)
         except subprocess.TimeoutExpired:
-            self._jvm.kill()
-            self._jvm.wait()
+            self.kill()
 
     def _forget(self) -> None:
         context: Any = SparkContext

@@ -15,6 +15,7 @@ import hashlib
 import os
 from pathlib import Path
 
+import psutil
 import pyspark
 
 from evermark.embedded.java import cache_folder
@@ -32,20 +33,15 @@ def spark_home(master: str) -> Path:
     home = cache_folder() / f"spark-home-{hashlib.sha256(str(installed).encode()).hexdigest()[:12]}"
     try:
         home.mkdir(parents=True, exist_ok=True)
-        for part in _PARTS:
-            _link(home / part, installed / part)
+        for part in _PARTS:  # two processes may link it at once, and it may be there from another time
+            link, target = home / part, installed / part
+            if not link.is_symlink() or link.readlink() != target:
+                fresh = link.with_name(f"{part}.{os.getpid()}")
+                fresh.symlink_to(target)
+                fresh.replace(link)
     except OSError:
         return installed  # a home that cannot be written to costs seconds at each start, nothing else
     return home
-
-
-def _link(link: Path, target: Path) -> None:
-    """Two processes may make it at once, and it may be there from another time."""
-    if link.is_symlink() and link.readlink() == target:
-        return
-    fresh = link.with_name(f"{link.name}.{os.getpid()}")
-    fresh.symlink_to(target)
-    fresh.replace(link)
 
 
 def java_options(java_home: str, home: Path) -> str:
@@ -72,15 +68,6 @@ def archive_of(java_home: str, home: Path) -> Path:
 def adopt(archive: Path) -> None:
     """Take over the archive of an earlier JVM; a JVM that still runs may still be writing."""
     for left in archive.parent.glob(f"{archive.name}.*"):
-        if not _running(left.suffix[1:]):
+        pid = left.suffix[1:]
+        if not (pid.isdigit() and psutil.pid_exists(int(pid))):
             left.replace(archive)
-
-
-def _running(pid: str) -> bool:
-    try:
-        os.kill(int(pid), 0)
-    except (ValueError, ProcessLookupError):
-        return False
-    except PermissionError:
-        return True
-    return True

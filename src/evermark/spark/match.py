@@ -55,21 +55,16 @@ def matched(
 
 
 # Subscriptions seldom change, and batches are many.
+_index = lru_cache(maxsize=_KEPT_MAX)(index_of)
+
+
 @lru_cache(maxsize=_KEPT_MAX)
 def _wishes(asked: tuple[tuple[tuple[str, ...], tuple[str, ...], str | None], ...]) -> tuple[Filter, ...]:
     return tuple(Filter(streams, ops, vet(where, stored=True)) for streams, ops, where in asked)
 
 
-@lru_cache(maxsize=_KEPT_MAX)
-def _index(filters: tuple[Filter, ...]) -> Index:
-    return index_of(filters)
-
-
 def wanted_by(frame: DataFrame, spec: SubscriptionSpec, more: str | None = None) -> tuple[DataFrame, str]:
-    """The frame, perhaps widened, and the condition by which one subscription wants an event of it.
-
-    `more` is one more predicate that has to hold.
-    """
+    """The frame, perhaps widened, and the condition by which a subscription wants an event; `more` has to hold, too."""
     predicate, and_also = vet(spec.where, stored=True), vet(more, stored=True)
     wide, alias = with_paths(frame, [predicate, and_also])
     wanted = match_sql(spec.streams, spec.ops, predicate, alias)
@@ -127,9 +122,7 @@ def _rest(filters: Sequence[Filter], index: Index, alias: Alias) -> str | None:
                 condition = _test(filters[n], alias) if n in index.whole else filters[n].predicate.residual_sql(alias)
                 if condition is not None:
                     conditions[n] = condition
-    if not conditions:
-        return None
-    return _by_number(sorted(conditions.items()))
+    return _by_number(sorted(conditions.items())) if conditions else None
 
 
 def _by_number(conditions: Sequence[tuple[int, str]]) -> str:

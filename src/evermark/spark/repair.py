@@ -45,7 +45,7 @@ def found_missing(
     logged = files_frame(spark, paths).select("event_id")
     missing = candidates.join(logged, "event_id", "left_anti").select(*TAKEN.names)
     in_order = missing.repartition(1).sortWithinPartitions("position", "event_id")
-    write = _Write(gap, str(folder), wanted.source, wanted.partition, wanted.batch, rows_max)
+    write = _Write(gap, folder, wanted, rows_max)
     try:
         rows = [json.loads(row[0]) for row in in_order.mapInArrow(write, "row string").collect()]
     except EvermarkError:
@@ -71,23 +71,18 @@ class _Write:
     """Gives each event its position, and cuts the events into batches."""
 
     gap: Gap
-    folder: str
-    source: str
-    partition: int
-    batch: int
+    folder: Path
+    target: RepairTarget
     rows_max: int
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         placed = 0
-        batch = self.batch
-        for some in _cut(batches, self.rows_max, BATCH_BYTES_MAX):
-            batch += 1
-            writer = BatchWriter(Path(self.folder), self.source, self.partition, batch)
-            first = placed
+        for batch, some in enumerate(_cut(batches, self.rows_max, BATCH_BYTES_MAX), self.target.batch + 1):
+            writer = BatchWriter(self.folder, self.target.source, self.target.partition, batch)
+            file = writer.write_all(self._placed(some, placed))
             placed += sum(part.num_rows for part in some)
-            file = writer.write_all(self._placed(some, first))
             end = self.gap.positions(placed, 1)[0].as_py()
-            row = json.dumps({"file": file.as_dict() if file else None, "end": end})
+            row = json.dumps({"file": vars(file) if file else None, "end": end})
             yield pa.RecordBatch.from_arrays([pa.array([row])], names=["row"])
 
     def _placed(self, parts: Sequence[pa.RecordBatch], first: int) -> Iterator[pa.RecordBatch]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,10 +20,10 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from evermark.ahead import ahead
-from evermark.delivery.base import Fate, Outcome, ParkedEvent, SubscriptionSpec
+from evermark.delivery.base import Fate, Outcome, ParkedEvent
 from evermark.delivery.bots.forward import forwarded, waiting
 from evermark.delivery.replay.plan import Replayed, ReplayWork, Round, folded
-from evermark.delivery.replay.timeslice import Mark, TimeSlice, micros, moment_at
+from evermark.delivery.replay.timeslice import Mark, micros, moment_at
 from evermark.delivery.run.post import held_lanes, now_held
 from evermark.delivery.sinks import Sinks
 from evermark.delivery.webhook.base import Job, Prefix
@@ -50,35 +50,25 @@ ROUND_BYTES = 64 * 1024 * 1024
 _FILE, _ROW = ROW_ADDRESS
 
 
-def places(
-    spark: SparkSession,
-    piece: TimeSlice,
-    heads: Mapping[int, int] | None = None,
-    spec: SubscriptionSpec | None = None,
-    streams: Sequence[str] = (),
-    where: str | None = None,
-) -> DataFrame:
-    """Where the events of a slice are, by (event_time, event_id), in one partition; nothing beyond `heads`, if given.
+def places(spark: SparkSession, work: ReplayWork) -> DataFrame:
+    """Where the events of a slice are that are wanted, by (event_time, event_id), in one partition.
 
-    With a `spec` only events that the subscription wants; `streams` and `where` narrow it. Few steps on purpose: each
-    costs Spark an analysis, and a slice may be small.
+    Few steps on purpose: each costs Spark an analysis, and a slice may be small.
     """
+    piece, mark, heads = work.slice, work.slice.mark, work.heads
     require_codes(piece.paths)
-    mark = piece.mark
-    conditions = [f"event_time >= {_time_sql(mark)}", f"event_time <= {_time_sql(Mark(piece.to))}"]
+    since, until = (f"timestamp_micros({micros(time)})" for time in (mark.time, piece.to))
+    conditions = [f"event_time >= {since}", f"event_time <= {until}"]
     if mark.event_id is not None:
-        conditions.append(f"(event_time > {_time_sql(mark)} or event_id > {string_sql(mark.event_id)})")
+        conditions.append(f"(event_time > {since} or event_id > {string_sql(mark.event_id)})")
     if heads is not None:
         known = " or ".join(f"(partition = {p} and batch <= {batch})" for p, batch in sorted(heads.items()))
         conditions.append(f"({known or 'false'})")
-    if streams:
-        conditions.append(f"stream in ({', '.join(map(string_sql, streams))})")
-    frame = files_frame(spark, piece.paths)
-    if spec is not None:
-        frame, wanted = wanted_by(frame, spec, where)
-        conditions.append(wanted)
+    if work.streams:
+        conditions.append(f"stream in ({', '.join(map(string_sql, work.streams))})")
+    frame, wanted = wanted_by(files_frame(spark, piece.paths), work.spec, work.where)
     return (
-        frame.where(" and ".join(conditions))
+        frame.where(" and ".join([*conditions, wanted]))
         .selectExpr("event_time", "event_id", *ROW_ADDRESS_SQL)
         .coalesce(1)
         .sortWithinPartitions("event_time", "event_id")
@@ -86,31 +76,21 @@ def places(
     )
 
 
-def _time_sql(mark: Mark) -> str:
-    return f"timestamp_micros({micros(mark.time)})"
-
-
-def places_here(
-    piece: TimeSlice,
-    heads: Mapping[int, int] | None = None,
-    spec: SubscriptionSpec | None = None,
-    streams: Sequence[str] = (),
-    rows_max: int | None = None,
-    among: frozenset[str] | None = None,
-) -> tuple[I64, I64]:
-    """The same without Spark, where no predicate has to hold; `among`: only these streams."""
+def places_here(work: ReplayWork) -> tuple[I64, I64]:
+    """The same without Spark, where no predicate has to hold; `rows_max` of them at most."""
+    piece, spec = work.slice, work.spec
     require_codes(piece.paths)
-    within = [frozenset(names) for names in (streams, spec.streams if spec is not None else ()) if names]
-    within += [] if among is None else [among]
+    within = [frozenset(names) for names in (work.streams, spec.streams) if names]
+    within += [] if work.bot is None else [work.bot.streams]
     stretch = Stretch(
         micros(piece.mark.time),
         piece.mark.event_id,
         micros(piece.to),
-        frozenset(wanted_ops(spec.ops if spec is not None else ())),
+        frozenset(wanted_ops(spec.ops)),
         frozenset.intersection(*within) if within else None,
-        heads,
+        work.heads,
     )
-    return find(piece.paths, stretch, rows_max)
+    return find(piece.paths, stretch, work.rows_max)
 
 
 def rows_at(codes: I64, numbers: I64, paths: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -145,12 +125,9 @@ class _Send:
                 return
 
     def _jobs(self) -> Iterator[tuple[Job, pa.RecordBatch]]:
-        """Rendered while the round before is sent, read while that is rendered; with all rows that were looked at, of
-        which a bot is sent fewer.
-        """
+        """Rendered while the round before is sent; with all rows that were looked at, of which a bot is sent fewer."""
         work = self.work
-        among = None if work.bot is None else work.bot.streams
-        found = self.found or places_here(work.slice, work.heads, work.spec, work.streams, work.rows_max, among)
+        found = self.found or places_here(work)
         for rows in ahead(rows_at(*found, work.slice.paths), depth=1, low_priority=True):
             mine = rows if work.bot is None else forwarded(rows, work.bot)
             waits = {} if work.bot is None else waiting(mine, work.bot)
@@ -189,7 +166,7 @@ class SparkReplays:
 
     def replay(self, work: ReplayWork, ahead: ReplayWork | None = None) -> Replayed:
         places, limit = None, work.rows_max
-        if _has_predicate(work):
+        if work.where is not None or work.spec.where is not None:
             found, limit = self._prepared(work)
             if ahead is not None:
                 self._prepare(ahead)
@@ -200,7 +177,7 @@ class SparkReplays:
         send = _Send(work, places, self._box, time.time() + work.budget_s)
         with _said(work):
             rows = self._spark.range(0, 1, 1, 1).mapInArrow(send, ROW_DDL).collect()
-        return folded(work, [_round(json.loads(row[0])) for row in rows], limit)
+        return folded(work, [_round(row[0]) for row in rows], limit)
 
     def _prepare(self, work: ReplayWork) -> None:
         self._found[work.replay, work.spec.name] = (work, self._finders.submit(self._find, work))
@@ -210,25 +187,20 @@ class SparkReplays:
     def _prepared(self, work: ReplayWork) -> tuple[pa.Table, int]:
         """The places of a slice, found before its time or now, and how many were looked for at most."""
         before = self._found.pop((work.replay, work.spec.name), None)
-        if before is not None and _finds_the_same(before[0], work):
+        if before is not None and _wish(before[0]) == _wish(work):
             limit = min(before[0].rows_max, work.rows_max)
             return before[1].result().slice(0, limit), limit
         return self._find(work), work.rows_max
 
     def _find(self, work: ReplayWork) -> pa.Table:
         with _said(work):
-            found = places(self._spark, work.slice, work.heads, work.spec, work.streams, work.where)
-            return found.limit(work.rows_max).toArrow()
+            return places(self._spark, work).limit(work.rows_max).toArrow()
 
 
-def _has_predicate(work: ReplayWork) -> bool:
-    return work.where is not None or work.spec.where is not None
-
-
-def _finds_the_same(one: ReplayWork, other: ReplayWork) -> bool:
-    """Whether two steps look for the same events; a subscription may have changed meanwhile."""
-    wishes = [(w.slice, w.heads, w.streams, w.where, w.spec.streams, w.spec.ops, w.spec.where) for w in (one, other)]
-    return wishes[0] == wishes[1]
+def _wish(work: ReplayWork) -> tuple[Any, ...]:
+    """Which events a step looks for; the subscription may change between two steps."""
+    spec = work.spec
+    return work.slice, work.heads, work.streams, work.where, spec.streams, spec.ops, spec.where
 
 
 @contextmanager
@@ -239,6 +211,6 @@ def _said(work: ReplayWork) -> Iterator[None]:
         raise engine_error(f"replay {work.replay} for {work.spec.name} failed", error) from error
 
 
-def _round(row: Mapping[str, Any]) -> Round:
-    at = Mark(moment_at(row["time"]), row["id"]) if row["rows"] else None
-    return Round(outcome_of(row), row["rows"], at)
+def _round(text: str) -> Round:
+    row = json.loads(text)
+    return Round(outcome_of(row), row["rows"], Mark(moment_at(row["time"]), row["id"]) if row["rows"] else None)

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
-import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from evermark.config.spark_master import master_in_effect
@@ -90,7 +89,8 @@ def make_session(
     for name, value in settings.items():
         builder = builder.config(name, value)
     try:
-        with _stderr_of_children(noise), nullcontext() if finds_formats else _without_look_up():
+        stderr = nullcontext() if noise is None else _stderr_of_children(noise)
+        with stderr, nullcontext() if finds_formats else _without_look_up():
             return builder.getOrCreate()
     except Exception as error:
         raise start_error(error, conf, noise) from error
@@ -98,9 +98,7 @@ def make_session(
 
 @contextmanager
 def _without_look_up() -> Iterator[None]:
-    """To look for formats Spark starts two Python processes before its first query: half a second of each start. It
-    does not if this variable names no Python; the Python of our tasks comes from another.
-    """
+    """Looking for formats, Spark starts two Python processes: half a second. Not if this variable names no Python."""
     kept = os.environ.get(_LOOK_UP_BY)
     os.environ[_LOOK_UP_BY] = "no-formats-are-looked-for"
     try:
@@ -116,23 +114,16 @@ def warm_up(spark: SparkSession) -> threading.Thread:
 
     def work() -> None:
         with suppress(Exception):  # if something is wrong, the first job says so
-            spark.range(1).coalesce(1).mapInArrow(_same, "id bigint").collect()
+            spark.range(1).coalesce(1).mapInArrow(lambda batches: batches, "id bigint").collect()
 
     thread = threading.Thread(target=work, name="warm up", daemon=True)
     thread.start()
     return thread
 
 
-def _same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    return batches
-
-
 @contextmanager
-def _stderr_of_children(path: Path | None) -> Iterator[None]:
+def _stderr_of_children(path: Path) -> Iterator[None]:
     """Processes started meanwhile inherit `path` as their stderr; our own stays what it was."""
-    if path is None:
-        yield
-        return
     path.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileNotFoundError):  # after a JVM's death, its last words are read in there
         path.replace(path.with_name(f"{path.name}.1"))

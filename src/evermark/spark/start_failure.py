@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from evermark.errors import ConfigError, EngineError, UnreachableError
@@ -51,7 +52,13 @@ def require_master_answers(master: str) -> None:
 
 def start_error(error: Exception, conf: Mapping[str, str], noise: Path | None) -> EngineError:
     """What Spark, or the JVM that was to run it, says of its own end."""
-    said = _telling(str(error).splitlines()[1:]) or _telling(_written(noise)) or _telling(str(error).splitlines())
+    written = ""
+    with suppress(OSError):
+        if noise is not None:
+            with noise.open("rb") as file:
+                written = file.read(_NOISE_BYTES_MAX).decode("utf-8", "replace")
+    lines = str(error).splitlines()
+    said = _telling(lines[1:]) or _telling(written.splitlines()) or _telling(lines)
     hints = []
     if _MEMORY.search(said):
         hints.append(
@@ -74,13 +81,3 @@ def _telling(lines: Iterable[str]) -> str:
         if not _USUAL.match(text):
             return _CLASS_NAME.sub("", text.strip())[:300]
     return ""
-
-
-def _written(noise: Path | None) -> list[str]:
-    if noise is None:
-        return []
-    try:
-        with noise.open("rb") as file:
-            return file.read(_NOISE_BYTES_MAX).decode("utf-8", "replace").splitlines()
-    except OSError:
-        return []

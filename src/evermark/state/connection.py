@@ -145,16 +145,14 @@ class State:
             conn.close()
 
     def _connect(self) -> Connection:
-        conninfo = self._conninfo()
+        settings = {"schema": self.schema, "statement_ms": str(self._statement_ms), "lock_ms": str(self._lock_ms)}
+        conninfo, conn = self._conninfo(), None
         try:
             conn = psycopg.connect(conninfo, autocommit=True)
-        except psycopg.Error as error:
-            raise from_driver(error, "state") from error
-        try:
-            settings = {"schema": self.schema, "statement_ms": str(self._statement_ms), "lock_ms": str(self._lock_ms)}
             conn.execute(_SETTINGS, settings)
         except psycopg.Error as error:
-            conn.close()
+            if conn is not None:
+                conn.close()
             raise from_driver(error, "state") from error
         return conn
 

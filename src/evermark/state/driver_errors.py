@@ -5,14 +5,7 @@ from __future__ import annotations
 import psycopg
 from psycopg import errors as pg
 
-from evermark.errors import (
-    BusyError,
-    DeniedError,
-    DiskFullError,
-    EvermarkError,
-    SetupError,
-    UnreachableError,
-)
+from evermark.errors import BusyError, DeniedError, DiskFullError, EvermarkError, SetupError, UnreachableError
 
 _BUSY = (
     pg.LockNotAvailable,
@@ -24,46 +17,44 @@ _BUSY = (
 )
 _DENIED = (pg.InsufficientPrivilege, pg.InvalidPassword, pg.InvalidAuthorizationSpecification)
 _NOT_SET_UP = (pg.UndefinedTable, pg.InvalidSchemaName, pg.UndefinedColumn, pg.InvalidCatalogName)
-_DENIED_AT_CONNECT = (
+_UNWRITABLE = (pg.ReadOnlySqlTransaction,)
+# What the server says to a statement, by the class of its error: what it is, in which words, and a hint.
+_BY_CLASS: tuple[tuple[tuple[type[psycopg.Error], ...], type[EvermarkError], str, str], ...] = (
+    ((pg.DiskFull,), DiskFullError, "", "free space on the disk of the state database"),
+    (_DENIED, DeniedError, "", "grant the role of state.dsn what it lacks"),
+    (_NOT_SET_UP, SetupError, "", "run `evermark migrate`"),
+    (_UNWRITABLE, UnreachableError, " takes no writes", "it may be a standby; point state.dsn at the primary"),
+    (_BUSY, BusyError, "", "a lock is held there, or it is overloaded; retried"),
+)
+_DENIED_WORDS = (
     "authentication failed",
     "pg_hba.conf",
     "no password supplied",
     "permission denied",
     "not permitted to log in",
 )
+_FULL_WORDS = ("too many clients", "too many connections", "remaining connection slots")
+# What it says to a new connection has no class, only words.
+_BY_WORDS: tuple[tuple[tuple[str, ...], type[EvermarkError], str], ...] = (
+    (_DENIED_WORDS, DeniedError, "check the user and password in state.dsn"),
+    (("does not exist",), SetupError, "create the database and the role that state.dsn names"),
+    (_FULL_WORDS, BusyError, "raise max_connections of the state database"),
+)
 
 
 def from_driver(error: psycopg.Error, where: str) -> EvermarkError:
     """The Evermark error for what the driver raised; `where` names the store, never its address."""
     said = _said(error)
-    if isinstance(error, pg.DiskFull):
-        return DiskFullError(f"{where}: {said}", hint="free space on the disk of the state database")
-    if isinstance(error, _DENIED):
-        return DeniedError(f"{where}: {said}", hint="grant the role of state.dsn what it lacks")
-    if isinstance(error, _NOT_SET_UP):
-        return SetupError(f"{where}: {said}", hint="run `evermark migrate`")
-    if isinstance(error, pg.ReadOnlySqlTransaction):
-        return UnreachableError(
-            f"{where} takes no writes: {said}", hint="it may be a standby; point state.dsn at the primary"
-        )
-    if isinstance(error, _BUSY):
-        return BusyError(f"{where}: {said}", hint="a lock is held there, or it is overloaded; retried")
-    if isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError)):
-        return _from_connection(said, where)
-    return EvermarkError(f"{where}: {type(error).__name__}: {said}", hint="this is unexpected: please report it")
-
-
-def _from_connection(said: str, where: str) -> EvermarkError:
-    lower = said.lower()
-    if any(words in lower for words in _DENIED_AT_CONNECT):
-        return DeniedError(f"{where}: {said}", hint="check the user and password in state.dsn")
-    if "does not exist" in lower:
-        return SetupError(f"{where}: {said}", hint="create the database and the role that state.dsn names")
-    if any(words in lower for words in ("too many clients", "too many connections", "remaining connection slots")):
-        return BusyError(f"{where}: {said}", hint="raise max_connections of the state database")
-    return UnreachableError(
-        f"{where} does not answer: {said}", hint="check that Postgres runs and that state.dsn is right"
-    )
+    for classes, kind, verb, hint in _BY_CLASS:
+        if isinstance(error, classes):
+            return kind(f"{where}{verb}: {said}", hint=hint)
+    if not isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError)):
+        return EvermarkError(f"{where}: {type(error).__name__}: {said}", hint="this is unexpected: please report it")
+    for all_words, kind, hint in _BY_WORDS:
+        if any(words in said.lower() for words in all_words):
+            return kind(f"{where}: {said}", hint=hint)
+    hint = "check that Postgres runs and that state.dsn is right"
+    return UnreachableError(f"{where} does not answer: {said}", hint=hint)
 
 
 def _said(error: psycopg.Error) -> str:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
+from typing import Any
 
 from psycopg import sql
 
@@ -42,18 +43,17 @@ class Migration:
 
 def migrations() -> list[Migration]:
     """The migrations this program knows, in order and without gaps."""
-    found = []
-    for entry in resources.files("evermark.state.migrations").iterdir():
-        match = _FILE.fullmatch(entry.name)
-        if match:
-            found.append(Migration(int(match[1]), match[2], entry.read_text(encoding="utf-8")))
-    found.sort(key=lambda migration: migration.number)
+    found = [
+        Migration(int(match[1]), match[2], entry.read_text(encoding="utf-8"))
+        for entry in sorted(resources.files("evermark.state.migrations").iterdir(), key=lambda entry: entry.name)
+        if (match := _FILE.fullmatch(entry.name))
+    ]
     if [m.number for m in found] != list(range(1, len(found) + 1)):
         raise FormatError("state migrations are not numbered 1, 2, 3 …", hint="this installation is damaged: reinstall")
     return found
 
 
-def pending(known: Sequence[Migration], applied: Sequence[tuple[int, str]]) -> list[Migration]:
+def pending(known: Sequence[Migration], applied: Sequence[tuple[Any, ...]]) -> list[Migration]:
     """Which of `known` are still to be applied, given (number, checksum) of the applied ones. Pure."""
     checksums = {m.number: m.checksum for m in known}
     done = {number for number, _ in applied}
@@ -78,7 +78,8 @@ def migrate(state: State, known: Sequence[Migration] | None = None) -> list[int]
     """Apply what is missing and return its numbers. Safe to call from several processes at once."""
     known = migrations() if known is None else known
     with state.connection() as conn:
-        key = _lock_key(state.schema)
+        digest = hashlib.sha256(f"evermark.migrate:{state.schema}".encode()).digest()
+        key = int.from_bytes(digest[:8], "big", signed=True)
         conn.execute("select pg_advisory_lock(%s)", (key,))
         try:
             _make_schema(conn, state.schema)
@@ -118,10 +119,5 @@ def _make_schema(conn: Connection, schema: str) -> None:
         conn.execute(_LEDGER)
 
 
-def _applied(conn: Connection) -> list[tuple[int, str]]:
-    rows = conn.execute("select number, checksum from migrations order by number").fetchall()
-    return [(int(number), str(checksum)) for number, checksum in rows]
-
-
-def _lock_key(schema: str) -> int:
-    return int.from_bytes(hashlib.sha256(f"evermark.migrate:{schema}".encode()).digest()[:8], "big", signed=True)
+def _applied(conn: Connection) -> list[tuple[Any, ...]]:
+    return conn.execute("select number, checksum from migrations order by number").fetchall()

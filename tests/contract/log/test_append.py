@@ -17,7 +17,7 @@ import pytest
 from deltalake.exceptions import CommitFailedError
 
 from evermark.checkpoints.base import Checkpoint
-from evermark.checkpoints.memory import MemoryCheckpoints
+from evermark.checkpoints.stores import MemoryCheckpoints
 from evermark.error_policy import Action, action_for
 from evermark.errors import ConflictError, DiskFullError, EngineError, FormatError, StaleError
 from evermark.ingest.take import Taken, Taker
@@ -308,7 +308,7 @@ def test_a_file_that_only_its_task_could_see_is_never_committed(
         whole, last = write(folder, batch), write(folder, batch)
         do(folder / last.path)
         named = append([whole, last], batch)
-        taker.take(Taken(0, batch, named.start, named.end, named), repaired=repaired)
+        taker.take(Taken(**vars(named)), repaired=repaired)
         return last.path
 
     take(1)

@@ -12,8 +12,8 @@ import psycopg
 
 from evermark.secrets import Plain
 from evermark.sources.base import Limit, Slice
+from evermark.sources.postgres.admin.doctor import CapturedFacts
 from evermark.sources.postgres.admin.examine import examine
-from evermark.sources.postgres.admin.facts import CapturedFacts
 from evermark.sources.postgres.admin.install import install
 from evermark.sources.postgres.lsn import Incarnation, Position
 from evermark.sources.postgres.read.source import PostgresOutbox

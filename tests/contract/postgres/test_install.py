@@ -13,6 +13,7 @@ import pytest
 from evermark.errors import BusyError, FormatError, SetupError
 from evermark.secrets import Plain
 from evermark.sources.postgres.admin.install import install, install_sql, uninstall
+from evermark.sources.postgres.outbox import maintain
 from evermark.sources.postgres.read.source import PostgresOutbox
 from evermark.sources.postgres.target import PostgresTarget, TableChoice
 from evermark.testing.servers import PostgresServer, fresh_database, postgres_server, system_binaries
@@ -200,10 +201,11 @@ def test_printed_sql_does_the_same_as_install(server: PostgresServer) -> None:
             assert done.returncode == 0, done.stderr
         db.execute("insert into orders values (1)")
         info = psycopg.conninfo.make_conninfo(dsn, user="evermark_printed", password="x", passfile="")
-        source = PostgresOutbox(PostgresTarget(Plain(info), target.slot, target.publication))
+        printed = PostgresTarget(Plain(info), target.slot, target.publication)
+        source = PostgresOutbox(printed)
         reader = Scene(dsn, target, db, source)
         assert [r["key"] for r in reader.drain()] == ["1"]
-        assert source.maintain()[2] == 0
+        assert maintain(printed)[2] == 0
         source.close()
         uninstall(target)
         db.execute("drop owned by evermark_printed")
@@ -247,7 +249,7 @@ def test_insert_without_a_partition_for_its_day_does_not_fail(at: Scene) -> None
         if "default" not in name:
             at.db.execute(f"drop table {name}".encode())
     at.db.execute("insert into orders values (1)")
-    created, dropped, waiting = at.source.maintain()
+    created, dropped, waiting = maintain(at.target)
     at.db.execute("insert into orders values (2)")
     assert (created, dropped, waiting) == (len(names) - 2, 0, 0)  # all but today's: its rows are in the default one
     assert [r["key"] for r in at.drain()] == ["1", "2"]
@@ -265,19 +267,19 @@ def test_retention_never_drops_what_is_not_confirmed(at: Scene) -> None:
     there = "select to_regclass('pgstream.events_p20200101') is not null"
     # GIVEN a slot that has not confirmed the row, however often maintenance runs
     start = at.source.earliest(0)
-    assert [at.source.maintain()[1] for _ in range(3)] == [0, 0, 0]
+    assert [maintain(at.target)[1] for _ in range(3)] == [0, 0, 0]
     # WHEN all is confirmed, but another row came in late
     at.db.execute(insert, ("2", old))
     assert [r["key"] for r in at.drain(start)] == ["1", "2"]
     at.source.close()  # confirms what was held back
     # THEN it is sealed anew, and goes when that is confirmed as well
-    assert at.source.maintain()[1] == 0
+    assert maintain(at.target)[1] == 0
     assert at.value(there) is True
     for _ in range(3):
         at.emit("s", "more")
         at.drain()
         at.source.close()
-        at.source.maintain()
+        maintain(at.target)
     assert at.value(there) is False
 
 

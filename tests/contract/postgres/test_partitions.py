@@ -167,7 +167,7 @@ def test_detached_partition_is_nobodys_stream(at: Scene) -> None:
     """GIVEN a partition that was detached WHEN it is changed and truncated THEN the old stream says nothing of it."""
     at.db.execute("alter table p detach partition p1")
     assert after(at, "insert into p1 values (2); truncate p1") == []
-    at.source.maintain()
+    at.source.upkeep()
     assert at.value("select count(*) from pg_trigger where tgrelid = 'p1'::regclass and tgname like 'pgstream%%'") == 0
 
 

@@ -12,7 +12,6 @@ from evermark.cluster.fence import source_lease
 from evermark.cluster.postgres import PostgresLeases
 from evermark.errors import BusyError, ConflictError, EngineError, EvermarkError, GapError, IdentityError
 from evermark.ingest.repair.base import Choice, Recovery, Step
-from evermark.ingest.repair.loop import RepairLoop
 from evermark.ingest.repair.postgres import Recoveries
 from evermark.ingest.repair.steps import Repairer as Steps
 from evermark.observe.logging import get_logger
@@ -56,22 +55,18 @@ class Scene:
         nothing: Callable[..., None] = lambda *_: None  # noqa: E731
         news = SimpleNamespace(opened=nothing, begun=nothing, ended=nothing, left_behind=nothing)
         self.runtime = Threads()
-        self.stopped = self.runtime.wake()
         self.steps = Steps(
             "shop",
             epoch,
             cast("Any", source),
-            recoveries,
-            cast("Any", None),
-            cast("Any", None),
-            lambda partition: self.told.append(f"let go {partition}"),
-            self.stopped.is_set,
-            self.runtime.now,
+            cast("Any", SimpleNamespace(recoveries=recoveries)),
             cast("Any", news),
+            self.runtime,
+            get_logger(),
+            0.01,
+            lambda partition: self.told.append(f"let go {partition}"),
             lambda _, error: self.ended.append(error),
-        )
-        self.repairing = RepairLoop(
-            self.steps, self.runtime, get_logger(), lambda: self.told.append("step down"), self.stopped, 0.01
+            lambda: self.told.append("step down"),
         )
         self.task: Task | None = None
 
@@ -79,7 +74,7 @@ class Scene:
         return self.recoveries.past("shop")[0]
 
     def start(self) -> None:
-        self.task = self.runtime.spawn("repair", self.repairing.run)
+        self.task = self.runtime.spawn("repair", self.steps.run)
 
     def run_to_its_end(self) -> None:
         self.start()
@@ -99,12 +94,12 @@ def scene(pg_dsn: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
 
         monkeypatch.setattr(Steps, "_close_gap", close_gap)
         yield made
-        made.repairing.stop()
+        made.steps.stopped.set()
         assert made.task is None or made.task.join(60)
 
 
 def found(scene: Scene, error: EvermarkError) -> EvermarkError | None:
-    return scene.repairing.found(0, error, "5")
+    return scene.steps.found(0, error, "5")
 
 
 def test_the_partition_is_let_go_of_before_anything_is_touched(scene: Scene) -> None:
@@ -159,9 +154,7 @@ def test_losing_the_log_to_somebody_is_passed_on(scene: Scene) -> None:
 def test_a_choice_made_while_the_slot_is_waited_for_is_heeded(scene: Scene) -> None:
     """GIVEN a gap to be skipped WHEN a person says repair meanwhile THEN it is repaired."""
     asked = scene.recoveries.open
-    asked("shop", 0, "chosen", "5", scene.epoch, choice=Choice.SKIP, by_person=True)
-    scene.repairer.meanwhile = lambda: asked(
-        "shop", 0, "after all", "5", scene.epoch, choice=Choice.REPAIR, by_person=True
-    )
+    asked("shop", 0, "chosen", "5", scene.epoch, Choice.SKIP)
+    scene.repairer.meanwhile = lambda: asked("shop", 0, "after all", "5", scene.epoch, Choice.REPAIR)
     scene.run_to_its_end()
     assert scene.told == ["let go 0", "begin None", "close by repair", "finish 9"]

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from evermark.checkpoints.base import Checkpoint, CheckpointStore
-from evermark.checkpoints.memory import MemoryCheckpoints
-from evermark.checkpoints.postgres import PostgresCheckpoints
+from evermark.checkpoints.stores import MemoryCheckpoints, PostgresCheckpoints
 from evermark.cluster.base import Holder
 from evermark.cluster.fence import fence, source_lease
 from evermark.cluster.memory import MemoryLeases

@@ -15,6 +15,7 @@ import psycopg
 import pytest
 
 from evermark.embedded import demote, postmaster
+from evermark.embedded.lock import FileLock
 from evermark.embedded.postgres import EmbeddedPostgres
 from evermark.errors import BusyError, ConfigError, FormatError, SetupError
 from evermark.testing.servers import PostgresServer, fresh_database, postgres_server, system_binaries
@@ -194,8 +195,7 @@ def test_folder_made_by_another_major_version_is_refused(folder: Path) -> None:
 def test_starter_that_hangs_does_not_hang_the_next_for_ever(folder: Path) -> None:
     """The turn to start is waited for only so long, and the error says who is waited for."""
     folder.mkdir()
-    server = EmbeddedPostgres(folder)
-    with server._turn(1.0), pytest.raises(BusyError, match="locked by another process"):
+    with FileLock(folder / "start.lock").alone(1.0), pytest.raises(BusyError, match="locked by another process"):
         EmbeddedPostgres(folder).start(timeout_s=0.05)
 
 

@@ -16,7 +16,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from evermark.checkpoints.base import Checkpoint
-from evermark.checkpoints.postgres import PostgresCheckpoints
+from evermark.checkpoints.stores import PostgresCheckpoints
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.postgres import PostgresLeases
 from evermark.delivery.base import Cursor, GroupWork, Membership, Stay

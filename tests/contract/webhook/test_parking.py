@@ -140,7 +140,6 @@ def choosy(monkeypatch: pytest.MonkeyPatch) -> None:
         return render_column(events, how, after)
 
     monkeypatch.setattr(body, "render_column", render)
-    monkeypatch.setattr("evermark.delivery.webhook.bundles.render_column", render)
 
 
 def _some_bad(count: int, *bad: int, keys: int = 0) -> pa.Table:

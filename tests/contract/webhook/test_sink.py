@@ -547,13 +547,13 @@ def test_many_jobs_at_once_render_fewer_rows_ahead_each(
     """GIVEN room for 30 rows ahead WHEN ten want 50 each one by one THEN few are rendered at a time; all arrive."""
     monkeypatch.setattr(dispatch, "AHEAD_ROWS_MAX", 30)
     rendered: list[int] = []
-    render = dispatch.render
+    render_sound = dispatch.render_sound
 
-    def seen(rows: pa.Table, how: Rendering) -> list[bytes]:
+    def seen(rows: pa.Table, how: Rendering) -> tuple[pa.Array, dict[int, str]]:
         rendered.append(rows.num_rows)
-        return render(rows, how)
+        return render_sound(rows, how)
 
-    monkeypatch.setattr(dispatch, "render", seen)
+    monkeypatch.setattr(dispatch, "render_sound", seen)
     jobs = [Job(spec_for(receiver.url, name=f"s{n}", concurrency=2), events(50, keys=3)) for n in range(10)]
     results = sink.deliver(jobs, 30)
     assert [result.outcome.accepted for result in results] == [50] * 10

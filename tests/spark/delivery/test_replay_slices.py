@@ -84,12 +84,14 @@ def _ids(
     """The ids of the rows of a slice, read as a task reads them; without a predicate, found in both ways."""
     from evermark.spark.replay import places, places_here, rows_at
 
-    codes, numbers = (column.to_numpy() for column in places(spark, piece, heads, spec, **more).toArrow().columns)
+    asked = {"streams": (), "where": None, **more}
+    work = ReplayWork("r", piece, spec, heads=heads, rows_max=10**9, budget_s=1, probe=False, parked_room=1, **asked)
+    codes, numbers = (column.to_numpy() for column in places(spark, work).toArrow().columns)
     ids = [i for rows in rows_at(codes, numbers, piece.paths) for i in rows.column("event_id").to_pylist()]
     if spec.where is None and "where" not in more:
-        here = [one.tolist() for one in places_here(piece, heads, spec, **more)]
+        here = [one.tolist() for one in places_here(work)]
         assert here == [codes.tolist(), numbers.tolist()]
-        few = [one.tolist() for one in places_here(piece, heads, spec, **more, rows_max=7)]
+        few = [one.tolist() for one in places_here(replace(work, rows_max=7))]
         assert few == [codes.tolist()[:7], numbers.tolist()[:7]]
     return ids
 

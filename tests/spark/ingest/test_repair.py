@@ -81,11 +81,11 @@ def test_p6_exactly_what_the_log_lacks_is_found_in_order_and_cut_into_batches(
     shelf = Shelf(numbers, since=datetime.fromtimestamp(DAY / 1e6, UTC))
     wanted = RepairTarget("shop", 0, 3, 1, "m")
     taken = batches_of(found_missing(spark, shelf, reader.files(), wanted, tmp_path, rows_max=150), shelf, wanted)
-    assert [(t.batch, t.append.rows) for t in taken] == [(4, 150), (5, 150), (6, 100)]
+    assert [(t.batch, t.rows) for t in taken] == [(4, 150), (5, 150), (6, 100)]
     assert [t.start for t in taken] == ["m", *(t.end for t in taken[:-1])]
     assert taken[-1].end == "z"
     for each in taken:
-        log.commit(each.append)
+        log.commit(each)
     rows = [row for f in reader.files() for row in pq.read_table(f.path).to_pylist() if row["batch"] > 3]
     rows.sort(key=lambda row: (row["batch"], row["position"]))
     assert [row["event_id"] for row in rows] == [f"id-{n}" for n in missing]

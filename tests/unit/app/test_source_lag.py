@@ -10,7 +10,7 @@ import pytest
 
 from evermark.app.source_lag import FRESH_S, OVERDUE_S, LagOf, Look, SourceLook, group_lag_s
 from evermark.checkpoints.base import Checkpoint
-from evermark.checkpoints.memory import MemoryCheckpoints
+from evermark.checkpoints.stores import MemoryCheckpoints
 from evermark.delivery.base import Cursor, SourcePartition
 from evermark.errors import EvermarkError, UnreachableError
 from evermark.observe.health import HealthBoard, PartitionHealth

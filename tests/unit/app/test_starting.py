@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from evermark.app import run
 from evermark.app.run import Pipeline
 from evermark.checkpoints.base import Checkpoint
-from evermark.checkpoints.memory import MemoryCheckpoints
+from evermark.checkpoints.stores import MemoryCheckpoints
 from evermark.config import Config
 from evermark.errors import (
     BusyError,

@@ -8,7 +8,7 @@ import pytest
 
 from evermark.checkpoints.base import Checkpoint
 from evermark.checkpoints.kinds import BACKENDS, Backend, CheckpointConfig, open_checkpoints
-from evermark.checkpoints.memory import MemoryCheckpoints
+from evermark.checkpoints.stores import MemoryCheckpoints
 from evermark.state.connection import State
 from tests.unit.config.config_file import MINIMAL, read, refused
 

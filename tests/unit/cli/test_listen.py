@@ -184,7 +184,7 @@ def test_a_thread_that_ends_slowly_does_not_hide_that_the_port_is_taken(monkeypa
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT])
 def test_the_command_prints_what_it_gets_and_stops_cleanly(ending: signal.Signals, tmp_path: Path) -> None:
     """GIVEN `listen` as a process WHEN events come and a signal ends it THEN lines were printed, exit code 0."""
-    command = [sys.executable, "-m", "evermark.cli.listen", "--port", "0", "--record", str(tmp_path / "r")]
+    command = [sys.executable, "-m", "evermark.cli.main", "listen", "--port", "0", "--record", str(tmp_path / "r")]
     as_json = ending is signal.SIGTERM
     with subprocess.Popen(
         [*command, *(["--json"] if as_json else [])], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

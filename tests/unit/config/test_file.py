@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from evermark.app.build import endpoint_limits
 from evermark.checkpoints.kinds import backend_of
 from evermark.config import CustomSource
-from evermark.config.reliability import ReliabilityConfig
+from evermark.config.models import ReliabilityConfig
 from evermark.sources.postgres.settings import PostgresSettings, derived_name
 from tests.unit.config.config_file import ENVIRON, FULL, KEY, MINIMAL, WHSEC, read, refused, source, subscription
 

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, get_args, get_origin
 import pytest
 
 from evermark.config import Config, LogConfig
-from evermark.config.reliability import CircuitBreakerConfig, DedupConfig, ReliabilityConfig
+from evermark.config.models import CircuitBreakerConfig, DedupConfig, ReliabilityConfig
 from evermark.settings.fields import Model, NotYet
 from tests.unit.config.config_file import MINIMAL, every_model, models_in, read, refused, source
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evermark.app.reporting import DeliveryReport
+from evermark.app.delivering import DeliveryReport
 from evermark.cluster.base import Holder
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from evermark.app.reporting import DeliveryReport
+from evermark.app.delivering import DeliveryReport
 from evermark.cluster.base import Holder
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases

@@ -10,14 +10,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from evermark.checkpoints.memory import MemoryCheckpoints
+from evermark.checkpoints.stores import MemoryCheckpoints
 from evermark.cluster.base import Holder
 from evermark.cluster.fence import source_lease
 from evermark.cluster.memory import MemoryLeases
 from evermark.errors import GapError
 from evermark.ingest.dedup import excluded_from
 from evermark.ingest.take import Taken, Taker
-from evermark.log.base import Append, LogFile, Tail
+from evermark.log.base import LogFile, Tail
 from evermark.log.head import MemoryHeads
 from evermark.log.memory import MemoryLog
 from evermark.sources.base import Limit, Slice, Source
@@ -154,7 +154,7 @@ class World:
             taken = self._read(at, end, batch + 1, lease.epoch, resumed.repeats_to)
             taker.take(taken)
             taker.confirm(0, end)
-            at, batch = end, batch + bool(taken.append.files)
+            at, batch = end, batch + bool(taken.files)
 
     def _read(self, start: str, end: str, batch: int, epoch: int, repeats_to: str | None) -> Taken:
         exclude = excluded_from(start, self.source.may_repeat_from(0, start), repeats_to)
@@ -168,7 +168,7 @@ class World:
         rows = [(name, at) for name, at in self.source.rows(start, end) if name not in seen]
         file = LogFile(f"file-{len(self.files)}", len(rows), 1)
         self.files[file.path] = rows
-        return Taken(0, batch, start, end, Append(0, batch, epoch, start, end, (file,) if rows else ()))
+        return Taken(0, batch, epoch, start, end, (file,) if rows else ())
 
 
 class _Forgetful:

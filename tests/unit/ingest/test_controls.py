@@ -64,19 +64,19 @@ def test_a_crash_between_any_two_effects_loses_no_control_event(after: bool, pow
 
 class LooksOnlyWhenTaking(Taker):
     def begin(self, partition: int) -> Resume:
-        kept, self._on_controls = self._on_controls, lambda _partition, _after, _to: None
+        kept, self.on_controls = self.on_controls, lambda _partition, _after, _to: None
         try:
             return super().begin(partition)
         finally:
-            self._on_controls = kept
+            self.on_controls = kept
 
 
 class CheckpointsBeforeLooking(Taker):
     def take(self, taken: Taken) -> None:
-        kept, self._on_controls = self._on_controls, lambda _partition, _after, _to: None
+        kept, self.on_controls = self.on_controls, lambda _partition, _after, _to: None
         super().take(taken)
-        self._on_controls = kept
-        self._on_controls(taken.partition, taken.batch - 1, taken.batch)
+        self.on_controls = kept
+        self.on_controls(taken.partition, taken.batch - 1, taken.batch)
 
 
 @pytest.mark.parametrize("mutant", [LooksOnlyWhenTaking, CheckpointsBeforeLooking])

@@ -21,14 +21,14 @@ def test_slices_of_a_partition_become_one_batch() -> None:
     found = gather([row(1, "x", duplicates=2), row(1, None, duplicates=1), row(1, "y")], epoch=9)
     (taken,) = found.taken
     assert (taken.partition, taken.batch, taken.start, taken.end, taken.duplicates) == (1, 4, "a", "b", 3)
-    assert [f.path for f in taken.append.files] == ["x", "y"]
-    assert (taken.append.epoch, taken.append.rows, found.failed) == (9, 4, {})
+    assert [f.path for f in taken.files] == ["x", "y"]
+    assert (taken.epoch, taken.rows, found.failed) == (9, 4, {})
 
 
 def test_a_partition_without_rows_is_still_taken() -> None:
     """Its checkpoint moves."""
     (taken,) = gather([row(0, None)], epoch=1).taken
-    assert taken.append.files == ()
+    assert taken.files == ()
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=12))
@@ -41,7 +41,7 @@ def test_one_failed_slice_holds_back_its_partition_and_no_other(slices: list[tup
     assert set(found.failed) == failed
     assert {t.partition for t in found.taken} == {p for p, _ in slices} - failed
     assert all(isinstance(e, UnreachableError) and e.hint == "wait" for e in found.failed.values())
-    assert sum(len(t.append.files) for t in found.taken) == sum(p not in failed for p, _ in slices)
+    assert sum(len(t.files) for t in found.taken) == sum(p not in failed for p, _ in slices)
 
 
 def test_an_error_of_no_partition_is_the_whole_source_s() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
+from threading import Event
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -83,13 +84,14 @@ class Scene:
             "shop",
             self.epoch,
             cast("Any", source),
-            self.recoveries,
-            cast("Any", None),
-            cast("Any", None),
-            nothing,
-            lambda: False,
-            lambda: self.now,
+            cast("Any", SimpleNamespace(recoveries=self.recoveries)),
             cast("Any", news),
+            cast("Any", SimpleNamespace(now=lambda: self.now, wake=Event)),
+            cast("Any", None),
+            1.0,
+            nothing,
+            nothing,
+            nothing,
         )
 
 
@@ -165,7 +167,7 @@ def test_batches_that_close_a_gap_follow_each_other_and_end_where_reading_goes_o
     """GIVEN what was found WHEN it is cut into batches THEN they are dense; without any only the place is kept."""
     wanted = RepairTarget("shop", 0, 3, 7, "m")
     found = [FoundFile(LogFile(f"f{n}", 2, 1), f"n{n}") for n in range(2)]
-    batches = [(t.batch, t.start, t.end, t.append.rows, t.append.epoch) for t in batches_of(found, HOLE, wanted)]
+    batches = [(t.batch, t.start, t.end, t.rows, t.epoch) for t in batches_of(found, HOLE, wanted)]
     assert batches == [(4, "m", "n0", 2, 7), (5, "n0", "9", 2, 7)]
-    ((batch, start, end, rows),) = [(t.batch, t.start, t.end, t.append.rows) for t in batches_of([], HOLE, wanted)]
+    ((batch, start, end, rows),) = [(t.batch, t.start, t.end, t.rows) for t in batches_of([], HOLE, wanted)]
     assert (batch, start, end, rows) == (4, "m", "9", 0)

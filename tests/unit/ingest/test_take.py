@@ -11,7 +11,7 @@ from evermark.checkpoints.base import Checkpoint
 from evermark.errors import BusyError, EvermarkError, StaleError
 from evermark.ingest.resume import Resume
 from evermark.ingest.take import Taken, Taker
-from evermark.log.base import Append, LogFile
+from evermark.log.base import LogFile
 from evermark.log.head import Head
 from tests.unit.ingest.ingest_world import World, position
 
@@ -72,16 +72,16 @@ class CheckpointsFirst(Taker):
 
 class NeverSyncs(Taker):
     def take(self, taken: Taken) -> None:
-        self._log.commit(taken.append)
-        self._heads.move(self.name, taken.partition, Head(taken.batch, self.epoch, taken.end, 1))
+        self.log.commit(taken)
+        self.heads.move(self.name, taken.partition, Head(taken.batch, self.epoch, taken.end, 1))
         self._save(taken.partition, taken.end, taken.batch)
 
 
 class HeadBeforeSync(Taker):
     def take(self, taken: Taken) -> None:
-        self._log.commit(taken.append)
-        self._heads.move(self.name, taken.partition, Head(taken.batch, self.epoch, taken.end, taken.batch))
-        self._log.sync()
+        self.log.commit(taken)
+        self.heads.move(self.name, taken.partition, Head(taken.batch, self.epoch, taken.end, taken.batch))
+        self.log.sync()
         self._save(taken.partition, taken.end, taken.batch)
 
 
@@ -109,7 +109,7 @@ def test_a_batch_without_rows_moves_only_the_checkpoint() -> None:
     epoch = _epoch(world)
     taker = Taker("shop", epoch, world.source, world.log, world, world.heads, world.checkpoints)
     assert taker.begin(0).batch == 0
-    taker.take(Taken(0, 1, position(0), position(3), Append(0, 1, epoch, position(0), position(3), ())))
+    taker.take(Taken(0, 1, epoch, position(0), position(3), ()))
     assert world.checkpoints.load("shop", 0) == Checkpoint(position(3), 0, epoch)
     assert (world.log.commits, world.heads.load("shop")) == ([], {})
     assert taker.begin(0).position == position(3)
@@ -122,9 +122,9 @@ def test_a_stale_owner_takes_nothing() -> None:
     old.begin(0)
     new = Taker("shop", _epoch(world), world.source, world.log, world, world.heads, world.checkpoints)
     new.begin(0)
-    batch = Append(0, 1, old.epoch, position(0), position(1), (LogFile("f", 1, 1),))
+    batch = Taken(0, 1, old.epoch, position(0), position(1), (LogFile("f", 1, 1),))
     with pytest.raises(StaleError):
-        old.take(Taken(0, 1, position(0), position(1), batch))
+        old.take(batch)
     with pytest.raises(StaleError):
         old.begin(0)
     assert world.log.commits == []

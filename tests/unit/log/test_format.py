@@ -16,7 +16,6 @@ from evermark.log.format import (
     CommitNote,
     MaintenanceNote,
     app_id,
-    maintenance_note_of,
     note_of,
     pack,
     stats_json,
@@ -55,14 +54,12 @@ def test_a_note_comes_back(
     note = CommitNote(partition, batch, epoch, start, end, rows, tuple(files))
     info = json.loads(json.dumps({"operation": "WRITE", **note.as_metadata()}))
     assert note_of(info) == note
-    assert maintenance_note_of(info) is None
 
 
 def test_notes_of_care_are_not_batches() -> None:
     """Compaction and fences do not move a tail."""
     note = MaintenanceNote("compact", 1, 32)
-    assert maintenance_note_of(note.as_metadata()) == note
-    assert note_of(note.as_metadata()) is None
+    assert note_of(note.as_metadata()) == note
     assert note_of({}) is None
 
 

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from evermark.app.build import _spec
-from evermark.config.subscriptions import SubscriptionConfig
+from evermark.app.build import open_deployment
+from evermark.config import Config, SubscriptionConfig
 from evermark.errors import ConfigError
 from evermark.predicate import vet
-from evermark.secrets import KeyRef, SecretBox
 from tests.unit.server.api_scene import SECRET, WANTED, served
 
 # Seconds of this thread's processor time, which other work on the machine does not lengthen: far more than it takes,
@@ -201,11 +200,10 @@ ESCAPES = {
 @pytest.mark.parametrize("escape", ESCAPES.values(), ids=ESCAPES.keys())
 def test_d11_the_file_is_no_way_around(tmp_path: Path, escape: str) -> None:
     """GIVEN an escape in evermark.yaml WHEN the deployment is built THEN it ends there, naming the subscription."""
-    key = tmp_path / "key"
-    key.write_text("a key that nobody will ever guess")
     asked = SubscriptionConfig(url="https://a.example/", secret=SECRET, where=escape)  # type: ignore[arg-type]
+    config = Config(version=1, name="test", data=tmp_path, subscriptions={"billing": asked})
     with pytest.raises(ConfigError, match=r"subscriptions\.billing"):
-        _spec("billing", asked, SecretBox(KeyRef("file", str(key))))
+        open_deployment(config)
 
 
 def test_d11_the_api_is_no_way_around(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from evermark.app import source_lag
 from evermark.app.source_lag import Lags
-from evermark.checkpoints.memory import MemoryCheckpoints
+from evermark.checkpoints.stores import MemoryCheckpoints
 from evermark.observe.health import LAGGING_AFTER_S, HealthBoard, PartitionHealth, SourceAnswer
 from evermark.observe.metrics import Metrics
 from evermark.server.http import Server
@@ -49,7 +49,7 @@ def test_health_ready_and_metrics_say_the_same() -> None:
     board = HealthBoard()
     board.put("shop", 0, PartitionHealth.HEALTHY)
     waits = [LAGGING_AFTER_S + 10]
-    board.ask_with(lambda: board.answered("shop", SourceAnswer(time.monotonic(), {0: waits[0]} if waits else {})))
+    board.ask = lambda: board.answered("shop", SourceAnswer(time.monotonic(), {0: waits[0]} if waits else {}))
     with served(board) as server:
         code, text = ask(server, "/health")
         told = json.loads(text)
@@ -82,7 +82,7 @@ def test_many_who_ask_at_once_wait_for_one_answer() -> None:
     board = HealthBoard()
     board.put("shop", 0, PartitionHealth.HEALTHY)
     gate, asked = threading.Event(), []
-    board.ask_with(lambda: (asked.append(1), gate.wait(20), None)[-1])
+    board.ask = lambda: (asked.append(1), gate.wait(20), None)[-1]
     with served(board) as server:
         codes: list[int] = []
         threads = [threading.Thread(target=lambda: codes.append(ask(server, "/health")[0])) for _ in range(20)]

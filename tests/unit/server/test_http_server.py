@@ -157,7 +157,7 @@ def test_a_failure_of_a_probe_is_logged_and_told_as_500(capfd: pytest.CaptureFix
     def fail() -> None:
         raise RuntimeError("a bug")
 
-    server._probes._board.ask_with(fail)
+    server._probes._board.ask = fail
     with started(server):
         connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
         connection.request("GET", "/health")

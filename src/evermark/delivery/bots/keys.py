@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 
-from evermark.delivery.base import (
-    ASK_EVERY,
-    ASK_EVERY_MAX,
-    KEYS_AT_ONCE_MAX,
-    KEYS_MAX,
-    SESSION_CHARS_MAX,
-    MembershipDelta,
-)
+from evermark.delivery.base import ASK_EVERY, ASK_EVERY_MAX, KEYS_AT_ONCE_MAX, KEYS_MAX, SESSION_CHARS_MAX
 from evermark.delivery.bots.forward import is_session
 from evermark.errors import ConfigError, ConflictError, NotFoundError
 
@@ -37,22 +30,11 @@ def require_room(device: str, keys: int) -> None:
         )
 
 
-def require_learned(lessons: Sequence[MembershipDelta], at: Mapping[str, int]) -> None:
-    for one in lessons:
-        if at.get(one.user, 0) != one.begun_at:
-            raise ConflictError(
-                f"user {one.user!r} was looked up to batch {at.get(one.user, 0)}, and this begins at {one.begun_at}",
-                hint="another instance looked meanwhile; nothing is lost",
-            )
-
-
 def unknown_key(session: str) -> NotFoundError:
     return NotFoundError(f"no key is published for session {session[:80]!r}", hint="publish it: PUT …/keys")
 
 
 def next_ask_at(asked_at: datetime | None, asks: int, now: datetime) -> datetime:
     """When a key is asked for again, after `asks` times, the last at `asked_at`."""
-    if asked_at is None:
-        return now
     wait: timedelta = min(ASK_EVERY_MAX, ASK_EVERY * 2.0 ** (min(asks, 20) - 1))
-    return asked_at + wait
+    return now if asked_at is None else asked_at + wait

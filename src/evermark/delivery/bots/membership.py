@@ -19,6 +19,7 @@ from typing import Any
 
 from evermark.delivery.base import BotSpec, BotView, Mark, MembershipDelta, Stay
 from evermark.delivery.bots.forward import parsed
+from evermark.errors import ConflictError
 from evermark.event import Op
 
 Stays = Mapping[str, tuple[Stay, ...]]
@@ -88,6 +89,16 @@ def lesson(user: str, begun_at: int, done_to: int, known: Stays, moves: Iterable
             if after != before:
                 changed[move.stream] = after
     return MembershipDelta(user, begun_at, done_to, changed)
+
+
+def require_learned(lessons: Iterable[MembershipDelta], at: Mapping[str, int]) -> None:
+    """The compare of a compare-and-set: each lesson begins up to where its user was looked up."""
+    for one in lessons:
+        if at.get(one.user, 0) != one.begun_at:
+            raise ConflictError(
+                f"user {one.user!r} was looked up to batch {at.get(one.user, 0)}, and this begins at {one.begun_at}",
+                hint="another instance looked meanwhile; nothing is lost",
+            )
 
 
 def view_of(wish: BotSpec, stays: Stays, after: int, to: int) -> BotView:

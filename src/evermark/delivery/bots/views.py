@@ -20,16 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from evermark import failpoint
-from evermark.delivery.base import (
-    BotSpec,
-    BotView,
-    Cursor,
-    Membership,
-    MembershipDelta,
-    SourcePartition,
-    Stay,
-    SubscriptionSpec,
-)
+from evermark.delivery.base import BotSpec, BotView, Cursor, MembershipDelta, SourcePartition, Stay, SubscriptionSpec
 from evermark.delivery.bots.membership import Move, lesson, moves_of, view_of
 from evermark.delivery.decide.backlog import next_span
 from evermark.delivery.ports import BotStore
@@ -81,7 +72,7 @@ class _User:
     to: dict[int, int]
     stays: dict[str, tuple[Stay, ...]]
     kept: dict[int, int]  # how far State knows
-    moved: dict[int, int] = field(default_factory=dict)  # the last batch of a partition that changed anything
+    moved: dict[int, int]  # the last batch of a partition that changed anything
     open: frozenset[str] | None = None  # streams it is a member of now; None: not known yet
     inboxes: frozenset[str] = frozenset()
 
@@ -211,16 +202,19 @@ class BotViews:
                     del self._known[place.source, name]
                 raise
             for one in lessons:
-                _apply(known[one.user], place.partition, one)
+                user = known[one.user]
+                user.to[place.partition] = one.done_to
+                if one.stays:
+                    user.stays.update(one.stays)
+                    last = max(map(_last, one.stays.values()))
+                    user.moved[place.partition] = max(user.moved.get(place.partition, 0), last)
+                    user.open = None
                 self._note(place.source, one.user, one.stays)
 
     def _keep(self, place: SourcePartition, lessons: Sequence[MembershipDelta], known: dict[str, _User]) -> None:
         """Store changed memberships, and how far was looked: at once with a change, else now and then."""
-        due: list[MembershipDelta] = []
-        for one in lessons:
-            kept = known[one.user].kept.get(place.partition, 0)
-            if one.stays or one.done_to - kept >= self.limits.keep_every:
-                due.append(replace(one, begun_at=kept))
+        some = [replace(one, begun_at=known[one.user].kept.get(place.partition, 0)) for one in lessons]
+        due = [one for one in some if one.stays or one.done_to - one.begun_at >= self.limits.keep_every]
         if due:
             self.store.learn(place.source, place.partition, due, self.epoch)
             failpoint.hit("bots.learned")
@@ -231,12 +225,10 @@ class BotViews:
         """To be called with the lock."""
         user = self._known.get((source, name))
         if user is None:
-            found: Membership = self.store.learned(source, name)
-            moved: dict[int, int] = {}
-            user = _User(dict(found.to), dict(found.stays), dict(found.to), moved)
+            found = self.store.learned(source, name)
             # The partition of a stream is not known here: the last change of any stream counts for all partitions.
-            last = max((_last(times) for times in user.stays.values()), default=0)
-            user.moved = dict.fromkeys(found.to, last)
+            last = max(map(_last, found.stays.values()), default=0)
+            user = _User(dict(found.to), dict(found.stays), dict(found.to), dict.fromkeys(found.to, last))
             self._known[source, name] = user
             self._note(source, name, user.stays)
         return user
@@ -261,14 +253,6 @@ def _said(span: Span) -> Iterator[None]:
             f"{type(error).__name__}",
             hint="it is tried again",
         ) from error
-
-
-def _apply(user: _User, partition: int, one: MembershipDelta) -> None:
-    user.to[partition] = one.done_to
-    if one.stays:
-        user.stays.update(one.stays)
-        user.moved[partition] = max(user.moved.get(partition, 0), *map(_last, one.stays.values()))
-        user.open = None
 
 
 def _last(stays: Sequence[Stay]) -> int:

@@ -29,29 +29,11 @@ class Verdict(StrEnum):
     EVENT = "event"
 
 
-class Failure(StrEnum):
-    """Why there is no answer."""
-
-    DNS = "dns"
-    CONNECT = "connect"
-    TLS = "tls"
-    TIMEOUT = "timeout"
-    CUT = "cut"  # the connection ended before the answer
-    PROTOCOL = "protocol"  # the answer is not HTTP
-    DENIED = "denied"  # the address is not allowed
-    CONFIG = "config"  # the subscription's url, secret or headers cannot be used
-    TOO_LARGE = "too_large"
-    UNSERIALISABLE = "unserialisable"
-
-
 _ENDPOINT_STATUSES = frozenset({408, 425, 429})
-_EVENT_FAILURES = frozenset({Failure.TOO_LARGE, Failure.UNSERIALISABLE})
 
 
-def classify(answer: int | Failure, headers: Mapping[str, str] | None = None) -> Verdict:
-    """The verdict on an HTTP status, or on the lack of one. `headers` must find names without regard to case."""
-    if isinstance(answer, Failure):
-        return Verdict.EVENT if answer in _EVENT_FAILURES else Verdict.ENDPOINT
+def classify(answer: int, headers: Mapping[str, str] | None = None) -> Verdict:
+    """The verdict on an HTTP status. `headers` must find names without regard to case."""
     if 200 <= answer < 300:
         return Verdict.ACCEPTED
     said = headers.get("webhook-delivery", "").strip().lower() if headers else ""

@@ -33,14 +33,8 @@ from evermark.delivery.base import (
     Subscription,
     SubscriptionState,
 )
-from evermark.delivery.decide.retry import (
-    ENDPOINT_BACKOFF_S_MAX,
-    LIMITS,
-    EndpointLimits,
-    endpoint_backoff_s,
-    next_attempt,
-    should_suspend,
-)
+from evermark.delivery.decide import retry
+from evermark.delivery.decide.retry import LIMITS, EndpointLimits
 from evermark.delivery.work import both
 from evermark.errors import ConflictError
 
@@ -71,6 +65,10 @@ class SubscriptionRecord:
         return self.state is SubscriptionState.SUSPENDED and self.next_attempt_at is None
 
     @property
+    def is_stopped(self) -> bool:
+        return self.is_paused or self.state is SubscriptionState.DISABLED
+
+    @property
     def is_full(self) -> bool:
         """Suspended without a failure: its endpoint works, but no more may be parked."""
         return self.state is SubscriptionState.SUSPENDED and self.failures == 0 and not self.is_paused
@@ -87,36 +85,26 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Departure:
-    """A subscription that left the group, and the cursors it left at."""
-
-    record: SubscriptionRecord
-    cursors: CursorVector
-
-
-@dataclass(frozen=True)
 class Settlement:
     group: Group
-    stayed: tuple[SubscriptionRecord, ...]  # only if the record changed
-    departures: tuple[Departure, ...]
+    records: tuple[SubscriptionRecord, ...]  # that changed
+    left: Mapping[str, CursorVector]  # the cursors at which members left the group
     parked: Mapping[str, tuple[ParkedEvent, ...]]
     expired: Mapping[str, int]
 
 
 def is_due(subscription: Subscription, now: datetime) -> bool:
     """Whether the follower may work for a subscription now."""
+    at = subscription.next_attempt_at
     if subscription.state is SubscriptionState.BEHIND:
-        return subscription.next_attempt_at is None or subscription.next_attempt_at <= now
-    if subscription.state is SubscriptionState.SUSPENDED:
-        return subscription.next_attempt_at is not None and subscription.next_attempt_at <= now
-    return False
+        return at is None or at <= now
+    return subscription.state is SubscriptionState.SUSPENDED and at is not None and at <= now
 
 
 def is_stopped(subscription: Subscription) -> bool:
     """Whether nothing is tried until a person acts: it is paused, or its receiver said that it is gone."""
-    if subscription.state is SubscriptionState.SUSPENDED:
-        return subscription.next_attempt_at is None
-    return subscription.state is SubscriptionState.DISABLED
+    paused = subscription.state is SubscriptionState.SUSPENDED and subscription.next_attempt_at is None
+    return paused or subscription.state is SubscriptionState.DISABLED
 
 
 def drains(record: SubscriptionRecord, now: datetime) -> bool:
@@ -125,17 +113,16 @@ def drains(record: SubscriptionRecord, now: datetime) -> bool:
     Rows of a full subscription at any time: only retries get it out. Rows of a subscription suspended for failures
     when it is due: there may be no other way to find out that it works again.
     """
-    if record.is_paused or record.state is SubscriptionState.DISABLED:
-        return False
-    return record.is_full or record.next_attempt_at is None or record.next_attempt_at <= now
+    due = record.is_full or record.next_attempt_at is None or record.next_attempt_at <= now
+    return due and not record.is_stopped
 
 
 def waits_because(subscription: Subscription, now: datetime) -> str:
     """Why the parked rows of a subscription are not tried now, for a sentence; empty when they are. See `drains`."""
     at = subscription.next_attempt_at
     if is_stopped(subscription):
-        disabled_by_it = subscription.state is SubscriptionState.DISABLED
-        return f"is {'disabled' if disabled_by_it else 'paused'}, and nothing of it is tried"
+        gone = subscription.state is SubscriptionState.DISABLED
+        return f"is {'disabled' if gone else 'paused'}, and nothing of it is tried"
     full = subscription.state is SubscriptionState.SUSPENDED and subscription.failures == 0
     if at is None or at <= now or full:
         return ""
@@ -143,23 +130,15 @@ def waits_because(subscription: Subscription, now: datetime) -> str:
 
 
 def subscription_after_failure(
-    record: SubscriptionRecord,
-    retry_after_s: float | None,
-    reason: str,
-    now: datetime,
-    jitter: float,
-    limits: EndpointLimits = LIMITS,
+    record: SubscriptionRecord, outcome: Outcome, now: datetime, jitter: float, limits: EndpointLimits = LIMITS
 ) -> SubscriptionRecord:
     """After a failure of the endpoint: out of the group, one more failure, and tried again when its backoff is over."""
     failures = record.failures + 1
-    suspended = record.state is SubscriptionState.SUSPENDED or should_suspend(failures, limits)
-    return replace(
-        record,
-        state=SubscriptionState.SUSPENDED if suspended else SubscriptionState.BEHIND,
-        reason=reason,
-        failures=failures,
-        next_attempt_at=now + timedelta(seconds=endpoint_backoff_s(failures, jitter, retry_after_s, limits)),
-    )
+    suspended = record.state is SubscriptionState.SUSPENDED or retry.should_suspend(failures, limits)
+    state = SubscriptionState.SUSPENDED if suspended else SubscriptionState.BEHIND
+    reason = shortened(outcome.reason) or "the receiver did not answer"
+    at = now + timedelta(seconds=retry.endpoint_backoff_s(failures, jitter, outcome.retry_after_s, limits))
+    return replace(record, state=state, reason=reason, failures=failures, next_attempt_at=at)
 
 
 def merged(outcomes: Iterable[Outcome]) -> dict[str, Outcome]:
@@ -172,30 +151,20 @@ def merged(outcomes: Iterable[Outcome]) -> dict[str, Outcome]:
 
 
 def after_outcome(
-    record: SubscriptionRecord,
-    outcome: Outcome,
-    parked_now: int,
-    now: datetime,
-    jitter: Jitter,
-    limits: EndpointLimits = LIMITS,
+    record: SubscriptionRecord, outcome: Outcome, parked_now: int, now: datetime, jitter: Jitter, limits: EndpointLimits
 ) -> Step:
     """A subscription, in the group or behind, after one outcome."""
-    untouchable = record.is_paused or record.state is SubscriptionState.DISABLED
     reason = shortened(outcome.reason)
     if outcome.fate is Fate.DONE:
         return _after_done(record, outcome, parked_now, now, jitter)
     if outcome.fate is Fate.GONE:
         return Step(disabled(record, reason), passes=False)
-    if untouchable:
+    if record.is_stopped:
         return Step(record, passes=False)
     if outcome.fate is Fate.ENDPOINT_FAILED:
-        failed = subscription_after_failure(
-            record, outcome.retry_after_s, reason or "the receiver did not answer", now, jitter(), limits
-        )
-        return Step(failed, passes=False)
+        return Step(subscription_after_failure(record, outcome, now, jitter(), limits), passes=False)
     if outcome.fate is Fate.FULL:
-        full = _full(record, reason or "no more may be parked", now, jitter, answered=_is_answered(outcome))
-        return Step(full, passes=False)
+        return Step(_full(record, reason or "no more may be parked", outcome, now, jitter), passes=False)
     return Step(_outside(record, reason or "slower than the live group"), passes=False)
 
 
@@ -224,33 +193,34 @@ def settle(
     """Close one piece of group work. `records` holds every member of `group`."""
     require_cursor("the live group", work.place, group.cursors.get(work.place), work.begun, work.done)
     by_name = merged(outcomes)
-    stayed, departures = [], []
+    changed: list[SubscriptionRecord] = []
+    left: dict[str, CursorVector] = {}
     parked: dict[str, tuple[ParkedEvent, ...]] = {}
     expired: dict[str, int] = {}
     for name in sorted(group.members):
         record = records[name]
         if name not in work.members or (work.version is not None and record.joined_version > work.version):
             # Joined meanwhile, so it did not get these events, even if there is an outcome of its former self.
-            departures.append(Departure(_outside(record, "joined while a batch was under way"), group.cursors))
+            changed.append(_outside(record, "joined while a batch was under way"))
+            left[name] = group.cursors
             continue
         outcome = by_name.get(name, Outcome(name, Fate.UNFINISHED))
         step = after_outcome(record, outcome, parked_now.get(name, 0), now, jitter, limits)
         if not step.passes:
-            departures.append(_departed(step.record, group, work, outcome.reached))
+            changed.append(step.record)
+            reached = outcome.reached
+            inside = reached is not None and work.begun < reached < work.done
+            left[name] = {**group.cursors, work.place: reached} if reached and inside else group.cursors
             continue
         if step.record != record:
-            stayed.append(step.record)
+            changed.append(step.record)
         if step.parked:
             parked[name] = step.parked
         if step.expired:
             expired[name] = step.expired
-    left = frozenset(d.record.name for d in departures)
-    after = Group(
-        version=group.version + 1 if left else group.version,
-        members=group.members - left,
-        cursors={**group.cursors, work.place: work.done},
-    )
-    return Settlement(after, tuple(stayed), tuple(departures), parked, expired)
+    cursors = {**group.cursors, work.place: work.done}
+    after = Group(group.version + 1 if left else group.version, group.members - left.keys(), cursors)
+    return Settlement(after, tuple(changed), left, parked, expired)
 
 
 def may_join(record: SubscriptionRecord, cursors: CursorVector, group: Group) -> bool:
@@ -264,32 +234,22 @@ def joined(record: SubscriptionRecord, group: Group) -> tuple[SubscriptionRecord
 
 
 def paused(record: SubscriptionRecord, reason: str) -> SubscriptionRecord:
-    return replace(
-        record,
-        state=SubscriptionState.SUSPENDED,
-        reason=shortened(reason) or "paused by a person",
-        next_attempt_at=None,
-    )
+    reason = shortened(reason) or "paused by a person"
+    return replace(record, state=SubscriptionState.SUSPENDED, reason=reason, next_attempt_at=None)
 
 
 def disabled(record: SubscriptionRecord, reason: str) -> SubscriptionRecord:
-    return replace(
-        record,
-        state=SubscriptionState.DISABLED,
-        reason=shortened(reason) or "the receiver says it is gone",
-        next_attempt_at=None,
-    )
+    reason = shortened(reason) or "the receiver says it is gone"
+    return replace(record, state=SubscriptionState.DISABLED, reason=reason, next_attempt_at=None)
 
 
 def resumed(record: SubscriptionRecord) -> SubscriptionRecord:
     """A person says that it works: it is tried now, and waits for nothing."""
-    if record.is_member:
-        return record
-    return clean(replace(record, state=SubscriptionState.BEHIND))
+    return record if record.is_member else clean(replace(record, state=SubscriptionState.BEHIND))
 
 
 def first_attempt_at(event: ParkedEvent, now: datetime, jitter: float) -> datetime:
-    return now + timedelta(seconds=next_attempt(1, event.retry_after_s, jitter) or 0.0)
+    return now + timedelta(seconds=retry.next_attempt(1, event.retry_after_s, jitter) or 0.0)
 
 
 def attempts_made(event: ParkedEvent) -> int:
@@ -329,23 +289,15 @@ def shortened(reason: str) -> str:
     return reason if len(reason) <= REASON_CHARS_MAX else reason[: REASON_CHARS_MAX - 1] + "…"
 
 
-def _departed(record: SubscriptionRecord, group: Group, work: GroupWork, reached: Cursor | None) -> Departure:
-    if reached is None or not work.begun < reached < work.done:
-        return Departure(record, group.cursors)
-    return Departure(record, {**group.cursors, work.place: reached})
-
-
 def _after_done(record: SubscriptionRecord, outcome: Outcome, parked_now: int, now: datetime, jitter: Jitter) -> Step:
     more_parked = sum(not event.session for event in outcome.parked)
     if outcome.parked and parked_now + more_parked > record.parked_max:
-        if record.is_paused or record.state is SubscriptionState.DISABLED:
+        if record.is_stopped:
             return Step(record, passes=False)
         more = f"{more_parked} more would exceed parked_max = {record.parked_max}"
-        answered = _is_answered(outcome)
-        full = _full(record, f"{parked_now} deliveries are parked, and {more}", now, jitter, answered=answered)
+        full = _full(record, f"{parked_now} deliveries are parked, and {more}", outcome, now, jitter)
         return Step(full, passes=False)
-    after = record
-    answered = _is_answered(outcome)
+    after, answered = record, _is_answered(outcome)
     if record.state is SubscriptionState.SUSPENDED and not record.is_paused:
         # Work without a single answer says nothing about an endpoint that failed.
         if answered or record.failures == 0:
@@ -360,28 +312,17 @@ def _is_answered(outcome: Outcome) -> bool:
     return outcome.accepted > 0 or any(event.status is not None for event in outcome.parked)
 
 
-def _full(
-    record: SubscriptionRecord, reason: str, now: datetime, jitter: Jitter, *, answered: bool
-) -> SubscriptionRecord:
+def _full(one: SubscriptionRecord, reason: str, outcome: Outcome, now: datetime, jitter: Jitter) -> SubscriptionRecord:
     """Out of the group. With a clean record its parked rows go on being tried, and make room.
 
     Without an answer (all events may be held back) its failures stay on record: the endpoint is tried when that was
     due anyway, with a parked row.
     """
-    if record.failures and not answered:
-        return replace(
-            record,
-            state=SubscriptionState.SUSPENDED,
-            reason=reason,
-            next_attempt_at=record.next_attempt_at or now,
-        )
-    return replace(
-        record,
-        state=SubscriptionState.SUSPENDED,
-        reason=reason,
-        failures=0,
-        next_attempt_at=now + timedelta(seconds=ENDPOINT_BACKOFF_S_MAX * (1 + jitter())),
-    )
+    full = replace(one, state=SubscriptionState.SUSPENDED, reason=reason)
+    if one.failures and not _is_answered(outcome):
+        return replace(full, next_attempt_at=one.next_attempt_at or now)
+    wait = timedelta(seconds=retry.ENDPOINT_BACKOFF_S_MAX * (1 + jitter()))
+    return replace(full, failures=0, next_attempt_at=now + wait)
 
 
 def clean(record: SubscriptionRecord) -> SubscriptionRecord:
@@ -391,6 +332,4 @@ def clean(record: SubscriptionRecord) -> SubscriptionRecord:
 
 
 def _outside(record: SubscriptionRecord, reason: str) -> SubscriptionRecord:
-    if not record.is_member:
-        return record
-    return replace(record, state=SubscriptionState.BEHIND, reason=reason)
+    return replace(record, state=SubscriptionState.BEHIND, reason=reason) if record.is_member else record

@@ -65,22 +65,8 @@ class Registration:
     removed: frozenset[str]
 
 
-@dataclass(frozen=True)
-class Addition:
-    """A subscription to be made. `begun`: its cursors when it begins behind; None when it joins the group."""
-
-    spec: SubscriptionSpec
-    record: SubscriptionRecord
-    begun: CursorVector | None
-    version: int  # of the group afterwards
-
-
 def registered(
-    specs: Sequence[SubscriptionSpec],
-    made_by: MadeBy,
-    starts: Mapping[str, CursorVector],
-    known: Known,
-    group: Group,
+    specs: Sequence[SubscriptionSpec], made_by: MadeBy, starts: Mapping[str, CursorVector], known: Known, group: Group
 ) -> Registration:
     """Make the subscriptions of one origin be exactly `specs`."""
     require_names(specs, made_by, known)
@@ -89,15 +75,10 @@ def registered(
     joining = frozenset(name for name in named if name not in known and name not in starts)
     members = (group.members - removed) | joining
     version = group.version + 1 if members != group.members else group.version
-    kept = {
-        name: (spec, with_spec(known[name][1], known[name][0], spec)) for name, spec in named.items() if name in known
-    }
-    added = {
-        name: (spec, _made(spec, version if name in joining else None))
-        for name, spec in named.items()
-        if name not in known
-    }
-    begun = {name: _begun(starts[name], group.cursors) for name in added if name not in joining}
+    kept = {n: (spec, with_spec(known[n][1], known[n][0], spec)) for n, spec in named.items() if n in known}
+    added = {n: (spec, _made(spec, version if n in joining else None)) for n, spec in named.items() if n not in known}
+    # A partition without a start is backlog from its beginning: rather twice than never.
+    begun = {n: {**dict.fromkeys(group.cursors, BEGINNING), **starts[n]} for n in added if n not in joining}
     return Registration(Group(version, members, group.cursors), kept, added, begun, removed)
 
 
@@ -105,37 +86,27 @@ def with_other_devices(before: Known, after: Known) -> list[str]:
     return [name for name, (spec, _) in after.items() if spec.device != before[name][0].device]
 
 
-def added(
-    spec: SubscriptionSpec, start: CursorVector | None, owner: MadeBy | None, version: int, cursors: CursorVector
-) -> Addition:
-    """A new subscription. `owner`: the origin that has this name already; `version` and `cursors` are the group's."""
-    require_names([spec], MadeBy.API, {})
+def added(spec: SubscriptionSpec, start: CursorVector | None, owner: MadeBy | None, group: Group) -> Registration:
+    """One new subscription. `owner`: the origin that has this name already."""
     if owner is not None:
+        by_file = owner is MadeBy.FILE
+        maker = "the file" if by_file else "the API"
         raise ConflictError(
-            f"a subscription called {spec.name!r} is there already, made by {_maker(owner)}",
-            hint="choose another name"
-            + ("" if owner is MadeBy.FILE else ", change that one, or remove it and make it anew"),
+            f"a subscription called {spec.name!r} is there already, made by {maker}",
+            hint="choose another name" + ("" if by_file else ", change that one, or remove it and make it anew"),
         )
     if spec.allow_networks:
         raise ConfigError(
             f"subscription {spec.name!r}: allow_networks stands only in the operator's file",
             hint="make this subscription in evermark.yaml",
         )
-    ours = replace(spec, made_by=MadeBy.API)
-    if start is None:
-        return Addition(ours, _made(ours, version + 1), None, version + 1)
-    return Addition(ours, _made(ours, None), _begun(start, cursors), version)
+    return registered([spec], MadeBy.API, {} if start is None else {spec.name: start}, {}, group)
 
 
 def _made(spec: SubscriptionSpec, joined_version: int | None) -> SubscriptionRecord:
     """The record of a new subscription: in the live group since that version of it, or behind."""
     state = SubscriptionState.BEHIND if joined_version is None else SubscriptionState.LIVE
     return SubscriptionRecord(spec.name, state, parked_max=spec.parked_max, joined_version=joined_version or 0)
-
-
-def _begun(start: CursorVector, group: CursorVector) -> CursorVector:
-    """A partition without a start is backlog from its beginning: rather twice than never."""
-    return {**dict.fromkeys(group, BEGINNING), **start}
 
 
 def changed(
@@ -173,8 +144,11 @@ def with_spec(record: SubscriptionRecord, old: SubscriptionSpec, new: Subscripti
 def rotated(spec: SubscriptionSpec, secret: str, until: datetime | None, now: datetime) -> SubscriptionSpec:
     """A new secret first. The others keep signing until `until` at the latest; a secret that ends sooner still does."""
     require_ours(spec, "rotated")
-    kept = [(secret, None), *((old, _sooner(end, until)) for old, end in _ends(spec))]
-    kept = [(one, end) for one, end in kept if end is None or end > now]
+    kept: list[tuple[str, datetime | None]] = [(secret, None)]
+    for old, ends in _ends(spec):
+        end = min((moment for moment in (ends, until) if moment is not None), default=None)
+        if end is None or end > now:
+            kept.append((old, end))
     if len(kept) > SECRETS_MAX:
         raise ConflictError(
             f"subscription {spec.name!r} has {SECRETS_MAX} secrets that are still good",
@@ -262,10 +236,6 @@ def unknown_bot(name: str) -> NotFoundError:
     return NotFoundError(f"no bot is called {name[:80]!r}", hint="`evermark bot list` shows those there are")
 
 
-def _maker(owner: MadeBy) -> str:
-    return "the file" if owner is MadeBy.FILE else "the API"
-
-
 def _ends(spec: SubscriptionSpec) -> list[tuple[str, datetime | None]]:
     texts = [*spec.secrets_until, *[""] * len(spec.secrets)]
     return [
@@ -277,10 +247,6 @@ def _ends(spec: SubscriptionSpec) -> list[tuple[str, datetime | None]]:
 def _with_secrets(spec: SubscriptionSpec, kept: list[tuple[str, datetime | None]]) -> SubscriptionSpec:
     ends = tuple("" if end is None else end.astimezone(UTC).isoformat() for _, end in kept)
     return replace(spec, secrets=tuple(secret for secret, _ in kept), secrets_until=ends if any(ends) else ())
-
-
-def _sooner(end: datetime | None, other: datetime | None) -> datetime | None:
-    return min((moment for moment in (end, other) if moment is not None), default=None)
 
 
 def free_names(

@@ -50,22 +50,14 @@ def next_turns(
     for one in waiting:
         by_company.setdefault(company_of(one), []).append(one)
     alone = by_company.pop(TurnClass.NONE, [])
-    turns = [
-        Turn(turn_class, tuple(some[:SHARED_MAX]))
-        for turn_class, some in by_company.items()
-        if turn_class not in serving
-    ]
+    turns = [Turn(kind, tuple(some[:SHARED_MAX])) for kind, some in by_company.items() if kind not in serving]
     free = max(0, ALONE_AT_ONCE - serving.count(TurnClass.NONE))
     return turns + [Turn(TurnClass.NONE, (one,)) for one in alone[:free]], len(alone) > free
 
 
-def draw(now: datetime) -> str:
-    """Decides whose parked deliveries come first where not all can: the lesser hash of this and the name."""
-    return now.isoformat()
-
-
-def drawn(lot: str, name: str) -> str:
-    return hashlib.md5(f"{lot}{name}".encode(), usedforsecurity=False).hexdigest()
+def drawn(now: datetime, name: str) -> str:
+    """Decides whose parked deliveries come first where not all can: the lesser hash of the time and the name."""
+    return hashlib.md5(f"{now.isoformat()}{name}".encode(), usedforsecurity=False).hexdigest()
 
 
 def goes_on(turn: Turn, took_s: float, *, queued: bool) -> bool:

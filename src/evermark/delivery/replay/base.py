@@ -15,6 +15,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from string import ascii_lowercase, digits
 from typing import Protocol
 
 from evermark.delivery.replay.plan import Replay, Replayed, ReplayState, Request, Target, TargetState
@@ -23,8 +24,6 @@ from evermark.errors import ConflictError, NotFoundError
 
 OPEN_MAX = 1_000
 LIST_MAX = 10_000
-_ID_CHARS = 12
-_ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789"
 
 
 class ReplayStore(Protocol):
@@ -47,15 +46,11 @@ class ReplayStore(Protocol):
     def open_sources(self) -> set[str]:
         """Sources with a replay that is not over: their log must keep all events."""
 
-    def start(
-        self, replay: str, heads: Mapping[int, int], log_rows: int, targets: Sequence[Target], epoch: int
-    ) -> None:
+    def start(self, replay: str, heads: Mapping[int, int], rows: int, targets: Sequence[Target], epoch: int) -> None:
         """From waiting to running, with everything that is fixed by its start."""
 
-    def settle(
-        self, begun: Target, piece: TimeSlice, result: Replayed, took_s: float, step_s: float, now: datetime, epoch: int
-    ) -> Target:
-        """Close one step of a target; returns it as it then is."""
+    def settle(self, begun: Target, piece: TimeSlice, step: Replayed, pace: float, now: datetime, epoch: int) -> Target:
+        """Close one step of a target; returns it as it then is. `pace`: how many times as long it might have taken."""
 
     def pass_by(self, begun: Target, epoch: int) -> Target:
         """Nothing is left in its window: the target is done."""
@@ -80,7 +75,7 @@ class ReplayStore(Protocol):
 
 
 def new_replay_id() -> str:
-    return "".join(secrets.choice(_ALPHABET) for _ in range(_ID_CHARS))
+    return "".join(secrets.choice(ascii_lowercase + digits) for _ in range(12))
 
 
 def require_begun(begun: Target, found: Target | None) -> Target:

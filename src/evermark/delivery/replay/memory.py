@@ -8,15 +8,8 @@ from datetime import UTC, datetime
 
 from evermark.cluster.fence import source_lease
 from evermark.delivery.decide.group import shortened
-from evermark.delivery.replay.base import (
-    LIST_MAX,
-    OPEN_MAX,
-    moved,
-    new_replay_id,
-    not_waiting,
-    require_begun,
-    unknown,
-)
+from evermark.delivery.replay import plan
+from evermark.delivery.replay.base import LIST_MAX, OPEN_MAX, moved, new_replay_id, not_waiting, require_begun, unknown
 from evermark.delivery.replay.plan import (
     SLICES,
     Replay,
@@ -26,15 +19,11 @@ from evermark.delivery.replay.plan import (
     SliceLimits,
     Target,
     TargetState,
-    after_step,
-    passed,
-    without_room,
 )
 from evermark.delivery.replay.timeslice import TimeSlice
 from evermark.delivery.store.memory import MemoryDelivery
 
 _OPEN = (ReplayState.WAITING, ReplayState.RUNNING)
-_BY_PERSON = "cancelled by a person"
 
 
 class MemoryReplays:
@@ -43,13 +32,11 @@ class MemoryReplays:
     def __init__(
         self,
         delivery: MemoryDelivery,
-        lease_for: Callable[[str], str] = source_lease,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         new_id: Callable[[], str] = new_replay_id,
         slices: SliceLimits = SLICES,
     ) -> None:
         self._tables, self._parked, self._jitter = delivery.tables, delivery.parked, delivery.jitter
-        self._lease_for = lease_for
         self._clock = clock
         self._new_id = new_id
         self._slices = slices
@@ -64,10 +51,9 @@ class MemoryReplays:
                 self._targets[at] = replace(target, failures=0, next_attempt_at=None)
 
     def register(self, request: Request, epoch: int) -> bool:
-        with self._tables.fenced(epoch, self._lease_for(request.source)):
-            control = request.control
-            known = [r.request.control.event_id for r in self._replays.values() if r.request.control is not None]
-            if control is not None and control.event_id in known:
+        with self._tables.fenced(epoch, source_lease(request.source)):
+            known = {r.request.control.event_id for r in self._replays.values() if r.request.control is not None}
+            if request.control is not None and request.control.event_id in known:
                 return False
             self._add(request)
             return True
@@ -80,9 +66,8 @@ class MemoryReplays:
         with self._tables.fenced(epoch):
             if self._found(replay).state not in _OPEN:
                 return False
-            self._end(replay, ReplayState.CANCELLED, _BY_PERSON)
-            mine = [row for row in self._tables.rows.values() if row.event.replay_id == replay]
-            self._tables.delete(mine, "dropped")
+            self._end(replay, ReplayState.CANCELLED, "cancelled by a person")
+            self._tables.delete([r for r in self._tables.rows.values() if r.event.replay_id == replay], "dropped")
             return True
 
     def open(self) -> list[Replay]:
@@ -98,34 +83,30 @@ class MemoryReplays:
     def open_sources(self) -> set[str]:
         return {replay.request.source for replay in self._read() if replay.state in _OPEN}
 
-    def start(
-        self, replay: str, heads: Mapping[int, int], log_rows: int, targets: Sequence[Target], epoch: int
-    ) -> None:
+    def start(self, replay: str, heads: Mapping[int, int], rows: int, targets: Sequence[Target], epoch: int) -> None:
         with self._tables.fenced(epoch):
             found = self._found(replay)
             if found.state is not ReplayState.WAITING:
                 raise not_waiting(replay)
-            self._set(replace(found, state=ReplayState.RUNNING, heads=dict(heads), log_rows=log_rows))
+            self._set(replace(found, state=ReplayState.RUNNING, heads=dict(heads), log_rows=rows))
             self._targets.update({(replay, target.subscription): target for target in targets})
 
-    def settle(
-        self, begun: Target, piece: TimeSlice, result: Replayed, took_s: float, step_s: float, now: datetime, epoch: int
-    ) -> Target:
+    def settle(self, begun: Target, piece: TimeSlice, step: Replayed, pace: float, now: datetime, epoch: int) -> Target:
         with self._tables.fenced(epoch):
             known = self._tables.known.get(begun.subscription)
             target = self._begun(begun)
             if known is None or known[1].generation != target.generation:
                 raise moved(begun)
-            parked, parked_max = result.outcome.parked, known[1].parked_max
+            parked, parked_max = step.outcome.parked, known[1].parked_max
             if parked and self.parked_now(begun.subscription) + len(parked) > parked_max:
-                return self._set_target(without_room(target, now, self._jitter, parked_max))
-            after = after_step(target, piece, result, took_s, step_s, now, self._jitter, self._slices)
+                return self._set_target(plan.without_room(target, now, self._jitter, parked_max))
+            after = plan.after_step(target, piece, step, pace, now, self._jitter, self._slices)
             self._parked.park(begun.subscription, parked, now)
             return self._set_target(after)
 
     def pass_by(self, begun: Target, epoch: int) -> Target:
         with self._tables.fenced(epoch):
-            return self._set_target(passed(self._begun(begun)))
+            return self._set_target(plan.passed(self._begun(begun)))
 
     def note_stuck(self, target: Target, now: datetime, epoch: int) -> None:
         with self._tables.fenced(epoch):
@@ -171,8 +152,7 @@ class MemoryReplays:
         made, now = self._new_id(), self._clock()
         # The payload of a control event is not kept: the request was made of it.
         control = replace(request.control, event_time=None, payload=None) if request.control is not None else None
-        asked = replace(request, control=control)
-        nth = len(self._replays) + 1
+        asked, nth = replace(request, control=control), len(self._replays) + 1
         self._replays[made] = Replay(made, nth, asked, ReplayState.WAITING, created_at=now, changed_at=now)
         if control is None:
             self._cleared.add(made)
@@ -202,8 +182,7 @@ class MemoryReplays:
         for target in list(self._targets.values()):
             mine = target.replay == replay and subscription in (None, target.subscription)
             if mine and target.state is TargetState.RUNNING:
-                ended = replace(target, state=TargetState.CANCELLED, reason=reason, next_attempt_at=None)
-                self._set_target(ended)
+                self._set_target(replace(target, state=TargetState.CANCELLED, reason=reason, next_attempt_at=None))
 
     def _read(self) -> list[Replay]:
         with self._tables.lock:

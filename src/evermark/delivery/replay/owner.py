@@ -10,18 +10,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from evermark.delivery.replay.base import ReplayStore
-from evermark.delivery.replay.plan import (
-    SLICES,
-    Control,
-    Due,
-    Replay,
-    Replayed,
-    SliceLimits,
-    Target,
-    percent,
-    rest_s,
-    to_begin,
-)
+from evermark.delivery.replay.plan import Control, Due, Replay, Replayed, SliceLimits, Target, percent, rest_s, to_begin
 from evermark.delivery.replay.replayer import Replayer
 from evermark.delivery.replay.request import request_of
 from evermark.errors import ConfigError, ConflictError, EvermarkError, StaleError
@@ -38,7 +27,7 @@ class ReplayLimits:
     # How often ended requests are looked for; a source that cannot be told so is tried less and less often.
     clear_wait_s: float = 1.0
     clear_wait_s_max: float = 300.0
-    slices: SliceLimits = SLICES
+    slices: SliceLimits = field(default_factory=SliceLimits)
 
 
 class ControlReader(Protocol):
@@ -87,7 +76,6 @@ class ReplayLoop:
     and no live delivery. `run` returns when one of `ends` is set and all work under way has ended.
     """
 
-    replays: ReplayStore
     replayer: Replayer
     sources: Mapping[str, Source]
     news: ReplayNews
@@ -109,7 +97,7 @@ class ReplayLoop:
 
     def run(self) -> None:
         try:
-            while not self._is_over():
+            while not any_set(self.ends):
                 self._wake.clear()
                 try:
                     self._look()
@@ -123,9 +111,6 @@ class ReplayLoop:
             for task in self._tasks:
                 task.join()
             self.news.replaying([])
-
-    def _is_over(self) -> bool:
-        return any_set(self.ends)
 
     def _look(self) -> None:
         busy = set(self._busy)  # before the look: what is seen of a target that is worked for may be old
@@ -145,7 +130,7 @@ class ReplayLoop:
         name = one.target.subscription
         again = True
         try:
-            if self._is_over():
+            if any_set(self.ends):
                 return
             flowing = self.replayer.flowing()
             took_s = self.replayer.step(one, flowing=flowing)
@@ -166,7 +151,7 @@ class ReplayLoop:
         """Tell the sources that replays they asked for are over."""
         if self.runtime.monotonic() < self._clear_at:
             return
-        for replay in self.replays.uncleared():
+        for replay in self.replayer.replays.uncleared():
             try:
                 self._clear_one(replay)
             except StaleError:
@@ -185,7 +170,7 @@ class ReplayLoop:
         if source is not None and request.asked_since is not None:
             for stream in request.streams:
                 source.replayed(stream, request.asked_since, request.asked_until)
-        self.replays.cleared(replay.id, self.replayer.epoch)
+        self.replayer.replays.cleared(replay.id, self.replayer.epoch)
         self.log.info("replay over", replay=replay.id, state=str(replay.state), source=request.source)
 
     def _on_ended(self, replay: Replay, target: Target, why: str) -> None:

@@ -46,6 +46,8 @@ STEP_S_FLOWING = 1.0
 STEP_S_MAX = 20.0
 # A step that moved nothing though nothing failed is tried again after this.
 IDLE_WAIT_S = 1.0
+Subscriptions = Mapping[str, Subscription]
+_SERVED = (SubscriptionState.LIVE, SubscriptionState.BEHIND)
 
 
 @dataclass(frozen=True)
@@ -201,9 +203,7 @@ def may_start(replay: Replay, heads: Mapping[SourcePartition, int]) -> bool:
     return control is None or heads.get(SourcePartition(replay.request.source, control.partition), 0) >= control.batch
 
 
-def targets_of(
-    replay: Replay, subscriptions: Mapping[str, Subscription], slices: SliceLimits = SLICES
-) -> list[Target] | str:
+def targets_of(replay: Replay, subscriptions: Subscriptions, slices: SliceLimits = SLICES) -> list[Target] | str:
     """The targets of a replay that starts now; or a text: why it never can."""
     request = replay.request
     wanted = list(subscriptions.values())
@@ -229,13 +229,13 @@ def _hears(spec: SubscriptionSpec, source: str) -> bool:
     return spec.bot is None or spec.bot.source == source
 
 
-def is_orphaned(target: Target, subscriptions: Mapping[str, Subscription]) -> bool:
+def is_orphaned(target: Target, subscriptions: Subscriptions) -> bool:
     """Whether its subscription is gone; a later subscription of the same name has not asked for this."""
     found = subscriptions.get(target.subscription)
     return found is None or found.generation != target.generation
 
 
-def is_over_for(target: Target, subscriptions: Mapping[str, Subscription], now: datetime) -> str:
+def is_over_for(target: Target, subscriptions: Subscriptions, now: datetime) -> str:
     """Why a target can end unfinished; empty while it cannot.
 
     A subscription that is suspended, or whose endpoint fails, may come back: it is waited for as long as its ttl, and
@@ -252,30 +252,27 @@ def is_over_for(target: Target, subscriptions: Mapping[str, Subscription], now: 
     return ""
 
 
-def newly_stuck(replays: Iterable[Replay], subscriptions: Mapping[str, Subscription]) -> list[Target]:
-    """Targets whose turn it is and whose subscription is not served, so that no step would ever note it."""
-    first: dict[str, Target] = {}
+def _in_turn(replays: Iterable[Replay], subscriptions: Subscriptions) -> Iterable[Due]:
+    """Per subscription the oldest request that is not done: requests do not overtake."""
+    first: dict[str, Due] = {}
     for each in sorted(replays, key=lambda r: r.nth):
         for target in each.targets if each.state is ReplayState.RUNNING else ():
             if target.state is TargetState.RUNNING and not is_orphaned(target, subscriptions):
-                first.setdefault(target.subscription, target)
-    served = (SubscriptionState.LIVE, SubscriptionState.BEHIND)
-    return [t for name, t in first.items() if t.stuck_since is None and subscriptions[name].state not in served]
+                first.setdefault(target.subscription, Due(each, target, subscriptions[target.subscription]))
+    return first.values()
 
 
-def due(replays: Iterable[Replay], subscriptions: Mapping[str, Subscription], now: datetime) -> list[Due]:
-    """Per subscription the oldest request that is not done, if its time has come: requests do not overtake."""
-    found: dict[str, Due | None] = {}
-    for each in sorted(replays, key=lambda r: r.nth):
-        if each.state is not ReplayState.RUNNING:
-            continue
-        for target in each.targets:
-            name = target.subscription
-            if target.state is not TargetState.RUNNING or name in found or is_orphaned(target, subscriptions):
-                continue
-            ready = _is_ready(target, subscriptions[name], now)
-            found[name] = Due(each, target, subscriptions[name]) if ready else None
-    return [one for one in found.values() if one is not None]
+def newly_stuck(replays: Iterable[Replay], subscriptions: Subscriptions) -> list[Target]:
+    """Targets whose turn it is and whose subscription is not served, so that no step would ever note it."""
+    stuck = (one for one in _in_turn(replays, subscriptions) if one.subscription.state not in _SERVED)
+    return [one.target for one in stuck if one.target.stuck_since is None]
+
+
+def due(replays: Iterable[Replay], subscriptions: Subscriptions, now: datetime) -> list[Due]:
+    """Targets whose turn it is, whose subscription is served, and whose backoff and the subscription's are over."""
+    served = (one for one in _in_turn(replays, subscriptions) if one.subscription.state in _SERVED)
+    waits = ((one, (one.target.next_attempt_at, one.subscription.next_attempt_at)) for one in served)
+    return [one for one, until in waits if all(at is None or at <= now for at in until)]
 
 
 def to_begin(waiting: Sequence[Due], busy: Collection[str], served: Mapping[str, float], at_once: int) -> list[Due]:
@@ -289,28 +286,12 @@ def to_begin(waiting: Sequence[Due], busy: Collection[str], served: Mapping[str,
     return free[: max(0, at_once - len(busy))]
 
 
-def _is_ready(target: Target, subscription: Subscription, now: datetime) -> bool:
-    """Its own backoff and the subscription's are over; a suspended or disabled subscription is left alone."""
-    if subscription.state not in (SubscriptionState.LIVE, SubscriptionState.BEHIND):
-        return False
-    return all(at is None or at <= now for at in (target.next_attempt_at, subscription.next_attempt_at))
-
-
 def work_of(
-    one: Due,
-    piece: TimeSlice,
-    files: Sequence[FileRange],
-    parked_now: int,
-    held: Mapping[HeldKey, int],
-    *,
-    flowing: bool,
-    bot: BotView | None = None,
-    slices: SliceLimits = SLICES,
+    one: Due, piece: TimeSlice, files: Sequence[FileRange], rows: int, parked_now: int = 0, bot: BotView | None = None
 ) -> ReplayWork:
-    """One step of a target. The slice was cut from `files`."""
+    """One step of a target, of about so many rows. The slice was cut from `files`."""
     request, spec = one.replay.request, one.subscription.spec
     rate = least_rate(request.rate_per_s, spec.rate_per_s)
-    rows = rows_of(one, flowing=flowing, slices=slices)
     return ReplayWork(
         replay=one.replay.id,
         slice=piece,
@@ -323,7 +304,6 @@ def work_of(
         budget_s=STEP_S_MAX,
         probe=one.target.failures > 0,
         parked_room=max(0, spec.parked_max - parked_now),
-        held=held,
         bot=bot,
     )
 
@@ -359,27 +339,21 @@ def rows_of(one: Due, *, flowing: bool, slices: SliceLimits = SLICES) -> int:
 
 
 def after_step(
-    target: Target,
-    piece: TimeSlice,
-    result: Replayed,
-    took_s: float,
-    step_s: float,
-    now: datetime,
-    jitter: Jitter,
-    slices: SliceLimits = SLICES,
+    target: Target, piece: TimeSlice, step: Replayed, pace: float, now: datetime, jitter: Jitter, slices: SliceLimits
 ) -> Target:
     """A target after a step. Its mark moves over the events that are done, even if the step failed."""
-    outcome = result.outcome
-    moved = result.mark != target.mark
+    outcome = step.outcome
+    moved = step.mark != target.mark
     target = replace(
         target,
-        mark=result.mark,
-        passed_rows=target.passed_rows + round(piece.rows * piece.share_before(result.mark)),
+        mark=step.mark,
+        passed_rows=target.passed_rows + round(piece.rows * piece.share_before(step.mark)),
         delivered=target.delivered + outcome.accepted,
         parked=target.parked + len(outcome.parked),
     )
     if outcome.fate is Fate.DONE:
-        rows = next_rows(target.slice_rows, took_s, step_s, slices)
+        # Towards steps that take as long as they should; the time of a first step says little.
+        rows = min(slices.rows_max, max(slices.rows_min, int(target.slice_rows * min(pace, 4.0))))
         return replace(target, slice_rows=rows, failures=0, next_attempt_at=None, reason="", stuck_since=None)
     target = replace(target, stuck_since=None if moved else target.stuck_since or now)
     smaller = max(slices.rows_min, target.slice_rows // 2)
@@ -387,15 +361,9 @@ def after_step(
     if outcome.fate is Fate.UNFINISHED:
         wait = None if moved else now + timedelta(seconds=IDLE_WAIT_S)
         return replace(target, slice_rows=smaller, next_attempt_at=wait, reason="" if moved else reason)
-    failures = 1 if moved else target.failures + 1
-    wait_s = endpoint_backoff_s(failures, jitter(), outcome.retry_after_s)
-    return replace(
-        target,
-        slice_rows=smaller,
-        failures=failures,
-        next_attempt_at=now + timedelta(seconds=wait_s),
-        reason=reason or "the receiver did not answer",
-    )
+    failures, reason = 1 if moved else target.failures + 1, reason or "the receiver did not answer"
+    at = now + timedelta(seconds=endpoint_backoff_s(failures, jitter(), outcome.retry_after_s))
+    return replace(target, slice_rows=smaller, failures=failures, next_attempt_at=at, reason=reason)
 
 
 def passed(target: Target) -> Target:
@@ -413,12 +381,6 @@ def without_room(target: Target, now: datetime, jitter: Jitter, parked_max: int)
         next_attempt_at=now + timedelta(seconds=endpoint_backoff_s(failures, jitter())),
         reason=f"{parked_max} deliveries of replays are parked: parked_max allows no more",
     )
-
-
-def next_rows(rows: int, took_s: float, step_s: float, slices: SliceLimits = SLICES) -> int:
-    """Towards steps that take `step_s`, at most four times as large: the time of a first step says little."""
-    wanted = int(rows * step_s / max(took_s, 0.001))
-    return min(slices.rows_max, max(slices.rows_min, min(wanted, 4 * rows)))
 
 
 def rest_s(took_s: float, flowing: bool, cores: int) -> float:

@@ -5,35 +5,17 @@ from __future__ import annotations
 import json
 import random
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Any
 
 from evermark.cluster.fence import DELIVER_LEASE, fenced, source_lease
-from evermark.delivery.decide.group import Jitter, shortened
+from evermark.delivery.decide.group import shortened
+from evermark.delivery.replay import plan
 from evermark.delivery.replay import queries as sql
-from evermark.delivery.replay.base import (
-    LIST_MAX,
-    OPEN_MAX,
-    moved,
-    new_replay_id,
-    not_waiting,
-    require_begun,
-    unknown,
-)
-from evermark.delivery.replay.plan import (
-    AskedBy,
-    Control,
-    Replay,
-    Replayed,
-    ReplayState,
-    Request,
-    Target,
-    TargetState,
-    after_step,
-    passed,
-    without_room,
-)
+from evermark.delivery.replay.base import LIST_MAX, OPEN_MAX, moved, new_replay_id, not_waiting, require_begun, unknown
+from evermark.delivery.replay.plan import AskedBy, Control, Replay, Replayed, ReplayState, Request, Target, TargetState
 from evermark.delivery.replay.timeslice import Mark, TimeSlice
 from evermark.delivery.store.postgres import lock_record
 from evermark.delivery.store.postgres_parked import park, storable
@@ -44,34 +26,27 @@ from evermark.state.connection import Connection, State
 class PostgresReplays:
     """A `ReplayStore`."""
 
-    def __init__(
-        self,
-        state: State,
-        lease: str = DELIVER_LEASE,
-        lease_for: Callable[[str], str] = source_lease,
-        jitter: Jitter = random.random,
-    ) -> None:
+    def __init__(self, state: State) -> None:
         self._state = state
-        self._lease = lease
-        self._lease_for = lease_for
-        self._jitter = jitter
+
+    def _fenced(self, epoch: int) -> AbstractContextManager[Connection]:
+        return fenced(self._state, DELIVER_LEASE, epoch)
 
     def register(self, request: Request, epoch: int) -> bool:
-        with fenced(self._state, self._lease_for(request.source), epoch) as conn:
+        with fenced(self._state, source_lease(request.source), epoch) as conn:
             return conn.execute(sql.REGISTER, _given(request, new_replay_id())).rowcount == 1
 
     def ask(self, request: Request, epoch: int) -> str:
         made = new_replay_id()
-        with fenced(self._state, self._lease, epoch) as conn:
+        with self._fenced(epoch) as conn:
             conn.execute(sql.REGISTER, _given(request, made))
         return made
 
     def cancel(self, replay: str, epoch: int) -> bool:
-        with fenced(self._state, self._lease, epoch) as conn:
+        with self._fenced(epoch) as conn:
             if _lock(conn, replay) not in (ReplayState.WAITING, ReplayState.RUNNING):
                 return False
-            conn.execute(sql.END, (ReplayState.CANCELLED, "cancelled by a person", replay))
-            conn.execute(sql.END_TARGETS, ("cancelled by a person", replay, None, None))
+            _end(conn, replay, ReplayState.CANCELLED, "cancelled by a person")
             counters.count(conn, "dropped", dict(conn.execute(sql.DROP_PARKED, (replay,)).fetchall()))
         return True
 
@@ -91,58 +66,52 @@ class PostgresReplays:
         with self._state.connection() as conn:
             return {row[0] for row in conn.execute(sql.OPEN_SOURCES)}
 
-    def start(
-        self, replay: str, heads: Mapping[int, int], log_rows: int, targets: Sequence[Target], epoch: int
-    ) -> None:
-        with fenced(self._state, self._lease, epoch) as conn:
+    def start(self, replay: str, heads: Mapping[int, int], rows: int, targets: Sequence[Target], epoch: int) -> None:
+        with self._fenced(epoch) as conn:
             if _lock(conn, replay) is not ReplayState.WAITING:
                 raise not_waiting(replay)
             fixed = json.dumps({str(partition): batch for partition, batch in heads.items()})
-            conn.execute(sql.START, {"id": replay, "heads": fixed, "log_rows": log_rows})
+            conn.execute(sql.START, {"id": replay, "heads": fixed, "log_rows": rows})
             for target in targets:
                 conn.execute(sql.ADD_TARGET, _target_row(target))
 
-    def settle(
-        self, begun: Target, piece: TimeSlice, result: Replayed, took_s: float, step_s: float, now: datetime, epoch: int
-    ) -> Target:
-        with fenced(self._state, self._lease, epoch) as conn:
+    def settle(self, begun: Target, piece: TimeSlice, step: Replayed, pace: float, now: datetime, epoch: int) -> Target:
+        with self._fenced(epoch) as conn:
             record = lock_record(conn, begun.subscription)
             target = _locked(conn, begun)
             if record is None or record.generation != target.generation:
                 raise moved(begun)
-            parked_max, parked = record.parked_max, result.outcome.parked
+            parked_max, parked = record.parked_max, step.outcome.parked
             parked_now = _parked_now(conn, begun.subscription) if parked else 0
             if parked and parked_now + len(parked) > parked_max:
-                after = without_room(target, now, self._jitter, parked_max)
+                after = plan.without_room(target, now, random.random, parked_max)
             else:
-                after = after_step(target, piece, result, took_s, step_s, now, self._jitter)
-                park(conn, {begun.subscription: parked}, now, self._jitter)
+                after = plan.after_step(target, piece, step, pace, now, random.random, plan.SLICES)
+                park(conn, {begun.subscription: parked}, now, random.random)
             conn.execute(sql.SET_TARGET, _target_row(after))
         return after
 
     def pass_by(self, begun: Target, epoch: int) -> Target:
-        with fenced(self._state, self._lease, epoch) as conn:
-            target = _locked(conn, begun)
-            after = passed(target)
+        with self._fenced(epoch) as conn:
+            after = plan.passed(_locked(conn, begun))
             conn.execute(sql.SET_TARGET, _target_row(after))
         return after
 
     def note_stuck(self, target: Target, now: datetime, epoch: int) -> None:
-        with fenced(self._state, self._lease, epoch) as conn:
+        with self._fenced(epoch) as conn:
             conn.execute(sql.STUCK, (now, target.replay, target.subscription))
 
     def end_target(self, replay: str, subscription: str, reason: str, epoch: int) -> None:
-        with fenced(self._state, self._lease, epoch) as conn:
+        with self._fenced(epoch) as conn:
             conn.execute(sql.END_TARGETS, (shortened(reason), replay, subscription, subscription))
 
     def end(self, replay: str, state: ReplayState, reason: str, epoch: int) -> None:
-        with fenced(self._state, self._lease, epoch) as conn:
+        with self._fenced(epoch) as conn:
             if _lock(conn, replay) in (ReplayState.WAITING, ReplayState.RUNNING):
-                conn.execute(sql.END, (state, storable(shortened(reason)), replay))
-                conn.execute(sql.END_TARGETS, (storable(shortened(reason)), replay, None, None))
+                _end(conn, replay, state, storable(shortened(reason)))
 
     def finish(self, replay: str, epoch: int) -> bool:
-        with fenced(self._state, self._lease, epoch) as conn:
+        with self._fenced(epoch) as conn:
             return conn.execute(sql.FINISH, (replay,)).rowcount == 1
 
     def parked_now(self, subscription: str) -> int:
@@ -153,7 +122,7 @@ class PostgresReplays:
         return self._read(sql.UNCLEARED, OPEN_MAX)
 
     def cleared(self, replay: str, epoch: int) -> None:
-        with fenced(self._state, self._lease, epoch) as conn:
+        with self._fenced(epoch) as conn:
             conn.execute(sql.CLEARED, (replay,))
 
     def _read(self, query: str, given: int | str) -> list[Replay]:
@@ -174,6 +143,11 @@ def _lock(conn: Connection, replay: str) -> ReplayState:
     return ReplayState(row[0])
 
 
+def _end(conn: Connection, replay: str, state: ReplayState, reason: str) -> None:
+    conn.execute(sql.END, (state, reason, replay))
+    conn.execute(sql.END_TARGETS, (reason, replay, None, None))
+
+
 def _locked(conn: Connection, begun: Target) -> Target:
     row = conn.execute(sql.TARGET_LOCKED, (begun.replay, begun.subscription)).fetchone()
     return require_begun(begun, _target(row) if row is not None else None)
@@ -187,20 +161,13 @@ def _parked_now(conn: Connection, subscription: str) -> int:
 def _given(request: Request, made: str) -> dict[str, Any]:
     control = request.control
     return {
+        **vars(request),
         "id": made,
-        "asked_by": request.asked_by.value,
         "control_event_id": storable(control.event_id) if control else None,
-        "source": request.source,
         "asked_partition": control.partition if control else None,
         "asked_batch": control.batch if control else None,
         "streams": [storable(stream) for stream in request.streams],
-        "since": request.since,
-        "until": request.until,
-        "asked_since": request.asked_since,
-        "asked_until": request.asked_until,
         "where_sql": storable(request.where) if request.where else None,
-        "subscription": request.subscription,
-        "rate_per_s": request.rate_per_s,
         "cleared": control is None,
     }
 
@@ -221,17 +188,11 @@ def _target(row: Sequence[Any]) -> Target:
 
 
 def _replay(row: Sequence[Any], targets: tuple[Target, ...]) -> Replay:
-    (
-        made, nth, asked_by, control_id, source, partition, batch, streams, since, until, asked_since, asked_until,
-        where, subscription, rate, state, reason, heads, log_rows, created_at, changed_at,
-    ) = row  # fmt: skip
+    (made, nth, asked_by, source, since, until, streams, where, subscription, rate), asked = row[:10], row[10:12]
+    (control_id, partition, batch), (state, reason, heads, log_rows, created_at, changed_at) = row[12:15], row[15:]
     stream = streams[0] if streams else ""
     control = Control(control_id, partition, batch, stream, None, None) if control_id is not None else None
-    request = Request(
-        AskedBy(asked_by), source, since, until, tuple(streams), where, subscription, rate, control,
-        asked_since, asked_until,
-    )  # fmt: skip
-    fixed = {int(p): int(b) for p, b in (heads or {}).items()}
-    return Replay(
-        made, nth, request, ReplayState(state), reason, fixed, log_rows, created_at, changed_at, targets
-    )  # fmt: skip
+    by, wanted = AskedBy(asked_by), (tuple(streams), where, subscription, rate)
+    request = Request(by, source, since, until, *wanted, control, *asked)
+    fixed = {int(partition): int(batch) for partition, batch in (heads or {}).items()}
+    return Replay(made, nth, request, ReplayState(state), reason, fixed, log_rows, created_at, changed_at, targets)

@@ -15,9 +15,10 @@ values (%(id)s, %(asked_by)s, %(control_event_id)s, %(source)s, %(asked_partitio
 on conflict (control_event_id) do nothing
 """
 
-_REPLAY = """r.id, r.nth, r.asked_by, r.control_event_id, r.source, r.asked_partition, r.asked_batch, r.streams,
-       r.since, r.until, r.asked_since, r.asked_until, r.where_sql, r.subscription, r.rate_per_s, r.state, r.reason,
-       r.heads, r.log_rows, r.created_at, r.changed_at"""
+# The request, the control event that asked, the replay itself.
+_REPLAY = """r.id, r.nth, r.asked_by, r.source, r.since, r.until, r.streams, r.where_sql, r.subscription, r.rate_per_s,
+       r.asked_since, r.asked_until, r.control_event_id, r.asked_partition, r.asked_batch,
+       r.state, r.reason, r.heads, r.log_rows, r.created_at, r.changed_at"""
 _TARGET = """t.replay, t.subscription, t.generation, t.state, t.at_time, t.at_id, t.reason, t.slice_rows, t.passed_rows,
        t.delivered, t.parked, t.failures, t.next_attempt_at, t.stuck_since"""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from evermark import failpoint
@@ -17,18 +17,7 @@ from evermark.delivery.bots.views import BotViews
 from evermark.delivery.ports import DeliveryStore, LogView
 from evermark.delivery.replay import plan as decide
 from evermark.delivery.replay.base import ReplayStore
-from evermark.delivery.replay.plan import (
-    SLICES,
-    Due,
-    Replay,
-    ReplayDeliverer,
-    Replayed,
-    ReplayState,
-    ReplayWork,
-    SliceLimits,
-    Target,
-    TargetState,
-)
+from evermark.delivery.replay.plan import Due, Replay, ReplayDeliverer, Replayed, ReplayState, ReplayWork, Target
 from evermark.delivery.replay.timeslice import TimeSlice, next_slice, readable, rows_between
 from evermark.errors import NotFoundError
 from evermark.log.read import FileRange
@@ -48,11 +37,11 @@ class Replayer:
     epoch: int
     clock: Callable[[], datetime]
     sources: Collection[str]  # a replay of any other source can never run
-    on_step: Callable[[Due, Replayed], None] = lambda _due, _result: None
-    on_ended: Callable[[Replay, Target, str], None] = lambda _replay, _target, _why: None  # unfinished
     bot_views: BotViews | None = None  # needed where there are bots
     stopwatch: Callable[[], float] = time.monotonic
-    slices: SliceLimits = SLICES
+    slices: decide.SliceLimits = decide.SLICES
+    on_step: Callable[[Due, Replayed], None] = lambda _due, _result: None
+    on_ended: Callable[[Replay, Target, str], None] = lambda _replay, _target, _why: None  # unfinished
     _prepared: dict[tuple[str, str], TimeSlice] = field(default_factory=dict)
 
     def look(self) -> tuple[list[Replay], list[Due]]:
@@ -67,7 +56,7 @@ class Replayer:
                 self._start(replay, now)
                 continue
             for target in replay.targets:
-                why = decide.is_over_for(target, known, now) if target.state is TargetState.RUNNING else ""
+                why = decide.is_over_for(target, known, now) if target.state is decide.TargetState.RUNNING else ""
                 if why:
                     self.replays.end_target(replay.id, target.subscription, why, self.epoch)
                     ended.add((replay.id, target.subscription))
@@ -90,71 +79,68 @@ class Replayer:
         began = self.stopwatch()
         target = one.target
         files = self._files(one.replay.request.source, one.replay.heads)
-        piece = self._slice(one, files, flowing=flowing)
+        rows = decide.rows_of(one, flowing=flowing, slices=self.slices)
+        piece = self._slice(one, files, rows)
         if piece is None:
             self.replays.pass_by(target, self.epoch)
             return self.stopwatch() - began
         name, spec = target.subscription, one.subscription.spec
         held = self.store.parked.held_keys([name], replay_id=one.replay.id).get(name, {}) if spec.ordered else {}
-        bot = self._bot(one)
-        parked = self.replays.parked_now(name)
-        work = decide.work_of(one, piece, files, parked, held, flowing=flowing, bot=bot, slices=self.slices)
-        result = self.deliverer.replay(work, None if flowing else self._ahead_of(one, work, files))
+        work = decide.work_of(one, piece, files, rows, self.replays.parked_now(name), self._bot(one))
+        ahead = None if flowing else self._ahead_of(one, work, files, rows)
+        result = self.deliverer.replay(replace(work, held=held), ahead)
         failpoint.hit("replay.sent")
         took_s = self.stopwatch() - began
-        step_s = decide.STEP_S_FLOWING if flowing else decide.STEP_S
-        self.replays.settle(target, piece, result, took_s, step_s, self.clock(), self.epoch)
+        pace = (decide.STEP_S_FLOWING if flowing else decide.STEP_S) / max(took_s, 0.001)
+        self.replays.settle(target, piece, result, pace, self.clock(), self.epoch)
         failpoint.hit("replay.settled")
         if result.outcome.fate is Fate.GONE:
             self.store.disable(name, result.outcome.reason, self.epoch, generation=target.generation)
         self.on_step(one, result)
         return took_s
 
-    def _slice(self, one: Due, files: list[FileRange], *, flowing: bool) -> TimeSlice | None:
+    def _slice(self, one: Due, files: list[FileRange], rows: int) -> TimeSlice | None:
         """The next slice: the prepared slice, if it begins at the target's mark."""
-        rows = decide.rows_of(one, flowing=flowing, slices=self.slices)
         prepared = self._prepared.pop((one.replay.id, one.target.subscription), None)
-        fits = prepared is not None and rows <= 2 * prepared.rows and prepared.rows <= 2 * rows
-        if prepared is not None and fits and prepared.mark == one.target.mark:
+        if prepared is not None and prepared.mark == one.target.mark and rows / 2 <= prepared.rows <= 2 * rows:
             return prepared
         return next_slice(one.target.mark, one.replay.request.until, files, rows)
 
-    def _ahead_of(self, one: Due, work: ReplayWork, files: list[FileRange]) -> ReplayWork | None:
+    def _ahead_of(self, one: Due, work: ReplayWork, files: list[FileRange], rows: int) -> ReplayWork | None:
         """The work that comes next if this step goes well."""
-        rows = decide.rows_of(one, flowing=False, slices=self.slices)
         piece = next_slice(work.slice.end, one.replay.request.until, files, rows)
         if piece is None:
             return None
         self._prepared[one.replay.id, one.target.subscription] = piece
-        return decide.work_of(one, piece, files, 0, {}, flowing=False, bot=work.bot, slices=self.slices)
+        return decide.work_of(one, piece, files, rows, bot=work.bot)
 
     def _bot(self, one: Due) -> BotView | None:
         if self.bot_views is None:
             return None
-        heads = {
-            SourcePartition(one.replay.request.source, partition): batch
-            for partition, batch in one.replay.heads.items()
-        }
+        source = one.replay.request.source
+        heads = {SourcePartition(source, partition): batch for partition, batch in one.replay.heads.items()}
         return self.bot_views.view_of_all(one.subscription.spec, heads, one.replay.id)
 
     def _start(self, replay: Replay, now: datetime) -> None:
         request = replay.request
         if request.source not in self.sources:
-            self.replays.end(replay.id, ReplayState.FAILED, f"no source is called {request.source!r}", self.epoch)
+            self._fail(replay, f"no source is called {request.source!r}")
             return
         heads = {place: head for place, (head, _) in self.log.heads().items()}
         if not decide.may_start(replay, heads):
             if replay.created_at is not None and now - replay.created_at > START_WAIT_MAX:
-                why = f"the log of {request.source!r} never got to the event that asked for it"
-                self.replays.end(replay.id, ReplayState.FAILED, why, self.epoch)
+                self._fail(replay, f"the log of {request.source!r} never got to the event that asked for it")
             return
         mine = {place.partition: head for place, head in heads.items() if place.source == request.source}
-        targets: list[Target] | str = decide.targets_of(replay, self.store.subscriptions(), self.slices)
+        targets = decide.targets_of(replay, self.store.subscriptions(), self.slices)
         if isinstance(targets, str):
-            self.replays.end(replay.id, ReplayState.FAILED, targets, self.epoch)
+            self._fail(replay, targets)
             return
         rows = rows_between(request.since, request.until, self._files(request.source, mine))
         self.replays.start(replay.id, mine, rows, targets, self.epoch)
+
+    def _fail(self, replay: Replay, why: str) -> None:
+        self.replays.end(replay.id, ReplayState.FAILED, why, self.epoch)
 
     def _files(self, source: str, heads: Mapping[int, int]) -> list[FileRange]:
         try:

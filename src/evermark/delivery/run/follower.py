@@ -40,6 +40,10 @@ LATE_BUDGET_S = 1.0
 PROBE_ROWS_MAX = 100
 
 
+# Each subscription with the span it is to get.
+Away = Sequence[tuple[Subscription, Span]]
+
+
 @dataclass(frozen=True)
 class FollowLimits:
     # This close to the group, the group waits while the subscription comes level and joins.
@@ -144,8 +148,8 @@ class Follower:
             else:
                 away.append((subscription, span))
                 left = distance(mine, heads) - (span.to - span.after)
-                is_left_near = left <= self.limits.join_distance_max
-                (self._near.add if is_left_near else self._near.discard)(subscription.generation)
+                note = self._near.add if left <= self.limits.join_distance_max else self._near.discard
+                note(subscription.generation)
         if away and all(self.turn_class(subscription) is TurnClass.LATE for subscription, _ in away):
             # Most of them are well, and wait here for the others.
             on |= self._work(away, budget_s=LATE_BUDGET_S, grace_s=GRACE_S)
@@ -154,25 +158,18 @@ class Follower:
             on |= self._work(away, budget_s=budget_s)
         return frozenset(on | self._rejoin(near) if near else on)
 
-    def expire_stopped(self, over: Callable[[], bool] = lambda: False) -> set[str]:
-        """Move paused and disabled subscriptions over events that are older than their `ttl`, counted. Returns which.
+    def expire_stopped(self, over: Callable[[], bool] = lambda: False) -> None:
+        """Move paused and disabled subscriptions over events that are older than their `ttl`, counted.
 
         Nothing else moves them, and the log must keep every event that they have not passed.
         """
-        moved: set[str] = set()
         for subscription in self.store.subscriptions().values():
-            while is_stopped(subscription) and not over():
-                span = self._expired_span(subscription)
-                if span is None:
-                    break
+            goes_on = is_stopped(subscription)
+            while goes_on and not over() and (span := self._expired_span(subscription)) is not None:
                 try:
-                    done = self._work([(subscription, span)], budget_s=FOLLOW_BUDGET_S, sends=False)
+                    goes_on = bool(self._work([(subscription, span)], budget_s=FOLLOW_BUDGET_S, sends=False))
                 except ConflictError:
                     break  # a person acted meanwhile
-                if not done:
-                    break
-                moved |= done
-        return moved
 
     def _expired_span(self, subscription: Subscription) -> Span | None:
         before = expires_before(subscription, self.clock())
@@ -231,14 +228,7 @@ class Follower:
             self._near.discard(subscription.generation)
         return joined
 
-    def _work(
-        self,
-        away: Sequence[tuple[Subscription, Span]],
-        *,
-        budget_s: float,
-        grace_s: float | None = None,
-        sends: bool = True,
-    ) -> set[str]:
+    def _work(self, away: Away, *, budget_s: float, grace_s: float | None = None, sends: bool = True) -> set[str]:
         """Deliver these spans, all at once, and settle each. Returns the names of the subscriptions that are done."""
         try:
             assignments = self._assignments(away)
@@ -273,7 +263,7 @@ class Follower:
             raise void[0]
         return done
 
-    def _assignments(self, away: Sequence[tuple[Subscription, Span]]) -> list[Assignment]:
+    def _assignments(self, away: Away) -> list[Assignment]:
         room = self.store.parked.room([one.name for one, _ in away])
         return [
             Assignment(
@@ -287,9 +277,7 @@ class Follower:
             for one, span in away
         ]
 
-    def _one_by_one(
-        self, away: Sequence[tuple[Subscription, Span]], *, budget_s: float, grace_s: float | None
-    ) -> set[str]:
+    def _one_by_one(self, away: Away, *, budget_s: float, grace_s: float | None) -> set[str]:
         """One assignment cannot be done, and it is not known which: the others go on, and it fails by itself."""
         done: set[str] = set()
         problem: EvermarkError | None = None
@@ -305,13 +293,10 @@ class Follower:
         return done
 
     def _settle(self, subscription: Subscription, span: Span, outcome: Outcome) -> None:
-        name, generation = subscription.name, subscription.generation
-        begun = span.begun
+        name, generation, begun = subscription.name, subscription.generation, span.begun
+        settle, epoch = self.store.settle_subscription, self.epoch
         for done, part in stages(span, outcome):
-            now, epoch = self.clock(), self.epoch
-            if not self.store.settle_subscription(
-                name, span.place, begun, done, part, now, epoch, generation=generation
-            ):
+            if not settle(name, span.place, begun, done, part, self.clock(), epoch, generation=generation):
                 return  # its cursor stays where it was: nothing after that can be settled
             begun = done
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import pairwise
 
@@ -38,33 +38,20 @@ class HandoverLimits:
     wait_s: float = 1.0
 
 
-HANDOVER = HandoverLimits()
-
-
+@dataclass
 class LiveGroup:
     """One per process that holds the `deliver` lease. `lock` is held while a thread works for the group."""
 
-    def __init__(
-        self,
-        store: DeliveryStore,
-        deliverer: Deliverer,
-        epoch: int,
-        clock: Callable[[], datetime],
-        on_delivered: Callable[[SourcePartition, list[Outcome]], None] = lambda _place, _outcomes: None,
-        bot_views: BotViews | None = None,  # needed where there are bots
-        lock: Lock | None = None,
-        limits: HandoverLimits = HANDOVER,
-    ) -> None:
-        self._store = store
-        self._deliverer = deliverer
-        self._epoch = epoch
-        self._clock = clock
-        self._on_delivered = on_delivered
-        self._bot_views = bot_views
-        self.lock: Lock = lock or threading.Lock()
-        self._limits = limits
-        self._fresh: dict[SourcePartition, deque[Span]] = {}
-        self._slow_at: dict[str, datetime] = {}
+    store: DeliveryStore
+    deliverer: Deliverer
+    epoch: int
+    clock: Callable[[], datetime]
+    on_delivered: Callable[[SourcePartition, list[Outcome]], None] = lambda _place, _outcomes: None
+    bot_views: BotViews | None = None  # needed where there are bots
+    lock: Lock = field(default_factory=threading.Lock)
+    limits: HandoverLimits = HandoverLimits()
+    _fresh: dict[SourcePartition, deque[Span]] = field(default_factory=dict, init=False)
+    _slow_at: dict[str, datetime] = field(default_factory=dict, init=False)
 
     def hand_over(self, span: Span) -> bool:
         """Deliver a fresh batch, with the few before it that were left; False leaves it to the follower.
@@ -72,15 +59,15 @@ class LiveGroup:
         A group that is a little behind is caught up here and not by the follower: if both took turns, each a batch too
         late for the other, the group would stay behind for ever.
         """
-        fresh = self._fresh.setdefault(span.place, deque(maxlen=self._limits.batches_max))
+        fresh = self._fresh.setdefault(span.place, deque(maxlen=self.limits.batches_max))
         fresh.append(span)
-        if span.rows > self._limits.rows_max or not self.lock.acquire(timeout=self._limits.wait_s):
+        if span.rows > self.limits.rows_max or not self.lock.acquire(timeout=self.limits.wait_s):
             return False
         try:
-            whole = together(fresh, self._store.group().cursors.get(span.place))
-            if whole is None or whole.rows > self._limits.rows_max:
+            whole = together(fresh, self.store.group().cursors.get(span.place))
+            if whole is None or whole.rows > self.limits.rows_max:
                 return False
-            return self.work(whole, budget_s=self._limits.budget_s)
+            return self.work(whole, budget_s=self.limits.budget_s)
         finally:
             self.lock.release()
 
@@ -89,51 +76,45 @@ class LiveGroup:
 
         The caller holds `lock`. Members and cursor come from one look: a member that joined later is not sent the span.
         """
-        group = self._store.group()
+        group = self.store.group()
         if group.cursors.get(span.place) != span.begun:
             return False
-        known = self._store.subscriptions()
+        known = self.store.subscriptions()
         # A member that was removed and made anew in between may begin behind: then it is not sent this span.
-        live = SubscriptionState.LIVE
-        members = frozenset(name for name in group.members if name in known and known[name].state is live)
-        assignments, unready = with_bots(
-            [
-                Assignment(span, known[name].spec, expires_before=expires_before(known[name], self._clock()))
-                for name in sorted(members)
-            ],
-            self._bot_views,
-        )
+        live = [name for name, one in known.items() if one.state is SubscriptionState.LIVE]
+        members = group.members.intersection(live)
+        now = self.clock()
+        wanted = [
+            Assignment(span, known[name].spec, expires_before=expires_before(known[name], now))
+            for name in sorted(members)
+        ]
+        assignments, unready = with_bots(wanted, self.bot_views)
         ordered = [assignment.spec.name for assignment in assignments if assignment.spec.ordered]
-        held = self._store.parked.held_keys(ordered, [span.place]) if ordered else {}
+        held = self.store.parked.held_keys(ordered, [span.place]) if ordered else {}
         options = DeliveryOptions(budget_s=budget_s, grace_s=GRACE_S, slack_s=SLACK_S, held=held)
-        outcomes = self._deliverer.deliver(assignments, options) if assignments else []
-        self._remember_slow(outcomes)
+        outcomes = self.deliverer.deliver(assignments, options) if assignments else []
+        for outcome in outcomes:
+            if outcome.fate is Fate.UNFINISHED:
+                self._slow_at[outcome.subscription] = self.clock()
+            else:
+                self._slow_at.pop(outcome.subscription, None)
         failpoint.hit("settle.begun")
         work = GroupWork(span.place, span.begun, Cursor(span.to), members, group.version)
-        settled = [*map(group_outcome, outcomes), *unready]
-        self._store.settle_group(work, settled, self._clock(), self._epoch)
+        self.store.settle_group(work, [*map(group_outcome, outcomes), *unready], self.clock(), self.epoch)
         failpoint.hit("settle.done")
-        self._on_delivered(span.place, outcomes)
+        self.on_delivered(span.place, outcomes)
         return True
 
     def was_slow(self, name: str, since: datetime) -> bool:
         """Whether a subscription left because the others would have had to wait."""
         return self._slow_at.get(name, since) > since
 
-    def _remember_slow(self, outcomes: Sequence[Outcome]) -> None:
-        for outcome in outcomes:
-            if outcome.fate is Fate.UNFINISHED:
-                self._slow_at[outcome.subscription] = self._clock()
-            else:
-                self._slow_at.pop(outcome.subscription, None)
-
 
 def together(fresh: Sequence[Span], begun: Cursor | None) -> Span | None:
     """The fresh batches after `begun` as one span; None when a batch of them is no longer known."""
     wanted = [span for span in fresh if begun is not None and span.begun >= begun]
-    if not wanted or wanted[0].begun != begun:
-        return None
-    if any(one.to != other.after for one, other in pairwise(wanted)):
+    gaps = any(one.to != other.after for one, other in pairwise(wanted))
+    if not wanted or wanted[0].begun != begun or gaps:
         return None
     paths = tuple(path for span in wanted for path in span.paths)
     return Span(wanted[0].place, wanted[0].begun, wanted[-1].to, paths, sum(s.rows for s in wanted), exact=True)
@@ -148,11 +129,7 @@ def with_bots(assignments: Sequence[Assignment], bot_views: BotViews | None) -> 
         return list(assignments), []
     views = bot_views.views(bots, assignments[0].span, quick=True)
     missing = {spec.name for spec in bots} - views.keys()
-    ready = [
-        replace(assignment, bot=views.get(assignment.spec.name))
-        for assignment in assignments
-        if assignment.spec.name not in missing
-    ]
+    ready = [replace(one, bot=views.get(one.spec.name)) for one in assignments if one.spec.name not in missing]
     return ready, [Outcome(name, Fate.UNFINISHED, reason=LOOKED_UP) for name in sorted(missing)]
 
 

@@ -6,7 +6,7 @@ subscriptions behind; retries of parked deliveries; replays; and, now and then, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -23,17 +23,18 @@ from evermark.delivery.replay.base import ReplayStore
 from evermark.delivery.replay.owner import ReplayLimits, ReplayLoop, ReplayNews
 from evermark.delivery.replay.plan import ReplayDeliverer
 from evermark.delivery.replay.replayer import Replayer
-from evermark.delivery.run.expiry import sweep, sweep_waiting
 from evermark.delivery.run.follower import Follower, FollowLimits
 from evermark.delivery.run.key_requests import KeyAsker
 from evermark.delivery.run.live import HandoverLimits, LiveGroup
-from evermark.delivery.run.parked_retries import CLAIM_LIMIT, ParkedQueue, Tried
+from evermark.delivery.run.parked_retries import CLAIM_LIMIT, ParkedQueue, Tried, sweep, sweep_waiting
 from evermark.delivery.webhook.base import Answer, OpenSecret, Sink
 from evermark.delivery.work import Deliverer, Span
 from evermark.error_policy import Action, action_for
 from evermark.errors import ConflictError, EvermarkError, NotFoundError
 from evermark.runtime import Task, Wake, any_set
 from evermark.sources.base import Source
+
+Ends = tuple[Wake, ...]  # delivery here is over when any of them is set
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,6 @@ class DeliveryLimits:
     bot_views: ViewLimits = field(default_factory=ViewLimits)
     replay: ReplayLimits = field(default_factory=ReplayLimits)
     schedule_s: Sequence[float] = SCHEDULE_S
-
-
-LIMITS = DeliveryLimits()
 
 
 class BothDeliverer(Deliverer, ReplayDeliverer, Protocol):
@@ -112,7 +110,7 @@ class DeliveryOwner:
     works: DeliveryWorks
     news: DeliveryNews
     candidate: Candidate
-    limits: DeliveryLimits = LIMITS
+    limits: DeliveryLimits = DeliveryLimits()
     _live: LiveGroup | None = field(default=None, init=False)  # while this instance delivers
 
     def __post_init__(self) -> None:
@@ -123,7 +121,7 @@ class DeliveryOwner:
         self._serving: dict[str, TurnClass] = {}
         self._served_at: dict[str, float] = {}
         self._turns: list[Task] = []
-        self._ends: tuple[Wake, ...] = ()
+        self._ends: Ends = ()
         self._queued = False  # whether a subscription waits for a turn of its own
 
     def stop(self) -> None:
@@ -173,13 +171,10 @@ class DeliveryOwner:
         store, news, limits = works.store, self.news, self.limits
         self._register(epoch)
         store.bots.forget_users(epoch)
-        bot_views = BotViews(
-            store.bots, works.log.files, epoch, works.memberships, lock=runtime.lock(), limits=limits.bot_views
-        )
-        live = LiveGroup(store, works.deliverer, epoch, now, news.by_group, bot_views, runtime.lock(), limits.handover)
-        follower = Follower(
-            store, works.log, live, works.deliverer, epoch, now, news.by_follower, bot_views, limits.follow
-        )
+        log, deliverer, lock = works.log, works.deliverer, runtime.lock
+        bot_views = BotViews(store.bots, log.files, epoch, works.memberships, lock=lock(), limits=limits.bot_views)
+        live = LiveGroup(store, deliverer, epoch, now, news.by_group, bot_views, lock(), limits.handover)
+        follower = Follower(store, log, live, deliverer, epoch, now, news.by_follower, bot_views, limits.follow)
         ended = runtime.wake()
         ends = self._ends = (ended, self._stopping, held.lost)
         self._live = live
@@ -191,41 +186,22 @@ class DeliveryOwner:
         finally:
             self._live = None  # before any wait: batches handed over from here on are another's work
             ended.set()
-            self._wait_for(beside)
+            deadline = runtime.monotonic() + limits.end_s
+            for task in beside:
+                task.join(max(0.0, deadline - runtime.monotonic()))
+            for task in self._turns:  # each works for subscriptions that nobody else may work for meanwhile
+                task.join()
 
-    def _wait_for(self, beside: Iterable[Task]) -> None:
-        deadline = self._runtime.monotonic() + self.limits.end_s
-        for task in beside:
-            task.join(max(0.0, deadline - self._runtime.monotonic()))
-        for task in self._turns:  # each works for subscriptions that nobody else may work for meanwhile
-            task.join()
-
-    def _begin_beside(self, epoch: int, bot_views: BotViews, follower: Follower, ends: tuple[Wake, ...]) -> list[Task]:
+    def _begin_beside(self, epoch: int, bot_views: BotViews, follower: Follower, ends: Ends) -> list[Task]:
         works, runtime, limits, news = self.works, self._runtime, self.limits, self.news
-        store, now = works.store, runtime.now
-
+        store, sink, open_secret = works.store, works.sink, works.open_secret
+        log, deliverer = works.log, works.deliverer
+        now, tick, jitter, slices = runtime.now, runtime.monotonic, runtime.random, limits.replay.slices
         over = partial(any_set, ends)
-        queue = ParkedQueue(
-            store, works.sink, works.open_secret, epoch, now, runtime.random, news.by_queue, limits.schedule_s
-        )
-        asker = KeyAsker(
-            store.bots, store.subscriptions, works.sink, works.open_secret, epoch, now, news.by_asker, runtime.monotonic
-        )
-        replayer = Replayer(
-            works.replays,
-            store,
-            works.log,
-            works.deliverer,
-            epoch,
-            now,
-            works.sources,
-            bot_views=bot_views,
-            stopwatch=runtime.monotonic,
-            slices=limits.replay.slices,
-        )
-        replays = ReplayLoop(
-            works.replays, replayer, works.sources, news, runtime, self._log, ends, works.cores, limits.replay
-        )
+        queue = ParkedQueue(store, sink, open_secret, epoch, now, jitter, news.by_queue, limits.schedule_s)
+        asker = KeyAsker(store.bots, store.subscriptions, sink, open_secret, epoch, now, news.by_asker, tick)
+        replayer = Replayer(works.replays, store, log, deliverer, epoch, now, works.sources, bot_views, tick, slices)
+        replays = ReplayLoop(replayer, works.sources, news, runtime, self._log, ends, works.cores, limits.replay)
 
         def run_queue() -> None:
             while not over() and queue.run() >= CLAIM_LIMIT:
@@ -248,9 +224,7 @@ class DeliveryOwner:
             runtime.spawn(name, self._repeated(name, step, every_s, ends)) for name, step, every_s in repeated
         ]
 
-    def _repeated(
-        self, name: str, step: Callable[[], object], every_s: float, ends: tuple[Wake, ...]
-    ) -> Callable[[], None]:
+    def _repeated(self, name: str, step: Callable[[], object], every_s: float, ends: Ends) -> Callable[[], None]:
         def repeat() -> None:
             while not any_set(ends):
                 try:
@@ -275,7 +249,7 @@ class DeliveryOwner:
         begun: dict[str, CursorVector] = {name: start for name, start in starts.items() if start is not None}
         works.store.register(mine, MadeBy.FILE, begun, epoch)
 
-    def _follow(self, follower: Follower, ends: tuple[Wake, ...]) -> None:
+    def _follow(self, follower: Follower, ends: Ends) -> None:
         while not any_set(ends):
             moved = False
             self._wake.clear()
@@ -292,7 +266,7 @@ class DeliveryOwner:
             if not moved:
                 self._runtime.wait(self.limits.follow_every_s, self._wake, *ends)
 
-    def _serve(self, follower: Follower, ends: tuple[Wake, ...]) -> None:
+    def _serve(self, follower: Follower, ends: Ends) -> None:
         with self._lock:
             busy = dict(self._serving)  # before the look: what is seen of a subscription in its turn may be old
         waiting = [one for one in follower.due() if one.name not in busy]
@@ -301,7 +275,7 @@ class DeliveryOwner:
         for turn in turns:
             self._begin(turn, follower, ends)
 
-    def _begin(self, turn: Turn, follower: Follower, ends: tuple[Wake, ...]) -> None:
+    def _begin(self, turn: Turn, follower: Follower, ends: Ends) -> None:
         began = self._runtime.monotonic()
         with self._lock:
             self._serving.update(dict.fromkeys(turn.names, turn.turn_class))

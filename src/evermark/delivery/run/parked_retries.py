@@ -1,16 +1,22 @@
-"""Parked deliveries, tried again on their schedule. Claim → POST → settle: a crash in between re-sends, never loses."""
+"""Parked deliveries, tried again on their schedule. Claim → POST → settle: a crash in between re-sends, never loses.
+
+Rows that were parked for too long are given up, and so are rows of streams in which too many wait for session keys.
+They are counted, durably; the log still has the events. A few rows at a time: no other call waits for a long
+transaction.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 
 from evermark import failpoint
-from evermark.delivery.base import Fate, Outcome, Parked, Subscription
+from evermark.delivery.base import WAITING_MAX, Fate, Outcome, Parked, Subscription
 from evermark.delivery.decide.answers import Verdict
 from evermark.delivery.decide.retry import SCHEDULE_S, next_attempt
-from evermark.delivery.ports import DeliveryStore
+from evermark.delivery.ports import BotStore, DeliveryStore
 from evermark.delivery.webhook.base import Answer, OpenSecret, Sink, Try
 
 CLAIM_LIMIT = 100
@@ -18,7 +24,9 @@ CLAIM_LEASE_S = 60.0
 ATTEMPT_DEADLINE_S = 30.0
 # A receiver that is busy with this very event, or down, costs the event no attempt; it is asked again after this.
 UNSPENT_DELAY_S = 30.0
+SWEEP_ROWS = 1_000
 
+Stopped = Callable[[], bool]
 Tried = tuple[Parked, Answer]
 
 
@@ -66,14 +74,12 @@ class ParkedQueue:
             if answer.verdict is not Verdict.ACCEPTED:
                 self._put_back(parked, answer)
         for name in sorted({parked.subscription for parked in mine}):
-            self._tell(known[name], [one for one in tried if one[0].subscription == name])
+            generation = known[name].generation
+            for outcome in endpoint_outcomes(known[name], [one for one in tried if one[0].subscription == name]):
+                self.store.retried(name, outcome, self.clock(), self.epoch, generation=generation)
         failpoint.hit("queue.settled")
         self.on_tried(tried)
         return len(claimed)
-
-    def _tell(self, subscription: Subscription, tried: Sequence[Tried]) -> None:
-        for outcome in endpoint_outcomes(subscription, tried):
-            self.store.retried(subscription.name, outcome, self.clock(), self.epoch, generation=subscription.generation)
 
     def _put_back(self, parked: Parked, answer: Answer) -> None:
         spent, delay = after_answer(parked.attempt, answer, self.jitter(), self.schedule_s)
@@ -116,3 +122,34 @@ def after_answer(
     if answer.verdict is Verdict.EVENT:
         return 1, next_attempt(attempts_before + 1, answer.retry_after_s, jitter, schedule_s)
     return 0, max(UNSPENT_DELAY_S, answer.retry_after_s or 0.0) * (1 + 0.25 * jitter)
+
+
+def sweep(store: DeliveryStore, now: datetime, epoch: int, stopped: Stopped = lambda: False) -> int:
+    """Remove rows that have been parked for longer than their subscription's ttl. Returns how many."""
+    parked = store.parked.counts()
+    removed = 0
+    for name, subscription in store.subscriptions().items():
+        ttl_s = subscription.spec.ttl_s
+        if ttl_s > 0 and name in parked:
+            before = now - timedelta(seconds=ttl_s)
+            removed += _until_few(partial(store.parked.expire, name, before, now, epoch, SWEEP_ROWS), stopped)
+    return removed
+
+
+def sweep_waiting(bots: BotStore, epoch: int, stopped: Stopped = lambda: False, keep: int = WAITING_MAX) -> int:
+    """Remove the oldest rows of streams in which more than `keep` wait for keys. Returns how many.
+
+    The streams are looked for once: that takes longer the more rows wait.
+    """
+    surpluses = bots.waiting_beyond(keep)
+    return sum(_until_few(partial(bots.expire_waiting, surplus, epoch, SWEEP_ROWS), stopped) for surplus in surpluses)
+
+
+def _until_few(remove: Callable[[], int], stopped: Stopped) -> int:
+    removed = 0
+    while not stopped():
+        some = remove()
+        removed += some
+        if some < SWEEP_ROWS:
+            break
+    return removed

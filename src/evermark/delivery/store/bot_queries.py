@@ -56,16 +56,17 @@ KEY_PAGE = f"{KEYS} and session > %s order by session limit %s"
 # The newest keys, up to the number a task is told: events of other sessions are parked for a moment. Parked
 # rows that wait for a key are left out: they may be very many, and a session without a key is not clear anyway.
 # One statement, one snapshot: a key that is withdrawn between two looks would be seen published, and no row parked.
-KEYED_AND_QUEUED = """
-select true, s.name, k.session from subscriptions s
+CLEAR = """
+select s.name, array_agg(k.session) filter (where q.session is null) from subscriptions s
 cross join lateral (
     select session from session_keys
     where device = s.spec -> 'bot' ->> 'device' order by published_at desc limit %(most)s
 ) k
-where s.name = any(%(names)s)
-union all
-select distinct false, subscription, session from enqueued_messages
-where session is not null and not waits and subscription = any(%(names)s) and replay_id = %(replay_id)s
+left join (
+    select distinct subscription, session from enqueued_messages
+    where session is not null and not waits and subscription = any(%(names)s) and replay_id = %(replay_id)s
+) q on q.subscription = s.name and q.session = k.session
+where s.name = any(%(names)s) group by s.name
 """
 WITHDRAW_KEY = "delete from session_keys where device = %(device)s and session = %(session)s"
 _HOLD = """
@@ -134,7 +135,7 @@ with recursive missing as (
         order by m.subscription, m.session, m.id limit 1
     ) n
 )
-select w.subscription, s.spec -> 'bot' ->> 'device', w.session, w.stream, w.created_at, coalesce(a.asks, 0)
+select w.subscription, s.spec -> 'bot' ->> 'device', w.session, w.stream, w.created_at, coalesce(a.asks, 0) + 1
 from missing w
 join subscriptions s on s.name = w.subscription
 left join session_asks a on a.subscription = w.subscription and a.session = w.session

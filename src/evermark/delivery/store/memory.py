@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
 from evermark.delivery.base import (
     BEGINNING,
@@ -36,12 +35,11 @@ class MemoryDelivery:
     def __init__(
         self,
         leases: MemoryLeases,
-        lease: str = DELIVER_LEASE,
         jitter: Jitter = random.random,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         limits: EndpointLimits = LIMITS,
     ) -> None:
-        self.tables = MemoryTables(leases, lease)
+        self.tables = MemoryTables(leases)
         self.parked = MemoryParked(self.tables, jitter)
         self.bots = MemoryBots(self.tables)
         self.on_try_now: Callable[[str], None] = lambda _subscription: None  # set by the replays beside it
@@ -65,16 +63,15 @@ class MemoryDelivery:
             for name in moved:
                 self._try_all_now(name)
             self.bots.decide_anew_who_waits(others, self._clock(), epoch)
-            for name, (spec, record) in plan.added.items():
-                self.tables.known[name] = (spec, replace(record, generation=self._next_generation()))
-            for name, vector in plan.begun.items():
-                self._cursors[name] = dict(vector)
-            self._group = plan.group
+            self._add(plan)
 
-    def _next_generation(self) -> int:
-        self._generation += 1
-        self._since[self._generation] = self._clock()
-        return self._generation
+    def _add(self, plan: registration.Registration) -> None:
+        for name, (spec, record) in plan.added.items():
+            self._generation += 1
+            self._since[self._generation] = self._clock()
+            self.tables.known[name] = (spec, replace(record, generation=self._generation))
+        self._cursors.update({name: dict(vector) for name, vector in plan.begun.items()})
+        self._group = plan.group
 
     def subscriptions(self) -> dict[str, Subscription]:
         with self.tables.lock:
@@ -86,47 +83,37 @@ class MemoryDelivery:
 
     def subscription(self, name: str) -> Subscription:
         with self.tables.lock:
-            record = self.tables.record(name)
-            since = self._since.get(record.generation)
-            return registration.shown(self.tables.known[name][0], record, since, self._clock())
+            spec, record = self.tables.found(name)
+            return registration.shown(spec, record, self._since.get(record.generation), self._clock())
 
     def add(self, spec: SubscriptionSpec, start: CursorVector | None, epoch: int) -> None:
         with self.tables.fenced(epoch):
             owner = self.tables.known[spec.name][0].made_by if spec.name in self.tables.known else None
-            plan = registration.added(spec, start, owner, self._group.version, self._group.cursors)
-            self.tables.known[spec.name] = (plan.spec, replace(plan.record, generation=self._next_generation()))
-            if plan.begun is not None:
-                self._cursors[spec.name] = dict(plan.begun)
-            else:
-                members = self._group.members | {spec.name}
-                self._group = replace(self._group, version=plan.version, members=members)
+            self._add(registration.added(spec, start, owner, self._group))
 
     def change(self, subscription: str, changes: Mapping[str, object], epoch: int) -> None:
         with self.tables.fenced(epoch):
-            record = self.tables.record(subscription)
-            before = self.tables.known[subscription][0].device
-            url = self.tables.known[subscription][0].url
-            self.tables.known[subscription] = registration.changed(self.tables.known[subscription][0], record, changes)
-            if self.tables.known[subscription][0].url != url:
+            spec, record = self.tables.found(subscription)
+            wanted, _ = self.tables.known[subscription] = registration.changed(spec, record, changes)
+            if wanted.url != spec.url:
                 self._try_all_now(subscription)
-            if self.tables.device(subscription) != before:
+            if wanted.device != spec.device:
                 self.bots.decide_anew_who_waits([subscription], self._clock(), epoch)
 
     def rotate(self, subscription: str, secret: str, until: datetime | None, now: datetime, epoch: int) -> None:
         with self.tables.fenced(epoch):
-            record = self.tables.record(subscription)
-            spec = registration.rotated(self.tables.known[subscription][0], secret, until, now)
-            self.tables.known[subscription] = (spec, record)
+            spec, record = self.tables.found(subscription)
+            self.tables.known[subscription] = (registration.rotated(spec, secret, until, now), record)
 
     def retire(self, subscription: str, epoch: int) -> None:
         with self.tables.fenced(epoch):
-            record = self.tables.record(subscription)
-            self.tables.known[subscription] = (registration.retired(self.tables.known[subscription][0]), record)
+            spec, record = self.tables.found(subscription)
+            self.tables.known[subscription] = (registration.retired(spec), record)
 
     def remove(self, subscription: str, epoch: int) -> None:
         with self.tables.fenced(epoch):
-            record = self.tables.record(subscription)
-            registration.require_ours(self.tables.known[subscription][0], "removed")
+            spec, record = self.tables.found(subscription)
+            registration.require_ours(spec, "removed")
             self._forget(frozenset({subscription}))
             if record.is_member:
                 members = self._group.members - {subscription}
@@ -134,14 +121,14 @@ class MemoryDelivery:
 
     def suspend(self, subscription: str, reason: str, epoch: int) -> None:
         with self.tables.fenced(epoch):
-            record = self.tables.record(subscription)
-            self._take_out(record, decide.paused(record, reason))
+            _, record = self.tables.found(subscription)
+            self._set_record(decide.paused(record, reason))
 
     def disable(self, subscription: str, reason: str, epoch: int, *, generation: int | None = None) -> None:
         with self.tables.fenced(epoch):
             known = self.tables.known.get(subscription)
             if known is not None and generation in (None, known[1].generation):
-                self._take_out(known[1], decide.disabled(known[1], reason))
+                self._set_record(decide.disabled(known[1], reason))
 
     def retried(
         self, subscription: str, outcome: Outcome, now: datetime, epoch: int, *, generation: int | None = None
@@ -149,15 +136,11 @@ class MemoryDelivery:
         with self.tables.fenced(epoch):
             known = self.tables.known.get(subscription)
             if known is not None and generation in (None, known[1].generation):
-                after = decide.after_retries(known[1], outcome, now, self.jitter, self._limits)
-                if after.is_member:
-                    self._set_record(after)
-                else:
-                    self._take_out(known[1], after)
+                self._set_record(decide.after_retries(known[1], outcome, now, self.jitter, self._limits))
 
     def resume(self, subscription: str, epoch: int) -> None:
         with self.tables.fenced(epoch):
-            self._set_record(decide.resumed(self.tables.record(subscription)))
+            self._set_record(decide.resumed(self.tables.found(subscription)[1]))
             self._try_all_now(subscription)
 
     def counted(self, name: str) -> dict[str, int]:
@@ -184,18 +167,16 @@ class MemoryDelivery:
 
     def settle_group(self, work: GroupWork, outcomes: Sequence[Outcome], now: datetime, epoch: int) -> Group:
         with self.tables.fenced(epoch):
-            records = {name: self.tables.record(name) for name in self._group.members}
+            records = {name: self.tables.known[name][1] for name in self._group.members}
             counts = {one.subscription: self.parked.counted_for(one.subscription) for one in outcomes if one.parked}
             settled = decide.settle(self._group, work, outcomes, records, counts, now, self.jitter, self._limits)
-            for record in settled.stayed:
+            self._group = settled.group
+            for record in settled.records:
                 self._set_record(record)
-            for departure in settled.departures:
-                self._set_record(departure.record)
-                self._cursors[departure.record.name] = dict(departure.cursors)
+            self._cursors.update({name: dict(cursors) for name, cursors in settled.left.items()})
             for name, events in settled.parked.items():
                 self.parked.park(name, events, now)
             self.tables.counted["expired"].update(settled.expired)
-            self._group = settled.group
             return settled.group
 
     def settle_subscription(
@@ -230,7 +211,7 @@ class MemoryDelivery:
                 return False
             if subscription in self._group.members:
                 return True
-            record = self.tables.record(subscription)
+            record = self.tables.known[subscription][1]
             if not decide.may_join(record, self._cursors.get(subscription, {}), self._group):
                 return False
             member, self._group = decide.joined(record, self._group)
@@ -245,16 +226,14 @@ class MemoryDelivery:
         self.tables.rows = {i: row for i, row in self.tables.rows.items() if row.subscription not in names}
         self.bots.forget_asks(names)
 
-    def _take_out(self, before: SubscriptionRecord, after: SubscriptionRecord) -> None:
-        self._set_record(after)
-        if before.is_member:
-            self._cursors[before.name] = dict(self._group.cursors)
-            members = self._group.members - {before.name}
-            self._group = replace(self._group, version=self._group.version + 1, members=members)
-
     def _try_all_now(self, subscription: str) -> None:
         self.on_try_now(subscription)
         self.parked.end_rests(subscription)
 
     def _set_record(self, record: SubscriptionRecord) -> None:
+        """A subscription that is no longer live leaves the group where the group stands."""
         self.tables.known[record.name] = (self.tables.known[record.name][0], record)
+        if record.name in self._group.members and not record.is_member:
+            self._cursors[record.name] = dict(self._group.cursors)
+            members = self._group.members - {record.name}
+            self._group = replace(self._group, version=self._group.version + 1, members=members)

@@ -7,16 +7,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from evermark.delivery.base import (
-    WAITING_MAX,
-    KeyWanted,
-    Membership,
-    MembershipDelta,
-    SessionKey,
-    SubscriptionState,
-    Surplus,
-)
-from evermark.delivery.bots.keys import next_ask_at, require_keys, require_learned, require_room, unknown_key
+from evermark.delivery.base import WAITING_MAX, KeyWanted, Membership, MembershipDelta, SessionKey, Surplus
+from evermark.delivery.bots.keys import next_ask_at, require_keys, require_room, unknown_key
+from evermark.delivery.bots.membership import require_learned
 from evermark.delivery.store.memory_parked import MemoryTables, Row
 
 
@@ -39,16 +32,13 @@ class MemoryBots:
             known = {one.user: self._learned.get((source, one.user), Membership()) for one in lessons}
             require_learned(lessons, {user: found.to.get(partition, 0) for user, found in known.items()})
             for one in lessons:
-                found = known[one.user]
-                self._learned[source, one.user] = Membership(
-                    {**found.to, partition: one.done_to}, {**found.stays, **one.stays}
-                )
+                to, stays = known[one.user].to, known[one.user].stays
+                self._learned[source, one.user] = Membership({**to, partition: one.done_to}, {**stays, **one.stays})
 
     def forget_users(self, epoch: int) -> int:
         with self._tables.fenced(epoch):
-            specs = [spec.bot for spec, _ in self._tables.known.values() if spec.bot is not None]
-            spoken_for = {(bot.source, bot.user) for bot in specs}
-            gone = self._learned.keys() - spoken_for
+            bots = [spec.bot for spec, _ in self._tables.known.values() if spec.bot is not None]
+            gone = self._learned.keys() - {(bot.source, bot.user) for bot in bots}
             for one in gone:
                 del self._learned[one]
             return len(gone)
@@ -82,29 +72,22 @@ class MemoryBots:
         return mine[: max(0, limit)]
 
     def _published(self, devices: Collection[str]) -> dict[str, frozenset[str]]:
-        found: dict[str, set[str]] = defaultdict(set)
-        with self._tables.lock:
-            for device, session in self._tables.keys:
-                if device in devices:
-                    found[device].add(session)
-        return {device: frozenset(sessions) for device, sessions in found.items()}
+        keys = [(device, session) for device, session in self._tables.keys if device in devices]
+        return {of: frozenset(session for device, session in keys if device == of) for of, _ in keys}
 
-    def _queued(self, subscriptions: Collection[str], replay_id: str = "") -> dict[str, frozenset[str]]:
+    def _queued(self, subscriptions: Collection[str], replay_id: str) -> Mapping[str, Collection[str]]:
         found: dict[str, set[str]] = defaultdict(set)
-        with self._tables.lock:
-            for row in self._tables.rows.values():
-                event = row.event
-                mine = row.subscription in subscriptions and event.replay_id == replay_id
-                if event.session and not row.waits and mine:
-                    found[row.subscription].add(event.session)
-        return {name: frozenset(sessions) for name, sessions in found.items()}
+        for row in self._tables.rows.values():
+            if row.subscription in subscriptions and row.event.replay_id == replay_id and not row.waits:
+                found[row.subscription].add(row.event.session)
+        return found
 
     def sessions_clear(self, subscriptions: Collection[str], replay_id: str = "") -> dict[str, frozenset[str]]:
         with self._tables.lock:
             devices = {name: self._tables.device(name) for name in subscriptions if name in self._tables.known}
             published = self._published(set(devices.values()))
             queued = self._queued(subscriptions, replay_id)
-            return {n: published[of] - queued.get(n, frozenset()) for n, of in devices.items() if of in published}
+            return {n: published[of].difference(queued.get(n, ())) for n, of in devices.items() if of in published}
 
     def _hold(self, now: datetime, epoch: int, which: Callable[[str, str], bool]) -> int:
         """Rows of some subscriptions and sessions that were not tried yet and are not under way wait again."""
@@ -148,14 +131,10 @@ class MemoryBots:
 
     def expire_waiting(self, surplus: Surplus, epoch: int, limit: int = 1000) -> int:
         with self._tables.fenced(epoch):
-            old = [
-                row
-                for row_id, row in sorted(self._tables.rows.items())
-                if row_id <= surplus.through
-                and row.waits
-                and not row.event.replay_id
-                and (row.subscription, row.event.stream) == (surplus.subscription, surplus.stream)
-            ]
+            rows = [row for row_id, row in sorted(self._tables.rows.items()) if row_id <= surplus.through]
+            waiting = [row for row in rows if row.waits and not row.event.replay_id]
+            of = (surplus.subscription, surplus.stream)
+            old = [row for row in waiting if (row.subscription, row.event.stream) == of]
             return self._tables.delete(old[:limit], "expired")
 
     def keys_wanted(self, now: datetime, limit: int, epoch: int) -> list[KeyWanted]:
@@ -168,31 +147,25 @@ class MemoryBots:
             for (name, session), row in firsts.items():
                 asked_at, asks = self._asks.get((name, session), (None, 0))
                 if self._may_be_asked(name, now) and next_ask_at(asked_at, asks, now) <= now:
-                    told = KeyWanted(
-                        name, self._tables.device(name), session, row.event.stream, row.created_at, asks + 1
-                    )
-                    due.append((asked_at, row.id, told))
+                    device, stream = self._tables.device(name), row.event.stream
+                    due.append((asked_at, row.id, KeyWanted(name, device, session, stream, row.created_at, asks + 1)))
             due.sort(key=lambda one: (one[0] is not None, one[0] or now, one[1]))
             nth: Counter[tuple[str, str]] = Counter()
-            turns: list[tuple[int, KeyWanted]] = []
-            for _, _, told in due:
+
+            def turn(told: KeyWanted) -> int:
                 nth[told.subscription, told.stream] += 1
-                turns.append((nth[told.subscription, told.stream], told))
-            turns.sort(key=lambda one: one[0])
-            found = [told for _, told in turns[: max(0, limit)]]
+                return nth[told.subscription, told.stream]
+
+            found = sorted((told for *_, told in due), key=turn)[: max(0, limit)]
             for told in found:
                 self._asks[told.subscription, told.session] = (now, told.asks)
             return found
 
     def _may_be_asked(self, name: str, now: datetime) -> bool:
-        record = self._tables.record(name)
-        again_at = record.next_attempt_at
-        tried_again = record.state is SubscriptionState.SUSPENDED and again_at is not None
-        good = record.state in (SubscriptionState.LIVE, SubscriptionState.BEHIND) or tried_again
+        spec, record = self._tables.known[name]
         # A bot that failed is asked when its time has come: events that wait for keys clear no failure.
-        return (
-            good and (record.failures == 0 or again_at is None or again_at <= now) and bool(self._tables.device(name))
-        )
+        backs_off = record.failures and record.next_attempt_at is not None and record.next_attempt_at > now
+        return bool(spec.device) and not record.is_stopped and not backs_off
 
     def forget_asks(self, names: Collection[str]) -> None:
         self._asks = {one: asked for one, asked in self._asks.items() if one[0] not in names}

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
 from evermark.delivery.base import (
     CLAIM_MAX,
@@ -24,20 +25,13 @@ from evermark.delivery.base import (
 from evermark.delivery.decide import group as decide
 from evermark.delivery.decide import registration
 from evermark.delivery.decide.group import Jitter, SubscriptionRecord
-from evermark.delivery.decide.turns import draw, drawn
+from evermark.delivery.decide.turns import drawn
 
 
 @dataclass(frozen=True)
-class Row:
-    id: int
-    subscription: str
-    event: ParkedEvent
-    attempts: int
-    next_attempt_at: datetime | None
-    created_at: datetime
+class Row(ParkedRow):
     claimed_until: datetime | None = None
     claim_epoch: int = 0
-    waits: bool = False  # for the key of its session
     # A row put back untried rests, and keeps its time: the order of its session depends on it.
     rests_until: datetime | None = None
     # A person asked for it to be tried now; if that fails, it goes back to the time it had (None: it was dead).
@@ -52,9 +46,13 @@ class Row:
     def lanes(self) -> set[tuple[object, ...]]:
         return {(self.subscription, self.event.replay_id, key) for key in self.event.held_keys}
 
+    @property
+    def due_at(self) -> datetime | None:
+        at = self.next_attempt_at
+        return at and max(at, self.rests_until or at)
+
     def is_due(self, now: datetime) -> bool:
-        rested = self.rests_until is None or self.rests_until <= now
-        return self.next_attempt_at is not None and self.next_attempt_at <= now and rested
+        return self.due_at is not None and self.due_at <= now
 
     def is_free(self, now: datetime, epoch: int) -> bool:
         return self.claimed_until is None or self.claimed_until <= now or self.claim_epoch < epoch
@@ -63,9 +61,8 @@ class Row:
 class MemoryTables:
     """The tables that State has, behind one lock: all parts of a store in memory read and write these."""
 
-    def __init__(self, leases: MemoryLeases, lease: str) -> None:
+    def __init__(self, leases: MemoryLeases) -> None:
         self._leases = leases
-        self._lease = lease
         self.lock = threading.RLock()
         self.known: dict[str, tuple[SubscriptionSpec, SubscriptionRecord]] = {}
         self.rows: dict[int, Row] = {}  # of `enqueued_messages`
@@ -73,15 +70,15 @@ class MemoryTables:
         self.counted: dict[str, Counter[str]] = defaultdict(Counter)
 
     @contextmanager
-    def fenced(self, epoch: int, lease: str | None = None) -> Iterator[None]:
+    def fenced(self, epoch: int, lease: str = DELIVER_LEASE) -> Iterator[None]:
         with self.lock:
-            self._leases.fence(self._lease if lease is None else lease, epoch)
+            self._leases.fence(lease, epoch)
             yield
 
-    def record(self, name: str) -> SubscriptionRecord:
+    def found(self, name: str) -> tuple[SubscriptionSpec, SubscriptionRecord]:
         if name not in self.known:
             raise registration.unknown(name)
-        return self.known[name][1]
+        return self.known[name]
 
     def device(self, subscription: str) -> str:
         return self.known[subscription][0].device
@@ -113,9 +110,9 @@ class MemoryParked:
                 if row.is_due(now)
                 and row.is_free(now, epoch)
                 and not (row.event.session and self._tables.lacks_key(row.subscription, row.event.session))
-                and decide.drains(self._tables.record(row.subscription), now)
+                and decide.drains(self._tables.known[row.subscription][1], now)
                 and not self._is_held(row)
-                and not self._is_behind(row, now, epoch)
+                and all(other.is_due(now) and other.is_free(now, epoch) for other in self._before_in_line(row))
             ]
             most = max(0, min(limit, CLAIM_MAX))
             got = self._shared([row for row in due if not row.event.replay_id], most, now)
@@ -125,9 +122,8 @@ class MemoryParked:
             for row_id in sorted(got):
                 row = replace(self._tables.rows[row_id], claimed_until=until, claim_epoch=epoch)
                 self._tables.rows[row_id] = row
-                event = replace(row.event, retry_after_s=None)
                 generation = self._tables.known[row.subscription][1].generation
-                claimed.append(Parked(row.id, row.subscription, event, row.attempts, until, generation))
+                claimed.append(Parked(row.id, row.subscription, row.event, row.attempts, until, generation))
             return claimed
 
     def _shared(self, due: Sequence[Row], most: int, now: datetime) -> set[int]:
@@ -135,9 +131,10 @@ class MemoryParked:
         ranked: list[tuple[int, str, int]] = []
         for name in {row.subscription for row in due}:
             mine = sorted((row.next_attempt_at or now, row.id) for row in due if row.subscription == name)
-            ranked += [(nth, drawn(draw(now), name), row_id) for nth, (_, row_id) in enumerate(mine)]
+            ranked += [(nth, drawn(now, name), row_id) for nth, (_, row_id) in enumerate(mine)]
         got = {row_id for _, _, row_id in sorted(ranked)[:most]}
-        return {row_id for row_id in got if self._follows_none_but(self._tables.rows[row_id], got)}
+        ahead = {row_id: self._before_in_line(self._tables.rows[row_id]) for row_id in got}
+        return {row_id for row_id, others in ahead.items() if all(other.id in got for other in others)}
 
     def delivered(self, ids: Sequence[int], epoch: int) -> None:
         with self._tables.fenced(epoch):
@@ -145,47 +142,33 @@ class MemoryParked:
                 self._tables.rows.pop(row_id, None)
 
     def reschedule(
-        self,
-        parked: Parked,
-        *,
-        next_attempt_at: datetime | None,
-        attempts: int,
-        reason: str,
-        status: int | None,
-        epoch: int,
+        self, row: Parked, next_attempt_at: datetime | None, attempts: int, reason: str, status: int | None, epoch: int
     ) -> None:
         with self._tables.fenced(epoch):
-            row = self._tables.rows.get(parked.id)
-            if row is None or (row.claimed_until, row.claim_epoch) != (parked.claimed_until, epoch):
+            found = self._tables.rows.get(row.id)
+            if found is None or (found.claimed_until, found.claim_epoch) != (row.claimed_until, epoch):
                 return
-            event = replace(row.event, reason=decide.shortened(reason), status=status)
-            free = replace(row, event=event, claimed_until=None, claim_epoch=0)
-            if attempts <= parked.attempt:  # untried
-                self._tables.rows[row.id] = replace(free, rests_until=next_attempt_at)
-                return
-            self._tables.rows[row.id] = replace(
-                free,
-                event=replace(event, session=""),  # tried: it holds no other event back
-                attempts=row.attempts if row.asked else attempts,
-                next_attempt_at=row.scheduled_at if row.asked else next_attempt_at,
-                rests_until=None,
-                asked=False,
-                scheduled_at=None,
-            )
+            event = replace(found.event, reason=decide.shortened(reason), status=status)
+            free = replace(found, event=event, claimed_until=None, claim_epoch=0, rests_until=next_attempt_at)
+            if attempts > row.attempt:  # tried: it holds no other event back
+                at, made = (found.scheduled_at, found.attempts) if found.asked else (next_attempt_at, attempts)
+                free = replace(free, event=replace(event, session=""), attempts=made, next_attempt_at=at)
+                free = replace(free, rests_until=None, asked=False, scheduled_at=None)
+            self._tables.rows[row.id] = free
 
     def counts(self) -> dict[str, dict[str, int]]:
         with self._tables.lock:
             counts: dict[str, dict[str, int]] = {}
             for row in self._tables.rows.values():
                 of = counts.setdefault(row.subscription, {"waiting": 0, "dead": 0})
-                of["dead" if row.next_attempt_at is None and not row.waits else "waiting"] += 1
+                of["dead" if row.is_dead else "waiting"] += 1
             return counts
 
     def oldest(self) -> dict[str, datetime]:
         with self._tables.lock:
             since: dict[str, datetime] = {}
             for row in self._tables.rows.values():
-                if row.next_attempt_at is not None or row.waits:
+                if not row.is_dead:
                     since[row.subscription] = min(since.get(row.subscription, row.created_at), row.created_at)
             return since
 
@@ -196,20 +179,10 @@ class MemoryParked:
             rows = [
                 row
                 for row_id, row in sorted(self._tables.rows.items())
-                if row_id > after_id
-                and subscription in (None, row.subscription)
-                and dead in (None, row.next_attempt_at is None and not row.waits)
+                if row_id > after_id and subscription in (None, row.subscription) and dead in (None, row.is_dead)
             ]
         return [
-            ParkedRow(
-                r.id,
-                r.subscription,
-                replace(r.event, retry_after_s=None),
-                r.attempts,
-                r.next_attempt_at and max(r.next_attempt_at, r.rests_until or r.next_attempt_at),
-                r.created_at,
-                r.waits,
-            )
+            ParkedRow(r.id, r.subscription, r.event, r.attempts, r.due_at, r.created_at, r.waits)
             for r in rows[: max(0, min(limit, CLAIM_MAX))]
         ]
 
@@ -261,11 +234,8 @@ class MemoryParked:
             return self._tables.delete(old[:limit], "expired")
 
     def park(self, subscription: str, events: Sequence[ParkedEvent], now: datetime) -> None:
-        known = {
-            (row.event.event_id, row.event.replay_id)
-            for row in self._tables.rows.values()
-            if row.subscription == subscription
-        }
+        mine = [row.event for row in self._tables.rows.values() if row.subscription == subscription]
+        known = {(event.event_id, event.replay_id) for event in mine}
         for event in events:
             if (event.event_id, event.replay_id) in known:
                 continue
@@ -275,7 +245,7 @@ class MemoryParked:
             self._tables.rows[self._id] = Row(
                 id=self._id,
                 subscription=subscription,
-                event=replace(event, reason=decide.shortened(event.reason)),
+                event=replace(event, reason=decide.shortened(event.reason), retry_after_s=None),
                 attempts=decide.attempts_made(event),
                 next_attempt_at=None if waits else due,
                 created_at=now,
@@ -296,13 +266,7 @@ class MemoryParked:
         return sum(not row.event.session for row in own) + too_much
 
     def _before_in_line(self, row: Row) -> list[Row]:
+        """The rows of its session that were parked earlier."""
         if not row.event.session:
             return []
         return [other for other in self._tables.rows.values() if other.id < row.id and other.line == row.line]
-
-    def _is_behind(self, row: Row, now: datetime, epoch: int) -> bool:
-        """Whether a row of its session that was parked earlier is not due, or under way."""
-        return any(not (o.is_due(now) and o.is_free(now, epoch)) for o in self._before_in_line(row))
-
-    def _follows_none_but(self, row: Row, ids: set[int]) -> bool:
-        return all(other.id in ids for other in self._before_in_line(row))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import random
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from typing import Any
 
-from evermark.cluster.fence import DELIVER_LEASE, fence, fenced
+from evermark.cluster.fence import DELIVER_LEASE, fenced
 from evermark.delivery.base import (
     BotMode,
     BotSpec,
@@ -28,6 +29,7 @@ from evermark.delivery.base import (
 from evermark.delivery.decide import group as decide
 from evermark.delivery.decide import registration
 from evermark.delivery.decide.group import Jitter, SubscriptionRecord
+from evermark.delivery.decide.registration import Registration
 from evermark.delivery.decide.retry import LIMITS, EndpointLimits
 from evermark.delivery.store import queries
 from evermark.delivery.store.postgres_bots import PostgresBots, decide_anew_who_waits
@@ -47,26 +49,23 @@ class PostgresDelivery:
     def __init__(
         self,
         state: State,
-        lease: str = DELIVER_LEASE,
         jitter: Jitter = random.random,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         limits: EndpointLimits = LIMITS,
     ) -> None:
         self._state = state
-        self._lease = lease
         self._jitter = jitter
         self._clock = clock
         self._limits = limits
-        self.parked = PostgresParked(state, lease)
-        self.bots = PostgresBots(state, lease)
+        self.parked = PostgresParked(state)
+        self.bots = PostgresBots(state)
         # The specs of the last look by their text: subscriptions are read many times a second, and may be thousands.
         self._parsed: dict[str, SubscriptionSpec] = {}
 
     def register(
         self, specs: Sequence[SubscriptionSpec], made_by: MadeBy, starts: Mapping[str, CursorVector], epoch: int
     ) -> None:
-        with self._state.transaction() as conn:
-            group = self._lock_group(conn, epoch)
+        with self._locked_group(epoch) as (conn, group):
             rows = conn.execute(queries.SUBSCRIPTIONS_LOCKED).fetchall()
             known = {row[2]: (spec_from_json(row[0]), _record(row[2:])) for row in rows}
             plan = registration.registered(specs, made_by, starts, known, group)
@@ -80,10 +79,7 @@ class PostgresDelivery:
                     _try_all_now(conn, spec.name)
             decide_anew_who_waits(conn, registration.with_other_devices(known, plan.kept), self._clock(), epoch)
             _set_records(conn, [after for name, (_, after) in plan.kept.items() if after != known[name][1]])
-            for spec, added in plan.added.values():
-                _add(conn, spec, added)
-            _set_cursors(conn, plan.begun)
-            self._set_version(conn, group, plan.group)
+            _add(conn, group, plan)
 
     def subscriptions(self) -> dict[str, Subscription]:
         found, self._parsed = self._subscriptions(queries.SUBSCRIPTIONS)
@@ -109,25 +105,16 @@ class PostgresDelivery:
         return registration.shown(spec_from_json(row[0]), _record(row[2:]), row[1], self._clock())
 
     def add(self, spec: SubscriptionSpec, start: CursorVector | None, epoch: int) -> None:
-        with fenced(self._state, self._lease, epoch) as conn:
+        with fenced(self._state, DELIVER_LEASE, epoch) as conn:
             conn.execute(queries.LOCK_GROUP)
             rows = conn.execute(queries.GROUP_CURSORS).fetchall()
-            version = rows[0][0]
-            cursors = {
-                SourcePartition(source, partition): Cursor(batch)
-                for _, source, partition, batch in rows
-                if source is not None
-            }
+            cursors = {SourcePartition(*at): Cursor(batch) for _, *at, batch in rows if batch is not None}
+            group = Group(rows[0][0], frozenset(), cursors)  # the members do not matter here, and may be thousands
             owner = conn.execute(queries.MADE_BY, (storable(spec.name),)).fetchone()
-            plan = registration.added(spec, start, MadeBy(owner[0]) if owner else None, version, cursors)
-            _add(conn, plan.spec, plan.record)
-            if plan.begun is not None:
-                _set_cursors(conn, {spec.name: plan.begun})
-            if plan.version != version:
-                conn.execute(queries.SET_GROUP_VERSION, (plan.version,))
+            _add(conn, group, registration.added(spec, start, MadeBy(owner[0]) if owner else None, group))
 
     def change(self, subscription: str, changes: Mapping[str, object], epoch: int) -> None:
-        with fenced(self._state, self._lease, epoch) as conn:
+        with fenced(self._state, DELIVER_LEASE, epoch) as conn:
             if "bot" in changes:
                 conn.execute(queries.LOCK_GROUP)  # no event is parked under its former device
             spec, record = _lock_subscription(conn, subscription)
@@ -141,17 +128,17 @@ class PostgresDelivery:
                 _try_all_now(conn, subscription)
 
     def rotate(self, subscription: str, secret: str, until: datetime | None, now: datetime, epoch: int) -> None:
-        with fenced(self._state, self._lease, epoch) as conn:
+        with fenced(self._state, DELIVER_LEASE, epoch) as conn:
             spec, _ = _lock_subscription(conn, subscription)
             _set_spec(conn, registration.rotated(spec, secret, until, now))
 
     def retire(self, subscription: str, epoch: int) -> None:
-        with fenced(self._state, self._lease, epoch) as conn:
+        with fenced(self._state, DELIVER_LEASE, epoch) as conn:
             spec, _ = _lock_subscription(conn, subscription)
             _set_spec(conn, registration.retired(spec))
 
     def remove(self, subscription: str, epoch: int) -> None:
-        with fenced(self._state, self._lease, epoch) as conn:
+        with fenced(self._state, DELIVER_LEASE, epoch) as conn:
             conn.execute(queries.LOCK_GROUP)
             spec, record = _lock_subscription(conn, subscription)
             registration.require_ours(spec, "removed")
@@ -161,34 +148,29 @@ class PostgresDelivery:
                 conn.execute(queries.NEXT_GROUP_VERSION)
 
     def suspend(self, subscription: str, reason: str, epoch: int) -> None:
-        with self._state.transaction() as conn:
-            group = self._lock_group(conn, epoch)
-            record = _require_record(conn, subscription)
-            _take_out(conn, group, record, decide.paused(record, reason))
+        with self._locked_group(epoch) as (conn, group):
+            _, record = _lock_subscription(conn, subscription)
+            _set_record(conn, group, record, decide.paused(record, reason))
 
     def disable(self, subscription: str, reason: str, epoch: int, *, generation: int | None = None) -> None:
-        with self._state.transaction() as conn:
-            group = self._lock_group(conn, epoch)
+        with self._locked_group(epoch) as (conn, group):
             record = lock_record(conn, subscription)
             if record is not None and generation in (None, record.generation):
-                _take_out(conn, group, record, decide.disabled(record, reason))
+                _set_record(conn, group, record, decide.disabled(record, reason))
 
     def retried(
         self, subscription: str, outcome: Outcome, now: datetime, epoch: int, *, generation: int | None = None
     ) -> None:
-        with self._state.transaction() as conn:
-            group = self._lock_group(conn, epoch)
+        with self._locked_group(epoch) as (conn, group):
             record = lock_record(conn, subscription)
             if record is not None and generation in (None, record.generation):
                 after = decide.after_retries(record, outcome, now, self._jitter, self._limits)
-                if after.is_member:
-                    _set_records(conn, [after])
-                else:
-                    _take_out(conn, group, record, after)
+                _set_record(conn, group, record, after)
 
     def resume(self, subscription: str, epoch: int) -> None:
-        with fenced(self._state, self._lease, epoch) as conn:
-            _set_records(conn, [decide.resumed(_require_record(conn, subscription))])
+        with fenced(self._state, DELIVER_LEASE, epoch) as conn:
+            _, record = _lock_subscription(conn, subscription)
+            _set_records(conn, [decide.resumed(record)])
             _try_all_now(conn, subscription)
 
     def counted(self, name: str) -> dict[str, int]:
@@ -212,23 +194,20 @@ class PostgresDelivery:
         return dict(found)
 
     def open_partition(self, place: SourcePartition, batch: int, epoch: int) -> None:
-        with self._state.transaction() as conn:
-            self._lock_group(conn, epoch)
+        with self._locked_group(epoch) as (conn, _):
             conn.execute(queries.OPEN_PLACE, (place.source, place.partition, batch))
             conn.execute(queries.OPEN_PLACE_OUTSIDE, (place.source, place.partition))
 
     def settle_group(self, work: GroupWork, outcomes: Sequence[Outcome], now: datetime, epoch: int) -> Group:
-        with self._state.transaction() as conn:
-            group = self._lock_group(conn, epoch)
+        with self._locked_group(epoch) as (conn, group):
             records = {row[0]: _record(row) for row in conn.execute(queries.MEMBERS)}
             counts = parked_by(conn, [outcome.subscription for outcome in outcomes if outcome.parked])
             settled = decide.settle(group, work, outcomes, records, counts, now, self._jitter, self._limits)
-            _set_records(conn, [*settled.stayed, *(departure.record for departure in settled.departures)])
-            _set_cursors(conn, {departure.record.name: departure.cursors for departure in settled.departures})
-            _move_cursor(conn, _GROUP, work.place, work.done)
+            _set_records(conn, settled.records)
+            _set_cursors(conn, {_GROUP: {work.place: work.done}, **settled.left})
             park(conn, settled.parked, now, self._jitter)
             counters.count(conn, "expired", settled.expired)
-            self._set_version(conn, group, settled.group)
+            _set_version(conn, group, settled.group)
             return settled.group
 
     def settle_subscription(
@@ -243,7 +222,7 @@ class PostgresDelivery:
         *,
         generation: int | None = None,
     ) -> bool:
-        with fenced(self._state, self._lease, epoch) as conn:
+        with fenced(self._state, DELIVER_LEASE, epoch) as conn:
             record = decide.require_outside(subscription, lock_record(conn, subscription), generation)
             at = conn.execute(queries.CURSOR_LOCKED, (subscription, place.source, place.partition)).fetchone()
             decide.require_cursor(repr(subscription), place, Cursor(*at) if at else None, begun, done)
@@ -252,14 +231,13 @@ class PostgresDelivery:
             if step.record != record:
                 _set_records(conn, [step.record])
             if step.passes:
-                _move_cursor(conn, subscription, place, done)
+                _set_cursors(conn, {subscription: {place: done}})
                 park(conn, {subscription: step.parked}, now, self._jitter)
                 counters.count(conn, "expired", {subscription: step.expired})
             return step.passes
 
     def join(self, subscription: str, epoch: int) -> bool:
-        with self._state.transaction() as conn:
-            group = self._lock_group(conn, epoch)
+        with self._locked_group(epoch) as (conn, group):
             record = lock_record(conn, subscription)
             if record is None:
                 return False
@@ -270,19 +248,16 @@ class PostgresDelivery:
             member, after = decide.joined(record, group)
             _set_records(conn, [member])
             conn.execute(queries.REMOVE_CURSORS, ([subscription],))
-            self._set_version(conn, group, after)
+            _set_version(conn, group, after)
             return True
 
-    def _lock_group(self, conn: Connection, epoch: int) -> Group:
-        """The group, locked until the transaction ends."""
-        fence(conn, self._lease, epoch)
-        conn.execute(queries.LOCK_GROUP)
-        # Read by a statement of its own: the statement that waited for the lock has seen an older moment.
-        return _group(conn)
-
-    def _set_version(self, conn: Connection, before: Group, after: Group) -> None:
-        if after.version != before.version:
-            conn.execute(queries.SET_GROUP_VERSION, (after.version,))
+    @contextmanager
+    def _locked_group(self, epoch: int) -> Iterator[tuple[Connection, Group]]:
+        """A fenced transaction, and the group, locked until it ends."""
+        with fenced(self._state, DELIVER_LEASE, epoch) as conn:
+            conn.execute(queries.LOCK_GROUP)
+            # Read by a statement of its own: the statement that waited for the lock has seen an older moment.
+            yield conn, _group(conn)
 
 
 def _record(row: Sequence[Any]) -> SubscriptionRecord:
@@ -296,13 +271,6 @@ def lock_record(conn: Connection, subscription: str) -> SubscriptionRecord | Non
     return _record(row) if row is not None else None
 
 
-def _require_record(conn: Connection, subscription: str) -> SubscriptionRecord:
-    found = lock_record(conn, subscription)
-    if found is None:
-        raise registration.unknown(subscription)
-    return found
-
-
 def _lock_subscription(conn: Connection, subscription: str) -> tuple[SubscriptionSpec, SubscriptionRecord]:
     row = conn.execute(queries.SUBSCRIPTION_LOCKED, (storable(subscription),)).fetchone()
     if row is None:
@@ -310,9 +278,12 @@ def _lock_subscription(conn: Connection, subscription: str) -> tuple[Subscriptio
     return spec_from_json(row[0]), _record(row[2:])
 
 
-def _add(conn: Connection, spec: SubscriptionSpec, record: SubscriptionRecord) -> None:
-    given = (spec.name, spec.made_by, spec_to_json(spec), record.state, record.joined_version)
-    conn.execute(queries.ADD_SUBSCRIPTION, given)
+def _add(conn: Connection, group: Group, plan: Registration) -> None:
+    for spec, record in plan.added.values():
+        given = (spec.name, spec.made_by, spec_to_json(spec), record.state, record.joined_version)
+        conn.execute(queries.ADD_SUBSCRIPTION, given)
+    _set_cursors(conn, plan.begun)
+    _set_version(conn, group, plan.group)
 
 
 def _set_spec(conn: Connection, spec: SubscriptionSpec) -> None:
@@ -320,10 +291,15 @@ def _set_spec(conn: Connection, spec: SubscriptionSpec) -> None:
     conn.execute(queries.SET_SPEC, (text, spec.name, text))
 
 
-def _take_out(conn: Connection, group: Group, before: SubscriptionRecord, after: SubscriptionRecord) -> None:
+def _set_version(conn: Connection, before: Group, after: Group) -> None:
+    if after.version != before.version:
+        conn.execute(queries.SET_GROUP_VERSION, (after.version,))
+
+
+def _set_record(conn: Connection, group: Group, before: SubscriptionRecord, after: SubscriptionRecord) -> None:
     """A subscription that is no longer live leaves the group where the group stands."""
     _set_records(conn, [after])
-    if before.is_member:
+    if before.is_member and not after.is_member:
         _set_cursors(conn, {before.name: group.cursors})
         conn.execute(queries.SET_GROUP_VERSION, (group.version + 1,))
 
@@ -336,10 +312,7 @@ def _try_all_now(conn: Connection, subscription: str) -> None:
 
 def _set_records(conn: Connection, records: Sequence[SubscriptionRecord]) -> None:
     if records:
-        rows = [
-            (s.name, s.state.value, storable(s.reason), s.failures, s.next_attempt_at, s.joined_version)
-            for s in records
-        ]
+        rows = [(r.name, r.state, storable(r.reason), r.failures, r.next_attempt_at, r.joined_version) for r in records]
         conn.execute(queries.SET_RECORDS, list(map(list, zip(*rows, strict=True))))
 
 
@@ -351,10 +324,6 @@ def _set_cursors(conn: Connection, vectors: Mapping[str, CursorVector]) -> None:
     ]
     if rows:
         conn.execute(queries.SET_CURSORS, list(map(list, zip(*rows, strict=True))))
-
-
-def _move_cursor(conn: Connection, reader: str, place: SourcePartition, to: Cursor) -> None:
-    conn.execute(queries.MOVE_CURSOR, (to.batch, to.through, reader, place.source, place.partition))
 
 
 def _group(conn: Connection) -> Group:

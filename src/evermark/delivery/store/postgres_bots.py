@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
-from typing import Any
 
-from evermark.cluster.fence import fence, fenced
+from evermark.cluster.fence import DELIVER_LEASE, fence, fenced
 from evermark.delivery.base import (
     ASK_EVERY,
     ASK_EVERY_MAX,
@@ -20,7 +19,8 @@ from evermark.delivery.base import (
     Stay,
     Surplus,
 )
-from evermark.delivery.bots.keys import require_keys, require_learned, require_room, unknown_key
+from evermark.delivery.bots.keys import require_keys, require_room, unknown_key
+from evermark.delivery.bots.membership import require_learned
 from evermark.delivery.store import bot_queries as queries
 from evermark.delivery.store.postgres_parked import lock_every_session, lock_sessions, storable
 from evermark.state import counters
@@ -33,9 +33,8 @@ PAGE_MAX = 1_000
 class PostgresBots:
     """A `BotStore`."""
 
-    def __init__(self, state: State, lease: str) -> None:
+    def __init__(self, state: State) -> None:
         self._state = state
-        self._lease = lease
 
     # membership
 
@@ -58,7 +57,7 @@ class PostgresBots:
             for stream, times in one.stays.items()
             for stay in times
         ]
-        with fenced(self._state, self._lease, epoch) as conn:
+        with fenced(self._state, DELIVER_LEASE, epoch) as conn:
             at = dict(conn.execute(queries.LEARNED_LOCKED, (source, partition, users)).fetchall())
             require_learned(lessons, at)
             batches = [[one.user for one in lessons], [one.done_to for one in lessons]]
@@ -67,7 +66,7 @@ class PostgresBots:
                 conn.execute(queries.SET_STAYS, (source, *map(list, zip(*stays, strict=True))))
 
     def forget_users(self, epoch: int) -> int:
-        with fenced(self._state, self._lease, epoch) as conn:
+        with fenced(self._state, DELIVER_LEASE, epoch) as conn:
             conn.execute(queries.FORGET_STAYS)
             row = conn.execute(queries.FORGET_LEARNED).fetchone()
             return int(row[0]) if row else 0
@@ -77,7 +76,7 @@ class PostgresBots:
     def publish(self, device: str, keys: Mapping[str, str], now: datetime, epoch: int) -> int:
         require_keys(device, keys)
         sessions = sorted(keys)
-        with fenced(self._state, self._lease, epoch) as conn:
+        with fenced(self._state, DELIVER_LEASE, epoch) as conn:
             lock_sessions(conn, [(device, session) for session in sessions])
             row = conn.execute(queries.KEY_COUNTS, (sessions, device)).fetchone()
             require_room(device, row[0] + len(keys) - row[1] if row else len(keys))
@@ -86,7 +85,7 @@ class PostgresBots:
 
     def withdraw(self, device: str, session: str, now: datetime, epoch: int) -> int:
         given = {"device": storable(device), "session": storable(session), "now": now, "epoch": epoch}
-        with fenced(self._state, self._lease, epoch) as conn:
+        with fenced(self._state, DELIVER_LEASE, epoch) as conn:
             lock_sessions(conn, [(device, session)])
             if conn.execute(queries.WITHDRAW_KEY, given).rowcount == 0:
                 raise unknown_key(session)
@@ -107,27 +106,23 @@ class PostgresBots:
     def sessions_clear(self, subscriptions: Collection[str], replay_id: str = "") -> dict[str, frozenset[str]]:
         given = {"names": sorted(subscriptions), "replay_id": replay_id, "most": PUBLISHED_MAX}
         with self._state.connection() as conn:
-            rows = conn.execute(queries.KEYED_AND_QUEUED, given).fetchall()
-        keyed = _sets((name, session) for is_keyed, name, session in rows if is_keyed)
-        queued = _sets((name, session) for is_keyed, name, session in rows if not is_keyed)
-        return {name: sessions - queued.get(name, frozenset()) for name, sessions in keyed.items()}
+            return {name: frozenset(sessions or ()) for name, sessions in conn.execute(queries.CLEAR, given)}
 
     def release_keyed(self, now: datetime, epoch: int) -> int:
         with self._state.transaction() as conn:
             if conn.execute(queries.IS_ANY_OF_SESSION).fetchone() == (False,):
                 return 0
-            fence(conn, self._lease, epoch)
+            fence(conn, DELIVER_LEASE, epoch)
             # Without the locks of sessions: a key that is published just now is seen by the next sweep at the latest.
             conn.execute(queries.HOLD_KEYLESS, {"now": now, "epoch": epoch})
             return conn.execute(queries.RELEASE_KEYED, {"now": now}).rowcount
 
     def waiting_beyond(self, keep: int = WAITING_MAX) -> list[Surplus]:
         with self._state.connection() as conn:
-            rows = conn.execute(queries.WAITING_BEYOND, {"keep": keep}).fetchall()
-        return [Surplus(*row) for row in rows]
+            return [Surplus(*row) for row in conn.execute(queries.WAITING_BEYOND, {"keep": keep})]
 
     def expire_waiting(self, surplus: Surplus, epoch: int, limit: int = 1000) -> int:
-        with fenced(self._state, self._lease, epoch) as conn:
+        with fenced(self._state, DELIVER_LEASE, epoch) as conn:
             expired = conn.execute(queries.EXPIRE_WAITING, {**asdict(surplus), "limit": limit}).rowcount
             counters.count(conn, "expired", {surplus.subscription: expired})
         return expired
@@ -137,12 +132,8 @@ class PostgresBots:
         with self._state.transaction() as conn:
             if conn.execute(queries.IS_ANY_WAITING).fetchone() == (False,):
                 return []
-            fence(conn, self._lease, epoch)
-            rows = conn.execute(queries.WANTED, given).fetchall()
-            found = [
-                KeyWanted(name, device, session, stream, since, n + 1)
-                for name, device, session, stream, since, n in rows
-            ]
+            fence(conn, DELIVER_LEASE, epoch)
+            found = [KeyWanted(*row) for row in conn.execute(queries.WANTED, given)]
             if found:
                 names, sessions = [one.subscription for one in found], [one.session for one in found]
                 conn.execute(queries.ASKED, (now, names, sessions))
@@ -159,13 +150,6 @@ def decide_anew_who_waits(conn: Connection, names: Collection[str], now: datetim
         lock_every_session(conn)
         conn.execute(queries.HOLD_KEYLESS_OF, given)
         conn.execute(queries.RELEASE_KEYED_OF, given)
-
-
-def _sets(pairs: Iterable[Sequence[Any]]) -> dict[str, frozenset[str]]:
-    found: dict[str, set[str]] = defaultdict(set)
-    for name, session in pairs:
-        found[name].add(session)
-    return {name: frozenset(sessions) for name, sessions in found.items()}
 
 
 def bot_users(state: State, source: str) -> frozenset[str]:

@@ -8,10 +8,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from evermark.cluster.fence import fence, fenced
+from evermark.cluster.fence import DELIVER_LEASE, fence, fenced
 from evermark.delivery.base import CLAIM_MAX, WAITING_MAX, HeldKey, Parked, ParkedEvent, ParkedRow, SourcePartition
 from evermark.delivery.decide.group import Jitter, attempts_made, first_attempt_at, shortened
-from evermark.delivery.decide.turns import draw
 from evermark.delivery.store import queries
 from evermark.state import counters
 from evermark.state.connection import Connection, State
@@ -22,59 +21,50 @@ SESSION_LOCKS = 256
 class PostgresParked:
     """A `ParkedStore`."""
 
-    def __init__(self, state: State, lease: str) -> None:
+    def __init__(self, state: State) -> None:
         self._state = state
-        self._lease = lease
 
     def claim(self, now: datetime, limit: int, lease_s: float, epoch: int) -> list[Parked]:
         given: dict[str, Any] = {
-            "lease": self._lease,
+            "lease": DELIVER_LEASE,
             "now": now,
             "epoch": epoch,
             "limit": max(0, min(limit, CLAIM_MAX)),
             "claimed_until": now + timedelta(seconds=lease_s),
-            "draw": draw(now),
+            "draw": now.isoformat(),
         }
         with self._state.connection() as conn:
             if conn.execute(queries.IS_ANY_DUE, given).fetchone() == (True, False):
                 return []
             with conn.transaction():
-                fence(conn, self._lease, epoch)
+                fence(conn, DELIVER_LEASE, epoch)
                 rows = conn.execute(queries.CLAIM, given | {"of_replays": False}).fetchall()
                 left = given["limit"] - len(rows)
                 if left > 0:
                     rows += conn.execute(queries.CLAIM, given | {"of_replays": True, "limit": left}).fetchall()
-        claimed = []
-        for row_id, claimed_until, generation, *rest in sorted(rows):
-            subscription, event, attempts = _parked(rest)
-            claimed.append(Parked(row_id, subscription, event, attempts, claimed_until, generation))
-        return claimed
+        return [
+            Parked(row_id, subscription, _event(event), attempts, claimed_until, generation)
+            for row_id, claimed_until, generation, subscription, attempts, *event in sorted(rows)
+        ]
 
     def delivered(self, ids: Sequence[int], epoch: int) -> None:
-        with fenced(self._state, self._lease, epoch) as conn:
+        with fenced(self._state, DELIVER_LEASE, epoch) as conn:
             conn.execute(queries.DELIVERED, (sorted(ids),))
 
     def reschedule(
-        self,
-        parked: Parked,
-        *,
-        next_attempt_at: datetime | None,
-        attempts: int,
-        reason: str,
-        status: int | None,
-        epoch: int,
+        self, row: Parked, next_attempt_at: datetime | None, attempts: int, reason: str, status: int | None, epoch: int
     ) -> None:
         given = {
             "at": next_attempt_at,
             "attempts": attempts,
             "reason": storable(shortened(reason)),
             "status": status,
-            "tried": attempts > parked.attempt,
-            "id": parked.id,
-            "claimed_until": parked.claimed_until,
+            "tried": attempts > row.attempt,
+            "id": row.id,
+            "claimed_until": row.claimed_until,
             "epoch": epoch,
         }
-        with fenced(self._state, self._lease, epoch) as conn:
+        with fenced(self._state, DELIVER_LEASE, epoch) as conn:
             conn.execute(queries.RESCHEDULE, given)
 
     def counts(self) -> dict[str, dict[str, int]]:
@@ -92,12 +82,12 @@ class PostgresParked:
         given: dict[str, Any] = {"subscription": subscription, "dead": dead, "after_id": after_id}
         given["limit"] = max(0, min(limit, CLAIM_MAX))
         with self._state.connection() as conn:
-            rows = conn.execute(queries.PARKED_ROWS, given).fetchall()
-        found = []
-        for row_id, next_attempt_at, created_at, waits, *rest in rows:
-            name, event, attempts = _parked(rest)
-            found.append(ParkedRow(row_id, name, event, attempts, next_attempt_at, created_at, waits))
-        return found
+            return [
+                ParkedRow(row_id, name, _event(event), attempts, next_attempt_at, created_at, waits)
+                for row_id, next_attempt_at, created_at, waits, name, attempts, *event in conn.execute(
+                    queries.PARKED_ROWS, given
+                )
+            ]
 
     def room(self, subscriptions: Sequence[str]) -> dict[str, int]:
         with self._state.connection() as conn:
@@ -118,18 +108,18 @@ class PostgresParked:
         return dict(held)
 
     def release(self, ids: Sequence[int], now: datetime, epoch: int) -> int:
-        with fenced(self._state, self._lease, epoch) as conn:
+        with fenced(self._state, DELIVER_LEASE, epoch) as conn:
             return conn.execute(queries.RELEASE, {"now": now, "ids": sorted(ids)}).rowcount
 
     def drop(self, ids: Sequence[int], epoch: int) -> int:
-        with fenced(self._state, self._lease, epoch) as conn:
+        with fenced(self._state, DELIVER_LEASE, epoch) as conn:
             dropped: dict[str, int] = dict(conn.execute(queries.DROP, (sorted(ids),)).fetchall())
             counters.count(conn, "dropped", dropped)
         return sum(dropped.values())
 
     def expire(self, subscription: str, before: datetime, now: datetime, epoch: int, limit: int = 1000) -> int:
         given = {"subscription": subscription, "before": before, "now": now, "epoch": epoch, "limit": limit}
-        with fenced(self._state, self._lease, epoch) as conn:
+        with fenced(self._state, DELIVER_LEASE, epoch) as conn:
             expired = conn.execute(queries.EXPIRE, given).rowcount
             counters.count(conn, "expired", {subscription: expired})
         return expired
@@ -154,7 +144,7 @@ def park(conn: Connection, parked: Mapping[str, Sequence[ParkedEvent]], now: dat
             storable(shortened(event.reason)),
             event.status,
             attempts_made(event),
-            *_queued(event, storable(event.session) in waits.get(name, ()), now, jitter),
+            *_queued(event, (name, storable(event.session)) in waits, now, jitter),
         )
         for name in sorted(parked)
         for event in parked[name]
@@ -183,34 +173,23 @@ def lock_sessions(conn: Connection, wanted: Iterable[tuple[str, str]]) -> None:
     # A bounded number of locks, however many sessions there are; sessions that share a lock wait for each other.
     buckets = {zlib.crc32(f"{device}\x00{session}".encode()) % SESSION_LOCKS for device, session in wanted}
     if buckets:
-        _lock_buckets(conn, sorted(buckets))
+        conn.execute(queries.LOCK_SESSIONS, (sorted(buckets),))
 
 
 def lock_every_session(conn: Connection) -> None:
     """The same, with all sessions of all devices."""
-    _lock_buckets(conn, list(range(SESSION_LOCKS)))
+    conn.execute(queries.LOCK_SESSIONS, (list(range(SESSION_LOCKS)),))
 
 
-def _lock_buckets(conn: Connection, buckets: Sequence[int]) -> None:
-    row = conn.execute("select hashtext(current_schema())").fetchone()
-    conn.execute(queries.LOCK_SESSIONS, (row[0] if row else 0, list(buckets)))
-
-
-def _waits(conn: Connection, parked: Mapping[str, Sequence[ParkedEvent]]) -> dict[str, set[str]]:
-    """Per subscription: sessions without a key, decided under the locks of all sessions that are parked for."""
-    sessions = {name: {storable(e.session) for e in events if e.session} for name, events in parked.items()}
-    named = sorted(name for name, some in sessions.items() if some)
-    if not named:
-        return {}
-    devices: dict[str, str | None] = dict(conn.execute(queries.DEVICES, (named,)).fetchall())
-    wanted = sorted({(device, s) for name in named if (device := devices.get(name)) for s in sessions[name]})
-    lock_sessions(conn, wanted)
-    given = [list(column) for column in zip(*wanted, strict=True)] or [[], []]
-    published = set(conn.execute(queries.PUBLISHED_AMONG, given).fetchall())
-    return {
-        name: {session for session in sessions[name] if devices.get(name) and (devices[name], session) not in published}
-        for name in named
-    }
+def _waits(conn: Connection, parked: Mapping[str, Sequence[ParkedEvent]]) -> set[tuple[str, str]]:
+    """The (subscription, session) without a key, decided under the locks of all sessions that are parked for."""
+    wanted = {(name, storable(e.session)) for name, events in parked.items() for e in events if e.session}
+    if not wanted:
+        return set()
+    given = [list(column) for column in zip(*wanted, strict=True)]
+    devices = conn.execute(queries.DEVICES, given).fetchall()
+    lock_sessions(conn, devices)
+    return set(conn.execute(queries.KEYLESS, given).fetchall())
 
 
 def storable(text: str) -> str:
@@ -218,21 +197,6 @@ def storable(text: str) -> str:
     return text.encode("utf-8", "replace").decode().replace("\x00", "\ufffd")
 
 
-def _parked(row: Sequence[Any]) -> tuple[str, ParkedEvent, int]:
-    subscription, event_id, replay_id, source, partition, batch, position, stream, key, previous_key, *rest = row
-    event, reason, status, session, attempts = rest
-    parked = ParkedEvent(
-        event_id=event_id,
-        place=SourcePartition(source, partition),
-        batch=batch,
-        position=position,
-        stream=stream,
-        key=key,
-        event=event,
-        reason=reason,
-        status=status,
-        replay_id=replay_id,
-        session=session,
-        previous_key=previous_key,
-    )
-    return subscription, parked, attempts
+def _event(row: Sequence[Any]) -> ParkedEvent:
+    event_id, source, partition, *rest = row
+    return ParkedEvent(event_id, SourcePartition(source, partition), *rest)

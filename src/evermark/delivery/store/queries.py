@@ -10,9 +10,7 @@ LOCK_GROUP = "select version from delivery_group for update"
 SET_GROUP_VERSION = "update delivery_group set version = %s"
 NEXT_GROUP_VERSION = "update delivery_group set version = version + 1"
 
-_RECORD = (
-    """name, state, reason, failures, next_attempt_at, (spec ->> 'parked_max')::integer, joined_version, generation"""
-)
+_RECORD = "name, state, reason, failures, next_attempt_at, (spec ->> 'parked_max')::integer, joined_version, generation"
 
 MEMBERS = f"select {_RECORD} from subscriptions where state = 'live'"
 RECORD_LOCKED = f"select {_RECORD} from subscriptions where name = %s for update"
@@ -34,10 +32,9 @@ select g.version,
 from delivery_group g
 """
 
-# The same without its members, which may be thousands.
+# The same without its members.
 GROUP_CURSORS = """
-select g.version, c.source, c.partition, c.batch
-from delivery_group g left join cursors c on c.reader = ''
+select g.version, c.source, c.partition, c.batch from delivery_group g left join cursors c on c.reader = ''
 """
 
 CURSORS = "select source, partition, batch, through from cursors where reader = %s"
@@ -48,7 +45,6 @@ where s.state <> 'live'
 order by s.name
 """
 CURSOR_LOCKED = "select batch, through from cursors where reader = %s and source = %s and partition = %s for update"
-MOVE_CURSOR = "update cursors set batch = %s, through = %s where reader = %s and source = %s and partition = %s"
 SET_CURSORS = """
 insert into cursors (reader, source, partition, batch, through)
 select * from unnest(%s::text[], %s::text[], %s::integer[], %s::bigint[], %s::text[])
@@ -109,17 +105,23 @@ order by g.nth
 on conflict (subscription, event_id, replay_id) do nothing
 """
 
-_PARKED = """m.subscription, m.event_id, m.replay_id, m.source, m.partition, m.batch, m.position, m.stream, m.key,
-          m.previous_key, m.event, m.reason, m.last_status, coalesce(m.session, ''), m.attempts"""
+# The fields of a `ParkedEvent`, in their order, after the name and the attempts.
+_PARKED = """m.subscription, m.attempts, m.event_id, m.source, m.partition, m.batch, m.position, m.stream, m.key,
+          m.event, m.reason, m.last_status, null, m.replay_id, coalesce(m.session, ''), m.previous_key"""
 
 # Which keys the parked events of some subscriptions need, and whether they are published; asked under their locks.
-DEVICES = (
-    "select name, spec -> 'bot' ->> 'device' from subscriptions where name = any(%s) and spec -> 'bot' is not null"
-)
-LOCK_SESSIONS = "select pg_advisory_xact_lock(%s, given.n) from (select unnest(%s::integer[]) as n order by 1) given"
-PUBLISHED_AMONG = """
-select k.device, k.session
-from unnest(%s::text[], %s::text[]) as given (device, session) join session_keys k using (device, session)
+_OF_DEVICES = """
+from unnest(%s::text[], %s::text[]) as given (name, session) join subscriptions s using (name)
+where coalesce(s.spec -> 'bot' ->> 'device', '') <> ''"""
+DEVICES = f"select s.spec -> 'bot' ->> 'device', given.session {_OF_DEVICES}"
+LOCK_SESSIONS = """
+select pg_advisory_xact_lock(hashtext(current_schema()), n) from (select unnest(%s::integer[]) as n order by 1) given
+"""
+KEYLESS = f"""
+select given.name, given.session {_OF_DEVICES}
+  and not exists (
+      select from session_keys k where k.device = s.spec -> 'bot' ->> 'device' and k.session = given.session
+  )
 """
 
 # Looks without a lock, because taking one costs a flush of the WAL even when nothing is due.
@@ -145,7 +147,7 @@ _IN_FRONT = """
 
 # The subscriptions that have rows are found by leaps over an index, and each has the same share: the first rows of all
 # come before the second rows of any; where not all can have a row, their order differs from claim to claim
-# (`turns.draw`). The rows of a subscription may be tried as `group.drains` says. `skip locked` keeps two claims apart
+# (`turns.drawn`). The rows of a subscription may be tried as `group.drains` says. `skip locked` keeps two claims apart
 # while they run; claimed_until does so afterwards. Rows of a session are claimed from the first one on, without a gap:
 # a row behind a row that is not due is not looked at, and a row behind an unclaimed row (locked, or beyond the limit)
 # is left.

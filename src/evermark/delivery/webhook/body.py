@@ -92,7 +92,8 @@ def render_sound(events: pa.Table | pa.RecordBatch, how: Rendering, after: str =
             bad[start] = problem.message if isinstance(problem, FormatError) else type(problem).__name__
             return [pa.array([after.encode()], pa.binary())]
 
-    return pa.concat_arrays(rendered(0, events.num_rows)), bad
+    pieces = rendered(0, events.num_rows)
+    return pieces[0] if len(pieces) == 1 else pa.concat_arrays(pieces), bad
 
 
 def _require_columns(events: pa.Table | pa.RecordBatch) -> None:
@@ -116,7 +117,7 @@ def _standard(column: _Columns, how: Rendering) -> Parts:
         *column.text_if_any(',"previous_key":', "previous_key"),
         ',"op":', *column.text("op"), ',"before":', *column.json("before"), ',"tx":', *column.text("tx"),
         ',"schema":', *column.number("schema_version"), ',"position":', *column.text("position"),
-        ',"historical":', _boolean(how.historical), ',"flags":', *column.flags(), f',"attempt":{how.attempt}}}}}',
+        ',"historical":', json.dumps(how.historical), ',"flags":', *column.flags(), f',"attempt":{how.attempt}}}}}',
     ]  # fmt: skip
 
 
@@ -127,13 +128,9 @@ def _cloudevent(column: _Columns, how: Rendering) -> Parts:
         ',"source":', *column.text("source", before="/evermark/"), ',"type":', *column.event_type(),
         ',"time":', *column.time(), ',"datacontenttype":"application/json","evermarkkey":', *column.text("key"),
         *column.text_if_any(',"evermarkpreviouskey":', "previous_key"),
-        ',"evermarkposition":', *column.text("position"), ',"evermarkhistorical":', _boolean(how.historical),
+        ',"evermarkposition":', *column.text("position"), ',"evermarkhistorical":', json.dumps(how.historical),
         ',"data":', *column.json("payload"), "}",
     ]  # fmt: skip
-
-
-def _boolean(value: bool) -> str:
-    return "true" if value else "false"
 
 
 @dataclass(frozen=True)
@@ -204,8 +201,8 @@ class _Columns:
         """A field with its name, in the rows that have a value; in the others there is nothing at all."""
         if self._column(column) is None:
             return []
-        quoted = [None if text is None else name + _quote(text) for text in self._required(column).to_pylist()]
-        return [pa.array([field or "" for field in quoted], pa.string())]
+        texts = self._required(column).to_pylist()
+        return [pa.array(["" if text is None else name + _quote(text) for text in texts], pa.string())]
 
     def event_type(self) -> Parts:
         stream, op = self._text("stream"), self._text("op")
@@ -255,21 +252,14 @@ def _or_null(part: Part) -> Part:
 
 
 def _needs_escapes(column: pa.Array) -> bool:
-    octets = _octets(column)
-    if not octets.size:
-        return False
-    raw = octets.tobytes()  # bytes find a character quickest
-    return bool(octets.min() < 0x20) or b'"' in raw or b"\\" in raw
-
-
-def _octets(column: pa.Array) -> npt.NDArray[np.uint8]:
-    """All characters of a column, one after another."""
     data = column.buffers()[2]
     if data is None:
-        return np.empty(0, np.uint8)
+        return False
     # Offsets are looked at because a slice shares the buffer of the whole.
     at = np.frombuffer(column.buffers()[1], np.int32)
-    return np.frombuffer(data, np.uint8)[at[column.offset] : at[column.offset + len(column)]]
+    octets = np.frombuffer(data, np.uint8)[at[column.offset] : at[column.offset + len(column)]]
+    raw = octets.tobytes()  # bytes find a character quickest
+    return bool(octets.min(initial=255) < 0x20) or b'"' in raw or b"\\" in raw
 
 
 def _quick_times(column: pa.Array) -> Parts | None:
@@ -334,18 +324,13 @@ def content_type(style: Style, bundled: bool) -> str:
     return "application/json"
 
 
-# The text around the events of a bundle, per style.
-_AROUND = {Style.STANDARD: (b'{"events":[', b"]}"), Style.CLOUDEVENTS: (b"[", b"]"), Style.RAW: (b"[", b"]")}
+# The text before and after the events of a bundle, which are separated by commas.
+AROUND = {Style.STANDARD: (b'{"events":[', b"]}"), Style.CLOUDEVENTS: (b"[", b"]"), Style.RAW: (b"[", b"]")}
 BUNDLE_BYTES_AROUND = 16
 
 
-def around(style: Style) -> tuple[bytes, bytes]:
-    """The text before and after the events of a bundle, which are separated by commas."""
-    return _AROUND[style]
-
-
 def bundle(bodies: Sequence[bytes], style: Style = Style.STANDARD) -> bytes:
-    before, after = around(style)
+    before, after = AROUND[style]
     return before + b",".join(bodies) + after
 
 

@@ -17,17 +17,15 @@ import pyarrow as pa
 
 from evermark.delivery.webhook.base import Job
 from evermark.delivery.webhook.body import (
+    AROUND,
     BUNDLE_BYTES_AROUND,
-    UNRENDERABLE,
     Rendering,
     Style,
-    around,
     bundle_id_of,
     delivery_ids,
-    render_column,
     render_sound,
 )
-from evermark.delivery.webhook.ordering import I64, Keys, keys_of
+from evermark.delivery.webhook.ordering import I64, keys_of
 from evermark.delivery.webhook.signing import Body
 
 BUNDLE_LANES_MAX = 8
@@ -78,25 +76,17 @@ class _Texts:
 class Bundles:
     """The bundles of some rows, made a few at a time, and kept until every reader has taken them."""
 
-    def __init__(
-        self,
-        events: pa.Table | pa.RecordBatch,
-        keys: Keys,
-        how: Rendering,
-        bundle: int,
-        shares: int,
-        body_bytes_max: int,
-    ) -> None:
-        self.keys = keys
-        self._events = events
-        self._how = how
-        self._room = body_bytes_max - BUNDLE_BYTES_AROUND
-        self._around = around(how.style)
+    def __init__(self, job: Job, style: Style) -> None:
+        events = self._events = job.events
+        self.keys = keys_of(events)
+        self._how = Rendering(style, job.historical, job.attempt, job.replay_id)
+        self._room = job.spec.body_bytes_max - BUNDLE_BYTES_AROUND
+        bundle, shares = _cut(job)
         row_bytes = events.nbytes // max(1, events.num_rows) + 1
         self._piece_rows = max(1, min(PIECE_ROWS, PIECE_BYTES_MAX // row_bytes))
         # Large events make small bundles: a bundle must fit into a request, and into memory.
         bundle = max(1, min(bundle, self._room // row_bytes, self._piece_rows))
-        self._plan = deque(_planned(keys.lanes, shares, bundle))
+        self._plan = deque(_planned(self.keys.lanes, shares, bundle))
         self._made: deque[list[Bundle]] = deque()
         self._gone = 0  # how many pieces every reader has taken
         self._readers = 0
@@ -134,16 +124,12 @@ class Bundles:
             planned.append(self._plan.popleft())
             left -= len(planned[-1][1])
         events = self._rows(np.concatenate([rows for _, rows in planned]))
-        problems: dict[int, str] = {}
-        try:
-            bodies = render_column(events, self._how, after=",")
-        except UNRENDERABLE:
-            bodies, problems = render_sound(events, self._how, after=",")
+        bodies, problems = render_sound(events, self._how, after=",")
         column = events.column("event_id")
         ids = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
         idents, texts, replay_id = _Texts(ids), _Texts(bodies), self._how.replay_id
         self.body_bytes_max = max(self.body_bytes_max, int(texts.sizes.max()) - 1)
-        before, after = self._around
+        before, after = AROUND[self._how.style]
         bundles: list[Bundle] = []
         starts = np.cumsum([0, *(len(rows) for _, rows in planned)])
         fits = (np.add.reduceat(texts.sizes, starts[:-1]) <= self._room).tolist()
@@ -168,9 +154,6 @@ class Bundles:
 
     def _cuts(self, sizes: I64, alone: Sequence[int]) -> Iterator[tuple[int, int]]:
         """A planned bundle, cut so that each part fits into a request; events without a body stand alone."""
-        if not alone:
-            yield from self._fitting(sizes)
-            return
         bounds = sorted({0, len(sizes), *alone, *(row + 1 for row in alone)})
         for first, last in pairwise(bounds):
             yield from ((first + at, first + stop) for at, stop in self._fitting(sizes[first:last]))
@@ -209,11 +192,6 @@ class BundleReader:
         return self._bundles.piece(self.at - 1)
 
 
-def bundles_of(job: Job, style: Style) -> Bundles:
-    how = Rendering(style, job.historical, job.attempt, job.replay_id)
-    return Bundles(job.events, keys_of(job.events), how, *_cut(job), job.spec.body_bytes_max)
-
-
 def _cut(job: Job) -> tuple[int, int]:
     """How many events to a bundle, and how many bundles may be under way."""
     bundle = min(max(1, job.spec.bundle), BUNDLE_MAX)
@@ -234,7 +212,7 @@ def prepared(jobs: Sequence[Job]) -> list[Job]:
         same = (id(job.events), spec.body, job.historical, job.attempt, job.replay_id, *_cut(job), spec.body_bytes_max)
         if same not in known and job.events.nbytes <= room:
             room -= job.events.nbytes
-            known[same] = bundles_of(job, Style(spec.body))
+            known[same] = Bundles(job, Style(spec.body))
             known[same].make_all()
         found.append(replace(job, bundles=known[same].reader()) if same in known else job)
     return found
@@ -248,11 +226,10 @@ def _planned(lanes: I64, shares: int, bundle: int) -> list[tuple[int, I64]]:
         starts = range(0, rows, bundle)
         return [(n % shares, np.arange(at, min(at + bundle, rows))) for n, at in enumerate(starts)]
     of = lanes % shares
-    order = np.argsort(of, kind="stable")
     found: list[tuple[int, I64]] = []
-    for start, stop in _runs(of[order]):
-        share = int(of[order[start]])
-        found += [(share, order[at : min(at + bundle, stop)]) for at in range(start, stop, bundle)]
+    for share in range(shares):
+        mine = np.flatnonzero(of == share)
+        found += [(share, mine[at : at + bundle]) for at in range(0, len(mine), bundle)]
     return sorted(found, key=lambda one: int(one[1][0]))
 
 
@@ -264,11 +241,3 @@ def _all_differ(keys: I64) -> bool:
     if int(keys.max()) - least < 4 * len(keys):
         return bool((np.bincount(keys - least) <= 1).all())
     return len(np.unique(keys)) == len(keys)
-
-
-def _runs(of: I64) -> list[tuple[int, int]]:
-    """Where each value of an ordered array begins and ends."""
-    if not len(of):
-        return []
-    starts = [0, *(np.flatnonzero(np.diff(of)) + 1).tolist()]
-    return list(zip(starts, [*starts[1:], len(of)], strict=True))

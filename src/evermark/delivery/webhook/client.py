@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from yarl import URL
 
 from evermark.delivery.base import MadeBy, SubscriptionSpec
-from evermark.delivery.decide.answers import Failure, Verdict, classify
+from evermark.delivery.decide.answers import Verdict, classify
 from evermark.delivery.decide.retry import retry_after_s
 from evermark.delivery.webhook.base import Answer, OpenSecret
 from evermark.delivery.webhook.body import Style, content_type
@@ -42,14 +42,11 @@ TIMEOUT_S_MAX = 300.0
 _LOOKUP_THREADS = 64
 _OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 _RESERVED = frozenset({"host", "content-length", "content-type", "transfer-encoding", "connection", "user-agent"})
+try:
+    _USER_AGENT = f"evermark/{importlib.metadata.version('evermark')}"
+except importlib.metadata.PackageNotFoundError:
+    _USER_AGENT = "evermark"
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}")
-
-
-def _user_agent() -> str:
-    try:
-        return f"evermark/{importlib.metadata.version('evermark')}"
-    except importlib.metadata.PackageNotFoundError:
-        return "evermark"
 
 
 class HttpLoop:
@@ -160,12 +157,11 @@ class Endpoint:
         self._host, self._port = url.raw_host or "", url.port or 443
         self._secure = url.scheme == "https"
         self._signer = Signer([open_secret(sealed) for sealed in spec.secrets])
-        style = Style(spec.body) if spec.body in set(Style) else None
-        if style is None:
+        if spec.body not in set(Style):
             raise ConfigError(f"body {spec.body!r} is not known", hint=f"use one of {', '.join(Style)}")
-        self.style = style
+        self.style = Style(spec.body)
         headers = {name: open_secret(value) for name, value in spec.headers.items()}
-        self._head = _head_of(url, spec.name, headers, content_type(style, bundled=spec.bundle > 1))
+        self._head = _head_of(url, spec.name, headers, content_type(self.style, bundled=spec.bundle > 1))
         # Only the operator's file may open networks, even if the row in State names some.
         self._allow = spec.allow_networks if spec.made_by is MadeBy.FILE else ()
         Guard(self._allow)
@@ -198,34 +194,33 @@ class Endpoint:
         return b"".join((head, *body))
 
     def _answer_for(self, problem: Exception) -> Answer:
-        """The answer that a failed request amounts to."""
+        """The answer that a failed request amounts to: whatever it was, the event is not to blame."""
         cause = problem.__cause__ if isinstance(problem, NoConnectionError) else problem
         ours = isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno in _OURS)
-        failure, reason = self._failure(problem, cause)
-        return Answer(classify(failure), None, reason, ours=ours)
+        return Answer(Verdict.ENDPOINT, None, self._why(problem, cause), ours=ours)
 
-    def _failure(self, problem: Exception, cause: BaseException | None) -> tuple[Failure, str]:
+    def _why(self, problem: Exception, cause: BaseException | None) -> str:
         match cause:
             case AddressRefusedError():
-                return Failure.DENIED, str(cause)
+                return str(cause)
             case TimeoutError():
-                return Failure.TIMEOUT, f"no answer within {self.timeout_s:g} s"
+                return f"no answer within {self.timeout_s:g} s"
             case socket.gaierror():
-                return Failure.DNS, f"the name {self._host} cannot be resolved: {cause.strerror or cause}"
+                return f"the name {self._host} cannot be resolved: {cause.strerror or cause}"
             case ssl.SSLCertVerificationError():
-                return Failure.TLS, f"the certificate of {self._host} is not trusted: {cause.verify_message}"
+                return f"the certificate of {self._host} is not trusted: {cause.verify_message}"
             case ssl.SSLError():
-                return Failure.TLS, f"no TLS with {self._host}:{self._port}: {cause.reason}"
+                return f"no TLS with {self._host}:{self._port}: {cause.reason}"
             case UnicodeError():
-                return Failure.CONFIG, "the url's host cannot be used"
+                return "the url's host cannot be used"
             case OSError() if isinstance(problem, NoConnectionError):
                 why = os.strerror(cause.errno) if cause.errno else str(cause)
-                return Failure.CONNECT, f"no connection to {self._host}:{self._port}: {why}"
+                return f"no connection to {self._host}:{self._port}: {why}"
             case OSError():
-                return Failure.CUT, "the connection ended before the answer"
+                return "the connection ended before the answer"
             case NotHttpError():
-                return Failure.PROTOCOL, "the answer is not HTTP"
-        return Failure.PROTOCOL, f"the request failed: {type(cause).__name__}"
+                return "the answer is not HTTP"
+        return f"the request failed: {type(cause).__name__}"
 
 
 _ACCEPTED = {status: Answer(Verdict.ACCEPTED, status) for status in range(200, 300)}
@@ -254,27 +249,16 @@ def _url_of(spec: SubscriptionSpec) -> URL:
 
 def _head_of(url: URL, subscription: str, own: Mapping[str, str], body_type: str) -> bytes:
     """The request up to the headers that differ by request."""
+    who = f"subscription {subscription!r}"
     if len(own) > HEADERS_MAX:
-        raise ConfigError(f"subscription {subscription!r} sets {len(own)} headers", hint=f"at most {HEADERS_MAX}")
+        raise ConfigError(f"{who} sets {len(own)} headers", hint=f"at most {HEADERS_MAX}")
     for name, value in own.items():
         if name.lower() in _RESERVED or name.lower().startswith("webhook-"):
-            raise ConfigError(
-                f"subscription {subscription!r} sets the header {name}", hint="that one is set by Evermark"
-            )
+            raise ConfigError(f"{who} sets the header {name}", hint="that one is set by Evermark")
         if not (_HEADER_NAME.fullmatch(name) and value.isascii() and value.isprintable()):
-            raise ConfigError(
-                f"a header of subscription {subscription!r} has odd characters", hint="use printable ASCII"
-            )
-    headers = {
-        "host": url.host_port_subcomponent or "",
-        "user-agent": _USER_AGENT,
-        "content-type": body_type,
-        **own,
-    }
+            raise ConfigError(f"a header of {who} has odd characters", hint="use printable ASCII")
+    headers = {"host": url.host_port_subcomponent or "", "user-agent": _USER_AGENT, "content-type": body_type, **own}
     if url.user is not None and "authorization" not in {name.lower() for name in own}:
         headers["authorization"] = "Basic " + b64encode(f"{url.user}:{url.password or ''}".encode()).decode()
     lines = [f"POST {url.raw_path_qs or '/'} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items()), ""]
     return "\r\n".join(lines).encode()
-
-
-_USER_AGENT = _user_agent()

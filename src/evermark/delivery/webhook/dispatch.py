@@ -18,29 +18,12 @@ import numpy as np
 import pyarrow as pa
 
 from evermark import failpoint
-from evermark.delivery.base import Fate, ParkedEvent, SourcePartition
+from evermark.delivery.base import Fate, Outcome, ParkedEvent, SourcePartition
 from evermark.delivery.decide.answers import Verdict
 from evermark.delivery.decide.retry import in_place_wait_s
 from evermark.delivery.webhook.base import Answer, Job
-from evermark.delivery.webhook.body import (
-    BUNDLE_BYTES_AROUND,
-    UNRENDERABLE,
-    Rendering,
-    bundle,
-    bundle_id,
-    delivery_ids,
-    render,
-    render_sound,
-)
-from evermark.delivery.webhook.bundles import (
-    BUNDLE_LANES_MAX,
-    BUNDLE_MAX,
-    PIECE_BYTES_MAX,
-    Bundle,
-    BundleReader,
-    Parcel,
-    bundles_of,
-)
+from evermark.delivery.webhook.body import BUNDLE_BYTES_AROUND, Rendering, bundle, bundle_id, delivery_ids, render_sound
+from evermark.delivery.webhook.bundles import BUNDLE_LANES_MAX, BUNDLE_MAX, PIECE_BYTES_MAX, Bundle, Bundles, Parcel
 from evermark.delivery.webhook.client import Endpoint, HttpLoop
 from evermark.delivery.webhook.ordering import keys_of
 from evermark.delivery.webhook.parked_json import row_json, text_of, texts_of
@@ -72,9 +55,8 @@ class Dispatch:
         self._window = max(self._piece_rows, 2 * workers * self._bundle_max)
         self._parked_max = spec.parked_max if job.parked_room is None else job.parked_room
         self._roomless = 0  # first deliveries parked for a session key: they take no room
-        self._bundles: BundleReader | None = None
-        if self._bundle_max > 1:
-            self._bundles = job.bundles or bundles_of(job, endpoint.style).reader()
+        bundled = self._bundle_max > 1
+        self._bundles = (job.bundles or Bundles(job, endpoint.style).reader()) if bundled else None
         self._keys = self._bundles.keys if self._bundles is not None else keys_of(job.events)
         self._held: dict[int, str] = {}  # per key: the event it is held behind
         self._held_counts: dict[int, int] = self._held_before() if spec.ordered and job.held else {}
@@ -89,10 +71,17 @@ class Dispatch:
         self._workers: set[asyncio.Task[None]] = set()
         self._over = asyncio.Event()
 
-        self.tally = Tally(spec.name, job.events)
+        self.subscription = spec.name
+        self.tally = Tally(job.events)
         self.fate: Fate | None = None
         self.reason = ""
         self.retry_after_s: float | None = None
+
+    @property
+    def outcome(self) -> Outcome:
+        """Of the rows that are neither accepted nor parked."""
+        reason, wait = self.reason, self.retry_after_s
+        return Outcome(self.subscription, self.fate or Fate.DONE, reason=reason, retry_after_s=wait)
 
     def _held_before(self) -> dict[int, int]:
         """The keys of the job that have parked events already, and how many."""
@@ -179,7 +168,10 @@ class Dispatch:
     def _something_ready(self) -> bool:
         while not self._ready and self._waiting < self._window:
             if self._bundles is not None and self._bundles.more:
-                self._fill_bundled(self._bundles)
+                for one in self._bundles.next():
+                    self._waiting += len(one.rows)
+                    self._queue(one.share).append(one)
+                self._body_bytes_max = self._bundles.body_bytes_max
             elif self._bundles is None and self._next_row < self._size:
                 self._fill()
             else:
@@ -188,34 +180,21 @@ class Dispatch:
 
     def _fill(self) -> None:
         """Render the next few rows and put them into their lanes."""
-        start, piece = self._next_row, self._next_piece()
+        start, rows = self._next_row, self._piece_rows
+        piece = self._job.events.slice(start, rows)
+        while rows > 1 and piece.nbytes > PIECE_BYTES_MAX // self._jobs:
+            rows //= 2
+            piece = piece.slice(0, rows)
         self._next_row = end = start + piece.num_rows
         self._waiting += piece.num_rows
         idents = delivery_ids(piece.column("event_id").to_pylist(), self._job.replay_id)
-        try:
-            bodies = render(piece, self._how)
-        except UNRENDERABLE:
-            column, bad = render_sound(piece, self._how)
-            bodies = column.to_pylist()
-            self._bad.update({start + row: reason for row, reason in bad.items()})
+        column, bad = render_sound(piece, self._how)
+        bodies: list[bytes] = column.to_pylist()
+        self._bad.update({start + row: reason for row, reason in bad.items()})
         self._body_bytes_max = max(self._body_bytes_max, *map(len, bodies))
         parcels = list(zip(range(start, end), idents, bodies, strict=True))
         for lane, parcel in zip(self._keys.lanes[start:end].tolist(), parcels, strict=True):
             self._queue(lane).append(parcel)
-
-    def _fill_bundled(self, bundles: BundleReader) -> None:
-        for one in bundles.next():
-            self._waiting += len(one.rows)
-            self._queue(one.share).append(one)
-        self._body_bytes_max = bundles.body_bytes_max
-
-    def _next_piece(self) -> pa.Table | pa.RecordBatch:
-        rows = self._piece_rows
-        piece = self._job.events.slice(self._next_row, rows)
-        while rows > 1 and piece.nbytes > PIECE_BYTES_MAX // self._jobs:
-            rows //= 2
-            piece = piece.slice(0, rows)
-        return piece
 
     def _queue(self, lane: int) -> deque[Parcel | Bundle]:
         queue = self._lanes.get(lane)
@@ -266,12 +245,11 @@ class Dispatch:
             self._stop(Fate.ENDPOINT_FAILED, answer.reason, answer.retry_after_s)
 
     def _request(self, parcels: list[Parcel]) -> tuple[str, bytes]:
-        _, ident, body = parcels[0]
-        if self._bundle_max > 1:
-            body = bundle([parcel[2] for parcel in parcels], self._how.style)
-            ids = self._job.events.column("event_id").take(pa.array([parcel[0] for parcel in parcels]))
-            ident = bundle_id(ids.to_pylist(), self._job.replay_id)
-        return ident, body
+        if self._bundle_max == 1:
+            return parcels[0][1:]
+        ids = self._job.events.column("event_id").take(pa.array([parcel[0] for parcel in parcels]))
+        body = bundle([parcel[2] for parcel in parcels], self._how.style)
+        return bundle_id(ids.to_pylist(), self._job.replay_id), body
 
     async def _post(self, ident: str, body: Body) -> Answer | None:
         """The receiver's answer; None when there was no time to ask."""
@@ -310,8 +288,9 @@ class Dispatch:
         if (session := self._job.waits.get(row)) is not None:
             self._park(parcel, f"for the key of session {session}", session=session)
             return True
-        if self._held and (key := self._held_key(row)) is not None:
-            self._hold(parcel, key)
+        if held := [key for key in self._keys.held_by(row) if key in self._held] if self._held else []:
+            # Of two keys, behind the key with more events waiting.
+            self._hold(parcel, max(held, key=lambda key: self._held_counts[key]))
             return True
         if (problem := self._bad.get(row)) is not None:
             self._park(parcel, f"unserialisable: {problem}")
@@ -321,11 +300,6 @@ class Dispatch:
             self._park(parcel, f"too large: {len(body)} bytes, the limit is {limit}")
             return True
         return False
-
-    def _held_key(self, row: int) -> int | None:
-        """The key that a row is held behind; of two keys, the key with more events waiting."""
-        held = [key for key in self._keys.held_by(row) if key in self._held]
-        return max(held, key=lambda key: self._held_counts[key], default=None)
 
     def _hold(self, parcel: Parcel, key: int) -> None:
         first = self._held[key]
@@ -346,22 +320,11 @@ class Dispatch:
             events.column(name)[row].as_py() for name in ("event_id", "source", "partition", "batch", "position")
         )
         stream, key = (text_of(events.column(name)[row]) for name in ("stream", "key"))
-        previous_key = text_of(events.column("previous_key")[row]) if row in self._keys.left else None
+        old_key = text_of(events.column("previous_key")[row]) if row in self._keys.left else None
         status, wait = (answer.status, answer.retry_after_s) if answer else (None, None)
+        place, kept, replay_id = SourcePartition(source, partition), row_json(events, row), self._job.replay_id or ""
         event = ParkedEvent(
-            ident,
-            SourcePartition(source, partition),
-            batch,
-            position,
-            stream or "",
-            key,
-            row_json(events, row),
-            reason,
-            status,
-            wait,
-            self._job.replay_id or "",
-            session,
-            previous_key,
+            ident, place, batch, position, stream or "", key, kept, reason, status, wait, replay_id, session, old_key
         )
         self.tally.park(row, event)
         self._bad.pop(row, None)

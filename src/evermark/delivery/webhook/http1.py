@@ -155,8 +155,7 @@ class Wire(asyncio.Protocol):
             return
         # The head of a refusal may be here while its body is not: that is an answer.
         if self._reply is not None:
-            self._answer()
-            self.close()
+            self._cut_short()
         else:
             self._fail(TimeoutError())
 
@@ -208,19 +207,15 @@ class Wire(asyncio.Protocol):
                     raise NotHttpError
                 return
             head, self._buffer = self._buffer[:end], self._buffer[end + 4 :]
-            self._take_head(head)
+            if self._known is None or self._known[0] != head:  # a receiver mostly sends the same head
+                self._known = head, _read(head)
+            known = self._known[1]
+            if known.reply.status >= 200:
+                self._reply, self._keep, self._chunked, self._left = known.reply, known.keep, known.chunked, known.left
         rest, self._buffer = self._buffer, b""
         if 200 <= self._reply.status < 300:
             self._answer()
         self._read_body(rest)
-
-    def _take_head(self, head: bytes) -> None:
-        # A receiver mostly sends the same head.
-        if self._known is None or self._known[0] != head:
-            self._known = head, _read(head)
-        known = self._known[1]
-        if known.reply.status >= 200:
-            self._reply, self._keep, self._chunked, self._left = known.reply, known.keep, known.chunked, known.left
 
     def _read_body(self, data: bytes) -> None:
         self._body_bytes += len(data)
@@ -237,10 +232,9 @@ class Wire(asyncio.Protocol):
         if finished:
             self._finish()
         elif self._body_bytes > ANSWER_BYTES_MAX:
-            self._answer()
-            self.close()
+            self._cut_short()
         elif self._drain_limit is None:
-            self._drain_limit = self._loop.call_later(DRAIN_S_MAX, self._drained_too_long)
+            self._drain_limit = self._loop.call_later(DRAIN_S_MAX, self._cut_short)
 
     def _read_chunks(self, data: bytes) -> bool:
         self._buffer += data
@@ -282,8 +276,7 @@ class Wire(asyncio.Protocol):
         else:
             self.close()
 
-    def _drained_too_long(self) -> None:
-        self._drain_limit = None
+    def _cut_short(self) -> None:
         self._answer()
         self.close()
 

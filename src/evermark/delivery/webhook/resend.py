@@ -60,9 +60,7 @@ class _Retries:
             except FormatError as problem:
                 self._answers[n] = Answer(Verdict.EVENT, reason=str(problem), sent=False)
                 continue
-            source, stream, *keys = (
-                row.column(name)[0].as_py() for name in ("source", "stream", "key", "previous_key")
-            )
+            source, stream, *keys = (row.column(of)[0].as_py() for of in ("source", "stream", "key", "previous_key"))
             names: list[Lane | int | str] = [(source, stream, key) for key in keys if key is not None]
             if one.session or not names:
                 names = [one.session or n]
@@ -115,9 +113,8 @@ class _Retries:
                 return self._stopped or UNSENT
             answer = await self._endpoint.post(self._http, ident, body)
             wait = in_place_wait_s(answer.verdict, answer.status, answer.retry_after_s, tries)
-            final = (
-                self._probe or answer.verdict is Verdict.BUSY
-            )  # a busy event is tried later, and holds up no other here
+            # A busy event is tried later, and holds up no other here.
+            final = self._probe or answer.verdict is Verdict.BUSY
             if wait is None or final or asyncio.get_running_loop().time() + wait >= self._deadline:
                 return answer
             await asyncio.sleep(wait)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
 import contextlib
 import queue
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from time import monotonic
+from typing import TypeAlias
 
-from evermark.delivery.base import Fate
+from evermark.delivery.base import Fate, Outcome
 from evermark.delivery.webhook.base import Answer, Job, Prefix, Try
 from evermark.delivery.webhook.client import Endpoint, HttpLoop, close_http_loops, http_loop
 from evermark.delivery.webhook.dispatch import Dispatch
@@ -27,8 +27,9 @@ _TIMES = 2.0
 # A larger share of the work is no reason to wait longer than this: such a job is served beside the others.
 _FAIR_S_MAX = 10.0
 
-# A finished job: its account, and the fate, reason and wanted wait of the rows that are not complete.
-Closed = tuple[Tally, Fate, str, float | None]
+# A finished job: its account, and the outcome of the rows that are not complete.
+Closed = tuple[Tally, Outcome]
+Finished: TypeAlias = "queue.SimpleQueue[tuple[int, Closed]]"
 
 
 class WebhookSink:
@@ -43,21 +44,23 @@ class WebhookSink:
     def deliver_each(
         self, jobs: Sequence[Job], deadline_s: float, grace_s: float | None = None, slack_s: float | None = None
     ) -> Iterator[list[Result]]:
-        for tally, fate, reason, wait in self._closed(jobs, deadline_s, grace_s, slack_s):
-            yield tally.results(fate, reason, wait)
+        for tally, otherwise in self._closed(jobs, deadline_s, grace_s, slack_s):
+            yield tally.results(otherwise)
 
     def deliver_prefix(self, job: Job, deadline_s: float, grace_s: float | None = None) -> Prefix:
-        ((tally, fate, reason, wait),) = self._closed([job], deadline_s, grace_s)
-        return tally.through(fate, reason, wait)
+        ((tally, otherwise),) = self._closed([job], deadline_s, grace_s)
+        return tally.through(otherwise)
 
     def _closed(
         self, jobs: Sequence[Job], deadline_s: float, grace_s: float | None, slack_s: float | None = None
     ) -> Iterator[Closed]:
-        _one_job_each(jobs)
+        if len({job.spec.name for job in jobs}) != len(jobs):
+            hint = "put its rows into one job, in log order"
+            raise ConfigError("two jobs of one subscription in one call", hint=hint)
         http = http_loop(low_priority=self._low_priority)
-        finished: queue.SimpleQueue[tuple[int, Closed]] = queue.SimpleQueue()
+        finished: Finished = queue.SimpleQueue()
         under_way = [
-            http.submit(_deliver(_made(job, http, len(jobs)), deadline_s, grace_s, partial(_hand_in, finished, n)))
+            http.submit(_deliver(_made(job, http, len(jobs)), deadline_s, grace_s, finished, n))
             for n, job in enumerate(jobs)
         ]
         late_s = deadline_s + _LATE_S + max((job.spec.timeout_s for job in jobs), default=0.0)
@@ -66,20 +69,19 @@ class WebhookSink:
         try:
             while left:
                 cut_s = stragglers.next_s()
+                wait_s = late_s if cut_s is None else max(0.0, began + cut_s - monotonic())
                 try:
-                    wait_s = late_s if cut_s is None else max(0.0, began + cut_s - monotonic())
                     number, closed = finished.get(timeout=wait_s)
                 except queue.Empty:
                     if cut_s is None:
-                        raise
+                        hint = "restart this instance"
+                        raise BusyError("the event loop of the webhooks does not answer", hint=hint) from None
                     for n in stragglers.over(monotonic() - began):  # each says itself that it was cut off
                         under_way[n].cancel()
                     continue
                 left -= 1
                 stragglers.finished(number, monotonic() - began)
                 yield closed
-        except queue.Empty:
-            raise BusyError("the event loop of the webhooks does not answer", hint="restart this instance") from None
         finally:
             for future in under_way:
                 future.cancel()
@@ -104,40 +106,30 @@ class WebhookSink:
         close_http_loops()
 
 
-def _one_job_each(jobs: Sequence[Job]) -> None:
-    names = [job.spec.name for job in jobs]
-    if len(set(names)) != len(names):
-        raise ConfigError("two jobs of one subscription in one call", hint="put its rows into one job, in log order")
-
-
 def _made(job: Job, http: HttpLoop, jobs: int) -> Dispatch | Closed:
     """The work, or how it ends when it cannot begin."""
     try:
         return Dispatch(job, Endpoint(job.spec, job.open_secret), http, jobs)
     except EvermarkError as problem:
         # Wrong settings lose nothing: the subscription waits until a person repairs them.
-        return Tally(job.spec.name, job.events), Fate.ENDPOINT_FAILED, str(problem), None
-
-
-def _hand_in(finished: queue.SimpleQueue[tuple[int, Closed]], number: int, closed: Closed) -> None:
-    finished.put((number, closed))
+        return Tally(job.events), Outcome(job.spec.name, Fate.ENDPOINT_FAILED, reason=str(problem))
 
 
 async def _deliver(
-    work: Dispatch | Closed, deadline_s: float, grace_s: float | None, hand_in: Callable[[Closed], None]
+    work: Dispatch | Closed, deadline_s: float, grace_s: float | None, finished: Finished, number: int
 ) -> None:
     if not isinstance(work, Dispatch):
-        hand_in(work)
+        finished.put((number, work))
         return
+    cut = "cut off: slower than the others, or the sink was closed"
+    outcome = Outcome(work.subscription, Fate.UNFINISHED, reason=cut)
     try:
         await work.run(deadline_s, grace_s)
-    except asyncio.CancelledError:
-        hand_in((work.tally, Fate.UNFINISHED, "cut off: slower than the others, or the sink was closed", None))
-        raise
+        outcome = work.outcome
     except Exception as problem:  # noqa: BLE001 - one subscription's trouble must not become another's
-        hand_in((work.tally, Fate.UNFINISHED, f"sending failed: {type(problem).__name__}", None))
-    else:
-        hand_in((work.tally, work.fate or Fate.DONE, work.reason, work.retry_after_s))
+        outcome = replace(outcome, reason=f"sending failed: {type(problem).__name__}")
+    finally:  # also when it is cancelled
+        finished.put((number, (work.tally, outcome)))
 
 
 class Stragglers:

@@ -18,8 +18,7 @@ _PENDING, _ACCEPTED, _PARKED = 0, 1, 2
 
 
 class Tally:
-    def __init__(self, subscription: str, events: pa.Table | pa.RecordBatch) -> None:
-        self._subscription = subscription
+    def __init__(self, events: pa.Table | pa.RecordBatch) -> None:
         self._events = events
         self._rows = bytearray(events.num_rows)
         self._marks = np.frombuffer(self._rows, np.uint8)  # the same, for many at once
@@ -42,16 +41,14 @@ class Tally:
         self._rows[row] = _PARKED
         self.parked[row] = event
 
-    def through(self, fate: Fate, reason: str, retry_after_s: float | None) -> Prefix:
-        """How many rows, from the first on, are accepted or parked. `fate` is that of the rows after them."""
+    def through(self, otherwise: Outcome) -> Prefix:
+        """How many rows, from the first on, are accepted or parked. `otherwise`: the outcome of the rows after them."""
         rows = np.arange(len(self._rows))
         finished = self._finished(rows)
-        otherwise = Outcome(self._subscription, fate, 0, (), reason, retry_after_s)
         return Prefix(finished, self._outcome(rows, finished, otherwise))
 
-    def results(self, fate: Fate, reason: str, retry_after_s: float | None) -> list[Result]:
-        """One result per (partition, batch), in that order. `fate` is that of batches that are not complete."""
-        otherwise = Outcome(self._subscription, fate, 0, (), reason, retry_after_s)
+    def results(self, otherwise: Outcome) -> list[Result]:
+        """One result per (partition, batch), in that order. `otherwise`: the outcome of batches not complete."""
         spans = self._spans()
         results: list[Result] = []
         for (source, partition), batches in groupby(sorted(spans), key=lambda where: where[:2]):
@@ -91,9 +88,8 @@ class Tally:
 
     def _outcome(self, rows: np.ndarray, finished: int, otherwise: Outcome) -> Outcome:
         accepted = int((self._marks[rows] == _ACCEPTED).sum())
-        parked: tuple[ParkedEvent, ...] = ()
-        if self.parked:
-            parked = tuple(self.parked[row] for row in rows[:finished].tolist() if row in self.parked)
+        done = rows[:finished].tolist() if self.parked else ()
+        parked = tuple(self.parked[row] for row in done if row in self.parked)
         if finished == len(rows):
-            return Outcome(self._subscription, Fate.DONE, accepted, parked)
+            return Outcome(otherwise.subscription, Fate.DONE, accepted, parked)
         return replace(otherwise, accepted=accepted, parked=parked)

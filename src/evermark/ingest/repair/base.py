@@ -13,16 +13,12 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Protocol
 
-from evermark.errors import BusyError, ConflictError, EvermarkError, GapError, IdentityError
+from evermark.errors import BusyError, EvermarkError, GapError, IdentityError
 
 TRIES_MAX = 3
 TEXT_MAX = 2000
 KEPT_MAX = 100
 TRIES_WITHIN = timedelta(hours=1)
-PLAYBOOK_HINT = (
-    "docs/playbook.md, `A slot is lost again and again`: raise max_slot_wal_keep_size, or end the transaction that"
-    " holds the slot back; then `evermark source recover` starts one more try"
-)
 
 
 class Step(StrEnum):
@@ -67,29 +63,11 @@ class RecoveryStore(Protocol):
         """The newest first, at most `KEPT_MAX`."""
 
     def open(
-        self,
-        source: str,
-        partition: int,
-        reason: str,
-        left_at: str,
-        epoch: int,
-        *,
-        choice: Choice = Choice.REPAIR,
-        by_person: bool = False,
+        self, source: str, partition: int, reason: str, left_at: str, epoch: int, chosen: Choice | None = None
     ) -> Recovery:
-        """An open recovery stays; but a person's choice replaces its choice, unless the gap is closed."""
+        """An open recovery stays; but what a person has `chosen` replaces its choice, unless the gap is closed."""
 
-    def move(
-        self,
-        recovery: Recovery,
-        step: Step,
-        epoch: int,
-        *,
-        position: str | None = None,
-        taken: int = 0,
-        error: str = "",
-        tried: bool = False,
-    ) -> None:
+    def move(self, recovery: Recovery, step: Step, epoch: int, *, error: str = "", tried: bool = False) -> None:
         """To another step. A finished recovery does not change."""
 
     def close_gap(self, recovery: Recovery, position: str, taken: int, epoch: int) -> None:
@@ -120,12 +98,9 @@ def chosen_otherwise(recovery: Recovery) -> BusyError:
     )
 
 
-def ended_just_now(source: str, partition: int) -> ConflictError:
-    return ConflictError(f"the recovery of {source}/{partition} ended just now", hint="look again")
-
-
 def given_up(error: str) -> GapError:
     return GapError(
         f"the gap could not be closed in {TRIES_MAX} tries within the hour, at last with: {error[:500]}",
-        hint=PLAYBOOK_HINT,
+        hint="docs/playbook.md, `A slot is lost again and again`: raise max_slot_wal_keep_size, or end the transaction"
+        " that holds the slot back; then `evermark source recover` starts one more try",
     )

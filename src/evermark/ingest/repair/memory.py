@@ -9,14 +9,7 @@ from datetime import UTC, datetime
 
 from evermark.cluster.fence import source_lease
 from evermark.cluster.memory import MemoryLeases
-from evermark.ingest.repair.base import (
-    KEPT_MAX,
-    TEXT_MAX,
-    Choice,
-    Recovery,
-    Step,
-    chosen_otherwise,
-)
+from evermark.ingest.repair.base import KEPT_MAX, TEXT_MAX, Choice, Recovery, Step, chosen_otherwise
 
 _UNDER_WAY = (Step.OPENED, Step.CLOSED)
 
@@ -40,43 +33,26 @@ class MemoryRecoveries:
             return [r for _, r in sorted(self._kept.items(), reverse=True) if r.source == source][:KEPT_MAX]
 
     def open(
-        self,
-        source: str,
-        partition: int,
-        reason: str,
-        left_at: str,
-        epoch: int,
-        *,
-        choice: Choice = Choice.REPAIR,
-        by_person: bool = False,
+        self, source: str, partition: int, reason: str, left_at: str, epoch: int, chosen: Choice | None = None
     ) -> Recovery:
         with self._lock:
             self._leases.fence(source_lease(source), epoch)
             found, reason, now = self.current(source, partition), reason[:TEXT_MAX], self._clock()
             if found is None:
-                number = len(self._kept) + 1
-                found = Recovery(
-                    number, source, partition, choice, by_person, reason, left_at, Step.OPENED, None, 0, 0, "", now, now
-                )
-            elif by_person and found.step is Step.OPENED:
-                found = replace(found, choice=choice, by_person=True, reason=reason, tries=0, changed_at=now)
+                what = (source, partition, chosen or Choice.REPAIR, chosen is not None, reason, left_at, Step.OPENED)
+                found = Recovery(len(self._kept) + 1, *what, None, 0, 0, "", now, now)
+            elif chosen is not None and found.step is Step.OPENED:
+                found = replace(found, choice=chosen, by_person=True, reason=reason, tries=0, changed_at=now)
             self._kept[found.id] = found
             return found
 
-    def move(
-        self,
-        recovery: Recovery,
-        step: Step,
-        epoch: int,
-        *,
-        position: str | None = None,
-        taken: int = 0,
-        error: str = "",
-        tried: bool = False,
-    ) -> None:
+    def move(self, recovery: Recovery, step: Step, epoch: int, *, error: str = "", tried: bool = False) -> None:
         with self._lock:
             self._leases.fence(source_lease(recovery.source), epoch)
-            self._move(recovery, step, position, taken, error, tried=tried)
+            found = self._kept[recovery.id]
+            if found.step in _UNDER_WAY:
+                tries, now = found.tries + tried, self._clock()
+                self._kept[found.id] = replace(found, step=step, error=error[:TEXT_MAX], tries=tries, changed_at=now)
 
     def close_gap(self, recovery: Recovery, position: str, taken: int, epoch: int) -> None:
         with self._lock:
@@ -84,19 +60,5 @@ class MemoryRecoveries:
             found = self._kept[recovery.id]
             if found.step not in _UNDER_WAY or found.choice is not recovery.choice:
                 raise chosen_otherwise(recovery)
-            self._move(recovery, Step.CLOSED, position, taken, "", tried=False)
-
-    def _move(
-        self, recovery: Recovery, step: Step, position: str | None, taken: int, error: str, *, tried: bool
-    ) -> None:
-        found = self._kept[recovery.id]
-        if found.step in _UNDER_WAY:
-            self._kept[recovery.id] = replace(
-                found,
-                step=step,
-                position=found.position if position is None else position,
-                taken=found.taken + taken,
-                error=error[:TEXT_MAX],
-                tries=found.tries + tried,
-                changed_at=self._clock(),
-            )
+            self._kept[found.id] = replace(found, position=position, taken=found.taken + taken)
+            self.move(recovery, Step.CLOSED, epoch)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from evermark.cluster.fence import fence, source_lease
-from evermark.ingest.repair.base import KEPT_MAX, TEXT_MAX, Choice, Recovery, Step, chosen_otherwise, ended_just_now
+from evermark.cluster.fence import fenced, source_lease
+from evermark.errors import ConflictError
+from evermark.ingest.repair.base import KEPT_MAX, TEXT_MAX, Choice, Recovery, Step, chosen_otherwise
 from evermark.state.connection import State
 
 _COLUMNS = (
@@ -25,9 +26,13 @@ values (%s, %s, %s, %s, %s, %s, 'opened') on conflict do nothing
 """
 _MOVE = """
 update recoveries
-set step = %s, position = coalesce(%s, position), taken = taken + %s, error = %s, tries = tries + %s,
-    changed_at = clock_timestamp()
+set step = %s, error = %s, tries = tries + %s, changed_at = clock_timestamp()
 where id = %s and step in ('opened', 'closed')
+"""
+_CLOSE = """
+update recoveries
+set step = 'closed', position = %s, taken = taken + %s, error = '', changed_at = clock_timestamp()
+where id = %s and choice = %s and step in ('opened', 'closed')
 """
 
 
@@ -47,47 +52,25 @@ class Recoveries:
             return [_recovery(row) for row in conn.execute(_LISTED, (source,)).fetchall()]
 
     def open(
-        self,
-        source: str,
-        partition: int,
-        reason: str,
-        left_at: str,
-        epoch: int,
-        *,
-        choice: Choice = Choice.REPAIR,
-        by_person: bool = False,
+        self, source: str, partition: int, reason: str, left_at: str, epoch: int, chosen: Choice | None = None
     ) -> Recovery:
-        with self._state.transaction() as conn:
-            fence(conn, source_lease(source), epoch)
-            if by_person:
-                conn.execute(_SET_CHOICE, (choice, reason[:TEXT_MAX], source, partition))
-            asked_by = "person" if by_person else "itself"
-            conn.execute(_OPEN, (source, partition, choice, asked_by, reason[:TEXT_MAX], left_at))
+        with fenced(self._state, source_lease(source), epoch) as conn:
+            if chosen is not None:
+                conn.execute(_SET_CHOICE, (chosen, reason[:TEXT_MAX], source, partition))
+            made = (chosen or Choice.REPAIR, "itself" if chosen is None else "person", reason[:TEXT_MAX], left_at)
+            conn.execute(_OPEN, (source, partition, *made))
             row = conn.execute(_CURRENT, (source, partition)).fetchone()
         if row is None:
-            raise ended_just_now(source, partition)
+            raise ConflictError(f"the recovery of {source}/{partition} ended just now", hint="look again")
         return _recovery(row)
 
-    def move(
-        self,
-        recovery: Recovery,
-        step: Step,
-        epoch: int,
-        *,
-        position: str | None = None,
-        taken: int = 0,
-        error: str = "",
-        tried: bool = False,
-    ) -> None:
-        with self._state.transaction() as conn:
-            fence(conn, source_lease(recovery.source), epoch)
-            conn.execute(_MOVE, (step, position, taken, error[:TEXT_MAX], int(tried), recovery.id))
+    def move(self, recovery: Recovery, step: Step, epoch: int, *, error: str = "", tried: bool = False) -> None:
+        with fenced(self._state, source_lease(recovery.source), epoch) as conn:
+            conn.execute(_MOVE, (step, error[:TEXT_MAX], int(tried), recovery.id))
 
     def close_gap(self, recovery: Recovery, position: str, taken: int, epoch: int) -> None:
-        with self._state.transaction() as conn:
-            fence(conn, source_lease(recovery.source), epoch)
-            given = (Step.CLOSED, position, taken, "", 0, recovery.id)
-            if conn.execute(f"{_MOVE} and choice = %s", (*given, recovery.choice)).rowcount != 1:
+        with fenced(self._state, source_lease(recovery.source), epoch) as conn:
+            if conn.execute(_CLOSE, (position, taken, recovery.id, recovery.choice)).rowcount != 1:
                 raise chosen_otherwise(recovery)
 
 

@@ -1,28 +1,24 @@
-"""Gaps of one source, closed step by step. Nothing in here knows Spark, Delta or Postgres: the simulator runs it."""
+"""Gaps of one source, closed step by step beside its reading: partitions without a gap go on.
+
+Nothing in here knows Spark, Delta or Postgres: the simulator runs it.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from itertools import pairwise
 from typing import Protocol
 
 from evermark import failpoint
-from evermark.error_policy import Action, action_for
-from evermark.errors import EngineError, EvermarkError, GapError, IdentityError
-from evermark.ingest.repair.base import (
-    TRIES_MAX,
-    Choice,
-    Recovery,
-    RecoveryStore,
-    Step,
-    exhausted,
-    given_up,
-    may_open,
-)
+from evermark.error_policy import Action, action_for, backoff_s
+from evermark.errors import EngineError, EvermarkError, GapError, IdentityError, known
+from evermark.ingest.repair.base import TRIES_MAX, Choice, Recovery, RecoveryStore, Step, exhausted, given_up, may_open
 from evermark.ingest.take import Taken, Taker
-from evermark.log.base import Append, AppendLog, LogFile
+from evermark.log.base import AppendLog, LogFile
+from evermark.runtime import Log, Runtime
 from evermark.sources.base import Gap, Repair, Source
 
 TIDY_EVERY = timedelta(minutes=1)
@@ -50,18 +46,22 @@ class FoundFile:
 
 def batches_of(found: Sequence[FoundFile], gap: Gap, wanted: RepairTarget) -> list[Taken]:
     """The batches that close the gap; the last ends where reading goes on. Without files only that position is kept."""
-    batches: list[Taken] = []
-    start = wanted.start
-    for number, one in enumerate(found, start=1):
-        end = gap.position if number == len(found) else one.end
-        batches.append(_taken(wanted, wanted.batch + number, start, end, (one.file,)))
-        start = end
-    return batches or [_taken(wanted, wanted.batch + 1, start, gap.position, ())]
+    files: list[tuple[LogFile, ...]] = [(one.file,) for one in found] or [()]
+    ends = [wanted.start, *(one.end for one in found[:-1]), gap.position]
+    return [
+        Taken(wanted.partition, wanted.batch + number, wanted.epoch, start, end, mine)
+        for number, (mine, (start, end)) in enumerate(zip(files, pairwise(ends), strict=True), start=1)
+    ]
 
 
-def _taken(wanted: RepairTarget, batch: int, start: str, end: str, files: tuple[LogFile, ...]) -> Taken:
-    append = Append(wanted.partition, batch, wanted.epoch, start, end, files)
-    return Taken(wanted.partition, batch, start, end, append)
+class RepairWorks(Protocol):
+    @property
+    def recoveries(self) -> RecoveryStore: ...
+
+    def open_log(self, epoch: int) -> tuple[AppendLog, Taker]: ...
+
+    def find(self, gap: Gap, wanted: RepairTarget) -> list[FoundFile]:
+        """Write the events of the gap that the log lacks."""
 
 
 class RepairNews(Protocol):
@@ -82,41 +82,34 @@ class RepairNews(Protocol):
         """The leftovers of a failed recovery could not be removed."""
 
 
+@dataclass(eq=False)
 class Repairer:
-    """Carries out open recoveries, found by us or asked for by a person."""
+    """Carries out open recoveries, found by us or asked for by a person. `run` returns after `stopped` is set.
 
-    def __init__(
-        self,
-        name: str,
-        epoch: int,
-        source: Source,
-        recoveries: RecoveryStore,
-        open_log: Callable[[], tuple[AppendLog, Taker]],
-        find: Callable[[Gap, RepairTarget], list[FoundFile]],
-        let_go: Callable[[int], None],
-        stopped: Callable[[], bool],
-        clock: Callable[[], datetime],
-        news: RepairNews,
-        on_ended: Callable[[int, EvermarkError | None], None] = lambda _partition, _error: None,
-    ) -> None:
-        """`find` writes the gap's events that the log lacks. `let_go` returns when nobody reads a partition;
-        `on_ended` lets it be read again, or, with an error, has it wait for a person.
-        """
-        self._name = name
-        self._epoch = epoch
-        self._source = source
-        self._recoveries = recoveries
-        self._open_log = open_log
-        self._find = find
-        self._let_go = let_go
-        self._stopped = stopped
-        self._clock = clock
-        self._news = news
-        self._on_ended = on_ended
+    `let_go` returns when nobody reads a partition; `on_ended` lets it be read again, or, with an error, has it wait for
+    a person.
+    """
+
+    name: str
+    epoch: int
+    source: Source
+    works: RepairWorks
+    news: RepairNews
+    runtime: Runtime
+    log: Log
+    look_every_s: float
+    let_go: Callable[[int], None]
+    on_ended: Callable[[int, EvermarkError | None], None]
+    on_step_down: Callable[[], None]
+    _tidied_at: dict[int, datetime] = field(default_factory=dict)
+    # Partitions whose recovery was begun here, and nobody was told of its end.
+    _carried: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.stopped = self.runtime.wake()
+        self._found = self.runtime.wake()
         self._lock = threading.Lock()
-        self._open = {p for p in source.partitions() if recoveries.current(name, p) is not None}
-        self._tidied_at: dict[int, datetime] = {}
-        self._carried: dict[int, int] = {}  # partitions whose recovery was begun here, and nobody was told of its end
+        self._open = {p for p in self.source.partitions() if self.works.recoveries.current(self.name, p) is not None}
 
     def partitions(self) -> set[int]:
         """The partitions with a gap: not read until it is closed."""
@@ -125,28 +118,50 @@ class Repairer:
 
     def found(self, partition: int, error: EvermarkError, left_at: str) -> EvermarkError | None:
         """Reading met `error`. None: it is a gap, and is being closed; else the error to report."""
-        if not may_open(error) or self._source.repair(partition) is None:
+        if not may_open(error) or self.source.repair(partition) is None:
             return error
-        past = [r for r in self._recoveries.past(self._name) if r.partition == partition]
-        if exhausted(past, self._clock()):
+        past = self._past(partition)
+        if exhausted(past, self.runtime.now()):
             return given_up(past[0].error or error.message)
         # Before it is recorded: carrying it out removes it again when it is done.
         with self._lock:
             self._open.add(partition)
         try:
-            recovery = self._recoveries.open(self._name, partition, error.message, left_at, self._epoch)
+            recovery = self.works.recoveries.open(self.name, partition, error.message, left_at, self.epoch)
         except EvermarkError:
             with self._lock:
                 self._open.discard(partition)
             raise
         failpoint.hit("repair.opened")
-        self._news.opened(recovery, error)
+        self.news.opened(recovery, error)
+        self._found.set()
         return None
+
+    def run(self) -> None:
+        """Look for gaps until stopped, and at once when one is found."""
+        failures = 0
+        while not self.stopped.is_set():
+            wait_s = self.look_every_s
+            self._found.clear()
+            try:
+                self.carry_out_all()
+                failures = 0
+            except Exception as error:  # noqa: BLE001 - tried again; an unknown failure must not end the loop
+                if action_for(error) is Action.STEP_DOWN:
+                    self.log.warning("stepping down", part="repair", error=error)
+                    self.on_step_down()
+                    return
+                self.log.warning(
+                    "looking for gaps, or closing one, failed; it is tried again", part="repair", error=error
+                )
+                wait_s = backoff_s(failures, base_s=self.look_every_s)
+                failures += 1
+            self.runtime.wait(wait_s, self._found, self.stopped)
 
     def carry_out_all(self) -> None:
         """Look at every partition: an error in one is raised when the others were looked at, too."""
         problem: EvermarkError | None = None
-        for partition in self._source.partitions():
+        for partition in self.source.partitions():
             try:
                 self._look_at(partition)
             except EvermarkError as error:
@@ -157,31 +172,28 @@ class Repairer:
             raise problem
 
     def _look_at(self, partition: int) -> None:
-        recovery = self._recoveries.current(self._name, partition)
-        if recovery is not None and not self._stopped():
-            self.carry_out(recovery)
+        recovery = self.works.recoveries.current(self.name, partition)
+        if recovery is not None and not self.stopped.is_set():
+            self._carry_out(recovery)
         elif recovery is None and partition in self._carried:
             self._tell_end(self._carried[partition])
         elif recovery is None:
             self._tidy(partition)
 
-    def carry_out(self, recovery: Recovery) -> None:
+    def _carry_out(self, recovery: Recovery) -> None:
         with self._lock:
             self._open.add(recovery.partition)
         self._carried[recovery.partition] = recovery.id
-        self._news.begun(recovery)
-        repair = self._source.repair(recovery.partition)
+        self.news.begun(recovery)
+        repair = self.source.repair(recovery.partition)
         if repair is None:
             self._fail(recovery, None, EvermarkError("this source cannot be repaired"))
             return
         try:
-            self._let_go(recovery.partition)
+            self.let_go(recovery.partition)
             self._steps(recovery, repair)
-        except EvermarkError as error:
-            self._after_failure(self._as_it_is(recovery), repair, error)
-        except Exception as error:  # noqa: BLE001 - counted like any other failed try
-            unknown = EvermarkError(f"{type(error).__name__}: {error}"[:1000])
-            self._after_failure(self._as_it_is(recovery), repair, unknown)
+        except Exception as error:  # noqa: BLE001 - an unknown one is counted like any other failed try
+            self._after_failure(self._as_it_is(recovery), repair, known(error))
         finally:
             repair.close()
 
@@ -189,45 +201,48 @@ class Repairer:
         now = recovery
         if now.step is Step.OPENED:
             # A person who chose knows which server this is; else it has to be the server we left.
-            gap = repair.begin(self._stopped, None if now.by_person else now.left_at or None)
+            gap = repair.begin(self.stopped.is_set, None if now.by_person else now.left_at or None)
             now = self._as_it_is(now)  # waiting for a slot takes up to an hour: somebody may have chosen otherwise
             taken = self._close_gap(now, gap)
-            self._recoveries.close_gap(now, gap.position, taken, self._epoch)
+            self.works.recoveries.close_gap(now, gap.position, taken, self.epoch)
             now = replace(now, step=Step.CLOSED, position=gap.position)
             failpoint.hit("repair.closed")
         if now.position is None:
             raise EvermarkError(f"recovery {now.id} is closed, but nobody noted where", hint="report this")
-        self._recoveries.move(now, Step.CLOSED, self._epoch)  # refused if we are no longer the owner
+        self.works.recoveries.move(now, Step.CLOSED, self.epoch)  # refused if we are no longer the owner
         repair.finish(now.position)
-        self._recoveries.move(now, Step.DONE, self._epoch)
+        self.works.recoveries.move(now, Step.DONE, self.epoch)
         failpoint.hit("repair.done")
         self._ended(now, None)
 
     def _close_gap(self, recovery: Recovery, gap: Gap) -> int:
         """Take the missing events, and checkpoint where reading goes on; returns how many events."""
-        log, taker = self._open_log()
+        log, taker = self.works.open_log(self.epoch)
         partition, start = recovery.partition, recovery.left_at
-        batch = log.fence(partition, self._epoch).batch
+        batch = log.fence(partition, self.epoch).batch
         if batch:
             start = taker.begin(partition).position or start
-        wanted = RepairTarget(self._name, partition, batch, self._epoch, start)
-        found = self._find(gap, wanted) if recovery.choice is Choice.REPAIR else []
+        wanted = RepairTarget(self.name, partition, batch, self.epoch, start)
+        found = self.works.find(gap, wanted) if recovery.choice is Choice.REPAIR else []
         failpoint.hit("repair.found")
         rows = 0
         for taken in batches_of(found, gap, wanted):
             taker.take(taken, repaired=True)
-            self._news.taken(taken)
-            rows += taken.append.rows
-        self._news.closed(recovery, gap, rows)
+            self.news.taken(taken)
+            rows += taken.rows
+        self.news.closed(recovery, gap, rows)
         return rows
+
+    def _past(self, partition: int) -> list[Recovery]:
+        return [r for r in self.works.recoveries.past(self.name) if r.partition == partition]
 
     def _as_it_is(self, recovery: Recovery) -> Recovery:
         """The same recovery as State has it now: how far it got, and what was chosen since."""
-        return self._recoveries.current(self._name, recovery.partition) or recovery
+        return self.works.recoveries.current(self.name, recovery.partition) or recovery
 
     def _after_failure(self, recovery: Recovery, repair: Repair, error: EvermarkError) -> None:
         action = action_for(error)
-        if action is Action.STEP_DOWN or self._stopped():
+        if action is Action.STEP_DOWN or self.stopped.is_set():
             raise error
         if isinstance(error, IdentityError):
             self._fail(recovery, repair, error)  # trying again makes it no other server
@@ -239,24 +254,24 @@ class Repairer:
         if tried and recovery.tries + 1 >= TRIES_MAX:
             self._fail(recovery, repair, given_up(error.message))
             return
-        self._recoveries.move(recovery, step, self._epoch, error=error.message, tried=tried)
+        self.works.recoveries.move(recovery, step, self.epoch, error=error.message, tried=tried)
         raise error
 
     def _fail(self, recovery: Recovery, repair: Repair | None, error: EvermarkError) -> None:
         if repair is not None:
             self._abandon(repair)
-        self._recoveries.move(recovery, Step.FAILED, self._epoch, error=error.message, tried=True)
+        self.works.recoveries.move(recovery, Step.FAILED, self.epoch, error=error.message, tried=True)
         self._ended(recovery, error)
 
     def _tidy(self, partition: int) -> None:
         """A late owner may make a slot after its successor was done: the slot keeps WAL, and nobody reads it."""
-        now = self._clock()
+        now = self.runtime.now()
         if partition in self._tidied_at and now - self._tidied_at[partition] < TIDY_EVERY:
             return
-        past = [r for r in self._recoveries.past(self._name) if r.partition == partition]
-        repair = self._source.repair(partition) if past else None
+        past = self._past(partition)
+        repair = self.source.repair(partition) if past else None
         if repair is not None:
-            self._recoveries.move(past[0], past[0].step, self._epoch)  # refused if we are no longer the owner
+            self.works.recoveries.move(past[0], past[0].step, self.epoch)  # refused if we are no longer the owner
             self._abandon(repair)
             repair.close()
         self._tidied_at[partition] = now
@@ -265,19 +280,19 @@ class Repairer:
         try:
             repair.abandon()  # a slot that nobody reads keeps WAL without end
         except EvermarkError as left:
-            self._news.left_behind(left)
+            self.news.left_behind(left)
 
     def _tell_end(self, number: int) -> None:
         """Its last step was recorded, but the answer was lost: without this the partition is never read again."""
-        for recovery in self._recoveries.past(self._name):
+        for recovery in self.works.recoveries.past(self.name):
             if recovery.id == number:
                 failed = recovery.step is Step.FAILED
                 self._ended(recovery, GapError(recovery.error, hint=_RECOVER_HINT) if failed else None)
 
     def _ended(self, recovery: Recovery, error: EvermarkError | None) -> None:
         self._carried.pop(recovery.partition, None)
-        self._tidied_at[recovery.partition] = self._clock()
+        self._tidied_at[recovery.partition] = self.runtime.now()
         with self._lock:
             self._open.discard(recovery.partition)
-        self._news.ended(recovery, error)
-        self._on_ended(recovery.partition, error)
+        self.news.ended(recovery, error)
+        self.on_ended(recovery.partition, error)

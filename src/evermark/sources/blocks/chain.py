@@ -11,19 +11,33 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final
+from typing import Annotated, Any, Final, TypeVar
+
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from evermark.errors import FormatError, GapError, IdentityError
 
 GENESIS_PREVIOUS: Final = "0" * 64  # the previous hash of block 0
+_T = TypeVar("_T")
 _EVENT, _SNAPSHOT, _BLOCK = "evermark.event.1", "evermark.snapshot.1", "evermark.block.1"
 _CANONICAL = json.JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(",", ":"))
-_HEX = re.compile(r"[0-9a-f]{64}")
 _HINT_LIE = "the node sent something else than was made: ask another node, and have this one's disk looked at"
+
+Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Whole = Annotated[int, Field(ge=0, lt=2**53, strict=True)]
+# The bound is that of a whole answer. It makes pydantic look into the text, and refuse half a surrogate pair.
+Text = Annotated[str, Field(strict=True, max_length=64 * 1024 * 1024)]
+_PLAIN: TypeAdapter[str | int] = TypeAdapter(Text | Whole)
+
+
+def _plain(value: Any) -> Any:
+    """Only what `canonical` can write in one way."""
+    if isinstance(value, dict):
+        return {_plain(name): _plain(item) for name, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list) else _PLAIN.validate_python(value)
 
 
 class UnreadableError(FormatError):
@@ -51,8 +65,8 @@ class EventKind(StrEnum):
 class Cookie:
     """How far a reader is: it has every miniblock below `minipool_gen`, the last of which had this hash."""
 
-    minipool_gen: int
-    prev_miniblock_hash: str
+    minipool_gen: Whole
+    prev_miniblock_hash: Hash
 
     def wire(self) -> dict[str, Any]:
         return {"minipool_gen": self.minipool_gen, "prev_miniblock_hash": self.prev_miniblock_hash}
@@ -65,15 +79,15 @@ START: Final = Cookie(0, GENESIS_PREVIOUS)
 class BlockEvent:
     """One event of a stream. `member` is set for joins and leaves, `settings` (None removes one) for settings."""
 
-    hash: str
+    hash: Hash
     kind: EventKind
-    creator: str
-    at_us: int  # when it was made, by its maker's clock
-    nonce: str  # tells two otherwise equal events apart
-    payload: str = ""
-    member: str = ""
-    settings: Mapping[str, str | None] = field(default_factory=dict)
-    tags: Mapping[str, Any] = field(default_factory=dict)
+    creator: Text
+    at_us: Whole  # when it was made, by its maker's clock
+    nonce: Text  # tells two otherwise equal events apart
+    payload: Text = ""
+    member: Text = ""
+    settings: Mapping[Text, Text | None] = field(default_factory=dict)
+    tags: Annotated[Mapping[str, Any], BeforeValidator(_plain)] = field(default_factory=dict)
 
     def wire(self) -> dict[str, Any]:
         """Fields that are empty are left out."""
@@ -104,10 +118,10 @@ class Snapshot:
     time a stream is created: a recreated stream has another chain from its first block on."""
 
     kind: StreamKind
-    creator: str
-    incarnation: str
-    members: tuple[str, ...]  # sorted
-    settings: Mapping[str, str]
+    creator: Text
+    incarnation: Text
+    members: tuple[Text, ...]  # sorted
+    settings: Mapping[Text, Text]
 
     def wire(self) -> dict[str, Any]:
         return {
@@ -122,11 +136,11 @@ class Snapshot:
 @dataclass(frozen=True, slots=True)
 class Block:
     stream: str
-    number: int
-    previous: str
-    hash: str
-    at_us: int
-    event_hashes: tuple[str, ...]
+    number: Whole
+    previous: Hash
+    hash: Hash
+    at_us: Whole
+    event_hashes: tuple[Hash, ...]
     snapshot: Snapshot | None
     events: tuple[BlockEvent, ...]
 
@@ -279,29 +293,7 @@ def sum_up(members: set[str], settings: dict[str, str], events: Iterable[BlockEv
 
 def event_from(wire: Any) -> BlockEvent:
     """An event as it came over the wire, not yet verified."""
-    with _Reading("an event"):
-        return BlockEvent(
-            _hex(wire["hash"]),
-            EventKind(wire["kind"]),
-            _text(wire["creator"]),
-            _whole(wire["at_us"]),
-            _text(wire["nonce"]),
-            _text(wire.get("payload", "")),
-            _text(wire.get("member", "")),
-            _object(wire.get("settings", {}), lambda value: None if value is None else _text(value)),
-            _object(wire.get("tags", {}), _plain),
-        )
-
-
-def snapshot_from(wire: Any) -> Snapshot:
-    with _Reading("a snapshot"):
-        return Snapshot(
-            StreamKind(wire["kind"]),
-            _text(wire["creator"]),
-            _text(wire["incarnation"]),
-            tuple(_text(member) for member in _list(wire["members"])),
-            _object(wire["settings"], _text),
-        )
+    return _read(_EVENTS, "an event", wire)
 
 
 def event_or_raw(wire: Any, named: str = "") -> BlockEvent:
@@ -315,80 +307,38 @@ def event_or_raw(wire: Any, named: str = "") -> BlockEvent:
 
 def block_from(wire: Any, stream: str, *, raw: bool = False) -> Block:
     """A block as it came over the wire, not yet verified; `raw`: with events that cannot be read, as they came."""
-    with _Reading(f"a block of stream {stream}"):
-        header, events = wire["header"], _list(wire["events"])
-        named = [*header["event_hashes"], *[""] * len(events)]
-        return Block(
-            stream,
-            _whole(header["number"]),
-            _hex(header["previous"]),
-            _hex(header["hash"]),
-            _whole(header["at_us"]),
-            tuple(_hex(value) for value in _list(header["event_hashes"])),
-            None if header["snapshot"] is None else snapshot_from(header["snapshot"]),
-            tuple(event_or_raw(*each) if raw else event_from(each[0]) for each in zip(events, named, strict=False)),
-        )
+    what = f"a block of stream {stream}"
+    sent = _read(_SENT_BLOCKS, what, wire)
+    hashes = sent.header.get("event_hashes")
+    named = [*(hashes if isinstance(hashes, list) else ()), *[""] * len(sent.events)]
+    pairs = zip(sent.events, named, strict=False)
+    events = tuple(event_or_raw(event, name) if raw else event_from(event) for event, name in pairs)
+    return _read(_BLOCKS, what, {**sent.header, "stream": stream, "events": events})
 
 
 def cookie_from(wire: Any) -> Cookie:
-    with _Reading("a cookie"):
-        return Cookie(_whole(wire["minipool_gen"]), _hex(wire["prev_miniblock_hash"]))
+    return _read(_COOKIES, "a cookie", wire)
 
 
-class _Reading:
-    """Any wrong shape of a document becomes a `FormatError`."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, (KeyError, TypeError, ValueError, AttributeError, RecursionError)):
-            said = f"{type(error).__name__}: {error}"[:200]
-            raise FormatError(
-                f"{self._what} is not in the format ({said})", hint="the node may be newer than this program: update it"
-            ) from error
+@dataclass(frozen=True, slots=True)
+class _SentBlock:
+    header: dict[str, Any]
+    events: list[Any]
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError("text is expected")
-    value.encode()  # raises for half a surrogate pair, which cannot be hashed
-    return value
+_EVENTS, _COOKIES, _BLOCKS = TypeAdapter(BlockEvent), TypeAdapter(Cookie), TypeAdapter(Block)
+_SENT_BLOCKS = TypeAdapter(_SentBlock)
 
 
-def _whole(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < 2**53:
-        raise TypeError("a whole number below 2^53 is expected")
-    return value
-
-
-def _hex(value: Any) -> str:
-    if not isinstance(value, str) or _HEX.fullmatch(value) is None:
-        raise TypeError("64 hexadecimal digits are expected")
-    return value
-
-
-def _list(value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise TypeError("a list is expected")
-    return value
-
-
-def _object(value: Any, of: Callable[[Any], Any]) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise TypeError("an object is expected")
-    return {_text(name): of(item) for name, item in value.items()}
-
-
-def _plain(value: Any) -> Any:
-    """A value that `canonical` can write in one way only."""
-    if isinstance(value, str):
-        return _text(value)
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    if isinstance(value, dict):
-        return _object(value, _plain)
-    return _whole(value)
+def _read(adapter: TypeAdapter[_T], what: str, wire: Any) -> _T:
+    """Any wrong shape of a document is a `FormatError`."""
+    try:
+        return adapter.validate_python(wire)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        unknown = f", not {first['input']!r}" if first["type"] == "enum" else ""  # other values may be secret
+        said = f"{'.'.join(map(str, first['loc']))}: {first['msg']}{unknown}"[:200]
+    except RecursionError as error:
+        said = str(error)
+    hint = "the node may be newer than this program: update it"
+    raise FormatError(f"{what} is not in the format ({said})", hint=hint)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from evermark.secrets import Plain, Secret
@@ -34,12 +35,9 @@ class BlocksKind(SourceKind[BlocksSettings]):
         yield from about_nodes(target)
         if look is None:
             return
-        source = BlockStreams(target)
-        try:
+        with closing(BlockStreams(target)) as source:
             yield from about_streams(source.plans, target)
             yield from look(source).findings
-        finally:
-            source.close()
 
 
 def target_of(settings: BlocksSettings, context: SourceContext) -> BlocksTarget:

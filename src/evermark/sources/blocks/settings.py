@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from typing import Annotated, Any, Literal, Self
 
@@ -11,9 +12,10 @@ from evermark.secrets import HIDDEN, Sealed, Secret, SecretBox
 from evermark.settings.fields import Duration, between, refusal
 from evermark.sources.blocks.chain import StreamKind
 from evermark.sources.blocks.target import NODES_MAX, PARTITIONS_MAX, is_node_url
-from evermark.sources.settings import SourceConfig
+from evermark.sources.settings import SourceConfig, secret_of
 
 _STREAMS_MAX = 10_000
+_TOKEN = re.compile(r"[ -~]{1,1024}")
 
 
 def _node(url: str) -> str:
@@ -25,13 +27,8 @@ def _node(url: str) -> str:
 
 
 def _token(value: Any) -> Secret | Sealed:
-    if isinstance(value, Sealed):
-        return value
-    if not isinstance(value, (str, Secret)):
-        raise refusal("expected text")
-    secret = value if isinstance(value, Secret) else Secret(value)
-    text = secret.reveal()
-    if not (text.isascii() and text.isprintable() and 0 < len(text) <= 1024):
+    secret = secret_of(value)
+    if isinstance(secret, Secret) and not _TOKEN.fullmatch(secret.reveal()):
         raise refusal("expected a token of up to 1024 plain characters")
     return secret
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -151,7 +152,6 @@ class BlockStreams(Source, Forks):
         version = choice.version()
         if choice.by_members and version == self._upkept:
             return  # changes of members are seen with each stream's news: only another set of bots matters here
-        client = self._open_client(self.target)  # its own: reading goes on in another thread
 
         def chosen(stream: str, kind: str) -> bool:
             def ask(node: Node) -> frozenset[str]:
@@ -162,25 +162,21 @@ class BlockStreams(Source, Forks):
             except UnreadableError:
                 return True  # the unreadable event may be a bot's join
 
-        try:
+        with closing(self._open_client(self.target)) as client:  # its own: reading goes on in another thread
             for partition in self.partitions():
                 count = self.plans.forget(partition, self.target.keep_unwanted_s, chosen, time.time_ns() // 1000)
                 if count:
                     log.info("blocks_forgotten", source=self.target.source, partition=partition, streams=count)
-        finally:
-            client.close()
         self._upkept = version
 
     def condition(self) -> Condition:
         """A stale stream is no warning here: it was logged when it was found, and `/health` lists it."""
         found = {partition: self.plans.stale(partition) for partition in self.partitions()}
-        stale = {
-            partition: StaleStreams(
-                len(streams), [StaleStream(stream, streams[stream].reason) for stream in sorted(streams)[:_NAMED_MAX]]
-            )
-            for partition, streams in found.items()
-            if streams
-        }
+        stale = {}
+        for partition, streams in found.items():
+            first = [StaleStream(stream, streams[stream].reason) for stream in sorted(streams)[:_NAMED_MAX]]
+            if streams:
+                stale[partition] = StaleStreams(len(streams), first)
         return Condition({"streams_stale": float(sum(map(len, found.values())))}, stale=stale)
 
     def untaken(self, after: Mapping[int, str]) -> Mapping[int, Untaken]:

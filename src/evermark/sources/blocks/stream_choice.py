@@ -6,7 +6,8 @@ import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from evermark.secrets import Hidden
 from evermark.sources.blocks.chain import StreamKind
@@ -48,10 +49,7 @@ class ChosenStreams:
 
     streams: frozenset[str] = frozenset()
     kinds: frozenset[StreamKind] = frozenset()
-
-    @property
-    def by_members(self) -> bool:
-        return False
+    by_members: ClassVar[bool] = False
 
     def version(self) -> str:
         text = "\n".join([*sorted(self.streams), "", *sorted(self.kinds)])
@@ -87,10 +85,7 @@ class BotStreams:
 
     bots: Bots
     named: ChosenStreams = ChosenStreams()
-
-    @property
-    def by_members(self) -> bool:
-        return True
+    by_members: ClassVar[bool] = True
 
     def version(self) -> str:
         return f"bots {self.named.version()} {self.bots.version()}"
@@ -110,7 +105,6 @@ class BotsInState:
 
     def __init__(self, dsn: Hidden, schema: str, source: str, read: BotReaders) -> None:
         self._dsn, self._schema, self._source, self._read = dsn, schema, source, read
-        self._state: State | None = None
         self._known: tuple[str, frozenset[str], frozenset[str]] | None = None
         self._versioned: tuple[float, str] | None = None
 
@@ -127,17 +121,16 @@ class BotsInState:
         version = self.version()
         if self._known is None or self._known[0] != version:
             # The version was read first: users that came in between are read once more, not missed.
-            asked = (self._open(), self._source)
+            asked = (self._state, self._source)
             self._known = (version, self._read.users(*asked), self._read.inboxes(*asked))
         return self._known
 
     def version(self) -> str:
         now = time.monotonic()
         if self._versioned is None or now - self._versioned[0] > _VERSION_FOR_S:
-            self._versioned = (now, self._read.version(self._open(), self._source))
+            self._versioned = (now, self._read.version(self._state, self._source))
         return self._versioned[1]
 
-    def _open(self) -> State:
-        if self._state is None:
-            self._state = State(self._dsn.open, self._schema, connections_max=2)
-        return self._state
+    @cached_property
+    def _state(self) -> State:
+        return State(self._dsn.open, self._schema, connections_max=2)

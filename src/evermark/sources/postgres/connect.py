@@ -11,9 +11,9 @@ from typing import Any, Self
 import psycopg
 from psycopg import errors as pg
 
-from evermark.errors import EvermarkError, GapError
+from evermark.errors import ConfigError, EvermarkError, GapError
 from evermark.secrets import Hidden
-from evermark.sources.postgres.failures import RECOVER_HINT, translated, unreachable, unreadable_dsn, where
+from evermark.sources.postgres.failures import RECOVER_HINT, translated, unreachable, where
 
 CONNECT_TIMEOUT_S = 10
 WARNINGS_MAX = 20
@@ -107,27 +107,12 @@ def connect(dsn: Hidden, timeout_s: int = CONNECT_TIMEOUT_S, /, **session: str) 
     try:
         psycopg.conninfo.conninfo_to_dict(text)
     except psycopg.Error:
-        raise unreadable_dsn() from None
-    try:
-        connection = psycopg.connect(
-            text,
-            autocommit=True,
-            connect_timeout=timeout_s,
-            fallback_application_name="evermark",
-            keepalives_idle=30,
-            keepalives_interval=10,
-            keepalives_count=3,
-            prepare_threshold=None,
-        )
-    except psycopg.Error as error:
-        raise unreachable(error, text) from error
+        # libpq repeats the string it could not read, password and all: its words are not passed on.
+        hint = "write postgresql://user:password@host:5432/db"
+        raise ConfigError("the dsn of the source cannot be read", hint=hint) from None
+    connection = opened(text, connect_timeout=timeout_s)
     link = Link(text, connection)
     connection.add_notice_handler(lambda notice: _collect(link, notice))
-    _configure(link, session)
-    return link
-
-
-def _configure(link: Link, session: dict[str, str]) -> None:
     wanted = {**_SESSION, **session}
     query = "select " + ", ".join(["set_config(%s, %s, false)"] * len(wanted))
     link.row(query, tuple(part for pair in wanted.items() for part in pair), doing="preparing a connection")
@@ -135,6 +120,17 @@ def _configure(link: Link, session: dict[str, str]) -> None:
     with contextlib.suppress(pg.InvalidParameterValue):  # not every platform can
         link.connection.execute("set client_connection_check_interval = '1s'")
     link.warnings.clear()
+    return link
+
+
+def opened(dsn: str, **options: Any) -> psycopg.Connection[Any]:
+    options |= {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
+    try:
+        return psycopg.connect(
+            dsn, autocommit=True, prepare_threshold=None, fallback_application_name="evermark", **options
+        )
+    except psycopg.Error as error:
+        raise unreachable(error, dsn) from error
 
 
 def _collect(link: Link, notice: psycopg.errors.Diagnostic) -> None:

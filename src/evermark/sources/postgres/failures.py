@@ -11,7 +11,6 @@ from psycopg import errors as pg
 
 from evermark.errors import (
     BusyError,
-    ConfigError,
     DeniedError,
     DiskFullError,
     EvermarkError,
@@ -27,14 +26,13 @@ GRANT_HINT = "as a superuser: alter role … replication; and the grants that `e
 
 _GONE = (pg.AdminShutdown, pg.CrashShutdown, pg.CannotConnectNow, pg.TooManyConnections, pg.ConnectionException)
 _DENIED_LOGIN = (pg.InvalidPassword, pg.InvalidAuthorizationSpecification)
-_LOGIN_REFUSED = (
+_LOGIN_DENIED = (
     "authentication failed",
     "pg_hba.conf",
     "no password supplied",
     "not permitted to log in",
     "no such user",
 )
-_NOT_PERMITTED = ("permission denied",)
 _TLS = ("does not support ssl", "certificate verify failed", "certificate file", "does not match host name")
 _NOT_THERE = ("does not exist", "no such database", "definition of service")
 _FULL = ("too many clients", "too many connections", "remaining connection slots")
@@ -49,20 +47,15 @@ def where(dsn: str) -> str:
     return f"{parts.get('host') or 'localhost'}:{parts.get('port') or 5432}/{parts.get('dbname') or ''}"
 
 
-def unreadable_dsn() -> ConfigError:
-    # libpq repeats the string it could not read, password and all: its words are not passed on.
-    return ConfigError("the dsn of the source cannot be read", hint="write postgresql://user:password@host:5432/db")
-
-
 def unreachable(error: psycopg.Error, dsn: str) -> EvermarkError:
     """Why a connection could not be made."""
     text = _first_line(error)
     lower = text.lower()
     # libpq gives no SQLSTATE for what happens while connecting. What is not known here, and what a server says in
     # another language, counts as one that may come back: it is tried again, and shown.
-    if isinstance(error, _DENIED_LOGIN) or any(words in lower for words in _LOGIN_REFUSED):
+    if isinstance(error, _DENIED_LOGIN) or any(words in lower for words in _LOGIN_DENIED):
         return DeniedError(f"Postgres at {where(dsn)} refused the login", hint="check user, password and pg_hba.conf")
-    if any(words in lower for words in _NOT_PERMITTED):
+    if "permission denied" in lower:
         return DeniedError(f"Postgres at {where(dsn)}: {text}", hint="grant the role of the dsn what it lacks")
     if any(words in lower for words in _TLS):
         return SetupError(f"Postgres at {where(dsn)}: {text}", hint="check sslmode and sslrootcert in the dsn")
@@ -77,27 +70,24 @@ def unreachable(error: psycopg.Error, dsn: str) -> EvermarkError:
 def translate(error: psycopg.Error, dsn: str, doing: str) -> EvermarkError:
     """The error of a statement, in our words."""
     text = f"{doing} at {where(dsn)}: {_first_line(error)}"
-    found: EvermarkError
     if isinstance(error, pg.InsufficientPrivilege):
-        found = DeniedError(text, hint=GRANT_HINT)
-    elif isinstance(error, (pg.ObjectInUse, pg.LockNotAvailable, pg.QueryCanceled, pg.DeadlockDetected)):
-        found = BusyError(text, hint="another session is using it just now; it is tried again")
-    elif isinstance(error, pg.ConfigurationLimitExceeded):
-        found = SetupError(text, hint="raise max_replication_slots and restart the server")
-    elif isinstance(error, pg.DiskFull):
-        found = DiskFullError(text, hint="the database server has no space left")
-    elif isinstance(error, (pg.UndefinedTable, pg.UndefinedObject, pg.UndefinedFunction, pg.InvalidSchemaName)):
-        found = SetupError(text, hint=INSTALL_HINT)
-    elif isinstance(error, pg.ObjectNotInPrerequisiteState):
+        return DeniedError(text, hint=GRANT_HINT)
+    if isinstance(error, (pg.ObjectInUse, pg.LockNotAvailable, pg.QueryCanceled, pg.DeadlockDetected)):
+        return BusyError(text, hint="another session is using it just now; it is tried again")
+    if isinstance(error, pg.ConfigurationLimitExceeded):
+        return SetupError(text, hint="raise max_replication_slots and restart the server")
+    if isinstance(error, pg.DiskFull):
+        return DiskFullError(text, hint="the database server has no space left")
+    if isinstance(error, (pg.UndefinedTable, pg.UndefinedObject, pg.UndefinedFunction, pg.InvalidSchemaName)):
+        return SetupError(text, hint=INSTALL_HINT)
+    if isinstance(error, pg.ObjectNotInPrerequisiteState):
         # The caller looks at the slot's own state first; after any other error of this class reading cannot go on.
-        found = GapError(text, hint=RECOVER_HINT)
-    elif isinstance(error, pg.UndefinedFile):
-        found = GapError(f"{text} (the WAL the slot needs is gone)", hint=RECOVER_HINT)
-    elif isinstance(error, _GONE) or (isinstance(error, psycopg.OperationalError) and error.sqlstate is None):
-        found = UnreachableError(text, hint="the connection broke; it is made again")
-    else:
-        found = EvermarkError(f"{text} [{error.sqlstate or type(error).__name__}]")
-    return found
+        return GapError(text, hint=RECOVER_HINT)
+    if isinstance(error, pg.UndefinedFile):
+        return GapError(f"{text} (the WAL the slot needs is gone)", hint=RECOVER_HINT)
+    if isinstance(error, _GONE) or (isinstance(error, psycopg.OperationalError) and error.sqlstate is None):
+        return UnreachableError(text, hint="the connection broke; it is made again")
+    return EvermarkError(f"{text} [{error.sqlstate or type(error).__name__}]")
 
 
 @contextmanager

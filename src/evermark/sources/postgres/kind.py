@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -36,11 +37,8 @@ class PostgresKind(SourceKind[PostgresSettings]):
         if look is None or facts.server is None:
             yield from judged(facts, target, None)
             return
-        source = PostgresOutbox(target)
-        try:
+        with closing(PostgresOutbox(target)) as source:
             state = look(source)
-        finally:
-            source.close()
         yield from judged(facts, target, state)
         yield from state.findings
 

@@ -6,7 +6,8 @@ import re
 from dataclasses import dataclass
 
 BYTES_MAX = 63  # what Postgres keeps of an identifier; a longer one would be another table's
-_PART = re.compile(r'"((?:[^"]|"")+)"|([^".]+)')
+_PART = r'(?:"((?:[^"]|"")+)"|([^".]+))'
+_NAMES = re.compile(rf"(?:{_PART}\.)?{_PART}")
 _PLAIN = re.compile(r"[a-z_\u0080-\U0010ffff][a-z0-9_$\u0080-\U0010ffff]*")
 
 
@@ -63,21 +64,12 @@ def table_name(text: str) -> TableName:
 
 def _split(text: str) -> list[tuple[str, bool]]:
     """One or two names, and whether each was quoted."""
-    parts: list[tuple[str, bool]] = []
-    at = 0
-    while True:
-        found = _PART.match(text, at)
-        if found is None:
-            break
-        quoted, plain = found.groups()
-        parts.append((quoted.replace('""', '"'), True) if quoted is not None else (plain, False))
-        at = found.end()
-        if at == len(text) and len(parts) <= 2:
-            return parts
-        if not text.startswith(".", at):
-            break
-        at += 1
-    raise TableNameError('expected a table such as public.orders or public."Orders"')
+    found = _NAMES.fullmatch(text)
+    if found is None:
+        raise TableNameError('expected a table such as public.orders or public."Orders"')
+    names = (found.group(1, 2), found.group(3, 4))
+    parts = [(quoted.replace('""', '"'), True) if quoted is not None else (plain, False) for quoted, plain in names]
+    return [(name, quoted) for name, quoted in parts if name is not None]
 
 
 def _written(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from importlib import resources
 
 from evermark.sources.postgres.connect import Link, connect
@@ -14,6 +15,21 @@ SCHEMA_VERSION_READ = 2  # the oldest installed version that is read on as it is
 _PUBLISHED = (
     *("id", "created_at", "stream_id", "stream", "op", "key", "payload", "before", "schema_version", "previous_key"),
 )
+_NAMED_MAX = 5
+# Partitions of captured tables that lack a trigger of their own for `truncate`: Postgres clones only row triggers.
+# As unwatched_partitions() in sql/03_watch.sql, for a role that may not call it. Reads catalogs only, takes no lock.
+UNWATCHED = """
+with recursive tree as (
+    select c.oid, true as top from pg_trigger t join pg_class c on c.oid = t.tgrelid and c.relkind = 'p'
+    where t.tgname = '@schema_name@_capture' and t.tgparentid = 0
+    union all
+    select i.inhrelid, false from tree join pg_inherits i on i.inhparent = tree.oid where not i.inhdetachpending
+)
+select coalesce(array_agg(format('%%I.%%I', n.nspname, c.relname) order by n.nspname, c.relname), '{}')
+from tree join pg_class c on c.oid = tree.oid join pg_namespace n on n.oid = c.relnamespace
+where (c.relkind = 'r' or tree.top) and not exists (
+    select from pg_trigger t where t.tgrelid = c.oid and t.tgenabled = 'A' and t.tgname = '@schema_name@_partition')
+"""
 
 
 def script(name: str, target: PostgresTarget, *, role: str = "evermark") -> str:
@@ -39,6 +55,16 @@ def filled(text: str, target: PostgresTarget, *, role: str = "evermark") -> str:
     return text
 
 
+def schema_there(link: Link, target: PostgresTarget) -> bool:
+    found = link.row("select 1 from pg_namespace where nspname = %s", (target.schema,), doing="looking for the schema")
+    return found is not None
+
+
+def installed_version(link: Link, target: PostgresTarget) -> int | None:
+    found = link.row(filled("select version from @schema@.meta", target), doing="reading the installed version")
+    return int(found[0]) if found else None
+
+
 def create_publication(link: Link, target: PostgresTarget, *, again: bool = False) -> None:
     """Made if there is none. `again`: what others made of it is undone; only a new slot may read it then."""
     with translated(link.dsn, "creating the publication"):
@@ -53,3 +79,17 @@ def maintain(target: PostgresTarget) -> tuple[int, int, int]:
     with connect(target.dsn) as link:
         created, dropped, waiting = link.one(query, (target.events_retention_s,), doing="maintaining partitions")
     return created, dropped, waiting
+
+
+def unwatched_said(names: Collection[str]) -> str:
+    """What the lack of triggers on these partitions means."""
+    more = f" and {len(names) - _NAMED_MAX} more" if len(names) > _NAMED_MAX else ""
+    return f"a truncate of only this partition would not be captured: {', '.join(sorted(names)[:_NAMED_MAX])}{more}"
+
+
+def unwatched_mend(target: PostgresTarget) -> str:
+    """Upkeep does it, unless the partition is busy, or belongs to another role than the outbox."""
+    return (
+        "`evermark up` sees to it within a minute, `evermark source maintain` now; if it stays, as a superuser:"
+        f" select {target.schema}.watch_partitions(); (docs/playbook.md, `Partitioned tables`)"
+    )

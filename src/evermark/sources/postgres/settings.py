@@ -20,7 +20,7 @@ from evermark.sources.postgres.target import (
     PostgresTarget,
     TableChoice,
 )
-from evermark.sources.settings import SourceConfig
+from evermark.sources.settings import SourceConfig, secret_of
 
 _NAME_MAX = 63  # what Postgres keeps of an identifier
 _WAL_SEGMENT_BYTES = 16 * 1024 * 1024
@@ -51,11 +51,8 @@ def _table(value: Any) -> Any:
 
 
 def _dsn(value: Any) -> Secret | Sealed:
-    if isinstance(value, Sealed):
-        return value
-    if not isinstance(value, (str, Secret)):
-        raise refusal("expected text")
-    return postgres_dsn(value if isinstance(value, Secret) else Secret(value))
+    secret = secret_of(value)
+    return secret if isinstance(secret, Sealed) else postgres_dsn(secret)
 
 
 def _wal_warn(size: int) -> int:
@@ -64,16 +61,9 @@ def _wal_warn(size: int) -> int:
     return size
 
 
-def _hidden(_: Secret | Sealed) -> str:
-    return HIDDEN
-
-
 _Column = Annotated[str, Field(min_length=1, max_length=_NAME_MAX)]
 _Identifier = Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_]{0,62}$")]
 _Retention = Annotated[Duration, between(timedelta(days=1), timedelta(days=3660))]
-_WalWarn = Annotated[Size, AfterValidator(_wal_warn)]
-
-
 _NO_TABLES = NotYet("tables is not in this version", "use outbox", ("tables",))
 _NO_COPY = NotYet("copy is not in this version: rows from before install are not taken", "use now", ("copy",))
 
@@ -95,7 +85,7 @@ class TableSettings(Model):
 
 class PostgresSettings(SourceConfig):
     type: Literal["postgres"] = "postgres"
-    dsn: Annotated[Secret | Sealed, PlainValidator(_dsn), PlainSerializer(_hidden)]
+    dsn: Annotated[Secret | Sealed, PlainValidator(_dsn), PlainSerializer(lambda _: HIDDEN)]
     mode: Annotated[Literal["outbox", "tables"], _NO_TABLES] = "outbox"
     start: Annotated[Literal["now", "copy"], _NO_COPY] = "now"
     tables: Annotated[tuple[Annotated[TableSettings, BeforeValidator(_table)], ...], Field(max_length=10_000)] = ()
@@ -104,7 +94,7 @@ class PostgresSettings(SourceConfig):
     publication: _Identifier | None = None
     slots: Annotated[int, Field(ge=1, le=SLOTS_MAX)] = 1
     events_retention: _Retention = timedelta(seconds=EVENTS_RETENTION_S)
-    wal_retained_warn: _WalWarn = WAL_RETAINED_WARN_BYTES
+    wal_retained_warn: Annotated[Size, AfterValidator(_wal_warn)] = WAL_RETAINED_WARN_BYTES
 
     @model_validator(mode="after")
     def _each_table_once(self) -> Self:

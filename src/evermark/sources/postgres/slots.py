@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 
 from evermark.errors import EvermarkError
-from evermark.sources.postgres.connect import CONNECT_TIMEOUT_S, Link
+from evermark.sources.postgres.connect import CONNECT_TIMEOUT_S, Link, opened
 from evermark.sources.postgres.failures import translated, unreachable
-from evermark.sources.postgres.lsn import lsn_of
 from evermark.sources.postgres.target import PostgresTarget, suffixed
 
 # A connection that only holds a snapshot does nothing for as long as others read.
@@ -31,17 +29,11 @@ class Slot:
     safe_wal_bytes: int | None
 
 
-# Of `pg_replication_slots s`, in the order `slot_of` takes them.
+# Of `pg_replication_slots s`, in the order of the fields of `Slot`.
 SLOT_COLUMNS = """
-s.plugin::text, s.database::text, s.active, s.restart_lsn::text, s.confirmed_flush_lsn::text, s.wal_status,
-to_jsonb(s) ->> 'invalidation_reason', s.safe_wal_size
+s.plugin::text, s.database::text, s.active, (s.restart_lsn - '0/0'::pg_lsn)::bigint,
+(s.confirmed_flush_lsn - '0/0'::pg_lsn)::bigint, s.wal_status, to_jsonb(s) ->> 'invalidation_reason', s.safe_wal_size
 """
-
-
-def slot_of(row: Sequence[Any]) -> Slot:
-    plugin, database, active, restart, confirmed, *rest = row
-    restart_lsn, confirmed_lsn = (lsn_of(text) if text else None for text in (restart, confirmed))
-    return Slot(plugin, database, active, restart_lsn, confirmed_lsn, *rest)
 
 
 def spare_name(slot: str) -> str:
@@ -51,7 +43,7 @@ def spare_name(slot: str) -> str:
 def slot_named(link: Link, name: str) -> Slot | None:
     query = f"select {SLOT_COLUMNS} from pg_replication_slots s where slot_name = %s"
     found = link.row(query, (name,), doing=f"looking at slot {name}")
-    return slot_of(found) if found is not None else None
+    return Slot(*found) if found is not None else None
 
 
 def drop_slot(link: Link, name: str) -> None:
@@ -72,28 +64,16 @@ def walsender(target: PostgresTarget) -> psycopg.Connection[Any]:
     text = target.dsn.open()
     try:
         options = psycopg.conninfo.conninfo_to_dict(text).get("options") or ""
-        connection = psycopg.connect(
-            text,
-            autocommit=True,
-            replication="database",
-            options=f"{options} {_PATIENT}",
-            connect_timeout=CONNECT_TIMEOUT_S,
-            fallback_application_name="evermark",
-            keepalives_idle=30,
-            keepalives_interval=10,
-            keepalives_count=3,
-        )
     except psycopg.Error as error:
         raise unreachable(error, text) from error
-    connection.prepare_threshold = None
-    return connection
+    options = f"{options} {_PATIENT}"
+    return opened(text, connect_timeout=CONNECT_TIMEOUT_S, replication="database", options=options)
 
 
 def make_failover(target: PostgresTarget) -> None:
     """A standby that synchronises slots keeps this slot, too. A copy of a marked slot is not marked."""
-    connection = walsender(target)
-    try:
-        with translated(target.dsn.open(), f"marking slot {target.slot} for failover"):
-            connection.execute(f'ALTER_REPLICATION_SLOT "{target.slot}" (FAILOVER true)'.encode())
-    finally:
-        connection.close()
+    with (
+        closing(walsender(target)) as connection,
+        translated(target.dsn.open(), f"marking slot {target.slot} for failover"),
+    ):
+        connection.execute(f'ALTER_REPLICATION_SLOT "{target.slot}" (FAILOVER true)'.encode())

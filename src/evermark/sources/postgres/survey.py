@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from datetime import datetime
-
-from psycopg import sql
 
 from evermark.errors import DeniedError, EvermarkError, FormatError, GapError, IdentityError, SetupError
 from evermark.sources.base import Warned
 from evermark.sources.postgres.connect import Link
 from evermark.sources.postgres.failures import GRANT_HINT, INSTALL_HINT, RECOVER_HINT, where
-from evermark.sources.postgres.lsn import Incarnation, Position, lsn_of, lsn_text
-from evermark.sources.postgres.outbox import SCHEMA_VERSION, SCHEMA_VERSION_READ
-from evermark.sources.postgres.slots import SLOT_COLUMNS, Slot, slot_of
+from evermark.sources.postgres.lsn import Incarnation, Position, lsn_text
+from evermark.sources.postgres.outbox import SCHEMA_VERSION, SCHEMA_VERSION_READ, filled
+from evermark.sources.postgres.slots import SLOT_COLUMNS, Slot
 from evermark.sources.postgres.target import PostgresTarget
 
 VERSION_MIN = 140000
@@ -33,57 +31,49 @@ _IDENTITY_HINT = (
 class Survey:
     """What the server is like at one moment. `slot` is none when there is no such slot."""
 
-    where: str
     version: int
     wal_level: str
     standby: bool
-    incarnation: Incarnation
     flush_lsn: int
     database: str
-    slot: Slot | None
     fingerprint_installed: str | None
     fingerprint_now: str | None
     schema_version: int | None
-    role: str = ""
+    role: str
+    _: KW_ONLY
+    where: str
+    slot: Slot | None
+    incarnation: Incarnation
     may_use_slots: bool = True
 
 
-_QUERY = """
-select current_setting('server_version_num')::int, current_setting('wal_level'), pg_is_in_recovery(),
-       (select system_identifier from pg_control_system()),
+_QUERY = f"""
+select (select system_identifier from pg_control_system()),
        case when pg_is_in_recovery() then null else pg_walfile_name(pg_current_wal_lsn()) end,
-       case when pg_is_in_recovery() then null else pg_current_wal_flush_lsn()::text end,
-       current_database()::text, r.fingerprint, {schema}.publication_fingerprint({publication}::name),
-       (select version from {schema}.meta),
-       {slot_columns},
-       current_user::text, (select rolsuper or rolreplication from pg_roles where rolname = current_user)
+       (select rolsuper or rolreplication from pg_roles where rolname = current_user),
+       current_setting('server_version_num')::int, current_setting('wal_level'), pg_is_in_recovery(),
+       case when pg_is_in_recovery() then 0 else (pg_current_wal_flush_lsn() - '0/0'::pg_lsn)::bigint end,
+       current_database()::text, r.fingerprint, @schema@.publication_fingerprint(@publication_literal@::name),
+       (select version from @schema@.meta), current_user::text,
+       {SLOT_COLUMNS}
 from (select) one
-left join pg_replication_slots s on s.slot_name = {slot}
-left join {schema}.readers r on r.slot = {slot}
+left join pg_replication_slots s on s.slot_name = @slot_literal@
+left join @schema@.readers r on r.slot = @slot_literal@
 """
 
 
 def look(link: Link, target: PostgresTarget) -> Survey:
     """Needs no right beyond the grants of `evermark source install --print`."""
-    query = sql.SQL(_QUERY).format(
-        schema=sql.Identifier(target.schema),
-        publication=sql.Literal(target.publication),
-        slot=sql.Literal(target.slot),
-        slot_columns=sql.SQL(SLOT_COLUMNS),
-    )
     try:
-        found = link.one(query.as_string(), doing="looking at the slot")
+        found = link.one(filled(_QUERY, target), doing="looking at the slot")
     except SetupError as error:
         raise not_logical(link) or error from error
-    version, wal_level, standby, system_id, walfile, flush, database, installed, now, schema_version = found[:10]
-    slot = slot_of(found[10:18]) if found[10] is not None else None
-    role, replicates = found[18:]
+    system_id, walfile, replicates, *server = found[:12]
+    slot = Slot(*found[12:]) if found[12] is not None else None
     # The timeline of the WAL file being written; the control file's would lag behind a promotion.
     incarnation = Incarnation(system_id & 0xFFFFFFFFFFFFFFFF, int(walfile[:8], 16) if walfile else 0)
-    return Survey(
-        where(link.dsn), version, wal_level, standby, incarnation, lsn_of(flush) if flush else 0, database, slot,
-        installed, now, schema_version, role, replicates or link.may_use_slots(),
-    )  # fmt: skip
+    may_use_slots = replicates or link.may_use_slots()
+    return Survey(*server, where=where(link.dsn), slot=slot, incarnation=incarnation, may_use_slots=may_use_slots)
 
 
 def trouble(survey: Survey, target: PostgresTarget, resume: Position | None) -> EvermarkError | None:
@@ -98,6 +88,13 @@ def trouble(survey: Survey, target: PostgresTarget, resume: Position | None) -> 
     )
 
 
+def require_sound(survey: Survey, target: PostgresTarget, resume: Position | None) -> None:
+    """Raise if reading cannot begin at `resume`."""
+    found = trouble(survey, target, resume)
+    if found is not None:
+        raise found
+
+
 def unfit(survey: Survey) -> EvermarkError | None:
     """Why this server can have no outbox of ours that is read."""
     if survey.version < VERSION_MIN:
@@ -108,7 +105,7 @@ def unfit(survey: Survey) -> EvermarkError | None:
             hint="point the dsn at the primary (target_session_attrs=read-write with several hosts)",
         )
     if survey.wal_level != "logical":
-        return _wal_level(survey.where, survey.wal_level)
+        return SetupError(f"wal_level at {survey.where} is {survey.wal_level!r}", hint=WAL_LEVEL_HINT)
     if not survey.may_use_slots:
         return DeniedError(f"role {survey.role} at {survey.where} may not read replication slots", hint=GRANT_HINT)
     if survey.schema_version is None:
@@ -122,11 +119,9 @@ def unfit(survey: Survey) -> EvermarkError | None:
 
 def not_logical(link: Link) -> SetupError | None:
     (level,) = link.one("select current_setting('wal_level')", doing="reading wal_level")
-    return None if level == "logical" else _wal_level(where(link.dsn), level)
-
-
-def _wal_level(at: str, level: str) -> SetupError:
-    return SetupError(f"wal_level at {at} is {level!r}", hint=WAL_LEVEL_HINT)
+    if level == "logical":
+        return None
+    return SetupError(f"wal_level at {where(link.dsn)} is {level!r}", hint=WAL_LEVEL_HINT)
 
 
 def outdated(version: int) -> dict[str, Warned]:
@@ -147,8 +142,7 @@ def wal_warnings(gauges: Mapping[str, float]) -> dict[str, Warned]:
             " `wal_retained_warn`"
         )
     safe = gauges.get("wal_safe_bytes")
-    allowed = None if safe is None else safe + (retained or 0.0)
-    if safe is not None and allowed is not None and safe < SAFE_SHARE_MIN * allowed:
+    if safe is not None and safe < SAFE_SHARE_MIN * (allowed := safe + (retained or 0.0)):
         found["wal_safe_bytes"] = (
             f"{max(0.0, safe) / _GIB:.2f} GiB of WAL more, and the server may throw our slot away"
             f" (max_slot_wal_keep_size allows {allowed / _GIB:.2f} GiB)"

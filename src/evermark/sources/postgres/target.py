@@ -11,7 +11,6 @@ from evermark.secrets import Hidden
 from evermark.sources.postgres.names import TableNameError, table_name
 
 _NAME = re.compile(r"[a-z_][a-z0-9_]*", re.ASCII)
-TABLES_MAX = 10_000
 SLOTS_MAX = 16
 NAME_MAX = 63
 EVENTS_RETENTION_S = 7 * 86_400.0
@@ -56,20 +55,13 @@ class PostgresTarget:
 
     def __post_init__(self) -> None:
         # Triggers are called after the schema, with a suffix: its name must leave room for it.
-        for what, name, longest in (
-            ("schema", self.schema, 48),
-            ("slot", self.slot, 63),
-            ("publication", self.publication, 63),
-        ):
+        names = (("schema", self.schema, 48), ("slot", self.slot, 63), ("publication", self.publication, 63))
+        for what, name, longest in names:
             if not _NAME.fullmatch(name) or len(name) > longest:
                 raise ConfigError(
                     f"{what} name {name[:80]!r} cannot be used in Postgres",
                     hint=f"use lower-case letters, digits and underscores, at most {longest}, no digit first",
                 )
-        if len(self.tables) > TABLES_MAX:
-            raise ConfigError(f"{len(self.tables)} tables to capture; at most {TABLES_MAX} are possible")
-        if not 1 <= self.slots <= SLOTS_MAX:
-            raise ConfigError(f"{self.slots} slots to read from; 1 to {SLOTS_MAX} are possible")
 
     def parts(self) -> list[PostgresTarget]:
         """One target for each slot: a partition of the source."""

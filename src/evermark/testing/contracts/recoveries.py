@@ -53,11 +53,11 @@ class RecoveryContract:
         """Whoever is late changes nothing, and cannot close it."""
         begun = recoveries.open("shop", 0, "lost", "5", epoch)
         recoveries.move(begun, Step.FAILED, epoch, error="given up", tried=True)
-        recoveries.move(begun, Step.CLOSED, epoch, position="9", taken=2)
+        recoveries.move(begun, Step.CLOSED, epoch)
+        with pytest.raises(BusyError):
+            recoveries.close_gap(begun, "9", 2, epoch)
         (found,) = recoveries.past("shop")
         assert (found.step, found.position, found.taken, found.error) == (Step.FAILED, None, 0, "given up")
-        with pytest.raises(BusyError):
-            recoveries.close_gap(begun, "9", 0, epoch)
 
     def test_a_persons_word_replaces_what_was_chosen_until_it_is_closed(
         self, recoveries: RecoveryStore, epoch: int
@@ -65,12 +65,12 @@ class RecoveryContract:
         """It counts anew, and what was done by the former choice does not close the gap."""
         before = recoveries.open("shop", 0, "lost", "5", epoch)
         recoveries.move(before, Step.OPENED, epoch, error="broken", tried=True)
-        chosen = recoveries.open("shop", 0, "skip it", "5", epoch, choice=Choice.SKIP, by_person=True)
+        chosen = recoveries.open("shop", 0, "skip it", "5", epoch, Choice.SKIP)
         assert (chosen.id, chosen.choice, chosen.by_person, chosen.tries) == (before.id, Choice.SKIP, True, 0)
         with pytest.raises(BusyError, match="changed"):
             recoveries.close_gap(before, "9", 0, epoch)
         recoveries.close_gap(chosen, "9", 0, epoch)
-        late = recoveries.open("shop", 0, "after all", "5", epoch, choice=Choice.REPAIR, by_person=True)
+        late = recoveries.open("shop", 0, "after all", "5", epoch, Choice.REPAIR)
         assert (late.id, late.choice, late.step) == (before.id, Choice.SKIP, Step.CLOSED)
 
     def test_stale_owners_write_nothing(self, recoveries: RecoveryStore, take_over: TakeOver) -> None:
@@ -80,7 +80,7 @@ class RecoveryContract:
         take_over()
         writes: list[Callable[[], object]] = [
             lambda: recoveries.open("shop", 1, "lost", "5", old),
-            lambda: recoveries.open("shop", 0, "skip it", "5", old, choice=Choice.SKIP, by_person=True),
+            lambda: recoveries.open("shop", 0, "skip it", "5", old, Choice.SKIP),
             lambda: recoveries.move(begun, Step.DONE, old),
             lambda: recoveries.close_gap(begun, "9", 0, old),
         ]

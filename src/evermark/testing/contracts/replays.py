@@ -83,7 +83,7 @@ class ReplayContract:
     ) -> Target:
         piece = TimeSlice(begun.mark, LATER, (), 1000)
         result = Replayed(piece.end if mark is None else mark, outcome)
-        return replays.settle(begun, piece, result, 1.0, 1.0, T0, epoch)
+        return replays.settle(begun, piece, result, 1.0, T0, epoch)
 
     def test_a_person_who_resumes_a_subscription_resumes_its_replays(
         self, replays: ReplayStore, delivery: DeliveryStore, epoch: int

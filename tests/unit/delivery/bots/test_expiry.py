@@ -7,8 +7,8 @@ import pytest
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
 from evermark.delivery.base import Surplus
-from evermark.delivery.run import expiry
-from evermark.delivery.run.expiry import sweep_waiting
+from evermark.delivery.run import parked_retries
+from evermark.delivery.run.parked_retries import sweep_waiting
 from evermark.delivery.store.memory import MemoryDelivery
 from evermark.delivery.store.memory_bots import MemoryBots
 from evermark.testing.contracts.bot_scene import WISH, settle, waiting
@@ -36,7 +36,7 @@ def _crowded() -> tuple[MemoryDelivery, int]:
 
 def test_d6_a_sweep_counts_what_waits_once_however_much_it_removes(monkeypatch: pytest.MonkeyPatch) -> None:
     """GIVEN streams with more than is kept WHEN swept a few rows at a time THEN each has its newest; one look."""
-    monkeypatch.setattr(expiry, "SWEEP_ROWS", 2)
+    monkeypatch.setattr(parked_retries, "SWEEP_ROWS", 2)
     store, epoch = _crowded()
     assert sweep_waiting(store.bots, epoch, keep=1) == 3 + 4 + 5
     assert store.bots.looks == 1
@@ -46,6 +46,6 @@ def test_d6_a_sweep_counts_what_waits_once_however_much_it_removes(monkeypatch: 
 
 def test_a_sweep_ends_when_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
     """GIVEN a process that stops WHEN it sweeps THEN what was not removed yet is left to the next one."""
-    monkeypatch.setattr(expiry, "SWEEP_ROWS", 2)
+    monkeypatch.setattr(parked_retries, "SWEEP_ROWS", 2)
     store, epoch = _crowded()
     assert sweep_waiting(store.bots, epoch, lambda: len(store.parked.rows()) < 13, keep=1) == 3

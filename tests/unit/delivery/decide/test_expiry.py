@@ -15,8 +15,8 @@ from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
 from evermark.delivery.base import Cursor, Fate, GroupWork, MadeBy, Outcome, Subscription, SubscriptionState
 from evermark.delivery.decide.expiry import expires_before, with_expired, without_expired
-from evermark.delivery.run import expiry
-from evermark.delivery.run.expiry import sweep
+from evermark.delivery.run import parked_retries
+from evermark.delivery.run.parked_retries import sweep
 from evermark.delivery.store.memory import MemoryDelivery
 from evermark.delivery.work import Result, both
 from evermark.spark.posting import outcome_fields, outcome_of
@@ -96,7 +96,7 @@ def test_d7_what_is_parked_for_too_long_is_removed_a_few_at_a_time_and_counted(
     store: tuple[MemoryDelivery, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """GIVEN parked rows WHEN their time is over THEN they go, in small steps; those of others and with ttl 0 stay."""
-    monkeypatch.setattr(expiry, "SWEEP_ROWS", 2)
+    monkeypatch.setattr(parked_retries, "SWEEP_ROWS", 2)
     delivery, epoch = store
     begin(delivery, epoch, "a", "b")
     delivery.register([spec("a"), spec("b", ttl_s=0.0)], MadeBy.FILE, {}, epoch)

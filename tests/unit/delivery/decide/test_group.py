@@ -34,6 +34,7 @@ from evermark.delivery.decide.group import (
     settle,
     subscription_after_failure,
 )
+from evermark.delivery.decide.retry import LIMITS
 from evermark.delivery.store.memory import MemoryDelivery
 from evermark.errors import ConflictError, StaleError
 from evermark.testing.contracts.scene import P0, P1, T0, event, spec
@@ -96,12 +97,12 @@ def test_who_leaves_keeps_the_cursor_the_work_began_at(
 ) -> None:
     """With the whole vector, outside the group, with nothing parked and nothing counted as expired."""
     group, work, _, settled = case
-    left = {departure.record.name for departure in settled.departures}
+    left, records = settled.left.keys(), {record.name: record for record in settled.records}
     assert left == group.members - settled.group.members
-    for departure in settled.departures:
-        assert departure.cursors == group.cursors
-        assert departure.cursors[work.place] == work.begun
-        assert departure.record.state is not SubscriptionState.LIVE
+    for name, cursors in settled.left.items():
+        assert cursors == group.cursors
+        assert cursors[work.place] == work.begun
+        assert records[name].state is not SubscriptionState.LIVE
     assert not left & (settled.parked.keys() | settled.expired.keys())
 
 
@@ -121,10 +122,10 @@ def test_nobody_is_parked_beyond_the_limit(case: tuple[Group, GroupWork, list[Ou
     """Who would exceed it is suspended with a reason."""
     *_, settled = case
     assert all(len(parked) <= PARKED_MAX for parked in settled.parked.values())
-    for departure in settled.departures:
-        if departure.record.state is SubscriptionState.SUSPENDED:
-            assert "parked" in departure.record.reason
-            assert (departure.record.failures, departure.record.is_full) == (0, True)
+    for record in settled.records:
+        if record.name in settled.left and record.state is SubscriptionState.SUSPENDED:
+            assert "parked" in record.reason
+            assert (record.failures, record.is_full) == (0, True)
 
 
 @pytest.mark.parametrize(("stored", "begun_at", "done_to"), [(4, 3, 5), (4, 5, 6), (4, 4, 4), (4, 4, 3), (None, 4, 5)])
@@ -141,7 +142,8 @@ def test_a_failing_endpoint_is_tried_again_within_bounds(
 ) -> None:
     """Never at once, never later than a day and its jitter; the tenth failure suspends."""
     before = replace(_standing("a"), state=SubscriptionState.BEHIND, failures=failures)
-    after = subscription_after_failure(before, retry_after_s, "503", T0, jitter)
+    failed = Outcome("a", Fate.ENDPOINT_FAILED, reason="503", retry_after_s=retry_after_s)
+    after = subscription_after_failure(before, failed, T0, jitter)
     assert after.next_attempt_at is not None
     assert timedelta(seconds=1) <= after.next_attempt_at - T0 <= timedelta(hours=30)
     assert after.failures == failures + 1
@@ -152,8 +154,8 @@ def test_what_a_person_paused_no_outcome_lifts() -> None:
     """Only gone is stronger than a pause."""
     paused = replace(_standing("a"), state=SubscriptionState.SUSPENDED, reason="rest")
     for fate in (Fate.DONE, Fate.ENDPOINT_FAILED, Fate.UNFINISHED):
-        assert after_outcome(paused, Outcome("a", fate, accepted=1), 0, T0, lambda: 0.0).record == paused
-    gone = after_outcome(paused, Outcome("a", Fate.GONE), 0, T0, lambda: 0.0).record
+        assert after_outcome(paused, Outcome("a", fate, accepted=1), 0, T0, lambda: 0.0, LIMITS).record == paused
+    gone = after_outcome(paused, Outcome("a", Fate.GONE), 0, T0, lambda: 0.0, LIMITS).record
     assert gone.state is SubscriptionState.DISABLED
 
 

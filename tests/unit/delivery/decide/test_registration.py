@@ -14,6 +14,7 @@ from hypothesis.stateful import rule
 from evermark.delivery.base import (
     Cursor,
     CursorVector,
+    Group,
     MadeBy,
     SourcePartition,
     Subscription,
@@ -79,22 +80,23 @@ def test_one_more_is_a_member_or_behind_and_nothing_between(
     start: CursorVector | None, version: int, group: CursorVector
 ) -> None:
     """Live with a new version and no cursors, or behind with a cursor for every place the group has."""
-    plan = added(spec("a", parked_max=4), start, None, version, group)
-    assert plan.spec.made_by is MadeBy.API and plan.record.parked_max == 4
-    assert plan.record.is_member == (start is None) == (plan.begun is None)
-    assert plan.version == version + (start is None)
-    if plan.record.is_member:
-        assert plan.record.joined_version == plan.version, "work that began before must not count for it"
+    plan = added(spec("a", parked_max=4), start, None, Group(version, frozenset({"b"}), group))
+    ((made, record),) = plan.added.values()
+    assert made.made_by is MadeBy.API and record.parked_max == 4
+    assert record.is_member == (start is None) == (not plan.begun) == ("a" in plan.group.members)
+    assert plan.group.version == version + (start is None)
+    if record.is_member:
+        assert record.joined_version == plan.group.version, "work that began before must not count for it"
     if start is not None:
-        assert plan.begun == {**dict.fromkeys(group, Cursor(0)), **start}
-        assert set(group) <= set(plan.begun)
+        assert plan.begun["a"] == {**dict.fromkeys(group, Cursor(0)), **start}
+        assert set(group) <= set(plan.begun["a"])
 
 
 @given(st.sampled_from(list(MadeBy)), st.none() | cursors)
 def test_a_taken_name_is_refused_whoever_has_it(owner: MadeBy, start: CursorVector | None) -> None:
     """Neither origin takes a name from the other, nor from itself."""
     with pytest.raises(ConflictError):
-        added(spec("a"), start, owner, 0, {})
+        added(spec("a"), start, owner, Group(0, frozenset(), {}))
 
 
 @given(standings, changes)

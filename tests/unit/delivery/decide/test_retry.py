@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evermark.delivery.decide.answers import Failure, Verdict, classify
+from evermark.delivery.decide.answers import Verdict, classify
 from evermark.delivery.decide.retry import (
     RETRY_AFTER_S_MAX,
     SCHEDULE_S,
@@ -61,13 +61,6 @@ def test_410_and_the_explicit_words_of_the_receiver() -> None:
     assert classify(410, {}) is Verdict.GONE
     assert classify(503, {"webhook-delivery": " Disable"}) is Verdict.GONE
     assert classify(503, {"webhook-delivery": "park"}) is Verdict.EVENT
-
-
-@given(st.sampled_from(Failure))
-def test_without_an_answer_only_what_cannot_be_sent_blames_the_event(failure: Failure) -> None:
-    """DNS, TLS, connects, timeouts, cuts and refused addresses park nothing."""
-    of_the_event = failure in {Failure.TOO_LARGE, Failure.UNSERIALISABLE}
-    assert classify(failure) is (Verdict.EVENT if of_the_event else Verdict.ENDPOINT)
 
 
 def test_the_default_schedule_is_the_one_promised() -> None:

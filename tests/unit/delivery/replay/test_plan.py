@@ -192,7 +192,7 @@ def test_a_removed_subscription_leaves_an_orphan() -> None:
 def test_the_lesser_rate_holds_and_bounds_the_slice() -> None:
     """GIVEN two limits WHEN work is cut out THEN the lesser one holds, and a slice is what it lets through in time."""
     one = decide.Due(asked(1, rate_per_s=50.0), target(1), subscription("a", rate_per_s=10.0, bundle=5))
-    work = decide.work_of(one, TimeSlice(Mark(T0), LATER, (), 1), [], 0, frozenset(), flowing=False)
+    work = decide.work_of(one, TimeSlice(Mark(T0), LATER, (), 1), [], decide.rows_of(one, flowing=False))
     assert work.spec.rate_per_s == 10.0
     assert work.rows_max == 10 * decide.STEP_S * 5
     assert decide.least_rate(0.0, 0.0) == 0.0
@@ -207,7 +207,7 @@ HALFWAY = Mark(T0 + timedelta(minutes=30), "e5")
 
 def step(before: Target, fate: Fate, mark: Mark, took_s: float = 4.0, **outcome: Any) -> Target:
     result = Replayed(mark, Outcome("a", fate, **outcome))
-    return decide.after_step(before, PIECE, result, took_s, decide.STEP_S, T0, lambda: 0.0)
+    return decide.after_step(before, PIECE, result, decide.STEP_S / took_s, T0, lambda: 0.0, decide.SLICES)
 
 
 def test_a_step_that_is_done_moves_the_mark_and_counts() -> None:

@@ -15,7 +15,7 @@ from evermark.delivery.base import SubscriptionSpec
 from evermark.delivery.webhook import bundles as bundling
 from evermark.delivery.webhook.base import Job
 from evermark.delivery.webhook.body import Rendering, Style, bundle_id, delivery_ids, render
-from evermark.delivery.webhook.bundles import Bundle, BundleReader, _all_differ, bundles_of, prepared
+from evermark.delivery.webhook.bundles import Bundle, BundleReader, Bundles, _all_differ, prepared
 from evermark.delivery.webhook.ordering import key_numbers, keys_of
 from evermark.event import taken_batch
 
@@ -53,7 +53,7 @@ def test_bundles_made_ahead_are_those_made_while_sending() -> None:
     events = rows(9_000)
     jobs = prepared([job(events, "a"), job(events, "b"), job(events, "c", bundle=3), job(events, "d", body="raw")])
     for one in jobs:
-        assert taken(one.bundles) == taken(bundles_of(one, Style(one.spec.body)).reader())
+        assert taken(one.bundles) == taken(Bundles(one, Style(one.spec.body)).reader())
 
 
 @pytest.mark.parametrize("replay_id", [None, "r1"])
@@ -64,7 +64,7 @@ def test_a_bundle_is_known_by_its_events_however_it_was_made(replay_id: str | No
     if keys == "one each":  # then rows are taken as they lie
         events = events.set_column(events.schema.get_field_index("key"), "key", events.column("event_id"))
     one = replace(job(events, "a", concurrency=3), replay_id=replay_id)
-    reader = bundles_of(one, Style.STANDARD).reader()
+    reader = Bundles(one, Style.STANDARD).reader()
     bundles = [bundle for _ in iter(lambda: reader.more, False) for bundle in reader.next()]
     ids = events.column("event_id").to_pylist()
     assert sum(len(bundle.rows) for bundle in bundles) == len(ids)
@@ -79,9 +79,9 @@ def test_who_wants_the_same_shares_and_nobody_else(monkeypatch: pytest.MonkeyPat
 
     def counted(one: Job, style: Style) -> bundling.Bundles:
         made.append(one.spec.name)
-        return bundles_of(one, style)
+        return Bundles(one, style)
 
-    monkeypatch.setattr(bundling, "bundles_of", counted)
+    monkeypatch.setattr(bundling, "Bundles", counted)
     events, others = rows(100), rows(100)
     jobs = [
         job(events, "a"),
@@ -98,7 +98,7 @@ def test_who_wants_the_same_shares_and_nobody_else(monkeypatch: pytest.MonkeyPat
 def test_what_everybody_has_taken_is_let_go() -> None:
     """GIVEN two that share WHEN both have taken a piece THEN it is held no longer; WHEN one is slow THEN it waits."""
     events = rows(9_000)
-    bundles = bundles_of(job(events, "a"), Style.STANDARD)
+    bundles = Bundles(job(events, "a"), Style.STANDARD)
     one, other = bundles.reader(), bundles.reader()
     pieces = 0
     while one.more:
@@ -124,7 +124,7 @@ def test_a_bundle_comes_apart_into_its_events() -> None:
     payloads = events.column("payload").to_pylist()
     payloads[41] = "é" * 50
     events = events.set_column(events.schema.get_field_index("payload"), "payload", pa.array(payloads, pa.string()))
-    reader = bundles_of(replace(job(events, "a"), replay_id="r1"), Style.STANDARD).reader()
+    reader = Bundles(replace(job(events, "a"), replay_id="r1"), Style.STANDARD).reader()
     apart: dict[int, tuple[str, bytes]] = {}
     while reader.more:
         for bundle in reader.next():

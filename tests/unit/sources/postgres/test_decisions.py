@@ -28,7 +28,9 @@ GIB = 1024**3
 HERE = Incarnation(77, 1)
 PLACE = PostgresTarget(Plain(""), "slot", "pub")
 SLOT = Slot("pgoutput", "db", False, 900, 1000, "reserved", None, None)
-SOUND = Survey("here", 180000, "logical", False, HERE, 2000, "db", SLOT, "f", "f", SCHEMA_VERSION)
+SOUND = Survey(
+    180000, "logical", False, 2000, "db", "f", "f", SCHEMA_VERSION, "", where="here", slot=SLOT, incarnation=HERE
+)
 
 
 def test_nothing_new_is_waited_for() -> None:

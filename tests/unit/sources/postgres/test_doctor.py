@@ -11,8 +11,7 @@ from evermark.errors import UnreachableError
 from evermark.observe.finding import Finding, Grade, worst
 from evermark.secrets import Plain
 from evermark.sources.kinds import SourceState
-from evermark.sources.postgres.admin.doctor import judged, size
-from evermark.sources.postgres.admin.facts import (
+from evermark.sources.postgres.admin.doctor import (
     CapturedFacts,
     EventFacts,
     Facts,
@@ -21,6 +20,8 @@ from evermark.sources.postgres.admin.facts import (
     PartitionFacts,
     ServerFacts,
     SlotFacts,
+    judged,
+    size,
 )
 from evermark.sources.postgres.lsn import Incarnation
 from evermark.sources.postgres.outbox import SCHEMA_VERSION, SCHEMA_VERSION_READ

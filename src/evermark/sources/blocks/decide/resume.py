@@ -111,36 +111,26 @@ class Decision:
 
 def answer_from(wire: Any, stream: str, asked: Cookie | None) -> Answer:
     """The answer as it came over the wire, verified as far as possible without the stream's state."""
-    if (
-        not isinstance(wire, dict)
-        or not isinstance(wire.get("blocks"), list)
-        or not isinstance(wire.get("minipool"), list)
-    ):
+    if not isinstance(wire, dict) or not all(isinstance(wire.get(name), list) for name in ("blocks", "minipool")):
         raise FormatError(f"stream {stream}: this is not an answer to `get stream`", hint="is it a block node?")
     blocks = tuple(block_from(block, stream, raw=True) for block in wire["blocks"])
     # Unreadable events of the minipool wait for their block, which vouches for their hashes: an event taken by its
     # claimed hash alone would be left out when it comes as itself.
     pool = tuple(e for e in map(event_or_raw, wire["minipool"]) if not isinstance(e, Undecoded))
-    reset = wire.get("reset") is not False
-    answer = Answer(
-        stream, str(wire.get("kind", "")), reset, blocks, pool, cookie_from(wire.get("cookie")), bool(wire.get("more"))
-    )
+    reset, cookie = wire.get("reset") is not False, cookie_from(wire.get("cookie"))
     if reset and (not blocks or blocks[0].snapshot is None):
-        raise FormatError(
-            f"stream {stream}: the answer does not begin with a snapshot", hint="ask another node: this one is damaged"
-        )
+        said = f"stream {stream}: the answer does not begin with a snapshot"
+        raise FormatError(said, hint="ask another node: this one is damaged")
     if not reset and asked is None:
-        raise FormatError(
-            f"stream {stream}: the node continues from a cookie that was not sent", hint="ask another node"
-        )
+        said = f"stream {stream}: the node continues from a cookie that was not sent"
+        raise FormatError(said, hint="ask another node")
     end = verify_chain(blocks, None if reset else asked)
-    if (end or asked) != answer.cookie:
-        raise FormatError(
-            f"stream {stream}: the answer's cookie is not that of its last block", hint="ask another node"
-        )
+    if (end or asked) != cookie:
+        said = f"stream {stream}: the answer's cookie is not that of its last block"
+        raise FormatError(said, hint="ask another node")
     for event in pool:
         verify_event(stream, event)
-    return answer
+    return Answer(stream, str(wire.get("kind", "")), reset, blocks, pool, cookie, bool(wire.get("more")))
 
 
 def decide(
@@ -239,16 +229,10 @@ def _first(answer: Answer, whole: bool, forgot_us: int) -> Decision:
     if snapshot is None:
         raise FormatError(f"stream {answer.stream}: it does not begin with a snapshot", hint="ask another node")
     repeats = forgot_us > 0 and (first.number > 0 or first.at_us <= forgot_us)
-    known = _fresh(answer, snapshot.incarnation, UNTOLD if repeats else 0)
-    return Decision(
-        Case.FIRST, start, here, answer.blocks, answer.pool, frozenset(), known, repeats=repeats, more=answer.more
-    )
-
-
-def _fresh(answer: Answer, incarnation: str, repeats_below: int) -> StreamState:
-    """The state of a stream that was taken to the end of the answer, whatever was taken before."""
-    snapshot = _snapshot(answer.snapshot, answer.blocks)
-    return StreamState(snapshot, answer.cookie, incarnation, _hashes(answer.pool), repeats_below)
+    latest, below = _snapshot(answer.snapshot, answer.blocks), UNTOLD if repeats else 0
+    known = StreamState(latest, answer.cookie, snapshot.incarnation, _hashes(answer.pool), below)
+    taken = (answer.blocks, answer.pool, frozenset[str]())
+    return Decision(Case.FIRST, start, here, *taken, known, repeats=repeats, more=answer.more)
 
 
 def _anew(case: Case, known: StreamState, answer: Answer, whole: bool) -> Decision:
@@ -283,17 +267,14 @@ def _onward(case: Case, known: StreamState, answer: Answer, blocks: tuple[Block,
     sealed = (event for block in blocks for event in block.events)
     sent_again = any(event.at_us <= known.restored_us for event in (*sealed, *fresh)) if known.restored_us else False
     repeats = sent_again or known.repeats_below > known.cookie.minipool_gen
-    return Decision(
-        case, known.cookie, known.cookie, blocks, fresh, known.pool, then, repeats=repeats, more=answer.more
-    )
+    here = known.cookie
+    return Decision(case, here, here, blocks, fresh, known.pool, then, repeats=repeats, more=answer.more)
 
 
 def _rewound(known: StreamState, answer: Answer) -> Decision:
     """The whole stream is taken once more, and events that the log holds are dropped by id: how much of the node's
     history was taken is not known, and blocks made since the restore may lie before its latest snapshot."""
-    here = Cookie(answer.snapshot, answer.blocks[0].previous)
-    then = _fresh(answer, known.incarnation, max(known.cookie.minipool_gen + 1, known.repeats_below))
-    return Decision(Case.REWOUND, START, here, answer.blocks, answer.pool, known.pool, then, repeats=True)
+    return replace(_anew(Case.REWOUND, known, answer, whole=True), leave_out=known.pool)
 
 
 def _nothing(case: Case, known: StreamState) -> Decision:

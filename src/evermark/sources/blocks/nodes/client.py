@@ -129,10 +129,10 @@ class Node:
                 for row in answer["streams"]
             )
             listing = Listing(str(answer["node"]), rows, int(answer["touched"]), now_us)
+            if any(not _STREAM_ID.fullmatch(row.stream) for row in rows) or listing.touched < touched_after:
+                raise ValueError("a name or a number cannot be")
         except (KeyError, TypeError, ValueError) as error:
             raise FormatError(f"the listing of {self.url} is not in the format", hint="is it a block node?") from error
-        if any(not _STREAM_ID.fullmatch(row.stream) for row in rows) or listing.touched < touched_after:
-            raise FormatError(f"the listing of {self.url} is not in the format", hint="is it a block node?")
         return listing
 
     def view(self, stream: str, cookie: Cookie | None) -> Answer:
@@ -252,22 +252,26 @@ class NodeClient:
         yield from self.nodes[first:]
         yield from self.nodes[:first]
 
-    def answered(self, node: Node) -> None:
-        at = self.nodes.index(node)
-        if at != self._preferred:
-            self._preferred, self._preferred_at = at, time.monotonic()
+    def _asked(
+        self, call: Callable[[Node], _T], passed: tuple[type[EvermarkError], ...], errors: list[EvermarkError]
+    ) -> Iterator[_T]:
+        """The results of the nodes in order; errors that are `passed` are kept, and the next node is asked."""
+        for node in self.in_order():
+            try:
+                found = call(node)
+            except passed as error:
+                errors.append(error)
+            else:
+                at = self.nodes.index(node)
+                if at != self._preferred:
+                    self._preferred, self._preferred_at = at, time.monotonic()
+                yield found
 
     def first_well(self, call: Callable[[Node], _T]) -> _T:
         """The result of the first node that is well; each is asked once. For calls about the node as a whole."""
         errors: list[EvermarkError] = []
-        for node in self.in_order():
-            try:
-                found = call(node)
-            except UNWELL as error:
-                errors.append(error)
-            else:
-                self.answered(node)
-                return found
+        for found in self._asked(call, UNWELL, errors):
+            return found
         raise min(errors, key=lambda error: (not isinstance(error, TRANSIENT), isinstance(error, UnreachableError)))
 
     def ask_any(self, call: Callable[[Node], _T], *, patience_s: float = 0.0) -> _T:
@@ -279,14 +283,8 @@ class NodeClient:
         attempt = 0
         while True:
             errors: list[EvermarkError] = []
-            for node in self.in_order():
-                try:
-                    found = call(node)
-                except (*UNWELL, GapError, NotFoundError) as error:
-                    errors.append(error)
-                else:
-                    self.answered(node)
-                    return found
+            for found in self._asked(call, (*UNWELL, GapError, NotFoundError), errors):
+                return found
             if not any(isinstance(error, TRANSIENT) for error in errors):
                 raise min(errors, key=lambda error: isinstance(error, NotFoundError))
             pause_s = backoff_s(attempt, base_s=0.2, max_s=2.0) * random.uniform(0.8, 1.2)
@@ -300,8 +298,7 @@ class NodeClient:
         """The blocks between two pins, page by page; each follows the one before it, and the last leads to `last`."""
         at = Cookie(*first)
         while at.minipool_gen < last[0]:
-            verified = partial(self._verified, stream=stream, at=at, last=last)
-            page = self.ask_any(verified, patience_s=self.pace.patience_s)
+            page = self.ask_any(partial(self._verified, stream, at, last), patience_s=self.pace.patience_s)
             yield page
             at = page[-1].cookie
 
@@ -344,7 +341,7 @@ class NodeClient:
         if block.hash != at.prev_miniblock_hash:
             raise fork(stream, block.number)
 
-    def _verified(self, node: Node, stream: str, at: Cookie, last: Pin) -> list[Block]:
+    def _verified(self, stream: str, at: Cookie, last: Pin, node: Node) -> list[Block]:
         self._throttle()
         page = node.page(stream, at.minipool_gen, last[0])
         end = verify_chain(page, at)

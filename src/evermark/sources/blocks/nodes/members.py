@@ -46,7 +46,7 @@ def members_of(node: Node, stream: str, readable: Readable) -> frozenset[str]:
 
 
 class StreamMembers:
-    """Who is a member of streams, and whether streams are chosen. If one node hides an event or lies, others say."""
+    """Whether streams are chosen, perhaps by their members. If one node hides an event or lies, others say."""
 
     def __init__(self, target: BlocksTarget, client: NodeClient) -> None:
         self._target, self._client = target, client
@@ -54,7 +54,7 @@ class StreamMembers:
 
     def choose(self, node: Node, stream: str, kind: str, stale: Stale | None, since: int = 0) -> bool:
         def members() -> frozenset[str]:
-            readable = self._reading(stream, stale, since)
+            readable = self.reading(stream, stale, since)
             try:
                 return self._cache.of(node, stream, readable)
             except (FormatError, GapError, DeniedError):
@@ -63,12 +63,6 @@ class StreamMembers:
                 return self._client.ask_any(lambda other: members_of(other, stream, readable))
 
         return self._target.choice.wants(stream, kind, members)
-
-    def of(self, node: Node, stream: str, stale: Stale | None) -> tuple[str, ...]:
-        return tuple(sorted(members_of(node, stream, self._reading(stream, stale))))
-
-    def at(self, node: Node, stream: str, taken: StreamState, stale: Stale | None) -> frozenset[str] | None:
-        return members_at(node, stream, taken, self._reading(stream, stale))
 
     def readable(
         self,
@@ -83,7 +77,7 @@ class StreamMembers:
         read = read_by_any(self._client, stream, old, lambda: True, taken)
         return read + read_by_any(self._client, stream, new, lambda: waited_enough(stale, self._target.pace), taken)
 
-    def _reading(self, stream: str, stale: Stale | None, since: int = 0) -> Readable:
+    def reading(self, stream: str, stale: Stale | None, since: int = 0) -> Readable:
         return lambda blocks: self.readable(stream, blocks, stale, since=since)
 
 

@@ -74,7 +74,10 @@ class Draft:
         if carried or not pins:
             items.append(Item(stream, carried=carried, repeats=part.repeats))
         if members is not None:
-            items.append(Item(stream, carried=(_taken_again(kind, part.known, members),), repeats=part.repeats))
+            # The members where taking it again ends, whatever joins and leaves were logged on the way.
+            about = {"kind": kind, "members": sorted(members), "incarnation": part.known.incarnation}
+            ended: Carried = (0, 0, {"standing": {"change": "taken again", **about}})
+            items.append(Item(stream, carried=(ended,), repeats=part.repeats))
         move = Move(kind, None, forgotten=True) if forgotten else Move(kind, part.known, more)
         self._put(items, move, part.span + len(carried), part.span, size)
 
@@ -104,17 +107,13 @@ def _note(part: Decision, before: StreamState | None) -> Carried | None:
     """The row that says that the stream was recreated, or that its rewritten history was accepted."""
     if before is None or part.case not in {Case.RECREATED, Case.FORK_ACCEPTED}:
         return None
-    note: dict[str, object] = {
-        "change": "recreated",
-        "incarnation": part.known.incarnation,
-        "was": before.incarnation,
-    }
-    if part.case is Case.FORK_ACCEPTED:
-        gen, last = before.cookie.minipool_gen, before.cookie.prev_miniblock_hash
-        note = {"change": "fork accepted", "block": gen - 1, "was": last}
-        # The members at the end of this history: the memberships of all others end here.
-        note |= {"kind": part.kind, "members": list(part.members)}
-    return 0, 0, {"note": note}
+    if part.case is Case.RECREATED:
+        note = {"change": "recreated", "incarnation": part.known.incarnation, "was": before.incarnation}
+        return 0, 0, {"note": note}
+    gen, last = before.cookie.minipool_gen, before.cookie.prev_miniblock_hash
+    about = {"change": "fork accepted", "block": gen - 1, "was": last}
+    # The members at the end of this history: the memberships of all others end here.
+    return 0, 0, {"note": about | {"kind": part.kind, "members": list(part.members)}}
 
 
 def _opening(part: Decision) -> Carried | None:
@@ -126,21 +125,13 @@ def _opening(part: Decision) -> Carried | None:
     return 0, 0, {"opening": first.snapshot.wire(), "block": first.number}
 
 
-def _taken_again(kind: str, known: StreamState, members: frozenset[str]) -> Carried:
-    """The members of the stream where taking it again ends, whatever joins and leaves were logged on the way."""
-    about = {"change": "taken again", "kind": kind, "members": sorted(members), "incarnation": known.incarnation}
-    return 0, 0, {"standing": about}
-
-
 def _carried(part: Decision) -> tuple[tuple[Carried, ...], int]:
     """Blocks and minipool as the plan carries them, without events that were taken before; and their size in bytes."""
     gen = part.known.cookie.minipool_gen
     blocks = [*((block.number, block.events) for block in part.blocks), (gen, part.pool)]
-    rows: list[Carried] = [
-        (0, 0, {"opening": block.snapshot.wire()})
-        for block in part.blocks
-        if block.number == 0 and block.snapshot is not None
-    ]
+    rows: list[Carried] = []
+    if part.blocks and part.blocks[0].number == 0 and part.blocks[0].snapshot is not None:
+        rows.append((0, 0, {"opening": part.blocks[0].snapshot.wire()}))
     size = 0
     for number, events in blocks:
         for ordinal, event, told in placed(number, events, part.leave_out, part.repeats):

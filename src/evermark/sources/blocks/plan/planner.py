@@ -32,7 +32,7 @@ from evermark.sources.blocks.decide.resume import (
 from evermark.sources.blocks.decide.ticks import Move, Tick, partition_of, way_to
 from evermark.sources.blocks.nodes.client import TRANSIENT, UNWELL, Listed, Node, NodeClient, NoSuchBlockError
 from evermark.sources.blocks.nodes.identity import NodeIdentity
-from evermark.sources.blocks.nodes.members import StreamMembers
+from evermark.sources.blocks.nodes.members import StreamMembers, members_at, members_of
 from evermark.sources.blocks.plan.draft import Draft, Unpinned
 from evermark.sources.blocks.store.base import Plans, PlanState, Stale, stale_reason
 from evermark.sources.blocks.target import BlocksTarget
@@ -198,7 +198,9 @@ class Planner:
                 move = move if move is not None and move.known is not None else None
                 if not self._is_chosen(look, row, move):
                     continue
-                if draft.is_full() or not self._look_at_listed(look, row, move):
+                if row.deleted and move is not None and not draft.is_full():
+                    draft.put_gone(row.stream, row.kind, move)
+                elif draft.is_full() or not self._look_at(look, row.stream, row.kind, move):
                     # Streams that changed together share a number: it is passed when the last of them was looked at.
                     draft.touched = max(draft.touched, row.touched - 1)
                     return
@@ -228,12 +230,6 @@ class Planner:
     def _choose(self, look: _Look, stream: str, kind: str, since: int = 0) -> bool:
         return self._members.choose(look.node, stream, kind, look.stale.get(stream), since)
 
-    def _look_at_listed(self, look: _Look, row: Listed, move: Move | None) -> bool:
-        if row.deleted and move is not None:
-            look.draft.put_gone(row.stream, row.kind, move)
-            return True
-        return self._look_at(look, row.stream, row.kind, move)
-
     def _look_at(self, look: _Look, stream: str, kind: str, move: Move | None) -> bool:
         """Put the news of one stream into the draft; False when there is no room for any of it.
 
@@ -254,10 +250,8 @@ class Planner:
             if ((move is not None and move.more) or stream in look.stale) and look.node.follows():
                 elsewhere = True  # blocks that were left over, or could not be had, may not have come to this node yet
             if decision.case in _WARNED:
-                said = _WARNED[decision.case]
-                log.warning(
-                    "blocks_case", source=self._target.source, stream=stream, case=str(decision.case), said=said
-                )
+                said = {"case": str(decision.case), "said": _WARNED[decision.case]}
+                log.warning("blocks_case", source=self._target.source, stream=stream, **said)
             if decision.news and not part.news:
                 return False
             finished = move is not None and move.more and not part.more and not elsewhere
@@ -282,7 +276,8 @@ class Planner:
         members = None
         if taken_again(part, went_on=move is not None and move.more):
             if not more:
-                members = self._members.at(look.node, stream, part.known, look.stale.get(stream))
+                readable = self._members.reading(stream, look.stale.get(stream))
+                members = members_at(look.node, stream, part.known, readable)
             if members is None:  # not all is taken, or no node can say: a later look closes it
                 part, more = unclosed(part), True
                 if not part.news:
@@ -313,20 +308,14 @@ class Planner:
             unseen = witnessed(witness, answer, may_lack=node.follows()) if witness is not None else None
             if unseen is not None:
                 self._client.require_chain(node, stream, unseen)
-            may_lack = untold and node.follows()
-            made = decide(
-                known,
-                answer,
-                whole=self._target.whole,
-                forgot_us=forgot_us,
-                may_lack=may_lack,
-                now_us=time.time_ns() // 1000,
-            )
+            whole, may_lack, now_us = self._target.whole, untold and node.follows(), time.time_ns() // 1000
+            made = decide(known, answer, whole=whole, forgot_us=forgot_us, may_lack=may_lack, now_us=now_us)
             if made.case in ANEW and node.follows():
                 return decide(known, answer, follows=True)
             if made.case is Case.FORK_ACCEPTED:
-                members = self._members.of(node, stream, look.stale.get(stream))
-                return replace(made, members=members, first=self._client.block_of(node, stream, 0).snapshot)
+                members = members_of(node, stream, self._members.reading(stream, look.stale.get(stream)))
+                first = self._client.block_of(node, stream, 0).snapshot
+                return replace(made, members=tuple(sorted(members)), first=first)
             if made.case is Case.GAP:
                 # A fork is found here, and not by a task, whose failure would hold up the whole batch.
                 self._client.require_chain(node, stream, made.start)

@@ -38,7 +38,8 @@ def untaken(plans: Plans, client: NodeClient, partitions: int, after: Mapping[in
     unlisted = set(passed) - set(waiting)
     left_over = {partition: None for partition in unlisted if plans.unfinished(partition)}  # more than a batch held
     found: dict[int, float | None] = {**waiting, **left_over}
-    return {partition: Untaken(_beyond(after[partition]), oldest_s) for partition, oldest_s in found.items()}
+    beyond = {partition: str(Position(Position.parse(after[partition]).tick + 1)) for partition in found}
+    return {partition: Untaken(beyond[partition], oldest_s) for partition, oldest_s in found.items()}
 
 
 def _passed(plans: Plans, partition: int, after: str) -> int:
@@ -49,10 +50,6 @@ def _passed(plans: Plans, partition: int, after: str) -> int:
     except GapError:
         way = []  # the owner begins anew there, and says so
     return way[-1].touched if way else state.touched
-
-
-def _beyond(after: str) -> str:
-    return str(Position(Position.parse(after).tick + 1))
 
 
 def _listings(client: NodeClient, touched: int) -> Iterator[Listing]:

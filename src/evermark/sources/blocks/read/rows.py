@@ -99,14 +99,9 @@ class Rows:
 
 def envelope(event: BlockEvent) -> str:
     """The event as receivers get it, without hash and time, which the row has; its payload as JSON if it is JSON."""
-    about: dict[str, Any] = {"kind": event.kind.value, "creator": event.creator}
-    if event.member:
-        about["member"] = event.member
-    if event.settings:
-        about["settings"] = dict(event.settings)
-    if event.tags:
-        about["tags"] = dict(event.tags)
-    text = _COMPACT.encode(about)
+    about = {"kind": event.kind.value, "creator": event.creator}
+    optional = {"member": event.member, "settings": event.settings, "tags": event.tags}
+    text = _COMPACT.encode(about | {name: value for name, value in optional.items() if value})
     return f'{text[:-1]},"payload":{_payload(event.payload)}}}'
 
 

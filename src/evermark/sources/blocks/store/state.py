@@ -94,20 +94,17 @@ class StatePlans:
             join stream_sync_state y on y.stream_id = convert_to(s.source || '/' || s.stream, 'UTF8')
             where s.source = %s and s.stream = any(%s)"""
         found = {}
-        rows = self._all(asked, list(streams))
-        for stream, anew, kind, snapshot, gen, before, incarnation, pool, more, *rest in rows:
+        for stream, anew, kind, snapshot, gen, before, incarnation, *rest in self._all(asked, list(streams)):
+            pool, more, below, restored_us = rest
+            accepted, name = incarnation.startswith(_FORK_ACCEPTED), incarnation.removeprefix(_FORK_ACCEPTED)
             cookie = Cookie(gen, bytes(before).hex())
-            accepted = incarnation.startswith(_FORK_ACCEPTED)
-            name = incarnation.removeprefix(_FORK_ACCEPTED)
-            below, restored_us = rest
             known = StreamState(snapshot, cookie, name, _split(pool), below, accepted, restored_us)
             found[stream] = (anew, Move(kind, known, more))
         return found
 
     def unfinished(self, partition: int) -> list[str]:
-        asked = (
-            "select stream from block_streams where source = %s and partition = %s and more order by stream limit 1000"
-        )
+        asked = """select stream from block_streams
+            where source = %s and partition = %s and more order by stream limit 1000"""
         return [stream for (stream,) in self._all(asked, partition)]
 
     def repeats(self, partition: int, starts: int) -> bool:
@@ -250,14 +247,14 @@ class StatePlans:
             )
 
     def known_nodes(self, partitions: int) -> frozenset[str]:
-        for before, nodes in self._all("select partitions, nodes from block_sources where source = %s"):
-            if before != partitions:
-                raise ConfigError(
-                    f"sources.{self._source}.partitions is {partitions}; its streams were shared among {before}",
-                    hint=f"put it back to {before}: events would change their order; or choose a new source name",
-                )
-            return frozenset(nodes)
-        return frozenset()
+        found = self._all("select partitions, nodes from block_sources where source = %s")
+        before, nodes = found[0] if found else (partitions, ())
+        if before != partitions:
+            raise ConfigError(
+                f"sources.{self._source}.partitions is {partitions}; its streams were shared among {before}",
+                hint=f"put it back to {before}: events would change their order; or choose a new source name",
+            )
+        return frozenset(nodes)
 
     def remember_nodes(self, partitions: int, nodes: Sequence[str]) -> None:
         asked = """insert into block_sources (source, partitions, nodes) values (%(source)s, %(partitions)s, %(nodes)s)

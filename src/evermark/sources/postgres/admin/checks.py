@@ -5,15 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from psycopg import sql
 
 from evermark.errors import DeniedError, EvermarkError, FormatError, SetupError
 from evermark.observe.finding import Finding, ok, warning, wrong
 from evermark.sources.postgres.connect import Link, connect
-from evermark.sources.postgres.failures import GRANT_HINT, INSTALL_HINT, translated, where
-from evermark.sources.postgres.outbox import SCHEMA_VERSION
+from evermark.sources.postgres.failures import GRANT_HINT, INSTALL_HINT, where
+from evermark.sources.postgres.outbox import SCHEMA_VERSION, filled, installed_version, schema_there
 from evermark.sources.postgres.survey import VERSION_MIN, not_logical
 from evermark.sources.postgres.target import PostgresTarget, TableChoice
 
@@ -32,18 +29,19 @@ _TABLE = """
 select c.relkind::text, n.nspname::text, pg_has_role(c.relowner, 'USAGE'), pg_get_userbyid(c.relowner)::text,
        array(select a.attname::text from pg_attribute a where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
              order by a.attnum),
-       exists (select from pg_trigger t where t.tgrelid = c.oid and t.tgname = {capture} and t.tgparentid <> 0),
-       (select min(format('%I.%I', pn.nspname, p.relname)) from pg_trigger t
+       exists (select from pg_trigger t
+               where t.tgrelid = c.oid and t.tgname = '@schema_name@_capture' and t.tgparentid <> 0),
+       (select min(format('%%I.%%I', pn.nspname, p.relname)) from pg_trigger t
         join pg_class p on p.oid = t.tgrelid join pg_namespace pn on pn.oid = p.relnamespace
-        where t.tgname = {capture} and t.tgparentid = 0 and c.oid in (select a from pg_partition_ancestors(p.oid) a)
-          and p.oid <> c.oid)
-from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = to_regclass({table})
+        where t.tgname = '@schema_name@_capture' and t.tgparentid = 0
+          and c.oid in (select a from pg_partition_ancestors(p.oid) a) and p.oid <> c.oid)
+from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = to_regclass(%s)
 """
 # As watch() in sql/03_watch.sql would refuse it. A trigger's arguments begin with the number of its stream.
 _NAMESAKE = r"""
-select format('%I.%I', n.nspname, c.relname) from pg_trigger t join {streams} s on s.name = {stream}
+select format('%%I.%%I', n.nspname, c.relname) from pg_trigger t join @schema@.streams s on s.name = %s
 join pg_class c on c.oid = t.tgrelid join pg_namespace n on n.oid = c.relnamespace
-where t.tgname = {capture} and t.tgparentid = 0 and t.tgrelid <> to_regclass({table})
+where t.tgname = '@schema_name@_capture' and t.tgparentid = 0 and t.tgrelid <> to_regclass(%s)
   and position(convert_to(s.id::text, getdatabaseencoding()) || '\x00'::bytea in t.tgargs) = 1
 """
 
@@ -55,6 +53,10 @@ class Obstacle:
     check: str  # as `config check` names it; empty: `doctor` examines that part of the server, and says it
     error: EvermarkError
     missing_table: str = ""
+
+    @property
+    def finding(self) -> Finding:
+        return wrong(self.check, self.error.message, self.error.hint)
 
 
 def require_installable(link: Link, target: PostgresTarget, tables: Sequence[TableChoice]) -> None:
@@ -79,7 +81,7 @@ def foreseen(target: PostgresTarget, found: Sequence[Finding]) -> list[Finding]:
         if installed:
             names = tuple(f"{each.missing_table} " for each in missing)
             others = [each for each in found if each.check != "tables" or not each.found.startswith(names)]
-            return others + [_finding(each) for each in missing]
+            return others + [each.finding for each in missing]
         role, database = link.one("select current_user::text, current_database()::text", doing="asking for our role")
     except EvermarkError as error:
         return [*found, wrong("may_install", error.message, error.hint)]
@@ -88,24 +90,14 @@ def foreseen(target: PostgresTarget, found: Sequence[Finding]) -> list[Finding]:
     judged = [each for each in found if each.mend != INSTALL_HINT]
     if not any(each.check == "may_install" for each in obstacles):
         judged.append(ok("may_install", f"role {role} may make a schema in database {database}"))
-    judged += [_finding(each) for each in obstacles]
+    judged += [each.finding for each in obstacles]
     if target.tables and not any(each.check == "tables" for each in obstacles):
         judged.append(ok("tables", f"{', '.join(table.name for table in target.tables)} can be captured"))
     return [*judged, warning("outbox", "nothing is installed in this database yet", "evermark source install")]
 
 
-def schema_there(link: Link, target: PostgresTarget) -> bool:
-    found = link.row("select 1 from pg_namespace where nspname = %s", (target.schema,), doing="looking for the schema")
-    return found is not None
-
-
-def _finding(obstacle: Obstacle) -> Finding:
-    return wrong(obstacle.check, obstacle.error.message, obstacle.error.hint)
-
-
 def _obstacles(link: Link, target: PostgresTarget, tables: Sequence[TableChoice]) -> Iterator[Obstacle]:
-    unfit = not_logical(link)
-    if unfit is not None:
+    if (unfit := not_logical(link)) is not None:
         yield Obstacle("", unfit)
     yield from _newer_outbox(link, target)
     yield from _server(link, target)
@@ -121,10 +113,9 @@ def _obstacles(link: Link, target: PostgresTarget, tables: Sequence[TableChoice]
 def _newer_outbox(link: Link, target: PostgresTarget) -> Iterator[Obstacle]:
     if link.row("select to_regclass(%s)", (f"{target.schema}.meta",), doing="looking for the schema") == (None,):
         return
-    query = sql.SQL("select version from {}").format(sql.Identifier(target.schema, "meta"))
-    found = link.row(query.as_string(), doing="reading the installed version")
-    if found is not None and found[0] > SCHEMA_VERSION:
-        text = f"schema {target.schema} at {where(link.dsn)} is of version {found[0]}"
+    version = installed_version(link, target)
+    if version is not None and version > SCHEMA_VERSION:
+        text = f"schema {target.schema} at {where(link.dsn)} is of version {version}"
         yield Obstacle("", FormatError(f"{text}; this program knows {SCHEMA_VERSION}", hint="upgrade Evermark"))
 
 
@@ -145,19 +136,16 @@ def _server(link: Link, target: PostgresTarget) -> Iterator[Obstacle]:
             hint = "choose another `name` for this deployment: it names slot and publication"
             yield Obstacle("", SetupError(text, hint=hint))
     if missing and not (replicates or link.may_use_slots()):
-        denied = DeniedError(f"role {role} at {at} may not make replication slots", hint=GRANT_HINT)
-        yield Obstacle("", denied)
+        yield Obstacle("", DeniedError(f"role {role} at {at} may not make replication slots", hint=GRANT_HINT))
     if missing > free:
         text = f"{missing} replication slots are needed at {at} and {free} are free"
         hint = "drop a slot that no program reads, or raise max_replication_slots and restart the server"
         yield Obstacle("", SetupError(text, hint=hint))
     if not creates and (missing or not schema_there(link, target)):
-        denied = DeniedError(
-            f"role {role} at {at} may not make a schema and a publication in database {database}",
-            hint=f'as the owner of the database: grant create on database "{database}" to "{role}";'
-            " or let a DBA run `evermark source install --print`",
-        )
-        yield Obstacle("may_install", denied)
+        text = f"role {role} at {at} may not make a schema and a publication in database {database}"
+        grant = f'as the owner of the database: grant create on database "{database}" to "{role}";'
+        hint = f"{grant} or let a DBA run `evermark source install --print`"
+        yield Obstacle("may_install", DeniedError(text, hint=hint))
     if target.slots > 1 and version < SEVERAL_SLOTS_VERSION_MIN:
         text = f"several slots at {at} need Postgres 15 or newer; it is {version // 10000}"
         yield Obstacle("slots", SetupError(text, hint="leave `slots` at 1"))
@@ -167,11 +155,9 @@ def _other_slots(link: Link, target: PostgresTarget) -> Iterator[Obstacle]:
     """Another number of slots would share the events otherwise, and events not taken yet would belong to no slot."""
     if link.row("select to_regclass(%s)", (f"{target.schema}.readers",), doing="looking for readers") == (None,):
         return
-    names = [part.slot for part in target.parts()]
-    readers = sql.Identifier(target.schema, "readers")
-    query = sql.SQL("select slot::text from {} where slot = %s or slot ~ %s").format(readers).as_string()
+    query = filled("select slot::text from @schema@.readers where slot = %s or slot ~ %s", target)
     ours = link.rows(query, (target.slot, f"^{target.slot}_p[0-9]+$"), doing="looking for readers")
-    others = sorted({name for (name,) in ours} - set(names))
+    others = sorted({name for (name,) in ours} - {part.slot for part in target.parts()})
     if others:
         error = SetupError(
             f"the outbox at {where(link.dsn)} is read through other slots of this deployment: {', '.join(others)}",
@@ -192,13 +178,8 @@ def _shared_streams(tables: Sequence[TableChoice]) -> Iterator[Obstacle]:
 
 
 def _namesake(link: Link, target: PostgresTarget, table: TableChoice) -> Obstacle | None:
-    query = sql.SQL(_NAMESAKE).format(
-        streams=sql.Identifier(target.schema, "streams"),
-        stream=sql.Literal(table.stream),
-        capture=sql.Literal(f"{target.schema}_capture"),
-        table=sql.Literal(table.name),
-    )
-    found = _row(link, query, f"looking at {table.name}")
+    args = (table.stream, table.name)
+    found = link.row(filled(_NAMESAKE, target), args, doing=f"looking at {table.name}")
     if found is None:
         return None
     error = SetupError(
@@ -209,8 +190,7 @@ def _namesake(link: Link, target: PostgresTarget, table: TableChoice) -> Obstacl
 
 
 def _uncapturable(link: Link, target: PostgresTarget, table: TableChoice) -> Obstacle | None:
-    query = sql.SQL(_TABLE).format(capture=sql.Literal(f"{target.schema}_capture"), table=sql.Literal(table.name))
-    found = _row(link, query, f"looking at {table.name}")
+    found = link.row(filled(_TABLE, target), (table.name,), doing=f"looking at {table.name}")
     if found is None:
         error: EvermarkError = SetupError(
             f"table {table.name} does not exist at {where(link.dsn)}",
@@ -249,10 +229,3 @@ def _uncapturable(link: Link, target: PostgresTarget, table: TableChoice) -> Obs
     else:
         return None
     return Obstacle("tables", error)
-
-
-def _row(link: Link, query: sql.Composed, doing: str) -> tuple[Any, ...] | None:
-    """With the names in the query: what a percent sign in one of them means is not asked of the driver."""
-    with translated(link.dsn, doing):
-        found: tuple[Any, ...] | None = link.connection.execute(query).fetchone()
-        return found

@@ -1,17 +1,16 @@
-"""From what was seen of an outbox and its server to what is well, what is not, and what to run about it. Pure."""
+"""What follows from the facts seen of an outbox and its server: what is well or not, and what to run about it. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import KW_ONLY, dataclass
 
-from evermark.errors import FormatError
+from evermark.errors import EvermarkError, FormatError
 from evermark.observe.finding import Finding, ok, warning, wrong
 from evermark.sources.kinds import SourceState
-from evermark.sources.postgres.admin.facts import CapturedFacts, Facts, OutboxFacts, ServerFacts, SlotFacts
 from evermark.sources.postgres.failures import INSTALL_HINT
 from evermark.sources.postgres.lsn import Position, lsn_text
-from evermark.sources.postgres.outbox import SCHEMA_VERSION, SCHEMA_VERSION_READ
-from evermark.sources.postgres.partitions import unwatched_mend, unwatched_said
+from evermark.sources.postgres.outbox import SCHEMA_VERSION, SCHEMA_VERSION_READ, unwatched_mend, unwatched_said
 from evermark.sources.postgres.slots import Slot
 from evermark.sources.postgres.survey import SAFE_SHARE_MIN, UPGRADE_HINT, VERSION_MIN, WAL_LEVEL_HINT, outdated
 from evermark.sources.postgres.target import PostgresTarget
@@ -21,6 +20,110 @@ SPARE_SENDERS_MIN = 2  # one for the new slot of a repair, one for another progr
 SPARE_SLOTS_MIN = 1  # likewise
 _RECOVER = "`evermark up` repairs it by itself; `evermark source recover` shows the choices and how it goes"
 _PLAYBOOK = "docs/playbook.md"
+_MAINTAIN = "`evermark up` sees to it every hour; or now: evermark source maintain"
+
+
+@dataclass(frozen=True)
+class ServerFacts:
+    version: int
+    wal_level: str
+    standby: bool
+    database: str
+    role: str
+    senders_max: int
+    senders_used: int
+    slots_max: int
+    slots_used: int
+    slot_wal_keep_bytes: int | None  # none: without a limit
+    slot_idle_s: int  # after which the server throws an unused slot away; 0: never
+    flush_lsn: int
+    sees_others: bool  # may look at sessions of other roles
+    may_log_snapshot: bool
+    _: KW_ONLY
+    where: str
+    may_use_slots: bool
+    clock_ahead_s: float  # of ours
+
+
+@dataclass(frozen=True)
+class SlotFacts:
+    """One slot of the place, its publication, and the slot that exists only while a repair is under way."""
+
+    partition: int
+    name: str
+    slot: Slot | None
+    active_pid: int | None
+    failover: bool | None  # none: the server has no such slots
+    spare_name: str
+    spare: bool
+    publication: str
+    published: bool
+    registered: bool | None = None  # none: could not be looked at
+    fingerprint_installed: str | None = None
+    fingerprint_now: str | None = None
+
+
+@dataclass(frozen=True)
+class OpenTransaction:
+    """One that has written, and holds every slot back. Never with its query: that may hold a secret."""
+
+    age_s: float
+    who: str
+    end: str  # what ends it
+
+
+@dataclass(frozen=True)
+class CapturedFacts:
+    """A captured table. States as in pg_trigger.tgenabled: A always, O not for replicated rows, D off; empty: none."""
+
+    name: str
+    quoted: str
+    rows: str
+    truncate: str
+    stale: bool
+
+
+@dataclass(frozen=True)
+class PartitionFacts:
+    ahead: int  # days after today that have one
+    today: bool
+    past: int  # older than the retention, and still there
+    past_days: int  # by how much the oldest is older than that
+    default_rows: int | None  # none: we may not look
+    bytes: int
+
+
+@dataclass(frozen=True)
+class EventFacts:
+    """Times as the server writes them: they may be infinite."""
+
+    oldest: str | None
+    newest: str | None
+    count: int
+    exact: bool
+
+
+@dataclass(frozen=True)
+class OutboxFacts:
+    version: int | None
+    missing_rights: tuple[str, ...]  # the statements that grant them
+    captured: tuple[CapturedFacts, ...] | None
+    partitions: PartitionFacts | None
+    events: EventFacts | None
+    unwatched: tuple[str, ...] = ()  # partitions of captured tables without a trigger for truncate
+
+
+@dataclass(frozen=True)
+class Facts:
+    """`server` is none when it did not answer; `outbox` when its schema is not there."""
+
+    unreachable: EvermarkError | None = None
+    server: ServerFacts | None = None
+    walsender: EvermarkError | None = None  # why there can be none
+    slots: tuple[SlotFacts, ...] = ()
+    transactions: tuple[OpenTransaction, ...] = ()
+    outbox: OutboxFacts | None = None
+    unseen: tuple[str, ...] = ()  # what could not be looked at, and why
 
 
 def judged(facts: Facts, target: PostgresTarget, kept: SourceState | None) -> list[Finding]:
@@ -50,8 +153,8 @@ def judged(facts: Facts, target: PostgresTarget, kept: SourceState | None) -> li
         found += _days(facts.outbox, target)
         found += _events(facts.outbox)
     found += _clock(server)
-    found += [warning("unseen", text, _grants(target)) for text in facts.unseen]
-    return found
+    grants = f"the grants that `evermark source install --print` ends with, for schema {target.schema}"
+    return found + [warning("unseen", text, grants) for text in facts.unseen]
 
 
 def _server(server: ServerFacts) -> Iterator[Finding]:
@@ -71,8 +174,8 @@ def _server(server: ServerFacts) -> Iterator[Finding]:
     if server.may_use_slots:
         yield ok("replication", f"role {server.role} may read replication slots")
     else:
-        grant = f'as a superuser: alter role "{server.role}" replication;'
-        yield wrong("replication", f"role {server.role} may not read replication slots", grant)
+        found = f"role {server.role} may not read replication slots"
+        yield wrong("replication", found, f'as a superuser: alter role "{server.role}" replication;')
     if not server.may_log_snapshot:
         yield warning(
             "idle_wal",
@@ -176,9 +279,9 @@ def _spare(facts: SlotFacts, kept: SourceState | None) -> Iterator[Finding]:
 
 
 def _wal(facts: SlotFacts, target: PostgresTarget, server: ServerFacts) -> Iterator[Finding]:
-    retained = _retained(facts.slot, server)
-    if facts.slot is None or retained is None:
+    if facts.slot is None or facts.slot.restart_lsn is None:
         return
+    retained = max(0, server.flush_lsn - facts.slot.restart_lsn)
     said = f"{size(retained)} kept for slot {facts.name}"
     safe = facts.slot.safe_wal_bytes
     mend = f"{_PLAYBOOK}, `The disk fills with WAL`: is `evermark up` running, is a transaction open?"
@@ -260,10 +363,9 @@ def _tables(captured: tuple[CapturedFacts, ...] | None, target: PostgresTarget) 
 
 
 def _parts(outbox: OutboxFacts, target: PostgresTarget) -> Iterator[Finding]:
-    if outbox.unwatched and outbox.version is not None and outbox.version >= SCHEMA_VERSION:
-        yield warning("partitioned_tables", unwatched_said(outbox.unwatched), unwatched_mend(target))
-    elif outbox.unwatched:
-        yield warning("partitioned_tables", unwatched_said(outbox.unwatched), UPGRADE_HINT)
+    if outbox.unwatched:
+        mend = unwatched_mend(target) if (outbox.version or 0) >= SCHEMA_VERSION else UPGRADE_HINT
+        yield warning("partitioned_tables", unwatched_said(outbox.unwatched), mend)
 
 
 def _days(outbox: OutboxFacts, target: PostgresTarget) -> Iterator[Finding]:
@@ -273,7 +375,7 @@ def _days(outbox: OutboxFacts, target: PostgresTarget) -> Iterator[Finding]:
         return
     if not days.today or not days.ahead:
         missing = "tomorrow" if days.today else "today"
-        yield warning("partitions", f"there is none for {missing}: events go to the default one", _maintain())
+        yield warning("partitions", f"there is none for {missing}: events go to the default one", _MAINTAIN)
     else:
         yield ok("partitions", f"{days.ahead} days ahead, {size(days.bytes)} in all")
     if days.default_rows:
@@ -286,18 +388,16 @@ def _days(outbox: OutboxFacts, target: PostgresTarget) -> Iterator[Finding]:
         )
     if days.past and days.past_days > 1:
         found = f"{days.past} partitions are past the retention, the oldest by {days.past_days} days"
-        yield warning("retention", f"{found}: they wait for a reader to confirm them", _maintain())
+        yield warning("retention", f"{found}: they wait for a reader to confirm them", _MAINTAIN)
 
 
 def _events(outbox: OutboxFacts) -> Iterator[Finding]:
     events = outbox.events
-    if events is None:
-        return
-    if events.oldest is None:
+    if events is not None and events.oldest is None:
         yield ok("events", "none yet")
-        return
-    about = "" if events.exact else "about "
-    yield ok("events", f"{about}{events.count}, the oldest {events.oldest}, the newest {events.newest}")
+    elif events is not None:
+        about = "" if events.exact else "about "
+        yield ok("events", f"{about}{events.count}, the oldest {events.oldest}, the newest {events.newest}")
 
 
 def _clock(server: ServerFacts) -> Iterator[Finding]:
@@ -318,17 +418,3 @@ def size(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} TiB"
-
-
-def _retained(slot: Slot | None, server: ServerFacts) -> int | None:
-    if slot is None or slot.restart_lsn is None:
-        return None
-    return max(0, server.flush_lsn - slot.restart_lsn)
-
-
-def _maintain() -> str:
-    return "`evermark up` sees to it every hour; or now: evermark source maintain"
-
-
-def _grants(target: PostgresTarget) -> str:
-    return f"the grants that `evermark source install --print` ends with, for schema {target.schema}"

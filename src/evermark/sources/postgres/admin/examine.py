@@ -7,11 +7,9 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, TypeVar
 
-from psycopg import sql
-
 from evermark.errors import EvermarkError, UnreachableError
 from evermark.sources.kinds import Retained
-from evermark.sources.postgres.admin.facts import (
+from evermark.sources.postgres.admin.doctor import (
     CapturedFacts,
     EventFacts,
     Facts,
@@ -23,8 +21,8 @@ from evermark.sources.postgres.admin.facts import (
 )
 from evermark.sources.postgres.connect import Link, connect
 from evermark.sources.postgres.failures import where
-from evermark.sources.postgres.lsn import Position, lsn_of, lsn_text
-from evermark.sources.postgres.partitions import unwatched_query
+from evermark.sources.postgres.lsn import Position, lsn_text
+from evermark.sources.postgres.outbox import UNWATCHED, filled, installed_version, schema_there
 from evermark.sources.postgres.slots import slot_named, spare_name, walsender
 from evermark.sources.postgres.target import PostgresTarget
 
@@ -37,20 +35,21 @@ TRANSACTION_AGE_S = 600
 _LISTED_MAX = 5
 _STATEMENT_TIMEOUT = "30s"
 
+# In the order of the fields of `ServerFacts`; then two columns from which the rest of them follow.
 _SERVER = """
 select current_setting('server_version_num')::int, current_setting('wal_level'), pg_is_in_recovery(),
        current_database()::text, current_user::text,
-       (select rolsuper or rolreplication from pg_roles where rolname = current_user),
        current_setting('max_wal_senders')::int, (select count(*) from pg_stat_replication)::int,
        current_setting('max_replication_slots')::int, (select count(*) from pg_replication_slots)::int,
-       (select setting::bigint from pg_settings where name = 'max_slot_wal_keep_size'),
+       (select nullif(setting::bigint, -1) * 1024 * 1024 from pg_settings where name = 'max_slot_wal_keep_size'),
        coalesce((select setting::bigint * case unit when 'min' then 60 else 1 end
                  from pg_settings where name = 'idle_replication_slot_timeout'), 0),
-       case when pg_is_in_recovery() then pg_last_wal_replay_lsn() else pg_current_wal_flush_lsn() end::text,
+       coalesce((case when pg_is_in_recovery() then pg_last_wal_replay_lsn() else pg_current_wal_flush_lsn() end
+                 - '0/0'::pg_lsn)::bigint, 0),
        pg_has_role('pg_read_all_stats', 'USAGE'),
        coalesce((select has_function_privilege(p.oid, 'EXECUTE') from pg_proc p
                  where p.proname = 'pg_log_standby_snapshot' limit 1), true),
-       clock_timestamp()
+       (select rolsuper or rolreplication from pg_roles where rolname = current_user), clock_timestamp()
 """
 _SLOT = """
 select s.active_pid, (to_jsonb(s) ->> 'failover')::boolean, exists (select from pg_publication where pubname = %s),
@@ -58,7 +57,9 @@ select s.active_pid, (to_jsonb(s) ->> 'failover')::boolean, exists (select from 
 from (select) one left join pg_replication_slots s on s.slot_name = %s
 """
 _READER = """
-select true, fingerprint, {schema}.publication_fingerprint(%s::name) from {schema}.readers where slot = %s
+select r.slot is not null, r.fingerprint,
+       case when r.slot is not null then @schema@.publication_fingerprint(@publication_literal@::name) end
+from (select) one left join @schema@.readers r on r.slot = @slot_literal@
 """
 # Transactions with an id: only they hold a slot back.
 _TRANSACTIONS = """
@@ -100,14 +101,14 @@ select x.statement from (
 """
 _CAPTURED = """
 select n.nspname || '.' || c.relname, format('%%I.%%I', n.nspname, c.relname),
-       coalesce(max(t.tgenabled::text) filter (where t.tgname = {capture}), ''),
-       coalesce(max(t.tgenabled::text) filter (where t.tgname = {truncate}), ''),
+       coalesce(max(t.tgenabled::text) filter (where t.tgname = '@schema_name@_capture'), ''),
+       coalesce(max(t.tgenabled::text) filter (where t.tgname = '@schema_name@_truncate'), ''),
        s.columns is distinct from (
            select jsonb_agg(jsonb_build_array(a.attname, format_type(a.atttypid, a.atttypmod)) order by a.attnum)
            from pg_attribute a where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped)
 from pg_trigger t join pg_class c on c.oid = t.tgrelid join pg_namespace n on n.oid = c.relnamespace
-left join {schema}.streams s on s.name = n.nspname || '.' || c.relname
-where t.tgname in ({capture}, {truncate}) and t.tgparentid = 0
+left join @schema@.streams s on s.name = n.nspname || '.' || c.relname
+where t.tgname in ('@schema_name@_capture', '@schema_name@_truncate') and t.tgparentid = 0
 group by c.oid, n.nspname, c.relname, s.columns order by 1
 """
 _PARTITIONS = """
@@ -117,7 +118,6 @@ from pg_inherits i join pg_class c on c.oid = i.inhrelid
 join pg_class e on e.oid = i.inhparent join pg_namespace n on n.oid = e.relnamespace
 where n.nspname = %s and e.relname = 'events' order by 1
 """
-_BOUNDED = "select count(*) from (select from {table} {where} limit {most}) few"
 
 
 def examine(target: PostgresTarget) -> Facts:
@@ -126,12 +126,11 @@ def examine(target: PostgresTarget) -> Facts:
         link = connect(target.dsn, statement_timeout=_STATEMENT_TIMEOUT)
     except EvermarkError as error:
         return Facts(unreachable=error)
-    try:
-        return _Look(link, target).facts()
-    except UnreachableError as error:
-        return Facts(unreachable=error)
-    finally:
-        link.close()
+    with link:
+        try:
+            return _Look(link, target).facts()
+        except UnreachableError as error:
+            return Facts(unreachable=error)
 
 
 def retained(target: PostgresTarget, log_newest: datetime | None) -> Retained:
@@ -142,8 +141,7 @@ def retained(target: PostgresTarget, log_newest: datetime | None) -> Retained:
         younger = None
         if log_newest is not None:
             # Events of transactions that were open then are older, and not counted: hence "about".
-            condition = sql.SQL("where created_at > {}").format(sql.Literal(log_newest))
-            younger = look.bounded("events", COUNT_ROWS_MAX, condition)
+            younger = look.bounded("events", COUNT_ROWS_MAX, "where created_at > %s", log_newest)
         counted = younger is None or younger <= COUNT_ROWS_MAX
         return Retained(events.oldest, events.newest, events.count, events.exact, log_newest, younger, counted)
 
@@ -157,10 +155,10 @@ def untaken_rows(target: PostgresTarget, checkpoints: Mapping[int, str]) -> int:
     with connect(target.dsn, statement_timeout=_STATEMENT_TIMEOUT) as link:
         found = 0
         for partition, part in enumerate(target.parts()):
-            condition = sql.SQL("where {}").format(sql.SQL(part.share_sql()))
-            if (text := checkpoints.get(partition)) is not None:
-                condition += sql.SQL(" and lsn >= {}::pg_lsn").format(lsn_text(Position.parse(text).lsn))
-            found += _Look(link, part).bounded("events", COUNT_ROWS_MAX, condition)
+            text = checkpoints.get(partition)
+            since = lsn_text(Position.parse(text).lsn if text is not None else 0)
+            where = f"where {part.share_sql()} and lsn >= %s::pg_lsn"
+            found += _Look(link, part).bounded("events", COUNT_ROWS_MAX, where, since)
         return found
 
 
@@ -177,8 +175,8 @@ class _Look:
             walsender(self._target).close()
         except EvermarkError as error:
             sender = error
-        there = self._link.row("select 1 from pg_namespace where nspname = %s", (self._target.schema,), doing="looking")
-        slots = tuple(self._slot(n, part, there is not None) for n, part in enumerate(self._target.parts()))
+        there = schema_there(self._link, self._target)
+        slots = tuple(self._slot(n, part, there) for n, part in enumerate(self._target.parts()))
         ages = (TRANSACTION_AGE_S, TRANSACTION_AGE_S, _LISTED_MAX)
         open_ = self._link.rows(_TRANSACTIONS, ages, doing="looking for open transactions")
         return Facts(
@@ -186,7 +184,7 @@ class _Look:
             walsender=sender,
             slots=slots,
             transactions=tuple(OpenTransaction(*row) for row in open_),
-            outbox=self._outbox() if there is not None else None,
+            outbox=self._outbox() if there else None,
             unseen=tuple(self._unseen),
         )
 
@@ -202,71 +200,38 @@ class _Look:
 
     def _server(self) -> ServerFacts:
         before = datetime.now(UTC)
-        found = self._link.one(_SERVER, doing="looking at the server")
-        middle = before + (datetime.now(UTC) - before) / 2
-        (version, wal_level, standby, database, role, replicates, senders_max, senders_used, slots_max, slots_used,
-         keep_mb, idle_s, flush, sees_others, may_log, now) = found  # fmt: skip
-        return ServerFacts(
-            where=where(self._link.dsn),
-            version=version,
-            wal_level=wal_level,
-            standby=standby,
-            database=database,
-            role=role,
-            may_use_slots=replicates or self._link.may_use_slots(),
-            senders_max=senders_max,
-            senders_used=senders_used,
-            slots_max=slots_max,
-            slots_used=slots_used,
-            slot_wal_keep_bytes=None if keep_mb is None or keep_mb < 0 else keep_mb * 1024 * 1024,
-            slot_idle_s=idle_s,
-            flush_lsn=lsn_of(flush) if flush else 0,
-            clock_ahead_s=(now - middle).total_seconds(),
-            sees_others=sees_others,
-            may_log_snapshot=may_log,
-        )
+        *found, replicates, now = self._link.one(_SERVER, doing="looking at the server")
+        ahead_s = (now - (before + (datetime.now(UTC) - before) / 2)).total_seconds()
+        may_use_slots = replicates or self._link.may_use_slots()
+        return ServerFacts(*found, where=where(self._link.dsn), may_use_slots=may_use_slots, clock_ahead_s=ahead_s)
 
     def _slot(self, partition: int, part: PostgresTarget, installed: bool) -> SlotFacts:
         spare = spare_name(part.slot)
-        pid, failover, published, spare_there = self._link.one(
-            _SLOT, (part.publication, spare, part.slot), doing="looking at the slot"
-        )
-        registered: tuple[bool | None, str | None, str | None] = (None, None, None)
+        args = (part.publication, spare, part.slot)
+        pid, failover, published, spare_there = self._link.one(_SLOT, args, doing="looking at the slot")
+        registered: tuple[Any, ...] | None = None
         if installed:
-            query = sql.SQL(_READER).format(schema=sql.Identifier(part.schema)).as_string()
-            args = (part.publication, part.slot)
+            query = filled(_READER, part)
             registered = self._seen(
-                f"reader {part.slot}",
-                lambda: _three(self._link.row(query, args, doing="looking for the reader")),
-            ) or (None, None, None)
+                f"reader {part.slot}", lambda: self._link.one(query, doing="looking for the reader")
+            )
         return SlotFacts(
             partition, part.slot, slot_named(self._link, part.slot), pid, failover, spare, spare_there,
-            part.publication, published, *registered,
+            part.publication, published, *(registered or ()),
         )  # fmt: skip
 
     def _outbox(self) -> OutboxFacts:
-        schema = self._target.schema
-        rights = self._link.rows(_RIGHTS, (schema,), doing="looking at our rights")
-        version = self._seen("version of the outbox", self._version)
+        rights = self._link.rows(_RIGHTS, (self._target.schema,), doing="looking at our rights")
+        version = self._seen("version of the outbox", lambda: installed_version(self._link, self._target))
         rows = self.partition_rows()
         captured = self._seen("captured tables", self._captured)
         events = self._seen("events", lambda: self.events(rows)) if rows else None
         partitions = self._partitions(rows) if rows else None
-        (unwatched,) = self._link.one(unwatched_query(self._target), doing="looking at partitions of captured tables")
+        (unwatched,) = self._link.one(filled(UNWATCHED, self._target), doing="looking at partitions of captured tables")
         return OutboxFacts(version, tuple(row[0] for row in rights), captured, partitions, events, tuple(unwatched))
 
-    def _version(self) -> int | None:
-        query = sql.SQL("select version from {}").format(sql.Identifier(self._target.schema, "meta"))
-        found = self._link.row(query.as_string(), doing="reading the installed version")
-        return int(found[0]) if found else None
-
     def _captured(self) -> tuple[CapturedFacts, ...]:
-        query = sql.SQL(_CAPTURED).format(
-            schema=sql.Identifier(self._target.schema),
-            capture=sql.Literal(f"{self._target.schema}_capture"),
-            truncate=sql.Literal(f"{self._target.schema}_truncate"),
-        )
-        rows = self._link.rows(query.as_string(), doing="looking at captured tables")
+        rows = self._link.rows(filled(_CAPTURED, self._target), doing="looking at captured tables")
         return tuple(CapturedFacts(*row) for row in rows)
 
     def partition_rows(self) -> list[tuple[str, int, int, date]]:
@@ -291,30 +256,20 @@ class _Look:
             bytes=sum(row[1] for row in rows),
         )
 
-    def bounded(self, table: str, most: int, condition: sql.Composable | None = None) -> int:
+    def bounded(self, table: str, most: int, where: str = "", *args: object) -> int:
         """How many rows, counted up to one more than `most`."""
-        query = sql.SQL(_BOUNDED).format(
-            table=sql.Identifier(self._target.schema, table),
-            where=condition or sql.SQL(""),
-            most=sql.Literal(most + 1),
-        )
-        return int(self._link.one(query.as_string(), doing=f"counting rows of {table}")[0])
+        query = filled(f"select count(*) from (select from @schema@.{table} {where} limit %s) few", self._target)
+        return int(self._link.one(query, (*args, most + 1), doing=f"counting rows of {table}")[0])
 
     def events(self, rows: list[tuple[str, int, int, date]]) -> EventFacts:
         """The oldest and the newest come from an index; many rows are not counted."""
-        events = sql.Identifier(self._target.schema, "events")
-        bounds = sql.SQL("select min(created_at)::text, max(created_at)::text from {}").format(events)
-        oldest, newest = self._link.one(bounds.as_string(), doing="looking at events")
+        bounds = filled("select min(created_at)::text, max(created_at)::text from @schema@.events", self._target)
+        oldest, newest = self._link.one(bounds, doing="looking at events")
         if sum(row[1] for row in rows) > COUNT_BYTES_MAX:
             return EventFacts(oldest, newest, sum(row[2] for row in rows), exact=False)
-        count = sql.SQL("select count(*) from {}").format(events)
-        return EventFacts(
-            oldest, newest, int(self._link.one(count.as_string(), doing="counting events")[0]), exact=True
-        )
-
-
-def _three(row: tuple[Any, ...] | None) -> tuple[bool | None, str | None, str | None]:
-    return (row[0], row[1], row[2]) if row is not None else (False, None, None)
+        query = filled("select count(*) from @schema@.events", self._target)
+        (count,) = self._link.one(query, doing="counting events")
+        return EventFacts(oldest, newest, count, exact=True)
 
 
 def _day(partition: str) -> date | None:

@@ -15,12 +15,12 @@ from functools import partial
 from psycopg import sql
 
 from evermark.errors import EvermarkError
-from evermark.sources.postgres.admin.checks import require_installable, schema_there
+from evermark.sources.postgres.admin.checks import require_installable
 from evermark.sources.postgres.admin.waiting import LOCK_TIMEOUT_S, Say, Waiting
 from evermark.sources.postgres.connect import Link, connect
 from evermark.sources.postgres.failures import translated
-from evermark.sources.postgres.outbox import create_publication, filled, script
-from evermark.sources.postgres.slots import drop_slot, spare_name
+from evermark.sources.postgres.outbox import create_publication, filled, schema_there, script
+from evermark.sources.postgres.slots import drop_slot, slot_named, spare_name
 from evermark.sources.postgres.target import PostgresTarget, TableChoice
 
 WAIT_S = 600.0
@@ -100,8 +100,7 @@ def _install_reader(link: Link, part: PostgresTarget, made: Made, waiting: Waiti
     if goes_on and part in made.readers:
         forget = filled("update @schema@.readers set floor = null where slot = %s returning 1", part)
         link.row(forget, (part.slot,), doing="registering the reader")
-    there = "select 1 from pg_replication_slots where slot_name = %s"
-    if link.row(there, (part.slot,), doing="looking for the slot") is None:
+    if slot_named(link, part.slot) is None:
         waiting.for_transactions(f"make slot {part.slot}", partial(_create_slot, link, part))
         made.slots.append(part)
     waiting.for_lock("register the reader", partial(_register, link, part, "07_registered.sql"))
@@ -109,7 +108,7 @@ def _install_reader(link: Link, part: PostgresTarget, made: Made, waiting: Waiti
 
 def _undo(target: PostgresTarget, made: Made, say: Say) -> None:
     """Take away what an install made that did not come to its end; what was there before stays."""
-    if not (made.slots or made.readers or made.publications or made.tables or made.schema):
+    if made == Made():
         return
     try:
         with connect(target.dsn, lock_timeout=_LOCK_TIMEOUT) as link:
@@ -207,11 +206,8 @@ def _capture(link: Link, table: TableChoice, target: PostgresTarget, made: Made,
 
 
 def _captured(link: Link, table: str, target: PostgresTarget) -> bool:
-    return link.row(
-        "select exists (select from pg_trigger where tgrelid = to_regclass(%s) and tgname = %s)",
-        (table, f"{target.schema}_capture"),
-        doing=f"looking at {table}",
-    ) == (True,)
+    query = "select 1 from pg_trigger where tgrelid = to_regclass(%s) and tgname = %s"
+    return link.row(query, (table, f"{target.schema}_capture"), doing=f"looking at {table}") is not None
 
 
 def _release(link: Link, table: str, target: PostgresTarget) -> str:
@@ -226,9 +222,6 @@ def _unwatch(link: Link, table: str, target: PostgresTarget) -> None:
 
 
 def _watch(table: TableChoice, target: PostgresTarget) -> sql.Composed:
-    return sql.SQL("select {}.watch({}::regclass, {}::text[], {}::text[])").format(
-        sql.Identifier(target.schema),
-        sql.Literal(table.name),
-        sql.Literal(list(table.exclude)),
-        sql.Literal(list(table.hash)),
-    )
+    values = map(sql.Literal, (table.name, list(table.exclude), list(table.hash)))
+    query = "select {}.watch({}::regclass, {}::text[], {}::text[])"
+    return sql.SQL(query).format(sql.Identifier(target.schema), *values)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -91,24 +91,12 @@ class Waiting:
     def _until_gone(self) -> None:
         """Until the transactions that stood in our way are gone, without standing in the way of others."""
         names = [holder.virtual for holder in self._holders if holder.virtual is not None]
-        if not names:
-            time.sleep(_LOOK_EVERY_S)
-            return
         again_at = time.monotonic() + min(max(0.0, self.left_s()), _QUEUE_AGAIN_S)
-        try:
-            link = connect(self._dsn)
-        except EvermarkError:
-            time.sleep(_LOOK_EVERY_S)
-            return
-        try:
-            while time.monotonic() < again_at:
-                time.sleep(_LOOK_EVERY_S)
-                if link.one(_STILL_OPEN, (names,), doing="looking who holds a lock") == (False,):
-                    return
-        except EvermarkError:
-            return  # the next try says what is wrong
-        finally:
-            link.close()
+        time.sleep(_LOOK_EVERY_S)
+        if names:
+            with suppress(EvermarkError), connect(self._dsn) as link:  # the next try says what is wrong
+                while time.monotonic() < again_at and link.one(_STILL_OPEN, (names,), doing="looking") == (True,):
+                    time.sleep(_LOOK_EVERY_S)
 
     @contextmanager
     def _watched(self, what: str) -> Iterator[None]:
@@ -127,11 +115,8 @@ class Waiting:
         if done.wait(_LOOK_EVERY_S):
             return
         began, said_at = time.monotonic(), float("-inf")
-        try:
-            link = connect(self._dsn)
-        except EvermarkError:
-            return  # who waits is not known then; that it waits is said at its end
-        try:
+        # After an error it is not known who waits; that it waits is said at its end.
+        with suppress(EvermarkError), connect(self._dsn) as link:
             while not done.wait(_LOOK_EVERY_S):
                 self._holders = holders(link, self._pid) or self._holders
                 now = time.monotonic()
@@ -139,10 +124,6 @@ class Waiting:
                     said_at = now
                     left = max(0.0, self.left_s())
                     self._say(f"waiting to {what}, for {left:.0f} s more at most; open: {_listed(self._holders)}")
-        except EvermarkError:
-            pass
-        finally:
-            link.close()
 
 
 def holders(link: Link, pid: int) -> list[Holder]:
@@ -151,7 +132,10 @@ def holders(link: Link, pid: int) -> list[Holder]:
     for other, virtual, age_s, role, database, state in link.rows(_HOLDERS, (pid,), doing="looking who is in the way"):
         if other == 0:  # a prepared transaction has no process; which one it is, the server does not tell
             rows = link.rows(_PREPARED, doing="looking at prepared transactions")
-            found += [Holder(_said(f"prepared transaction {g!r}", r, d, "", a), _rollback(g)) for g, a, r, d in rows]
+            for gid, prepared_s, owner, its_database in rows:
+                rollback = "rollback prepared '" + gid.replace("'", "''") + "';"
+                said = _said(f"prepared transaction {gid!r}", owner, its_database, "", prepared_s)
+                found.append(Holder(said, rollback))
         else:
             said = _said(f"process {other}", role, database, state, age_s)
             found.append(Holder(said, f"select pg_terminate_backend({other});", virtual))
@@ -163,10 +147,6 @@ def _said(who: str, role: str | None, database: str | None, state: str | None, a
     parts += [state] if state else []
     parts += [f"open for {age_s:.0f} s"] if age_s is not None else []
     return ", ".join(parts)
-
-
-def _rollback(gid: str) -> str:
-    return "rollback prepared '" + gid.replace("'", "''") + "';"
 
 
 def _listed(found: list[Holder]) -> str:

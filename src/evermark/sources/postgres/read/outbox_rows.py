@@ -145,12 +145,7 @@ class _Columns:
     """The event's columns from the cells of intact rows, with a reason for each row that has to be poison."""
 
     def __init__(
-        self,
-        view: View,
-        cells: dict[str, Cells],
-        intact: Mask,
-        encoding: str,
-        stream_name: Callable[[int], str | None],
+        self, view: View, cells: dict[str, Cells], intact: Mask, encoding: str, stream_name: Callable[[int], str | None]
     ) -> None:
         self._view, self._cells, self._encoding, self._stream_name = view, cells, encoding, stream_name
         self._rows = len(intact)
@@ -251,9 +246,8 @@ class _Columns:
         present = self._present(name, cells)
         binary = present & (cells.kind == BINARY) & (cells.length == 8)
         micros = self._view.numbers(np.where(binary, cells.start, 0), ">i8").astype(np.int64)
-        extreme = (micros < _US_MIN) | (
-            micros > _US_MAX
-        )  # infinity and the year 20000 are times to Postgres, not to us
+        # Infinity and the year 20000 are times to Postgres, not to us.
+        extreme = (micros < _US_MIN) | (micros > _US_MAX)
         valid = binary & ~extreme
         micros = np.where(valid, micros, 0) + _PG_EPOCH_US
         for i in np.flatnonzero(present & (cells.kind == TEXT)).tolist():
@@ -318,8 +312,7 @@ def _write_uuids(text: U8, raw: U8) -> U8:
 def _moment(text: bytes) -> int | None:
     """A timestamp with time zone as Postgres writes it in ISO style, in microseconds since 1970."""
     try:
-        written = text.decode("ascii")
-        moment = datetime.fromisoformat(written)
+        moment = datetime.fromisoformat(text.decode("ascii"))
     except ValueError:
         return None
     if moment.tzinfo is None:

@@ -41,7 +41,6 @@ class Relation:
     schema: str
     name: str
     columns: tuple[str, ...]
-    types: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -51,9 +50,6 @@ class Cells:
     kind: U8
     start: I64
     length: I64
-
-    def pick(self, rows: Mask | I64) -> Cells:
-        return Cells(self.kind[rows], self.start[rows], self.length[rows])
 
 
 @dataclass(frozen=True)
@@ -97,9 +93,6 @@ class Changes:
     xid: npt.NDArray[np.uint32]
     relation: npt.NDArray[np.int32]  # index into `relations`; -1 when there is none
     relations: list[Relation]
-
-    def __len__(self) -> int:
-        return len(self.kind)
 
 
 class PgoutputReader:
@@ -169,9 +162,8 @@ class PgoutputReader:
         known: list[Relation] = []
         about = np.flatnonzero(_HAS_RELATION[kind] & (ends - starts >= 5))
         oids = view.numbers(starts[about] + 1, ">u4")
-        described = [
-            (int(i), parse_relation(view.data[starts[i] : ends[i]])) for i in np.flatnonzero(kind == _RELATION)
-        ]
+        at_relations = np.flatnonzero(kind == _RELATION).tolist()
+        described = [(i, parse_relation(view.data[starts[i] : ends[i]])) for i in at_relations]
         for oid in np.unique(oids).tolist():
             rows = about[oids == oid]
             versions = [(-1, self._relations.get(oid)), *((i, r) for i, r in described if r.oid == oid)]
@@ -200,15 +192,16 @@ def parse_relation(message: bytes) -> Relation:
         name, at = _cstring(message, at)
         (count,) = struct.unpack_from(">H", message, at + 1)
         at += 3
-        columns, types = [], []
+        columns = []
         for _ in range(min(count, COLUMNS_MAX)):
             column, at = _cstring(message, at + 1)
             columns.append(column)
-            types.append(struct.unpack_from(">I", message, at)[0])
-            at += 8
+            at += 8  # its type and modifier
+            if at > len(message):
+                raise ValueError("the message ends in a column")
     except (struct.error, ValueError) as error:
         raise FormatError("a Relation message of pgoutput cannot be read", hint="report this, with the log") from error
-    return Relation(oid, schema or "pg_catalog", name, tuple(columns), tuple(types))
+    return Relation(oid, schema or "pg_catalog", name, tuple(columns))
 
 
 def _cstring(message: bytes, at: int) -> tuple[str, int]:

@@ -11,8 +11,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import psycopg
@@ -26,13 +25,13 @@ from evermark.sources.base import Limit, Slice
 from evermark.sources.postgres.connect import Link, borrow, connect, give_back
 from evermark.sources.postgres.failures import RECOVER_HINT, python_encoding, translate, where
 from evermark.sources.postgres.lsn import Position, lsn_text
-from evermark.sources.postgres.partitions import unwatched_query
+from evermark.sources.postgres.outbox import UNWATCHED, filled
 from evermark.sources.postgres.read.chunks import BIG_BYTES, chunked, in_order, peek_query, unpack
 from evermark.sources.postgres.read.feed import SlotFeed
 from evermark.sources.postgres.read.floor import Floor, Sample
-from evermark.sources.postgres.read.outbox_rows import EVENTS, OutboxDecoder
+from evermark.sources.postgres.read.outbox_rows import OutboxDecoder
 from evermark.sources.postgres.read.pace import Confirming, Offering, Verdict
-from evermark.sources.postgres.survey import Survey, forgotten, look, trouble
+from evermark.sources.postgres.survey import Survey, forgotten, look, require_sound, trouble
 from evermark.sources.postgres.target import PostgresTarget
 
 READ_WORK_MEM = "256MB"
@@ -47,15 +46,15 @@ ROW_WAL_BYTES = 256
 _PROBE = """
 with m as materialized (
     select x, get_byte(d, 0) as kind, substring(d from 2 for 8) as lsn
-    from pg_catalog.pg_logical_slot_peek_binary_changes({slot}, {upto}, null, 'proto_version', '1',
-         'publication_names', {publication}, 'binary', 'true') as t(l, x, d))
-select exists (select from m where kind = 73 and x in (select x from m where kind = 66 and lsn >= {start}))
+    from pg_catalog.pg_logical_slot_peek_binary_changes(@slot_literal@, %s, null, 'proto_version', '1',
+         'publication_names', '@publication@', 'binary', 'true') as t(l, x, d))
+select exists (select from m where kind = 73 and x in (select x from m where kind = 66 and lsn >= %s))
 """
 
 _KNOWN = """
-select exists (select from {events} where created_at = %s and id = %s::uuid),
-       to_regclass(format('%%I.%%I', {schema}, 'events_p' || to_char(%s at time zone 'UTC', 'YYYYMMDD'))) is not null,
-       (select installed_at from {meta} where installed_at > %s)
+select exists (select from @schema@.events where created_at = %s and id = %s::uuid),
+       to_regclass('@schema@.events_p' || to_char(%s at time zone 'UTC', 'YYYYMMDD')) is not null,
+       (select installed_at from @schema@.meta where installed_at > %s)
 """
 _END_READER = """
 select pg_terminate_backend(active_pid, 1000) from pg_replication_slots where slot_name = %s and active_pid is not null
@@ -65,16 +64,6 @@ _SAMPLE = """
 with ended as materialized (select pg_snapshot_xmin(pg_current_snapshot())::text as xmin)
 select xmin, (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint from ended
 """
-
-
-@dataclass(frozen=True)
-class KeptWal:
-    """How much WAL the server keeps for a slot."""
-
-    retained_bytes: int
-    unconfirmed_bytes: int
-    safe_bytes: int | None  # that may be written before the slot is lost; none: without a limit
-    schema_version: int | None  # of the outbox, seen in the same look
 
 
 class SlotReader:
@@ -96,32 +85,25 @@ class SlotReader:
 
     def earliest(self) -> str:
         """Where the slot stands: nothing before it can be read any more."""
-        survey = self._look()
-        found = trouble(survey, self._target, None)
-        if found is not None or survey.slot is None or survey.slot.confirmed_lsn is None:
-            raise found or GapError(f"slot {self._target.slot} has no position", hint=RECOVER_HINT)
+        survey = self.look()
+        require_sound(survey, self._target, None)
+        if survey.slot is None or survey.slot.confirmed_lsn is None:
+            raise GapError(f"slot {self._target.slot} has no position", hint=RECOVER_HINT)
         return survey.incarnation.at(survey.slot.confirmed_lsn)
 
     def check(self, resume: str | None, seen: Seen | None) -> None:
         position = Position.parse(resume) if resume is not None else None
-        survey = self._look()
+        survey = self.look()
         if position is not None and seen is not None and survey.incarnation == position.incarnation:
             self._require_known(seen)
-        found = trouble(survey, self._target, position)
-        if found is not None:
-            raise found
+        require_sound(survey, self._target, position)
 
     def _require_known(self, seen: Seen) -> None:
         """A copy of the server has its identity; it does not have what happened after it was made."""
         if seen.event_time is None or seen.event_id.startswith("poison:"):
             return
-        query = sql.SQL(_KNOWN).format(
-            events=sql.Identifier(self._target.schema, EVENTS),
-            schema=sql.Literal(self._target.schema),
-            meta=sql.Identifier(self._target.schema, "meta"),
-        )
         args = (seen.event_time, seen.event_id, seen.event_time, seen.event_time)
-        found = self._row(query.as_string(), args, doing="looking back")
+        found = self._row(filled(_KNOWN, self._target), args, doing="looking back")
         if found is not None and found[:2] == (False, True):
             raise forgotten(where(self._target.dsn.open()), seen.event_id, found[2])
 
@@ -170,9 +152,7 @@ class SlotReader:
         # Judged last, when nothing can change any more what was read: a slot moved on, a publication changed or a
         # warning means that rows are missing, and the slice must fail.
         link.refuse_warnings("decoding")
-        found = trouble(look(link, self._target), self._target, start)
-        if found is not None:
-            raise found
+        require_sound(look(link, self._target), self._target, start)
 
     def _copy(self, link: Link, query: sql.Composed) -> Iterator[bytes | bytearray | memoryview]:
         """The COPY's messages; waits while a killed reader's peek still holds the slot."""
@@ -194,7 +174,7 @@ class SlotReader:
     def _explain(self, error: psycopg.Error, start: Position) -> EvermarkError:
         """Why a read failed. The slot's own state is asked first; the SQLSTATE speaks second."""
         try:
-            found = trouble(self._look(), self._target, start)
+            found = trouble(self.look(), self._target, start)
         except EvermarkError as unable:
             found = unable if isinstance(unable, UnreachableError) else None
         return found or translate(error, self._target.dsn.open(), f"reading slot {self._target.slot}")
@@ -218,10 +198,8 @@ class SlotReader:
             time.sleep(0.05)
 
     def _require_slot(self, position: Position) -> None:
-        survey = self._look()
-        found = trouble(survey, self._target, position)
-        if found is not None:
-            raise found
+        survey = self.look()
+        require_sound(survey, self._target, position)
         restart = survey.slot.restart_lsn if survey.slot is not None else None
         if restart is not None and position.lsn - restart > SNAPSHOT_BYTES:
             self._log_snapshot(time.monotonic())
@@ -276,28 +254,17 @@ class SlotReader:
     def _note_floor(self, confirmed: Position) -> None:
         proven = self._floor.proven(confirmed.lsn)
         if proven is not None:
-            query = sql.SQL("select {}.note_floor(%s, %s::text::xid8)").format(sql.Identifier(self._target.schema))
-            self._row(query.as_string(), (self._target.slot, str(proven)), doing="noting the floor")
+            query = filled("select @schema@.note_floor(%s, %s::text::xid8)", self._target)
+            self._row(query, (self._target.slot, str(proven)), doing="noting the floor")
             self._floor.done(proven, time.monotonic())
         elif self._floor.wants_sample(time.monotonic()):
             found = self._row(_SAMPLE, doing="sampling the floor")
             if found is not None:
                 self._floor.sample = Sample(int(found[0]), int(found[1]))
 
-    def kept_wal(self) -> KeptWal:
-        survey = self._look()
-        slot = survey.slot
-        restart, confirmed = (slot.restart_lsn, slot.confirmed_lsn) if slot else (None, None)
-        return KeptWal(
-            retained_bytes=survey.flush_lsn - restart if restart is not None else 0,
-            unconfirmed_bytes=survey.flush_lsn - confirmed if confirmed is not None else 0,
-            safe_bytes=slot.safe_wal_bytes if slot else None,
-            schema_version=survey.schema_version,
-        )
-
     def unwatched_partitions(self) -> frozenset[str]:
         """Partitions of captured tables whose truncate would not be captured."""
-        found = self._row(unwatched_query(self._target), doing="looking at partitions of captured tables")
+        found = self._row(filled(UNWATCHED, self._target), doing="looking at partitions of captured tables")
         return frozenset(found[0]) if found else frozenset()
 
     def close(self) -> None:
@@ -307,8 +274,7 @@ class SlotReader:
                 if self._held_back is not None and self._confirming.pending is not None:
                     self.advance(self._held_back)
             finally:
-                if self._link is not None:
-                    self._drop(self._link)
+                self.forget()
 
     def forget(self) -> None:
         """Let go of the connection; what was held back is void."""
@@ -319,42 +285,31 @@ class SlotReader:
     def require_unchanged(self, start: Position) -> None:
         now = time.monotonic()
         if now - self._checked_at >= PUBLICATION_CHECK_S:
-            found = trouble(self._look(), self._target, start)
-            if found is not None:
-                raise found
+            require_sound(self.look(), self._target, start)
             self._checked_at = now
 
     def _flush_lsn(self, start: Position) -> int:
         """How far the WAL is durable; refuses a server that is not the one `start` belongs to."""
-        link = self._control()
-        if not self._incarnation_checked:
-            survey = self._look()
-            if survey.incarnation != start.incarnation:
-                found = trouble(survey, self._target, start)
-                raise found or IdentityError(f"Postgres at {survey.where} is not the one we left")
-            self._incarnation_checked = True
-        try:
+        with self._dropped_after(UnreachableError) as link:
+            if not self._incarnation_checked:
+                survey = self.look()
+                if survey.incarnation != start.incarnation:
+                    found = trouble(survey, self._target, start)
+                    raise found or IdentityError(f"Postgres at {survey.where} is not the one we left")
+                self._incarnation_checked = True
             # On this very connection: a new one could be another server's.
             flush = int(link.one("select pg_current_wal_flush_lsn() - '0/0'::pg_lsn", doing="asking for the WAL")[0])
-        except UnreachableError:
-            self._drop(link)
-            raise
         if flush < start.lsn:
-            found = trouble(self._look(), self._target, start)
+            found = trouble(self.look(), self._target, start)
             raise found or IdentityError(f"Postgres at {where(link.dsn)} is behind our checkpoint")
         return flush
 
     def _holds_changes(self, start: Position, upto: int) -> bool:
         """Whether any transaction with an event of ours commits in `[start, upto)`."""
-        query = sql.SQL(_PROBE).format(
-            slot=sql.Literal(self._target.slot),
-            upto=sql.Literal(lsn_text(upto)),
-            publication=sql.Literal(f'"{self._target.publication}"'),
-            start=sql.Literal(start.lsn.to_bytes(8, "big")),
-        )
+        query = filled(_PROBE, self._target)
         link = self._control()
         try:
-            found = link.connection.execute(query).fetchone()
+            found = link.connection.execute(query, (lsn_text(upto), start.lsn.to_bytes(8, "big"))).fetchone()
         except pg.ObjectInUse:
             return True  # another session reads the slot; `read` waits for it, or says so
         except psycopg.Error as error:
@@ -365,8 +320,8 @@ class SlotReader:
 
     def _stream_name(self, number: int) -> str | None:
         if number not in self._streams:
-            query = sql.SQL("select name from {}.streams where id = %s").format(sql.Identifier(self._target.schema))
-            found = self._row(query.as_string(), (number,), doing="looking up a stream")
+            query = filled("select name from @schema@.streams where id = %s", self._target)
+            found = self._row(query, (number,), doing="looking up a stream")
             if found is None:
                 return None
             if len(self._streams) >= STREAMS_MAX:
@@ -374,21 +329,21 @@ class SlotReader:
             self._streams[number] = str(found[0])
         return self._streams[number]
 
-    def _look(self) -> Survey:
-        with self._lock:
-            link = self._control()
-            try:
-                return look(link, self._target)
-            except EvermarkError:
-                self._drop(link)
-                raise
+    def look(self) -> Survey:
+        with self._dropped_after(EvermarkError) as link:
+            return look(link, self._target)
 
     def _row(self, query: str, args: tuple[object, ...] = (), *, doing: str) -> tuple[Any, ...] | None:
+        with self._dropped_after(UnreachableError) as link:
+            return link.row(query, args, doing=doing)
+
+    @contextmanager
+    def _dropped_after(self, error: type[EvermarkError]) -> Iterator[Link]:
         with self._lock:
             link = self._control()
             try:
-                return link.row(query, args, doing=doing)
-            except UnreachableError:
+                yield link
+            except error:
                 self._drop(link)
                 raise
 

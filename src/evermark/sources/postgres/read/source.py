@@ -8,18 +8,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
-from psycopg import sql
 
 from evermark.errors import EvermarkError
 from evermark.event import Seen
-from evermark.sources.base import Condition, Feed, Limit, Repair, Slice, Source, Untaken
+from evermark.sources.base import Condition, Feed, Limit, Repair, Slice, Source, Untaken, Warned
 from evermark.sources.postgres.connect import close_idle, connect
 from evermark.sources.postgres.lsn import Position
-from evermark.sources.postgres.outbox import SCHEMA_VERSION, maintain
-from evermark.sources.postgres.partitions import lasting
+from evermark.sources.postgres.outbox import SCHEMA_VERSION, filled, maintain, unwatched_mend, unwatched_said
 from evermark.sources.postgres.read.chunks import BIG_BYTES
 from evermark.sources.postgres.read.slot import SlotReader
 from evermark.sources.postgres.read.untaken import OutboxLook
@@ -29,7 +28,7 @@ from evermark.sources.postgres.target import PostgresTarget
 
 # A newer request, or the same window with another end, stays: it has a control event of its own.
 _CLEAR = """
-update {schema}.streams set replay_from_ts = null, replay_to_ts = null
+update @schema@.streams set replay_from_ts = null, replay_to_ts = null
 where name = %s and replay_from_ts = %s::timestamptz and replay_to_ts is not distinct from %s::timestamptz
 returning true
 """
@@ -39,21 +38,13 @@ class PostgresOutbox(Source):
     """Picklable: the place travels, connections do not."""
 
     def __init__(self, target: PostgresTarget, *, big_bytes: int = BIG_BYTES) -> None:
-        self._target = target
-        self._big_bytes = big_bytes
-        self._prepare()
-
-    def _prepare(self) -> None:
+        self._target, self._big_bytes = target, big_bytes
         self._unwatched: frozenset[str] = frozenset()  # partitions that the last upkeep could not see to
-        self._slots = [SlotReader(part, self._big_bytes) for part in self._target.parts()]
-        self._looks = [OutboxLook(part) for part in self._target.parts()]
+        self._slots = [SlotReader(part, big_bytes) for part in target.parts()]
+        self._looks = [OutboxLook(part) for part in target.parts()]
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"place": self._target, "big_bytes": self._big_bytes}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self._target, self._big_bytes = state["place"], state["big_bytes"]
-        self._prepare()
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), self._target, big_bytes=self._big_bytes), ()
 
     def partitions(self) -> Sequence[int]:
         return list(range(len(self._slots)))
@@ -98,28 +89,25 @@ class PostgresOutbox(Source):
     def confirm(self, partition: int, end: str) -> None:
         self._slots[partition].confirm(end)
 
-    def maintain(self) -> tuple[int, int, int]:
-        """Partitions made for the days ahead, dropped for days past retention, and partitions that have to wait."""
-        return maintain(self._target)
-
     def upkeep(self) -> None:
-        self.maintain()
+        maintain(self._target)
         self._unwatched = self._slots[0].unwatched_partitions()
 
     def condition(self) -> Condition:
-        found = [slot.kept_wal() for slot in self._slots]
-        safe = [kept.safe_bytes for kept in found if kept.safe_bytes is not None]
+        surveys = [slot.look() for slot in self._slots]
+        found = [(survey.flush_lsn, survey.slot) for survey in surveys if survey.slot is not None]
+        safe = [slot.safe_wal_bytes for _, slot in found if slot.safe_wal_bytes is not None]
         gauges = {
-            "wal_retained_bytes": max(kept.retained_bytes for kept in found),
-            "unconfirmed_bytes": max(kept.unconfirmed_bytes for kept in found),
+            "wal_retained_bytes": max((flush - (slot.restart_lsn or flush) for flush, slot in found), default=0),
+            "unconfirmed_bytes": max((flush - (slot.confirmed_lsn or flush) for flush, slot in found), default=0),
             "wal_retained_limit_bytes": self._target.wal_retained_warn_bytes,
             **({"wal_safe_bytes": min(safe)} if safe else {}),
         }
-        version = found[0].schema_version or SCHEMA_VERSION
+        version = surveys[0].schema_version or SCHEMA_VERSION
         unwatched = self._slots[0].unwatched_partitions() if version >= SCHEMA_VERSION else frozenset()
         warnings = wal_warnings(gauges) | outdated(version)
-        if unwatched & self._unwatched:
-            warnings["unwatched_partitions"] = lasting(unwatched & self._unwatched, self._target)
+        if lasting := unwatched & self._unwatched:
+            warnings["unwatched_partitions"] = Warned(unwatched_said(lasting), unwatched_mend(self._target))
         return Condition(gauges, warnings, upkeep_due=bool(unwatched))
 
     def untaken(self, after: Mapping[int, str]) -> Mapping[int, Untaken]:
@@ -133,18 +121,15 @@ class PostgresOutbox(Source):
 
     def replayed(self, stream: str, since: str, until: str | None) -> None:
         with connect(self._target.dsn) as link:
-            query = sql.SQL(_CLEAR).format(schema=sql.Identifier(self._target.schema))
-            link.row(query.as_string(), (stream, since, until), doing="clearing a replay request")
+            link.row(filled(_CLEAR, self._target), (stream, since, until), doing="clearing a replay request")
 
     def repair(self, partition: int) -> Repair:
         return repair_of(self._target.parts()[partition], on_finished=lambda: self._renew(partition))
 
     def _renew(self, partition: int) -> None:
         """What was known of the old slot's WAL says nothing of the new one's."""
-        old, self._slots[partition] = (
-            self._slots[partition],
-            SlotReader(self._target.parts()[partition], self._big_bytes),
-        )
+        old = self._slots[partition]
+        self._slots[partition] = SlotReader(self._target.parts()[partition], self._big_bytes)
         old.forget()
 
     def close(self) -> None:

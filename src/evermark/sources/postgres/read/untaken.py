@@ -12,14 +12,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from psycopg import sql
-
 from evermark.errors import EvermarkError, UnreachableError
 from evermark.sources.base import Untaken
 from evermark.sources.marks import Marks
 from evermark.sources.postgres.connect import Link, connect
 from evermark.sources.postgres.lsn import Position, lsn_text
-from evermark.sources.postgres.read.outbox_rows import EVENTS
+from evermark.sources.postgres.outbox import filled
 from evermark.sources.postgres.read.pace import IDLE_OFFER_S
 from evermark.sources.postgres.survey import look, stranger, unfit
 from evermark.sources.postgres.target import PostgresTarget
@@ -36,12 +34,12 @@ _STEPS_MAX = 40
 _NEWEST = """
 select count(*), count(*) filter (where waits),
        extract(epoch from now() - min(created_at) filter (where waits and {mine}))::float8
-from (select created_at, key, lsn >= {at}::pg_lsn as waits from {events}
+from (select created_at, key, lsn >= %s::pg_lsn as waits from @schema@.events
       where created_at < now() + interval '1 hour'
-      order by created_at desc, id desc limit {most}) newest
+      order by created_at desc, id desc limit %s) newest
 """
 _OLDEST = """
-select extract(epoch from now() - created_at)::float8, lsn >= {at}::pg_lsn from {events}
+select extract(epoch from now() - created_at)::float8, lsn >= %s::pg_lsn from @schema@.events
 where created_at > '-infinity' and created_at >= {since} order by created_at, id limit 1
 """
 # Whatever the server's statistics say: a look never reads a whole table.
@@ -62,18 +60,11 @@ class OutboxLook:
         kept = self._link is not None
         try:
             return self._untaken(Position.parse(after))
-        except UnreachableError:
-            self.close()
-            if not kept:
-                raise
-        except EvermarkError:
+        except EvermarkError as error:
             self.close()  # after any error the next look begins with a new connection
-            raise
-        # A connection that was kept may have been cut at any time since: that says nothing of the server now.
-        try:
-            return self._untaken(Position.parse(after))
-        except EvermarkError:
-            self.close()
+            if kept and isinstance(error, UnreachableError):
+                # A connection that was kept may have been cut at any time since: that says nothing of the server now.
+                return self.untaken(after)
             raise
 
     def close(self) -> None:
@@ -106,8 +97,9 @@ class OutboxLook:
 
     def _oldest_s(self, link: Link, after: Position) -> float | None:
         """How long ago the transaction of the oldest row began that was certainly not taken; None: there is none."""
-        query = self._query(_NEWEST, after, mine=sql.SQL(self._target.share_sql()), most=sql.Literal(NEWEST_MAX))
-        seen, waiting, oldest_s = link.one(query, doing="looking for events to take")
+        query = filled(_NEWEST.format(mine=self._target.share_sql()), self._target)
+        args = (lsn_text(after.lsn), NEWEST_MAX)
+        seen, waiting, oldest_s = link.one(query, args, doing="looking for events to take")
         if oldest_s is None:
             return None
         if waiting < seen or seen < NEWEST_MAX:
@@ -135,14 +127,6 @@ class OutboxLook:
 
     def _row_after(self, link: Link, after: Position, age_s: float | None) -> tuple[float, bool] | None:
         since = "'-infinity'" if age_s is None else f"now() - make_interval(secs => {age_s:.3f})"
-        found = link.row(
-            self._query(_OLDEST, after, since=sql.SQL(since)), doing="looking for the oldest event to take"
-        )
+        query = filled(_OLDEST.format(since=since), self._target)
+        found = link.row(query, (lsn_text(after.lsn),), doing="looking for the oldest event to take")
         return (float(found[0]), bool(found[1])) if found is not None else None
-
-    def _query(self, text: str, after: Position, **parts: sql.Composable) -> str:
-        return (
-            sql.SQL(text)
-            .format(at=sql.Literal(lsn_text(after.lsn)), events=sql.Identifier(self._target.schema, EVENTS), **parts)
-            .as_string()
-        )

@@ -17,6 +17,7 @@ from evermark.sources.base import Gap, Slice
 from evermark.sources.postgres.connect import Link, connect
 from evermark.sources.postgres.failures import translated
 from evermark.sources.postgres.lsn import Incarnation, hex_columns, positions
+from evermark.sources.postgres.outbox import filled
 from evermark.sources.postgres.target import PostgresTarget
 
 RECOVERED = "recovered"
@@ -28,7 +29,10 @@ _BYTES = 16 * 1024 * 1024
 _TABLES = """
 select c.relname::text, greatest(1, (pg_relation_size(c.oid) / current_setting('block_size')::bigint))
 from pg_inherits i join pg_class c on c.oid = i.inhrelid
-where i.inhparent = {events}::regclass and c.relkind = 'r' order by 1
+where i.inhparent = '@schema@.events'::regclass and c.relkind = 'r' order by 1
+"""
+_PREVIOUS_KEY = """
+select exists (select from pg_attribute where attrelid = '@schema@.events'::regclass and attname = 'previous_key')
 """
 _SANE = "{column} >= '0001-01-01 00:00:00Z' and {column} < '10000-01-01 00:00:00Z'"
 _CANDIDATES = """
@@ -72,22 +76,19 @@ class OutboxGap(Gap):
         oldest: list[datetime] = []
         whole_log = False
         with _seeing(self.snapshot, self.target) as link:
-            has_previous_key = self._has_previous_key(link)
-            events = sql.Literal(f'"{self.target.schema}".events')
-            tables = sql.SQL(_TABLES).format(events=events).as_string()
-            for table, blocks in link.rows(tables, doing="listing partitions"):
+            # Not in an outbox of version 2. If it comes after this, it is null in all that the snapshot shows.
+            (previous_key,) = link.one(filled(_PREVIOUS_KEY, self.target), doing="looking at the columns of events")
+            for table, blocks in link.rows(filled(_TABLES, self.target), doing="listing partitions"):
                 sane = sql.SQL(_SANE.format(column="created_at"))
                 query = sql.SQL(_CANDIDATES).format(table=self._table(table), young=self._young(), sane=sane)
                 count, since, timeless = link.one(query.as_string(), doing=f"looking through {table}")
-                if not count:
-                    continue
                 oldest += [since] if since else []
                 whole_log = whole_log or timeless > 0
-                for first in range(0, blocks, _BLOCKS):
+                for first in range(0, blocks, _BLOCKS) if count else ():
                     # The last piece is open at its end: rows added since are not in the snapshot.
                     last = first + _BLOCKS if first + _BLOCKS < blocks else 2**32 - 1
                     detail = {"table": table, "first": str(first), "last": str(last)}
-                    detail |= {"previous_key": "there"} if has_previous_key else {}
+                    detail |= {"previous_key": "there"} if previous_key else {}
                     found.append(Slice(0, "", self.position, detail))
         self.pieces = tuple(found)
         # An event whose time is none to us may be in any file.
@@ -144,19 +145,12 @@ class OutboxGap(Gap):
         }
         return taken_batch(columns, len(rows))
 
-    def _has_previous_key(self, link: Link) -> bool:
-        """Not in an outbox of version 2. If it comes after this, it is null in all that the snapshot shows."""
-        query = "select exists (select from pg_attribute where attrelid = %s::regclass and attname = 'previous_key')"
-        return link.one(query, (f'"{self.target.schema}".events',), doing="looking at the columns of events") == (True,)
-
     def _table(self, name: str) -> sql.Identifier:
         return sql.Identifier(self.target.schema, name)
 
     def _young(self, prefix: str = "") -> sql.Composable:
-        conditions: list[sql.Composable] = [sql.SQL(self.target.share_sql(f"{prefix}key"))]
-        if self.floor is not None:
-            conditions.append(sql.SQL("{}tx >= {}::xid8").format(sql.SQL(prefix), sql.Literal(self.floor)))
-        return sql.SQL(" and ").join(conditions)
+        since = sql.SQL("{}tx >= {}::xid8").format(sql.SQL(prefix), sql.Literal(self.floor or "0"))
+        return sql.SQL(" and ").join([sql.SQL(self.target.share_sql(f"{prefix}key")), since])
 
 
 @contextmanager

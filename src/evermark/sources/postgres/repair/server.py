@@ -8,14 +8,13 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import psycopg
-from psycopg import sql
 
 from evermark.errors import BusyError, SetupError
 from evermark.sources.base import Gap
 from evermark.sources.postgres.connect import Link, connect
 from evermark.sources.postgres.failures import translate, where
 from evermark.sources.postgres.lsn import Incarnation, lsn_of
-from evermark.sources.postgres.outbox import create_publication
+from evermark.sources.postgres.outbox import create_publication, filled
 from evermark.sources.postgres.repair.gap import OutboxGap
 from evermark.sources.postgres.repair.steps import NewSlot, OutboxRepair, RepairServer
 from evermark.sources.postgres.slots import Slot, drop_slot, make_failover, slot_named, walsender
@@ -25,6 +24,10 @@ from evermark.sources.postgres.target import PostgresTarget
 FAILOVER_VERSION = 170000
 _OPTIONS_VERSION = 150000
 _STOP_POLL_S = 0.2
+_FLOOR = """
+select r.floor::text from @schema@.readers r, pg_control_system() s
+where r.slot = @slot_literal@ and r.floor_system = s.system_identifier
+"""
 
 
 def repair_of(
@@ -63,8 +66,8 @@ class PostgresRepairServer(RepairServer):
     def repair_publication(self) -> None:
         with self._link.connection.transaction():
             create_publication(self._link, self._target, again=True)
-            query = sql.SQL("select {}.note_mended(%s)").format(sql.Identifier(self._target.schema))
-            self._link.row(query.as_string(), (self._target.slot,), doing="noting the publication")
+            query = filled("select @schema@.note_mended(%s)", self._target)
+            self._link.row(query, (self._target.slot,), doing="noting the publication")
 
     def make(self, name: str, version: int, stopped: Callable[[], bool]) -> NewSlot:
         """The snapshot lasts while `_keeper` is connected and idle."""
@@ -89,7 +92,7 @@ class PostgresRepairServer(RepairServer):
         return NewSlot(lsn_of(str(found[1])), str(found[2]))
 
     def floor(self) -> str | None:
-        found = self._link.row(_floor_query(self._target), (self._target.slot,), doing="looking for the floor")
+        found = self._link.row(filled(_FLOOR, self._target), doing="looking for the floor")
         return found[0] if found else None
 
     def gap(self, new: NewSlot, incarnation: Incarnation, floor: str | None) -> Gap:
@@ -113,14 +116,6 @@ class PostgresRepairServer(RepairServer):
         if self._keeper is not None:
             self._keeper.close()
             self._keeper = None
-
-
-def _floor_query(target: PostgresTarget) -> str:
-    query = sql.SQL(
-        "select r.floor::text from {}.readers r, pg_control_system() s"
-        " where r.slot = %s and r.floor_system = s.system_identifier"
-    )
-    return query.format(sql.Identifier(target.schema)).as_string()
 
 
 @contextmanager

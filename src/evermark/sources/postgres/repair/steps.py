@@ -7,10 +7,10 @@ a gap is open. While it does, the own slot is not read, whatever it looks like.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from typing import Protocol
 
 from evermark import failpoint
 from evermark.errors import GapError
@@ -30,48 +30,35 @@ class NewSlot:
     snapshot: str
 
 
-class RepairServer(ABC):
+class RepairServer(Protocol):
     """What a repair asks of the server. Nothing of it is undone by a crash but the snapshot."""
 
-    @abstractmethod
     def look(self) -> Survey: ...
-
-    @abstractmethod
     def slot(self, name: str) -> Slot | None: ...
-
-    @abstractmethod
     def repair_publication(self) -> None:
         """In one transaction with its new fingerprint: a change of it after this is another gap."""
 
-    @abstractmethod
     def make(self, name: str, version: int, stopped: Callable[[], bool]) -> NewSlot:
         """Waits for the transactions that are open; raises `BusyError` when that takes too long, or when `stopped`."""
 
-    @abstractmethod
     def floor(self) -> str | None:
         """No event of an earlier transaction is missing from the log; none: not known."""
 
-    @abstractmethod
     def gap(self, new: NewSlot, incarnation: Incarnation, floor: str | None) -> Gap:
         """What the snapshot shows of events from the floor on."""
 
-    @abstractmethod
     def copy(self, name: str, to: str) -> None:
         """Another slot, at the same place."""
 
-    @abstractmethod
     def drop(self, name: str) -> None:
         """Nothing happens when there is none."""
 
-    @abstractmethod
     def mark_failover(self) -> None:
         """Standbys keep the slot, too, where the server can do that."""
 
-    @abstractmethod
     def let_go(self) -> None:
         """Of the snapshot."""
 
-    @abstractmethod
     def disconnect(self) -> None:
         """Of everything but the snapshot, until the next call."""
 
