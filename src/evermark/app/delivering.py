@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -16,6 +17,7 @@ from evermark.cluster.holding import Candidate
 from evermark.delivery.base import Fate, KeyWanted, Outcome, SourcePartition, SubscriptionState
 from evermark.delivery.decide.answers import Verdict
 from evermark.delivery.replay.plan import Due, Replay, Replayed, running_windows
+from evermark.delivery.run.live import HandoverLimits
 from evermark.delivery.run.owner import BothDeliverer, DeliveryOwner, DeliveryWorks
 from evermark.delivery.run.parked_retries import Tried
 from evermark.delivery.status import Account, accounts, kept_for, least_cursors
@@ -29,6 +31,9 @@ from evermark.runtime import Runtime, Task
 
 Gauges = dict[tuple[Gauge, tuple[str, ...]], float]  # a gauge and its labels, and its value
 _STOPPED = {Fate.ENDPOINT_FAILED: "endpoint", Fate.GONE: "gone"}
+
+
+_IDLE_S = 60.0
 
 
 class DeploymentLog:
@@ -239,18 +244,37 @@ class DeliveryRunner:
             Candidate(deployment.leases, deployment.holder, runtime, get_logger(part="deliver")),
         )
         self._task: Task | None = None
+        self._lock = threading.Lock()
+        self._fresh: dict[SourcePartition, deque[Span]] = {}
+        self._news = runtime.wake()
+        self._stopping = runtime.wake()
 
     def start(self) -> None:
         self._task = self._runtime.spawn("deliver", self._owner.run)
+        self._runtime.spawn("hand over", self._hand_over)
 
     def stop(self) -> None:
+        self._stopping.set()
         self._owner.stop()
 
     def join(self, timeout_s: float) -> bool:
         return self._task is None or self._task.join(timeout_s)
 
     def on_span(self, span: Span) -> None:
-        self._owner.hand_over(span)
+        """A batch was taken. It is delivered beside the reading of the next one."""
+        with self._lock:
+            # As many as the live group would deliver together: if more come, the follower takes them.
+            self._fresh.setdefault(span.place, deque(maxlen=HandoverLimits.batches_max)).append(span)
+        self._news.set()
+
+    def _hand_over(self) -> None:
+        while not self._stopping.is_set():
+            self._runtime.wait(_IDLE_S, self._news, self._stopping)
+            self._news.clear()
+            with self._lock:
+                fresh, self._fresh = self._fresh, {}
+            for spans in fresh.values():
+                self._owner.hand_over(*spans)
 
     def least_cursors(self, source: str) -> dict[int, int]:
         """Per partition of a source, the batch that every reader has passed; none while a replay may need it all."""

@@ -53,14 +53,16 @@ class LiveGroup:
     _fresh: dict[SourcePartition, deque[Span]] = field(default_factory=dict, init=False)
     _slow_at: dict[str, datetime] = field(default_factory=dict, init=False)
 
-    def hand_over(self, span: Span) -> bool:
-        """Deliver a fresh batch, with the few before it that were left; False leaves it to the follower.
+    def hand_over(self, *spans: Span) -> bool:
+        """Deliver fresh batches of one partition, with the few before them that were left; False leaves them to the
+        follower.
 
         A group that is a little behind is caught up here and not by the follower: if both took turns, each a batch too
         late for the other, the group would stay behind for ever.
         """
+        span = spans[-1]
         fresh = self._fresh.setdefault(span.place, deque(maxlen=self.limits.batches_max))
-        fresh.append(span)
+        fresh.extend(spans)
         if span.rows > self.limits.rows_max or not self.lock.acquire(timeout=self.limits.wait_s):
             return False
         try:

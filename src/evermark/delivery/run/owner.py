@@ -132,15 +132,15 @@ class DeliveryOwner:
         with self._lock:
             return set(self._serving)
 
-    def hand_over(self, span: Span) -> None:
-        """A batch was just taken: deliver it now if the live group is right before it."""
+    def hand_over(self, *spans: Span) -> None:
+        """Batches of one partition were just taken: deliver them now if the live group is right before them."""
         live = self._live
         if live is None or any_set(self._ends):
             return
         try:
-            done = live.hand_over(span)
+            done = live.hand_over(*spans)
         except Exception as error:  # noqa: BLE001 - an optimisation that fails must not reach ingest
-            self._log.warning("hand-over failed; the follower takes it", error=error, batch=span.to)
+            self._log.warning("hand-over failed; the follower takes it", error=error, batch=spans[-1].to)
             done = False
         self.news.handed_over(done)
         if not done:
