@@ -212,7 +212,7 @@ class DeploymentReport(DeliveryReport):
 
 
 class DeliveryRunner:
-    name = "delivery"
+    name = thread = "delivery"
 
     def __init__(
         self,

@@ -126,11 +126,12 @@ class SourceRunner:
         candidate = Candidate(self.deployment.leases, self.deployment.holder, self.runtime, self._log)
         self._owner = SourceOwner(self.name, self._source, self.works, self, candidate)
         self._released = self.runtime.wake()
+        self.thread = f"source {self.name}"
         self._monitor: SourceMonitor | None = None
         self._task: Task | None = None
 
     def start(self) -> None:
-        self._task = self.runtime.spawn(f"source {self.name}", self._owner.run)
+        self._task = self.runtime.spawn(self.thread, self._owner.run)
 
     def stop(self) -> None:
         self._owner.stop()

@@ -169,7 +169,9 @@ class _Lane:
     def run(self) -> None:
         dead: list[str] = []
         hook = threading.excepthook
-        threading.excepthook = lambda args: dead.append(f"{args.thread and args.thread.name}: {args.exc_value}")
+        threading.excepthook = lambda args: dead.append(
+            f"the thread {args.thread and args.thread.name} ended: {type(args.exc_value).__name__}: {args.exc_value}"
+        )
         self._end.tell("lane", READY)
         try:
             if self._orders.get() == BEGIN:
@@ -188,8 +190,9 @@ class _Lane:
                     self._shut_down()
                 return
             runners: list[SourceRunner | DeliveryRunner] = [*self._sources, self._delivery]
-            dead += [f"{runner.name} ended" for runner in runners if runner.join(0.0)]
-        raise EngineError(f"a thread of the lane ended: {dead[0]}")
+            dead += [f"the thread {runner.thread} ended" for runner in runners if runner.join(0.0)]
+        self._log.error("the lane ends, and is started again", reason=dead[0])
+        raise EngineError(dead[0])
 
     def _shut_down(self) -> None:
         """Stop consuming, flush, checkpoint, let go of the leases; told to hurry, do not wait."""

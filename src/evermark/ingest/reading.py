@@ -31,6 +31,7 @@ _HERE_ROWS = 2_000
 _FEED_ROWS = 2_000
 _ASK_ROWS = 50_000
 _FEED_WELL_S = 60.0
+_ASK_EVERY_S = 0.1
 _FEED_BACKOFF_MAX_S = 60.0
 
 WritePieces = Callable[[ReadFrom, Sequence[Piece]], list[dict[str, Any]]]
@@ -177,7 +178,12 @@ class SourceReading:
         return Piece(Slice(partition, start, end), self._batches[partition] + 1, start, end, exclude)
 
     def _asked(self) -> list[dict[str, Any]]:
+        began = time.monotonic()
         ends = self._ends(self._at, replace(self.limit, wait_s=min(self.limit.wait_s, WAIT_S_MAX)))
+        if ends == self._at:
+            # A source that has nothing and does not wait for something is not asked without a pause.
+            self._news.wait(max(0.0, _ASK_EVERY_S - (time.monotonic() - began)))
+            return []
         return self._rows(self._plan, self._at, ends, self._batches)
 
     def _ends(self, at: Mapping[int, str], limit: Limit) -> dict[int, str]:
