@@ -19,9 +19,7 @@ class ShortLanes(Scene):
 
 
 def test_lanes_are_renewed_while_events_flow(tmp_path: Path, shop_dsn: str) -> None:
-    """GIVEN lanes of two seconds WHEN events flow over several of them THEN each is taken and delivered once, none waits
-    long, and each lane had a new epoch.
-    """
+    """GIVEN lanes of two seconds WHEN events flow over several of them THEN each is taken and delivered once."""
     with ShortLanes(tmp_path, shop_dsn, {"one": None}) as scene:
         instance = scene.up()
         writer = Writer(shop_dsn, pause_s=0.01)
@@ -37,7 +35,7 @@ def test_lanes_are_renewed_while_events_flow(tmp_path: Path, shop_dsn: str) -> N
 
 
 def test_a_lane_that_was_stopped_past_its_lease_lands_nothing(tmp_path: Path, shop_dsn: str) -> None:
-    """GIVEN a lane stopped (SIGSTOP) WHEN another has taken over and the stopped one goes on THEN nothing of it lands."""
+    """GIVEN a lane stopped (SIGSTOP) WHEN another has taken over and it goes on THEN nothing of it lands."""
     with Scene(tmp_path, shop_dsn, {"one": None}) as scene:
         instance = scene.up()
         writer = Writer(shop_dsn, pause_s=0.01)
