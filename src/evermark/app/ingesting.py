@@ -235,7 +235,7 @@ class SourceRunner:
             try:
                 report = maintenance.run(self.delivery.least_cursors(self.name) if self._owner.may_retain() else None)
             except Exception as error:  # noqa: BLE001 - it is tried again
-                self._log.warning("log care failed", error=error)
+                self._log.warning("maintenance of the log failed", error=error)
                 continue
             for what, count in vars(report).items():
                 if count:

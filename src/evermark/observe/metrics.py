@@ -39,8 +39,8 @@ class Metrics:
             *_PLACE,
         )
         self.partition_state = self._gauge("partition_state", "1 for the state it is in", *_PLACE, "state")
-        self.gaps = self._counter("gaps", "Holes found in a source", *_PLACE)
-        self.gaps_accepted = self._counter("gaps_accepted", "Holes a person chose to leave open", *_PLACE)
+        self.gaps = self._counter("gaps", "Gaps found in a source", *_PLACE)
+        self.gaps_accepted = self._counter("gaps_accepted", "Gaps that a person chose to leave open", *_PLACE)
         self.recovered = self._counter("events_recovered", "Events taken to close a gap", *_PLACE)
         self.source_gauge = self._gauge("source_gauge", "What a source says of itself, by name", "source", "name")
         self.log_head = self._gauge("log_head", "Last durable batch", *_PLACE)

@@ -35,7 +35,7 @@ returning true
 
 
 class PostgresOutbox(Source):
-    """Picklable: the place travels, connections do not."""
+    """Picklable: its target travels, connections do not."""
 
     def __init__(self, target: PostgresTarget, *, big_bytes: int = BIG_BYTES) -> None:
         self._target, self._big_bytes = target, big_bytes
