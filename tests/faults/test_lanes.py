@@ -18,11 +18,11 @@ class ShortLanes(Scene):
     sections = "spark: {lane: 2s}\n"
 
 
-def test_lanes_are_renewed_while_events_flow(tmp_path: Path, shop_dsn: str) -> None:
+def test_lanes_are_renewed_while_events_flow(tmp_path: Path, pg_dsn: str) -> None:
     """GIVEN lanes of two seconds WHEN events flow over several of them THEN each is taken and delivered once."""
-    with ShortLanes(tmp_path, shop_dsn, {"one": None}) as scene:
+    with ShortLanes(tmp_path, pg_dsn, {"one": None}) as scene:
         instance = scene.up()
-        writer = Writer(shop_dsn, pause_s=0.01)
+        writer = Writer(pg_dsn, pause_s=0.01)
         writer.start()
         try:
             scene.wait_delivered(20)
@@ -34,11 +34,11 @@ def test_lanes_are_renewed_while_events_flow(tmp_path: Path, shop_dsn: str) -> N
         assert instance.terminate() == 0
 
 
-def test_a_lane_that_was_stopped_past_its_lease_lands_nothing(tmp_path: Path, shop_dsn: str) -> None:
+def test_a_lane_that_was_stopped_past_its_lease_lands_nothing(tmp_path: Path, pg_dsn: str) -> None:
     """GIVEN a lane stopped (SIGSTOP) WHEN another has taken over and it goes on THEN nothing of it lands."""
-    with Scene(tmp_path, shop_dsn, {"one": None}) as scene:
+    with Scene(tmp_path, pg_dsn, {"one": None}) as scene:
         instance = scene.up()
-        writer = Writer(shop_dsn, pause_s=0.01)
+        writer = Writer(pg_dsn, pause_s=0.01)
         writer.start()
         try:
             scene.wait_delivered(20)
@@ -58,9 +58,9 @@ def test_a_lane_that_was_stopped_past_its_lease_lands_nothing(tmp_path: Path, sh
         assert instance.terminate() == 0
 
 
-def test_a_lane_ends_with_its_driver(tmp_path: Path, shop_dsn: str) -> None:
+def test_a_lane_ends_with_its_driver(tmp_path: Path, pg_dsn: str) -> None:
     """GIVEN a driver that was killed WHEN five seconds have passed THEN no lane of it is left."""
-    with Scene(tmp_path, shop_dsn, {"one": None}) as scene:
+    with Scene(tmp_path, pg_dsn, {"one": None}) as scene:
         instance = scene.up()
         until(lambda: instance.said("reading"), "the lane reads")
         left = psutil.Process(instance.process.pid).children(recursive=True)

@@ -54,6 +54,7 @@ def test_a_commit_is_durable_before_it_can_be_seen(tmp_path: Path, monkeypatch: 
 
 
 def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN a full disk WHEN a commit is written THEN there is neither a commit nor a rest of it."""
     (tmp_path / "_delta_log").mkdir()
 
     def full(_fd: int) -> None:

@@ -61,6 +61,11 @@ def confirmed_lsn(at: Scene) -> int:
     return lsn_of(text[0])
 
 
+def sender(at: Scene) -> Any:
+    """The server's process that sends."""
+    return at.value("select active_pid from pg_replication_slots where slot_name = %s", at.target.slot)
+
+
 def test_what_is_sent_is_what_is_read_by_asking(at: Scene) -> None:
     """Ids, positions and contents: over rolled back savepoints, empty and large transactions, and several in flight."""
     start = at.source.earliest(0)
@@ -132,7 +137,10 @@ def test_a_slow_taker_keeps_its_connection(at: Scene, monkeypatch: pytest.Monkey
             at.db.execute("select pgstream.emit('s', 'k' || n, jsonb_build_object('x', repeat('y', 500))) "
                           "from generate_series(1, 3000) n")  # fmt: skip
             assert sent.news.wait(5)
-            time.sleep(3.0)  # three times what the server waits: the very thing that is tested
+            age = "select extract(epoch from clock_timestamp() - backend_start) from pg_stat_activity where pid = %s"
+            pid = sender(at)
+            until(lambda: float(at.value(age, pid) or 0) > 4.0, "four times as long as the server waits has passed")
+            assert sender(at) == pid
             sent.take_until(3000)
             assert len(sent.ends) == 1
     finally:
@@ -151,7 +159,9 @@ def test_only_what_is_checkpointed_is_confirmed(at: Scene, monkeypatch: pytest.M
         first = sent.ends[-1]
         at.emit("s", "2")
         sent.take_until(2)
-        time.sleep(0.5)  # several statuses
+        now = at.value("select clock_timestamp()")
+        later = "select reply_time > %s from pg_stat_replication where pid = %s"
+        until(lambda: at.value(later, now, sender(at)), "a status came after that")
         assert confirmed_lsn(at) == before
         sent.feed.confirm(first)
         until(lambda: confirmed_lsn(at) == Position.parse(first).lsn, "the slot is where we confirmed")
@@ -206,9 +216,8 @@ def test_a_cut_connection_raises_when_all_that_came_before_is_taken(at: Scene) -
     with Followed(at) as sent:
         at.emit("s", "1")
         assert sent.news.wait(5)
-        pid: Any = at.value("select active_pid from pg_replication_slots where slot_name = %s", at.target.slot)
         sent.news.clear()
-        at.db.execute("select pg_terminate_backend(%s)", (pid,))
+        at.db.execute("select pg_terminate_backend(%s)", (sender(at),))
         assert sent.news.wait(5)
         sent.take_until(1)
         with pytest.raises(EvermarkError):

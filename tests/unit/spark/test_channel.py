@@ -87,6 +87,7 @@ def test_news_arrive_in_order_and_all_of_them_before_the_end(driver: Driver, lan
 def test_orders_reach_the_lane_that_they_are_for(
     driver: Driver, lane: LaneEnd, orders: queue.SimpleQueue[str | None]
 ) -> None:
+    """And to no other; of a lane that is gone the driver is told so."""
     assert not driver.channel.tell("lane-2", "stop")
     until(lambda: driver.channel.tell("lane-1", "begin"), "the lane is known")
     assert orders.get(timeout=5) == "begin"
