@@ -187,9 +187,8 @@ class SourceRunner:
         self.metrics.batches_taken.labels(self.name, partition).inc()
         self.metrics.log_head.labels(self.name, partition).set(taken.batch)
         paths = tuple(str(self._folder / f.path) for f in taken.files)
-        self.delivery.on_span(
-            Span(SourcePartition(self.name, partition), Cursor(taken.batch - 1), taken.batch, paths, rows, exact=True)
-        )
+        place, begun = SourcePartition(self.name, partition), Cursor(taken.batch - 1)
+        self.delivery.on_span(Span(place, begun, taken.batch, paths, rows, exact=True, fresh=taken.fresh))
 
     # news of repairing
 

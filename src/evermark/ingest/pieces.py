@@ -65,7 +65,8 @@ def written_fed(fed: Fed, piece: Piece, of: ReadFrom) -> dict[str, Any]:
     """The same for events that the source has sent; where they end is known when they have been read."""
     where = {"partition": piece.slice.partition, "batch": piece.batch, "start": piece.start, "end": piece.end}
     try:
-        report = _write(piece, of, fed.batches())
+        kept: list[pa.RecordBatch] = []
+        report = _write(piece, of, fed.batches(), kept)
         return {**where, **report, "end": fed.end()}
     except Exception as error:  # noqa: BLE001 - as above
         return {**where, "error": error_fields(error)}
@@ -77,14 +78,20 @@ def error_fields(error: Exception) -> dict[str, Any]:
     return {"kind": Kind.UNKNOWN, "message": f"{type(error).__name__}: {error}"[:2000], "hint": ""}
 
 
-def _write(piece: Piece, of: ReadFrom, batches: Iterator[pa.RecordBatch]) -> dict[str, Any]:
+def _write(
+    piece: Piece, of: ReadFrom, batches: Iterator[pa.RecordBatch], kept: list[pa.RecordBatch] | None = None
+) -> dict[str, Any]:
+    """`kept`: the rows of a small batch are reported, too, to be delivered without being read again."""
     folder, partition = Path(of.log_folder), piece.slice.partition
     fresh = Deduplicated(_checked(batches), LogReader(folder), partition, piece.excluded_from)
     controls = _Counter()
-    writer = BatchWriter(folder, of.name, partition, piece.batch)
-    file = writer.write_all(_with_controls_counted(ahead(iter(fresh)), controls))
+    writer = BatchWriter(folder, of.name, partition, piece.batch, kept)
+    # A thread that reads ahead costs more than a few rows that have come already.
+    rows = ahead(iter(fresh)) if kept is None else iter(fresh)
+    file = writer.write_all(_with_controls_counted(rows, controls))
     failpoint.hit("file.written")
-    return {"file": vars(file) if file else None, "duplicates": fresh.dropped, "controls": controls.count}
+    report: dict[str, Any] = {"file": vars(file) if file else None, "duplicates": fresh.dropped}
+    return {**report, "controls": controls.count, "fresh": pa.Table.from_batches(writer.kept) if writer.kept else None}
 
 
 class _Counter:

@@ -7,8 +7,10 @@ from which `begin` goes on. Nothing in here knows Spark, Delta or Postgres: the 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
+
+import pyarrow as pa
 
 from evermark import failpoint
 from evermark.checkpoints.base import Checkpoint, CheckpointStore
@@ -31,6 +33,7 @@ class Taken(Append):
 
     duplicates: int = 0
     controls: int | None = None  # how many of its events are control events; None: not counted
+    fresh: pa.Table | None = field(default=None, compare=False, repr=False)  # its rows, if they are few and at hand
 
 
 def controls_seen_to(tail: Tail, head: Head | None, checkpoint: Checkpoint | None) -> int:

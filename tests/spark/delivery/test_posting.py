@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
@@ -357,3 +359,28 @@ def test_d6_what_expires_for_one_that_is_stopped_is_counted_and_nothing_is_sent(
     told = (found.fate, found.reached.batch, found.expired, found.accepted)
     assert told == ((Fate.UNFINISHED, 0, 0, 0) if young else (Fate.DONE, 1, 3, 0))
     assert not receiver.records
+
+
+def test_rows_at_hand_are_sent_as_the_rows_of_their_file_are(
+    tmp_path: Path, receiver: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GIVEN a batch that was just taken WHEN it is posted from memory THEN bodies and results are those of its file."""
+    monkeypatch.setenv("POSTING_KEY", "a key for this test only")
+    box = SecretBox(KeyRef("env", "POSTING_KEY"))
+    spec = SubscriptionSpec("one", receiver.url, (box.seal(SECRET),), concurrency=1, allow_networks=("127.0.0.0/8",))
+    none_of_it = replace(spec, name="two", streams=("other",))
+    receiver.failing = None
+    read = span_of(tmp_path, "abca")
+    fresh = replace(read, fresh=pq.read_table(read.paths[0]))
+    assert pickle.loads(pickle.dumps(fresh)) == read and pickle.loads(pickle.dumps(fresh)).fresh is None
+    ways = []
+    for span in (read, replace(fresh, paths=("there is no such file",))):
+        receiver.records.clear()
+        assignments = (Assignment(span, spec), Assignment(span, none_of_it))
+        results = [
+            (one.subscription, one.batch, one.through, one.outcome.fate, one.outcome.accepted, len(one.outcome.parked))
+            for some in posting.Posting(assignments, box, DeliveryOptions()).results()
+            for one in some
+        ]
+        ways.append((results, [record.event for record in receiver.records]))
+    assert ways[0] == ways[1] and ways[0][1]

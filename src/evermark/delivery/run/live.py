@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import pairwise
 
+import pyarrow as pa
+
 from evermark import failpoint
 from evermark.delivery.base import Cursor, Fate, GroupWork, Outcome, SourcePartition, SubscriptionState
 from evermark.delivery.bots.views import BotViews
@@ -119,7 +121,10 @@ def together(fresh: Sequence[Span], begun: Cursor | None) -> Span | None:
     if not wanted or wanted[0].begun != begun or gaps:
         return None
     paths = tuple(path for span in wanted for path in span.paths)
-    return Span(wanted[0].place, wanted[0].begun, wanted[-1].to, paths, sum(s.rows for s in wanted), exact=True)
+    tables = [span.fresh for span in wanted]
+    rows = None if any(table is None for table in tables) else pa.concat_tables(tables)
+    count = sum(span.rows for span in wanted)
+    return Span(wanted[0].place, wanted[0].begun, wanted[-1].to, paths, count, exact=True, fresh=rows)
 
 
 def with_bots(assignments: Sequence[Assignment], bot_views: BotViews | None) -> tuple[list[Assignment], list[Outcome]]:

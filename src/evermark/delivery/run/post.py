@@ -26,7 +26,7 @@ from evermark.delivery.webhook.base import Job, Lane
 from evermark.delivery.webhook.bundles import prepared
 from evermark.delivery.webhook.parked_json import texts_of
 from evermark.delivery.work import Assignment, DeliveryOptions, Result, Span
-from evermark.log.row_reader import I64, RowReader, require_codes
+from evermark.log.row_reader import COLUMNS, I64, ROWS, RowReader, require_codes
 from evermark.log.span import row_addresses
 from evermark.secrets import SecretBox
 
@@ -70,9 +70,14 @@ class Posting:
         held = {name: Counter(keys) for name, keys in self.options.held.items()}
         room = {one.spec.name: one.parked_room for one in self.assignments if one.parked_room is not None}
         so_far = _SoFar(held, room)
-        places = gathered(self._found_here() if addresses is None else addresses)
-        pieces = map(self._jobs, read(paths_of(self.assignments), places))
-        for jobs, late in ahead(pieces, depth=1, low_priority=self.options.historical):
+        pieces: Iterator[tuple[list[Job], Late]]
+        if addresses is None and all(_is_at_hand(one.span) for one in self.assignments):
+            pieces = map(self._jobs, self._at_hand())
+        else:
+            places = gathered(self._found_here() if addresses is None else addresses)
+            read_ahead = map(self._jobs, read(paths_of(self.assignments), places))
+            pieces = ahead(read_ahead, depth=1, low_priority=self.options.historical)
+        for jobs, late in pieces:
             rows = list(self._send(jobs, late, so_far, max(0.0, deadline - time.monotonic())))
             if rows:
                 yield rows
@@ -84,14 +89,25 @@ class Posting:
         for span, numbers in by_span(self.assignments):
             where = (span.paths, span.place.partition, span.after, span.to)
             found = row_addresses(*where, exact=span.exact, through=span.begun.through)
-            mine = [self.assignments[number] for number in numbers]
-            specs = [assignment.spec for assignment in mine]
-            among = {n: assignment.bot.streams for n, assignment in enumerate(mine) if assignment.bot is not None}
             # Piece by piece: a batch may have millions of rows, and thousands of subscriptions may want each row.
-            size = max(1, min(_CHUNK_ROWS, _CHUNK_MATCHES // len(specs)))
+            size = max(1, min(_CHUNK_ROWS, _CHUNK_MATCHES // len(numbers)))
             for start in range(0, len(found.codes), size):
-                rows, of = expanded(found.streams.slice(start, size), found.ops.slice(start, size), specs, among)
-                yield found.codes[start + rows], found.numbers[start + rows], np.asarray(numbers)[of]
+                rows, of = self._matched(found.streams.slice(start, size), found.ops.slice(start, size), numbers)
+                yield found.codes[start + rows], found.numbers[start + rows], of
+
+    def _at_hand(self) -> Iterator[MatchedRows]:
+        """The same where the rows were just taken: nothing is read."""
+        for span, numbers in by_span(self.assignments):
+            fresh = pa.table(span.fresh)
+            rows, of = self._matched(fresh["stream"], fresh["op"], numbers)
+            yield fresh.select(COLUMNS).cast(ROWS).combine_chunks().to_batches()[0], rows, of
+
+    def _matched(self, streams: pa.ChunkedArray, ops: pa.ChunkedArray, numbers: Sequence[int]) -> tuple[I64, I64]:
+        """Pairs of a row and the number of an assignment that wants it."""
+        mine = [self.assignments[number] for number in numbers]
+        among = {n: assignment.bot.streams for n, assignment in enumerate(mine) if assignment.bot is not None}
+        rows, of = expanded(streams, ops, [assignment.spec for assignment in mine], among)
+        return rows, np.asarray(numbers)[of]
 
     def _jobs(self, wanted: MatchedRows) -> tuple[list[Job], Late]:
         """The jobs of one piece, rendered while the piece before is sent; and rows that are too old to be sent."""
@@ -142,6 +158,10 @@ class Posting:
                     so_far.room[name] -= sum(not event.session for event in result.outcome.parked)
                 yield replace(result, outcome=replace(result.outcome, took_s=took_s))
                 took_s = 0.0  # told once: the times of several results are added up
+
+
+def _is_at_hand(span: Span) -> bool:
+    return span.fresh is not None and span.fresh.num_rows > 0 and not span.begun.through
 
 
 def _unsent(
