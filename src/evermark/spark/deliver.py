@@ -39,10 +39,8 @@ class _Post:
     matches_here: bool  # else addresses come with the rows of the job
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        if self.matches_here:
-            for _ in batches:
-                pass  # a worker that leaves something unread is not used again; its successor imports everything anew
-        for results in self.posting.results(None if self.matches_here else map(addresses_of, batches)):
+        found = self.posting.results(unused=batches) if self.matches_here else None
+        for results in found or self.posting.results(map(addresses_of, batches)):
             yield rows_batch(map(_row, results))
 
 

@@ -236,7 +236,9 @@ def test_sync_makes_file_commit_and_folders_durable(folder: Path, monkeypatch: p
     assert synced[1].match("_delta_log/_commit_*.json.tmp")
     assert synced[2:] == [folder, folder / "_delta_log"]
     care = Maintenance(folder)
-    care._commit(care._table(), MaintenanceNote("retain", 0, 1), [], LogReader(folder).files()[:1], data_change=True)
+    care._commit(
+        care._handle.refresh(), MaintenanceNote("retain", 0, 1), [], LogReader(folder).files()[:1], data_change=True
+    )
     del synced[:]
     version = log.sync()
     assert synced == [folder, commit_file(folder, version), folder / "_delta_log"], "delta-rs syncs nothing"
