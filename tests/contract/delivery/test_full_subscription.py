@@ -21,13 +21,13 @@ from evermark.delivery.decide.retry import ENDPOINT_BACKOFF_S_MAX, LIMITS
 from evermark.delivery.run.follower import Follower
 from evermark.delivery.run.live import LiveGroup
 from evermark.delivery.run.parked_retries import ParkedQueue
+from evermark.delivery.run.post import held_lanes
 from evermark.delivery.store.memory import MemoryDelivery
 from evermark.delivery.webhook import dispatch
 from evermark.delivery.webhook.base import Job, as_it_is
 from evermark.delivery.webhook.sink import WebhookSink
 from evermark.delivery.work import Assignment, DeliveryOptions, Result, Span, fold
 from evermark.log.read import FileRange
-from evermark.spark.posting import held_lanes
 from evermark.testing.contracts.scene import P0, T0
 from tests.contract.webhook.webhook_receiver import Receiver, events, spec_for
 
