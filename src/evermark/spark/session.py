@@ -44,6 +44,16 @@ _DEFAULTS = {
     "spark.log.level": "ERROR",
 }
 
+# A lane is one long task. A second one beside it would only be fenced off, and silence is no reason to end it.
+_FORCED = {
+    "spark.speculation": "false",
+    "spark.python.worker.reuse": "true",
+    "spark.python.worker.idleTimeoutSeconds": "0",
+    "spark.python.worker.killOnIdleTimeout": "false",
+    "spark.sql.execution.pyspark.udf.idleTimeoutSeconds": "0",
+    "spark.sql.execution.pyspark.udf.killOnIdleTimeout": "false",
+}
+
 _LOOK_UP_BY = "PYSPARK_DRIVER_PYTHON"
 # Spark matches error texts with recursive regular expressions: the default stack is too small for a long one.
 # Code made for many predicates is one long method, which the JVM would otherwise never compile.
@@ -77,16 +87,7 @@ def make_session(
     home = spark_home(master)
     os.environ["SPARK_HOME"] = str(home)
     builder = SparkSession.builder.appName(app_name).master(master)
-    settings = {
-        **_DEFAULTS,
-        "spark.driver.extraJavaOptions": f"{_JAVA_OPTIONS} {java_options(os.environ.get('JAVA_HOME', ''), home)}",
-        "spark.local.dir": str(scratch / "spark"),
-        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        **conf,
-    }
-    for name, value in settings.items():
+    for name, value in settings_of(home, scratch, conf).items():
         builder = builder.config(name, value)
     try:
         stderr = nullcontext() if noise is None else _stderr_of_children(noise)
@@ -94,6 +95,20 @@ def make_session(
             return builder.getOrCreate()
     except Exception as error:
         raise start_error(error, conf, noise) from error
+
+
+def settings_of(home: Path, scratch: Path, conf: Mapping[str, str]) -> dict[str, str]:
+    """Ours, then the operator's, which win, then those that a lane cannot do without."""
+    return {
+        **_DEFAULTS,
+        "spark.driver.extraJavaOptions": f"{_JAVA_OPTIONS} {java_options(os.environ.get('JAVA_HOME', ''), home)}",
+        "spark.local.dir": str(scratch / "spark"),
+        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        **conf,
+        **_FORCED,
+    }
 
 
 @contextmanager
