@@ -8,7 +8,7 @@ from evermark.spark.session import settings_of
 
 
 def test_the_operators_settings_win_but_for_those_that_a_lane_cannot_do_without() -> None:
-    """GIVEN an operator's conf WHEN a session is made THEN memory is theirs; no copy of a lane, and no end for silence."""
+    """GIVEN an operator's conf WHEN a session is made THEN memory is theirs; lanes are not doubled or ended."""
     given = {
         "spark.driver.memory": "3g",
         "spark.speculation": "true",
