@@ -21,7 +21,7 @@ from evermark.delivery.store.postgres import PostgresDelivery
 from evermark.delivery.store.postgres_bots import bot_inboxes, bot_users, bot_users_version
 from evermark.embedded.address import EmbeddedDsn
 from evermark.embedded.postgres import EmbeddedPostgres
-from evermark.errors import ConfigError
+from evermark.errors import ConfigError, UnreachableError
 from evermark.ingest.repair.postgres import Recoveries
 from evermark.log.disk import full_disk_is_said
 from evermark.log.head import PostgresHeads
@@ -164,7 +164,14 @@ def open_in_lane(parts: LaneParts, attempt: str) -> Stores:
     """The stores of a deployment in a process of Spark's: State runs, and is up to date. `attempt` tells the holders of
     leases apart: a process may run several lanes, one after another.
     """
-    state = State(parts.state_dsn.open, schema_for(parts.name))
+
+    def dsn() -> str:
+        try:
+            return parts.state_dsn.open()
+        except UnreachableError as error:  # an embedded server that the driver has not started again yet
+            raise UnreachableError(f"state does not answer: {error.message}", hint=error.hint) from error
+
+    state = State(dsn, schema_for(parts.name))
     mine = this_process(parts.name)
     holder = replace(mine, instance=f"{mine.instance}/{attempt}")
     return Stores(
