@@ -24,7 +24,7 @@ from evermark.delivery.base import Fate, Outcome, ParkedEvent
 from evermark.delivery.bots.forward import forwarded, waiting
 from evermark.delivery.replay.plan import Replayed, ReplayWork, Round, folded
 from evermark.delivery.replay.timeslice import Mark, micros, moment_at
-from evermark.delivery.run.post import held_lanes, now_held
+from evermark.delivery.run.post import held_lines, now_held
 from evermark.delivery.sinks import Sinks
 from evermark.delivery.webhook.base import Job, Prefix
 from evermark.delivery.webhook.bundles import prepared
@@ -117,7 +117,7 @@ class _Send:
             pass  # a worker that leaves something unread is not used again, and its successor imports everything anew
         room, held = self.work.parked_room, Counter(self.work.held)
         for job, looked_at in ahead(self._jobs(), depth=1, low_priority=True):
-            row, parked = self._send(replace(job, held=held_lanes(job.events, held), parked_room=room), looked_at)
+            row, parked = self._send(replace(job, held=held_lines(job.events, held), parked_room=room), looked_at)
             room -= len(parked)
             held += now_held(self.work.spec, parked)
             yield rows_batch([row])

@@ -94,7 +94,7 @@ def test_d10_the_bound_of_held_events_counts_all_chunks_and_what_was_parked_befo
 ) -> None:
     """GIVEN one parked and a bound of 3 held WHEN five more of its key come, a chunk each THEN three are held."""
     monkeypatch.setenv("POSTING_KEY", "a key for this test only")
-    monkeypatch.setattr(dispatch, "HELD_PER_LANE_MAX", 3)
+    monkeypatch.setattr(dispatch, "HELD_PER_LINE_MAX", 3)
     monkeypatch.setattr(posting, "_CHUNK_ROWS", 1)
     box = SecretBox(KeyRef("env", "POSTING_KEY"))
     spec = SubscriptionSpec("one", receiver.url, (box.seal(SECRET),), ordered=True, allow_networks=("127.0.0.0/8",))

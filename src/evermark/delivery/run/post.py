@@ -22,7 +22,7 @@ from evermark.delivery.bots.forward import forwarded, waiting
 from evermark.delivery.decide.expiry import with_expired, without_expired
 from evermark.delivery.decide.matching import expanded
 from evermark.delivery.sinks import Sinks
-from evermark.delivery.webhook.base import Job, Lane
+from evermark.delivery.webhook.base import Job, Line
 from evermark.delivery.webhook.bundles import prepared
 from evermark.delivery.webhook.parked_json import texts_of
 from evermark.delivery.work import Assignment, DeliveryOptions, Result, Span
@@ -139,7 +139,7 @@ class Posting:
         going = [
             replace(
                 job,
-                held=held_lanes(job.events, so_far.held.setdefault(job.spec.name, Counter())),
+                held=held_lines(job.events, so_far.held.setdefault(job.spec.name, Counter())),
                 parked_room=so_far.room.get(job.spec.name),
             )
             for job in jobs
@@ -254,17 +254,17 @@ def now_held(spec: SubscriptionSpec, parked: Iterable[ParkedEvent]) -> Counter[H
     return Counter(key for event in keyed for key in event.held_keys)
 
 
-def held_lanes(rows: pa.RecordBatch, waiting: Mapping[HeldKey, int]) -> dict[Lane, int]:
-    """The lanes among these rows whose key has parked events, and how many."""
-    held: dict[Lane, int] = {}
+def held_lines(rows: pa.RecordBatch, waiting: Mapping[HeldKey, int]) -> dict[Line, int]:
+    """The lines among these rows whose key has parked events, and how many."""
+    held: dict[Line, int] = {}
     if waiting:
         places = list(map(SourcePartition, rows.column("source").to_pylist(), rows.column("partition").to_pylist()))
         streams = texts_of(rows.column("stream"))
         found = {
-            lane
+            line
             for name in ("key", "previous_key")
             if name in rows.schema.names and rows.column(name).null_count < rows.num_rows
-            for lane in zip(places, streams, texts_of(rows.column(name)), strict=True)
+            for line in zip(places, streams, texts_of(rows.column(name)), strict=True)
         }
         for place, stream, key in waiting.keys() & found:
             held[place.source, stream, key] = held.get((place.source, stream, key), 0) + waiting[place, stream, key]

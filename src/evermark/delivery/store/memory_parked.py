@@ -43,7 +43,7 @@ class Row(ParkedRow):
         return self.subscription, self.event.replay_id, self.event.session
 
     @property
-    def lanes(self) -> set[tuple[object, ...]]:
+    def lines(self) -> set[tuple[object, ...]]:
         return {(self.subscription, self.event.replay_id, key) for key in self.event.held_keys}
 
     @property
@@ -256,7 +256,7 @@ class MemoryParked:
     def _is_held(self, row: Row) -> bool:
         if not row.event.held_keys or not self._tables.known[row.subscription][0].ordered:
             return False
-        return any(other.id < row.id and other.lanes & row.lanes for other in self._tables.rows.values())
+        return any(other.id < row.id and other.lines & row.lines for other in self._tables.rows.values())
 
     def counted_for(self, subscription: str) -> int:
         """How many parked rows of a subscription count for its `parked_max`."""
