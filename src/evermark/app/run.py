@@ -201,7 +201,7 @@ class Pipeline:
                 f"evermark {self.config.name}",
                 self.config.spark.master,
                 scratch,
-                self.config.spark.conf,
+                {"spark.python.daemon.module": "evermark.app.daemon", **self.config.spark.conf},
                 noise=self.config.data / "spark.log",
                 finds_formats=False,
             )

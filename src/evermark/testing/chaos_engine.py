@@ -19,7 +19,7 @@ from evermark.testing.pipeline import Instance, Ledger, Scene, Writer
 from evermark.testing.until import until
 
 RESUMED_WITHIN_S = 30.0
-_DAEMON = "evermark.spark.daemon"
+_DAEMON = "evermark.app.daemon"
 
 
 def spark_processes(instance: Instance) -> dict[str, list[psutil.Process]]:

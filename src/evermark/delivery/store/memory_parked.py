@@ -269,4 +269,8 @@ class MemoryParked:
         """The rows of its session that were parked earlier."""
         if not row.event.session:
             return []
-        return [other for other in self._tables.rows.values() if other.id < row.id and other.session_line == row.session_line]
+        return [
+            other
+            for other in self._tables.rows.values()
+            if other.id < row.id and other.session_line == row.session_line
+        ]
