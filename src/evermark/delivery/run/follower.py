@@ -76,9 +76,11 @@ class Follower:
     # retries of parked deliveries probe them meanwhile.
     _full: dict[int, datetime] = field(default_factory=dict, init=False)
 
-    def catch_up_group(self) -> bool:
-        """Deliver one span of batches that hand-overs left; True when there was any."""
-        if not self.live.lock.acquire(blocking=False):
+    def catch_up_group(self, wait_s: float = 0.0) -> bool:
+        """Deliver one span of batches that hand-overs left; True when there was any. Waits at most so long for a thread
+        that works for the group.
+        """
+        if not (self.live.lock.acquire(timeout=wait_s) if wait_s else self.live.lock.acquire(blocking=False)):
             return False
         try:
             cursors = self.store.group().cursors

@@ -62,9 +62,7 @@ class LiveGroup:
         A group that is a little behind is caught up here and not by the follower: if both took turns, each a batch too
         late for the other, the group would stay behind for ever.
         """
-        span = spans[-1]
-        fresh = self._fresh.setdefault(span.place, deque(maxlen=self.limits.batches_max))
-        fresh.extend(spans)
+        span, fresh = spans[-1], self.note(*spans)
         if span.rows > self.limits.rows_max or not self.lock.acquire(timeout=self.limits.wait_s):
             return False
         try:
@@ -74,6 +72,12 @@ class LiveGroup:
             return self.work(whole, budget_s=self.limits.budget_s)
         finally:
             self.lock.release()
+
+    def note(self, *spans: Span) -> Sequence[Span]:
+        """Remember fresh batches of one partition, for the next hand-over; returns those that are remembered."""
+        fresh = self._fresh.setdefault(spans[0].place, deque(maxlen=self.limits.batches_max))
+        fresh.extend(spans)
+        return fresh
 
     def work(self, span: Span, *, budget_s: float | None) -> bool:
         """Deliver a span to all members of the group and settle it; False if the group is not exactly before it.

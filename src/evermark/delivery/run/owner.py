@@ -44,6 +44,7 @@ class DeliveryLimits:
     report_every_s: float = 2.0
     sweep_every_s: float = 60.0
     ask_every_s: float = 1.0
+    group_wait_s: float = 10.0  # for a hand-over that is under way; longer than any takes
     again_after_s: float = 1.0  # after a failure that passes by itself
     # A step that has not ended by then posts to a slow receiver; its epoch is old when it comes back.
     end_s: float = 5.0
@@ -122,6 +123,7 @@ class DeliveryOwner:
         self._served_at: dict[str, float] = {}
         self._turns: list[Task] = []
         self._ends: Ends = ()
+        self._left = False  # whether a hand-over has left the group to the follower
         self._queued = False  # whether a subscription waits for a turn of its own
 
     def stop(self) -> None:
@@ -137,6 +139,10 @@ class DeliveryOwner:
         live = self._live
         if live is None or any_set(self._ends):
             return
+        if self._left:
+            # Batches come so fast that the group would never be free: the follower has the next turn.
+            live.note(*spans)
+            return
         try:
             done = live.hand_over(*spans)
         except Exception as error:  # noqa: BLE001 - an optimisation that fails must not reach ingest
@@ -144,6 +150,7 @@ class DeliveryOwner:
             done = False
         self.news.handed_over(done)
         if not done:
+            self._left = True
             self._wake.set()
 
     def run(self) -> None:
@@ -254,7 +261,8 @@ class DeliveryOwner:
             moved = False
             self._wake.clear()
             try:
-                moved = follower.catch_up_group()
+                moved = follower.catch_up_group(self.limits.group_wait_s if self._left else 0.0)
+                self._left = False
                 self._serve(follower, ends)
             except (ConflictError, NotFoundError) as error:
                 self._log.info("follower looks again", error=error)
