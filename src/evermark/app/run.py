@@ -201,9 +201,10 @@ class Pipeline:
                 f"evermark {self.config.name}",
                 self.config.spark.master,
                 scratch,
-                {"spark.python.daemon.module": "evermark.app.daemon", **self.config.spark.conf},
+                self.config.spark.conf,
                 noise=self.config.data / "spark.log",
                 finds_formats=False,
+                daemon="evermark.app.daemon",
             )
         finally:
             self._spark_starts = False

@@ -16,8 +16,9 @@ def test_the_operators_settings_win_but_for_those_that_a_lane_cannot_do_without(
         "spark.python.worker.killOnIdleTimeout": "true",
         "spark.sql.execution.pyspark.udf.idleTimeoutSeconds": "10",
     }
-    found = settings_of(Path("/home"), Path("/scratch"), given)
+    found = settings_of(Path("/home"), Path("/scratch"), given, "a.daemon")
     assert found["spark.driver.memory"] == "3g"
+    assert found["spark.python.daemon.module"] == "a.daemon"
     assert found["spark.speculation"] == "false"
     assert found["spark.python.worker.idleTimeoutSeconds"] == "0"
     assert found["spark.python.worker.killOnIdleTimeout"] == "false"
