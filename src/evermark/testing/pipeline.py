@@ -265,7 +265,7 @@ class Stage(ABC):
         assert max(logged.values(), default=1) == 1, "the log holds an event twice"
         for name, seen in self.handled.items():
             assert set(seen) == wanted, f"{name} got events that were never committed"
-            assert max(seen.values()) == 1, f"the handler of {name} ran twice for one event"
+            assert max(seen.values(), default=1) == 1, f"the handler of {name} ran twice for one event"
         everywhere = wanted.intersection(*self.handled.values())
         doubled = sum(sum(seen.values()) - len(seen) for seen in (logged, *self.handled.values()))
         return Ledger(len(wanted), len(logged), len(everywhere), doubled, len(wanted - (everywhere & set(logged))))
