@@ -14,7 +14,6 @@ import re
 import secrets
 import statistics
 import subprocess
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -46,6 +45,8 @@ from evermark.delivery.webhook.bundles import BUNDLE_LANES_MAX
 from evermark.delivery.webhook.signing import new_secret
 from evermark.embedded.java import ensure_java
 from evermark.embedded.postgres import EmbeddedPostgres
+from evermark.ingest.pieces import ReadFrom
+from evermark.ingest.reading import ReadPlan, SourceReading
 from evermark.ingest.take import Taken, Taker
 from evermark.log.append import DeltaLog
 from evermark.log.head import PostgresHeads
@@ -146,28 +147,20 @@ class _Ours:
         return lease
 
     def _drain(self, source: PostgresOutbox, events: int) -> None:
-        from evermark.spark.datasource import IngestPlan
-        from evermark.spark.ingest import IngestQuery
-
         heads, checkpoints = PostgresHeads(self.state), PostgresCheckpoints(self.state)
         epoch = self.lease(source_lease(self.source)).epoch
         taker = Taker(self.source, epoch, source, DeltaLog(self.log), self.reader, heads, checkpoints)
-        start = taker.begin(0).position
-        assert start is not None
-        plan = IngestPlan(self.source, source, str(self.log), {0: start}, {0: None}, Limit())
-        taken = 0
+        begun = taker.begin(0)
+        assert begun.position is not None
+        taken, give_up_at = 0, time.monotonic() + 900
 
         def on_taken(batch: Taken) -> None:
             nonlocal taken
             taken += batch.rows
-            if taken >= events:
-                query.stop()
 
-        query = IngestQuery(self.spark, plan, taker, self.folder / "queries", on_taken)
-        watchdog = threading.Timer(900, query.stop)
-        watchdog.start()
-        failed = query.run()
-        watchdog.cancel()
+        reading = SourceReading(ReadFrom(self.source, source, str(self.log)), Limit())
+        plan = ReadPlan({0: begun.position}, {0: begun.batch}, {0: None})
+        failed = reading.run(plan, taker, on_taken, lambda: taken >= events or time.monotonic() > give_up_at)
         if failed:
             raise next(iter(failed.values()))
 

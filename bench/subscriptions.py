@@ -78,9 +78,9 @@ class _Count:
     paths: tuple[str, ...]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from evermark.spark.deliver import arrays, by_subscription, gathered, read
+        from evermark.delivery.run.post import addresses_of, by_subscription, gathered, read
 
-        places = gathered(map(arrays, batches))
+        places = gathered(map(addresses_of, batches))
         rows = sum(mine.num_rows for wanted in read(self.paths, places) for _, mine in by_subscription(*wanted))
         yield pa.RecordBatch.from_arrays([pa.array([rows])], names=["rows"])
 

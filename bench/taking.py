@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,8 @@ from evermark.checkpoints.stores import PostgresCheckpoints
 from evermark.cluster.fence import source_lease
 from evermark.cluster.liveness import this_process
 from evermark.cluster.postgres import PostgresLeases
+from evermark.ingest.pieces import ReadFrom
+from evermark.ingest.reading import ReadPlan, SourceReading
 from evermark.ingest.take import Taken, Taker
 from evermark.log.append import DeltaLog
 from evermark.log.head import PostgresHeads
@@ -36,8 +38,7 @@ def drain(
     start: str | None = None,
 ) -> tuple[float, list[str]]:
     """Seconds from the start of the query to the last event durable in the log; and the ids in the log."""
-    from evermark.spark.datasource import IngestPlan
-    from evermark.spark.ingest import IngestQuery
+    from evermark.spark.job import written_by_tasks
 
     lease = PostgresLeases(state).acquire(source_lease(name), this_process("bench"), _WATCHDOG_S)
     assert lease is not None
@@ -45,26 +46,22 @@ def drain(
     heads, checkpoints = PostgresHeads(state), PostgresCheckpoints(state)
     taker = Taker(name, lease.epoch, source, DeltaLog(log), LogReader(log), heads, checkpoints)
     began = time.perf_counter()
-    resumed = taker.begin(0).position
-    start = start or resumed
+    begun = taker.begin(0)
+    start = start or begun.position
     assert start is not None
     source.check({0: start})
     source.begin(0, start)
-    plan = IngestPlan(name, source, str(log), {0: start}, {0: None}, Limit())
-    taken, ended = 0, 0.0
+    taken, ended, give_up_at = 0, 0.0, began + _WATCHDOG_S
 
     def on_taken(batch: Taken) -> None:
         nonlocal taken, ended
         taken += batch.rows
-        if taken >= events:
+        if taken >= events and not ended:
             ended = time.perf_counter()
-            query.stop()
 
-    query = IngestQuery(spark, plan, taker, folder / "queries", on_taken)
-    watchdog = threading.Timer(_WATCHDOG_S, query.stop)
-    watchdog.start()
-    failed = query.run()
-    watchdog.cancel()
+    reading = SourceReading(ReadFrom(name, source, str(log)), Limit(), partial(written_by_tasks, spark))
+    plan = ReadPlan({0: start}, {0: begun.batch}, {0: None})
+    failed = reading.run(plan, taker, on_taken, lambda: bool(ended) or time.perf_counter() > give_up_at)
     if failed:
         raise next(iter(failed.values()))
     return ended - began, logged(log)

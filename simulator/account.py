@@ -91,10 +91,10 @@ class Account:
             return
         self._offered[one].add(row.event_id)
         # What waits for a key holds its session back, whatever its keys are, and nothing else.
-        for lane in [(row.place, "", needs)] if needs else row.keys:
-            last = self._offered_to.get((one, *lane), "")
+        for line in [(row.place, "", needs)] if needs else row.keys:
+            last = self._offered_to.get((one, *line), "")
             require(row.position > last, f"{one}: {row.event_id} first offered after {last} of its key")
-            self._offered_to[one, *lane] = row.position
+            self._offered_to[one, *line] = row.position
 
     def on_handled(self, spec: SubscriptionSpec, row: Row) -> None:
         one = who(spec)
@@ -103,10 +103,10 @@ class Account:
             return
         self.handled[one].add(row.event_id)
         if self.promises.is_ordered(one, row) and self._has_order(spec, row):
-            for lane in row.keys:
-                last = self._handled_to.get((one, *lane), "")
+            for line in row.keys:
+                last = self._handled_to.get((one, *line), "")
                 require(row.position > last, f"{one} (ordered): {row.event_id} handled after {last} of its key")
-                self._handled_to[one, *lane] = row.position
+                self._handled_to[one, *line] = row.position
 
     def _has_order(self, spec: SubscriptionSpec, row: Row) -> bool:
         """A request cannot be fenced: a stale owner may still send what was passed over as expired by the next one."""

@@ -80,10 +80,10 @@ class WatchedOwner(DeliveryOwner):
     instance: Instance
     former: LiveGroup | None = None
 
-    def hand_over(self, span: Span) -> None:
+    def hand_over(self, *spans: Span) -> None:
         if self.former is not None and self._live is self.former:
             self.instance.world.fail(Broken("a batch is handed over while the end of delivery is waited for"))
-        super().hand_over(span)
+        super().hand_over(*spans)
 
     def _follow(self, follower: Follower, ends: tuple[Wake, ...]) -> None:
         find, live, world = follower.due, self._live, self.instance.world

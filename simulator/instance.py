@@ -23,7 +23,8 @@ from evermark.errors import EvermarkError, StaleError
 from evermark.event import Op, Seen
 from evermark.ingest.dedup import excluded_from
 from evermark.ingest.gather import WHOLE_SOURCE, gather
-from evermark.ingest.owner import ReadPlan, SourceOwner
+from evermark.ingest.owner import SourceOwner
+from evermark.ingest.reading import ReadPlan
 from evermark.ingest.repair.base import Recovery
 from evermark.ingest.repair.steps import FoundFile, RepairTarget
 from evermark.ingest.resume import Resume

@@ -265,10 +265,10 @@ class SimSink:
         for each in tries:
             row, name = from_json(each.event), each.spec.name
             replay = each.replay_id or ""
-            lanes = {(name, replay, lane) for lane in ([each.session] if each.session else row.keys)}
+            lines = {(name, replay, line) for line in ([each.session] if each.session else row.keys)}
             if (name, replay) in down:
                 answer = Answer(Verdict.ENDPOINT, reason="its endpoint failed just now")
-            elif lanes & failed or self.busy():
+            elif lines & failed or self.busy():
                 answer = Answer(Verdict.BUSY, reason="behind another of its key")
             else:
                 answer = self.post(each.spec, [row], each.replay_id or "")
@@ -277,6 +277,6 @@ class SimSink:
             if answer.verdict is Verdict.ENDPOINT:
                 down.add((name, replay))
             if answer.verdict is not Verdict.ACCEPTED and not (each.session and answer.verdict is Verdict.EVENT):
-                failed |= lanes
+                failed |= lines
             answers.append(answer)
         return answers

@@ -76,7 +76,7 @@ BOTS: tuple[Mutant, ...] = (
     Mutant(
         "session-overtaken",
         "parked events of a session overtake each other",
-        ((MemoryParked, "_before_in_line", lambda *_: []),),
+        ((MemoryParked, "_before_in_session", lambda *_: []),),
         300,
         326,
     ),

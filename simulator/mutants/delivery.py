@@ -123,7 +123,8 @@ def _leave_beyond(outcome: Outcome) -> Outcome:
     return _beyond(_group_outcome(outcome))
 
 
-def _hand_over_anyway(self: LiveGroup, span: Span) -> bool:
+def _hand_over_anyway(self: LiveGroup, *spans: Span) -> bool:
+    span = spans[-1]
     with self.lock:
         at = self.store.group().cursors.get(span.place)
         return at is not None and self.work(replace(span, begun=at), budget_s=None)

@@ -7,7 +7,7 @@ from typing import Any
 
 from evermark.delivery.base import SourcePartition
 from evermark.errors import EvermarkError
-from evermark.ingest.owner import ReadPlan
+from evermark.ingest.reading import ReadPlan
 from evermark.ingest.repair.base import Choice, Recovery
 from evermark.ingest.repair.steps import FoundFile, RepairTarget
 from evermark.ingest.take import Taken, Taker

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from evermark.checkpoints.base import CheckpointStore
-from evermark.checkpoints.kinds import backend_of, open_checkpoints
+from evermark.checkpoints.kinds import CheckpointConfig, backend_of, open_checkpoints
 from evermark.cluster.base import Holder
 from evermark.cluster.liveness import this_process
 from evermark.cluster.postgres import PostgresLeases
@@ -19,7 +21,7 @@ from evermark.delivery.store.postgres import PostgresDelivery
 from evermark.delivery.store.postgres_bots import bot_inboxes, bot_users, bot_users_version
 from evermark.embedded.address import EmbeddedDsn
 from evermark.embedded.postgres import EmbeddedPostgres
-from evermark.errors import ConfigError
+from evermark.errors import ConfigError, UnreachableError
 from evermark.ingest.repair.postgres import Recoveries
 from evermark.log.disk import full_disk_is_said
 from evermark.log.head import PostgresHeads
@@ -35,11 +37,25 @@ from evermark.state.migrate import migrate
 CONNECT_TIMEOUT_S = 3.0
 
 
-@dataclass
-class Deployment:
-    """Everything a deployment has, open. `close` gives it all back."""
+@dataclass(frozen=True)
+class LaneParts:
+    """What a lane is given to build the same deployment in its own process. Picklable, secrets sealed."""
 
-    config: Config
+    name: str
+    state_dsn: Hidden
+    box: SecretBox
+    checkpoint: CheckpointConfig
+    endpoints: EndpointLimits
+    log_root: Path
+    retention: timedelta
+    sources: dict[str, Source]
+    specs: list[SubscriptionSpec]
+
+
+@dataclass
+class Stores:
+    """Everything that owners of sources and of delivery work with, open."""
+
     box: SecretBox
     state: State
     leases: PostgresLeases
@@ -50,10 +66,9 @@ class Deployment:
     recoveries: Recoveries
     holder: Holder
     log_root: Path
+    retention: timedelta
     sources: dict[str, Source]
     specs: list[SubscriptionSpec]
-    warnings: list[str] = field(default_factory=list)
-    embedded: EmbeddedPostgres | None = None
 
     def log_folder(self, source: str) -> Path:
         return self.log_root / source
@@ -61,6 +76,18 @@ class Deployment:
     def batch_at(self, place: SourcePartition, since: str) -> int:
         """The last batch of a place before a time."""
         return LogReader(self.log_folder(place.source)).batch_at(place.partition, since)
+
+    def close(self) -> None:
+        self.state.close()
+
+
+@dataclass(kw_only=True)
+class Deployment(Stores):
+    """A deployment as `evermark up` and the command line have it. `close` gives it all back."""
+
+    config: Config
+    warnings: list[str] = field(default_factory=list)
+    embedded: EmbeddedPostgres | None = None
 
     def another_state(self, *, connections_max: int, timeout_s: float, lock_timeout_s: float) -> State:
         """State through other connections: neither these callers nor those of `state` wait for each other."""
@@ -79,8 +106,22 @@ class Deployment:
         settings = self.config.reliability.checkpoint
         return open_checkpoints(settings, state) if backend_of(settings).durable else self.checkpoints
 
+    def for_lanes(self) -> LaneParts:
+        config = self.config
+        return LaneParts(
+            config.name,
+            state_dsn(config, self.box),
+            self.box,
+            config.reliability.checkpoint,
+            endpoint_limits(config),
+            self.log_root,
+            self.retention,
+            self.sources,
+            self.specs,
+        )
+
     def close(self) -> None:
-        self.state.close()
+        super().close()
         if self.embedded is not None:
             self.embedded.stop()
 
@@ -106,22 +147,54 @@ def open_deployment(config: Config, sources: Mapping[str, Source] | None = None)
             embedded.stop()
         raise
     return Deployment(
+        **_stores(state, config.reliability.checkpoint, endpoint_limits(config)),
         config=config,
         box=box,
-        state=state,
-        leases=PostgresLeases(state),
-        heads=PostgresHeads(state),
-        checkpoints=open_checkpoints(config.reliability.checkpoint, state),
-        delivery=PostgresDelivery(state, limits=endpoint_limits(config)),
-        replays=PostgresReplays(state),
-        recoveries=Recoveries(state),
         holder=this_process(config.name),
         log_root=log_root,
+        retention=config.log.retention,
         sources=built,
         specs=specs,
         warnings=[warning] if warning else [],
         embedded=embedded,
     )
+
+
+def open_in_lane(parts: LaneParts, attempt: str) -> Stores:
+    """The stores of a deployment in a process of Spark's: State runs, and is up to date. `attempt` tells the holders of
+    leases apart: a process may run several lanes, one after another.
+    """
+
+    def dsn() -> str:
+        try:
+            return parts.state_dsn.open()
+        except UnreachableError as error:  # an embedded server that the driver has not started again yet
+            raise UnreachableError(f"state does not answer: {error.message}", hint=error.hint) from error
+
+    state = State(dsn, schema_for(parts.name))
+    mine = this_process(parts.name)
+    holder = replace(mine, instance=f"{mine.instance}/{attempt}")
+    return Stores(
+        **_stores(state, parts.checkpoint, parts.endpoints),
+        box=parts.box,
+        holder=holder,
+        log_root=parts.log_root,
+        retention=parts.retention,
+        sources=parts.sources,
+        specs=parts.specs,
+    )
+
+
+def _stores(state: State, checkpoint: CheckpointConfig, endpoints: EndpointLimits) -> dict[str, Any]:
+    return {
+        "state": state,
+        "leases": PostgresLeases(state),
+        "heads": PostgresHeads(state),
+        "checkpoints": open_checkpoints(checkpoint, state),
+        "delivery": PostgresDelivery(state, limits=endpoints),
+        "replays": PostgresReplays(state),
+        "recoveries": Recoveries(state),
+    }
 
 
 def endpoint_limits(config: Config) -> EndpointLimits:
@@ -159,15 +232,16 @@ def make_source(config: Config, name: str, box: SecretBox | None) -> Source:
 
 
 def source_context(config: Config, name: str, box: SecretBox | None) -> SourceContext:
-    def state_dsn() -> Hidden:
-        """Fit to travel to the processes of Spark: sealed, or without a secret in it."""
-        dsn = config.state.dsn
-        if dsn is None:
-            return EmbeddedDsn(embedded_folder(config))
-        return Plain(dsn.reveal()) if box is None else Sealed.seal(dsn.reveal(), box)
-
     bots = BotReaders(bot_users, bot_inboxes, bot_users_version)
-    return SourceContext(name, box, state_dsn, schema_for(config.name), bots)
+    return SourceContext(name, box, lambda: state_dsn(config, box), schema_for(config.name), bots)
+
+
+def state_dsn(config: Config, box: SecretBox | None) -> Hidden:
+    """The DSN of State, fit to travel to the processes of Spark: sealed, or without a secret in it."""
+    dsn = config.state.dsn
+    if dsn is None:
+        return EmbeddedDsn(embedded_folder(config))
+    return Plain(dsn.reveal()) if box is None else Sealed.seal(dsn.reveal(), box)
 
 
 def embedded_folder(config: Config) -> Path:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from prometheus_client import Gauge
 
-from evermark.app.build import Deployment
+from evermark.app.build import Stores
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.holding import Candidate
 from evermark.delivery.base import Fate, KeyWanted, Outcome, SourcePartition, SubscriptionState
 from evermark.delivery.decide.answers import Verdict
 from evermark.delivery.replay.plan import Due, Replay, Replayed, running_windows
+from evermark.delivery.run.live import HandoverLimits
 from evermark.delivery.run.owner import BothDeliverer, DeliveryOwner, DeliveryWorks
 from evermark.delivery.run.parked_retries import Tried
 from evermark.delivery.status import Account, accounts, kept_for, least_cursors
@@ -31,10 +33,13 @@ Gauges = dict[tuple[Gauge, tuple[str, ...]], float]  # a gauge and its labels, a
 _STOPPED = {Fate.ENDPOINT_FAILED: "endpoint", Fate.GONE: "gone"}
 
 
+_IDLE_S = 60.0
+
+
 class DeploymentLog:
     """`LogView` over state's heads and the Delta tables. When a head moved is when we first saw it there."""
 
-    def __init__(self, deployment: Deployment) -> None:
+    def __init__(self, deployment: Stores) -> None:
         self._d = deployment
         self._readers: dict[str, LogReader] = {}
         self._seen: dict[SourcePartition, tuple[int, datetime]] = {}
@@ -162,23 +167,23 @@ def _outcome(answer: Answer) -> str:
 class DeploymentReport(DeliveryReport):
     """Reports delivery to the health board, too, and what State and the log say of it."""
 
-    def __init__(self, deployment: Deployment, view: DeploymentLog, board: HealthBoard, metrics: Metrics) -> None:
+    def __init__(self, deployment: Stores, view: DeploymentLog, board: HealthBoard, metrics: Metrics) -> None:
         super().__init__(metrics, get_logger(part="deliver"))
         self._d = deployment
         self._view = view
         self._board = board
 
     def standby(self) -> None:
-        self._board.delivery.standby = True
+        self._board.deliver(here=False, standby=True)
 
     def owned(self) -> None:
         self._metrics.lease_held.labels(DELIVER_LEASE).set(1)
 
     def delivering(self) -> None:
-        self._board.delivery.delivering, self._board.delivery.standby = True, False
+        self._board.deliver(here=True)
 
     def released(self) -> None:
-        self._board.delivery.delivering = False
+        self._board.deliver(here=False)
         self._metrics.lease_held.labels(DELIVER_LEASE).set(0)
         self.accounts({}, datetime.now(UTC))  # what another instance does with them, this one does not know
 
@@ -190,7 +195,7 @@ class DeploymentReport(DeliveryReport):
         heads = {place: head for place, (head, _) in self._view.heads().items()}
         self.accounts(accounts(store, heads, lambda source: self._view.reader(source).files_if_any()), now)
         files = {source: self._view.reader(source).files_if_any() for source in self._d.sources}
-        self.kept(kept_for(store.cursors_outside(), files, now - self._d.config.log.retention))
+        self.kept(kept_for(store.cursors_outside(), files, now - self._d.retention))
         self.counted(store.counted("expired"), store.counted("dropped"))
 
     def replaying(self, running: list[Replay]) -> None:
@@ -207,11 +212,11 @@ class DeploymentReport(DeliveryReport):
 
 
 class DeliveryRunner:
-    name = "delivery"
+    name = thread = "delivery"
 
     def __init__(
         self,
-        deployment: Deployment,
+        deployment: Stores,
         deliverer: BothDeliverer,
         sink: Sink,
         board: HealthBoard,
@@ -239,18 +244,37 @@ class DeliveryRunner:
             Candidate(deployment.leases, deployment.holder, runtime, get_logger(part="deliver")),
         )
         self._task: Task | None = None
+        self._lock = threading.Lock()
+        self._fresh: dict[SourcePartition, deque[Span]] = {}
+        self._news = runtime.wake()
+        self._stopping = runtime.wake()
 
     def start(self) -> None:
         self._task = self._runtime.spawn("deliver", self._owner.run)
+        self._runtime.spawn("hand over", self._hand_over)
 
     def stop(self) -> None:
+        self._stopping.set()
         self._owner.stop()
 
     def join(self, timeout_s: float) -> bool:
         return self._task is None or self._task.join(timeout_s)
 
     def on_span(self, span: Span) -> None:
-        self._owner.hand_over(span)
+        """A batch was taken. It is delivered beside the reading of the next one."""
+        with self._lock:
+            # As many as the live group would deliver together: if more come, the follower takes them.
+            self._fresh.setdefault(span.place, deque(maxlen=HandoverLimits.batches_max)).append(span)
+        self._news.set()
+
+    def _hand_over(self) -> None:
+        while not self._stopping.is_set():
+            self._runtime.wait(_IDLE_S, self._news, self._stopping)
+            self._news.clear()
+            with self._lock:
+                fresh, self._fresh = self._fresh, {}
+            for spans in fresh.values():
+                self._owner.hand_over(*spans)
 
     def least_cursors(self, source: str) -> dict[int, int]:
         """Per partition of a source, the batch that every reader has passed; none while a replay may need it all."""

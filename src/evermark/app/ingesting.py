@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
-from evermark.app.build import Deployment
+from evermark.app.build import Stores
 from evermark.app.delivering import DeliveryRunner
 from evermark.app.inspect import newest
 from evermark.app.source_monitor import SourceMonitor
@@ -20,35 +20,41 @@ from evermark.delivery.replay.owner import RequestDesk
 from evermark.delivery.work import Span
 from evermark.errors import EvermarkError
 from evermark.event import Seen
-from evermark.ingest.owner import ReadPlan, SourceOwner
+from evermark.ingest.owner import SourceOwner
+from evermark.ingest.pieces import Piece, ReadFrom
+from evermark.ingest.reading import ReadPlan, SourceReading
 from evermark.ingest.repair.base import Choice, Recovery
 from evermark.ingest.repair.steps import FoundFile, RepairTarget
 from evermark.ingest.take import Taken, Taker
 from evermark.log.append import DeltaLog
 from evermark.log.disk import require_room
 from evermark.log.maintenance import MAINTENANCE_EVERY_S, Maintenance
-from evermark.log.read import LogReader
+from evermark.log.read import FileRange, LogReader
 from evermark.log.torn import set_aside_torn
 from evermark.observe.health import HealthBoard, PartitionHealth
 from evermark.observe.logging import get_logger
 from evermark.observe.metrics import Metrics
 from evermark.runtime import Runtime, Task, Wake, any_set
 from evermark.sources.base import Gap, Limit
-from evermark.spark.datasource import IngestPlan
-from evermark.spark.ingest import IngestQuery
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+
+class Tasks(Protocol):
+    """Work that Spark tasks do for the owner of a source."""
+
+    def write_pieces(self, of: ReadFrom, pieces: Sequence[Piece]) -> list[dict[str, Any]]: ...
+
+    def find_missing(
+        self, gap: Gap, files: Sequence[FileRange], wanted: RepairTarget, folder: Path
+    ) -> list[FoundFile]: ...
 
 
 @dataclass(eq=False)
-class SparkWorks:
-    """`SourceWorks` of one source: its log is a Delta table; Spark reads the source, and finds missing events."""
+class LaneWorks:
+    """`SourceWorks` of one source: its log is a Delta table; the source is read here, or by tasks side by side."""
 
-    deployment: Deployment
-    spark: SparkSession
+    deployment: Stores
+    tasks: Tasks
     name: str
-    scratch: Path
     metrics: Metrics
     limit: Limit
 
@@ -89,21 +95,23 @@ class SparkWorks:
     def read(
         self, plan: ReadPlan, taker: Taker, on_taken: Callable[[Taken], None], ends: Sequence[Wake]
     ) -> Mapping[int, EvermarkError]:
-        whole = IngestPlan(self.name, self._source, str(self._folder), plan.starts, plan.repeats_to, self.limit)
-        return IngestQuery(self.spark, whole, taker, self.scratch, on_taken, partial(any_set, ends)).run()
+        of = ReadFrom(self.name, self._source, str(self._folder))
+        reading = SourceReading(of, self.limit, self.tasks.write_pieces, self._say_unfed)
+        return reading.run(plan, taker, on_taken, partial(any_set, ends))
+
+    def _say_unfed(self, error: EvermarkError) -> None:
+        self._log.warning("the source sends no events just now: it is asked for them", error=error)
 
     def find(self, gap: Gap, wanted: RepairTarget) -> list[FoundFile]:
-        from evermark.spark.repair import found_missing
-
-        return found_missing(self.spark, gap, LogReader(self._folder).files(), wanted, self._folder)
+        return self.tasks.find_missing(gap, LogReader(self._folder).files(), wanted, self._folder)
 
 
 @dataclass(eq=False)
 class SourceRunner:
     """A source that is owned or stood by for: its owner's news are reported, its log is maintained beside it."""
 
-    deployment: Deployment
-    works: SparkWorks
+    deployment: Stores
+    works: LaneWorks
     name: str
     board: HealthBoard
     metrics: Metrics
@@ -118,11 +126,12 @@ class SourceRunner:
         candidate = Candidate(self.deployment.leases, self.deployment.holder, self.runtime, self._log)
         self._owner = SourceOwner(self.name, self._source, self.works, self, candidate)
         self._released = self.runtime.wake()
+        self.thread = f"source {self.name}"
         self._monitor: SourceMonitor | None = None
         self._task: Task | None = None
 
     def start(self) -> None:
-        self._task = self.runtime.spawn(f"source {self.name}", self._owner.run)
+        self._task = self.runtime.spawn(self.thread, self._owner.run)
 
     def stop(self) -> None:
         self._owner.stop()
@@ -178,9 +187,8 @@ class SourceRunner:
         self.metrics.batches_taken.labels(self.name, partition).inc()
         self.metrics.log_head.labels(self.name, partition).set(taken.batch)
         paths = tuple(str(self._folder / f.path) for f in taken.files)
-        self.delivery.on_span(
-            Span(SourcePartition(self.name, partition), Cursor(taken.batch - 1), taken.batch, paths, rows, exact=True)
-        )
+        place, begun = SourcePartition(self.name, partition), Cursor(taken.batch - 1)
+        self.delivery.on_span(Span(place, begun, taken.batch, paths, rows, exact=True, fresh=taken.fresh))
 
     # news of repairing
 
@@ -221,12 +229,12 @@ class SourceRunner:
     # beside reading
 
     def _maintain(self, released: Wake) -> None:
-        maintenance = Maintenance(self._folder, self.deployment.config.log.retention)
+        maintenance = Maintenance(self._folder, self.deployment.retention)
         while not self.runtime.wait(MAINTENANCE_EVERY_S, released):
             try:
                 report = maintenance.run(self.delivery.least_cursors(self.name) if self._owner.may_retain() else None)
             except Exception as error:  # noqa: BLE001 - it is tried again
-                self._log.warning("log care failed", error=error)
+                self._log.warning("maintenance of the log failed", error=error)
                 continue
             for what, count in vars(report).items():
                 if count:

@@ -46,7 +46,7 @@ class PartitionStatus:
         return not (self.repairable and may_open(self.trouble)) or exhausted(self.past, now)
 
 
-def standings(
+def statuses(
     source: Source,
     name: str,
     checkpoints: Callable[[], Mapping[int, Checkpoint]],
@@ -141,25 +141,25 @@ def existing_state(config: Config) -> Iterator[State | None]:
             embedded.stop()
 
 
-def judged(standing: PartitionStatus, owner: str | None, now: datetime | None = None) -> list[Finding]:
+def judged(status: PartitionStatus, owner: str | None, now: datetime | None = None) -> list[Finding]:
     """The findings on the status of a partition. Pure."""
     found: list[Finding] = []
-    name = f"partition {standing.partition}"
-    if standing.checkpoint is None:
+    name = f"partition {status.partition}"
+    if status.checkpoint is None:
         found.append(ok("resume", f"{name} has no checkpoint yet: `evermark up` makes it"))
-    trouble, current = standing.trouble, standing.current
+    trouble, current = status.trouble, status.current
     if trouble is not None:
-        by_itself = not standing.needs_person(now or datetime.now(UTC))
+        by_itself = not status.needs_person(now or datetime.now(UTC))
         mend = "`evermark up` repairs it by itself; see `evermark source recover`" if by_itself else trouble.hint
         found.append(wrong("resume", trouble.message, mend or "evermark source recover"))
-    elif standing.checkpoint is not None:
-        found.append(ok("resume", f"{name} can be read on from its checkpoint, batch {standing.checkpoint.batch}"))
+    elif status.checkpoint is not None:
+        found.append(ok("resume", f"{name} can be read on from its checkpoint, batch {status.checkpoint.batch}"))
     if current is not None:
         who = "the running instance is at it" if owner else "evermark up"
         said = f"{name}: {current.choice} is under way ({current.step}, {current.tries} tries), since {current.reason}"
         found.append(warning("recovery", f"{said}: {current.error}" if current.error else said, who))
-    elif standing.past:
-        last = standing.past[0]
+    elif status.past:
+        last = status.past[0]
         said = f"{name}: the last {last.choice} ended {last.step} at {last.changed_at:%Y-%m-%d %H:%M:%S}"
         found.append(ok("recovery", f"{said}, {last.taken} events taken, because {last.reason}"))
     return found

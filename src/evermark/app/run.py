@@ -7,7 +7,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -18,26 +18,25 @@ import psutil
 
 from evermark.app.build import Deployment, open_deployment
 from evermark.app.checking import file_warnings
-from evermark.app.delivering import DeliveryRunner
-from evermark.app.ingesting import SourceRunner, SparkWorks
 from evermark.app.inspect import check_at
+from evermark.app.lane import LaneWork
+from evermark.app.lanes import Lanes
 from evermark.app.scratch import ScratchKeeper, scratch_folder
 from evermark.app.serving import served
 from evermark.app.source_lag import Lags
 from evermark.app.state_supervisor import StateSupervisor
 from evermark.config import Config, load
 from evermark.config.spark_master import require_local_master
-from evermark.delivery.sinks import Sinks
 from evermark.embedded.java import ensure_java
 from evermark.error_policy import Action, action_for, backoff_s
 from evermark.errors import BusyError, ConfigError, EngineError, EvermarkError, GapError, UnreachableError, of_kind
 from evermark.observe.health import HealthBoard
 from evermark.observe.logging import get_logger
 from evermark.observe.metrics import Metrics
-from evermark.runtime import Threads
 from evermark.server.http import Server
 from evermark.server.tokens import Tokens
 from evermark.sources.base import Limit, Source
+from evermark.spark.channel import Channel
 
 if TYPE_CHECKING:
     from evermark.spark.engine import Engine
@@ -47,6 +46,7 @@ _JOIN_GRACE_S = 5.0
 # The same when Spark has died: nothing can be flushed any more, and another instance may be waiting for the leases.
 _LET_GO_S = 15.0
 _LOOK_EVERY_S = 0.5
+_HURRY_S = 1.0
 # Spark that ran this long before it died was healthy: the death counts as a first.
 _WELL_AFTER_S = 60.0
 _RESTART_BACKOFF_MAX_S = 30.0
@@ -168,7 +168,7 @@ class Pipeline:
         while not self._stopping.is_set():
             began = time.monotonic()
             try:
-                engine = self._start_engine()
+                engine, channel = self._start_engine()
             except Exception as error:
                 if self._stopping.is_set():
                     self._say_stopping()
@@ -177,7 +177,7 @@ class Pipeline:
                     raise
                 reason = str(error)
             else:
-                if (ended := self._run_on(engine, deployment)) is None:
+                if (ended := self._run_on(engine, channel, deployment)) is None:
                     return
                 reason = ended
             deaths = 1 if time.monotonic() - began > _WELL_AFTER_S else deaths + 1
@@ -185,12 +185,14 @@ class Pipeline:
             self._log.error("Spark and all that runs on it are started again", reason=reason, in_s=wait_s)
             self._stopping.wait(wait_s)
 
-    def _start_engine(self) -> Engine:
+    def _start_engine(self) -> tuple[Engine, Channel]:
         from evermark.spark.engine import Engine
         from evermark.spark.session import make_session, warm_up
 
         self._log.info("starting", step="spark", master=self.config.spark.master, takes="about ten seconds")
         began = time.monotonic()
+        scratch = scratch_folder(self.config.name)
+        channel = Channel()
         self._spark_starts = True
         try:
             if self._stopping.is_set():
@@ -198,116 +200,84 @@ class Pipeline:
             spark = make_session(
                 f"evermark {self.config.name}",
                 self.config.spark.master,
-                scratch_folder(self.config.name),
+                scratch,
                 self.config.spark.conf,
                 noise=self.config.data / "spark.log",
                 finds_formats=False,
+                daemon="evermark.app.daemon",
             )
         finally:
             self._spark_starts = False
             self._listen_for_signals()  # PySpark has put a handler of its own in place
         warm_up(spark)
         self._log.info("Spark runs", started_in_s=round(time.monotonic() - began, 1))
-        return Engine(spark)
+        return Engine(spark), channel
 
-    def _run_on(self, engine: Engine, deployment: Deployment) -> str | None:
+    def _run_on(self, engine: Engine, channel: Channel, deployment: Deployment) -> str | None:
         """Read and deliver until told to stop (None), or until this Spark cannot be used any more (returns why)."""
-        from evermark.spark.deliver import SparkDeliverer
-
         scratch = scratch_folder(self.config.name)
         keeper = ScratchKeeper(scratch)
-        sink = Sinks()
-        deliverer = SparkDeliverer(engine.spark, deployment.box)
-        runtime = Threads()
-        delivery = DeliveryRunner(deployment, deliverer, sink, self.board, self.metrics, runtime)
-        runners = [
-            SourceRunner(
-                deployment,
-                SparkWorks(deployment, engine.spark, name, scratch / "queries", self.metrics, self._limit),
-                name,
-                self.board,
-                self.metrics,
-                delivery,
-                runtime,
-            )
-            for name in deployment.sources
-        ]
+        shutdown = self.config.reliability.shutdown
+        stop_s = shutdown.flush_timeout.total_seconds() + shutdown.checkpoint_timeout.total_seconds() + _JOIN_GRACE_S
+        work = LaneWork(deployment.for_lanes(), self._limit, stop_s)
+        lane_s = self.config.spark.lane.total_seconds()
+        lanes = Lanes(engine.spark, channel, work, deployment.box, self.board, self.metrics, lane_s)
         self._dead_thread = None  # before the first thread starts: none that ends is overlooked
         try:
-            delivery.start()
-            for runner in runners:
-                runner.start()
+            lanes.start()
             self.board.engine_runs()
             self._log.info("up", listen=f"{self.config.server.host}:{self.port}", pid=os.getpid())
             self.started.set()
-            trouble = self._watch(engine, [*runners, delivery])
+            trouble = self._watch(engine, lanes)
             if trouble is None:
-                self._shut_down(runners, delivery)
+                self._shut_down(lanes, 2 * stop_s)
             else:
                 self.board.engine_lost(trouble)
                 engine.kill()
-                self._let_go([*runners, delivery], trouble)
+                self._let_go(lanes, trouble)
             return trouble
         finally:
+            channel.close()
             keeper.stop()
             engine.stop()
-            sink.close()
             shutil.rmtree(scratch, ignore_errors=True)
 
-    def _watch(self, engine: Engine, runners: Sequence[SourceRunner | DeliveryRunner]) -> str | None:
+    def _watch(self, engine: Engine, lanes: Lanes) -> str | None:
         """None when told to stop; when Spark or a thread that must not end has ended, returns why."""
         while not self._stopping.wait(_LOOK_EVERY_S):
             trouble = engine.trouble() or self._dead_thread
-            ended = [runner.name for runner in runners if runner.join(0.0)]
-            if trouble is None and ended:
-                trouble = f"the thread of {ended[0]} ended"
+            if trouble is None and lanes.join(0.0):
+                trouble = "the thread of the lanes ended"
             if trouble is not None:
                 self.metrics.engine_restarts.inc()
                 return trouble
         return None
 
-    def _let_go(self, runners: Sequence[SourceRunner | DeliveryRunner], trouble: str) -> None:
-        """Give the leases back, so that another instance may go on at once. Raises when a thread keeps its lease."""
+    def _let_go(self, lanes: Lanes, trouble: str) -> None:
+        """The lanes ended with their JVM, and with them their leases. Raises when a thread of ours does not end."""
         self._log.error("letting go of all leases", reason=trouble)
-        for runner in runners:
-            runner.stop()
-        deadline = time.monotonic() + _LET_GO_S
-        stuck = [runner.name for runner in runners if not runner.join(max(0.0, deadline - time.monotonic()))]
-        if stuck:
+        lanes.stop()
+        if not lanes.join(_LET_GO_S):
             raise StuckError(
-                f"{trouble}, and {', '.join(stuck)} did not end within {_LET_GO_S:g} s: the process ends",
-                hint="its leases run out within seconds; whoever started it has to start it again (docs/playbook.md)",
+                f"{trouble}, and the lanes did not end within {_LET_GO_S:g} s: the process ends",
+                hint="its leases run out within seconds; its supervisor has to start it again (docs/playbook.md)",
             )
 
-    def _shut_down(self, runners: list[SourceRunner], delivery: DeliveryRunner) -> None:
+    def _shut_down(self, lanes: Lanes, wait_s: float) -> None:
         """Stop consuming, flush, checkpoint, let go of the leases; a second signal does not wait."""
-        limits = self.config.reliability.shutdown
-        wait_s = limits.flush_timeout.total_seconds() + limits.checkpoint_timeout.total_seconds() + _JOIN_GRACE_S
         self._say_stopping(within_s=wait_s)
-        for runner in runners:
-            runner.stop()
-        left = [r for r in runners if not self._joined(r, wait_s)]
-        delivery.stop()
-        if not self._joined(delivery, wait_s):
-            self._log.warning("delivery did not end in time; what it had not settled is delivered again")
-        if left:
-            self._log.warning(
-                "not ended in time; the next start resumes from the checkpoint", sources=[r.name for r in left]
-            )
+        lanes.stop()
+        deadline = time.monotonic() + wait_s
+        while not lanes.join(0.1) and time.monotonic() < deadline:
+            if self._hurry.is_set():
+                lanes.hurry()
+                deadline = min(deadline, time.monotonic() + _HURRY_S)
 
     def _say_stopping(self, **more: float) -> None:
         """Once, wherever the signal came."""
         if not self._said_stopping:
             self._said_stopping = True
             self._log.info("stopping", **more)
-
-    def _joined(self, runner: SourceRunner | DeliveryRunner, wait_s: float) -> bool:
-        waited = 0.0
-        while waited < wait_s and not self._hurry.is_set():
-            if runner.join(0.1):
-                return True
-            waited += 0.1
-        return runner.join(0.0)
 
     def _listen_for_signals(self) -> None:
         if threading.current_thread() is threading.main_thread():

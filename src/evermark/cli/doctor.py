@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from evermark.app.build import local_log, source_context
-from evermark.app.inspect import PartitionStatus, existing_state, judged, standings
+from evermark.app.inspect import PartitionStatus, existing_state, judged, statuses
 from evermark.checkpoints.kinds import open_checkpoints
 from evermark.cli.console import EXIT_WRONG, say, show, show_json
 from evermark.cli.deployment import config_at, holder_in, known_source
@@ -72,7 +72,7 @@ def _look(config: Config, name: str, state: State, source: Source) -> SourceStat
     """What State and the log say of a source, and what follows from it."""
     owner = holder_in(lease_rows(state), source_lease(name))
     checkpoints = open_checkpoints(config.reliability.checkpoint, state)
-    found = standings(source, name, lambda: checkpoints.list(name), Recoveries(state), local_log(config) / name)
+    found = statuses(source, name, lambda: checkpoints.list(name), Recoveries(state), local_log(config) / name)
     return SourceState(
         owner,
         {each.partition: each.checkpoint.position for each in found if each.checkpoint is not None},
@@ -82,11 +82,11 @@ def _look(config: Config, name: str, state: State, source: Source) -> SourceStat
 
 
 def _judged_by_state(found: list[PartitionStatus], owner: str | None) -> Iterator[Finding]:
-    for standing in found:
-        yield from judged(standing, owner)
+    for status in found:
+        yield from judged(status, owner)
     if owner is not None:
         yield ok("reader", f"read by {owner}")
-    elif not any(isinstance(standing.trouble, SetupError) for standing in found):  # where nothing is installed yet
+    elif not any(isinstance(status.trouble, SetupError) for status in found):  # where nothing is installed yet
         yield warning("reader", "no instance reads it just now: events wait at the source", "evermark up")
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from evermark.app.build import Deployment
-from evermark.app.inspect import PartitionStatus, may_have_state, newest, standings
+from evermark.app.inspect import PartitionStatus, may_have_state, newest, statuses
 from evermark.cli.console import EXIT_WRONG, confirm, say, show, show_json
 from evermark.cli.deployment import as_holder, config_at, holder_in, known_source, opened
 from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption, YesOption
@@ -64,13 +64,13 @@ def recover(
                 show_json(document)
             say(f"{chosen}: {_reader(document)} takes {accept_fork} anew, and compares it with the log")
             return
-        partitions = _standings(deployment, chosen, partition)
+        partitions = _statuses(deployment, chosen, partition)
         document = _document(deployment, chosen, partitions)
         if choice is not None:
             unwell = _unwell(chosen, partitions)
             if not as_json:
                 now = datetime.now(UTC)
-                _say_troubles(chosen, [_standing(each, now) for each in unwell], document["events"])
+                _say_troubles(chosen, [_as_json(each, now) for each in unwell], document["events"])
             if choice is Choice.SKIP:
                 confirm(f"Go on from now with {chosen}, and never take what lies between?", yes=yes)
             document["asked"] = [_row(_ask(deployment, chosen, each, choice)) for each in unwell]
@@ -90,7 +90,7 @@ def go_on(config: Path, name: str, installation: Installation) -> None:
     A person who installs here again has said that this place is right; only another server is not taken for granted.
     """
     with opened(config) as deployment:
-        for each in _standings(deployment, name, None):
+        for each in _statuses(deployment, name, None):
             where = f"{name}/{each.partition}"
             if each.checkpoint is None or each.trouble is None:
                 continue
@@ -106,12 +106,12 @@ def go_on(config: Path, name: str, installation: Installation) -> None:
                 say("  reading goes on with what the outbox holds. What changed while there was none is in no event")
 
 
-def _standings(deployment: Deployment, name: str, partition: int | None) -> list[PartitionStatus]:
+def _statuses(deployment: Deployment, name: str, partition: int | None) -> list[PartitionStatus]:
     source = deployment.sources[name]
     if partition is not None and partition not in source.partitions():
         raise NotFoundError(f"{name} has no partition {partition}", hint=f"it has {list(source.partitions())}")
     checkpoints = partial(deployment.checkpoints.list, name)
-    found = standings(source, name, checkpoints, deployment.recoveries, deployment.log_folder(name))
+    found = statuses(source, name, checkpoints, deployment.recoveries, deployment.log_folder(name))
     return [each for each in found if partition is None or each.partition == partition]
 
 
@@ -122,7 +122,7 @@ def _document(deployment: Deployment, name: str, found: Sequence[PartitionStatus
         "source": name,
         "owner": _owner(deployment, name),
         "needs_person": any(each.needs_person(now) for each in found),
-        "partitions": [_standing(each, now) for each in found],
+        "partitions": [_as_json(each, now) for each in found],
         "events": _numbers(deployment, name) if unwell else None,
         "stale": _stale(deployment, name),
         "past": [_row(recovery) for each in found for recovery in each.past],
@@ -157,16 +157,16 @@ def _accept(deployment: Deployment, name: str, stream: str, *, yes: bool) -> dic
     return {"source": name, "owner": _owner(deployment, name), "accepted": stream, "reason": reason}
 
 
-def _standing(standing: PartitionStatus, now: datetime) -> dict[str, Any]:
-    trouble, current = standing.trouble, standing.current
+def _as_json(status: PartitionStatus, now: datetime) -> dict[str, Any]:
+    trouble, current = status.trouble, status.current
     return {
-        "partition": standing.partition,
+        "partition": status.partition,
         "trouble": trouble.message if trouble else None,
         "kind": str(trouble.kind) if trouble else None,
         "hint": trouble.hint if trouble else None,
-        "needs_person": standing.needs_person(now),
-        "batch": standing.checkpoint.batch if standing.checkpoint else None,
-        "position": standing.checkpoint.position if standing.checkpoint else None,
+        "needs_person": status.needs_person(now),
+        "batch": status.checkpoint.batch if status.checkpoint else None,
+        "position": status.checkpoint.position if status.checkpoint else None,
         "recovery": _row(current) if current else None,
     }
 
@@ -207,14 +207,14 @@ def _unwell(name: str, found: Sequence[PartitionStatus]) -> list[PartitionStatus
     return unwell
 
 
-def _ask(deployment: Deployment, name: str, standing: PartitionStatus, choice: Choice) -> Recovery:
-    reason = standing.trouble.message if standing.trouble else "a person's choice"
-    left_at = standing.checkpoint.position if standing.checkpoint else ""
+def _ask(deployment: Deployment, name: str, status: PartitionStatus, choice: Choice) -> Recovery:
+    reason = status.trouble.message if status.trouble else "a person's choice"
+    left_at = status.checkpoint.position if status.checkpoint else ""
 
     return as_holder(
         deployment,
         source_lease(name),
-        lambda epoch: deployment.recoveries.open(name, standing.partition, reason, left_at, epoch, choice),
+        lambda epoch: deployment.recoveries.open(name, status.partition, reason, left_at, epoch, choice),
     )
 
 

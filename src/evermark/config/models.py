@@ -108,6 +108,7 @@ class SecretsConfig(Model):
 
 class SparkConfig(Model):
     master: Annotated[str, Field(min_length=1, max_length=1024)] = "local[16,4]"
+    lane: Annotated[Duration, between(timedelta(seconds=1), timedelta(hours=1))] = timedelta(minutes=5)
     conf: Annotated[
         dict[str, Annotated[str, BeforeValidator(_conf_value), Field(max_length=10_000)]], Field(max_length=500)
     ] = Field(default_factory=dict)

@@ -16,7 +16,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from operator import add
-from typing import Protocol
+from typing import Any, Protocol
+
+import pyarrow as pa
 
 from evermark.delivery.base import BotView, Cursor, Fate, HeldKey, Outcome, SourcePartition, SubscriptionSpec
 
@@ -34,10 +36,16 @@ class Span:
     paths: tuple[str, ...]
     rows: int
     exact: bool = False  # the files hold the batches `after < batch <= to`, and nothing else
+    # All rows of these batches, if they were just taken by this process: they need not be read again.
+    fresh: pa.Table | None = field(default=None, compare=False, repr=False)
 
     @property
     def after(self) -> int:
         return self.begun.batch
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Without its rows: other processes read the files."""
+        return Span, (self.place, self.begun, self.to, self.paths, self.rows, self.exact)
 
 
 @dataclass(frozen=True)

@@ -41,4 +41,5 @@ def _taken(partition: int, rows: list[Mapping[str, Any]], epoch: int) -> Taken:
     first = rows[0]
     files = tuple(LogFile(**row["file"]) for row in rows if row.get("file"))
     duplicates, controls = (sum(int(row.get(name, 0)) for row in rows) for name in ("duplicates", "controls"))
-    return Taken(partition, first["batch"], epoch, first["start"], first["end"], files, duplicates, controls)
+    fresh = first.get("fresh") if len(rows) == 1 else None
+    return Taken(partition, first["batch"], epoch, first["start"], first["end"], files, duplicates, controls, fresh)

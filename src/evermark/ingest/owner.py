@@ -17,6 +17,7 @@ from evermark.error_policy import Action, action_after, action_for, backoff_s
 from evermark.errors import EvermarkError, StaleError, known
 from evermark.event import Seen
 from evermark.ingest.gather import WHOLE_SOURCE
+from evermark.ingest.reading import ReadPlan
 from evermark.ingest.repair.steps import Repairer, RepairNews, RepairWorks
 from evermark.ingest.resume import Resume
 from evermark.ingest.take import Taken, Taker
@@ -37,14 +38,6 @@ class IngestLimits:
 
 
 LIMITS = IngestLimits()
-
-
-@dataclass(frozen=True)
-class ReadPlan:
-    """From where each partition is read on, and up to where the log may hold events that are read again."""
-
-    starts: Mapping[int, str]
-    repeats_to: Mapping[int, str | None]
 
 
 class SourceWorks(RepairWorks, Protocol):
@@ -253,7 +246,7 @@ class SourceOwner:
         self._log.info("reading", partitions=list(active))
         if any_set(ends):
             return {}
-        plan = ReadPlan(starts, {partition: r.repeats_to for partition, r in resumes.items()})
+        plan = ReadPlan(starts, {p: r.batch for p, r in resumes.items()}, {p: r.repeats_to for p, r in resumes.items()})
         try:
             return self.works.read(plan, taker, self.news.taken, ends)
         except EvermarkError as error:

@@ -6,9 +6,11 @@ from which `begin` goes on. Nothing in here knows Spark, Delta or Postgres: the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
+
+import pyarrow as pa
 
 from evermark import failpoint
 from evermark.checkpoints.base import Checkpoint, CheckpointStore
@@ -16,7 +18,9 @@ from evermark.errors import BusyError, EvermarkError, UnreachableError
 from evermark.ingest.resume import Resume, resume
 from evermark.log.base import Append, AppendLog, Tail
 from evermark.log.head import Head, HeadStore
-from evermark.sources.base import Source
+from evermark.sources.base import Feed, Source
+
+NO_FEEDS: Mapping[int, Feed] = {}
 
 
 class LoggedPositions(Protocol):
@@ -29,6 +33,7 @@ class Taken(Append):
 
     duplicates: int = 0
     controls: int | None = None  # how many of its events are control events; None: not counted
+    fresh: pa.Table | None = field(default=None, compare=False, repr=False)  # its rows, if they are few and at hand
 
 
 def controls_seen_to(tail: Tail, head: Head | None, checkpoint: Checkpoint | None) -> int:
@@ -98,10 +103,13 @@ class Taker:
             self.on_controls(taken.partition, taken.batch - 1, taken.batch)
         self._save(taken.partition, taken.end, taken.batch, repaired=repaired)
 
-    def confirm(self, partition: int, end: str) -> None:
-        """Tell the source it may forget. Late or never is harmless, so a source that is busy is asked again later."""
+    def confirm(self, partition: int, end: str, feed: Feed | None = None) -> None:
+        """Tell the source, or its feed, that it may forget. Late or never is harmless: a busy one is told later."""
         try:
-            self.source.confirm(partition, end)
+            if feed is not None:
+                feed.confirm(end)
+            else:
+                self.source.confirm(partition, end)
         except (BusyError, UnreachableError) as error:
             self.on_unconfirmed(error)
             return
@@ -112,14 +120,16 @@ class Taker:
         failpoint.hit("checkpoint.saved")
 
 
-def take_each(taker: Taker, batches: Sequence[Taken], on_taken: Callable[[Taken], None]) -> dict[int, EvermarkError]:
+def take_each(
+    taker: Taker, batches: Sequence[Taken], on_taken: Callable[[Taken], None], feeds: Mapping[int, Feed] = NO_FEEDS
+) -> dict[int, EvermarkError]:
     """Take one batch of each partition; returns the failures. A failure does not stop the other partitions."""
     failed: dict[int, EvermarkError] = {}
     for taken in batches:
         try:
             taker.take(taken)
             on_taken(taken)
-            taker.confirm(taken.partition, taken.end)
+            taker.confirm(taken.partition, taken.end, feeds.get(taken.partition))
         except EvermarkError as error:
             failed[taken.partition] = error
     return failed

@@ -1,29 +1,27 @@
 """The Delta table of one source, from its owner's side.
 
 The commit is a compare-and-set. Delta's application transactions alone do not fence: an equal or lower version is
-accepted from a fresh handle. But delta-rs refuses a commit when the same application committed
-after the handle's snapshot. So: refresh, require the exact tail on that snapshot, commit from the same handle.
+accepted. So: read the commits that have come since (of other partitions, a fence, compaction), require the exact tail,
+and put the next commit if its version is still free; if it is not, read that one too, and decide again.
 """
 
 from __future__ import annotations
 
-import json
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 from deltalake.exceptions import DeltaError
-from deltalake.transaction import AddAction, CommitProperties, Transaction
 
 from evermark import failpoint
 from evermark.disk import sync_file, sync_folder
 from evermark.errors import ConflictError, StaleError
-from evermark.log.base import Append, Tail
+from evermark.log.base import Append, LogFile, Tail
+from evermark.log.commits import Action, append_actions, put_commit, read_commit, require_protocol
 from evermark.log.disk import full_disk_is_said, require_files
-from evermark.log.format import CommitNote, app_id, note_of, pack, stats_json, unpack
+from evermark.log.format import CommitNote, app_id, note_of, pack, unpack
 from evermark.log.table import NO_HOOKS, TableHandle, commit_file, last_checkpoint, missing_columns
 
 _COMMIT_TRIES_MAX = 20
@@ -36,12 +34,16 @@ class DeltaLog:
     def __init__(self, folder: Path, *, pause: Callable[[float], None] = time.sleep) -> None:
         self.folder = folder
         self._handle = TableHandle(folder, create=True)
+        self._version = -1  # up to which commits are known
+        self._applications: dict[str, int] = {}  # as commits after the handle's own version left them
+        self._notes: dict[int, CommitNote] = {}  # the last seen of each partition
         self._synced: int | None = None
         self._pause = pause
         self._refusal: Exception | None = None
+        self._open()
 
     def tail(self, partition: int) -> Tail:
-        self._handle.refresh()
+        self._catch_up()
         epoch, batch = self._tail(partition)
         note = self._note(partition, batch) if batch else None
         return Tail(batch, epoch, note.end if note else None)
@@ -55,7 +57,7 @@ class DeltaLog:
             tail = self.tail(partition)
             if tail.epoch > epoch:
                 raise _stale(self.folder, partition, epoch, tail.epoch)
-            fenced = tail.epoch == epoch or self._try_commit([], partition, pack(epoch, tail.batch), {})
+            fenced = tail.epoch == epoch or self._try_commit(partition, pack(epoch, tail.batch))
             if fenced and self._has_all_columns():
                 break
         return Tail(tail.batch, epoch, tail.end)
@@ -64,101 +66,127 @@ class DeltaLog:
         mine = (append.epoch, append.batch)
         names = tuple(f.path for f in append.files)
         note = CommitNote(append.partition, append.batch, append.epoch, append.start, append.end, append.rows, names)
-        actions = [
-            AddAction(f.path, f.size, {}, int(time.time() * 1000), True, stats_json(f.rows, f.stats))
-            for f in append.files
-        ]
         for _ in self._tries(append.partition):
-            self._handle.refresh()
+            self._catch_up()
             tail = self._tail(append.partition)
             if tail == mine and self._note(append.partition, append.batch) == note:
                 break  # an earlier try went through, though its answer was lost
             require_tail(tail, append, str(self.folder))
             require_files(self.folder, append.files)
-            if self._try_commit(actions, append.partition, pack(*mine), note.as_metadata()):
+            if self._try_commit(append.partition, pack(*mine), append.files, note):
                 break
         failpoint.hit("log.committed")
 
     def sync(self) -> int:
-        """Contents before names, names before the commits that mention them; tasks have synced the batch's files.
-
-        delta-rs renames its commits into place and fsyncs nothing.
+        """Contents before names, names before the commits that mention them; tasks have synced the batch's files, and
+        our commits are synced before they have their names. delta-rs, which maintenance uses, syncs nothing.
         """
         with full_disk_is_said(self.folder):
             sync_folder(self.folder)
-            version = self._newest_version()
-            for path in self._unsynced(version):
+            self._catch_up()
+            for path in self._unsynced(self._version):
                 with suppress(FileNotFoundError):  # cleaned since, behind a checkpoint that is durable
                     sync_file(path)
             sync_folder(self.folder / "_delta_log")
             if self._synced is None:
                 sync_folder(self.folder.parent)
-        self._synced = version
-        return version
-
-    def _newest_version(self) -> int:
-        """Looked up by name, which is cheaper than a refresh: commits are numbered without gaps."""
-        known = self._handle.table.version()
-        version = known
-        while commit_file(self.folder, version + 1).exists():
-            version += 1
-        return version if version > known else int(self._handle.refresh().version())
+        self._synced = self._version
+        self._own.clear()
+        return self._version
 
     def _unsynced(self, version: int) -> list[Path]:
         if self._synced is None:
             return sorted((self.folder / "_delta_log").glob("*.json"))
-        return [commit_file(self.folder, each) for each in range(self._synced + 1, version + 1)]
+        others = (each for each in range(self._synced + 1, version + 1) if each not in self._own)
+        return [commit_file(self.folder, each) for each in others]
+
+    def _open(self) -> None:
+        """Know the table by its snapshot: at first, and when commits that we have not read were cleaned away."""
+        table = self._handle.refresh()
+        protocol = table.protocol()
+        require_protocol(
+            {"minWriterVersion": protocol.min_writer_version, "writerFeatures": protocol.writer_features}, self.folder
+        )
+        self._version = int(table.version())
+        self._applications.clear()
+        self._notes.clear()
+        self._own: set[int] = set()  # commits of ours that `sync` has not seen yet
+
+    def _catch_up(self) -> None:
+        """Read the commits that have come since."""
+        while (actions := read_commit(self.folder, self._version + 1)) is not None:
+            self._learn(self._version + 1, actions)
+        if last_checkpoint(self.folder) > self._version:
+            self._open()  # we slept through their cleaning
+
+    def _learn(self, version: int, actions: Iterable[Action]) -> None:
+        for action in actions:
+            if "protocol" in action:
+                require_protocol(action["protocol"], self.folder)
+            elif "txn" in action:
+                self._applications[action["txn"]["appId"]] = action["txn"]["version"]
+            elif "commitInfo" in action and isinstance(note := note_of(action["commitInfo"]), CommitNote):
+                self._notes[note.partition] = note
+        self._version = version
 
     def _tail(self, partition: int) -> tuple[int, int]:
-        return unpack(self._handle.table.transaction_version(app_id(partition)) or 0)
+        found = self._applications.get(app_id(partition))
+        return unpack(found if found is not None else self._handle.table.transaction_version(app_id(partition)) or 0)
 
-    def _try_commit(self, actions: list[AddAction], partition: int, version: int, metadata: dict[str, str]) -> bool:
-        table = self._handle.table
-        properties = CommitProperties(
-            app_transactions=[Transaction(app_id(partition), version, int(time.time() * 1000))],
-            custom_metadata=metadata or None,
-        )
-        append = partial(table.create_write_transaction, list(actions), "append", table.schema())
-        return self._went_through(partial(append, commit_properties=properties))
+    def _try_commit(
+        self, partition: int, app_version: int, files: Sequence[LogFile] = (), note: CommitNote | None = None
+    ) -> bool:
+        """False: another commit has our version, and what it says has to be seen first."""
+        metadata = note.as_metadata() if note is not None else {}
+        actions = append_actions(app_id(partition), app_version, files, metadata)
+        version = self._version + 1
+        with full_disk_is_said(self.folder):
+            if not put_commit(self.folder, version, actions):
+                return False
+        # An owner that slept through the cleaning of commits meets no conflict: its version is one no reader reads.
+        if last_checkpoint(self.folder) > version:
+            return False
+        self._own.add(version)
+        self._learn(version, actions)
+        return True
 
     def _has_all_columns(self) -> bool:
-        """Add the columns that the table lacks. Files that have a column may come before the table knows it, and files
-        without it stay: readers see nulls. So a crash at any point leaves a table that can be read, and the next owner
-        adds what is missing.
+        """Add the columns that the table lacks; False: whether they are there now is to be seen on a fresh snapshot.
+
+        Files that have a column may come before the table knows it, and files without it stay: readers see nulls. So a
+        crash at any point leaves a table that can be read, and the next owner adds what is missing.
         """
         missing = missing_columns(self._handle.refresh())
-        return not missing or self._went_through(partial(self._handle.table.alter.add_columns, missing))
-
-    def _went_through(self, commit: Callable[..., object]) -> bool:
-        """False: a fresh snapshot has to show what really happened."""
+        if not missing:
+            return True
         try:
             with full_disk_is_said(self.folder):
-                commit(post_commithook_properties=NO_HOOKS)
+                self._handle.table.alter.add_columns(missing, post_commithook_properties=NO_HOOKS)
         except (DeltaError, OSError) as error:
             self._refusal = error
             return False
-        # An owner that slept through the cleaning of commits meets no conflict: its version is one no reader reads.
         return last_checkpoint(self.folder) <= self._handle.table.version()
 
     def _note(self, partition: int, batch: int) -> CommitNote | None:
-        version = self._handle.table.version()
-        for each in range(version, max(-1, version - _NOTES_SEARCHED_MAX), -1):
-            try:
-                actions = map(json.loads, commit_file(self.folder, each).read_text().splitlines())
-            except FileNotFoundError:
+        note = self._notes.get(partition) or self._found_note(partition)
+        return note if note is not None and note.batch == batch else None
+
+    def _found_note(self, partition: int) -> CommitNote | None:
+        for each in range(self._version, max(-1, self._version - _NOTES_SEARCHED_MAX), -1):
+            if (actions := read_commit(self.folder, each)) is None:
                 return None
             note = next((note_of(action["commitInfo"]) for action in actions if "commitInfo" in action), None)
             if isinstance(note, CommitNote) and note.partition == partition:
-                return note if note.batch == batch else None
+                return note
         return None
 
     def _tries(self, partition: int) -> Iterator[None]:
         for attempt in range(_COMMIT_TRIES_MAX):
             yield
             self._pause(random.uniform(0, 0.01 * 2 ** min(attempt, 6)))
+        last = f", at last with: {str(self._refusal)[:300]}" if self._refusal is not None else ""
         raise ConflictError(
-            f"the log at {self.folder} refused {_COMMIT_TRIES_MAX} commits of partition {partition} in a row,"
-            f" at last with: {str(self._refusal)[:300]}",
+            f"the log at {self.folder} refused {_COMMIT_TRIES_MAX} commits of partition {partition} in a row{last}",
             hint="is another program writing to this table? Only its owner may",
         ) from self._refusal
 

@@ -35,7 +35,8 @@ ORPHAN_AGE_S = 24 * 3600.0
 REPLACED_AGE_S = 3600.0
 SCAN_EVERY_S = 600.0
 # For the notes of recent batches, and for readers that are in the middle of opening the table.
-KEPT_COMMITS = 100
+# There may be a hundred commits a second.
+KEPT_COMMITS = 1_000
 _COMMIT_RETRIES_MAX = 30
 _GROUPS_MAX = 16  # per round: the next round comes soon
 # A tombstone without a time leaves with the next checkpoint: the files themselves are ours to remove, by age.

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from evermark.errors import FormatError
+from evermark.errors import EngineError, FormatError
 from evermark.event import EVENT, with_all_columns
 
 # Raw bytes are poison's, and poison is not delivered.
@@ -43,9 +43,10 @@ def code_of(path: str) -> int:
     return zlib.crc32(Path(path).name.encode())
 
 
-def codes_differ(paths: Sequence[str]) -> bool:
-    """Whether codes tell these files apart."""
-    return len({code_of(path) for path in paths}) == len(paths)
+def require_codes(paths: Sequence[str]) -> None:
+    """Codes must tell these files apart."""
+    if len({code_of(path) for path in paths}) != len(paths):
+        raise EngineError("two log files have the same code", hint="it goes on when they have been merged")
 
 
 def row_groups(

@@ -25,6 +25,9 @@ _DICTIONARY_COLUMNS = ["source", "stream", "op", "tx", "origin"]
 _GROUP_ROWS_MAX = 131_072
 _GROUP_BYTES_MAX = 32 * 1024 * 1024
 
+_KEPT_ROWS_MAX = 2_000
+_KEPT_BYTES_MAX = 1024 * 1024
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _US_MIN = (datetime(1, 1, 1, tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
 _US_MAX = (datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
@@ -128,6 +131,7 @@ class BatchWriter:
     source: str
     partition: int
     batch: int
+    kept: list[pa.RecordBatch] | None = None  # a list: the rows of a small batch are kept in it; None if there are more
     _writer: FileWriter | None = field(default=None, init=False)
 
     def write_all(self, batches: Iterable[pa.RecordBatch]) -> LogFile | None:
@@ -154,4 +158,10 @@ class BatchWriter:
         arrays = [pa.repeat(known[f.name], taken.num_rows) if f.name in known else taken.column(f.name) for f in EVENT]
         if self._writer is None:
             self._writer = FileWriter(self.folder, f"p{self.partition}-b{self.batch}")
-        self._writer.write(pa.RecordBatch.from_arrays(arrays, schema=EVENT))
+        rows = pa.RecordBatch.from_arrays(arrays, schema=EVENT)
+        self._writer.write(rows)
+        if self.kept is not None:
+            self.kept.append(rows)
+            few = sum(part.num_rows for part in self.kept) <= _KEPT_ROWS_MAX
+            if not few or sum(part.nbytes for part in self.kept) > _KEPT_BYTES_MAX:
+                self.kept = None

@@ -186,6 +186,10 @@ class HealthBoard:
             return None
         return f"Spark has not been running for {lost_s:.0f} s: {self._engine_trouble}"
 
+    def deliver(self, *, here: bool, standby: bool = False) -> None:
+        """Whether this instance delivers, and if not, whether another does."""
+        self.delivery.delivering, self.delivery.standby = here, standby
+
     def partitions(self) -> dict[str, PartitionReport]:
         """By `source/partition`."""
         now = self._clock()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from typing import Any, TextIO, cast
 
 import structlog
@@ -73,6 +73,26 @@ def set_up_logging(*, json: bool | None = None, level: str = "info") -> None:
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
         logger_factory=structlog.PrintLoggerFactory(cast("TextIO", _Stderr())),
+        cache_logger_on_first_use=True,
+    )
+
+
+_forward: Callable[[str, dict[str, Any]], None] | None = None
+
+
+def forward_logging(send: Callable[[str, dict[str, Any]], None]) -> None:
+    """In a process whose stderr nobody reads: each event goes to `send(level, event)`, without secrets."""
+    global _forward  # noqa: PLW0603 - loggers are kept longer than the lane that made them
+    _forward = send
+
+    def give(_logger: Any, method: str, event: MutableMapping[str, Any]) -> Any:
+        if _forward is not None:
+            _forward(method, dict(event))
+        raise structlog.DropEvent
+
+    structlog.configure(
+        processors=[structlog.contextvars.merge_contextvars, _unfold_errors, _redact, give],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         cache_logger_on_first_use=True,
     )
 

@@ -132,6 +132,30 @@ class Repair(Protocol):
         """Release the resources of `begin`; the pieces cannot be read any more."""
 
 
+class Fed(Protocol):
+    """Events that a source has sent."""
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """As `Source.read` gives them; may wait for more of a transaction that has not been sent whole."""
+
+    def end(self) -> str:
+        """Where they end; to be asked when all batches have been read."""
+
+
+class Feed(Protocol):
+    """A partition's events as the source sends them, without being asked. Used by one thread."""
+
+    def next(self) -> Fed | None:
+        """Events to take next; None while there are none. Never waits for the first of them. All batches of what this
+        returned are read before it is called again. Raises when the source sends no more: then it is asked, as ever.
+        """
+
+    def confirm(self, end: str) -> None:
+        """As `Source.confirm`, which is not called while this is open."""
+
+    def close(self) -> None: ...
+
+
 class Forks(Protocol):
     """Streams whose history the place may rewrite: such a stream is stale until a person accepts what is there now."""
 
@@ -175,6 +199,13 @@ class Source(ABC):
         The default is for sources that never repeat: only what stands at `position` or after it.
         """
         return position
+
+    def follow(self, partition: int, position: str, wake: Callable[[], None]) -> Feed | None:
+        """Have the events of a partition sent from `position` on; `wake` is called, by any thread, when there may be
+        something to take. None where a source can only be asked. While a feed is open `latest`, `read` and `confirm`
+        are not called for its partition.
+        """
+        return None
 
     def confirm(self, partition: int, end: str) -> None:  # noqa: B027 - confirming is optional
         """Everything before `end` is logged, durable and checkpointed: the source may forget it."""

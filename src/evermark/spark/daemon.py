@@ -15,7 +15,7 @@ import pyspark.worker  # noqa: F401
 from pyspark import daemon
 
 # What the tasks run: reading a source into the log, and delivering from it.
-import evermark.spark.datasource
+import evermark.ingest.reading
 import evermark.spark.deliver
 import evermark.spark.replay  # noqa: F401
 from evermark.sources.kinds import task_modules
@@ -23,7 +23,9 @@ from evermark.sources.kinds import task_modules
 for _module in task_modules():
     importlib.import_module(_module)
 
-if __name__ == "__main__":
+
+def run() -> None:
+    """Fork workers until Spark ends."""
     pyarrow.array([0])  # the first one of a process loads pandas
     # Tasks read and render in one thread and send in another: neither should wait long for Python's lock.
     sys.setswitchinterval(0.0005)
@@ -33,3 +35,7 @@ if __name__ == "__main__":
     gc.collect()
     gc.freeze()
     daemon.manager()
+
+
+if __name__ == "__main__":
+    run()

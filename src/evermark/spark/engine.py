@@ -19,6 +19,7 @@ from evermark.observe.logging import get_logger
 
 _BEAT_EVERY_S = 1.0
 _END_WAIT_S = 5.0
+_STOP_WAIT_S = 20.0
 # Looks at the engine (two a second) without an answer of the JVM in between, until it counts as hung. Looks are counted
 # and not seconds: a machine or process that slept for a while has not been waiting.
 _LOOKS_WITHOUT_ANSWER_MAX = 60
@@ -60,10 +61,18 @@ class Engine:
         """Give everything back. After this a new session starts a new JVM, whether this one was well or not."""
         self._over.set()
         if self._jvm.poll() is None:
-            with suppress(Exception):  # if this fails, the process is ended below
-                self.spark.stop()
+            # If this fails, or a JVM that hangs does not answer, the process is ended below.
+            stopping = threading.Thread(target=self._stop_spark, name="stop Spark", daemon=True)
+            stopping.start()
+            stopping.join(_STOP_WAIT_S)
+            if stopping.is_alive():
+                self.kill()
         self._end_jvm()
         self._forget()
+
+    def _stop_spark(self) -> None:
+        with suppress(Exception):
+            self.spark.stop()
 
     def _beat(self) -> None:
         while not self._over.wait(_BEAT_EVERY_S):

@@ -18,7 +18,7 @@ from evermark.log.frames import TAKEN_SCHEMA, files_frame
 from evermark.log.read import FileRange, within
 from evermark.log.write import BatchWriter
 from evermark.sources.base import Gap
-from evermark.spark.ingest import engine_error
+from evermark.spark.job import engine_error
 
 # Reads of the source at a time: it has other work to do.
 _READERS_MAX = 4

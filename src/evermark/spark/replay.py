@@ -19,24 +19,24 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
+from evermark.ahead import ahead
 from evermark.delivery.base import Fate, Outcome, ParkedEvent
 from evermark.delivery.bots.forward import forwarded, waiting
 from evermark.delivery.replay.plan import Replayed, ReplayWork, Round, folded
 from evermark.delivery.replay.timeslice import Mark, micros, moment_at
+from evermark.delivery.run.post import held_lines, now_held
 from evermark.delivery.sinks import Sinks
 from evermark.delivery.webhook.base import Job, Prefix
 from evermark.delivery.webhook.bundles import prepared
-from evermark.errors import EngineError
 from evermark.log.frames import files_frame
-from evermark.log.row_reader import I64, ROW_ADDRESS, ROW_ADDRESS_SQL, RowReader, codes_differ
+from evermark.log.row_reader import I64, ROW_ADDRESS, ROW_ADDRESS_SQL, RowReader, require_codes
 from evermark.log.window_search import Stretch, find
 from evermark.predicate import wanted_ops
 from evermark.predicate.fragment import string_sql
 from evermark.secrets import SecretBox
-from evermark.spark.ahead import ahead
-from evermark.spark.ingest import engine_error
+from evermark.spark.job import engine_error
 from evermark.spark.match import wanted_by
-from evermark.spark.posting import ROW_DDL, held_lanes, now_held, outcome_fields, outcome_of, rows_batch
+from evermark.spark.posting import ROW_DDL, outcome_fields, outcome_of, rows_batch
 
 _GRACE_S = 1.0
 # Slices that are looked for at a time, beside the ones being posted; and how many of them are kept.
@@ -74,11 +74,6 @@ def places(spark: SparkSession, work: ReplayWork) -> DataFrame:
         .sortWithinPartitions("event_time", "event_id")
         .select(_FILE, _ROW)
     )
-
-
-def require_codes(paths: Sequence[str]) -> None:
-    if not codes_differ(paths):
-        raise EngineError("two log files have the same code", hint="it goes on when they have been merged")
 
 
 def places_here(work: ReplayWork) -> tuple[I64, I64]:
@@ -122,7 +117,7 @@ class _Send:
             pass  # a worker that leaves something unread is not used again, and its successor imports everything anew
         room, held = self.work.parked_room, Counter(self.work.held)
         for job, looked_at in ahead(self._jobs(), depth=1, low_priority=True):
-            row, parked = self._send(replace(job, held=held_lanes(job.events, held), parked_room=room), looked_at)
+            row, parked = self._send(replace(job, held=held_lines(job.events, held), parked_room=room), looked_at)
             room -= len(parked)
             held += now_held(self.work.spec, parked)
             yield rows_batch([row])

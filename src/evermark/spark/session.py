@@ -34,7 +34,6 @@ _DEFAULTS = {
     "spark.sql.streaming.metricsEnabled": "false",
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
     "spark.python.unix.domain.socket.enabled": "true",
-    "spark.python.daemon.module": "evermark.spark.daemon",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     # After each row Spark adds up how large its batch has become, which takes the longer the more rows it has.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "512",
@@ -42,6 +41,16 @@ _DEFAULTS = {
     "spark.cleaner.periodicGC.interval": "10min",
     "spark.driver.memory": "1g",
     "spark.log.level": "ERROR",
+}
+
+# A lane is one long task. A second one beside it would only be fenced off, and silence is no reason to end it.
+_FORCED = {
+    "spark.speculation": "false",
+    "spark.python.worker.reuse": "true",
+    "spark.python.worker.idleTimeoutSeconds": "0",
+    "spark.python.worker.killOnIdleTimeout": "false",
+    "spark.sql.execution.pyspark.udf.idleTimeoutSeconds": "0",
+    "spark.sql.execution.pyspark.udf.killOnIdleTimeout": "false",
 }
 
 _LOOK_UP_BY = "PYSPARK_DRIVER_PYTHON"
@@ -63,12 +72,13 @@ def make_session(
     noise: Path | None = None,
     *,
     finds_formats: bool = True,
+    daemon: str = "evermark.spark.daemon",
 ) -> SparkSession:
     """The session of this process. `scratch` may vanish at any time; `conf` is the operator's and wins.
 
     `noise` takes what the JVM and the Python workers write to stderr: stack traces of sockets closed by a restart and
     the like. What matters of it reaches us as errors. `finds_formats`: Spark looks which formats written in Python are
-    installed, as it does by itself.
+    installed, as it does by itself. `daemon`: the module that forks Python workers, with what they need loaded.
 
     Raises `UnreachableError` for a `spark://` master that does not answer, and `EngineError` when Spark does not start.
     """
@@ -77,16 +87,7 @@ def make_session(
     home = spark_home(master)
     os.environ["SPARK_HOME"] = str(home)
     builder = SparkSession.builder.appName(app_name).master(master)
-    settings = {
-        **_DEFAULTS,
-        "spark.driver.extraJavaOptions": f"{_JAVA_OPTIONS} {java_options(os.environ.get('JAVA_HOME', ''), home)}",
-        "spark.local.dir": str(scratch / "spark"),
-        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        **conf,
-    }
-    for name, value in settings.items():
+    for name, value in settings_of(home, scratch, conf, daemon).items():
         builder = builder.config(name, value)
     try:
         stderr = nullcontext() if noise is None else _stderr_of_children(noise)
@@ -94,6 +95,21 @@ def make_session(
             return builder.getOrCreate()
     except Exception as error:
         raise start_error(error, conf, noise) from error
+
+
+def settings_of(home: Path, scratch: Path, conf: Mapping[str, str], daemon: str) -> dict[str, str]:
+    """Ours, then the operator's, which win, then those that a lane cannot do without."""
+    return {
+        **_DEFAULTS,
+        "spark.driver.extraJavaOptions": f"{_JAVA_OPTIONS} {java_options(os.environ.get('JAVA_HOME', ''), home)}",
+        "spark.local.dir": str(scratch / "spark"),
+        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.python.daemon.module": daemon,
+        **conf,
+        **_FORCED,
+    }
 
 
 @contextmanager

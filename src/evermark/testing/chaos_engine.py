@@ -19,13 +19,12 @@ from evermark.testing.pipeline import Instance, Ledger, Scene, Writer
 from evermark.testing.until import until
 
 RESUMED_WITHIN_S = 30.0
-_DAEMON = "evermark.spark.daemon"
-_PLANNER = "python_streaming_source_runner"
+_DAEMON = "evermark.app.daemon"
 
 
 def spark_processes(instance: Instance) -> dict[str, list[psutil.Process]]:
     """The processes that Spark consists of in this instance, by what they are."""
-    found: dict[str, list[psutil.Process]] = {"jvm": [], "daemon": [], "planner": []}
+    found: dict[str, list[psutil.Process]] = {"jvm": [], "daemon": [], "worker": []}
     for process in psutil.Process(instance.process.pid).children(recursive=True):
         try:
             words = process.cmdline()
@@ -33,10 +32,10 @@ def spark_processes(instance: Instance) -> dict[str, list[psutil.Process]]:
             continue
         if words and Path(words[0]).name == "java":
             found["jvm"].append(process)
-        elif _DAEMON in words:  # and the workers it has forked
+        elif _DAEMON in words:  # and the workers it has forked, lanes among them
             found["daemon"].append(process)
-        elif any(_PLANNER in word for word in words):
-            found["planner"].append(process)
+            if process.ppid() in {daemon.pid for daemon in found["daemon"]}:
+                found["worker"].append(process)
     return found
 
 

@@ -17,10 +17,12 @@ import urllib.request
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import psutil
 import psycopg
 import pyarrow.parquet as pq
 
@@ -84,10 +86,19 @@ class Instance:
         self.process.wait()
 
     def pause(self) -> None:
-        self.process.send_signal(signal.SIGSTOP)
+        """All of it sleeps, as the machine would: the driver, Spark and the lanes, but not the State it may share."""
+        self._signal(signal.SIGSTOP)
 
     def wake(self) -> None:
-        self.process.send_signal(signal.SIGCONT)
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with suppress(psutil.NoSuchProcess):
+            mine = psutil.Process(self.process.pid)
+            for process in (mine, *mine.children(recursive=True)):
+                with suppress(psutil.NoSuchProcess):
+                    if process.name() != "postgres":
+                        process.send_signal(number)
 
     def terminate(self, timeout_s: float = PATIENCE_S) -> int:
         self.process.send_signal(signal.SIGTERM)
@@ -161,6 +172,7 @@ class Stage(ABC):
     """A deployment with one source, and receivers in this process. `with` starts the receivers and ends all."""
 
     source: str  # its name
+    sections: str = ""  # more of the file
 
     def __init__(self, folder: Path, receivers: Mapping[str, Failing | None], **options: str) -> None:
         self.folder = folder
@@ -193,7 +205,7 @@ class Stage(ABC):
             listener.start()
             more = f", {self._options[name]}" if name in self._options else ""
             text += _SUBSCRIPTION.format(name=name, url=listener.url, more=more)
-        self.config.write_text(text)
+        self.config.write_text(text + self.sections)
         self.prepare()
         return self
 
@@ -250,10 +262,10 @@ class Stage(ABC):
             raise AssertionError(f"of {len(wanted)} events are missing: {self.missing(wanted)}") from error
         logged = Counter(self.logged())
         assert set(logged) == wanted, f"log lacks {len(wanted - set(logged))}, adds {len(set(logged) - wanted)}"
-        assert max(logged.values()) == 1, "the log holds an event twice"
+        assert max(logged.values(), default=1) == 1, "the log holds an event twice"
         for name, seen in self.handled.items():
             assert set(seen) == wanted, f"{name} got events that were never committed"
-            assert max(seen.values()) == 1, f"the handler of {name} ran twice for one event"
+            assert max(seen.values(), default=1) == 1, f"the handler of {name} ran twice for one event"
         everywhere = wanted.intersection(*self.handled.values())
         doubled = sum(sum(seen.values()) - len(seen) for seen in (logged, *self.handled.values()))
         return Ledger(len(wanted), len(logged), len(everywhere), doubled, len(wanted - (everywhere & set(logged))))

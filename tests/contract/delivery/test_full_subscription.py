@@ -21,13 +21,13 @@ from evermark.delivery.decide.retry import ENDPOINT_BACKOFF_S_MAX, LIMITS
 from evermark.delivery.run.follower import Follower
 from evermark.delivery.run.live import LiveGroup
 from evermark.delivery.run.parked_retries import ParkedQueue
+from evermark.delivery.run.post import held_lines
 from evermark.delivery.store.memory import MemoryDelivery
 from evermark.delivery.webhook import dispatch
 from evermark.delivery.webhook.base import Job, as_it_is
 from evermark.delivery.webhook.sink import WebhookSink
 from evermark.delivery.work import Assignment, DeliveryOptions, Result, Span, fold
 from evermark.log.read import FileRange
-from evermark.spark.posting import held_lanes
 from evermark.testing.contracts.scene import P0, T0
 from tests.contract.webhook.webhook_receiver import Receiver, events, spec_for
 
@@ -64,7 +64,7 @@ class World:
     def deliver(self, assignments: Sequence[Assignment], options: DeliveryOptions) -> list[Outcome]:
         (assignment,) = assignments
         rows = self._rows(assignment.span)
-        held = held_lanes(rows, options.held.get(assignment.spec.name, {}))
+        held = held_lines(rows, options.held.get(assignment.spec.name, {}))
         results = self._sink.deliver([Job(assignment.spec, rows, held=held, parked_room=assignment.parked_room)], 5)
         return fold(assignments, [Result(P0, r.batch, r.outcome, r.through) for r in results])
 
@@ -96,7 +96,7 @@ def test_one_that_is_full_stops_without_a_failure_and_comes_back_once_its_rows_a
 ) -> None:
     """GIVEN a key that is refused WHEN no more may be parked THEN suspended; WHEN accepted THEN all of it, in order."""
     if not settings:
-        monkeypatch.setattr(dispatch, "HELD_PER_LANE_MAX", HELD_MAX)
+        monkeypatch.setattr(dispatch, "HELD_PER_LINE_MAX", HELD_MAX)
     world = World(receiver, sink, **settings)
     receiver.answer = lambda got: 422 if got.ids == ["e0"] else 200
     world.turn(batches=1)
@@ -129,7 +129,7 @@ def test_one_that_is_full_and_then_fails_comes_back_too(
     receiver: Receiver, sink: WebhookSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """GIVEN a full one WHEN its receiver is down for an hour, then well THEN it drains and comes back."""
-    monkeypatch.setattr(dispatch, "HELD_PER_LANE_MAX", HELD_MAX)
+    monkeypatch.setattr(dispatch, "HELD_PER_LINE_MAX", HELD_MAX)
     world = World(receiver, sink)
     receiver.answer = lambda got: 422
     world.turn(batches=1)

@@ -25,6 +25,7 @@ from evermark.log import append as append_module
 from evermark.log import maintenance
 from evermark.log.append import DeltaLog
 from evermark.log.base import Tail
+from evermark.log.format import MaintenanceNote
 from evermark.log.head import MemoryHeads
 from evermark.log.maintenance import Maintenance
 from evermark.log.read import LogReader
@@ -222,20 +223,25 @@ def test_sync_makes_file_commit_and_folders_durable(folder: Path, monkeypatch: p
     file = write(folder, 1)
     assert synced == [folder / file.path]
     log.commit(append([file], 1))
+    (commit,) = synced[1:]  # its contents, before it has its name
+    assert commit.match("_delta_log/_commit_*.json.tmp")
     version = log.sync()
-    assert set(synced[1:]) == {
-        folder,
-        commit_file(folder, 0),
-        commit_file(folder, version),
-        folder / "_delta_log",
-        folder.parent,
-    }
+    names = [folder, folder / "_delta_log", folder.parent]
+    assert set(synced[2:]) == {commit_file(folder, 0), commit_file(folder, version), *names}
     assert synced.index(folder) < synced.index(folder / "_delta_log")
-    assert synced.index(commit_file(folder, version)) < synced.index(folder / "_delta_log")
+    assert synced.index(commit_file(folder, 0)) < synced.index(folder / "_delta_log")
     del synced[:]
     fill(log, 2, first=2)
+    log.sync()
+    assert synced[1].match("_delta_log/_commit_*.json.tmp")
+    assert synced[2:] == [folder, folder / "_delta_log"]
+    care = Maintenance(folder)
+    care._commit(
+        care._handle.refresh(), MaintenanceNote("retain", 0, 1), [], LogReader(folder).files()[:1], data_change=True
+    )
+    del synced[:]
     version = log.sync()
-    assert synced[1:] == [folder, commit_file(folder, version), folder / "_delta_log"]
+    assert synced == [folder, commit_file(folder, version), folder / "_delta_log"], "delta-rs syncs nothing"
 
 
 def test_a_new_folder_is_durable_in_all_folders_above_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,7 +266,8 @@ def test_the_end_of_a_batch_is_known_until_its_commit_is_cleaned(folder: Path, f
     fill(log, 1, partition=7)
     fill(log, last)
     Maintenance(folder).run()
-    assert log.tail(7) == Tail(1, 1, None)
+    assert log.tail(7) == Tail(1, 1, position(2)), "its writer knows it"
+    assert DeltaLog(folder).tail(7) == Tail(1, 1, None)
     assert DeltaLog(folder).tail(0) == Tail(last, 1, position(last + 1))
 
 

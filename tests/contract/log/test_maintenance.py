@@ -19,7 +19,6 @@ from evermark.log import maintenance as care_module
 from evermark.log.append import DeltaLog
 from evermark.log.compact import FAN_IN, groups_to_merge, level_of
 from evermark.log.maintenance import (
-    KEPT_COMMITS,
     ORPHAN_AGE_S,
     REPLACED_AGE_S,
     SCAN_EVERY_S,
@@ -274,8 +273,11 @@ def test_what_compaction_writes_is_durable_before_it_is_committed(
     assert "shop" in happened[:commit]
 
 
-def test_cleaning_keeps_the_recent_commits_and_the_newest_checkpoint(folder: Path) -> None:
+def test_cleaning_keeps_the_recent_commits_and_the_newest_checkpoint(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`_delta_log` stays small, and handles of any age find their way to the newest version."""
+    monkeypatch.setattr(care_module, "KEPT_COMMITS", 100)
     log, care = DeltaLog(folder), Maintenance(folder)
     old_reader, old_tails, old_log = LogReader(folder), LogReader(folder), DeltaLog(folder)
     assert old_reader.files() == []
@@ -284,7 +286,7 @@ def test_cleaning_keeps_the_recent_commits_and_the_newest_checkpoint(folder: Pat
         if batch % 50 == 0:
             care.run()
     left = list((folder / "_delta_log").iterdir())
-    assert len(left) < KEPT_COMMITS + 50 + 10
+    assert len(left) < 100 + 50 + 10
     assert len(old_reader.files()) == len(LogReader(folder).files())
     assert old_tails.tail_batch(0) == 199
     old_log.commit(append([write(folder, 200)], 200))

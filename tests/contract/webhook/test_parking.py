@@ -22,7 +22,7 @@ from evermark.errors import FormatError
 from evermark.event import EVENT
 from tests.contract.webhook.webhook_receiver import Receiver, events, one_outcome, spec_for
 
-LANE = ("shop", "public.orders", "0")
+LINE = ("shop", "public.orders", "0")
 
 
 @pytest.mark.parametrize("bundle", [1, 4])
@@ -30,11 +30,11 @@ def test_d10_the_bound_of_held_events_counts_those_of_earlier_work(
     receiver: Receiver, sink: WebhookSink, monkeypatch: pytest.MonkeyPatch, bundle: int
 ) -> None:
     """GIVEN a bound of 5 held events a key WHEN they come in several pieces of work THEN no more than 5 are held."""
-    monkeypatch.setattr(dispatch, "HELD_PER_LANE_MAX", 5)
+    monkeypatch.setattr(dispatch, "HELD_PER_LINE_MAX", 5)
     spec = spec_for(receiver.url, ordered=True, bundle=bundle)
     fates, parked = [], 1
     for _ in range(4):  # as four batches would bring them
-        outcome = one_outcome(sink.deliver([Job(spec, events(2, keys=1), held={LANE: parked})], 5))
+        outcome = one_outcome(sink.deliver([Job(spec, events(2, keys=1), held={LINE: parked})], 5))
         fates.append(outcome.fate)
         parked += len(outcome.parked) if outcome.fate is Fate.DONE else 0
     assert fates == [Fate.DONE, Fate.DONE, Fate.FULL, Fate.FULL]
@@ -45,7 +45,7 @@ def test_d10_the_bound_counts_the_refused_one_and_those_behind_it_alike(
     receiver: Receiver, sink: WebhookSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """GIVEN one refused event WHEN just as many follow as may be held THEN all are parked; one more is too many."""
-    monkeypatch.setattr(dispatch, "HELD_PER_LANE_MAX", 5)
+    monkeypatch.setattr(dispatch, "HELD_PER_LINE_MAX", 5)
     receiver.answer = lambda got: 400
     spec = spec_for(receiver.url, ordered=True)
     assert one_outcome(sink.deliver([Job(spec, events(6, keys=1))], 5)).fate is Fate.DONE
@@ -195,7 +195,7 @@ def test_d4_bytes_that_are_no_text_fail_their_event_and_no_other(
 ) -> None:
     """GIVEN a key that is not UTF-8 WHEN it is sent THEN its event never stops the others, and can still be parked."""
     receiver.answer = lambda got: 400 if b"\xff" in got.body else 200
-    job = Job(spec_for(receiver.url, bundle=bundle, ordered=True), _not_utf8(), held={LANE: 1})
+    job = Job(spec_for(receiver.url, bundle=bundle, ordered=True), _not_utf8(), held={LINE: 1})
     outcome = one_outcome(sink.deliver([job], 10))
     assert (outcome.fate, outcome.accepted) == (Fate.DONE, 2)
     (parked,) = outcome.parked

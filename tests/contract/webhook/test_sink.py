@@ -291,7 +291,7 @@ def test_past_the_bound_of_held_events_the_subscription_stops(
     receiver: Receiver, sink: WebhookSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One bad event must not park a whole backlog."""
-    monkeypatch.setattr(dispatch, "HELD_PER_LANE_MAX", 3)
+    monkeypatch.setattr(dispatch, "HELD_PER_LINE_MAX", 3)
     receiver.answer = lambda got: 400 if "e0" in got.ids else 200
     outcome = one_outcome(sink.deliver([Job(spec_for(receiver.url, ordered=True), events(10, keys=1))], 10))
     assert outcome.fate is Fate.FULL

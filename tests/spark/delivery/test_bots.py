@@ -27,6 +27,7 @@ from evermark.delivery.base import (
 from evermark.delivery.bots.views import BotViews, streams_in, telling
 from evermark.delivery.replay.plan import ReplayWork
 from evermark.delivery.replay.timeslice import Mark, TimeSlice
+from evermark.delivery.run import post as posting
 from evermark.delivery.run.follower import Follower
 from evermark.delivery.run.key_requests import KeyAsker
 from evermark.delivery.run.live import LiveGroup
@@ -68,7 +69,7 @@ class TaskDeliverer:
 
     def deliver(self, assignments: list[Assignment], options: DeliveryOptions) -> list[Outcome]:
         mine = tuple(assignment for assignment in assignments if assignment.bot is None or assignment.bot.streams)
-        post = deliver._Post(mine, self._box, options, matches_here=True)
+        post = deliver._Post(posting.Posting(mine, self._box, options), matches_here=True)
         rows = [json.loads(text) for batch in post(iter(())) for text in batch["row"].to_pylist()] if mine else []
         return fold(assignments, deliver._results(assignments, rows))
 

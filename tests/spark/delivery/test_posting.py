@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -13,10 +14,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
 from evermark.delivery.base import Cursor, Fate, SourcePartition, SubscriptionSpec
+from evermark.delivery.run import post as posting
 from evermark.delivery.webhook import dispatch
 from evermark.delivery.webhook.base import Job, Result
 from evermark.delivery.webhook.signing import new_secret
@@ -62,6 +65,11 @@ def span_of(folder: Path, keys: str) -> Span:
     return Span(SourcePartition("shop", 0), Cursor(0), 1, (str(folder / file.path),), rows, exact=True)
 
 
+def task(*given: Any) -> deliver._Post:
+    """The task of a delivery job that matches by itself."""
+    return deliver._Post(posting.Posting(*given), matches_here=True)
+
+
 @pytest.mark.parametrize(("ordered", "parked"), [(True, ["e1", "e2"]), (False, ["e1"])])
 def test_what_one_chunk_parks_holds_back_its_key_in_the_next(
     tmp_path: Path, receiver: Listener, ordered: bool, parked: list[str], monkeypatch: pytest.MonkeyPatch
@@ -70,8 +78,10 @@ def test_what_one_chunk_parks_holds_back_its_key_in_the_next(
     monkeypatch.setenv("POSTING_KEY", "a key for this test only")
     box = SecretBox(KeyRef("env", "POSTING_KEY"))
     spec = SubscriptionSpec("one", receiver.url, (box.seal(SECRET),), ordered=ordered, allow_networks=("127.0.0.0/8",))
-    monkeypatch.setattr(deliver, "_CHUNK_ROWS", 1)
-    post = deliver._Post((Assignment(span_of(tmp_path, "aab"), spec),), box, DeliveryOptions(), matches_here=True)
+    monkeypatch.setattr(posting, "_CHUNK_ROWS", 1)
+    post = deliver._Post(
+        posting.Posting((Assignment(span_of(tmp_path, "aab"), spec),), box, DeliveryOptions()), matches_here=True
+    )
     rows = list(post(iter(())))
     found = [one for row in rows for text in row["row"].to_pylist() for one in json.loads(text)["parked"]]
     assert [one["event_id"] for one in found] == parked
@@ -84,14 +94,16 @@ def test_d10_the_bound_of_held_events_counts_all_chunks_and_what_was_parked_befo
 ) -> None:
     """GIVEN one parked and a bound of 3 held WHEN five more of its key come, a chunk each THEN three are held."""
     monkeypatch.setenv("POSTING_KEY", "a key for this test only")
-    monkeypatch.setattr(dispatch, "HELD_PER_LANE_MAX", 3)
-    monkeypatch.setattr(deliver, "_CHUNK_ROWS", 1)
+    monkeypatch.setattr(dispatch, "HELD_PER_LINE_MAX", 3)
+    monkeypatch.setattr(posting, "_CHUNK_ROWS", 1)
     box = SecretBox(KeyRef("env", "POSTING_KEY"))
     spec = SubscriptionSpec("one", receiver.url, (box.seal(SECRET),), ordered=True, allow_networks=("127.0.0.0/8",))
     options = DeliveryOptions(
         held={"one": {(SourcePartition("shop", 0), "s", "a"): 1, (SourcePartition("shop", 0), "other", "b"): 9}}
     )
-    post = deliver._Post((Assignment(span_of(tmp_path, "aaaaa"), spec),), box, options, matches_here=True)
+    post = deliver._Post(
+        posting.Posting((Assignment(span_of(tmp_path, "aaaaa"), spec),), box, options), matches_here=True
+    )
     found = [json.loads(text) for row in post(iter(())) for text in row["row"].to_pylist()]
     assert [one["fate"] for one in found] == ["done", "done", "done", "full"]
     assert [parked["event_id"] for one in found for parked in one["parked"]] == ["e1", "e2", "e3"]
@@ -103,12 +115,12 @@ def test_d1_a_batch_of_several_chunks_is_kept_as_far_as_it_was_done(
 ) -> None:
     """GIVEN room for one, and chunks of two rows WHEN a second one has to be parked THEN all before it is kept."""
     monkeypatch.setenv("POSTING_KEY", "a key for this test only")
-    monkeypatch.setattr(deliver, "_CHUNK_ROWS", 2)
+    monkeypatch.setattr(posting, "_CHUNK_ROWS", 2)
     box = SecretBox(KeyRef("env", "POSTING_KEY"))
     spec = SubscriptionSpec("one", receiver.url, (box.seal(SECRET),), ordered=True, allow_networks=("127.0.0.0/8",))
     # The first of key a is refused, the sixth event is of the same key: it would have to wait behind it.
     assignment = Assignment(span_of(tmp_path, "abcdeafg"), replace(spec, concurrency=1), parked_room=1)
-    post = deliver._Post((assignment,), box, DeliveryOptions(), matches_here=True)
+    post = task((assignment,), box, DeliveryOptions())
     rows = [json.loads(text) for found in post(iter(())) for text in found["row"].to_pylist()]
     (found,) = fold([assignment], deliver._results([assignment], rows))
     assert (found.reached.batch, found.reached.through, found.fate) == (0, "0004", Fate.FULL)
@@ -117,7 +129,7 @@ def test_d1_a_batch_of_several_chunks_is_kept_as_far_as_it_was_done(
     receiver.records.clear()
     rest = replace(assignment, span=replace(assignment.span, begun=found.reached), parked_room=9)
     options = DeliveryOptions(held={"one": {(SourcePartition("shop", 0), "s", "a"): 1}})
-    rows = [json.loads(text) for found in deliver._Post((rest,), box, options, matches_here=True)(iter(()))
+    rows = [json.loads(text) for found in task((rest,), box, options)(iter(()))
             for text in found["row"].to_pylist()]  # fmt: skip
     (ended,) = fold([rest], deliver._results([rest], rows))
     assert (ended.reached.batch, ended.fate, ended.accepted) == (1, Fate.DONE, 2)
@@ -134,9 +146,10 @@ def test_d13_the_time_for_a_piece_of_work_begins_when_its_task_does(
     box = SecretBox(KeyRef("env", "POSTING_KEY"))
     spec = SubscriptionSpec("one", receiver.url, (box.seal(SECRET),), allow_networks=("127.0.0.0/8",))
     now = [1_000.0]
-    monkeypatch.setattr(deliver, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(posting, "time", SimpleNamespace(monotonic=lambda: now[0]))
     post = deliver._Post(
-        (Assignment(span_of(tmp_path, "ab"), spec),), box, DeliveryOptions(budget_s=30), matches_here=True
+        posting.Posting((Assignment(span_of(tmp_path, "ab"), spec),), box, DeliveryOptions(budget_s=30)),
+        matches_here=True,
     )
     now[0] += waited_s
     given: list[float] = []
@@ -171,11 +184,11 @@ def test_p13_large_rows_are_read_a_few_at_a_time(tmp_path: Path, monkeypatch: py
     assert file is not None
     path = str(tmp_path / file.path)
     codes, numbers = np.full(rows, code_of(path)), np.arange(rows)
-    monkeypatch.setattr(deliver, "_CHUNK_BYTES", 10 * size)
+    monkeypatch.setattr(posting, "_CHUNK_BYTES", 10 * size)
     monkeypatch.setattr(replay, "ROUND_BYTES", 10 * size)
     # WHEN two want each of them
     places = [(codes.repeat(2), numbers.repeat(2), np.tile([0, 1], rows))]
-    pieces = list(deliver.read((path,), places))
+    pieces = list(posting.read((path,), places))
     assert max(piece.nbytes for piece, _, _ in pieces) <= 12 * size
     assert sum(piece.num_rows for piece, _, _ in pieces) == rows
     assert sum(len(of) for _, _, of in pieces) == 2 * rows
@@ -247,14 +260,14 @@ def test_found_by_the_task_or_by_spark_everybody_gets_what_is_theirs_in_order(
     inside = [from_inside(three[0], "1-001-1"), from_inside(three[2], "0-026-2"), three[2]]
     for spans in ([three[0]], [three[1]], [three[2]], three, inside):
         assignments = tuple(Assignment(spans[n % len(spans)], one) for n, one in enumerate(specs))
-        post = deliver._Post(assignments, box, DeliveryOptions(), matches_here=True)
+        post = task(assignments, box, DeliveryOptions())
         by_spark = deliver.SparkDeliverer(spark, box)._wanted(assignments)
         assert by_spark.rdd.getNumPartitions() == 1
-        ways = [post._found_here(()), map(deliver.arrays, by_spark.toArrow().to_batches())]
+        ways = [post.posting._found_here(), map(posting.addresses_of, by_spark.toArrow().to_batches())]
         for places in ways:
             found: dict[int, list[str]] = {n: [] for n in range(len(specs))}
-            for wanted in deliver.read(deliver.paths_of(assignments), deliver.gathered(places)):
-                for number, rows in deliver.by_subscription(*wanted):
+            for wanted in posting.read(posting.paths_of(assignments), posting.gathered(places)):
+                for number, rows in posting.by_subscription(*wanted):
                     found[number] += rows.column("event_id").to_pylist()
             wanted_ids = {
                 n: [i for i in wanted_by(assignment.span, *choice) if i > assignment.span.begun.through]
@@ -338,9 +351,36 @@ def test_d6_what_expires_for_one_that_is_stopped_is_counted_and_nothing_is_sent(
     spec = SubscriptionSpec("one", receiver.url, (box.seal(SECRET),), allow_networks=("127.0.0.0/8",))
     before = datetime.now(UTC) + timedelta(hours=-1 if young else 1)
     assignment = Assignment(span_of(tmp_path, "aab"), spec, expires_before=before)
-    post = deliver._Post((assignment,), box, DeliveryOptions(historical=True, sends=False), matches_here=True)
+    post = deliver._Post(
+        posting.Posting((assignment,), box, DeliveryOptions(historical=True, sends=False)), matches_here=True
+    )
     rows = [json.loads(text) for batch in post(iter(())) for text in batch["row"].to_pylist()]
     (found,) = fold([assignment], deliver._results([assignment], rows))
     told = (found.fate, found.reached.batch, found.expired, found.accepted)
     assert told == ((Fate.UNFINISHED, 0, 0, 0) if young else (Fate.DONE, 1, 3, 0))
     assert not receiver.records
+
+
+def test_rows_at_hand_are_sent_as_the_rows_of_their_file_are(
+    tmp_path: Path, receiver: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GIVEN a batch that was just taken WHEN it is posted from memory THEN bodies and results are those of its file."""
+    monkeypatch.setenv("POSTING_KEY", "a key for this test only")
+    box = SecretBox(KeyRef("env", "POSTING_KEY"))
+    spec = SubscriptionSpec("one", receiver.url, (box.seal(SECRET),), concurrency=1, allow_networks=("127.0.0.0/8",))
+    none_of_it = replace(spec, name="two", streams=("other",))
+    receiver.failing = None
+    read = span_of(tmp_path, "abca")
+    fresh = replace(read, fresh=pq.read_table(read.paths[0]))
+    assert pickle.loads(pickle.dumps(fresh)) == read and pickle.loads(pickle.dumps(fresh)).fresh is None
+    ways = []
+    for span in (read, replace(fresh, paths=("there is no such file",))):
+        receiver.records.clear()
+        assignments = (Assignment(span, spec), Assignment(span, none_of_it))
+        results = [
+            (one.subscription, one.batch, one.through, one.outcome.fate, one.outcome.accepted, len(one.outcome.parked))
+            for some in posting.Posting(assignments, box, DeliveryOptions()).results()
+            for one in some
+        ]
+        ways.append((results, [record.event for record in receiver.records]))
+    assert ways[0] == ways[1] and ways[0][1]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,8 @@ from evermark.checkpoints.stores import PostgresCheckpoints
 from evermark.cluster.base import Holder
 from evermark.cluster.fence import source_lease
 from evermark.cluster.postgres import PostgresLeases
+from evermark.ingest.pieces import ReadFrom
+from evermark.ingest.reading import ReadPlan, SourceReading
 from evermark.ingest.resume import Resume
 from evermark.ingest.take import Taken, Taker
 from evermark.log.append import DeltaLog
@@ -49,8 +52,7 @@ class Owner:
         self.taken: list[Taken] = []
 
     def read(self, target: BlocksTarget, enough: Callable[[], bool], kind: type[BlockStreams] = BlockStreams) -> None:
-        from evermark.spark.datasource import IngestPlan
-        from evermark.spark.ingest import IngestQuery
+        from evermark.spark.job import written_by_tasks
 
         self._starts += 1
         state, source = self._here.state, kind(target)
@@ -64,20 +66,15 @@ class Owner:
         assert found.position is not None
         source.check({0: found.position})
         source.begin(0, found.position)
-        plan = IngestPlan(
-            "chat", source, str(self._folder / "log"), {0: found.position}, {0: found.repeats_to}, Limit(wait_s=0.5)
-        )
+        plan = ReadPlan({0: found.position}, {0: found.batch}, {0: found.repeats_to})
+        of = ReadFrom("chat", source, str(self._folder / "log"))
+        reading = SourceReading(of, Limit(wait_s=0.5), partial(written_by_tasks, self._spark))
+        give_up_at = time.monotonic() + 60
 
-        def on_taken(taken: Taken) -> None:
-            self.taken.append(taken)
-            if enough():
-                query.stop()
+        def is_over() -> bool:
+            return (bool(self.taken) and enough()) or time.monotonic() > give_up_at
 
-        query = IngestQuery(self._spark, plan, taker, self._folder / "queries", on_taken)
-        watchdog = threading.Timer(60, query.stop)
-        watchdog.start()
-        failed = query.run()
-        watchdog.cancel()
+        failed = reading.run(plan, taker, self.taken.append, is_over)
         leases.release(lease)
         source.close()
         assert not failed, failed

@@ -20,8 +20,7 @@ from evermark.testing.until import until
 class Thread:
     """A part of the pipeline: a thread that goes on, ends by itself, or cannot be ended."""
 
-    def __init__(self, name: str, *, ended: bool = False, ends: bool = True) -> None:
-        self.name = name
+    def __init__(self, *, ended: bool = False, ends: bool = True) -> None:
         self.ended = ended
         self._ends = ends
 
@@ -44,34 +43,34 @@ def pipeline() -> Pipeline:
     return Pipeline(Config.model_validate({"version": 1, "name": "shop"}))
 
 
-def watched(found: Pipeline, spark: Spark, *threads: Thread) -> str | None:
-    return found._watch(cast("Any", spark), cast("Any", threads))
+def watched(found: Pipeline, spark: Spark, lanes: Thread) -> str | None:
+    return found._watch(cast("Any", spark), cast("Any", lanes))
 
 
 def test_a_dead_jvm_is_noticed_and_counted() -> None:
     """GIVEN threads that are well WHEN the JVM is gone THEN the watch says so, and the restart is counted."""
     found = pipeline()
-    assert watched(found, Spark("Spark's JVM ended (signal 9)"), Thread("shop")) == "Spark's JVM ended (signal 9)"
+    assert watched(found, Spark("Spark's JVM ended (signal 9)"), Thread()) == "Spark's JVM ended (signal 9)"
     assert found.metrics.registry.get_sample_value("evermark_engine_restarts_total") == 1
 
 
-def test_a_runner_whose_thread_ended_is_noticed() -> None:
-    """GIVEN Spark that is well WHEN the thread of a source has ended THEN the watch names it."""
-    assert watched(pipeline(), Spark(), Thread("billing"), Thread("shop", ended=True)) == "the thread of shop ended"
+def test_a_thread_of_the_lanes_that_ended_is_noticed() -> None:
+    """GIVEN Spark that is well WHEN the thread that keeps the lanes has ended THEN the watch says so."""
+    assert watched(pipeline(), Spark(), Thread(ended=True)) == "the thread of the lanes ended"
 
 
 def test_being_told_to_stop_is_no_trouble() -> None:
     """GIVEN a pipeline that is well WHEN it is told to stop THEN the watch ends without a reason."""
     found = pipeline()
     found.stop()
-    assert watched(found, Spark(), Thread("shop")) is None
+    assert watched(found, Spark(), Thread()) is None
 
 
 def test_a_thread_that_cannot_be_ended_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """GIVEN a thread that holds its lease WHEN Spark is gone THEN the process is not started again beside it."""
     monkeypatch.setattr("evermark.app.run._LET_GO_S", 0.01)
-    with pytest.raises(StuckError, match="shop did not end"):
-        pipeline()._let_go(cast("Any", [Thread("billing"), Thread("shop", ends=False)]), "Spark's JVM ended")
+    with pytest.raises(StuckError, match="the lanes did not end"):
+        pipeline()._let_go(cast("Any", Thread(ends=False)), "Spark's JVM ended")
 
 
 def test_livez_waits_for_a_restart_and_then_says_that_the_process_is_lost() -> None:

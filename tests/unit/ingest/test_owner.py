@@ -15,7 +15,8 @@ from evermark.cluster.holding import Candidate
 from evermark.cluster.memory import MemoryLeases
 from evermark.errors import BusyError, EvermarkError, FormatError, StaleError, UnreachableError
 from evermark.ingest.gather import WHOLE_SOURCE
-from evermark.ingest.owner import ReadPlan, SourceOwner
+from evermark.ingest.owner import SourceOwner
+from evermark.ingest.reading import ReadPlan
 from evermark.ingest.repair.memory import MemoryRecoveries
 from evermark.ingest.resume import Resume
 from evermark.ingest.take import Taken, Taker

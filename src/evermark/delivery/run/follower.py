@@ -65,6 +65,8 @@ class Follower:
     on_delivered: Callable[[SourcePartition, list[Outcome]], None] = lambda _place, _outcomes: None
     bot_views: BotViews | None = None  # needed where there are bots
     limits: FollowLimits = FollowLimits()
+    # By partition, in which turn the group was caught up there last.
+    _caught_up: dict[SourcePartition, int] = field(default_factory=dict, init=False)
     # By generation: how long the last span took and when, and how long the next span may take.
     _pace: dict[int, tuple[float, datetime]] = field(default_factory=dict, init=False)
     _budget_s: dict[int, float] = field(default_factory=dict, init=False)
@@ -76,14 +78,18 @@ class Follower:
     # retries of parked deliveries probe them meanwhile.
     _full: dict[int, datetime] = field(default_factory=dict, init=False)
 
-    def catch_up_group(self) -> bool:
-        """Deliver one span of batches that hand-overs left; True when there was any."""
-        if not self.live.lock.acquire(blocking=False):
+    def catch_up_group(self, wait_s: float = 0.0) -> bool:
+        """Deliver one span of batches that hand-overs left; True when there was any. Waits at most so long for a thread
+        that works for the group.
+        """
+        if not (self.live.lock.acquire(timeout=wait_s) if wait_s else self.live.lock.acquire(blocking=False)):
             return False
         try:
             cursors = self.store.group().cursors
             now = self.clock()
-            for place, (head, moved_at) in sorted(self.log.heads().items()):
+            # Where the group was caught up longest ago: a partition that always has something new holds up no other.
+            heads = sorted(self.log.heads().items(), key=lambda one: (self._caught_up.get(one[0], 0), one[0]))
+            for place, (head, moved_at) in heads:
                 begun = cursors.get(place)
                 if begun is None:
                     self.store.open_partition(place, 0, self.epoch)
@@ -92,6 +98,7 @@ class Follower:
                     continue
                 span = self._span(place, begun, head)
                 if span is not None:
+                    self._caught_up[place] = max(self._caught_up.values(), default=0) + 1
                     # As long as a slow receiver needs; a member that needs longer is served beside the group.
                     budget_s = min(GROUP_BUDGET_S_MAX, span.rows / GROUP_ROWS_PER_S_MIN)
                     return self.live.work(span, budget_s=max(FOLLOW_BUDGET_S, budget_s))

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import pairwise
 
+import pyarrow as pa
+
 from evermark import failpoint
 from evermark.delivery.base import Cursor, Fate, GroupWork, Outcome, SourcePartition, SubscriptionState
 from evermark.delivery.bots.views import BotViews
@@ -53,14 +55,14 @@ class LiveGroup:
     _fresh: dict[SourcePartition, deque[Span]] = field(default_factory=dict, init=False)
     _slow_at: dict[str, datetime] = field(default_factory=dict, init=False)
 
-    def hand_over(self, span: Span) -> bool:
-        """Deliver a fresh batch, with the few before it that were left; False leaves it to the follower.
+    def hand_over(self, *spans: Span) -> bool:
+        """Deliver fresh batches of one partition, with the few before them that were left; False leaves them to the
+        follower.
 
         A group that is a little behind is caught up here and not by the follower: if both took turns, each a batch too
         late for the other, the group would stay behind for ever.
         """
-        fresh = self._fresh.setdefault(span.place, deque(maxlen=self.limits.batches_max))
-        fresh.append(span)
+        span, fresh = spans[-1], self.note(*spans)
         if span.rows > self.limits.rows_max or not self.lock.acquire(timeout=self.limits.wait_s):
             return False
         try:
@@ -70,6 +72,12 @@ class LiveGroup:
             return self.work(whole, budget_s=self.limits.budget_s)
         finally:
             self.lock.release()
+
+    def note(self, *spans: Span) -> Sequence[Span]:
+        """Remember fresh batches of one partition, for the next hand-over; returns those that are remembered."""
+        fresh = self._fresh.setdefault(spans[0].place, deque(maxlen=self.limits.batches_max))
+        fresh.extend(spans)
+        return fresh
 
     def work(self, span: Span, *, budget_s: float | None) -> bool:
         """Deliver a span to all members of the group and settle it; False if the group is not exactly before it.
@@ -117,7 +125,10 @@ def together(fresh: Sequence[Span], begun: Cursor | None) -> Span | None:
     if not wanted or wanted[0].begun != begun or gaps:
         return None
     paths = tuple(path for span in wanted for path in span.paths)
-    return Span(wanted[0].place, wanted[0].begun, wanted[-1].to, paths, sum(s.rows for s in wanted), exact=True)
+    tables = [span.fresh for span in wanted]
+    rows = None if any(table is None for table in tables) else pa.concat_tables(tables)
+    count = sum(span.rows for span in wanted)
+    return Span(wanted[0].place, wanted[0].begun, wanted[-1].to, paths, count, exact=True, fresh=rows)
 
 
 def with_bots(assignments: Sequence[Assignment], bot_views: BotViews | None) -> tuple[list[Assignment], list[Outcome]]:

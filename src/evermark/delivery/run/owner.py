@@ -44,6 +44,7 @@ class DeliveryLimits:
     report_every_s: float = 2.0
     sweep_every_s: float = 60.0
     ask_every_s: float = 1.0
+    group_wait_s: float = 10.0  # for a hand-over that is under way; longer than any takes
     again_after_s: float = 1.0  # after a failure that passes by itself
     # A step that has not ended by then posts to a slow receiver; its epoch is old when it comes back.
     end_s: float = 5.0
@@ -122,6 +123,7 @@ class DeliveryOwner:
         self._served_at: dict[str, float] = {}
         self._turns: list[Task] = []
         self._ends: Ends = ()
+        self._left = False  # whether a hand-over has left the group to the follower
         self._queued = False  # whether a subscription waits for a turn of its own
 
     def stop(self) -> None:
@@ -132,18 +134,23 @@ class DeliveryOwner:
         with self._lock:
             return set(self._serving)
 
-    def hand_over(self, span: Span) -> None:
-        """A batch was just taken: deliver it now if the live group is right before it."""
+    def hand_over(self, *spans: Span) -> None:
+        """Batches of one partition were just taken: deliver them now if the live group is right before them."""
         live = self._live
         if live is None or any_set(self._ends):
             return
+        if self._left:
+            # Batches come so fast that the group would never be free: the follower has the next turn.
+            live.note(*spans)
+            return
         try:
-            done = live.hand_over(span)
+            done = live.hand_over(*spans)
         except Exception as error:  # noqa: BLE001 - an optimisation that fails must not reach ingest
-            self._log.warning("hand-over failed; the follower takes it", error=error, batch=span.to)
+            self._log.warning("hand-over failed; the follower takes it", error=error, batch=spans[-1].to)
             done = False
         self.news.handed_over(done)
         if not done:
+            self._left = True
             self._wake.set()
 
     def run(self) -> None:
@@ -254,7 +261,8 @@ class DeliveryOwner:
             moved = False
             self._wake.clear()
             try:
-                moved = follower.catch_up_group()
+                moved = follower.catch_up_group(self.limits.group_wait_s if self._left else 0.0)
+                self._left = False
                 self._serve(follower, ends)
             except (ConflictError, NotFoundError) as error:
                 self._log.info("follower looks again", error=error)

@@ -39,11 +39,11 @@ class Row(ParkedRow):
     scheduled_at: datetime | None = None
 
     @property
-    def line(self) -> tuple[object, ...]:
+    def session_line(self) -> tuple[object, ...]:
         return self.subscription, self.event.replay_id, self.event.session
 
     @property
-    def lanes(self) -> set[tuple[object, ...]]:
+    def key_lines(self) -> set[tuple[object, ...]]:
         return {(self.subscription, self.event.replay_id, key) for key in self.event.held_keys}
 
     @property
@@ -112,7 +112,7 @@ class MemoryParked:
                 and not (row.event.session and self._tables.lacks_key(row.subscription, row.event.session))
                 and decide.drains(self._tables.known[row.subscription][1], now)
                 and not self._is_held(row)
-                and all(other.is_due(now) and other.is_free(now, epoch) for other in self._before_in_line(row))
+                and all(other.is_due(now) and other.is_free(now, epoch) for other in self._before_in_session(row))
             ]
             most = max(0, min(limit, CLAIM_MAX))
             got = self._shared([row for row in due if not row.event.replay_id], most, now)
@@ -133,7 +133,7 @@ class MemoryParked:
             mine = sorted((row.next_attempt_at or now, row.id) for row in due if row.subscription == name)
             ranked += [(nth, drawn(now, name), row_id) for nth, (_, row_id) in enumerate(mine)]
         got = {row_id for _, _, row_id in sorted(ranked)[:most]}
-        ahead = {row_id: self._before_in_line(self._tables.rows[row_id]) for row_id in got}
+        ahead = {row_id: self._before_in_session(self._tables.rows[row_id]) for row_id in got}
         return {row_id for row_id, others in ahead.items() if all(other.id in got for other in others)}
 
     def delivered(self, ids: Sequence[int], epoch: int) -> None:
@@ -256,7 +256,7 @@ class MemoryParked:
     def _is_held(self, row: Row) -> bool:
         if not row.event.held_keys or not self._tables.known[row.subscription][0].ordered:
             return False
-        return any(other.id < row.id and other.lanes & row.lanes for other in self._tables.rows.values())
+        return any(other.id < row.id and other.key_lines & row.key_lines for other in self._tables.rows.values())
 
     def counted_for(self, subscription: str) -> int:
         """How many parked rows of a subscription count for its `parked_max`."""
@@ -265,8 +265,12 @@ class MemoryParked:
         too_much = sum(max(0, number - WAITING_MAX) for number in leaving.values())
         return sum(not row.event.session for row in own) + too_much
 
-    def _before_in_line(self, row: Row) -> list[Row]:
+    def _before_in_session(self, row: Row) -> list[Row]:
         """The rows of its session that were parked earlier."""
         if not row.event.session:
             return []
-        return [other for other in self._tables.rows.values() if other.id < row.id and other.line == row.line]
+        return [
+            other
+            for other in self._tables.rows.values()
+            if other.id < row.id and other.session_line == row.session_line
+        ]

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from evermark.delivery.webhook.bundles import BundleReader
 
 # Which events must keep their order among themselves: (source, stream, key).
-Lane = tuple[str, str, str]
+Line = tuple[str, str, str]
 
 OpenSecret = Callable[[str], str]
 
@@ -51,8 +51,8 @@ class Job:
     attempt: int = 1
     replay_id: str | None = None
     probe: bool = False  # the endpoint failed last time: send one at a time until one is accepted
-    # With `ordered`: lanes that have parked events waiting, and how many. Their events are parked behind these.
-    held: Mapping[Lane, int] = field(default_factory=dict)
+    # With `ordered`: lines that have parked events waiting, and how many. Their events are parked behind these.
+    held: Mapping[Line, int] = field(default_factory=dict)
     waits: Mapping[int, str] = field(default_factory=dict)  # rows to be parked until the key of a session is published
     parked_room: int | None = None  # how many more may be parked; None: the subscription's `parked_max`
     bundles: BundleReader | None = field(default=None, repr=False)  # made ahead by `bundles.prepared`
@@ -92,7 +92,7 @@ class Try:
     historical: bool = False
     replay_id: str | None = None
     probe: bool = False  # as in `Job`; the same for all tries of a subscription
-    session: str = ""  # tries of one session are one lane: one without an answer holds the others back
+    session: str = ""  # tries of one session are one line: one without an answer holds the others back
 
 
 class Sink(Protocol):
@@ -111,7 +111,7 @@ class Sink(Protocol):
     def attempt(self, tries: Sequence[Try], deadline_s: float) -> list[Answer]:
         """Send parked deliveries again; the answers come in the order of `tries`.
 
-        Tries of one lane are sent in the given order; when a try fails, tries behind it answer BUSY unsent. After a
+        Tries of one line are sent in the given order; when a try fails, tries behind it answer BUSY unsent. After a
         failure of the endpoint the subscription's other tries of the same replay, or of none, answer ENDPOINT unsent.
         Tries that its rate leaves no time for answer BUSY unsent. None of these spends an attempt.
         """

@@ -1,6 +1,6 @@
 """Bundles made column by column: no Python object per event, unless a bundle is refused.
 
-The lanes of a job are dealt out to a few shares; the events of a share keep their order. All bundles of a job are
+The lines of a job are dealt out to a few shares; the events of a share keep their order. All bundles of a job are
 planned at once; they are rendered a few at a time, each event with the comma that follows it, so that a bundle is a
 piece of the rendered column as it lies in memory.
 """
@@ -86,7 +86,7 @@ class Bundles:
         self._piece_rows = max(1, min(PIECE_ROWS, PIECE_BYTES_MAX // row_bytes))
         # Large events make small bundles: a bundle must fit into a request, and into memory.
         bundle = max(1, min(bundle, self._room // row_bytes, self._piece_rows))
-        self._plan = deque(_planned(self.keys.lanes, shares, bundle))
+        self._plan = deque(_planned(self.keys.lines, shares, bundle))
         self._made: deque[list[Bundle]] = deque()
         self._gone = 0  # how many pieces every reader has taken
         self._readers = 0
@@ -218,14 +218,14 @@ def prepared(jobs: Sequence[Job]) -> list[Job]:
     return found
 
 
-def _planned(lanes: I64, shares: int, bundle: int) -> list[tuple[int, I64]]:
+def _planned(lines: I64, shares: int, bundle: int) -> list[tuple[int, I64]]:
     """The share and the rows of each bundle, the one with the first row first."""
-    rows = len(lanes)
-    if _all_differ(lanes):
+    rows = len(lines)
+    if _all_differ(lines):
         # No event has to wait for another one: bundles are taken as the rows come.
         starts = range(0, rows, bundle)
         return [(n % shares, np.arange(at, min(at + bundle, rows))) for n, at in enumerate(starts)]
-    of = lanes % shares
+    of = lines % shares
     found: list[tuple[int, I64]] = []
     for share in range(shares):
         mine = np.flatnonzero(of == share)

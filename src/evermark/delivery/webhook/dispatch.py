@@ -1,9 +1,9 @@
 """Sends one job: decides which event may go now, what follows from an answer, and when to stop.
 
-Events wait in lanes. Without bundles a lane is one key, so that events of a key never overtake each other and keys
-do not wait for each other; an event without a key is alone in its lane, and keys between which a record moved share a
-lane (`ordering`). With bundles (`bundles`) a lane is a share of these, and sends one bundle after another. A lane is
-either idle, ready (in `_ready`) or busy; workers take ready lanes.
+Events wait in lines. Without bundles a line is one key, so that events of a key never overtake each other and keys
+do not wait for each other; an event without a key is alone in its line, and keys between which a record moved share a
+line (`ordering`). With bundles (`bundles`) a line is a share of these, and sends one bundle after another. A line is
+either idle, ready (in `_ready`) or busy; workers take ready lines.
 
 Rows are rendered in small pieces as they are needed: the loop is shared, and bodies are bigger than rows.
 """
@@ -34,7 +34,7 @@ PIECE_ROWS = 512
 # Rows that all jobs of a call together render ahead, about: thousands of jobs may want the same large rows.
 AHEAD_ROWS_MAX = 65_536
 FAILURE_GRACE_S = 1.0
-HELD_PER_LANE_MAX = 1_000
+HELD_PER_LINE_MAX = 1_000
 CONCURRENCY_MAX = 1_000
 
 
@@ -66,7 +66,7 @@ class Dispatch:
         self._next_row = 0
         self._waiting = 0
         self._body_bytes_max = 0  # of the bodies rendered so far
-        self._lanes: dict[int, deque[Parcel | Bundle]] = {}
+        self._lines: dict[int, deque[Parcel | Bundle]] = {}
         self._ready: deque[int] = deque()
         self._workers: set[asyncio.Task[None]] = set()
         self._over = asyncio.Event()
@@ -93,8 +93,8 @@ class Dispatch:
         found: dict[int, int] = {}
         for name, rows, numbers in numbered:
             some = self._job.events.select(["source", "stream", name]).take(pa.array(rows))
-            lanes = zip(*(texts_of(some.column(n)) for n in ("source", "stream", name)), strict=True)
-            found |= {number: held[lane] for number, lane in zip(numbers, lanes, strict=True) if lane in held}
+            lines = zip(*(texts_of(some.column(n)) for n in ("source", "stream", name)), strict=True)
+            found |= {number: held[line] for number, line in zip(numbers, lines, strict=True) if line in held}
         return found
 
     async def run(self, deadline_s: float, grace_s: float | None) -> None:
@@ -153,15 +153,15 @@ class Dispatch:
 
     async def _work(self) -> None:
         while self.fate is None and self._something_ready():
-            lane = self._ready.popleft()
-            one = self._lanes[lane].popleft()
+            line = self._ready.popleft()
+            one = self._lines[line].popleft()
             self._waiting -= len(one.rows) if isinstance(one, Bundle) else 1
             self._hire()
             await (self._send_bundle(one) if isinstance(one, Bundle) else self._send([one]))
-            if self._lanes[lane]:
-                self._ready.append(lane)
+            if self._lines[line]:
+                self._ready.append(line)
             else:
-                del self._lanes[lane]
+                del self._lines[line]
 
     # the next event
 
@@ -179,7 +179,7 @@ class Dispatch:
         return bool(self._ready)
 
     def _fill(self) -> None:
-        """Render the next few rows and put them into their lanes."""
+        """Render the next few rows and put them into their lines."""
         start, rows = self._next_row, self._piece_rows
         piece = self._job.events.slice(start, rows)
         while rows > 1 and piece.nbytes > PIECE_BYTES_MAX // self._jobs:
@@ -193,14 +193,14 @@ class Dispatch:
         self._bad.update({start + row: reason for row, reason in bad.items()})
         self._body_bytes_max = max(self._body_bytes_max, *map(len, bodies))
         parcels = list(zip(range(start, end), idents, bodies, strict=True))
-        for lane, parcel in zip(self._keys.lanes[start:end].tolist(), parcels, strict=True):
-            self._queue(lane).append(parcel)
+        for line, parcel in zip(self._keys.lines[start:end].tolist(), parcels, strict=True):
+            self._queue(line).append(parcel)
 
-    def _queue(self, lane: int) -> deque[Parcel | Bundle]:
-        queue = self._lanes.get(lane)
+    def _queue(self, line: int) -> deque[Parcel | Bundle]:
+        queue = self._lines.get(line)
         if queue is None:
-            queue = self._lanes[lane] = deque()
-            self._ready.append(lane)
+            queue = self._lines[line] = deque()
+            self._ready.append(line)
         return queue
 
     # one request and its answer
@@ -304,8 +304,8 @@ class Dispatch:
     def _hold(self, parcel: Parcel, key: int) -> None:
         first = self._held[key]
         # The first parked event of a key is not held behind another.
-        if self._held_counts[key] > HELD_PER_LANE_MAX:
-            self._stop(Fate.FULL, f"more than {HELD_PER_LANE_MAX} events of one key are held behind {first}")
+        if self._held_counts[key] > HELD_PER_LINE_MAX:
+            self._stop(Fate.FULL, f"more than {HELD_PER_LINE_MAX} events of one key are held behind {first}")
         else:
             self._park(parcel, f"held behind {first}")
 

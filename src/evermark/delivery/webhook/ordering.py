@@ -17,12 +17,12 @@ I64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Keys:
-    """Which rows must keep their order: rows of one lane. Mostly a lane is a key; rows that change their record's key
+    """Which rows must keep their order: rows of one line. Mostly a line is a key; rows that change their record's key
     join two keys, and with them all keys that other rows join to these. A truncate joins all rows of its stream."""
 
     of: I64  # a number for the key of each row
     left: Mapping[int, int]  # rows that took a key away from their record: the number of that key
-    lanes: I64
+    lines: I64
 
     def held_by(self, row: int) -> tuple[int, ...]:
         """The keys that the row waits behind and holds back."""
@@ -40,23 +40,23 @@ def keys_of(events: pa.Table | pa.RecordBatch) -> Keys:
     moved = pa.table([_plain(events.column(name)) for name in (*names[:2], "previous_key")], names=names)
     numbers = key_numbers(pa.concat_tables([now, moved.take(pa.array(changed))]))
     of, left = numbers[: events.num_rows], numbers[events.num_rows :]
-    lanes = _behind_truncates(events, _joined(of, of[changed], left))
-    return Keys(of, dict(zip(changed.tolist(), left.tolist(), strict=True)), lanes)
+    lines = _behind_truncates(events, _joined(of, of[changed], left))
+    return Keys(of, dict(zip(changed.tolist(), left.tolist(), strict=True)), lines)
 
 
-def _behind_truncates(events: pa.Table | pa.RecordBatch, lanes: I64) -> I64:
-    """One lane for all rows of a stream with a truncate: a truncate is of every key."""
+def _behind_truncates(events: pa.Table | pa.RecordBatch, lines: I64) -> I64:
+    """One line for all rows of a stream with a truncate: a truncate is of every key."""
     if "op" not in events.schema.names:
-        return lanes
+        return lines
     truncates = pc.equal(_plain(events.column("op")), str(Op.TRUNCATE)).to_numpy(zero_copy_only=False)
     if not truncates.any():
-        return lanes
+        return lines
     source, stream = _codes(events, "source"), _codes(events, "stream")
     streams = source * (int(stream.max(initial=0)) + 1) + stream
-    joined = lanes.copy()
+    joined = lines.copy()
     for each in np.unique(streams[truncates]).tolist():
         rows = np.flatnonzero(streams == each)
-        joined[rows] = lanes[rows[0]]
+        joined[rows] = lines[rows[0]]
     return joined
 
 
@@ -86,10 +86,10 @@ def _joined(of: I64, some: I64, others: I64) -> I64:
     for one, other in zip(some.tolist(), others.tolist(), strict=True):
         low, high = sorted((first(one), first(other)))
         parent[high] = low
-    lanes = of.copy()
+    lines = of.copy()
     for row in np.flatnonzero(np.isin(of, list(parent))).tolist():
-        lanes[row] = first(int(of[row]))
-    return lanes
+        lines[row] = first(int(of[row]))
+    return lines
 
 
 def key_numbers(events: pa.Table | pa.RecordBatch) -> I64:

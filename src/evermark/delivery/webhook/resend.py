@@ -1,4 +1,4 @@
-"""Sends parked deliveries again: one by one within a lane, and not faster than their subscription wants them.
+"""Sends parked deliveries again: one by one within a line, and not faster than their subscription wants them.
 
 All tries are of one subscription, and of one replay or of none.
 """
@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from evermark.delivery.decide.answers import Verdict
 from evermark.delivery.decide.retry import in_place_wait_s
-from evermark.delivery.webhook.base import Answer, Lane, Try
+from evermark.delivery.webhook.base import Answer, Line, Try
 from evermark.delivery.webhook.body import UNRENDERABLE, Rendering, bundle, bundle_id, delivery_ids, render
 from evermark.delivery.webhook.client import Endpoint, HttpLoop
 from evermark.delivery.webhook.dispatch import CONCURRENCY_MAX
@@ -48,12 +48,12 @@ class _Retries:
         self._stopped: Answer | None = None
 
     async def run(self) -> list[Answer]:
-        await asyncio.gather(*map(self._one_lane, self._lanes()))
+        await asyncio.gather(*map(self._one_line, self._lines()))
         return self._answers
 
-    def _lanes(self) -> list[list[Waiting]]:
+    def _lines(self) -> list[list[Waiting]]:
         """Sent one after another: tries of a session, of a key, or of keys between which an event moved its record."""
-        lanes: dict[Lane | int | str, list[Waiting]] = {}
+        lines: dict[Line | int | str, list[Waiting]] = {}
         for n, one in enumerate(self._tries):
             try:
                 row = row_from_json(one.event)
@@ -61,15 +61,15 @@ class _Retries:
                 self._answers[n] = Answer(Verdict.EVENT, reason=str(problem), sent=False)
                 continue
             source, stream, *keys = (row.column(of)[0].as_py() for of in ("source", "stream", "key", "previous_key"))
-            names: list[Lane | int | str] = [(source, stream, key) for key in keys if key is not None]
+            names: list[Line | int | str] = [(source, stream, key) for key in keys if key is not None]
             if one.session or not names:
                 names = [one.session or n]
-            lane = _joined(lanes, names)
-            lane.append((n, row))
-            lanes.update(dict.fromkeys(names, lane))
-        return list({id(lane): lane for lane in lanes.values()}.values())
+            line = _joined(lines, names)
+            line.append((n, row))
+            lines.update(dict.fromkeys(names, line))
+        return list({id(line): line for line in lines.values()}.values())
 
-    async def _one_lane(self, waiting: list[Waiting]) -> None:
+    async def _one_line(self, waiting: list[Waiting]) -> None:
         held = ""
         for n, row in waiting:
             if held and (self._spec.ordered or self._tries[n].session):
@@ -131,11 +131,11 @@ class _Retries:
         return self._stopped is None
 
 
-def _joined(lanes: dict[Lane | int | str, list[Waiting]], names: Sequence[Lane | int | str]) -> list[Waiting]:
-    """The lane of these names; several lanes become one, in order, under all their names."""
-    found = {id(lanes[name]): lanes[name] for name in names if name in lanes}
+def _joined(lines: dict[Line | int | str, list[Waiting]], names: Sequence[Line | int | str]) -> list[Waiting]:
+    """The line of these names; several lines become one, in order, under all their names."""
+    found = {id(lines[name]): lines[name] for name in names if name in lines}
     if len(found) < 2:
         return next(iter(found.values()), [])
-    together = sorted((one for lane in found.values() for one in lane), key=lambda waiting: waiting[0])
-    lanes.update({name: together for name, lane in lanes.items() if id(lane) in found})
+    together = sorted((one for line in found.values() for one in line), key=lambda waiting: waiting[0])
+    lines.update({name: together for name, line in lines.items() if id(line) in found})
     return together

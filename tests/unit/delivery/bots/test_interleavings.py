@@ -202,7 +202,7 @@ class _Unordered(MemoryParked):
 class _ClaimedBehindOneUnderWay(MemoryParked):
     """One that is under way holds nobody of its session back."""
 
-    def _before_in_line(self, row: Any) -> list[Any]:
+    def _before_in_session(self, row: Any) -> list[Any]:
         return []
 
 

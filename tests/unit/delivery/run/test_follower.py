@@ -29,7 +29,7 @@ from evermark.delivery.store.memory import MemoryDelivery
 from evermark.delivery.work import Assignment, DeliveryOptions, Span
 from evermark.errors import ConflictError, UnreachableError
 from evermark.log.read import FileRange
-from evermark.testing.contracts.scene import P0, T0, event, failed, spec
+from evermark.testing.contracts.scene import P0, P1, T0, event, failed, spec
 
 STEPS_MAX = 50
 
@@ -335,6 +335,22 @@ def test_d1_whoever_leaves_the_group_in_the_middle_of_a_batch_is_served_from_the
     world.turn()
     assert world.store.group().members == {"quick"}
     assert [span.begun.through for span in world.spans] == ["", "", "002"]
+
+
+def test_a_partition_that_always_has_something_new_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN two partitions with a new batch at every look WHEN the group is caught up THEN both get their turns."""
+    world = World({"one": 0.05})
+    world.store.open_partition(P1, 0, world.epoch)
+
+    def heads() -> Mapping[SourcePartition, tuple[int, datetime]]:
+        return dict.fromkeys((P0, P1), (world.head, world.now - timedelta(seconds=10)))
+
+    monkeypatch.setattr(world, "heads", heads)
+    monkeypatch.setattr(world, "files", lambda _: [FileRange("all", 0, 1, 1, world.head, 5, 100)])
+    for _ in range(6):
+        world.head += 1
+        world.follower.catch_up_group()
+    assert [span.place for span in world.spans] == [P0, P1] * 3
 
 
 def test_leftovers_of_the_group_end_in_minutes_however_large_a_batch_is() -> None:

@@ -15,6 +15,7 @@ from evermark.cluster.holding import Candidate
 from evermark.cluster.memory import MemoryLeases
 from evermark.delivery.base import Cursor, SourcePartition, SubscriptionSpec
 from evermark.delivery.replay.memory import MemoryReplays
+from evermark.delivery.run.follower import Follower
 from evermark.delivery.run.live import LiveGroup
 from evermark.delivery.run.owner import DeliveryOwner, DeliveryWorks
 from evermark.delivery.store.memory import MemoryDelivery
@@ -136,6 +137,39 @@ def test_a_hand_over_that_fails_wakes_the_follower_and_never_reaches_ingest(monk
     scene.runtime.spawn("ingest", take)
     scene.run(1.0)
     assert "hand-over failed; the follower takes it" in scene.events()
+
+
+def test_a_group_that_was_left_is_the_followers_until_its_next_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN a hand-over that left the group WHEN batches come on and on THEN the next ones are only noted, until the
+    follower, which waits for the group, has had its turn; then they are handed over again.
+    """
+    scene = Scene()
+    tried: list[int] = []
+    waits: list[float] = []
+
+    def leave(_live: LiveGroup, *spans: Span) -> bool:
+        tried.append(spans[-1].to)
+        return spans[-1].to > 3
+
+    def catch_up(_follower: Follower, wait_s: float = 0.0) -> bool:
+        waits.append(wait_s)
+        return False
+
+    monkeypatch.setattr(LiveGroup, "hand_over", leave)
+    monkeypatch.setattr(Follower, "catch_up_group", catch_up)
+
+    def take() -> None:
+        scene.runtime.wait(0.5)
+        del waits[:]
+        for to in (1, 2, 3):
+            scene.owner.hand_over(Span(PLACE, Cursor(to - 1), to, ("f",), 1, exact=True))
+        scene.runtime.wait(0.1)
+        scene.owner.hand_over(Span(PLACE, Cursor(3), 4, ("f",), 1, exact=True))
+
+    scene.runtime.spawn("ingest", take)
+    scene.run(1.0)
+    assert tried == [1, 4]
+    assert waits[0] == scene.owner.limits.group_wait_s and set(waits[1:]) <= {0.0}
 
 
 def test_delivery_that_cannot_begin_is_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,8 +160,8 @@ _MOVES = st.lists(
 
 
 @given(_MOVES)
-def test_keys_between_which_a_record_moved_share_a_lane(moves: list[tuple[str, str | None, str | None]]) -> None:
-    """GIVEN rows of which some changed a key THEN two are in one lane iff a chain of common keys joins them."""
+def test_keys_between_which_a_record_moved_share_a_line(moves: list[tuple[str, str | None, str | None]]) -> None:
+    """GIVEN rows of which some changed a key THEN two are in one line iff a chain of common keys joins them."""
     columns = {name: [one[n] for one in moves] for n, name in enumerate(("stream", "key", "previous_key"))}
     table = pa.table({name: pa.array(values, pa.string()) for name, values in columns.items()})
     table = table.append_column("source", pa.array(["shop"] * len(moves), pa.string()).dictionary_encode())
@@ -172,6 +172,6 @@ def test_keys_between_which_a_record_moved_share_a_lane(moves: list[tuple[str, s
         joined = [set().union(mine, *(other for other in joined if other & mine)) for mine in joined]
     for n in range(len(moves)):
         for m in range(len(moves)):
-            assert (keys.lanes[n] == keys.lanes[m]) == (n == m or bool(joined[n] & joined[m]))
+            assert (keys.lines[n] == keys.lines[m]) == (n == m or bool(joined[n] & joined[m]))
             held = set(keys.held_by(n)) & set(keys.held_by(m))
             assert bool(held) == (n == m or bool(of[n] & of[m]))

@@ -33,7 +33,7 @@ PLACE = PostgresTarget(Plain(""), "slot", "pub", tables=(TableChoice("public.ord
 SERVER = ServerFacts(
     where="here:5432/shop", version=180004, wal_level="logical", standby=False, database="shop", role="evermark",
     may_use_slots=True, senders_max=10, senders_used=1, slots_max=10, slots_used=1, slot_wal_keep_bytes=50 * GIB,
-    slot_idle_s=0, flush_lsn=100 * GIB, clock_ahead_s=0.0, sees_others=True, may_log_snapshot=True,
+    slot_idle_s=0, flush_lsn=100 * GIB, clock_ahead_s=0.0, sees_others=True, may_log_snapshot=True, sync_standbys="",
 )  # fmt: skip
 SLOT = Slot("pgoutput", "shop", False, 100 * GIB - 1000, 100 * GIB - 500, "reserved", None, 49 * GIB)
 SLOT_FACTS = SlotFacts(0, "slot", SLOT, None, True, "slot_mend", False, "pub", True, True, "f", "f")
@@ -91,6 +91,13 @@ FINDINGS: list[tuple[str, Facts, str, Grade, str]] = [
     ("standby", with_server(standby=True), "primary", Grade.WRONG, "primary"),
     ("wal_level", with_server(wal_level="replica"), "wal_level", Grade.WRONG, "alter system set wal_level"),
     ("no right", with_server(may_use_slots=False), "replication", Grade.WRONG, 'alter role "evermark" replication'),
+    (
+        "commits wait for us",
+        with_server(sync_standbys="ANY 1 (*)"),
+        "synchronous_standbys",
+        Grade.WARNING,
+        "pg_reload_conf",
+    ),
     ("no snapshots", with_server(may_log_snapshot=False), "idle_wal", Grade.WARNING, "pg_log_standby_snapshot"),
     ("few senders", with_server(senders_used=9), "wal_senders", Grade.WARNING, "max_wal_senders = 20"),
     ("no sender", replace(SOUND, walsender=UnreachableError("no", hint="why")), "wal_senders", Grade.WRONG, "why"),

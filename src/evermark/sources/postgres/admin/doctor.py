@@ -39,6 +39,7 @@ class ServerFacts:
     flush_lsn: int
     sees_others: bool  # may look at sessions of other roles
     may_log_snapshot: bool
+    sync_standbys: str  # `synchronous_standby_names`
     _: KW_ONLY
     where: str
     may_use_slots: bool
@@ -194,6 +195,13 @@ def _room(facts: Facts, server: ServerFacts) -> Iterator[Finding]:
         yield warning("wal_senders", used, raise_senders)
     else:
         yield ok("wal_senders", used)
+    if "*" in server.sync_standbys or "evermark" in server.sync_standbys:
+        # Our connections are standbys to the server, and confirm once a second.
+        yield warning(
+            "synchronous_standbys",
+            f"synchronous_standby_names is {server.sync_standbys!r}: commits may wait until Evermark has taken them",
+            "name the standbys alone: alter system set synchronous_standby_names = '…'; select pg_reload_conf();",
+        )
     used = f"{server.slots_used} of {server.slots_max} in use"
     missing = sum(slot.slot is None for slot in facts.slots)
     if server.slots_max - server.slots_used < missing + SPARE_SLOTS_MIN:

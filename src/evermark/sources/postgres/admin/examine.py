@@ -49,6 +49,7 @@ select current_setting('server_version_num')::int, current_setting('wal_level'),
        pg_has_role('pg_read_all_stats', 'USAGE'),
        coalesce((select has_function_privilege(p.oid, 'EXECUTE') from pg_proc p
                  where p.proname = 'pg_log_standby_snapshot' limit 1), true),
+       current_setting('synchronous_standby_names'),
        (select rolsuper or rolreplication from pg_roles where rolname = current_user), clock_timestamp()
 """
 _SLOT = """

@@ -111,11 +111,11 @@ class OutboxDecoder:
             parts.append((bad, self._poison(changes, bad, reasons[~good].tolist(), ids)))
             rows, built = rows[good], {name: column.filter(pa.array(good)) for name, column in built.items()}
         if len(rows):
-            columns = built | self._target(changes, rows) | {"flags": _no_flags(len(rows))}
+            columns = built | self._position_and_tx(changes, rows) | {"flags": _no_flags(len(rows))}
             parts.append((rows, taken_batch(dict(columns), len(rows))))
         return parts
 
-    def _target(self, changes: Changes, rows: I64) -> dict[str, pa.Array]:
+    def _position_and_tx(self, changes: Changes, rows: I64) -> dict[str, pa.Array]:
         return {
             "position": positions(self._incarnation, changes.lsn[rows], changes.ordinal[rows].astype(np.uint32)),
             "tx": pa.array(changes.xid[rows]).cast(pa.string()),
@@ -124,12 +124,12 @@ class OutboxDecoder:
     def _poison(
         self, changes: Changes, rows: I64, reasons: list[str], ids: list[str | None] | None = None
     ) -> pa.RecordBatch:
-        target = self._target(changes, rows)
-        where = target["position"].to_pylist()
+        stands = self._position_and_tx(changes, rows)
+        where = stands["position"].to_pylist()
         named = ids or [None] * len(rows)
         raw = [changes.view.data[changes.start[i] : changes.end[i]] for i in rows.tolist()]
         columns: dict[str, object] = {
-            **target,
+            **stands,
             # The row's own id where it can be read: a later reading of the table must find it in the log.
             "event_id": [found or f"poison:{position}" for found, position in zip(named, where, strict=True)],
             "stream": [f"{self._schema}.{EVENTS}"] * len(rows),

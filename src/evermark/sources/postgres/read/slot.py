@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -27,6 +27,7 @@ from evermark.sources.postgres.failures import RECOVER_HINT, python_encoding, tr
 from evermark.sources.postgres.lsn import Position, lsn_text
 from evermark.sources.postgres.outbox import UNWATCHED, filled
 from evermark.sources.postgres.read.chunks import BIG_BYTES, chunked, in_order, peek_query, unpack
+from evermark.sources.postgres.read.feed import SlotFeed
 from evermark.sources.postgres.read.floor import Floor, Sample
 from evermark.sources.postgres.read.outbox_rows import OutboxDecoder
 from evermark.sources.postgres.read.pace import Confirming, Offering, Verdict
@@ -54,6 +55,9 @@ _KNOWN = """
 select exists (select from @schema@.events where created_at = %s and id = %s::uuid),
        to_regclass('@schema@.events_p' || to_char(%s at time zone 'UTC', 'YYYYMMDD')) is not null,
        (select installed_at from @schema@.meta where installed_at > %s)
+"""
+_END_READER = """
+select pg_terminate_backend(active_pid, 1000) from pg_replication_slots where slot_name = %s and active_pid is not null
 """
 # Two steps in one: what had ended when the snapshot was taken committed before the position read after it.
 _SAMPLE = """
@@ -174,6 +178,37 @@ class SlotReader:
         except EvermarkError as unable:
             found = unable if isinstance(unable, UnreachableError) else None
         return found or translate(error, self._target.dsn.open(), f"reading slot {self._target.slot}")
+
+    def follow(self, start: str, wake: Callable[[], None]) -> SlotFeed:
+        """Have the slot's events sent. A reader that still holds the slot, though it has lost its lease, is ended."""
+        position = Position.parse(start)
+        with self._lock:
+            if self._held_back is not None:
+                self.advance(self._held_back)
+        give_up_at = time.monotonic() + BUSY_WAIT_S
+        while True:
+            try:
+                return SlotFeed(
+                    self._target, position, wake, self._require_slot, self._fed_and_confirmed, self._stream_name
+                )
+            except BusyError:
+                if time.monotonic() >= give_up_at:
+                    raise
+            self._row(_END_READER, (self._target.slot,), doing=f"ending the reader of slot {self._target.slot}")
+            time.sleep(0.05)
+
+    def _require_slot(self, position: Position) -> None:
+        survey = self.look()
+        require_sound(survey, self._target, position)
+        restart = survey.slot.restart_lsn if survey.slot is not None else None
+        if restart is not None and position.lsn - restart > SNAPSHOT_BYTES:
+            self._log_snapshot(time.monotonic())
+
+    def _fed_and_confirmed(self, position: Position) -> None:
+        with self._lock:
+            self._held_back = None
+            self._confirming.done(position.lsn, 0.0, time.monotonic())
+            self._note_floor(position)
 
     def confirm(self, end: str) -> None:
         """Move the slot to `end`, unless that is not worth its cost yet (advancing reads the WAL again)."""

@@ -6,7 +6,7 @@ Several slots share the events by key: each has a publication with a row filter 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from evermark.errors import EvermarkError
 from evermark.event import Seen
-from evermark.sources.base import Condition, Limit, Repair, Slice, Source, Untaken, Warned
+from evermark.sources.base import Condition, Feed, Limit, Repair, Slice, Source, Untaken, Warned
 from evermark.sources.postgres.connect import close_idle, connect
 from evermark.sources.postgres.lsn import Position
 from evermark.sources.postgres.outbox import SCHEMA_VERSION, filled, maintain, unwatched_mend, unwatched_said
@@ -35,7 +35,7 @@ returning true
 
 
 class PostgresOutbox(Source):
-    """Picklable: the place travels, connections do not."""
+    """Picklable: its target travels, connections do not."""
 
     def __init__(self, target: PostgresTarget, *, big_bytes: int = BIG_BYTES) -> None:
         self._target, self._big_bytes = target, big_bytes
@@ -81,6 +81,10 @@ class PostgresOutbox(Source):
 
     def read(self, piece: Slice) -> Iterator[pa.RecordBatch]:
         return self._slots[piece.partition].read(piece)
+
+    def follow(self, partition: int, position: str, wake: Callable[[], None]) -> Feed:
+        with _blamed_on(partition):
+            return self._slots[partition].follow(position, wake)
 
     def confirm(self, partition: int, end: str) -> None:
         self._slots[partition].confirm(end)

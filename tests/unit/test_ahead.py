@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from evermark.spark.ahead import ahead
+from evermark.ahead import ahead
 
 
 def test_items_come_in_order_and_complete() -> None:

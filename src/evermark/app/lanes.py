@@ -1,0 +1,207 @@
+"""The lanes of an instance, from the driver's side: submitted to Spark, renewed, started again, told to stop."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from evermark.app.lane import BEGIN, HURRY, READY, STOP, LaneWork, run_lane
+from evermark.error_policy import backoff_s
+from evermark.errors import EvermarkError, NotFoundError
+from evermark.observe.health import HealthBoard
+from evermark.observe.logging import get_logger
+from evermark.observe.metrics import Metrics
+from evermark.secrets import SecretBox
+from evermark.spark.channel import Channel, News
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_LOOK_EVERY_S = 0.1
+_BACKOFF_MAX_S = 10.0
+# A lane says every second that it lives.
+_SILENT_MAX_S = 20.0
+# A lane that ran this long before it failed was healthy: the failure counts as a first.
+_WELL_AFTER_S = 60.0
+
+
+@dataclass(eq=False)
+class _Submitted:
+    """One lane: a job of Spark with one task."""
+
+    name: str
+    ready: threading.Event = field(default_factory=threading.Event)
+    ended: threading.Event = field(default_factory=threading.Event)
+    error: str | None = None
+    began: float = 0.0
+    heard_at: float = 0.0
+
+
+class Lanes:
+    """Keeps one lane running until stopped, and another ready before its time is up."""
+
+    name = "lanes"
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        channel: Channel,
+        work: LaneWork,
+        box: SecretBox,
+        board: HealthBoard,
+        metrics: Metrics,
+        lane_s: float,
+    ) -> None:
+        from evermark.spark.deliver import SparkDeliverer
+        from evermark.spark.job import written_by_tasks
+        from evermark.spark.repair import found_missing
+
+        self._spark = spark
+        self._work = work
+        self._board = board
+        self._metrics = metrics
+        self._lane_s = lane_s
+        self._lanes: dict[str, _Submitted] = {}
+        self._stopping = threading.Event()
+        self._hurry = threading.Event()
+        self._log = get_logger(part="lanes")
+        deliverer = SparkDeliverer(spark, box)
+        serves: dict[str, Callable[..., Any]] = {
+            "lane": self._work_of,
+            "write_pieces": lambda of, pieces: written_by_tasks(spark, of, pieces),
+            "find_missing": lambda *given: found_missing(spark, *given),
+            "deliver": deliverer.deliver,
+            "replay": deliverer.replay,
+        }
+        self._channel = channel
+        channel.serve(serves, self._heard)
+        self._thread = threading.Thread(target=self._run, name="lanes", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def hurry(self) -> None:
+        self._hurry.set()
+
+    def join(self, timeout_s: float) -> bool:
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        failures = 0
+        lane: _Submitted | None = None
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            lane = self._kept(lane or self._submit())
+            if lane is None or lane.error is None:
+                continue
+            failures = 1 if time.monotonic() - began > _WELL_AFTER_S else failures + 1
+            wait_s = backoff_s(failures - 2, max_s=_BACKOFF_MAX_S) if failures > 1 else 0.0
+            self._log.error("a lane ended; another is started", error=lane.error, in_s=wait_s)
+            self._stopping.wait(wait_s)
+            lane = None
+
+    def _kept(self, lane: _Submitted) -> _Submitted | None:
+        """Run a lane until it has ended. Returns the lane that follows it, itself if it failed, or None."""
+        if not self._wait(lane, lane.ready):
+            return self._end(lane)
+        lane.began = lane.heard_at = time.monotonic()
+        self._channel.tell(lane.name, BEGIN)
+        next_lane: _Submitted | None = None
+        while not lane.ended.wait(_LOOK_EVERY_S):
+            if self._stopping.is_set():
+                return self._end(lane, next_lane)
+            if time.monotonic() - lane.heard_at > _SILENT_MAX_S:
+                self._give_up(lane)
+                return next_lane or lane
+            if next_lane is None and time.monotonic() - lane.began > self._lane_s:
+                next_lane = self._submit()
+            if next_lane is not None and next_lane.ended.is_set():  # it failed before its turn
+                self._log.warning("the next lane did not start; this one goes on", error=next_lane.error)
+                next_lane, lane.began = None, time.monotonic()
+            if next_lane is not None and next_lane.ready.is_set():
+                self._channel.tell(lane.name, STOP)
+                if self._wait(next_lane, lane.ended):
+                    return next_lane
+        return lane if lane.error is not None else next_lane
+
+    def _give_up(self, lane: _Submitted) -> None:
+        """Its process hangs, or was stopped. It loses its leases by itself; if it goes on, nothing of it lands."""
+        from evermark.spark.job import cancel_long_task
+
+        lane.error = f"{lane.name} has said nothing for {_SILENT_MAX_S:g} s"
+        cancel_long_task(self._spark, lane.name)
+
+    def _wait(self, lane: _Submitted, event: threading.Event) -> bool:
+        """Whether it was set before the lane ended, and before we were told to stop."""
+        while not event.wait(_LOOK_EVERY_S):
+            if lane.ended.is_set() or self._stopping.is_set():
+                return event.is_set()
+        return True
+
+    def _end(self, *lanes: _Submitted | None) -> _Submitted | None:
+        going = [lane for lane in lanes if lane is not None]
+        for lane in going:
+            while not lane.ready.wait(_LOOK_EVERY_S) and not lane.ended.is_set():
+                pass
+            self._channel.tell(lane.name, STOP)
+        hurried = False
+        for lane in going:
+            while not lane.ended.wait(_LOOK_EVERY_S):
+                if self._hurry.is_set() and not hurried:
+                    hurried = True
+                    for other in going:
+                        self._channel.tell(other.name, HURRY)
+        failed = next((lane for lane in going if lane.error is not None), None)
+        return failed if not self._stopping.is_set() else None
+
+    def _submit(self) -> _Submitted:
+        lane = _Submitted(f"lane-{uuid.uuid4().hex[:12]}")
+        self._lanes[lane.name] = lane
+        threading.Thread(target=self._job, args=(lane,), name=lane.name, daemon=True).start()
+        return lane
+
+    def _job(self, lane: _Submitted) -> None:
+        from evermark.spark.job import run_long_task
+
+        try:
+            run_long_task(self._spark, lane.name, run_lane)
+        except EvermarkError as error:
+            lane.error = lane.error or error.message
+        except Exception as error:  # noqa: BLE001 - it is said, and another lane is started
+            lane.error = f"{type(error).__name__}: {error}"[:500]
+        finally:
+            del self._lanes[lane.name]
+            lane.ended.set()
+
+    # what lanes ask and tell
+
+    def _work_of(self, lane: str) -> LaneWork:
+        if lane not in self._lanes:
+            raise NotFoundError(f"{lane} is over", hint="a later one runs")
+        return self._work
+
+    def _heard(self, name: str, news: list[News]) -> None:
+        lane = self._lanes.get(name)
+        if lane is not None:
+            lane.heard_at = time.monotonic()
+        for target, method, arguments, named in news:
+            if target == "board":
+                getattr(self._board, method)(*arguments, **named)
+            elif target == "metrics":
+                labels, operation, given = arguments
+                metric = getattr(self._metrics, method)
+                getattr(metric.labels(*labels) if labels else metric, operation)(*given)
+            elif target == "log":
+                getattr(self._log.unbind("part"), method)(**arguments[0])
+            elif method == READY and lane is not None:
+                lane.ready.set()
+                if lane.began:  # a retry of its task: the one before it had begun
+                    self._channel.tell(name, BEGIN)

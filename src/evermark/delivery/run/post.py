@@ -1,0 +1,271 @@
+"""Posting the rows of assignments: found in files of the log, read, rendered, signed and sent, and the result of each
+subscription and batch. The work of a Spark task, or of the lane itself.
+
+Rows are matched here by stream and operation. Where a predicate has to hold, the addresses (file, row number) of the
+matched rows are given instead.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from evermark.ahead import ahead
+from evermark.delivery.base import Fate, HeldKey, Outcome, ParkedEvent, SourcePartition, SubscriptionSpec
+from evermark.delivery.bots.forward import forwarded, waiting
+from evermark.delivery.decide.expiry import with_expired, without_expired
+from evermark.delivery.decide.matching import expanded
+from evermark.delivery.sinks import Sinks
+from evermark.delivery.webhook.base import Job, Line
+from evermark.delivery.webhook.bundles import prepared
+from evermark.delivery.webhook.parked_json import texts_of
+from evermark.delivery.work import Assignment, DeliveryOptions, Result, Span
+from evermark.log.row_reader import COLUMNS, I64, ROWS, RowReader, require_codes
+from evermark.log.span import row_addresses
+from evermark.secrets import SecretBox
+
+# A span without a budget still ends: events not sent by then are left for the next round.
+_NO_BUDGET_S = 3600.0
+# How much is sent at a time.
+_CHUNK_ROWS = 20_000
+_CHUNK_BYTES = 64 * 1024 * 1024
+_CHUNK_MATCHES = 1_000_000
+
+# File code, row number and number of the assignment, for each row that an assignment wants.
+Addresses = tuple[I64, I64, I64]
+# A piece of work of a task: rows of the log, and per (row, subscription that wants it) the row's index and the
+# subscription's number, by row.
+MatchedRows = tuple[pa.RecordBatch, I64, I64]
+# Per subscription and batch: positions of rows that are too old to be sent.
+Late = dict[str, dict[int, pa.Array]]
+
+
+@dataclass
+class _SoFar:
+    """The state of a task's subscriptions after the pieces it has sent."""
+
+    held: dict[str, Counter[HeldKey]]
+    room: dict[str, int]  # how many more may be parked, where that is known
+    stopped: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class Posting:
+    """Picklable, secrets sealed."""
+
+    assignments: tuple[Assignment, ...]
+    box: SecretBox
+    options: DeliveryOptions
+
+    def results(
+        self, addresses: Iterable[Addresses] | None = None, unused: Iterable[object] = ()
+    ) -> Iterator[list[Result]]:
+        """Results, piece by piece. `addresses`: of the rows that are wanted; None: found here. The budget begins with
+        the first step: waiting for addresses counts, and for `unused`, the input of a task that needs none.
+        """
+        budget_s = _NO_BUDGET_S if self.options.budget_s is None else self.options.budget_s
+        deadline = time.monotonic() + budget_s
+        held = {name: Counter(keys) for name, keys in self.options.held.items()}
+        room = {one.spec.name: one.parked_room for one in self.assignments if one.parked_room is not None}
+        so_far = _SoFar(held, room)
+        pieces: Iterator[tuple[list[Job], Late]]
+        if addresses is None and all(_is_at_hand(one.span) for one in self.assignments):
+            pieces = map(self._jobs, self._at_hand())
+        else:
+            places = gathered(self._found_here(unused) if addresses is None else addresses)
+            read_ahead = map(self._jobs, read(paths_of(self.assignments), places))
+            pieces = ahead(read_ahead, depth=1, low_priority=self.options.historical)
+        for jobs, late in pieces:
+            rows = list(self._send(jobs, late, so_far, max(0.0, deadline - time.monotonic())))
+            if rows:
+                yield rows
+            if len(so_far.stopped) == len(self.assignments):
+                return
+
+    def _found_here(self, unused: Iterable[object] = ()) -> Iterator[Addresses]:
+        for _ in unused:
+            pass  # a worker that leaves something unread is not used again, and its successor imports everything anew
+        require_codes(paths_of(self.assignments))
+        for span, numbers in by_span(self.assignments):
+            where = (span.paths, span.place.partition, span.after, span.to)
+            found = row_addresses(*where, exact=span.exact, through=span.begun.through)
+            # Piece by piece: a batch may have millions of rows, and thousands of subscriptions may want each row.
+            size = max(1, min(_CHUNK_ROWS, _CHUNK_MATCHES // len(numbers)))
+            for start in range(0, len(found.codes), size):
+                rows, of = self._matched(found.streams.slice(start, size), found.ops.slice(start, size), numbers)
+                yield found.codes[start + rows], found.numbers[start + rows], of
+
+    def _at_hand(self) -> Iterator[MatchedRows]:
+        """The same where the rows were just taken: nothing is read."""
+        for span, numbers in by_span(self.assignments):
+            fresh = pa.table(span.fresh)
+            rows, of = self._matched(fresh["stream"], fresh["op"], numbers)
+            yield fresh.select(COLUMNS).cast(ROWS).combine_chunks().to_batches()[0], rows, of
+
+    def _matched(self, streams: pa.ChunkedArray, ops: pa.ChunkedArray, numbers: Sequence[int]) -> tuple[I64, I64]:
+        """Pairs of a row and the number of an assignment that wants it."""
+        mine = [self.assignments[number] for number in numbers]
+        among = {n: assignment.bot.streams for n, assignment in enumerate(mine) if assignment.bot is not None}
+        rows, of = expanded(streams, ops, [assignment.spec for assignment in mine], among)
+        return rows, np.asarray(numbers)[of]
+
+    def _jobs(self, wanted: MatchedRows) -> tuple[list[Job], Late]:
+        """The jobs of one piece, rendered while the piece before is sent; and rows that are too old to be sent."""
+        jobs: list[Job] = []
+        expired: Late = {}
+        for index, rows in by_subscription(*wanted):
+            assignment = self.assignments[index]
+            wanted_rows = rows if assignment.bot is None else forwarded(rows, assignment.bot)
+            mine, late = without_expired(wanted_rows, assignment.expires_before)
+            if late:
+                expired[assignment.spec.name] = late
+            if mine.num_rows:
+                historical = self.options.historical
+                waits = {} if assignment.bot is None else waiting(mine, assignment.bot)
+                job = Job(
+                    assignment.spec, mine, self.box.open, historical=historical, probe=assignment.probe, waits=waits
+                )
+                jobs.append(job)
+        return prepared(jobs), expired
+
+    def _send(self, jobs: Sequence[Job], late: Late, so_far: _SoFar, left_s: float) -> Iterator[Result]:
+        """Rows arrive in log order; each chunk is finished before the next, so a subscription's order holds."""
+        going = [
+            replace(
+                job,
+                held=held_lines(job.events, so_far.held.setdefault(job.spec.name, Counter())),
+                parked_room=so_far.room.get(job.spec.name),
+            )
+            for job in jobs
+            if job.spec.name not in so_far.stopped
+        ]
+        places = {assignment.spec.name: assignment.span.place for assignment in self.assignments}
+        if not self.options.sends:
+            yield from _unsent(going, places, late, so_far.stopped)
+            going = []
+        specs = {job.spec.name: job.spec for job in going}
+        for name in late.keys() - specs.keys() - so_far.stopped:
+            yield from with_expired(name, places[name], [], late[name])
+        began = time.monotonic()
+        for results in Sinks().deliver_each(going, left_s, self.options.grace_s, self.options.slack_s):
+            took_s = time.monotonic() - began
+            name = results[0].subscription
+            for result in with_expired(name, places[name], results, late.get(name, {})):
+                if result.outcome.fate is not Fate.DONE:
+                    so_far.stopped.add(name)
+                so_far.held[name] += now_held(specs[name], result.outcome.parked)
+                if name in so_far.room:
+                    so_far.room[name] -= sum(not event.session for event in result.outcome.parked)
+                yield replace(result, outcome=replace(result.outcome, took_s=took_s))
+                took_s = 0.0  # told once: the times of several results are added up
+
+
+def _is_at_hand(span: Span) -> bool:
+    return span.fresh is not None and span.fresh.num_rows > 0 and not span.begun.through
+
+
+def _unsent(
+    jobs: Sequence[Job], places: Mapping[str, SourcePartition], late: Late, stopped: set[str]
+) -> Iterator[Result]:
+    """Nothing is sent: each of these subscriptions gets as far as its first batch with something to send."""
+    for job in jobs:
+        name, batch = job.spec.name, pc.min(job.events.column("batch")).as_py()
+        before = {number: rows for number, rows in late.get(name, {}).items() if number < batch}
+        yield from with_expired(name, places[name], [], before)
+        yield Result(places[name], batch, Outcome(name, Fate.UNFINISHED, reason="nothing is sent to it now"))
+        stopped.add(name)
+
+
+def timed(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """A subscription without a result wanted nothing, and took no time."""
+    return [one if one.took_s is not None else replace(one, took_s=0.0) for one in outcomes]
+
+
+def paths_of(assignments: Sequence[Assignment]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(path for assignment in assignments for path in assignment.span.paths))
+
+
+def by_span(assignments: Sequence[Assignment]) -> list[tuple[Span, list[int]]]:
+    """Each span once, with the numbers of the assignments that have it."""
+    numbers: dict[Span, list[int]] = {}
+    for number, assignment in enumerate(assignments):
+        numbers.setdefault(assignment.span, []).append(number)
+    return list(numbers.items())
+
+
+def gathered(pieces: Iterable[Addresses]) -> Iterator[Addresses]:
+    """The same addresses, more of them at a time: rows that are sent together are served side by side."""
+    waiting: list[Addresses] = []
+    rows = 0
+    for piece in pieces:
+        waiting.append(piece)
+        rows += len(piece[0])
+        if rows >= _CHUNK_ROWS:
+            yield _together(waiting)
+            waiting, rows = [], 0
+    if rows:
+        yield _together(waiting)
+
+
+def _together(pieces: Sequence[Addresses]) -> Addresses:
+    codes, numbers, of = (np.concatenate(column) for column in zip(*pieces, strict=True))
+    return codes, numbers, of
+
+
+def addresses_of(batch: pa.RecordBatch) -> Addresses:
+    codes, numbers, of = (column.to_numpy() for column in batch.columns)
+    return codes, numbers, of
+
+
+def read(paths: Sequence[str], places: Iterable[Addresses]) -> Iterator[MatchedRows]:
+    """The rows at some addresses, each read once however many want it; fewer at a time if they are large."""
+    picker = RowReader(paths)
+    size = min(_CHUNK_ROWS, picker.rows_within(_CHUNK_BYTES))
+    for codes, numbers, of in places:
+        new = np.ones(len(of), np.bool_)
+        new[1:] = (codes[1:] != codes[:-1]) | (numbers[1:] != numbers[:-1])
+        firsts = np.flatnonzero(new)
+        for start in range(0, len(firsts), size):
+            mine = firsts[start : start + size]
+            stop = firsts[start + size] if start + size < len(firsts) else len(of)
+            rows = picker.pick(codes[mine], numbers[mine])
+            yield rows, np.cumsum(new[mine[0] : stop]) - 1, of[mine[0] : stop]
+
+
+def by_subscription(rows: pa.RecordBatch, of_row: I64, of: I64) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """The rows of each subscription, in their order; one pass, however many subscriptions there are."""
+    order = np.argsort(of, kind="stable")
+    of, of_row = of[order], of_row[order]
+    starts = [0, *(np.flatnonzero(np.diff(of)) + 1).tolist()]
+    for start, stop in zip(starts, [*starts[1:], len(of)], strict=True):
+        mine = of_row[start:stop]
+        yield int(of[start]), rows if len(mine) == rows.num_rows else rows.take(pa.array(mine))
+
+
+def now_held(spec: SubscriptionSpec, parked: Iterable[ParkedEvent]) -> Counter[HeldKey]:
+    """Keys whose next events must wait: events parked in one chunk of a job hold back the chunks after it."""
+    keyed = parked if spec.ordered else ()
+    return Counter(key for event in keyed for key in event.held_keys)
+
+
+def held_lines(rows: pa.RecordBatch, waiting: Mapping[HeldKey, int]) -> dict[Line, int]:
+    """The lines among these rows whose key has parked events, and how many."""
+    held: dict[Line, int] = {}
+    if waiting:
+        places = list(map(SourcePartition, rows.column("source").to_pylist(), rows.column("partition").to_pylist()))
+        streams = texts_of(rows.column("stream"))
+        found = {
+            line
+            for name in ("key", "previous_key")
+            if name in rows.schema.names and rows.column(name).null_count < rows.num_rows
+            for line in zip(places, streams, texts_of(rows.column(name)), strict=True)
+        }
+        for place, stream, key in waiting.keys() & found:
+            held[place.source, stream, key] = held.get((place.source, stream, key), 0) + waiting[place, stream, key]
+    return held

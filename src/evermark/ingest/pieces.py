@@ -1,0 +1,115 @@
+"""One slice of a source, read into one file of the log: what a task does, and the lane itself where there is one slice.
+
+Every failure becomes part of the report, with its kind and hint: the other slices of the batch are not hurt by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from evermark import failpoint
+from evermark.ahead import ahead
+from evermark.errors import EvermarkError, Kind
+from evermark.event import ADDED_SINCE, TAKEN, Op, with_all_columns
+from evermark.ingest.dedup import Deduplicated, excluded_from
+from evermark.log.read import LogReader
+from evermark.log.write import BatchWriter
+from evermark.sources.base import Fed, Slice, Source
+
+_TAKEN_AT_FIRST = pa.schema([field for field in TAKEN if field.name not in ADDED_SINCE])
+
+
+@dataclass(frozen=True)
+class ReadFrom:
+    """A source and the folder of its log. Picklable; holds no secret in the open."""
+
+    name: str
+    source: Source
+    log_folder: str
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One slice, with the batch that it is part of."""
+
+    slice: Slice
+    batch: int
+    start: str
+    end: str
+    excluded_from: str | None  # ids that the log holds from here on are left out
+
+
+def pieces_of(
+    source: Source, partition: int, start: str, end: str, batch: int, repeats_to: str | None
+) -> Sequence[Piece]:
+    exclude = excluded_from(start, source.may_repeat_from(partition, start), repeats_to)
+    return [Piece(piece, batch, start, end, exclude) for piece in source.slices(partition, start, end)]
+
+
+def written(piece: Piece, of: ReadFrom) -> dict[str, Any]:
+    """Read and write one piece; its report, for `gather`. Never raises."""
+    where = {"partition": piece.slice.partition, "batch": piece.batch, "start": piece.start, "end": piece.end}
+    try:
+        return {**where, **_write(piece, of, of.source.read(piece.slice))}
+    except Exception as error:  # noqa: BLE001 - every failure is part of the report
+        return {**where, "error": error_fields(error)}
+
+
+def written_fed(fed: Fed, piece: Piece, of: ReadFrom) -> dict[str, Any]:
+    """The same for events that the source has sent; where they end is known when they have been read."""
+    where = {"partition": piece.slice.partition, "batch": piece.batch, "start": piece.start, "end": piece.end}
+    try:
+        kept: list[pa.RecordBatch] = []
+        report = _write(piece, of, fed.batches(), kept)
+        return {**where, **report, "end": fed.end()}
+    except Exception as error:  # noqa: BLE001 - as above
+        return {**where, "error": error_fields(error)}
+
+
+def error_fields(error: Exception) -> dict[str, Any]:
+    if isinstance(error, EvermarkError):
+        return {"kind": error.kind, "message": error.message, "hint": error.hint}
+    return {"kind": Kind.UNKNOWN, "message": f"{type(error).__name__}: {error}"[:2000], "hint": ""}
+
+
+def _write(
+    piece: Piece, of: ReadFrom, batches: Iterator[pa.RecordBatch], kept: list[pa.RecordBatch] | None = None
+) -> dict[str, Any]:
+    """`kept`: the rows of a small batch are reported, too, to be delivered without being read again."""
+    folder, partition = Path(of.log_folder), piece.slice.partition
+    fresh = Deduplicated(_checked(batches), LogReader(folder), partition, piece.excluded_from)
+    controls = _Counter()
+    writer = BatchWriter(folder, of.name, partition, piece.batch, kept)
+    # A thread that reads ahead costs more than a few rows that have come already.
+    rows = ahead(iter(fresh)) if kept is None else iter(fresh)
+    file = writer.write_all(_with_controls_counted(rows, controls))
+    failpoint.hit("file.written")
+    report: dict[str, Any] = {"file": vars(file) if file else None, "duplicates": fresh.dropped}
+    return {**report, "controls": controls.count, "fresh": pa.Table.from_batches(writer.kept) if writer.kept else None}
+
+
+class _Counter:
+    count = 0
+
+
+def _with_controls_counted(batches: Iterator[pa.RecordBatch], found: _Counter) -> Iterator[pa.RecordBatch]:
+    """Only their number travels: the control events themselves are in the log."""
+    for batch in batches:
+        found.count += pc.sum(pc.equal(batch.column("op"), str(Op.CONTROL))).as_py() or 0
+        yield batch
+
+
+def _checked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        if batch.schema not in (TAKEN, _TAKEN_AT_FIRST):
+            raise EvermarkError(
+                f"the source returned columns {batch.schema.names} where evermark.event.TAKEN is expected",
+                hint="build the batch with evermark.event.taken_batch",
+            )
+        yield with_all_columns(batch, TAKEN)

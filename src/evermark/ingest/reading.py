@@ -1,0 +1,225 @@
+"""Reading a source, batch after batch: how far the next one goes, its pieces read and written, and the batch taken.
+
+One piece is read where the loop stands. Several are read side by side, by tasks (`WritePieces`): reports of their files
+come back, and only this loop commits them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from evermark.error_policy import backoff_s
+from evermark.errors import EvermarkError, GapError
+from evermark.ingest.dedup import excluded_from
+from evermark.ingest.gather import WHOLE_SOURCE, gather
+from evermark.ingest.pieces import Piece, ReadFrom, error_fields, pieces_of, written, written_fed
+from evermark.ingest.take import Taken, Taker, take_each
+from evermark.sources.base import Feed, Limit, Slice
+
+# A source may let `latest` block this long: a loop that is told to end hears it after that time.
+WAIT_S_MAX = 1.0
+
+# A batch of this many rows, or more, is followed by one that tasks read; one of fewer than the other, by one read here.
+_BESIDE_ROWS = 20_000
+_HERE_ROWS = 2_000
+
+# After a batch of fewer rows the source is to send its events; after one of more it is asked again.
+_FEED_ROWS = 2_000
+_ASK_ROWS = 50_000
+_FEED_WELL_S = 60.0
+_ASK_EVERY_S = 0.1
+_FEED_BACKOFF_MAX_S = 60.0
+
+WritePieces = Callable[[ReadFrom, Sequence[Piece]], list[dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class ReadPlan:
+    """From where each partition is read on, the last batch that the log has of it, and up to where the log may hold
+    events that are read again.
+    """
+
+    starts: Mapping[int, str]
+    batches: Mapping[int, int]
+    repeats_to: Mapping[int, str | None]
+
+
+def reads_beside(pieces: int, rows_before: int | None, beside_before: bool) -> bool:
+    """Whether the pieces of a batch are read side by side, by tasks. A job of Spark costs more than a few thousand rows
+    do here, and how much there is to read is not known before it is read: so it is judged by the batch before.
+    """
+    if pieces < 2:
+        return False
+    return rows_before is None or rows_before >= (_HERE_ROWS if beside_before else _BESIDE_ROWS)
+
+
+def written_here(of: ReadFrom, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
+    return [written(piece, of) for piece in pieces]
+
+
+@dataclass
+class FeedChoice:
+    """Whether a source is asked for its events or sends them. Pure, with the time as a value.
+
+    Asking is quicker where there is much to read, and right after any doubt; a feed where there is little.
+    """
+
+    again_at: float = 0.0
+    failures: int = 0
+
+    def begins(self, rows_before: int | None, now: float) -> bool:
+        return rows_before is not None and rows_before < _FEED_ROWS and now >= self.again_at
+
+    def ends(self, rows: int) -> bool:
+        return rows >= _ASK_ROWS
+
+    def failed(self, lasted_s: float, now: float) -> None:
+        self.failures = 1 if lasted_s > _FEED_WELL_S else self.failures + 1
+        self.again_at = now + backoff_s(self.failures, max_s=_FEED_BACKOFF_MAX_S)
+
+
+@dataclass
+class SourceReading:
+    """`run` returns when `is_over` says so, or something failed: the failures by partition."""
+
+    of: ReadFrom
+    limit: Limit
+    write_beside: WritePieces = written_here
+    on_unfed: Callable[[EvermarkError], None] = lambda _: None  # a feed ended, or did not begin: the source is asked
+
+    def __post_init__(self) -> None:
+        self._rows_before: int | None = None
+        self._beside = False
+        self._choice = FeedChoice()
+        self._feeds: dict[int, Feed] = {}
+        self._feeds_began = 0.0
+        self._news = threading.Event()
+
+    def run(
+        self, plan: ReadPlan, taker: Taker, on_taken: Callable[[Taken], None], is_over: Callable[[], bool]
+    ) -> Mapping[int, EvermarkError]:
+        self._plan, self._at, self._batches = plan, dict(plan.starts), dict(plan.batches)
+        try:
+            while not is_over():
+                try:
+                    rows = self._fed() if self._feeds else self._asked()
+                except EvermarkError as error:
+                    return {WHOLE_SOURCE if error.partition is None else error.partition: error}
+                if is_over():  # what was written is left behind, and read again by the next owner
+                    return {}
+                gathered = gather(rows, taker.epoch)
+                failed = {**gathered.failed, **take_each(taker, gathered.taken, on_taken, self._feeds)}
+                if failed:
+                    return failed
+                for taken in gathered.taken:
+                    self._at[taken.partition] = taken.end
+                    self._batches[taken.partition] += bool(taken.files)
+                self._choose(sum(taken.rows for taken in gathered.taken))
+            return {}
+        finally:
+            self._close_feeds()
+
+    def _choose(self, rows: int) -> None:
+        self._rows_before = rows
+        if self._feeds:
+            if self._choice.ends(rows):
+                self._close_feeds()
+        elif self._choice.begins(rows, time.monotonic()):
+            self._follow()
+
+    def _follow(self) -> None:
+        self._feeds_began = time.monotonic()
+        try:
+            for partition, position in self._at.items():
+                feed = self.of.source.follow(partition, position, self._news.set)
+                if feed is None:
+                    self._choice.again_at = float("inf")  # this source can only be asked
+                    break
+                self._feeds[partition] = feed
+        except EvermarkError as error:
+            self._unfed(error)
+        if len(self._feeds) < len(self._at):
+            self._close_feeds()
+
+    def _unfed(self, error: EvermarkError) -> None:
+        now = time.monotonic()
+        self._choice.failed(now - self._feeds_began, now)
+        self._close_feeds()
+        self.on_unfed(error)
+
+    def _close_feeds(self) -> None:
+        for feed in self._feeds.values():
+            feed.close()
+        self._feeds.clear()
+
+    def _fed(self) -> list[dict[str, Any]]:
+        """Reports of what the source has sent; none if nothing has come for a while."""
+        self._news.clear()
+        try:
+            rows = [
+                written_fed(fed, self._piece(partition, self._at[partition]), self.of)
+                for partition, feed in self._feeds.items()
+                if (fed := feed.next()) is not None
+            ]
+        except EvermarkError as error:
+            self._unfed(error)
+            return []
+        if not rows:
+            self._news.wait(WAIT_S_MAX)
+        return rows
+
+    def _piece(self, partition: int, end: str) -> Piece:
+        start, source = self._at[partition], self.of.source
+        exclude = excluded_from(start, source.may_repeat_from(partition, start), self._plan.repeats_to.get(partition))
+        return Piece(Slice(partition, start, end), self._batches[partition] + 1, start, end, exclude)
+
+    def _asked(self) -> list[dict[str, Any]]:
+        began = time.monotonic()
+        ends = self._ends(self._at, replace(self.limit, wait_s=min(self.limit.wait_s, WAIT_S_MAX)))
+        if ends == self._at:
+            # A source that has nothing and does not wait for something is not asked without a pause.
+            self._news.wait(max(0.0, _ASK_EVERY_S - (time.monotonic() - began)))
+            return []
+        return self._rows(self._plan, self._at, ends, self._batches)
+
+    def _ends(self, at: Mapping[int, str], limit: Limit) -> dict[int, str]:
+        try:
+            found = self.of.source.latest(at, limit)
+        except EvermarkError:
+            raise
+        except Exception as error:
+            raise EvermarkError(error_fields(error)["message"]) from error
+        for partition, start in at.items():
+            if found.get(partition, start) < start:
+                raise GapError(
+                    f"source {self.of.name} went back in partition {partition}:"
+                    f" {found[partition]} comes before {start}",
+                    hint="the source is not the one we left; see `evermark source recover`",
+                )
+        return {partition: found.get(partition, start) for partition, start in at.items()}
+
+    def _rows(
+        self, plan: ReadPlan, at: Mapping[int, str], ends: Mapping[int, str], batches: Mapping[int, int]
+    ) -> list[dict[str, Any]]:
+        pieces: list[Piece] = []
+        rows: list[dict[str, Any]] = []
+        for partition, end in sorted(ends.items()):
+            if end == at[partition]:
+                continue
+            batch, repeats_to = batches[partition] + 1, plan.repeats_to.get(partition)
+            try:
+                mine = pieces_of(self.of.source, partition, at[partition], end, batch, repeats_to)
+            except Exception as error:  # noqa: BLE001 - one partition's failure is not the others'
+                rows.append({"partition": partition, "error": error_fields(error)})
+                continue
+            pieces += mine
+            if not mine:  # nothing to read there: reading goes on behind it
+                at_end = {"partition": partition, "batch": batch, "start": at[partition], "end": end}
+                rows.append({**at_end, "file": None})
+        self._beside = reads_beside(len(pieces), self._rows_before, self._beside)
+        write = self.write_beside if self._beside else written_here
+        return [*rows, *write(self.of, pieces)]

@@ -1,0 +1,97 @@
+"""Commits of a Delta table, read and written as the files they are: JSON lines, numbered without gaps, put if absent.
+
+A commit written through a library costs a snapshot of the table, some ten milliseconds; the protocol asks for one small
+file. It is written whole under another name, made durable, and linked into its place, which fails if the place is
+taken: no reader ever sees half a commit, and of two writers one is told.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from evermark.errors import FormatError
+from evermark.log.base import LogFile
+from evermark.log.format import stats_json
+from evermark.log.table import commit_file
+
+# What writers must understand of the tables that we make: no features, nothing that a commit would have to say.
+_WRITER_VERSION_MAX = 2
+# As delta-rs calls its own: programs that clean up know the name.
+TEMPORARY = "_commit_*.json.tmp"
+
+Action = dict[str, Any]
+
+
+def read_commit(folder: Path, version: int) -> list[Action] | None:
+    """The actions of a commit; None where there is no such file."""
+    try:
+        text = commit_file(folder, version).read_text()
+    except FileNotFoundError:
+        return None
+    return [json.loads(line) for line in text.splitlines() if line]
+
+
+def put_commit(folder: Path, version: int, actions: Iterable[Mapping[str, Any]]) -> bool:
+    """Write the commit with this version, its contents durable; its name is not yet. False if another has it."""
+    temporary = folder / "_delta_log" / f"_commit_{uuid.uuid4().hex}.json.tmp"
+    body = "\n".join(json.dumps(action, separators=(",", ":")) for action in actions).encode()
+    try:
+        file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            while body:
+                body = body[os.write(file, body) :]
+            os.fsync(file)
+        finally:
+            os.close(file)
+        os.link(temporary, commit_file(folder, version))
+    except FileExistsError:
+        return False
+    finally:
+        with suppress(FileNotFoundError):
+            temporary.unlink()
+    return True
+
+
+def append_actions(
+    app_id: str, app_version: int, files: Sequence[LogFile], metadata: Mapping[str, str]
+) -> list[Action]:
+    """A commit that adds these files and moves an application's version, as delta-rs writes it."""
+    now = int(time.time() * 1000)
+    info = {
+        "timestamp": now,
+        "operation": "WRITE",
+        "operationParameters": {"mode": "Append", "partitionBy": "[]"},
+        "engineInfo": "evermark",
+        **metadata,
+    }
+    added = [
+        {
+            "path": file.path,
+            "partitionValues": {},
+            "size": file.size,
+            "modificationTime": now,
+            "dataChange": True,
+            "stats": stats_json(file.rows, file.stats),
+        }
+        for file in files
+    ]
+    txn = {"appId": app_id, "version": app_version, "lastUpdated": now}
+    return [{"commitInfo": info}, *({"add": add} for add in added), {"txn": txn}]
+
+
+def require_protocol(protocol: Mapping[str, Any], folder: Path) -> None:
+    """Refuse a table that asks its writers for more than `append_actions` does."""
+    features = protocol.get("writerFeatures") or ()
+    if protocol["minWriterVersion"] > _WRITER_VERSION_MAX or features:
+        asked = f"writer version {protocol['minWriterVersion']}" + (f" with {', '.join(features)}" if features else "")
+        raise FormatError(
+            f"the log at {folder} asks its writers for {asked}; this program knows {_WRITER_VERSION_MAX}",
+            hint="another program has changed the table: put its protocol back, or begin a log in another folder",
+        )

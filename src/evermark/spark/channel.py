@@ -1,0 +1,208 @@
+"""The channel between the driver and its lanes: Spark brings rows of a task only when the task has ended.
+
+A lane calls the driver (a job of Spark, what to run), tells it news (health, metrics, log lines), and is told to begin
+and to stop. Both ends prove that they know a key which is made for each process of `evermark up` and reaches the tasks
+through the environment of the JVM: it is in no plan, option or command line.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge
+from typing import Any
+
+from evermark.errors import EngineError, EvermarkError, UnreachableError
+
+_ADDRESS, _KEY = "EVERMARK_CHANNEL", "EVERMARK_CHANNEL_KEY"
+_CALLS, _LANE = "calls", "lane"
+_FLUSH_EVERY_S = 0.05
+BEAT_EVERY_S = 1.0
+_PROOF_S = 10.0
+_GONE = (EOFError, OSError)
+
+# (target, method, arguments)
+News = tuple[str, str, tuple[Any, ...], dict[str, Any]]
+
+
+class Channel:
+    """The driver's end. Made before the JVM is started, whose environment tells tasks where it is; `serve` begins."""
+
+    def __init__(self) -> None:
+        os.environ[_KEY] = key = secrets.token_hex(32)
+        self._key = key.encode()
+        # Who connects proves itself in a thread of its own: one that says nothing holds nobody up.
+        self._listener = Listener(("127.0.0.1", 0), "AF_INET", backlog=64)
+        host, port = self._listener.address
+        os.environ[_ADDRESS] = f"{host}:{port}"
+        self._serves: Mapping[str, Callable[..., Any]] = {}
+        self._heard: Callable[[str, list[News]], None] = lambda _lane, _news: None
+        self._lock = threading.Lock()
+        self._lanes: dict[str, Connection[Any, Any]] = {}
+        self._open: set[Connection[Any, Any]] = set()
+        self._closed = False
+
+    def serve(self, serves: Mapping[str, Callable[..., Any]], heard: Callable[[str, list[News]], None]) -> None:
+        """`serves` is what lanes may call, by name. `heard` gets their news, in order for each lane; an empty list, now
+        and then, says that a lane lives.
+        """
+        self._serves, self._heard = serves, heard
+        threading.Thread(target=self._accept, name="channel", daemon=True).start()
+
+    def tell(self, lane: str, order: str) -> bool:
+        """False if there is no such lane any more."""
+        with self._lock:
+            connection = self._lanes.get(lane)
+            if connection is None:
+                return False
+            try:
+                connection.send(order)
+            except _GONE:
+                return False
+        return True
+
+    def close(self) -> None:
+        """Lanes that are still connected notice it, and end."""
+        if self._closed:
+            return
+        self._closed = True
+        with suppress(OSError), socket.socket() as wake:  # of the thread that accepts
+            wake.connect(self._listener.address)
+        with suppress(OSError):
+            self._listener.close()
+        with self._lock:
+            for connection in self._open:
+                with suppress(OSError):
+                    connection.close()
+
+    def _accept(self) -> None:
+        while not self._closed:
+            try:
+                connection = self._listener.accept()
+            except _GONE:
+                if not self._closed:
+                    time.sleep(_FLUSH_EVERY_S)
+                continue
+            threading.Thread(target=self._serve, args=(connection,), name="channel call", daemon=True).start()
+
+    def _serve(self, connection: Connection[Any, Any]) -> None:
+        with self._lock:
+            self._open.add(connection)
+        late = threading.Timer(_PROOF_S, connection.close)
+        late.start()
+        try:
+            deliver_challenge(connection, self._key)
+            answer_challenge(connection, self._key)
+            late.cancel()
+            kind, name = connection.recv()
+            if kind == _CALLS:
+                self._answer(connection)
+            else:
+                self._listen(connection, name)
+        except (AuthenticationError, TypeError, *_GONE):
+            pass  # it is no lane of ours; or it ended (a connection closed by another thread has no number any more)
+        finally:
+            late.cancel()
+            with self._lock:
+                self._open.discard(connection)
+            with suppress(OSError):
+                connection.close()
+
+    def _answer(self, connection: Connection[Any, Any]) -> None:
+        while True:
+            name, arguments = connection.recv()
+            try:
+                answer: tuple[bool, Any] = (True, self._serves[name](*arguments))
+            except EvermarkError as error:
+                answer = (False, error)
+            except Exception as error:  # noqa: BLE001 - said at the other end
+                answer = (False, EngineError(f"{name}: {type(error).__name__}: {error}"[:1000]))
+            connection.send(answer)
+
+    def _listen(self, connection: Connection[Any, Any], lane: str) -> None:
+        with self._lock:
+            self._lanes[lane] = connection
+        try:
+            while True:
+                self._heard(lane, connection.recv())
+        finally:
+            with self._lock:
+                self._lanes.pop(lane, None)
+
+
+class LaneEnd:
+    """A lane's end. `on_order` is called with each order of the driver; with None when the driver is gone."""
+
+    def __init__(self, lane: str, on_order: Callable[[str | None], None]) -> None:
+        self._on_order = on_order
+        self._calls = threading.local()
+        self._news: queue.SimpleQueue[News | None] = queue.SimpleQueue()
+        self._open: list[Connection[Any, Any]] = []
+        self._lane = self._connected(_LANE, lane)
+        self._sender = threading.Thread(target=self._send, name="channel news", daemon=True)
+        self._sender.start()
+        threading.Thread(target=self._receive, name="channel orders", daemon=True).start()
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """The driver's answer; its errors are raised here. Each thread has a connection of its own."""
+        try:
+            connection = getattr(self._calls, "connection", None)
+            if connection is None:
+                connection = self._calls.connection = self._connected(_CALLS, name)
+            connection.send((name, arguments))
+            succeeded, answer = connection.recv()
+        except _GONE as error:
+            raise UnreachableError("the driver of this lane is gone", hint="the lane ends") from error
+        if succeeded:
+            return answer
+        raise answer
+
+    def tell(self, target: str, method: str, *arguments: Any, **named: Any) -> None:
+        """News for the driver; does not wait."""
+        self._news.put((target, method, arguments, named))
+
+    def close(self) -> None:
+        """All news has been sent when this returns."""
+        self._news.put(None)
+        self._sender.join()
+        for connection in self._open:
+            with suppress(OSError):
+                connection.close()
+
+    def _connected(self, kind: str, name: str) -> Connection[Any, Any]:
+        host, _, port = os.environ[_ADDRESS].rpartition(":")
+        connection = Client((host, int(port)), "AF_INET", authkey=os.environ[_KEY].encode())
+        connection.send((kind, name))
+        self._open.append(connection)
+        return connection
+
+    def _send(self) -> None:
+        """News of a moment go together: a batch that is taken and delivered makes a dozen."""
+        ends = False
+        while not ends:
+            news: list[News | None] = []
+            with suppress(queue.Empty):
+                news.append(self._news.get(timeout=BEAT_EVERY_S))
+                if news[0] is not None:
+                    time.sleep(_FLUSH_EVERY_S)
+                while True:
+                    news.append(self._news.get_nowait())
+            ends = None in news
+            with suppress(*_GONE):  # the driver is gone: noticed by the thread that receives
+                self._lane.send([one for one in news if one is not None])
+
+    def _receive(self) -> None:
+        while True:
+            try:
+                order = self._lane.recv()
+            except _GONE:
+                self._on_order(None)
+                return
+            self._on_order(order)

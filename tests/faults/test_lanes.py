@@ -1,0 +1,77 @@
+"""Lanes: renewed while events flow, stopped past their lease and continued, left by their driver."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+
+from evermark.testing.chaos_engine import resumed_s, spark_processes
+from evermark.testing.pipeline import PATIENCE_S, Scene, Writer
+from evermark.testing.until import until
+
+
+class ShortLanes(Scene):
+    sections = "spark: {lane: 2s}\n"
+
+
+def test_lanes_are_renewed_while_events_flow(tmp_path: Path, pg_dsn: str) -> None:
+    """GIVEN lanes of two seconds WHEN events flow over several of them THEN each is taken and delivered once."""
+    with ShortLanes(tmp_path, pg_dsn, {"one": None}) as scene:
+        instance = scene.up()
+        writer = Writer(pg_dsn, pause_s=0.01)
+        writer.start()
+        try:
+            scene.wait_delivered(20)
+            until(lambda: instance.log.read_text().count('"event": "source owned"') >= 5, "five lanes had the source")
+        finally:
+            writer.finish()
+        scene.check_complete()
+        assert not instance.said("a lane ended")
+        assert instance.terminate() == 0
+
+
+def test_a_lane_that_was_stopped_past_its_lease_lands_nothing(tmp_path: Path, pg_dsn: str) -> None:
+    """GIVEN a lane stopped (SIGSTOP) WHEN another has taken over and it goes on THEN nothing of it lands."""
+    with Scene(tmp_path, pg_dsn, {"one": None}) as scene:
+        instance = scene.up()
+        writer = Writer(pg_dsn, pause_s=0.01)
+        writer.start()
+        try:
+            scene.wait_delivered(20)
+            stopped = [process for process in spark_processes(instance)["worker"] if _is_lane(process)]
+            assert stopped
+            for process in stopped:
+                process.suspend()
+            resumed_s(scene, within_s=PATIENCE_S)
+            for process in stopped:
+                if process.is_running():
+                    process.resume()
+            resumed_s(scene, within_s=PATIENCE_S)
+        finally:
+            writer.finish()
+        scene.check_complete()
+        assert instance.said("has said nothing for")
+        assert instance.terminate() == 0
+
+
+def test_a_lane_ends_with_its_driver(tmp_path: Path, pg_dsn: str) -> None:
+    """GIVEN a driver that was killed WHEN five seconds have passed THEN no lane of it is left."""
+    with Scene(tmp_path, pg_dsn, {"one": None}) as scene:
+        instance = scene.up()
+        until(lambda: instance.said("reading"), "the lane reads")
+        left = psutil.Process(instance.process.pid).children(recursive=True)
+        lanes = [process for process in left if _is_lane(process)]
+        assert lanes
+        os.kill(instance.process.pid, signal.SIGKILL)
+        began = time.monotonic()
+        until(lambda: not any(process.is_running() for process in lanes), "the lanes are gone", timeout_s=5)
+        assert time.monotonic() - began < 5
+
+
+def _is_lane(process: psutil.Process) -> bool:
+    """Whether a worker listens to its driver: a connection of the channel is open."""
+    return any(connection.status == "ESTABLISHED" for connection in process.net_connections("tcp"))

@@ -1,0 +1,277 @@
+"""Reading batch after batch: when a source is asked and when it sends, when tasks read, and what a failure leaves."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from evermark.checkpoints.stores import MemoryCheckpoints
+from evermark.errors import EvermarkError, GapError, UnreachableError
+from evermark.event import taken_batch
+from evermark.ingest import reading as reading_module
+from evermark.ingest.pieces import Piece, ReadFrom
+from evermark.ingest.reading import FeedChoice, ReadPlan, SourceReading, reads_beside, written_here
+from evermark.ingest.take import Taken, Taker
+from evermark.log.head import MemoryHeads
+from evermark.log.memory import MemoryLog
+from evermark.sources.base import Fed, Feed, Limit, Slice, Source
+
+
+def position(n: int) -> str:
+    return f"{n:06}"
+
+
+def rows(partition: int, start: int, end: int) -> pa.RecordBatch:
+    numbers = range(start, end)
+    columns: dict[str, object] = {
+        "event_id": [f"e{partition}-{n}" for n in numbers],
+        "position": [position(n) for n in numbers],
+        "stream": ["s"] * len(numbers),
+        "op": ["insert"] * len(numbers),
+    }
+    return taken_batch(columns, len(numbers))
+
+
+class NumberFeed:
+    """Sends what there is, some at a time; fails once when told to."""
+
+    def __init__(self, source: Numbers, partition: int, at: int) -> None:
+        self.source, self.partition, self.at = source, partition, at
+        self.confirmed: list[str] = []
+        self.closed = False
+
+    def next(self) -> Fed | None:
+        if self.source.feed_fails:
+            self.source.feed_fails = False
+            raise UnreachableError("the connection broke")
+        return _Numbers(self) if self.at < self.source.counts[self.partition] else None
+
+    def confirm(self, end: str) -> None:
+        self.confirmed.append(end)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class _Numbers:
+    def __init__(self, feed: NumberFeed) -> None:
+        self.feed = feed
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        start, self.feed.at = self.feed.at, self.feed.source.counts[self.feed.partition]
+        yield rows(self.feed.partition, start, self.feed.at)
+
+    def end(self) -> str:
+        return position(self.feed.at)
+
+
+class Numbers(Source):
+    """Partitions of numbered events. `sends`: it can be followed."""
+
+    def __init__(self, *counts: int, sends: bool = False) -> None:
+        self.counts = list(counts)
+        self.sends = sends
+        self.asked = 0
+        self.confirmed: list[tuple[int, str]] = []
+        self.feeds: list[NumberFeed] = []
+        self.feed_fails = False
+        self.fails: Exception | None = None
+        self.per_batch = 1_000_000
+
+    def partitions(self) -> Sequence[int]:
+        return range(len(self.counts))
+
+    def earliest(self, partition: int) -> str:
+        return position(0)
+
+    def latest(self, after: Mapping[int, str], limit: Limit) -> dict[int, str]:
+        self.asked += 1
+        if self.fails is not None:
+            raise self.fails
+        return {p: position(min(self.counts[p], int(at) + self.per_batch)) for p, at in after.items()}
+
+    def slices(self, partition: int, start: str, end: str) -> Sequence[Slice]:
+        return [Slice(partition, start, end)]
+
+    def read(self, piece: Slice) -> Iterator[pa.RecordBatch]:
+        yield rows(piece.partition, int(piece.start), int(piece.end))
+
+    def follow(self, partition: int, position: str, wake: Callable[[], None]) -> Feed | None:
+        if not self.sends:
+            return None
+        self.feeds.append(NumberFeed(self, partition, int(position)))
+        return self.feeds[-1]
+
+    def confirm(self, partition: int, end: str) -> None:
+        self.confirmed.append((partition, end))
+
+
+class Read:
+    """A reading over a log in memory whose files are real, until enough rows are taken."""
+
+    def __init__(self, folder: Path, source: Numbers) -> None:
+        self.source, self.folder = source, folder
+        self.taken: list[Taken] = []
+        self.beside: list[int] = []
+        self.unfed: list[EvermarkError] = []
+        self.log = MemoryLog()
+        self.reading = SourceReading(
+            ReadFrom("numbers", source, str(folder)), Limit(wait_s=0.0), self._write_beside, self.unfed.append
+        )
+
+    def _write_beside(self, of: ReadFrom, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
+        self.beside.append(len(pieces))
+        return written_here(of, pieces)
+
+    def run(self, count: int, then: Callable[[], bool] = lambda: True) -> Mapping[int, EvermarkError]:
+        logged: Any = self  # nothing is asked of it: no batch may repeat another
+        taker = Taker("numbers", 1, self.source, self.log, logged, MemoryHeads(), MemoryCheckpoints())
+        starts = {p: position(0) for p in self.source.partitions()}
+        plan = ReadPlan(starts, dict.fromkeys(starts, 0), dict.fromkeys(starts))
+        gave_up = threading.Event()
+        timer = threading.Timer(20, gave_up.set)
+        timer.start()
+        try:
+            return self.reading.run(
+                plan, taker, self.taken.append, lambda: (self.rows() >= count and then()) or gave_up.is_set()
+            )
+        finally:
+            timer.cancel()
+            assert not gave_up.is_set(), "it does not come to an end"
+
+    def rows(self) -> int:
+        return sum(taken.rows for taken in self.taken)
+
+    def ids(self) -> list[str]:
+        names = [file.path for taken in self.taken for file in taken.files]
+        return [i for name in names for i in pq.read_table(self.folder / name)["event_id"].to_pylist()]
+
+
+def test_a_source_that_is_level_sends_and_is_not_asked_any_more(tmp_path: Path) -> None:
+    """GIVEN a source that can send WHEN it was read to its end THEN it is followed from there, and confirmed there."""
+    source = Numbers(3, sends=True)
+    read = Read(tmp_path, source)
+
+    def more() -> bool:
+        if source.feeds and source.counts[0] < 8:
+            asked.append(source.asked)
+            source.counts[0] += 1
+        return source.counts[0] >= 8 and read.rows() >= 8
+
+    asked: list[int] = []
+    assert read.run(3, more) == {}
+    assert read.ids() == [f"e0-{n}" for n in range(8)]
+    assert set(asked) == {asked[0]}, "it was asked though it sends"
+    assert [taken.batch for taken in read.taken] == list(range(1, len(read.taken) + 1))
+    assert source.confirmed == [(0, position(3))]
+    assert source.feeds[0].confirmed[-1] == position(8)
+    assert source.feeds[0].closed
+
+
+def test_a_feed_that_breaks_is_said_and_the_source_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GIVEN a feed WHEN it fails THEN reading goes on at once by asking, and nothing is lost or read twice."""
+    source = Numbers(3, sends=True)
+    read = Read(tmp_path, source)
+
+    def break_it() -> bool:
+        if source.feeds and source.counts[0] == 3:
+            source.feed_fails = True
+            source.counts[0] = 6
+        return read.rows() >= 6
+
+    assert read.run(3, break_it) == {}
+    assert read.ids() == [f"e0-{n}" for n in range(6)]
+    assert [error.message for error in read.unfed] == ["the connection broke"]
+    assert source.feeds[0].closed
+    assert source.confirmed[-1] == (0, position(6))
+
+
+def test_a_source_that_only_answers_is_not_asked_without_a_pause(tmp_path: Path) -> None:
+    """GIVEN a source whose `latest` returns at once WHEN it has nothing new THEN it is asked ten times a second."""
+    source = Numbers(1)
+    ended = threading.Event()
+    threading.Timer(1.0, ended.set).start()
+    read = Read(tmp_path, source)
+    assert read.run(1, ended.is_set) == {}
+    assert 2 <= source.asked <= 15
+
+
+def test_few_rows_of_several_partitions_are_read_here_and_many_by_tasks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GIVEN two partitions WHEN a backlog is read THEN tasks do it, until there is little left."""
+    monkeypatch.setattr(reading_module, "_BESIDE_ROWS", 20)
+    monkeypatch.setattr(reading_module, "_HERE_ROWS", 10)
+    source = Numbers(45, 45)
+    source.per_batch = 20
+    read = Read(tmp_path, source)
+    assert read.run(90) == {}
+    assert read.beside == [2, 2, 2]  # 40, 40 and 10 rows
+    assert not reads_beside(2, 9, beside_before=True) and not reads_beside(2, 19, beside_before=False)
+    assert not reads_beside(1, None, beside_before=True)
+
+
+def test_one_partitions_failure_is_not_the_others(tmp_path: Path) -> None:
+    """GIVEN two partitions WHEN a slice of one cannot be read THEN the other's batch is taken, and that is said."""
+
+    class HalfBroken(Numbers):
+        def read(self, piece: Slice) -> Iterator[pa.RecordBatch]:
+            if piece.partition == 1:
+                raise GapError("it is gone", hint="look")
+            return super().read(piece)
+
+    source = HalfBroken(5, 5)
+    read = Read(tmp_path, source)
+    failed = read.run(10)
+    assert {p: (type(e), e.message) for p, e in failed.items()} == {1: (GapError, "it is gone")}
+    assert read.ids() == [f"e0-{n}" for n in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("error", "partition", "message"),
+    [(GapError("gone"), None, "gone"), (ValueError("odd"), None, "ValueError: odd")],
+)
+def test_an_error_of_latest_is_the_whole_sources(
+    tmp_path: Path, error: Exception, partition: int | None, message: str
+) -> None:
+    """Ours as it is; any other with its name."""
+    source = Numbers(5)
+    source.fails = error
+    (failed,) = Read(tmp_path, source).run(1).items()
+    assert (failed[0], failed[1].message) == (-1, message)
+
+
+def test_a_source_that_goes_back_is_a_gap(tmp_path: Path) -> None:
+    """GIVEN an end before where we stand WHEN it is offered THEN it is not the source we left."""
+    source = Numbers(5)
+    read = Read(tmp_path, source)
+
+    def go_back() -> bool:
+        source.counts[0] = 2
+        return False
+
+    (failed,) = read.run(5, go_back).values()
+    assert isinstance(failed, GapError) and "went back in partition 0" in failed.message
+
+
+def test_a_feed_that_fails_again_and_again_is_tried_ever_later() -> None:
+    """GIVEN failures in a row WHEN each came soon THEN the pauses grow; after a long good time they begin anew."""
+    choice = FeedChoice()
+    pauses = []
+    for _ in range(8):
+        choice.failed(1.0, 100.0)
+        pauses.append(choice.again_at - 100.0)
+    assert pauses == sorted(pauses) and pauses[0] < 5 and pauses[-1] == 60.0
+    assert not choice.begins(0, 101.0) and choice.begins(0, 160.0)
+    choice.failed(61.0, 200.0)
+    assert choice.again_at - 200.0 == pauses[0]
+    assert not choice.begins(None, 1000.0) and not choice.begins(2_000, 1000.0)
+    assert choice.ends(50_000) and not choice.ends(49_999)

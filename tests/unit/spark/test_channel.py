@@ -1,0 +1,124 @@
+"""Calls, news and orders between the driver and a lane; and who is not let in."""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client
+
+import pytest
+
+from evermark.errors import ConflictError, EngineError, UnreachableError
+from evermark.spark.channel import Channel, LaneEnd, News
+from evermark.testing.until import until
+
+
+def refuse() -> None:
+    raise ConflictError("not now", hint="later")
+
+
+class Driver:
+    def __init__(self) -> None:
+        self.news: list[tuple[str, News]] = []
+        self.beats = 0
+        serves = {"add": lambda a, b: a + b, "refuse": refuse, "fail": lambda: 1 / 0, "wait": time.sleep}
+        self.channel = Channel()
+        self.channel.serve(serves, self._heard)
+
+    def _heard(self, lane: str, news: list[News]) -> None:
+        self.beats += not news
+        self.news += [(lane, one) for one in news]
+
+
+@pytest.fixture
+def driver() -> Iterator[Driver]:
+    made = Driver()
+    yield made
+    made.channel.close()
+
+
+@pytest.fixture
+def orders() -> queue.SimpleQueue[str | None]:
+    return queue.SimpleQueue()
+
+
+@pytest.fixture
+def lane(driver: Driver, orders: queue.SimpleQueue[str | None]) -> Iterator[LaneEnd]:
+    made = LaneEnd("lane-1", orders.put)
+    yield made
+    made.close()
+
+
+def test_a_call_is_answered_and_its_error_is_raised_at_the_lane(lane: LaneEnd) -> None:
+    """Answers as they are; our errors with kind and hint; any other as one line."""
+    assert lane.call("add", 2, 3) == 5
+    with pytest.raises(ConflictError) as refused:
+        lane.call("refuse")
+    assert refused.value.hint == "later"
+    with pytest.raises(EngineError, match="fail: ZeroDivisionError"):
+        lane.call("fail")
+    with pytest.raises(EngineError, match="KeyError"):
+        lane.call("no such call")
+
+
+def test_calls_of_several_threads_do_not_wait_for_each_other(lane: LaneEnd) -> None:
+    """GIVEN a call that takes long WHEN another thread calls THEN it is answered at once."""
+    slow = threading.Thread(target=lane.call, args=("wait", 2.0))
+    slow.start()
+    assert lane.call("add", 1, 1) == 2
+    assert slow.is_alive()
+    slow.join()
+
+
+def test_news_arrive_in_order_and_all_of_them_before_the_end(driver: Driver, lane: LaneEnd) -> None:
+    """GIVEN news told just before the end WHEN the lane closes THEN none is lost."""
+    for n in range(100):
+        lane.tell("board", "put", n, kind="x")
+    lane.close()
+    until(lambda: len(driver.news) == 100, "all news came")
+    assert driver.news == [("lane-1", ("board", "put", (n,), {"kind": "x"})) for n in range(100)]
+
+
+def test_orders_reach_the_lane_that_they_are_for(
+    driver: Driver, lane: LaneEnd, orders: queue.SimpleQueue[str | None]
+) -> None:
+    """And to no other; of a lane that is gone the driver is told so."""
+    assert not driver.channel.tell("lane-2", "stop")
+    until(lambda: driver.channel.tell("lane-1", "begin"), "the lane is known")
+    assert orders.get(timeout=5) == "begin"
+
+
+def test_a_lane_notices_that_its_driver_is_gone(
+    driver: Driver, lane: LaneEnd, orders: queue.SimpleQueue[str | None]
+) -> None:
+    """It is told so at once, and its calls fail instead of waiting."""
+    until(lambda: driver.channel.tell("lane-1", "begin"), "the lane is known")
+    assert orders.get(timeout=5) == "begin"
+    driver.channel.close()
+    assert orders.get(timeout=5) is None
+    with pytest.raises(UnreachableError, match="driver of this lane is gone"):
+        lane.call("add", 1, 1)
+
+
+def test_who_does_not_know_the_key_is_not_let_in(driver: Driver, lane: LaneEnd) -> None:
+    """GIVEN a program of the same machine WHEN it connects without the key THEN it is refused, and lanes go on."""
+    host, _, port = os.environ["EVERMARK_CHANNEL"].rpartition(":")
+    assert host == "127.0.0.1"
+    with pytest.raises(AuthenticationError):
+        Client((host, int(port)), "AF_INET", authkey=b"a guess")
+    with socket.create_connection((host, int(port))) as silent:  # says nothing at all, and holds nobody up
+        assert LaneEnd("lane-2", lambda _: None).call("add", 1, 1) == 2
+        silent.close()
+
+
+def test_a_lane_that_has_nothing_to_tell_says_that_it_lives(
+    driver: Driver, lane: LaneEnd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every second: its driver knows from that whether its process hangs."""
+    until(lambda: driver.beats >= 2, "it is heard of twice", timeout_s=10)
+    assert driver.news == []
