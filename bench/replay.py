@@ -14,6 +14,7 @@ import re
 import secrets
 import statistics
 import subprocess
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -53,6 +54,7 @@ from evermark.log.head import PostgresHeads
 from evermark.log.maintenance import Maintenance
 from evermark.log.read import FileRange, LogReader
 from evermark.log.row_reader import ROWS
+from evermark.runtime import Threads
 from evermark.secrets import KeyRef, SecretBox
 from evermark.sources.base import Limit
 from evermark.sources.postgres.read.source import PostgresOutbox
@@ -152,15 +154,21 @@ class _Ours:
         taker = Taker(self.source, epoch, source, DeltaLog(self.log), self.reader, heads, checkpoints)
         begun = taker.begin(0)
         assert begun.position is not None
-        taken, give_up_at = 0, time.monotonic() + 900
+        taken, runtime = 0, Threads()
+        over = runtime.wake()
+        too_late = threading.Timer(900, over.set)
 
         def on_taken(batch: Taken) -> None:
             nonlocal taken
             taken += batch.rows
+            if taken >= events:
+                over.set()
 
-        reading = SourceReading(ReadFrom(self.source, source, str(self.log)), Limit())
+        reading = SourceReading(ReadFrom(self.source, source, str(self.log)), Limit(), runtime)
         plan = ReadPlan({0: begun.position}, {0: begun.batch}, {0: None})
-        failed = reading.run(plan, taker, on_taken, lambda: taken >= events or time.monotonic() > give_up_at)
+        too_late.start()
+        failed = reading.run(plan, taker, on_taken, [over])
+        too_late.cancel()
         if failed:
             raise next(iter(failed.values()))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from evermark.ingest.take import Taken, Taker
 from evermark.log.append import DeltaLog
 from evermark.log.head import PostgresHeads
 from evermark.log.read import LogReader
+from evermark.runtime import Threads
 from evermark.sources.base import Limit, Source
 from evermark.state.connection import State
 
@@ -51,17 +53,23 @@ def drain(
     assert start is not None
     source.check({0: start})
     source.begin(0, start)
-    taken, ended, give_up_at = 0, 0.0, began + _WATCHDOG_S
+    taken, ended = 0, 0.0
+    runtime = Threads()
+    over = runtime.wake()
+    too_late = threading.Timer(_WATCHDOG_S, over.set)
 
     def on_taken(batch: Taken) -> None:
         nonlocal taken, ended
         taken += batch.rows
         if taken >= events and not ended:
             ended = time.perf_counter()
+            over.set()
 
-    reading = SourceReading(ReadFrom(name, source, str(log)), Limit(), partial(written_by_tasks, spark))
+    reading = SourceReading(ReadFrom(name, source, str(log)), Limit(), runtime, partial(written_by_tasks, spark))
     plan = ReadPlan({0: start}, {0: begun.batch}, {0: None})
-    failed = reading.run(plan, taker, on_taken, lambda: bool(ended) or time.perf_counter() > give_up_at)
+    too_late.start()
+    failed = reading.run(plan, taker, on_taken, [over])
+    too_late.cancel()
     if failed:
         raise next(iter(failed.values()))
     return ended - began, logged(log)

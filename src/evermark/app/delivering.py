@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -212,7 +212,7 @@ class DeploymentReport(DeliveryReport):
 
 
 class DeliveryRunner:
-    name = thread = "delivery"
+    name = "delivery"
 
     def __init__(
         self,
@@ -249,8 +249,14 @@ class DeliveryRunner:
         self._news = runtime.wake()
         self._stopping = runtime.wake()
 
-    def start(self) -> None:
-        self._task = self._runtime.spawn("deliver", self._owner.run)
+    def start(self, on_end: Callable[[], None]) -> None:
+        """`on_end` is called when delivery is let go of."""
+
+        def run() -> None:
+            self._owner.run()
+            on_end()
+
+        self._task = self._runtime.spawn("deliver", run)
         self._runtime.spawn("hand over", self._hand_over)
 
     def stop(self) -> None:

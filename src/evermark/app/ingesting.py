@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,11 +29,11 @@ from evermark.log.append import DeltaLog
 from evermark.log.disk import require_room
 from evermark.log.maintenance import MAINTENANCE_EVERY_S, Maintenance
 from evermark.log.read import FileRange, LogReader
-from evermark.log.torn import set_aside_torn
+from evermark.log.torn import set_aside_torn, torn_checkpoints
 from evermark.observe.health import HealthBoard, PartitionHealth
 from evermark.observe.logging import get_logger
 from evermark.observe.metrics import Metrics
-from evermark.runtime import Runtime, Task, Wake, any_set
+from evermark.runtime import Runtime, Task, Wake
 from evermark.sources.base import Gap, Limit
 
 
@@ -57,53 +56,68 @@ class LaneWorks:
     name: str
     metrics: Metrics
     limit: Limit
+    runtime: Runtime
 
     def __post_init__(self) -> None:
         self.recoveries = self.deployment.recoveries
         self._source = self.deployment.sources[self.name]
         self._folder = self.deployment.log_folder(self.name)
         self._log = get_logger(source=self.name)
+        self._reader = LogReader(self._folder)
+        self._opened: DeltaLog | None = None
+
+    def warm(self) -> None:
+        """Before the source is ours: open what its owner will need, so that it goes on at once."""
+        if self._reader.files_if_any():
+            self._opened = DeltaLog(self._folder)
+            self._opened.sync()
+        self.newest(self._source.partitions())
+        torn_checkpoints(self._folder)
+        self._durable_version()
 
     def prepare(self) -> None:
-        heads = self.deployment.heads.load(self.name)
-        torn = set_aside_torn(self._folder, max((h.delta_version for h in heads.values()), default=-1))
+        torn = set_aside_torn(self._folder, self._durable_version())
         if torn:
+            self._opened, self._reader = None, LogReader(self._folder)
             self._log.warning("commits that never reached the disk whole were set aside", versions=torn)
+
+    def _durable_version(self) -> int:
+        return max((head.delta_version for head in self.deployment.heads.load(self.name).values()), default=-1)
 
     def require_room(self) -> None:
         require_room(self._folder)
 
     def open_log(self, epoch: int) -> tuple[DeltaLog, Taker]:
-        log, reader = DeltaLog(self._folder), LogReader(self._folder)
+        log, self._opened = self._opened or DeltaLog(self._folder), None
         ignored = self.metrics.controls_ignored.labels(self.name)
         taker = Taker(
             self.name,
             epoch,
             self._source,
             log,
-            reader,
+            self._reader,
             self.deployment.heads,
             self.deployment.checkpoints,
             on_unconfirmed=lambda error: self._log.info("source not confirmed yet", error=error),
-            on_controls=RequestDesk(self.deployment.replays, self.name, reader, epoch, self._log, ignored.inc),
+            on_controls=RequestDesk(self.deployment.replays, self.name, self._reader, epoch, self._log, ignored.inc),
         )
         return log, taker
 
     def newest(self, partitions: Sequence[int]) -> Mapping[int, Seen]:
-        return newest(self._folder, partitions, self.recoveries.past(self.name))
+        return newest(self._reader, partitions, self.recoveries.past(self.name))
 
     def read(
         self, plan: ReadPlan, taker: Taker, on_taken: Callable[[Taken], None], ends: Sequence[Wake]
     ) -> Mapping[int, EvermarkError]:
         of = ReadFrom(self.name, self._source, str(self._folder))
-        reading = SourceReading(of, self.limit, self.tasks.write_pieces, self._say_unfed)
-        return reading.run(plan, taker, on_taken, partial(any_set, ends))
+        reading = SourceReading(of, self.limit, self.runtime, self.tasks.write_pieces, self._say_unfed)
+        return reading.run(plan, taker, on_taken, ends)
 
     def _say_unfed(self, error: EvermarkError) -> None:
         self._log.warning("the source sends no events just now: it is asked for them", error=error)
 
     def find(self, gap: Gap, wanted: RepairTarget) -> list[FoundFile]:
-        return self.tasks.find_missing(gap, LogReader(self._folder).files(), wanted, self._folder)
+        return self.tasks.find_missing(gap, self._reader.files(), wanted, self._folder)
 
 
 @dataclass(eq=False)
@@ -126,12 +140,17 @@ class SourceRunner:
         candidate = Candidate(self.deployment.leases, self.deployment.holder, self.runtime, self._log)
         self._owner = SourceOwner(self.name, self._source, self.works, self, candidate)
         self._released = self.runtime.wake()
-        self.thread = f"source {self.name}"
         self._monitor: SourceMonitor | None = None
         self._task: Task | None = None
 
-    def start(self) -> None:
-        self._task = self.runtime.spawn(self.thread, self._owner.run)
+    def start(self, on_end: Callable[[], None]) -> None:
+        """`on_end` is called when the source is let go of."""
+
+        def run() -> None:
+            self._owner.run()
+            on_end()
+
+        self._task = self.runtime.spawn(f"source {self.name}", run)
 
     def stop(self) -> None:
         self._owner.stop()

@@ -56,7 +56,7 @@ def statuses(
     """`checkpoints` is asked again while an instance reads the source: what it finds must be of one moment."""
     past = recoveries.past(name)
     partitions = list(source.partitions())
-    seen = newest(log_folder, partitions, past)
+    seen = newest(LogReader(log_folder), partitions, past)
     found: list[PartitionStatus] = []
     for partition in partitions:
         checkpoint, trouble = _trouble(source, partition, checkpoints, seen.get(partition))
@@ -65,13 +65,12 @@ def statuses(
     return found
 
 
-def newest(log_folder: Path, partitions: Sequence[int], past: Sequence[Recovery]) -> dict[int, Seen]:
+def newest(log: LogReader, partitions: Sequence[int], past: Sequence[Recovery]) -> dict[int, Seen]:
     """The last event of each partition, unless a person has since said that this place is the right one."""
-    reader = LogReader(log_folder)
     found: dict[int, Seen] = {}
     for partition in partitions:
         try:
-            seen = reader.newest(partition)
+            seen = log.newest(partition)
         except NotFoundError:
             return {}
         said = [r.changed_at for r in past if r.by_person and r.step is Step.DONE and r.partition == partition]

@@ -38,10 +38,12 @@ from evermark.sources.base import Gap, Limit
 from evermark.spark.channel import LaneEnd
 
 BEGIN, STOP, HURRY = "begin", "stop", "hurry"
-READY = "ready"
+READY, LET_GO = "ready", "let_go"
+DELIVERY = "delivery"  # the part of a lane that is no source
 # More rows than this are posted by tasks: they have processors of their own.
 _POSTED_HERE_MAX = 2_000
 _LOOK_EVERY_S = 0.5
+Order = tuple[str, ...]  # BEGIN with the names of parts; STOP; HURRY
 _DRIVER_GONE = 70  # exit code
 
 
@@ -85,6 +87,10 @@ def posted_here(assignments: Sequence[Assignment]) -> bool:
     return sum(span.rows for span in spans) <= _POSTED_HERE_MAX and not any(one.spec.where for one in assignments)
 
 
+def source_part(name: str) -> str:
+    return f"source {name}"
+
+
 class _Told:
     """An object of the driver's whose methods are called there, later and without an answer."""
 
@@ -120,7 +126,7 @@ class _ToldMetric:
 
 def run_lane(lane: str) -> None:
     """The body of the task. Raises when a thread that must not end has ended."""
-    orders: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
     end = LaneEnd(lane, lambda order: _end_at_once() if order is None else orders.put(order))
     forward_logging(lambda level, event: end.tell("log", level, event))
     try:
@@ -142,7 +148,7 @@ def _end_at_once() -> None:
 
 class _Lane:
     def __init__(
-        self, name: str, end: LaneEnd, orders: queue.SimpleQueue[str | None], work: LaneWork, deployment: Stores
+        self, name: str, end: LaneEnd, orders: queue.SimpleQueue[Order], work: LaneWork, deployment: Stores
     ) -> None:
         self._end = end
         self._orders = orders
@@ -153,18 +159,16 @@ class _Lane:
         runtime, tasks = Threads(), DriverTasks(end, deployment)
         self._sink = Sinks()
         self._delivery = DeliveryRunner(deployment, tasks, self._sink, board, metrics, runtime)
+        self._works = [LaneWorks(deployment, tasks, name, metrics, work.limit, runtime) for name in deployment.sources]
         self._sources = [
-            SourceRunner(
-                deployment,
-                LaneWorks(deployment, tasks, name, metrics, work.limit),
-                name,
-                board,
-                metrics,
-                self._delivery,
-                runtime,
-            )
-            for name in deployment.sources
+            SourceRunner(deployment, works, works.name, board, metrics, self._delivery, runtime)
+            for works in self._works
         ]
+        self._parts: dict[str, SourceRunner | DeliveryRunner] = {
+            DELIVERY: self._delivery,
+            **{source_part(runner.name): runner for runner in self._sources},
+        }
+        self._begun: set[str] = set()
 
     def run(self) -> None:
         dead: list[str] = []
@@ -172,13 +176,12 @@ class _Lane:
         threading.excepthook = lambda args: dead.append(
             f"the thread {args.thread and args.thread.name} ended: {type(args.exc_value).__name__}: {args.exc_value}"
         )
-        self._end.tell("lane", READY)
+        for works in self._works:
+            with suppress(Exception):  # met again, and said, when the source is ours
+                works.warm()
+        self._end.tell_now("lane", READY)
         try:
-            if self._orders.get() == BEGIN:
-                self._delivery.start()
-                for runner in self._sources:
-                    runner.start()
-                self._watch(dead)
+            self._watch(dead)
         finally:
             threading.excepthook = hook
             self._sink.close()
@@ -186,13 +189,20 @@ class _Lane:
     def _watch(self, dead: list[str]) -> None:
         while not dead:
             with suppress(queue.Empty):
-                if self._orders.get(timeout=_LOOK_EVERY_S) == STOP:
+                order, *parts = self._orders.get(timeout=_LOOK_EVERY_S)
+                if order != BEGIN:
                     self._shut_down()
-                return
-            runners: list[SourceRunner | DeliveryRunner] = [*self._sources, self._delivery]
-            dead += [f"the thread {runner.thread} ended" for runner in runners if runner.join(0.0)]
+                    return
+                for part in parts:
+                    self._begin(part)
+            dead += [f"the thread {part} ended" for part in self._begun if self._parts[part].join(0.0)]
         self._log.error("the lane ends, and is started again", reason=dead[0])
         raise EngineError(dead[0])
+
+    def _begin(self, part: str) -> None:
+        if part not in self._begun:
+            self._begun.add(part)
+            self._parts[part].start(lambda: self._end.tell_now("lane", LET_GO, part))
 
     def _shut_down(self) -> None:
         """Stop consuming, flush, checkpoint, let go of the leases; told to hurry, do not wait."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from evermark.app.lane import BEGIN, HURRY, READY, STOP, LaneWork, run_lane
+from evermark.app.lane import BEGIN, DELIVERY, HURRY, LET_GO, READY, STOP, LaneWork, run_lane, source_part
 from evermark.error_policy import backoff_s
 from evermark.errors import EvermarkError, NotFoundError
 from evermark.observe.health import HealthBoard
@@ -39,6 +39,7 @@ class _Submitted:
     error: str | None = None
     began: float = 0.0
     heard_at: float = 0.0
+    successor: _Submitted | None = None  # begins with each part that this lane lets go of
 
 
 class Lanes:
@@ -62,6 +63,7 @@ class Lanes:
 
         self._spark = spark
         self._work = work
+        self._parts = (DELIVERY, *map(source_part, work.parts.sources))
         self._board = board
         self._metrics = metrics
         self._lane_s = lane_s
@@ -113,7 +115,7 @@ class Lanes:
         if not self._wait(lane, lane.ready):
             return self._end(lane)
         lane.began = lane.heard_at = time.monotonic()
-        self._channel.tell(lane.name, BEGIN)
+        self._channel.tell(lane.name, BEGIN, *self._parts)
         next_lane: _Submitted | None = None
         while not lane.ended.wait(_LOOK_EVERY_S):
             if self._stopping.is_set():
@@ -126,10 +128,9 @@ class Lanes:
             if next_lane is not None and next_lane.ended.is_set():  # it failed before its turn
                 self._log.warning("the next lane did not start; this one goes on", error=next_lane.error)
                 next_lane, lane.began = None, time.monotonic()
-            if next_lane is not None and next_lane.ready.is_set():
+            if next_lane is not None and next_lane.ready.is_set() and lane.successor is not next_lane:
+                lane.successor = next_lane
                 self._channel.tell(lane.name, STOP)
-                if self._wait(next_lane, lane.ended):
-                    return next_lane
         return lane if lane.error is not None else next_lane
 
     def _give_up(self, lane: _Submitted) -> None:
@@ -204,4 +205,6 @@ class Lanes:
             elif method == READY and lane is not None:
                 lane.ready.set()
                 if lane.began:  # a retry of its task: the one before it had begun
-                    self._channel.tell(name, BEGIN)
+                    self._channel.tell(name, BEGIN, *self._parts)
+            elif method == LET_GO and lane is not None and lane.successor is not None:
+                self._channel.tell(lane.successor.name, BEGIN, *arguments)

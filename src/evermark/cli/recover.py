@@ -19,6 +19,7 @@ from evermark.cluster.fence import source_lease
 from evermark.cluster.postgres import lease_rows
 from evermark.errors import ConfigError, EvermarkError, GapError, NotFoundError
 from evermark.ingest.repair.base import Choice, Recovery
+from evermark.log.read import LogReader
 from evermark.sources.kinds import Installation, kind_of
 
 NameArgument = Annotated[
@@ -184,7 +185,7 @@ def _numbers(deployment: Deployment, name: str) -> dict[str, Any] | None:
         return None
 
     def log_newest() -> datetime | None:
-        seen = newest(deployment.log_folder(name), deployment.sources[name].partitions(), ())
+        seen = newest(LogReader(deployment.log_folder(name)), deployment.sources[name].partitions(), ())
         return max((each.event_time for each in seen.values() if each.event_time), default=None)
 
     found = kind_of(settings, name).retained(settings, log_newest)

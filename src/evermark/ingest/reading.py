@@ -6,8 +6,6 @@ come back, and only this loop commits them.
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +16,7 @@ from evermark.ingest.dedup import excluded_from
 from evermark.ingest.gather import WHOLE_SOURCE, gather
 from evermark.ingest.pieces import Piece, ReadFrom, error_fields, pieces_of, written, written_fed
 from evermark.ingest.take import Taken, Taker, take_each
+from evermark.runtime import Runtime, Wake, any_set
 from evermark.sources.base import Feed, Limit, Slice
 
 # A source may let `latest` block this long: a loop that is told to end hears it after that time.
@@ -65,14 +64,15 @@ def written_here(of: ReadFrom, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
 class FeedChoice:
     """Whether a source is asked for its events or sends them. Pure, with the time as a value.
 
-    Asking is quicker where there is much to read, and right after any doubt; a feed where there is little.
+    Asking is quicker where there is much to read, and right after any doubt; a feed where there is little. How much
+    there is when reading begins is not known: a feed shows it soon.
     """
 
     again_at: float = 0.0
     failures: int = 0
 
     def begins(self, rows_before: int | None, now: float) -> bool:
-        return rows_before is not None and rows_before < _FEED_ROWS and now >= self.again_at
+        return (rows_before is None or rows_before < _FEED_ROWS) and now >= self.again_at
 
     def ends(self, rows: int) -> bool:
         return rows >= _ASK_ROWS
@@ -84,10 +84,11 @@ class FeedChoice:
 
 @dataclass
 class SourceReading:
-    """`run` returns when `is_over` says so, or something failed: the failures by partition."""
+    """`run` returns when one of its wakes is set, or something failed: the failures by partition."""
 
     of: ReadFrom
     limit: Limit
+    runtime: Runtime
     write_beside: WritePieces = written_here
     on_unfed: Callable[[EvermarkError], None] = lambda _: None  # a feed ended, or did not begin: the source is asked
 
@@ -97,19 +98,21 @@ class SourceReading:
         self._choice = FeedChoice()
         self._feeds: dict[int, Feed] = {}
         self._feeds_began = 0.0
-        self._news = threading.Event()
+        self._news = self.runtime.wake()
+        self._ends: Sequence[Wake] = ()
 
     def run(
-        self, plan: ReadPlan, taker: Taker, on_taken: Callable[[Taken], None], is_over: Callable[[], bool]
+        self, plan: ReadPlan, taker: Taker, on_taken: Callable[[Taken], None], ends: Sequence[Wake]
     ) -> Mapping[int, EvermarkError]:
-        self._plan, self._at, self._batches = plan, dict(plan.starts), dict(plan.batches)
+        self._plan, self._at, self._batches, self._ends = plan, dict(plan.starts), dict(plan.batches), ends
         try:
-            while not is_over():
+            self._choose(None)
+            while not any_set(ends):
                 try:
                     rows = self._fed() if self._feeds else self._asked()
                 except EvermarkError as error:
                     return {WHOLE_SOURCE if error.partition is None else error.partition: error}
-                if is_over():  # what was written is left behind, and read again by the next owner
+                if any_set(ends):  # what was written is left behind, and read again by the next owner
                     return {}
                 gathered = gather(rows, taker.epoch)
                 failed = {**gathered.failed, **take_each(taker, gathered.taken, on_taken, self._feeds)}
@@ -123,16 +126,16 @@ class SourceReading:
         finally:
             self._close_feeds()
 
-    def _choose(self, rows: int) -> None:
+    def _choose(self, rows: int | None) -> None:
         self._rows_before = rows
         if self._feeds:
-            if self._choice.ends(rows):
+            if rows is not None and self._choice.ends(rows):
                 self._close_feeds()
-        elif self._choice.begins(rows, time.monotonic()):
+        elif self._choice.begins(rows, self.runtime.monotonic()):
             self._follow()
 
     def _follow(self) -> None:
-        self._feeds_began = time.monotonic()
+        self._feeds_began = self.runtime.monotonic()
         try:
             for partition, position in self._at.items():
                 feed = self.of.source.follow(partition, position, self._news.set)
@@ -146,7 +149,7 @@ class SourceReading:
             self._close_feeds()
 
     def _unfed(self, error: EvermarkError) -> None:
-        now = time.monotonic()
+        now = self.runtime.monotonic()
         self._choice.failed(now - self._feeds_began, now)
         self._close_feeds()
         self.on_unfed(error)
@@ -169,7 +172,7 @@ class SourceReading:
             self._unfed(error)
             return []
         if not rows:
-            self._news.wait(WAIT_S_MAX)
+            self.runtime.wait(WAIT_S_MAX, self._news, *self._ends)
         return rows
 
     def _piece(self, partition: int, end: str) -> Piece:
@@ -178,15 +181,15 @@ class SourceReading:
         return Piece(Slice(partition, start, end), self._batches[partition] + 1, start, end, exclude)
 
     def _asked(self) -> list[dict[str, Any]]:
-        began = time.monotonic()
-        ends = self._ends(self._at, replace(self.limit, wait_s=min(self.limit.wait_s, WAIT_S_MAX)))
+        began = self.runtime.monotonic()
+        ends = self._offered(self._at, replace(self.limit, wait_s=min(self.limit.wait_s, WAIT_S_MAX)))
         if ends == self._at:
             # A source that has nothing and does not wait for something is not asked without a pause.
-            self._news.wait(max(0.0, _ASK_EVERY_S - (time.monotonic() - began)))
+            self.runtime.wait(max(0.0, _ASK_EVERY_S - (self.runtime.monotonic() - began)), *self._ends)
             return []
         return self._rows(self._plan, self._at, ends, self._batches)
 
-    def _ends(self, at: Mapping[int, str], limit: Limit) -> dict[int, str]:
+    def _offered(self, at: Mapping[int, str], limit: Limit) -> dict[int, str]:
         try:
             found = self.of.source.latest(at, limit)
         except EvermarkError:

@@ -107,6 +107,7 @@ class DeltaLog:
         require_protocol(
             {"minWriterVersion": protocol.min_writer_version, "writerFeatures": protocol.writer_features}, self.folder
         )
+        self._has_columns = not missing_columns(table)
         self._version = int(table.version())
         self._applications.clear()
         self._notes.clear()
@@ -123,6 +124,8 @@ class DeltaLog:
         for action in actions:
             if "protocol" in action:
                 require_protocol(action["protocol"], self.folder)
+            elif "metaData" in action:
+                self._has_columns = False  # until it was looked at again
             elif "txn" in action:
                 self._applications[action["txn"]["appId"]] = action["txn"]["version"]
             elif "commitInfo" in action and isinstance(note := note_of(action["commitInfo"]), CommitNote):
@@ -156,8 +159,9 @@ class DeltaLog:
         Files that have a column may come before the table knows it, and files without it stay: readers see nulls. So a
         crash at any point leaves a table that can be read, and the next owner adds what is missing.
         """
-        missing = missing_columns(self._handle.refresh())
+        missing = missing_columns(self._handle.refresh()) if not self._has_columns else []
         if not missing:
+            self._has_columns = True
             return True
         try:
             with full_disk_is_said(self.folder):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,7 @@ def set_aside_torn(folder: Path, durable_version: int) -> list[int]:
     first = _first_torn(folder, versions, durable_version)
     torn = [version for version in versions if first is not None and version >= first]
     # A checkpoint may be torn where all commits are whole; those it would replace are still there, or it was durable.
-    checkpoints = [
-        path
-        for path in log.glob("*.checkpoint*.parquet")
-        if (first is not None and int(path.name[:20]) >= first) or not _readable(path)
-    ]
+    checkpoints = torn_checkpoints(folder, first)
     for path in (*(commit_file(folder, version) for version in torn), *checkpoints):
         with suppress(FileNotFoundError):  # never there, or cleaned by the owner before us, which has not noticed yet
             path.rename(path.with_name(f"{path.name}.torn"))
@@ -45,6 +42,15 @@ def set_aside_torn(folder: Path, durable_version: int) -> list[int]:
         announced.unlink(missing_ok=True)
         sync_folder(log)
     return torn
+
+
+def torn_checkpoints(folder: Path, first: int | None = None) -> list[Path]:
+    """Those from version `first` on, and those that cannot be read. One that was read once is not read again."""
+    return [
+        path
+        for path in (folder / "_delta_log").glob("*.checkpoint*.parquet")
+        if (first is not None and int(path.name[:20]) >= first) or not _readable(path, path.stat().st_mtime_ns)
+    ]
 
 
 def _first_torn(folder: Path, versions: list[int], durable_version: int) -> int | None:
@@ -96,7 +102,8 @@ def _present(folder: Path, add: dict[str, Any]) -> bool:
     return path.exists() and path.stat().st_size == int(add["size"])
 
 
-def _readable(checkpoint: Path) -> bool:
+@lru_cache(maxsize=1024)
+def _readable(checkpoint: Path, _written_ns: int) -> bool:
     try:
         pq.read_table(checkpoint)
     except (OSError, pa.ArrowException):

@@ -56,7 +56,7 @@ class Channel:
         self._serves, self._heard = serves, heard
         threading.Thread(target=self._accept, name="channel", daemon=True).start()
 
-    def tell(self, lane: str, order: str) -> bool:
+    def tell(self, lane: str, *order: str) -> bool:
         """False if there is no such lane any more."""
         with self._lock:
             connection = self._lanes.get(lane)
@@ -140,10 +140,11 @@ class Channel:
 class LaneEnd:
     """A lane's end. `on_order` is called with each order of the driver; with None when the driver is gone."""
 
-    def __init__(self, lane: str, on_order: Callable[[str | None], None]) -> None:
+    def __init__(self, lane: str, on_order: Callable[[tuple[str, ...] | None], None]) -> None:
         self._on_order = on_order
         self._calls = threading.local()
         self._news: queue.SimpleQueue[News | None] = queue.SimpleQueue()
+        self._urgent = threading.Event()
         self._open: list[Connection[Any, Any]] = []
         self._lane = self._connected(_LANE, lane)
         self._sender = threading.Thread(target=self._send, name="channel news", daemon=True)
@@ -168,6 +169,11 @@ class LaneEnd:
         """News for the driver; does not wait."""
         self._news.put((target, method, arguments, named))
 
+    def tell_now(self, target: str, method: str, *arguments: Any) -> None:
+        """The same, for what another lane waits for."""
+        self.tell(target, method, *arguments)
+        self._urgent.set()
+
     def close(self) -> None:
         """All news has been sent when this returns."""
         self._news.put(None)
@@ -191,7 +197,8 @@ class LaneEnd:
             with suppress(queue.Empty):
                 news.append(self._news.get(timeout=BEAT_EVERY_S))
                 if news[0] is not None:
-                    time.sleep(_FLUSH_EVERY_S)
+                    self._urgent.wait(_FLUSH_EVERY_S)
+                self._urgent.clear()
                 while True:
                     news.append(self._news.get_nowait())
             ends = None in news

@@ -23,6 +23,7 @@ from evermark.ingest.take import Taken, Taker
 from evermark.log.append import DeltaLog
 from evermark.log.head import PostgresHeads
 from evermark.log.read import LogReader
+from evermark.runtime import Threads
 from evermark.sources.base import Limit
 from evermark.sources.blocks.source import BlockStreams
 from evermark.sources.blocks.target import BlocksTarget
@@ -68,13 +69,19 @@ class Owner:
         source.begin(0, found.position)
         plan = ReadPlan({0: found.position}, {0: found.batch}, {0: found.repeats_to})
         of = ReadFrom("chat", source, str(self._folder / "log"))
-        reading = SourceReading(of, Limit(wait_s=0.5), partial(written_by_tasks, self._spark))
-        give_up_at = time.monotonic() + 60
+        runtime = Threads()
+        reading = SourceReading(of, Limit(wait_s=0.5), runtime, partial(written_by_tasks, self._spark))
+        give_up_at, over = time.monotonic() + 60, runtime.wake()
 
-        def is_over() -> bool:
-            return (bool(self.taken) and enough()) or time.monotonic() > give_up_at
+        def end() -> None:
+            while not (self.taken and enough()) and time.monotonic() < give_up_at:
+                runtime.wait(0.05, over)
+            over.set()
 
-        failed = reading.run(plan, taker, self.taken.append, is_over)
+        ending = runtime.spawn("end", end)
+        failed = reading.run(plan, taker, self.taken.append, [over])
+        over.set()
+        ending.join()
         leases.release(lease)
         source.close()
         assert not failed, failed

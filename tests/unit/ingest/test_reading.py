@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from evermark.ingest.reading import FeedChoice, ReadPlan, SourceReading, reads_b
 from evermark.ingest.take import Taken, Taker
 from evermark.log.head import MemoryHeads
 from evermark.log.memory import MemoryLog
+from evermark.runtime import Threads
 from evermark.sources.base import Fed, Feed, Limit, Slice, Source
 
 
@@ -121,8 +123,13 @@ class Read:
         self.beside: list[int] = []
         self.unfed: list[EvermarkError] = []
         self.log = MemoryLog()
+        self.runtime = Threads()
         self.reading = SourceReading(
-            ReadFrom("numbers", source, str(folder)), Limit(wait_s=0.0), self._write_beside, self.unfed.append
+            ReadFrom("numbers", source, str(folder)),
+            Limit(wait_s=0.0),
+            self.runtime,
+            self._write_beside,
+            self.unfed.append,
         )
 
     def _write_beside(self, of: ReadFrom, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
@@ -134,16 +141,21 @@ class Read:
         taker = Taker("numbers", 1, self.source, self.log, logged, MemoryHeads(), MemoryCheckpoints())
         starts = {p: position(0) for p in self.source.partitions()}
         plan = ReadPlan(starts, dict.fromkeys(starts, 0), dict.fromkeys(starts))
-        gave_up = threading.Event()
-        timer = threading.Timer(20, gave_up.set)
-        timer.start()
+        over, give_up_at = self.runtime.wake(), time.monotonic() + 20
+
+        def end() -> None:
+            while not (self.rows() >= count and then()) and time.monotonic() < give_up_at:
+                if self.runtime.wait(0.002, over):
+                    break
+            over.set()
+
+        ending = self.runtime.spawn("end", end)
         try:
-            return self.reading.run(
-                plan, taker, self.taken.append, lambda: (self.rows() >= count and then()) or gave_up.is_set()
-            )
+            return self.reading.run(plan, taker, self.taken.append, [over])
         finally:
-            timer.cancel()
-            assert not gave_up.is_set(), "it does not come to an end"
+            over.set()
+            ending.join()
+            assert time.monotonic() < give_up_at, "it does not come to an end"
 
     def rows(self) -> int:
         return sum(taken.rows for taken in self.taken)
@@ -153,8 +165,8 @@ class Read:
         return [i for name in names for i in pq.read_table(self.folder / name)["event_id"].to_pylist()]
 
 
-def test_a_source_that_is_level_sends_and_is_not_asked_any_more(tmp_path: Path) -> None:
-    """GIVEN a source that can send WHEN it was read to its end THEN it is followed from there, and confirmed there."""
+def test_a_source_that_can_send_is_not_asked(tmp_path: Path) -> None:
+    """GIVEN a source that can send WHEN reading begins THEN it is followed at once, and confirmed there."""
     source = Numbers(3, sends=True)
     read = Read(tmp_path, source)
 
@@ -167,11 +179,42 @@ def test_a_source_that_is_level_sends_and_is_not_asked_any_more(tmp_path: Path) 
     asked: list[int] = []
     assert read.run(3, more) == {}
     assert read.ids() == [f"e0-{n}" for n in range(8)]
-    assert set(asked) == {asked[0]}, "it was asked though it sends"
+    assert set(asked) == {0}, "it was asked though it sends"
     assert [taken.batch for taken in read.taken] == list(range(1, len(read.taken) + 1))
-    assert source.confirmed == [(0, position(3))]
+    assert source.confirmed == []
     assert source.feeds[0].confirmed[-1] == position(8)
     assert source.feeds[0].closed
+
+
+def test_a_source_with_much_to_read_is_asked_until_it_is_level(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN a feed that brings much WHEN there is more THEN the source is asked for it, and then followed again."""
+    monkeypatch.setattr(reading_module, "_ASK_ROWS", 5)
+    source = Numbers(5, sends=True)
+    read = Read(tmp_path, source)
+
+    def more() -> bool:
+        source.counts[0] = 7
+        return len(source.feeds) == 2 and read.rows() >= 7
+
+    assert read.run(5, more) == {}
+    assert read.ids() == [f"e0-{n}" for n in range(7)]
+    assert source.asked >= 1
+    assert all(feed.closed for feed in source.feeds)
+
+
+def test_reading_ends_at_once_though_nothing_comes(tmp_path: Path) -> None:
+    """GIVEN a feed without news WHEN reading is to end THEN it does not wait for the next event."""
+    source = Numbers(1, sends=True)
+    read = Read(tmp_path, source)
+    ended: list[float] = []
+
+    def over() -> bool:
+        if source.feeds:
+            ended.append(time.monotonic())
+        return bool(ended)
+
+    assert read.run(1, over) == {}
+    assert time.monotonic() - ended[0] < reading_module.WAIT_S_MAX / 2
 
 
 def test_a_feed_that_breaks_is_said_and_the_source_is_asked_again(
@@ -273,5 +316,5 @@ def test_a_feed_that_fails_again_and_again_is_tried_ever_later() -> None:
     assert not choice.begins(0, 101.0) and choice.begins(0, 160.0)
     choice.failed(61.0, 200.0)
     assert choice.again_at - 200.0 == pauses[0]
-    assert not choice.begins(None, 1000.0) and not choice.begins(2_000, 1000.0)
+    assert choice.begins(None, 1000.0) and not choice.begins(2_000, 1000.0)
     assert choice.ends(50_000) and not choice.ends(49_999)

@@ -43,12 +43,12 @@ def driver() -> Iterator[Driver]:
 
 
 @pytest.fixture
-def orders() -> queue.SimpleQueue[str | None]:
+def orders() -> queue.SimpleQueue[tuple[str, ...] | None]:
     return queue.SimpleQueue()
 
 
 @pytest.fixture
-def lane(driver: Driver, orders: queue.SimpleQueue[str | None]) -> Iterator[LaneEnd]:
+def lane(driver: Driver, orders: queue.SimpleQueue[tuple[str, ...] | None]) -> Iterator[LaneEnd]:
     made = LaneEnd("lane-1", orders.put)
     yield made
     made.close()
@@ -85,20 +85,20 @@ def test_news_arrive_in_order_and_all_of_them_before_the_end(driver: Driver, lan
 
 
 def test_orders_reach_the_lane_that_they_are_for(
-    driver: Driver, lane: LaneEnd, orders: queue.SimpleQueue[str | None]
+    driver: Driver, lane: LaneEnd, orders: queue.SimpleQueue[tuple[str, ...] | None]
 ) -> None:
     """And to no other; of a lane that is gone the driver is told so."""
     assert not driver.channel.tell("lane-2", "stop")
     until(lambda: driver.channel.tell("lane-1", "begin"), "the lane is known")
-    assert orders.get(timeout=5) == "begin"
+    assert orders.get(timeout=5) == ("begin",)
 
 
 def test_a_lane_notices_that_its_driver_is_gone(
-    driver: Driver, lane: LaneEnd, orders: queue.SimpleQueue[str | None]
+    driver: Driver, lane: LaneEnd, orders: queue.SimpleQueue[tuple[str, ...] | None]
 ) -> None:
     """It is told so at once, and its calls fail instead of waiting."""
     until(lambda: driver.channel.tell("lane-1", "begin"), "the lane is known")
-    assert orders.get(timeout=5) == "begin"
+    assert orders.get(timeout=5) == ("begin",)
     driver.channel.close()
     assert orders.get(timeout=5) is None
     with pytest.raises(UnreachableError, match="driver of this lane is gone"):

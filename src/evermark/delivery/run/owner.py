@@ -194,6 +194,9 @@ class DeliveryOwner:
             self._live = None  # before any wait: batches handed over from here on are another's work
             ended.set()
             deadline = runtime.monotonic() + limits.end_s
+            # What is being posted just now is settled under this lease, and not posted again under the next.
+            if live.lock.acquire(timeout=limits.end_s):
+                live.lock.release()
             for task in beside:
                 task.join(max(0.0, deadline - runtime.monotonic()))
             for task in self._turns:  # each works for subscriptions that nobody else may work for meanwhile
