@@ -29,15 +29,9 @@ $(STAMP): pyproject.toml constraints.txt $(wildcard receiver/pyproject.toml)
 demo: $(STAMP)
 	$(BIN)/evermark demo $(ARGS)
 
-# Two halves of about the same length run side by side on two cores. The first runs in the background, where Ctrl-C does not
-# reach it.
+# In parts that run side by side; a part's own log is in artifacts/tests.
 test: $(STAMP)
-	@$(BIN)/python -m pytest -p no:cacheprovider --durations=10 tests/unit tests/simulation tests/faults $(ARGS) \
-		> .half.log 2>&1 & half=$$!; \
-	trap 'kill $$half; exit 130' INT TERM; \
-	$(BIN)/python -m pytest --durations=10 tests/contract tests/spark tests/acceptance $(ARGS); one=$$?; \
-	wait $$half; other=$$?; cat .half.log; rm -f .half.log; \
-	test $$one -eq 0 -a $$other -eq 0
+	@$(BIN)/python -m tests.side_by_side $(ARGS)
 
 test-unit: $(STAMP)
 	$(BIN)/python -m pytest tests/unit $(ARGS)

@@ -158,7 +158,7 @@ DELIVERY: tuple[Mutant, ...] = (
         "work done for a subscription moves the cursor of a later one of its name",
         ((group, "require_outside", _any_generation),),
         300,
-        39,
+        47,
     ),
     Mutant(
         "failed-endpoint-passed",
@@ -211,12 +211,13 @@ DELIVERY: tuple[Mutant, ...] = (
         "no room to park more wipes out the failures of an endpoint that nobody asked",
         ((group, "_is_answered", lambda outcome: True),),
         300,
-        49,
+        61,
     ),
     Mutant(
         "handed-over-anywhere",
         "a fresh batch is delivered wherever the group stands",
         ((LiveGroup, "hand_over", _hand_over_anyway),),
+        first=4,
     ),
     Mutant(
         "unfinished-is-done",

@@ -83,7 +83,7 @@ def _from_the_first_event(place: SourcePartition, begun: Cursor, *rest: Any) -> 
 ENDURANCE: tuple[Mutant, ...] = (
     Mutant("suspended-for-good", "a suspended one is never probed", ((follower, "is_due", _behind_only),)),
     Mutant(
-        "never-suspended", "no number of failures suspends", ((retry, "should_suspend", lambda *_: False),), first=7
+        "never-suspended", "no number of failures suspends", ((retry, "should_suspend", lambda *_: False),), first=8
     ),
     Mutant("backoff-ignored", "one that failed is tried again at once", ((follower, "is_due", _behind_always),)),
     Mutant("paused-worked-for", "one that a person paused is worked for", ((follower, "is_due", _paused_too),)),
@@ -111,7 +111,7 @@ ENDURANCE: tuple[Mutant, ...] = (
         "a dead letter that is retried again is lost",
         ((MemoryParked, "release", _release_once),),
         300,
-        7,
+        19,
     ),
     Mutant(
         "queue-expiry-uncounted",

@@ -105,7 +105,13 @@ INGEST: tuple[Mutant, ...] = (
         200,
         2,
     ),
-    Mutant("fence-skipped", "a new owner does not raise the log's epoch", ((MemoryLog, "fence", _tail_unfenced),), 120),
+    Mutant(
+        "fence-skipped",
+        "a new owner does not raise the log's epoch",
+        ((MemoryLog, "fence", _tail_unfenced),),
+        120,
+        first=12,
+    ),
     Mutant(
         "tail-not-compared",
         "a commit lands whatever the tail is",

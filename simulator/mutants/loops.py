@@ -76,7 +76,7 @@ LOOPS: tuple[Mutant, ...] = (
         "read-without-lease",
         "an owner that lost its lease goes on reading",
         ((SourceOwner, "_read", _reads_on),),
-        first=2,
+        first=9,
     ),
     Mutant(
         "delivers-without-lease",
@@ -94,12 +94,13 @@ LOOPS: tuple[Mutant, ...] = (
         "neighbours-fail-along",
         "a partition whose batch cannot be taken keeps the others from theirs",
         (("simulator.instance", "take_each", _all_or_none),),
+        first=6,
     ),
     Mutant(
         "failed-for-good",
         "a partition that failed is not read again while the others are read",
         ((SourceOwner, "_end_after", lambda self, wait_s, ending: None),),
-        first=33,
+        first=38,
     ),
     Mutant(
         "handed-over-after-the-end",

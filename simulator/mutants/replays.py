@@ -131,7 +131,7 @@ REPLAYS: tuple[Mutant, ...] = (
         "replay-overtaken",
         "with `ordered`, a replay sends later events of a key it has parked",
         ((MemoryParked, "held_keys", _replays_hold_nothing),),
-        first=20,
+        first=38,
     ),
     Mutant(
         "replay-settled-twice",
@@ -150,7 +150,7 @@ REPLAYS: tuple[Mutant, ...] = (
         "replay-blames-live",
         "failures of a replay's retries count as the subscription's",
         ((parked_retries, "endpoint_outcomes", _all_blamed),),
-        first=13,
+        first=23,
     ),
     Mutant("control-sent", "control events are delivered", ((predicate, "UNDELIVERED_OPS", frozenset()),)),
     Mutant(
@@ -163,7 +163,7 @@ REPLAYS: tuple[Mutant, ...] = (
         "control-asks-again",
         "a control event that is found again asks again",
         ((MemoryReplays, "register", _asks_each_time),),
-        first=8,
+        first=15,
     ),
     Mutant(
         "ended-when-unwell",

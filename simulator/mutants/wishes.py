@@ -85,7 +85,7 @@ WISHES: tuple[Mutant, ...] = (
         "a turn of the follower goes by what was asked for before it looked at the log",
         ((Follower, "_current", _as_first_seen),),
         100,
-        19,
+        108,
     ),
     Mutant(
         "added-one-batch-late",
@@ -110,7 +110,7 @@ WISHES: tuple[Mutant, ...] = (
         "the group goes by what was asked for when delivery began",
         ((LiveGroup, "__init__", _goes_by_first_look),),
         200,
-        97,
+        108,
     ),
     Mutant(
         "rotated-from-now",

@@ -112,7 +112,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "looked-before-the-slot",
         "what the log lacks is looked for as of a moment before the new slot",
         ((OutboxRepair, "begin", _looks_before_the_slot),),
-        first=0,
+        first=6,
     ),
     Mutant(
         "closed-before-taken",

@@ -13,6 +13,8 @@ import pytest
 
 import evermark as em
 from evermark.event import Op, taken_batch
+from evermark.sources.base import Untaken
+from evermark.testing.contracts import source as source_contract
 
 EVENTS = 23
 
@@ -62,6 +64,43 @@ class Tickets(em.Source):
 
 class TestTickets(em.testing.SourceContract):
     source = Tickets()
+
+
+class Rests(Tickets):
+    """After every look that found something it offers nothing for a while: the look was expensive."""
+
+    def __init__(self, looks: int = 3) -> None:
+        self.looks = looks
+        self.rests = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.looks,)
+
+    def latest(self, after: Mapping[int, str], limit: em.Limit) -> dict[int, str]:
+        if self.rests:
+            self.rests -= 1
+            return dict(after)
+        found = super().latest(after, limit)
+        self.rests = self.looks if found != dict(after) else 0
+        return found
+
+    def untaken(self, after: Mapping[int, str]) -> Mapping[int, Untaken]:
+        return Tickets().untaken(after)
+
+
+class TestTicketsOfASourceThatRests(em.testing.SourceContract):
+    @pytest.fixture(autouse=True)
+    def _made(self) -> None:
+        self.source = Rests()
+
+
+def test_a_source_that_rests_for_ever_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN a source that offers nothing after its first batch WHEN the contract runs THEN that is no end."""
+    monkeypatch.setattr(source_contract, "_REST_S_MAX", 0.1)
+    suite = em.testing.SourceContract()
+    suite.source = Rests(looks=10**9)
+    with pytest.raises(AssertionError, match="offers nothing after 000004, though in another process it does"):
+        suite.test_however_a_range_is_cut_it_holds_the_same_events()
 
 
 class ReadsItsEnd(Tickets):

@@ -19,10 +19,12 @@ import pyarrow as pa
 from evermark.event import TAKEN
 from evermark.sources.base import Limit, Slice, Source
 
-# A source may rest a little after an expensive look: an answer within this time without anything new is the end.
-_WAIT_S = 1.0
+_WAIT_S = 0.2
+# A source may rest after an expensive look, and offers nothing meanwhile; but what it has, it offers in the end.
+_REST_S_MAX = 60.0
 _ALL = Limit(wait_s=_WAIT_S)
 _LITTLE = Limit(rows_max=4, wait_s=_WAIT_S)
+_AT_ONCE = Limit(wait_s=0.0)
 _BATCHES_MAX = 10_000
 _WAIT_GRACE_S = 5.0
 
@@ -178,11 +180,25 @@ class SourceContract:
     def _ends(self, partition: int, start: str, limit: Limit) -> list[str]:
         ends = [start]
         for _ in range(_BATCHES_MAX):
-            end = self.source.latest({partition: ends[-1]}, limit).get(partition, ends[-1])
+            end = self._next(partition, ends[-1], limit)
             if end == ends[-1]:
                 return ends
             ends.append(end)
         raise AssertionError(f"partition {partition} has no end after {_BATCHES_MAX} batches")
+
+    def _next(self, partition: int, after: str, limit: Limit) -> str:
+        """Where the next batch ends; `after` when there is none."""
+        give_up_at = time.monotonic() + _REST_S_MAX
+        while True:
+            end = self.source.latest({partition: after}, limit).get(partition, after)
+            if end != after:
+                return end
+            # Another process has not looked yet, so it has nothing to rest from: what it offers is there.
+            if _elsewhere(self.source).latest({partition: after}, _AT_ONCE).get(partition, after) == after:
+                return after
+            assert time.monotonic() < give_up_at, (
+                f"partition {partition} offers nothing after {after}, though in another process it does"
+            )
 
     def _whole(self) -> list[tuple[int, str, str]]:
         """(partition, start, end) of all there is."""

@@ -1,0 +1,165 @@
+"""`make test`: all tests, in parts that run side by side, each a pytest of its own with its own log.
+
+Many tests wait for another process, so one part more than there are cores fills them. The longest parts begin first;
+what is short is left for the end, when the others are nearly done. All that pytest said of a part that failed is shown,
+and the names of the failed tests come last.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+LOGS = ROOT / "artifacts" / "tests"
+PYTEST = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--durations=10")
+NOTHING_SELECTED = 5  # of this part, by what was given on the command line
+INTERRUPTED = 130
+# Each part may have an instance running: two gigabytes, with its Spark and its Postgres.
+AT_ONCE_MAX = 6
+SLOWEST = 15
+
+# The longest first. The tests of one part of faults share a deployment, so they stay together.
+PARTS: Mapping[str, Sequence[str]] = {
+    "faults-shared": (
+        "tests/faults/test_engine_dies.py",
+        "tests/faults/test_health.py",
+        "tests/faults/test_kill_at_effects.py",
+        "tests/faults/test_replay.py",
+        "tests/faults/test_scratch_and_receivers.py",
+        "tests/faults/test_stop.py",
+        "tests/faults/test_two_instances.py",
+    ),
+    "contract-postgres": ("tests/contract/postgres",),
+    "demo": ("tests/acceptance/test_demo.py",),
+    "contract-rest": (
+        "tests/contract/blocknode",
+        "tests/contract/blocks",
+        "tests/contract/cli",
+        "tests/contract/delivery",
+        "tests/contract/log",
+        "tests/contract/state",
+        "tests/contract/webhook",
+    ),
+    "faults-databases": (
+        "tests/faults/test_installed_again.py",
+        "tests/faults/test_other_database.py",
+        "tests/faults/test_upgrade.py",
+    ),
+    "faults-readers": (
+        "tests/faults/test_blocks.py",
+        "tests/faults/test_bots.py",
+        "tests/faults/test_lanes.py",
+        "tests/faults/test_lost_slot.py",
+    ),
+    "spark": ("tests/spark",),
+    "unit": ("tests/unit",),
+    "acceptance": ("tests/acceptance/test_api.py", "tests/acceptance/test_bad_input.py"),
+    "simulation": ("tests/simulation",),
+}
+
+_SLOW = re.compile(r"^\s*([\d.]+)s (?:call|setup|teardown)\s+\S.*$", re.MULTILINE)
+_FAILED = re.compile(r"^(?:FAILED|ERROR) .*$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Ended:
+    part: str
+    code: int
+    took_s: float
+    log: Path
+
+    @property
+    def text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    @property
+    def is_well(self) -> bool:
+        return self.code in (0, NOTHING_SELECTED)
+
+    def last_line(self) -> str:
+        return next((line.strip("= ") for line in reversed(self.text.splitlines()) if line.strip()), "said nothing")
+
+    def failures(self) -> list[str]:
+        return _FAILED.findall(self.text) or [f"{self.part}: pytest ended with code {self.code}, see {self.log}"]
+
+
+@dataclass
+class Runner:
+    parts: Mapping[str, Sequence[str]]
+    command: Sequence[str] = PYTEST
+    logs: Path = LOGS
+    _running: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    _is_stopped: bool = False
+
+    def run(self, at_once: int) -> int:
+        self.logs.mkdir(parents=True, exist_ok=True)
+        ended: list[Ended] = []
+        with ThreadPoolExecutor(at_once) as threads:
+            for each in as_completed([threads.submit(self._run, part) for part in self.parts]):
+                found = each.result()
+                if found is not None:
+                    print(f"{found.part:<18} {found.took_s:5.0f} s  {found.last_line()}", flush=True)
+                    ended.append(found)
+        return INTERRUPTED if self._is_stopped else _told(ended)
+
+    def stop(self, *_: object) -> None:
+        """End what runs, in order: servers and instances that tests have started are ended by the tests."""
+        self._is_stopped = True
+        for process in list(self._running):
+            process.send_signal(signal.SIGINT)
+
+    def _run(self, part: str) -> Ended | None:
+        if self._is_stopped:
+            return None
+        began, log = time.monotonic(), self.logs / f"{part}.log"
+        with log.open("wb") as out:
+            # Not of our process group: Ctrl-C reaches us alone, and each part is told of it once.
+            process = subprocess.Popen(
+                [*self.command, *self.parts[part]],
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                process_group=0,
+            )
+        self._running.append(process)
+        if self._is_stopped:
+            process.send_signal(signal.SIGINT)  # it began while the others were told
+        code = process.wait()
+        self._running.remove(process)
+        return Ended(part, code, time.monotonic() - began, log)
+
+
+def _told(ended: Sequence[Ended]) -> int:
+    failed = [one for one in ended if not one.is_well]
+    for one in failed:
+        print(f"\n===== {one.part} =====\n{one.text}")
+    slow = sorted((found for one in ended for found in _SLOW.finditer(one.text)), key=lambda found: -float(found[1]))
+    print("\nslowest:", *(found[0].strip() for found in slow[:SLOWEST]), sep="\n")
+    for one in failed:
+        print(*one.failures(), sep="\n")
+    if not failed and all(one.code == NOTHING_SELECTED for one in ended):
+        print("no test was selected")
+        return NOTHING_SELECTED
+    print("failed" if failed else "all passed")
+    return 1 if failed else 0
+
+
+def main(words: Sequence[str]) -> int:
+    runner = Runner(PARTS, (*PYTEST, *words))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, runner.stop)
+    return runner.run(min(AT_ONCE_MAX, (os.cpu_count() or 1) + 1))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
