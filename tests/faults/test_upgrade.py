@@ -8,8 +8,8 @@ import pytest
 
 from evermark.testing.chaos_upgrade import has_history, upgraded
 
-# The last commits before the installed schema and the log's columns changed, and before the house was rebuilt.
-OLDER = ("371d16d6", "a0154ee9")
+# The last commits before the installed schema and the log's columns changed, before the house was rebuilt, and before lanes.
+OLDER = ("371d16d6", "a0154ee9", "2a4b96d7")
 
 
 @pytest.mark.skipif(not all(map(has_history, OLDER)), reason="the older programs come from the project's git history")
