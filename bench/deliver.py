@@ -99,7 +99,7 @@ class _Ours:
         span = self._next_batch()
         began = time.perf_counter()
         with self._group.lock:
-            done = self._group.work(span, budget_s=None)
+            done = self._group.work(span, self._store.group(), budget_s=None)
         seconds = time.perf_counter() - began
         if not done or len(self._store.group().members) != len(ports):
             raise EvermarkError("a receiver left the group", hint="see spark.log")

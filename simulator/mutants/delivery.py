@@ -50,15 +50,15 @@ def _new_key_alone(self: ParkedEvent) -> tuple[HeldKey, ...]:
 
 def _settle_current_members(
     self: MemoryDelivery, work: GroupWork, outcomes: Sequence[Outcome], now: datetime, epoch: int
-) -> Group:
+) -> None:
     current = self.group().members
     named = {outcome.subscription for outcome in outcomes}
     everybody = [*outcomes, *(Outcome(name, Fate.DONE) for name in sorted(current - named))]
-    return _settle_group(self, replace(work, members=current, version=None), everybody, now, epoch)
+    _settle_group(self, replace(work, members=current, version=None), everybody, now, epoch)
 
 
-def _settle_any_version(self: MemoryDelivery, work: GroupWork, *given: Any) -> Group:
-    return _settle_group(self, replace(work, version=None), *given)
+def _settle_any_version(self: MemoryDelivery, work: GroupWork, *given: Any) -> None:
+    _settle_group(self, replace(work, version=None), *given)
 
 
 def _any_generation(name: str, standing: SubscriptionRecord | None, generation: int | None) -> SubscriptionRecord:
@@ -126,8 +126,9 @@ def _leave_beyond(outcome: Outcome) -> Outcome:
 def _hand_over_anyway(self: LiveGroup, *spans: Span) -> bool:
     span = spans[-1]
     with self.lock:
-        at = self.store.group().cursors.get(span.place)
-        return at is not None and self.work(replace(span, begun=at), budget_s=None)
+        group = self.store.group()
+        at = group.cursors.get(span.place)
+        return at is not None and self.work(replace(span, begun=at), group, budget_s=None)
 
 
 def _unfinished_is_done(outcome: Outcome) -> Outcome:

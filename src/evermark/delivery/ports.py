@@ -262,8 +262,8 @@ class DeliveryStore(Protocol):
         Readers outside the group get it at batch 0: for them it all counts as backlog.
         """
 
-    def settle_group(self, work: GroupWork, outcomes: Sequence[Outcome], now: datetime, epoch: int) -> Group:
-        """Close one piece of group work; returns the group as it then is.
+    def settle_group(self, work: GroupWork, outcomes: Sequence[Outcome], now: datetime, epoch: int) -> None:
+        """Close one piece of group work.
 
         Members with fate DONE stay; their parked events are enqueued. All others leave, at `work.begun` or as far as
         their outcome has `reached`, with their own copy of the whole cursor vector; none of their events is parked. The

@@ -223,6 +223,13 @@ def settle(
     return Settlement(after, tuple(changed), left, parked, expired)
 
 
+def only_moves(work: GroupWork, outcomes: Sequence[Outcome]) -> bool:
+    """Whether settling moves the group's cursor and nothing else, if the group and its members are as work began."""
+    whole = not work.begun.through and not work.done.through and work.version is not None and work.begun < work.done
+    well = all(one.fate is Fate.DONE and not one.parked and not one.expired for one in outcomes)
+    return whole and well and {one.subscription for one in outcomes} == work.members
+
+
 def may_join(record: SubscriptionRecord, cursors: CursorVector, group: Group) -> bool:
     return record.state is SubscriptionState.BEHIND and dict(cursors) == dict(group.cursors)
 

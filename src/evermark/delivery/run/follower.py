@@ -85,7 +85,8 @@ class Follower:
         if not (self.live.lock.acquire(timeout=wait_s) if wait_s else self.live.lock.acquire(blocking=False)):
             return False
         try:
-            cursors = self.store.group().cursors
+            group = self.store.group()
+            cursors = group.cursors
             now = self.clock()
             # Where the group was caught up longest ago: a partition that always has something new holds up no other.
             heads = sorted(self.log.heads().items(), key=lambda one: (self._caught_up.get(one[0], 0), one[0]))
@@ -101,7 +102,7 @@ class Follower:
                     self._caught_up[place] = max(self._caught_up.values(), default=0) + 1
                     # As long as a slow receiver needs; a member that needs longer is served beside the group.
                     budget_s = min(GROUP_BUDGET_S_MAX, span.rows / GROUP_ROWS_PER_S_MIN)
-                    return self.live.work(span, budget_s=max(FOLLOW_BUDGET_S, budget_s))
+                    return self.live.work(span, group, budget_s=max(FOLLOW_BUDGET_S, budget_s))
             return False
         finally:
             self.live.lock.release()

@@ -16,7 +16,7 @@ from itertools import pairwise
 import pyarrow as pa
 
 from evermark import failpoint
-from evermark.delivery.base import Cursor, Fate, GroupWork, Outcome, SourcePartition, SubscriptionState
+from evermark.delivery.base import Cursor, Fate, Group, GroupWork, Outcome, SourcePartition, SubscriptionState
 from evermark.delivery.bots.views import BotViews
 from evermark.delivery.decide.expiry import expires_before
 from evermark.delivery.ports import DeliveryStore
@@ -66,10 +66,11 @@ class LiveGroup:
         if span.rows > self.limits.rows_max or not self.lock.acquire(timeout=self.limits.wait_s):
             return False
         try:
-            whole = together(fresh, self.store.group().cursors.get(span.place))
+            group = self.store.group()
+            whole = together(fresh, group.cursors.get(span.place))
             if whole is None or whole.rows > self.limits.rows_max:
                 return False
-            return self.work(whole, budget_s=self.limits.budget_s)
+            return self.work(whole, group, budget_s=self.limits.budget_s)
         finally:
             self.lock.release()
 
@@ -79,12 +80,12 @@ class LiveGroup:
         fresh.extend(spans)
         return fresh
 
-    def work(self, span: Span, *, budget_s: float | None) -> bool:
+    def work(self, span: Span, group: Group, *, budget_s: float | None) -> bool:
         """Deliver a span to all members of the group and settle it; False if the group is not exactly before it.
 
-        The caller holds `lock`. Members and cursor come from one look: a member that joined later is not sent the span.
+        The caller holds `lock`, and has looked at the group since. Members and cursor come from one look: a member that
+        joined later is not sent the span.
         """
-        group = self.store.group()
         if group.cursors.get(span.place) != span.begun:
             return False
         known = self.store.subscriptions()

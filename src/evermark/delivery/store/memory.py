@@ -165,7 +165,7 @@ class MemoryDelivery:
             for name in self.cursors_outside():
                 self._cursors.setdefault(name, {}).setdefault(place, BEGINNING)
 
-    def settle_group(self, work: GroupWork, outcomes: Sequence[Outcome], now: datetime, epoch: int) -> Group:
+    def settle_group(self, work: GroupWork, outcomes: Sequence[Outcome], now: datetime, epoch: int) -> None:
         with self.tables.fenced(epoch):
             records = {name: self.tables.known[name][1] for name in self._group.members}
             counts = {one.subscription: self.parked.counted_for(one.subscription) for one in outcomes if one.parked}
@@ -177,7 +177,6 @@ class MemoryDelivery:
             for name, events in settled.parked.items():
                 self.parked.park(name, events, now)
             self.tables.counted["expired"].update(settled.expired)
-            return settled.group
 
     def settle_subscription(
         self,

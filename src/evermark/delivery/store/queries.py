@@ -6,6 +6,8 @@ subscriptions by name, cursors, sessions, parked rows by id, counters.
 
 from __future__ import annotations
 
+from evermark.cluster.fence import FENCE
+
 LOCK_GROUP = "select version from delivery_group for update"
 SET_GROUP_VERSION = "update delivery_group set version = %s"
 NEXT_GROUP_VERSION = "update delivery_group set version = version + 1"
@@ -30,6 +32,19 @@ select g.version,
        array(select partition from cursors where reader = '' order by source, partition),
        array(select batch from cursors where reader = '' order by source, partition)
 from delivery_group g
+"""
+
+# What settles the usual piece of work: its group is as it was, and no member has anything on record to be cleaned.
+MOVE_GROUP = f"""
+with fence as ({FENCE}),
+     same as (select from delivery_group, fence where version = %(version)s for update of delivery_group)
+update cursors set batch = %(done)s from same
+where reader = '' and source = %(source)s and partition = %(partition)s and batch = %(begun)s and through = ''
+  and %(members)s = (select count(*) from subscriptions where state = 'live')
+  and not exists (
+      select from subscriptions
+      where state = 'live' and (reason <> '' or failures > 0 or next_attempt_at is not null)
+  )
 """
 
 # The same without its members.

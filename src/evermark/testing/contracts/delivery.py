@@ -159,9 +159,10 @@ class DeliveryContract(OwnedStore):
         """All done: the cursor of this place moves, nobody leaves, parked events are in the queue."""
         begin(store, epoch, "a", "b")
         before = store.group()
-        after = store.settle_group(
+        store.settle_group(
             GroupWork(P0, Cursor(0), Cursor(1), frozenset("ab")), [done("a", event(1)), done("b")], T0, epoch
         )
+        after = store.group()
         assert after == store.group()
         assert after.cursors == {P0: Cursor(1), P1: Cursor(0)}
         assert (after.version, after.members) == (before.version, before.members)
@@ -202,7 +203,8 @@ class DeliveryContract(OwnedStore):
             Outcome("gone", Fate.GONE, parked=(event(1),)),
             Outcome("slow", Fate.UNFINISHED, parked=(event(1),)),
         ]
-        after = store.settle_group(GroupWork(P0, Cursor(0), Cursor(1), everybody), outcomes, T0, epoch)
+        store.settle_group(GroupWork(P0, Cursor(0), Cursor(1), everybody), outcomes, T0, epoch)
+        after = store.group()
         assert after.members == {"a"}
         assert after.version > version
         assert after.cursors == {P0: Cursor(1), P1: Cursor(4)}
@@ -213,11 +215,39 @@ class DeliveryContract(OwnedStore):
         assert store.subscriptions()["failed"].next_attempt_at > T0  # type: ignore[operator]
         assert store.subscriptions()["slow"].next_attempt_at is None
 
+    def test_work_that_went_well_moves_the_cursor_and_nothing_else(self, store: DeliveryStore, epoch: int) -> None:
+        """Once: a second settling of the same work, and one of a stale owner, are refused."""
+        begin(store, epoch, "a", "b")
+        group, before = store.group(), store.subscriptions()
+        work = GroupWork(P0, Cursor(0), Cursor(2), group.members, group.version)
+        with pytest.raises(StaleError):
+            store.settle_group(work, [done("a"), done("b")], T0, epoch - 1)
+        store.settle_group(work, [done("a"), done("b", accepted=0)], T0, epoch)
+        assert store.group() == replace(group, cursors={P0: Cursor(2), P1: Cursor(0)})
+        assert store.subscriptions() == before
+        with pytest.raises(ConflictError):
+            store.settle_group(work, [done("a"), done("b")], T0, epoch)
+
+    def test_an_answer_clears_what_was_on_record(self, store: DeliveryStore, epoch: int) -> None:
+        """GIVEN a member with a failure on record WHEN its receiver accepts events again THEN the record is clean."""
+        begin(store, epoch, "a")
+        group = store.group()
+        store.settle_group(GroupWork(P0, Cursor(0), Cursor(1), group.members), [failed("a")], T0, epoch)
+        store.settle_subscription("a", P0, Cursor(0), Cursor(1), done("a", accepted=0), T0, epoch)
+        assert store.join("a", epoch)
+        assert store.subscriptions()["a"].failures == 1
+        group = store.group()
+        work = GroupWork(P0, Cursor(1), Cursor(2), group.members, group.version)
+        store.settle_group(work, [done("a")], T0, epoch)
+        assert store.subscriptions()["a"].failures == 0
+        assert store.group().cursors[P0] == Cursor(2)
+
     def test_split_outcomes_count_together(self, store: DeliveryStore, epoch: int) -> None:
         """A hot subscription worked on by two tasks is done only when both are."""
         begin(store, epoch, "a", "b")
         outcomes = [done("a", event(1)), done("a", event(2)), done("b", event(1)), failed("b")]
-        after = store.settle_group(GroupWork(P0, Cursor(0), Cursor(2), frozenset("ab")), outcomes, T0, epoch)
+        store.settle_group(GroupWork(P0, Cursor(0), Cursor(2), frozenset("ab")), outcomes, T0, epoch)
+        after = store.group()
         assert after.members == {"a"}
         assert store.parked.counts() == {"a": {"waiting": 2, "dead": 0}}
 
@@ -228,9 +258,8 @@ class DeliveryContract(OwnedStore):
         store.register([spec("a"), spec("b")], MadeBy.FILE, {"b": {P0: Cursor(0), P1: Cursor(0)}}, epoch)
         assert store.join("b", epoch)
         assert store.group().members == {"a", "b"}
-        after = store.settle_group(
-            GroupWork(P0, Cursor(0), Cursor(1), work.members, work.version), [done("a")], T0, epoch
-        )
+        store.settle_group(GroupWork(P0, Cursor(0), Cursor(1), work.members, work.version), [done("a")], T0, epoch)
+        after = store.group()
         assert after.members == {"a"}
         assert store.cursors("b") == {P0: Cursor(0), P1: Cursor(0)}
         assert store.subscriptions()["b"].state is SubscriptionState.BEHIND
@@ -254,9 +283,10 @@ class DeliveryContract(OwnedStore):
         store.register([spec("a")], MadeBy.FILE, {}, epoch)
         store.register([spec("a"), spec("b")], MadeBy.FILE, {"b": {P0: Cursor(0)}}, epoch)
         assert store.join("b", epoch)
-        after = store.settle_group(
+        store.settle_group(
             GroupWork(P0, Cursor(0), Cursor(1), work.members, work.version), [done("a"), done("b")], T0, epoch
         )
+        after = store.group()
         assert after.members == {"a"}
         assert store.cursors("b")[P0].batch == 0
 

@@ -77,7 +77,8 @@ class ProgressContract(OwnedStore):
             Outcome("after", Fate.UNFINISHED, reached=Cursor(3, MIDDLE)),
             done("well"),
         ]
-        after = store.settle_group(GroupWork(P0, Cursor(0), Cursor(3), work.members, work.version), outcomes, T0, epoch)
+        store.settle_group(GroupWork(P0, Cursor(0), Cursor(3), work.members, work.version), outcomes, T0, epoch)
+        after = store.group()
         assert after.members == {"well"}
         assert after.cursors == {P0: Cursor(3), P1: Cursor(4)}
         assert store.cursors_outside() == {
