@@ -345,13 +345,13 @@ def test_retention_takes_whole_files_that_are_old_and_passed_by_all(folder: Path
     log = DeltaLog(folder)
     fill(log, 6, rows=2)
     care = Maintenance(folder, timedelta(days=30), clock)
-    assert care.run({0: 6}).retained_out_rows == 0
+    assert care.run(lambda: {0: 6}).retained_out_rows == 0
     clock.now += 31 * 86_400
-    assert care.run({}).retained_out_rows == 0
-    assert care.run({0: 4}).retained_out_rows == 8
+    assert care.run(dict).retained_out_rows == 0
+    assert care.run(lambda: {0: 4}).retained_out_rows == 8
     assert ids(folder) == expected(6, rows=2) - expected(4, rows=2)
     assert log.tail(0).batch == 6
-    assert care.run({0: 6}).retained_out_rows == 4
+    assert care.run(lambda: {0: 6}).retained_out_rows == 4
     fill(log, 7, first=7)
     assert LogReader(folder).tail_batch(0) == 7
 
@@ -373,9 +373,9 @@ def test_retention_yields_to_a_compaction_in_between(
 
     monkeypatch.setattr(care_module, "groups_to_merge", lambda files: groups_to_merge(files) if not rival else [])
     monkeypatch.setattr(care, "_commit", late)
-    assert care.run({0: 40}).retained_out_rows == 0
+    assert care.run(lambda: {0: 40}).retained_out_rows == 0
     assert ids(folder) == expected(40)
-    assert care.run({0: 40}).retained_out_rows == 40
+    assert care.run(lambda: {0: 40}).retained_out_rows == 40
 
 
 @pytest.mark.parametrize(
