@@ -26,7 +26,8 @@ from bench.shop import event_ids, shop, write
 from evermark.delivery.webhook.signing import new_secret
 from evermark.testing.listener import Listener, Record
 
-_CALM_S, _CALM_S_MIN = 30.0, 5.0
+# At least so long: what the start left to do beside the first deliveries is no rest.
+_CALM_S, _CALM_S_MIN = 30.0, 15.0
 _IDLE_S, _IDLE_S_MIN = 60.0, 10.0
 _EVENTS, _EVENTS_MIN = 100_000, 8_000
 _ORDER_EVERY_S = 0.1

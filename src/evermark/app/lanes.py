@@ -66,7 +66,6 @@ class Lanes:
         self._board = board
         self._metrics = metrics
         self._lane_s = lane_s
-        self._warm = False
         self._lanes: dict[str, _Submitted] = {}
         self._runtime = Threads()
         self._stopping = self._runtime.wake()
@@ -117,9 +116,6 @@ class Lanes:
             return self._end(lane)
         lane.began = lane.heard_at = time.monotonic()
         self._channel.tell(lane.name, BEGIN)
-        if not self._warm:
-            self._warm = True
-            self._warm_up()
         next_lane: _Submitted | None = None
         while not self._look(lane, next_lane):
             if self._stopping.is_set():
@@ -137,12 +133,6 @@ class Lanes:
                 if self._wait(next_lane, lane.ended):
                     return next_lane
         return lane if lane.error is not None else next_lane
-
-    def _warm_up(self) -> None:
-        """For the first job that a lane asks for. Not before the lane has begun, which needs none of it."""
-        from evermark.spark.session import warm_up
-
-        warm_up(self._spark)
 
     def _look(self, lane: _Submitted, next_lane: _Submitted | None) -> bool:
         """Wait until something is to be decided, or may be; whether the lane has ended."""

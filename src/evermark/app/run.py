@@ -188,7 +188,7 @@ class Pipeline:
 
     def _start_engine(self) -> tuple[Engine, Channel]:
         from evermark.spark.engine import Engine
-        from evermark.spark.session import make_session
+        from evermark.spark.session import make_session, warm_up
 
         self._log.info("starting", step="spark", master=self.config.spark.master, takes="about ten seconds")
         began = time.monotonic()
@@ -210,6 +210,7 @@ class Pipeline:
         finally:
             self._spark_starts = False
             self._listen_for_signals()  # PySpark has put a handler of its own in place
+        warm_up(spark)
         self._log.info("Spark runs", started_in_s=round(time.monotonic() - began, 1))
         return Engine(spark), channel
 

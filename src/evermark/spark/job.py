@@ -44,11 +44,10 @@ def engine_error(what: str, error: Exception) -> EngineError:
 
 def run_long_task(spark: SparkSession, name: str, work: Callable[[str], None]) -> None:
     """Run `work(name)` in one task of a job of its own; returns when it has ended."""
-    context = spark.sparkContext
-    context.setJobGroup(name, name, interruptOnCancel=True)  # of this thread
+    spark.sparkContext.setJobGroup(name, name, interruptOnCancel=True)  # of this thread
+    frame = spark.range(0, 1, 1, 1).mapInArrow(_Long(name, work), ROW_DDL)
     try:
-        # No frame: to load and warm what plans one takes the JVM longer than all else that an instance waits for.
-        context.parallelize([name], 1).foreach(work)
+        frame.collect()
     except Exception as error:
         raise engine_error(f"{name} ended", error) from error
 
@@ -56,3 +55,15 @@ def run_long_task(spark: SparkSession, name: str, work: Callable[[str], None]) -
 def cancel_long_task(spark: SparkSession, name: str) -> None:
     """Its process is killed after a moment."""
     spark.sparkContext.cancelJobGroup(name)
+
+
+@dataclass(frozen=True)
+class _Long:
+    name: str
+    work: Callable[[str], None]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            pass
+        self.work(self.name)
+        yield rows_batch([])

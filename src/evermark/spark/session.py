@@ -127,7 +127,7 @@ def _without_look_up() -> Iterator[None]:
 
 
 def warm_up(spark: SparkSession) -> threading.Thread:
-    """Run a first query beside everything else: the JVM loads then what plans and runs queries, which takes seconds."""
+    """Start the first Python worker now, beside the rest of the start: it takes as long as all the rest."""
 
     def work() -> None:
         with suppress(Exception):  # if something is wrong, the first job says so
