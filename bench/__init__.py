@@ -1,1 +1,1 @@
-"""Benchmarks: `python -m bench NAME --json [--scale S]`. What is measured, and how, stands in docs/bench.md."""
+"""Benchmarks: `python -m bench NAME --json [--scale S] [--against REVISION]`; what they measure is in docs/bench.md."""

@@ -1,47 +1,62 @@
-"""`python -m bench NAME --json [--scale S]`: progress on stderr, one JSON object as the last line on stdout."""
+"""`python -m bench NAME --json [--scale S] [--against REVISION]`: progress on stderr, one JSON object as the last line
+on stdout.
+"""
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import pkgutil
 import sys
 import tempfile
 from pathlib import Path
 
-import bench
+from bench.against import against
 from bench.report import Report, say
+from evermark.errors import EvermarkError
 
-_NOT_BENCHES = {
-    "__main__",
-    "pairs",
-    "debezium",
-    "debezium_child",
-    "nodes",
-    "receiver_child",
-    "report",
-    "shop",
-    "streams_child",
+# Each bench, and its main figure: the one that two revisions are compared by.
+BENCHES = {
+    "deliver": "single_per_s",
+    "footprint": "idle_cpu_cores",
+    "gap": "events_per_s",
+    "growth": "ms_per_batch_50000",
+    "ingest": "events_per_s",
+    "isolation": "healthy_p99_s",
+    "latency": "p50_s",
+    "memory": "rss_mb_transaction",
+    "replay": "delivered_events_per_s",
+    "streams": "start_s",
+    "subscriptions": "s_1000",
 }
-
-
-def names() -> list[str]:
-    return sorted(m.name for m in pkgutil.iter_modules(bench.__path__) if m.name not in _NOT_BENCHES)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("name", choices=names())
+    parser.add_argument("name", choices=sorted(BENCHES))
     parser.add_argument("--json", action="store_true", help="accepted for symmetry: the last line is always JSON")
     parser.add_argument("--scale", type=float, default=1.0, help="1.0 is the full size")
+    parser.add_argument("--against", metavar="REVISION", help="run this commit of the project, too, in turns")
+    parser.add_argument("--pairs", type=int, default=3, help="how many turns each, with --against")
     given = parser.parse_args()
-    run = importlib.import_module(f"bench.{given.name}").run
-    with tempfile.TemporaryDirectory(prefix=f"evermark-bench-{given.name}-") as folder:
-        Path(folder).chmod(0o711)
-        say(f"bench {given.name} at scale {given.scale}")
-        report: Report = run(given.scale, Path(folder))
+    try:
+        if given.against is None:
+            report = _measured(given.name, given.scale)
+        else:
+            report = against(given.name, BENCHES[given.name], given.against, given.scale, given.pairs)
+    except EvermarkError as error:
+        say(f"{error.message}\n{error.hint}")
+        return 2
     sys.stdout.write(report.as_json(given.name) + "\n")
     return 1 if report.lost else 0
+
+
+def _measured(name: str, scale: float) -> Report:
+    run = importlib.import_module(f"bench.{name}").run
+    with tempfile.TemporaryDirectory(prefix=f"evermark-bench-{name}-") as folder:
+        Path(folder).chmod(0o711)
+        say(f"bench {name} at scale {scale}")
+        report: Report = run(scale, Path(folder))
+    return report
 
 
 if __name__ == "__main__":

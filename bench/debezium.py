@@ -113,6 +113,10 @@ class Debezium:
         """What the idle JVM holds, to be left out of what ours is said to take."""
         return float(psutil.Process(self._child.pid).memory_info().rss) / 2**20
 
+    def cpu_s(self) -> float:
+        times = psutil.Process(self._child.pid).cpu_times()
+        return float(times.user + times.system)
+
     def begin(self, name: str, table: str, events: int, poll_ms: int | None = None) -> None:
         """Read `table` from the slot and publication `name` until `events` have come."""
         self._arrivals.unlink(missing_ok=True)

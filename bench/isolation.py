@@ -7,23 +7,18 @@ figure of their own (`turning_p99_s`). What the ill missed they get in the end: 
 
 from __future__ import annotations
 
-import os
-import signal
 import statistics
-import subprocess
-import sys
-import threading
 import time
 from collections import defaultdict
 from pathlib import Path
 
 import psycopg
 
+from bench.instance import Instance
 from bench.report import Report, say
 from bench.shop import shop
 from bench.sick_child import SickReceivers
 from evermark.delivery.webhook.signing import new_secret
-from evermark.errors import EvermarkError
 
 _RECEIVERS, _SLOW, _DEAD = 50, 5, 5
 _RATE = 20
@@ -92,30 +87,19 @@ def run(scale: float, folder: Path) -> Report:
         dsn = server.dsn()
         with psycopg.connect(dsn, autocommit=True) as conn:
             conn.execute("create table public.orders (id bigint generated always as identity primary key, total int)")
-        config = folder / "evermark.yaml"
         text = _CONFIG.format(data=folder / "data")
         well = _RECEIVERS - _SLOW - _DEAD
         for n in range(_RECEIVERS):
             port = receivers.well if n < well else receivers.slow if n < well + _SLOW else receivers.dying
             text += _SUBSCRIPTION.format(n=n, port=port)
-        config.write_text(text)
-        env = {**os.environ, "SHOP_DSN": dsn, "BENCH_SECRET": new_secret()}
-        evermark = [sys.executable, "-m", "evermark.cli.main"]
-        subprocess.run([*evermark, "source", "install", "-c", str(config)], env=env, check=True, capture_output=True)
-        with (folder / "up.log").open("wb") as log:
-            up = subprocess.Popen([*evermark, "up", "-c", str(config)], env=env, stdout=log, stderr=log)
-        try:
-            _Phases(report, _Shop(dsn), receivers, folder).run(seconds)
-        finally:
-            up.send_signal(signal.SIGTERM)
-            threading.Timer(40, up.kill).start()
-            up.wait()
+        with Instance(folder, text, {"SHOP_DSN": dsn, "BENCH_SECRET": new_secret()}) as instance:
+            _Phases(report, _Shop(dsn), receivers, instance).run(seconds)
     return report
 
 
 class _Phases:
-    def __init__(self, report: Report, shop_: _Shop, receivers: SickReceivers, folder: Path) -> None:
-        self._report, self._shop, self._receivers, self._folder = report, shop_, receivers, folder
+    def __init__(self, report: Report, shop_: _Shop, receivers: SickReceivers, instance: Instance) -> None:
+        self._report, self._shop, self._receivers, self._instance = report, shop_, receivers, instance
         self._received = _Received(receivers.path)
         self._healthy = range(_RECEIVERS - _SLOW - _DEAD)
         self._all: list[int] = []
@@ -156,7 +140,5 @@ class _Phases:
             if not lacks:
                 return
             if time.monotonic() > deadline:
-                raise EvermarkError(
-                    f"{lacks} deliveries are missing", hint=(self._folder / "up.log").read_text()[-3000:]
-                )
+                raise self._instance.error(f"{lacks} deliveries are missing")
             time.sleep(0.2)

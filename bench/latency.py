@@ -6,11 +6,6 @@ Against Debezium's embedded engine, commit → its handler: it is spared the req
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import threading
 import time
 from datetime import datetime
 from pathlib import Path
@@ -18,6 +13,7 @@ from pathlib import Path
 import psycopg
 
 from bench.debezium import Debezium, debezium, subscribe
+from bench.instance import Instance
 from bench.report import Report, say
 from bench.shop import shop
 from evermark.delivery.webhook.signing import new_secret
@@ -90,28 +86,20 @@ def run(scale: float, folder: Path) -> Report:
         dsn = server.dsn()
         with psycopg.connect(dsn, autocommit=True) as conn:
             conn.execute("create table public.orders (id bigint generated always as identity primary key, total int)")
-        config = folder / "evermark.yaml"
-        config.write_text(_CONFIG.format(data=folder / "data", url=listener.url))
-        env = {**os.environ, "SHOP_DSN": dsn, "BENCH_SECRET": secret}
-        evermark = [sys.executable, "-m", "evermark.cli.main"]
-        subprocess.run([*evermark, "source", "install", "-c", str(config)], env=env, check=True, capture_output=True)
-        with (folder / "up.log").open("wb") as log:
-            up = subprocess.Popen([*evermark, "up", "-c", str(config)], env=env, stdout=log, stderr=log)
-        try:
+        config = _CONFIG.format(data=folder / "data", url=listener.url)
+        with Instance(folder, config, {"SHOP_DSN": dsn, "BENCH_SECRET": secret}) as instance:
             clockwork = _Clockwork(dsn)
             warm = clockwork.run(_WARM_S)
             if not receiver.wait_for(warm, 120):
-                raise EvermarkError("nothing came through", hint=(folder / "up.log").read_text()[-2000:])
+                raise instance.error("nothing came through")
             say("warm; measuring")
+            before_s = instance.cpu_s()
             _measure(report, clockwork, receiver, seconds, "")
+            report.figures["cpu_s_per_1000"] = (instance.cpu_s() - before_s) / (seconds * _RATE / 1000)
             with psycopg.connect(dsn) as other:
                 other.execute("select txid_current()")
                 say("once more, with another transaction open")
                 _measure(report, clockwork, receiver, seconds, "_open_tx")
-        finally:
-            up.send_signal(signal.SIGTERM)
-            threading.Timer(40, up.kill).start()
-            up.wait()
         # Not at the same time: two pipelines on two cores would measure each other.
         with debezium(server, folder / "debezium") as engine:
             if engine is not None:
@@ -138,7 +126,9 @@ def _compare(report: Report, engine: Debezium, dsn: str, seconds: float) -> None
         engine.begin(slot, "public.orders", sum(int(s * _RATE) for s in (_WARM_S, seconds)), poll_ms)
         warm = clockwork.run(_WARM_S)
         engine.wait_for(len(warm), 120)
+        before_s = engine.cpu_s()
         made = clockwork.run(seconds)
+        report.figures[f"{variant}cpu_s_per_1000"] = (engine.cpu_s() - before_s) / (len(made) / 1000)
         at = engine.end().at
         lost += sum(key not in at for key in made)
         _percentiles(report, variant, "", [at[k] - clockwork.committed[k] for k in made if k in at])

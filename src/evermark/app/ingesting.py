@@ -247,11 +247,14 @@ class SourceRunner:
 
     # beside reading
 
+    def _least_cursors(self) -> dict[int, int]:
+        return self.delivery.least_cursors(self.name)
+
     def _maintain(self, released: Wake) -> None:
         maintenance = Maintenance(self._folder, self.deployment.retention)
         while not self.runtime.wait(MAINTENANCE_EVERY_S, released):
             try:
-                report = maintenance.run(self.delivery.least_cursors(self.name) if self._owner.may_retain() else None)
+                report = maintenance.run(self._least_cursors if self._owner.may_retain() else None)
             except Exception as error:  # noqa: BLE001 - it is tried again
                 self._log.warning("maintenance of the log failed", error=error)
                 continue

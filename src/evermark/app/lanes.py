@@ -6,7 +6,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from evermark.app.lane import BEGIN, DELIVERY, HURRY, LET_GO, READY, STOP, LaneWork, run_lane, source_part
@@ -15,13 +15,14 @@ from evermark.errors import EvermarkError, NotFoundError
 from evermark.observe.health import HealthBoard
 from evermark.observe.logging import get_logger
 from evermark.observe.metrics import Metrics
+from evermark.runtime import Threads, Wake, any_set
 from evermark.secrets import SecretBox
 from evermark.spark.channel import Channel, News
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_LOOK_EVERY_S = 0.1
+_LOOK_EVERY_S = 1.0  # whether a lane is silent, or its time is up; all else wakes
 _BACKOFF_MAX_S = 10.0
 # A lane says every second that it lives.
 _SILENT_MAX_S = 20.0
@@ -34,8 +35,8 @@ class _Submitted:
     """One lane: a job of Spark with one task."""
 
     name: str
-    ready: threading.Event = field(default_factory=threading.Event)
-    ended: threading.Event = field(default_factory=threading.Event)
+    ready: Wake
+    ended: Wake
     error: str | None = None
     began: float = 0.0
     heard_at: float = 0.0
@@ -68,8 +69,9 @@ class Lanes:
         self._metrics = metrics
         self._lane_s = lane_s
         self._lanes: dict[str, _Submitted] = {}
-        self._stopping = threading.Event()
-        self._hurry = threading.Event()
+        self._runtime = Threads()
+        self._stopping = self._runtime.wake()
+        self._hurry = self._runtime.wake()
         self._log = get_logger(part="lanes")
         deliverer = SparkDeliverer(spark, box)
         serves: dict[str, Callable[..., Any]] = {
@@ -107,7 +109,7 @@ class Lanes:
             failures = 1 if time.monotonic() - began > _WELL_AFTER_S else failures + 1
             wait_s = backoff_s(failures - 2, max_s=_BACKOFF_MAX_S) if failures > 1 else 0.0
             self._log.error("a lane ended; another is started", error=lane.error, in_s=wait_s)
-            self._stopping.wait(wait_s)
+            self._runtime.wait(wait_s, self._stopping)
             lane = None
 
     def _kept(self, lane: _Submitted) -> _Submitted | None:
@@ -117,7 +119,7 @@ class Lanes:
         lane.began = lane.heard_at = time.monotonic()
         self._channel.tell(lane.name, BEGIN, *self._parts)
         next_lane: _Submitted | None = None
-        while not lane.ended.wait(_LOOK_EVERY_S):
+        while not self._look(lane, next_lane):
             if self._stopping.is_set():
                 return self._end(lane, next_lane)
             if time.monotonic() - lane.heard_at > _SILENT_MAX_S:
@@ -133,6 +135,12 @@ class Lanes:
                 self._channel.tell(lane.name, STOP)
         return lane if lane.error is not None else next_lane
 
+    def _look(self, lane: _Submitted, next_lane: _Submitted | None) -> bool:
+        """Wait until something is to be decided, or may be; whether the lane has ended."""
+        theirs = () if next_lane is None else (next_lane.ready, next_lane.ended)
+        self._runtime.wait(_LOOK_EVERY_S, lane.ended, self._stopping, *theirs)
+        return lane.ended.is_set()
+
     def _give_up(self, lane: _Submitted) -> None:
         """Its process hangs, or was stopped. It loses its leases by itself; if it goes on, nothing of it lands."""
         from evermark.spark.job import cancel_long_task
@@ -140,22 +148,22 @@ class Lanes:
         lane.error = f"{lane.name} has said nothing for {_SILENT_MAX_S:g} s"
         cancel_long_task(self._spark, lane.name)
 
-    def _wait(self, lane: _Submitted, event: threading.Event) -> bool:
+    def _wait(self, lane: _Submitted, event: Wake) -> bool:
         """Whether it was set before the lane ended, and before we were told to stop."""
-        while not event.wait(_LOOK_EVERY_S):
-            if lane.ended.is_set() or self._stopping.is_set():
-                return event.is_set()
-        return True
+        while not any_set((event, lane.ended, self._stopping)):
+            self._runtime.wait(_LOOK_EVERY_S, event, lane.ended, self._stopping)
+        return event.is_set()
 
     def _end(self, *lanes: _Submitted | None) -> _Submitted | None:
         going = [lane for lane in lanes if lane is not None]
         for lane in going:
-            while not lane.ready.wait(_LOOK_EVERY_S) and not lane.ended.is_set():
-                pass
+            while not any_set((lane.ready, lane.ended)):
+                self._runtime.wait(_LOOK_EVERY_S, lane.ready, lane.ended)
             self._channel.tell(lane.name, STOP)
         hurried = False
         for lane in going:
-            while not lane.ended.wait(_LOOK_EVERY_S):
+            while not lane.ended.is_set():
+                self._runtime.wait(_LOOK_EVERY_S, lane.ended, *(() if hurried else (self._hurry,)))
                 if self._hurry.is_set() and not hurried:
                     hurried = True
                     for other in going:
@@ -164,7 +172,7 @@ class Lanes:
         return failed if not self._stopping.is_set() else None
 
     def _submit(self) -> _Submitted:
-        lane = _Submitted(f"lane-{uuid.uuid4().hex[:12]}")
+        lane = _Submitted(f"lane-{uuid.uuid4().hex[:12]}", self._runtime.wake(), self._runtime.wake())
         self._lanes[lane.name] = lane
         threading.Thread(target=self._job, args=(lane,), name=lane.name, daemon=True).start()
         return lane

@@ -113,6 +113,7 @@ class Pipeline:
             stack.callback(lambda: self._say_stopping() if self._stopping.is_set() else None)
             where = "the embedded Postgres" if self.config.state.dsn is None else "Postgres"
             self._log.info("starting", step="state", waits_for=where)
+            threading.Thread(target=_load_spark, name="load Spark", daemon=True).start()
             deployment = self._opened()
             if deployment is None:
                 return
@@ -300,6 +301,13 @@ class Pipeline:
             return
         self._log.error("a thread ended by an error", thread=name, error=error)
         self._dead_thread = f"the thread {name} ended: {error}"
+
+
+def _load_spark() -> None:
+    """PySpark takes most of a second to load: beside the start of State, which is waited for."""
+    with suppress(ImportError):  # said by those who need it
+        import evermark.spark.engine
+        import evermark.spark.session  # noqa: F401
 
 
 def _trouble_of(deployment: Deployment, name: str) -> EvermarkError | None:

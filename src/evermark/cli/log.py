@@ -8,12 +8,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from evermark.app.build import local_log
+from evermark.app.build import Deployment, local_log
 from evermark.app.scratch import scratch_folder
 from evermark.cli.console import noun, say, show, show_json, show_table
 from evermark.cli.deployment import config_at, held_sources, known_source, opened
@@ -127,10 +128,8 @@ def _maintain(path: Path, source: str | None, *, as_json: bool, retain: bool) ->
         retention = deployment.config.log.retention if retain else None
         for name in names:
             with held_sources(deployment, [name]):
-                passed = least_cursors(deployment.delivery.group(), deployment.delivery.cursors_outside(), name)
-                kept = name in deployment.replays.open_sources()  # a replay may still need all of it
                 care = maintenance.Maintenance(deployment.log_folder(name), retention)
-                rows.append({"source": name, **vars(care.run({} if kept else passed))})
+                rows.append({"source": name, **vars(care.run(partial(_passed, deployment, name)))})
     if as_json:
         show_json(rows)
         return
@@ -139,6 +138,13 @@ def _maintain(path: Path, source: str | None, *, as_json: bool, retain: bool) ->
         say(f"{row['source']}: " + (", ".join(f"{what} {count}" for what, count in done.items()) or "nothing to do"))
     if not rows:
         say(f"the log at {deployment.log_root} has nothing yet")
+
+
+def _passed(deployment: Deployment, source: str) -> dict[int, int]:
+    """Per partition, the batch that every reader has passed; none while a replay may need it all."""
+    if source in deployment.replays.open_sources():
+        return {}
+    return least_cursors(deployment.delivery.group(), deployment.delivery.cursors_outside(), source)
 
 
 def _summary(folder: Path) -> dict[str, Any]:

@@ -43,6 +43,9 @@ _GROUPS_MAX = 16  # per round: the next round comes soon
 _NO_TOMBSTONE = 0
 
 
+LeastCursors = Callable[[], dict[int, int]]
+
+
 @dataclass
 class MaintenanceReport:
     compacted: int = 0
@@ -64,9 +67,12 @@ class Maintenance:
     _replaced: dict[str, float] = field(default_factory=dict)
     _orphans: dict[str, float] = field(default_factory=dict)
     _scanned_at: float | None = None
+    _listed: tuple[int, list[FileRange]] = (-1, [])  # a version, and its files
 
-    def run(self, least_cursors: dict[int, int] | None = None) -> MaintenanceReport:
-        """One round. `least_cursors`: per partition the batch every reader is done with; retention stops there."""
+    def run(self, least_cursors: LeastCursors | None = None) -> MaintenanceReport:
+        """One round. `least_cursors`: asked, if a file is old enough to go, for the batch that every reader is done
+        with, per partition; retention stops there.
+        """
         report = MaintenanceReport()
         with full_disk_is_said(self.folder):
             self._compact(report)
@@ -84,9 +90,16 @@ class Maintenance:
     def _handle(self) -> TableHandle:
         return TableHandle(self.folder)
 
+    def _files(self, table: deltalake.DeltaTable) -> list[FileRange]:
+        """Every file of the table as it was opened."""
+        version = table.version()
+        if self._listed[0] != version:
+            self._listed = (version, files_at(self.folder, table))
+        return self._listed[1]
+
     def _compact(self, report: MaintenanceReport) -> None:
         table = self._handle.refresh()
-        groups = groups_to_merge(files_at(self.folder, table))[:_GROUPS_MAX]
+        groups = groups_to_merge(self._files(table))[:_GROUPS_MAX]
         if not groups:
             return
         merged = [merge(self.folder, group) for group in groups]
@@ -184,20 +197,23 @@ class Maintenance:
                 if now - path.stat().st_mtime >= ORPHAN_AGE_S:
                     self._orphans[name] = now
 
-    def _retain(self, report: MaintenanceReport, retention: timedelta, least_cursors: dict[int, int]) -> None:
+    def _retain(self, report: MaintenanceReport, retention: timedelta, least_cursors: LeastCursors) -> None:
         table = self._handle.refresh()
         horizon = datetime.fromtimestamp(self.clock(), UTC) - retention
-        gone = [f for f in files_at(self.folder, table) if may_be_collected(f, horizon, least_cursors)]
+        old = [file for file in self._files(table) if is_before(file, horizon)]
+        passed = least_cursors() if old else {}
+        gone = [file for file in old if may_be_collected(file, horizon, passed)]
         if gone and self._commit(table, MaintenanceNote("retain", 0, len(gone)), [], gone, data_change=True):
             report.retained_out_rows += sum(f.rows for f in gone)
 
 
+def is_before(file: FileRange, horizon: datetime) -> bool:
+    return file.ingested_at_max is not None and file.ingested_at_max < horizon
+
+
 def may_be_collected(file: FileRange, horizon: datetime, least_cursors: dict[int, int]) -> bool:
     """Whole files only, taken before the horizon, and passed by every reader of every partition in them."""
-    newest = file.ingested_at_max
-    if newest is None or newest >= horizon:
-        return False
-    return all(
+    return is_before(file, horizon) and all(
         least_cursors.get(partition, -1) >= file.batch_max
         for partition in range(file.partition_min, file.partition_max + 1)
     )

@@ -96,6 +96,8 @@ class TableHandle:
 
     def refresh(self) -> deltalake.DeltaTable:
         """The table at its newest version."""
+        if not self._has_news():
+            return self.table
         for _ in range(_REOPEN_TRIES):
             try:
                 self.table.update_incremental()
@@ -108,6 +110,13 @@ class TableHandle:
         if self.table.version() - self._base >= CHECKPOINT_EVERY and last_checkpoint(self.folder) > self._base:
             self._reopen()
         return self.table
+
+    def _has_news(self) -> bool:
+        """Whether there is a later commit. Versions have no holes; a commit that was cleaned away is in a checkpoint,
+        which was announced before: so the commit is looked for first.
+        """
+        version = self.table.version()
+        return commit_file(self.folder, version + 1).exists() or last_checkpoint(self.folder) > version
 
     def _reopen(self) -> None:
         self._base = last_checkpoint(self.folder)

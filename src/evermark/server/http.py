@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+from contextlib import suppress
 
 import h11
 import uvicorn
@@ -21,6 +22,7 @@ from evermark.server.tokens import Tokens
 _STOP_WAIT_S = 1
 _REQUEST_WAIT_S = 15.0
 _KEEP_ALIVE_S = 75
+_DATE_EVERY_S = 1.0
 _HEAD_BYTES_MAX = 16 * 1024
 _CONNECTIONS_MAX = 10_000
 
@@ -51,7 +53,7 @@ class Server:
             timeout_graceful_shutdown=_STOP_WAIT_S,
             h11_max_incomplete_event_size=_HEAD_BYTES_MAX,
         )
-        self._server = uvicorn.Server(config)
+        self._server = _Uvicorn(config)
         self._sockets: list[socket.socket] = []
         self._thread = threading.Thread(
             target=lambda: asyncio.run(self._server.serve(self._sockets)), name="server", daemon=True
@@ -70,10 +72,31 @@ class Server:
         self._thread.start()
 
     def stop(self) -> None:
-        self._server.should_exit = True
+        self._server.stop()
         self._thread.join(timeout=5)
         self.api.end()
         self._probes.end()
+
+
+class _Uvicorn(uvicorn.Server):
+    """Wakes once a second, for the date in its answers; uvicorn itself looks ten times whether it is to stop."""
+
+    _stopping: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+
+    async def main_loop(self) -> None:
+        stopping = asyncio.Event()
+        self._stopping = (asyncio.get_running_loop(), stopping)
+        while not await self.on_tick(0):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stopping.wait(), _DATE_EVERY_S)
+
+    def stop(self) -> None:
+        """By another thread."""
+        self.should_exit = True  # before the look at its loop: one that is about to begin sees it
+        if self._stopping is not None:
+            loop, stopping = self._stopping
+            with suppress(RuntimeError):  # it has ended by itself
+                loop.call_soon_threadsafe(stopping.set)
 
 
 class _Protocol(H11Protocol):

@@ -34,6 +34,8 @@ class Engine:
         self._jvm: subprocess.Popen[bytes] = gateway.proc
         self._looks_without_answer = 0
         self._over = threading.Event()
+        # Looked up once: to find a class by its name, the JVM tries each part of the name in vain.
+        self._clock: Any = spark._jvm.java.lang.System  # type: ignore[union-attr] # noqa: SLF001
         self._heart = threading.Thread(target=self._beat, name="engine heartbeat", daemon=True)
         self._heart.start()
         _quieten(spark)
@@ -77,7 +79,7 @@ class Engine:
     def _beat(self) -> None:
         while not self._over.wait(_BEAT_EVERY_S):
             with suppress(Exception):  # an error is no answer: `trouble` counts those
-                self.spark._jvm.java.lang.System.nanoTime()  # type: ignore[union-attr] # noqa: SLF001
+                self._clock.nanoTime()
                 self._looks_without_answer = 0
 
     def _end_jvm(self) -> None:

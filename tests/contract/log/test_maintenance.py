@@ -25,7 +25,7 @@ from evermark.log.maintenance import (
     Maintenance,
     may_be_collected,
 )
-from evermark.log.read import FileRange, LogReader
+from evermark.log.read import FileRange, LogReader, files_at
 from evermark.log.table import CHECKPOINT_EVERY
 from evermark.log.write import BatchWriter
 from tests.contract.log.log_scene import append, events, expected, fill, ids, write
@@ -345,15 +345,43 @@ def test_retention_takes_whole_files_that_are_old_and_passed_by_all(folder: Path
     log = DeltaLog(folder)
     fill(log, 6, rows=2)
     care = Maintenance(folder, timedelta(days=30), clock)
-    assert care.run({0: 6}).retained_out_rows == 0
+    assert care.run(lambda: {0: 6}).retained_out_rows == 0
     clock.now += 31 * 86_400
-    assert care.run({}).retained_out_rows == 0
-    assert care.run({0: 4}).retained_out_rows == 8
+    assert care.run(dict).retained_out_rows == 0
+    assert care.run(lambda: {0: 4}).retained_out_rows == 8
     assert ids(folder) == expected(6, rows=2) - expected(4, rows=2)
     assert log.tail(0).batch == 6
-    assert care.run({0: 6}).retained_out_rows == 4
+    assert care.run(lambda: {0: 6}).retained_out_rows == 4
     fill(log, 7, first=7)
     assert LogReader(folder).tail_batch(0) == 7
+
+
+def test_a_log_that_nobody_wrote_to_costs_a_round_next_to_nothing(
+    folder: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files are listed once for a version, and cursors are asked for only when a file is old enough to go."""
+    log = DeltaLog(folder)
+    fill(log, 2)
+    listed: list[Path] = []
+    asked: list[float] = []
+    monkeypatch.setattr(care_module, "files_at", lambda at, table: listed.append(at) or files_at(at, table))
+
+    def cursors() -> dict[int, int]:
+        asked.append(clock.now)
+        return {}
+
+    care = Maintenance(folder, timedelta(days=30), clock)
+    care.run(cursors)
+    listed.clear()  # the first round looks for orphans, too
+    for _ in range(3):
+        care.run(cursors)
+    assert (listed, asked) == ([], [])
+    fill(log, 3, first=3)
+    care.run(cursors)
+    assert (len(listed), asked) == (1, [])
+    clock.now += 31 * 86_400
+    care.run(cursors)
+    assert asked == [clock.now]
 
 
 def test_retention_yields_to_a_compaction_in_between(
@@ -373,9 +401,9 @@ def test_retention_yields_to_a_compaction_in_between(
 
     monkeypatch.setattr(care_module, "groups_to_merge", lambda files: groups_to_merge(files) if not rival else [])
     monkeypatch.setattr(care, "_commit", late)
-    assert care.run({0: 40}).retained_out_rows == 0
+    assert care.run(lambda: {0: 40}).retained_out_rows == 0
     assert ids(folder) == expected(40)
-    assert care.run({0: 40}).retained_out_rows == 40
+    assert care.run(lambda: {0: 40}).retained_out_rows == 40
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ def test_a_stream_that_retention_passed_says_what_is_missing(log: DeltaLog, stre
     stream.run()
     fill(log, 9, first=6, rows=2)
     later = Maintenance(log.folder, timedelta(days=1), clock=lambda: 4_000_000_000.0)
-    assert later.run({0: 7}).retained_out_rows == 14
+    assert later.run(lambda: {0: 7}).retained_out_rows == 14
     with pytest.raises(Exception, match="batches 6 to 7 of shop/0 are no longer in the log"):
         stream.run()
     fresh = Stream(stream._spark, log.folder.parent, log.folder.parent.parent / "fresh")
