@@ -8,7 +8,7 @@ import pytest
 
 from evermark.testing.chaos_upgrade import has_history, upgraded
 
-# The last commits before the installed schema and the log's columns changed, before the house was rebuilt, before lanes.
+# The last commits before the outbox and the log's columns changed, before the house was rebuilt, before lanes.
 OLDER = ("371d16d6", "a0154ee9", "2a4b96d7")
 
 
