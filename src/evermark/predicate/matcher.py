@@ -5,7 +5,7 @@ What is found is exact. A subscription about which an event leaves any doubt is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from evermark.predicate import Path, wanted_ops
 from evermark.predicate.index import Column, Filter, Index, Table, index_of
 from evermark.predicate.json_values import DOUBT
 from evermark.predicate.steps import Step, every
+from evermark.predicate.values import Form
 from evermark.predicate.vectors import UNSURE, WORK_MAX, YES, Batch, TooMuchWorkError
 
 I64 = npt.NDArray[np.int64]
@@ -39,10 +40,21 @@ class Wanted:
 
 
 @dataclass(frozen=True)
+class TextTable:
+    """Filters that need one text of a step, as in `upper(data.a) = 'X'`: the same look-up, for what no index holds."""
+
+    step: Step
+    rows: Mapping[str, tuple[int, ...]]
+    wholes: Mapping[int, Step]  # the tests of its filters with this text in them: for rows whose text is in doubt
+
+
+@dataclass(frozen=True)
 class Matcher:
     """Filters that all have steps, made ready once for many batches."""
 
     index: Index
+    texts: tuple[TextTable, ...]
+    tested: tuple[int, ...]  # filters that are in no table: every row is tested for them
     paths: tuple[Path, ...]
     keys: Mapping[Path, Step]  # the steps that read what tables look up
     tests: Mapping[int, Step]  # what is left to decide once a filter was found; none: nothing
@@ -63,9 +75,13 @@ class Matcher:
 
     def _find(self, batch: Batch, rows: pa.Table | pa.RecordBatch, found: _Found) -> None:
         everywhere = np.arange(rows.num_rows)
-        candidates: dict[int, list[I64]] = {number: [everywhere] for number in self.index.tested}
+        candidates: dict[int, list[I64]] = {number: [everywhere] for number in self.tested}
         for table in self.index.tables:
             for numbers, at in self._looked_up(table, rows, batch, found.unsure):
+                for number in numbers:
+                    candidates.setdefault(number, []).append(at)
+        for texts in self.texts:
+            for numbers, at in _texts_looked_up(texts, batch, found.unsure):
                 for number in numbers:
                     candidates.setdefault(number, []).append(at)
         for number, pieces in candidates.items():
@@ -111,6 +127,18 @@ class Matcher:
         return batch.vector(self.keys[column]).spelled()
 
 
+def _texts_looked_up(table: TextTable, batch: Batch, unsure: set[int]) -> Iterator[tuple[tuple[int, ...], I64]]:
+    """The filters that a table has, with the rows that have their text; `unsure` gets those in doubt."""
+    found = batch.vector(table.step)
+    for text in found.texts:
+        if numbers := table.rows.get(text):
+            yield numbers, np.flatnonzero(found.spells(text))
+    doubted = np.flatnonzero(found.states == UNSURE)
+    if len(doubted):
+        # Something else that a filter asks for may settle it.
+        unsure.update(n for n, whole in table.wholes.items() if (batch.condition(whole)[doubted] == UNSURE).any())
+
+
 class _Found:
     def __init__(self) -> None:
         self.pairs: list[tuple[int, I64]] = []
@@ -142,7 +170,48 @@ def matcher_of(filters: Sequence[Filter]) -> Matcher:
     columns = {column for table in index.tables for column in table.columns if isinstance(column, Path)}
     keys = {path: _shared(Step("path", given=path), one_of) for path in columns}
     paths = tuple(dict.fromkeys(path for filter_ in filters for path in filter_.predicate.paths))
-    return Matcher(index, paths, keys, tests, len(filters))
+    texts, tested = _text_tables(index.tested, tests)
+    return Matcher(index, texts, tested, paths, keys, tests, len(filters))
+
+
+def _text_tables(numbers: Sequence[int], tests: dict[int, Step]) -> tuple[tuple[TextTable, ...], tuple[int, ...]]:
+    """Tables of the filters that need a text, and the filters that do not. What the text says leaves their tests."""
+    rows: dict[Step, dict[str, list[int]]] = {}
+    wholes: dict[Step, dict[int, Step]] = {}
+    tested: list[int] = []
+    for number in numbers:
+        whole = tests[number]
+        if (needed := _needed_text(whole)) is None:
+            tested.append(number)
+            continue
+        part, step, text = needed
+        rows.setdefault(step, {}).setdefault(text, []).append(number)
+        wholes.setdefault(step, {})[number] = whole
+        rest = [one for one in _conjuncts(whole) if one is not part]
+        if rest:
+            tests[number] = every(rest)
+        else:
+            del tests[number]
+    tables = [
+        TextTable(step, {text: tuple(some) for text, some in found.items()}, wholes[step])
+        for step, found in rows.items()
+    ]
+    return tuple(tables), tuple(tested)
+
+
+def _needed_text(test: Step) -> tuple[Step, Step, str] | None:
+    """A part of a test that compares a step with one text: the part, the step and the text."""
+    for part in _conjuncts(test):
+        if part.does == "compare" and part.given == "=":
+            left, right = part.inputs
+            for step, literal in ((left, right), (right, left)):
+                if literal.does == "literal" and literal.given[0] == Form.STRING and step.does != "literal":
+                    return part, step, literal.given[1]
+    return None
+
+
+def _conjuncts(test: Step) -> tuple[Step, ...]:
+    return tuple(one for part in test.inputs for one in _conjuncts(part)) if test.does == "and" else (test,)
 
 
 def _test(filter_: Filter, *, whole: bool) -> Step | None:

@@ -204,7 +204,8 @@ def _of_cast(node: exp.Cast, form: Form) -> Step:
 
 
 def _of_substring(node: exp.Expr, form: Form) -> Step:
-    first = _bound(node.args["start"]) - 1
+    start = node.args.get("start")
+    first = -1 if start is None else _bound(start) - 1
     if first < 0:
         raise NoExactStepsError
     length = node.args.get("length")

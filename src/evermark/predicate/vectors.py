@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from functools import cached_property, reduce
+from functools import cached_property, lru_cache, reduce
 from typing import Any
 
 import numpy as np
@@ -28,10 +28,12 @@ from evermark.predicate.values import Form
 NO, UNSURE, NULL, YES = range(4)
 KNOWN = YES
 _NOT = np.array([YES, UNSURE, NULL, NO], np.uint8)
+_NOT_HELD = np.array([NO, UNSURE, NULL, NO], np.uint8)  # what a comparison that does not hold makes of a state
 
 # About two nanoseconds each. Half a second is as long as a lane may take for a batch.
 WORK_MAX = 250_000_000
 _STEP_WORK, _VALUE_WORK = 500, 100
+_LITERALS_MAX = 32_768
 _KEPT_BYTES_MAX = 64 * 1024 * 1024
 
 States = npt.NDArray[np.uint8]
@@ -57,6 +59,10 @@ class Vector:
     def chars(self) -> int:
         return sum(map(len, self.texts))
 
+    def spells(self, text: str) -> npt.NDArray[np.bool_]:
+        """Whether it is this text, by row."""
+        return np.asarray((self.values == self.numbers.get(text, -1)) & (self.states == KNOWN), np.bool_)
+
     def spelled(self) -> list[Any]:
         """Value by value, None and `DOUBT` among them."""
         values = _with_values(self).values
@@ -79,7 +85,8 @@ class Batch:
     def __init__(self, rows: pa.Table | pa.RecordBatch, paths: Sequence[Path], work_max: int = WORK_MAX) -> None:
         self._rows = rows
         self._work_left = work_max
-        self._kept: dict[int, Vector] = {}  # by identity: who makes the steps makes equal ones one
+        # By identity: whoever makes the steps makes equal ones one. With the step, so that its identity stays its own.
+        self._kept: dict[int, tuple[Step, Vector]] = {}
         self._kept_bytes = 0
         self._found = self._taken(paths)
 
@@ -96,15 +103,14 @@ class Batch:
     def vector(self, step: Step) -> Vector:
         kept = self._kept.get(id(step))
         if kept is not None:
-            return kept
+            return kept[1]
         inputs = [self.vector(one) for one in step.inputs]
         self.work(_STEP_WORK + self._rows.num_rows)
         if step.does not in _BY_NUMBER:
             self.work(sum(_VALUE_WORK * len(one.texts) + one.chars for one in inputs))
-        with np.errstate(all="ignore"):
-            found = _DOES[step.does](inputs, step.given) if step.inputs else self._leaf(step)
+        found = _DOES[step.does](inputs, step.given) if step.inputs else self._leaf(step)
         if self._kept_bytes + found.nbytes <= _KEPT_BYTES_MAX:
-            self._kept[id(step)] = found
+            self._kept[id(step)] = step, found
             self._kept_bytes += found.nbytes
         return found
 
@@ -125,7 +131,7 @@ class Batch:
     def _leaf(self, step: Step) -> Vector:
         given = step.given
         if step.does == "literal":
-            return vector_of([given[1]], given[0])
+            return _literal(*given)
         if step.does == "null":
             return vector_of([None], given)
         if step.does == "and":  # of nothing
@@ -180,6 +186,11 @@ def vector_of(values: Sequence[Any], form: str) -> Vector:
     return Vector(states, np.array(plain, _TYPES[form]))
 
 
+@lru_cache(maxsize=_LITERALS_MAX)
+def _literal(form: str, value: object) -> Vector:
+    return vector_of([value], form)
+
+
 def _gathered(vector: Vector, of_text: Callable[[str], Any], form: str) -> Vector:
     """What a function makes of each text, each looked at once."""
     made = vector_of([of_text(text) for text in vector.texts], form)
@@ -226,11 +237,15 @@ def _compare(inputs: Sequence[Vector], sign: str) -> Vector:
     left, right = map(_with_values, inputs)
     holds = _related(left, right, sign)
     states = np.minimum(left.states, right.states)
-    found = np.where(states == KNOWN, np.where(holds, YES, NO), states)
+    found = _held(holds, states)
     if sign == "<=>":
         both = np.maximum(left.states, right.states) == NULL
         found = np.where(states == NULL, np.where(both, YES, NO), found)
     return Vector(found.astype(np.uint8))
+
+
+def _held(holds: npt.NDArray[np.bool_], states: States) -> States:
+    return np.where(holds, states, _NOT_HELD[states])
 
 
 def _with_values(vector: Vector) -> Vector:
@@ -272,7 +287,7 @@ def _in(inputs: Sequence[Vector], literals: Sequence[Any]) -> Vector:
     if vector.texts:
         literals = [vector.numbers[text] for text in literals if text in vector.numbers]
     held = np.isin(np.asarray(vector.values), np.array(literals))
-    return Vector(np.where(vector.states == KNOWN, np.where(held, YES, NO), vector.states).astype(np.uint8))
+    return Vector(_held(held, vector.states))
 
 
 def _where(holds: npt.NDArray[np.bool_], one: Vector, other: Vector) -> Vector:
@@ -303,7 +318,8 @@ def _calculated(does: Callable[..., Any]) -> Callable[[Sequence[Vector], object]
     """Arithmetic of doubles. Infinities and what comes of them Spark compares in a way of its own."""
 
     def run(inputs: Sequence[Vector], _: object) -> Vector:
-        values = np.asarray(does(*(one.values for one in inputs)), np.float64)
+        with np.errstate(all="ignore"):
+            values = np.asarray(does(*(one.values for one in inputs)), np.float64)
         states = reduce(np.minimum, (one.states for one in inputs))
         unsure = (states == KNOWN) & ~np.isfinite(values)
         return Vector(np.where(unsure, UNSURE, states).astype(np.uint8), values)

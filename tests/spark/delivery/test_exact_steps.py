@@ -1,6 +1,6 @@
 """The two compilations of a predicate held together: what steps say is what Spark says, or they say nothing.
 
-`EVERMARK_EXAMPLES=2000` looks deeper than the suite does.
+`EVERMARK_EXAMPLES=200` looks deeper than the suite does.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from evermark.predicate.vectors import NO, NULL, UNSURE, YES, Batch
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-EXAMPLES = int(os.environ.get("EVERMARK_EXAMPLES", "12"))
+EXAMPLES = int(os.environ.get("EVERMARK_EXAMPLES", "8"))
 BIG = 2**53 + 1
 TRUTH = {YES: True, NO: False, NULL: None}
 
