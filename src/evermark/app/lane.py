@@ -24,7 +24,7 @@ from evermark.app.delivering import DeliveryRunner
 from evermark.app.ingesting import LaneWorks, SourceRunner
 from evermark.delivery.base import Outcome
 from evermark.delivery.replay.plan import Replayed, ReplayWork
-from evermark.delivery.run.matched_here import is_small, matched_here
+from evermark.delivery.run.matched_here import has_exact_steps, is_small, matched_here
 from evermark.delivery.run.post import Posting, timed
 from evermark.delivery.sinks import Sinks
 from evermark.delivery.work import Assignment, DeliveryOptions, Result, fold
@@ -35,7 +35,6 @@ from evermark.log.read import FileRange
 from evermark.observe.health import HealthBoard
 from evermark.observe.logging import forward_logging, get_logger
 from evermark.observe.metrics import Metrics
-from evermark.predicate import vetted
 from evermark.runtime import Runtime, Threads
 from evermark.secrets import SecretBox
 from evermark.sources.base import Gap, Limit
@@ -44,6 +43,8 @@ from evermark.spark.channel import LaneEnd
 BEGIN, STOP, HURRY = "begin", "stop", "hurry"
 READY = "ready"
 _LOOK_EVERY_S = 0.5
+# A lane that is told to stop before it is ready does so when it is.
+_VETTING_S_MAX = 20.0
 _DRIVER_GONE = 70  # exit code
 
 
@@ -219,9 +220,12 @@ class _Lane:
 
     def _vet_beforehand(self) -> None:
         """Predicates take milliseconds each to vet, and are kept: while another lane runs there is time for it."""
+        deadline = time.monotonic() + _VETTING_S_MAX
         try:
             for subscription in self._subscriptions().values():
-                vetted(subscription.spec.where)
+                if time.monotonic() > deadline:
+                    break
+                has_exact_steps(subscription.spec.where)
         except EvermarkError as error:
             self._log.warning("predicates were not vetted beforehand; the first batch waits for it", reason=str(error))
 

@@ -69,6 +69,8 @@ class Matcher:
         found = _Found()
         try:
             self._find(Batch(mine, self.paths, work_max), mine, found)
+        except UnicodeDecodeError:  # Spark reads such bytes in a way of its own
+            return Wanted(_NONE, _NONE, frozenset(range(self.count)))
         except TooMuchWorkError:
             found.unsure |= set(range(self.count)) - found.done
         return found.wanted(kept)

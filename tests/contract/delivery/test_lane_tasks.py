@@ -108,7 +108,7 @@ def test_a_lane_posts_what_it_can_match_and_spark_the_rest(
 
 
 def test_an_error_of_spark_is_the_deliverys(tmp_path: Path, receiver: Listener, box: SecretBox) -> None:
-    """GIVEN a job that fails beside what the lane posts WHEN delivered THEN the error is raised when both have ended."""
+    """GIVEN a job that fails beside the lane's posts WHEN delivered THEN the error is raised when both have ended."""
     driver = Driver(EngineError("no job today"))
     mine = assignments(tmp_path, box, receiver.url, ["data.t = 'a'", "data.t rlike '^a'"])
     with pytest.raises(EngineError, match="no job today"):

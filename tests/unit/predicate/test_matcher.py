@@ -102,6 +102,14 @@ def test_what_is_never_delivered_is_not_read() -> None:
     assert not wanted.unsure and not pairs(wanted)
 
 
+def test_bytes_that_are_no_text_are_left_to_spark() -> None:
+    """GIVEN a payload that is not UTF-8 WHEN matched THEN it is in doubt, and nothing is raised."""
+    rows = table_of([("a", "insert", '{"x": "p"}')])
+    payload = pa.Array.from_buffers(pa.string(), 1, [None, *pa.array([b'{"x": "\xff"}']).buffers()[1:]])
+    odd = rows.set_column(rows.schema.names.index("payload"), "payload", payload)
+    assert matcher_of([Filter((), (), vet("data.x = 'p'"))]).wanted(odd).unsure == {0}
+
+
 def test_too_much_work_is_left_to_spark() -> None:
     """GIVEN more filters than there is time for WHEN matched THEN those not decided are in doubt, no others."""
     some = [Filter((), (), vet(f"data.x like '%{n}%' and data.n > {n}")) for n in range(50)]

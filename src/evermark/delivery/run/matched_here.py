@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from evermark.delivery.run.post import MatchedRows, by_span, is_at_hand, matched_by_name, rows_at_hand
 from evermark.delivery.work import Assignment, Span
+from evermark.errors import ConfigError
 from evermark.log.row_reader import I64, ROWS, RowReader, require_codes
 from evermark.log.span import row_addresses
 from evermark.predicate import vetted
@@ -48,7 +49,7 @@ def matched_here(assignments: Sequence[Assignment]) -> MatchedHere:
     bytes_left = BYTES_MAX
     for span, numbers in by_span(assignments):
         plain = [number for number in numbers if not assignments[number].spec.where]
-        exact = [number for number in numbers if has_exact_steps(assignments[number])]
+        exact = [number for number in numbers if has_exact_steps(assignments[number].spec.where)]
         for_spark.update(set(numbers) - set(plain) - set(exact))
         if not plain and not exact:
             continue
@@ -67,10 +68,12 @@ def matched_here(assignments: Sequence[Assignment]) -> MatchedHere:
     return MatchedHere(tuple(_together(pieces)), frozenset(for_spark))
 
 
-def has_exact_steps(assignment: Assignment) -> bool:
-    """Whether the assignment has a predicate that means the same without Spark."""
-    where = assignment.spec.where
-    return bool(where) and vetted(where).exact is not None
+def has_exact_steps(where: str | None) -> bool:
+    """Whether there is a predicate, and it means the same without Spark."""
+    try:
+        return bool(where) and vetted(where).exact is not None
+    except ConfigError:  # an earlier version took it: Spark's side says what becomes of it
+        return False
 
 
 def _together(pieces: Sequence[MatchedRows]) -> list[MatchedRows]:

@@ -77,6 +77,13 @@ def test_a_doubt_leaves_the_whole_subscription_to_spark(tmp_path: Path) -> None:
     assert events(found) == {0: ["e0", "e1", "e2", "e3", "e4"]}
 
 
+def test_a_predicate_that_is_refused_by_now_is_left_to_spark(tmp_path: Path) -> None:
+    """GIVEN a stored predicate that this version does not take WHEN matched THEN the others are matched all the same."""
+    found = matched_here(assignments(span_of(tmp_path, PAYLOADS), ("data.t = 'a'", "java_method('a')")))
+    assert found.for_spark == {1}
+    assert events(found) == {0: ["e0", "e2"]}
+
+
 def test_nothing_wanted_is_nothing_posted(tmp_path: Path) -> None:
     """GIVEN a predicate that no row meets WHEN matched THEN there is no pair, and nothing is left to Spark."""
     found = matched_here(assignments(span_of(tmp_path, PAYLOADS), ("data.t = 'z'",)))
