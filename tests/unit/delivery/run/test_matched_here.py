@@ -78,7 +78,7 @@ def test_a_doubt_leaves_the_whole_subscription_to_spark(tmp_path: Path) -> None:
 
 
 def test_a_predicate_that_is_refused_by_now_is_left_to_spark(tmp_path: Path) -> None:
-    """GIVEN a stored predicate that this version does not take WHEN matched THEN the others are matched all the same."""
+    """GIVEN a stored predicate that this version does not take WHEN matched THEN the others are matched."""
     found = matched_here(assignments(span_of(tmp_path, PAYLOADS), ("data.t = 'a'", "java_method('a')")))
     assert found.for_spark == {1}
     assert events(found) == {0: ["e0", "e2"]}
