@@ -83,11 +83,11 @@ class DriverTasks:
         others = {mine[number].spec.name for number in matched.for_spark}
         there = [one for one in assignments if one.spec.name in others]
         here = [one for one in assignments if one.spec.name not in others]
-        if not here:
-            return self._by_spark(there, options)
+        if not here or matched.found is None:
+            return self._by_spark(assignments, options)
         by_spark = self._beside(lambda: self._by_spark(there, options)) if there else None
         try:
-            outcomes = _folded(here, posting.results(found=matched.pieces))
+            outcomes = _folded(here, posting.results(found=[matched.found]))
         finally:
             # Also after an error: nothing may be under way when the caller tries again.
             theirs = [] if by_spark is None else by_spark.result()

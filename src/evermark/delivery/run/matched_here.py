@@ -26,15 +26,16 @@ from evermark.predicate.matcher import Matcher, matcher_of
 ROWS_MAX = 2_000
 BYTES_MAX = 64 * 1024 * 1024
 _KEPT_MAX = 8
+_FEW = 32
 
 Asked = tuple[tuple[str, ...], tuple[str, ...], str | None]
 
 
 @dataclass(frozen=True)
 class MatchedHere:
-    """What can be posted from here; `pieces` number the assignments that were given."""
+    """What can be posted from here, with the numbers of the assignments that were given."""
 
-    pieces: tuple[MatchedRows, ...]
+    found: MatchedRows | None
     for_spark: frozenset[int]
 
 
@@ -65,7 +66,7 @@ def matched_here(assignments: Sequence[Assignment]) -> MatchedHere:
             row_numbers, of, unsure = _matched_by_predicate(rows, assignments, exact)
             for_spark |= unsure
             pieces.append((rows, row_numbers, of))
-    return MatchedHere(tuple(_together(pieces)), frozenset(for_spark))
+    return MatchedHere(_together(pieces) if pieces else None, frozenset(for_spark))
 
 
 def has_exact_steps(where: str | None) -> bool:
@@ -76,21 +77,22 @@ def has_exact_steps(where: str | None) -> bool:
         return False
 
 
-def _together(pieces: Sequence[MatchedRows]) -> list[MatchedRows]:
-    """One piece for each batch of rows: its subscriptions are served side by side."""
-    by_rows: dict[int, list[MatchedRows]] = {}
-    for piece in pieces:
-        by_rows.setdefault(id(piece[0]), []).append(piece)
-    return [
-        (same[0][0], np.concatenate([rows for _, rows, _ in same]), np.concatenate([of for _, _, of in same]))
-        for same in by_rows.values()
-    ]
+def _together(pieces: Sequence[MatchedRows]) -> MatchedRows:
+    """One piece of all: pieces are sent one after another, and a slow receiver holds up no other span."""
+    batches = list({id(rows): rows for rows, _, _ in pieces}.values())
+    starts = dict(zip(map(id, batches), np.cumsum([0, *(rows.num_rows for rows in batches)]).tolist(), strict=False))
+    return (
+        batches[0] if len(batches) == 1 else pa.concat_batches(batches),
+        np.concatenate([of_row + starts[id(rows)] for rows, of_row, _ in pieces]),
+        np.concatenate([of for _, _, of in pieces]),
+    )
 
 
 def _rows_of(span: Span, bytes_max: int) -> pa.RecordBatch | None:
     """All rows of a span in log order, or None if they are too large to be held at once."""
     if is_at_hand(span):
-        return rows_at_hand(span)
+        rows = rows_at_hand(span)
+        return rows if rows.nbytes <= bytes_max else None
     require_codes(span.paths)
     where = (span.paths, span.place.partition, span.after, span.to)
     found = row_addresses(*where, exact=span.exact, through=span.begun.through)
@@ -106,11 +108,14 @@ def _matched_by_predicate(
     rows: pa.RecordBatch, assignments: Sequence[Assignment], numbers: Sequence[int]
 ) -> tuple[I64, I64, set[int]]:
     specs = [assignments[number].spec for number in numbers]
-    found = _matcher(tuple((spec.streams, spec.ops, spec.where) for spec in specs)).wanted(rows)
+    asked = tuple((spec.streams, spec.ops, spec.where) for spec in specs)
+    found = (_kept_matcher if len(asked) > _FEW else _matcher)(asked).wanted(rows)
     return found.rows, np.asarray(numbers, np.int64)[found.of], {numbers[number] for number in found.unsure}
 
 
-# Subscriptions seldom change, and batches are many.
-@lru_cache(maxsize=_KEPT_MAX)
 def _matcher(asked: tuple[Asked, ...]) -> Matcher:
     return matcher_of([Filter(streams, ops, vetted(where)) for streams, ops, where in asked])
+
+
+# The live group seldom changes, and its batches are many. Turns of those behind differ each time, and are small.
+_kept_matcher = lru_cache(maxsize=_KEPT_MAX)(_matcher)

@@ -23,9 +23,9 @@ WHERES = (None, "data.t = 'a'", "data.t = 'a' and data.n > 1", "data.t rlike '^a
 def span_of(folder: Path, payloads: list[str], batch: int = 1) -> Span:
     rows = len(payloads)
     columns: dict[str, object] = {
-        "event_id": [f"e{n}" for n in range(rows)],
+        "event_id": [f"e{n}" if batch == 1 else f"e{batch}-{n}" for n in range(rows)],
         "position": [f"{n:04}" for n in range(rows)],
-        "stream": ["s"] * rows,
+        "stream": [f"s{batch}"] * rows,
         "key": ["k"] * rows,
         "op": ["insert"] * rows,
         "payload": payloads,
@@ -42,11 +42,12 @@ def assignments(span: Span, wheres: tuple[str | None, ...] = WHERES) -> list[Ass
 
 def events(found: MatchedHere) -> dict[int, list[str]]:
     """By number of the assignment: the events it wants, in order."""
+    assert found.found is not None
+    rows, of_row, of = found.found
+    ids = rows.column("event_id").to_pylist()
     wanted: dict[int, list[str]] = {}
-    for rows, of_row, of in found.pieces:
-        ids = rows.column("event_id").to_pylist()
-        for row, number in zip(of_row.tolist(), of.tolist(), strict=True):
-            wanted.setdefault(number, []).append(ids[row])
+    for row, number in zip(of_row.tolist(), of.tolist(), strict=True):
+        wanted.setdefault(number, []).append(ids[row])
     return wanted
 
 
@@ -59,7 +60,6 @@ def test_a_mixed_set_is_matched_here_but_for_what_only_spark_can(tmp_path: Path,
     found = matched_here(assignments(span))
     assert found.for_spark == {3}
     assert events(found) == {0: ["e0", "e1", "e2", "e3"], 1: ["e0", "e2"], 2: ["e2"], 4: ["e1", "e2", "e3"]}
-    assert len(found.pieces) == 1
 
 
 def test_a_span_begun_inside_its_batch_goes_on_there(tmp_path: Path) -> None:
@@ -99,6 +99,19 @@ def test_spans_that_are_too_large_to_hold_are_left_to_spark(tmp_path: Path, monk
     found = matched_here(both)
     assert found.for_spark == {1}
     assert events(found) == {0: [f"e{n}" for n in range(50)]}
+
+
+def test_several_spans_are_sent_side_by_side(tmp_path: Path) -> None:
+    """GIVEN subscriptions at different places of the log WHEN matched THEN all are one piece, each with its own."""
+    one, two, three = (span_of(tmp_path, PAYLOADS, batch) for batch in (1, 2, 3))
+    fresh = replace(two, fresh=pq.read_table(two.paths[0]), paths=("there is no such file",))
+    first, second = assignments(one, ("data.t = 'a'", "data.n > 3"))
+    third, fourth = assignments(fresh, ("data.t = 'b'", None))
+    (fifth,) = assignments(three, ("data.t = 'a' and stream = 's3'",))
+    found = events(matched_here([first, third, second, fourth, fifth]))
+    assert found[0] == ["e0", "e2"] and found[2] == ["e3"]
+    assert found[1] == ["e2-1"] and found[3] == ["e2-0", "e2-1", "e2-2", "e2-3"]
+    assert found[4] == ["e3-0", "e3-2"]
 
 
 def test_few_rows_are_small(tmp_path: Path) -> None:
