@@ -11,7 +11,8 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -23,26 +24,28 @@ from evermark.app.delivering import DeliveryRunner
 from evermark.app.ingesting import LaneWorks, SourceRunner
 from evermark.delivery.base import Outcome
 from evermark.delivery.replay.plan import Replayed, ReplayWork
+from evermark.delivery.run.matched_here import has_exact_steps, is_small, matched_here
 from evermark.delivery.run.post import Posting, timed
 from evermark.delivery.sinks import Sinks
-from evermark.delivery.work import Assignment, DeliveryOptions, fold
-from evermark.errors import EngineError
+from evermark.delivery.work import Assignment, DeliveryOptions, Result, fold
+from evermark.errors import EngineError, EvermarkError
 from evermark.ingest.pieces import Piece, ReadFrom
 from evermark.ingest.repair.steps import FoundFile, RepairTarget
 from evermark.log.read import FileRange
 from evermark.observe.health import HealthBoard
 from evermark.observe.logging import forward_logging, get_logger
 from evermark.observe.metrics import Metrics
-from evermark.runtime import Threads
+from evermark.runtime import Runtime, Threads
+from evermark.secrets import SecretBox
 from evermark.sources.base import Gap, Limit
 from evermark.spark.channel import LaneEnd
 
 BEGIN, STOP, HURRY = "begin", "stop", "hurry"
 READY, LET_GO = "ready", "let_go"
 DELIVERY = "delivery"  # the part of a lane that is no source
-# More rows than this are posted by tasks: they have processors of their own.
-_POSTED_HERE_MAX = 2_000
 _LOOK_EVERY_S = 0.5
+# A lane that is told to stop before it is ready does so when it is.
+_VETTING_S_MAX = 20.0
 Order = tuple[str, ...]  # BEGIN with the names of parts; STOP; HURRY
 _DRIVER_GONE = 70  # exit code
 
@@ -59,9 +62,10 @@ class LaneWork:
 class DriverTasks:
     """Spark, for the owners in a lane: jobs that the driver runs for them."""
 
-    def __init__(self, end: LaneEnd, deployment: Stores) -> None:
+    def __init__(self, end: LaneEnd, box: SecretBox, runtime: Runtime) -> None:
         self._end = end
-        self._box = deployment.box
+        self._box = box
+        self._runtime = runtime
 
     def write_pieces(self, of: ReadFrom, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
         return cast("list[dict[str, Any]]", self._end.call("write_pieces", of, pieces))
@@ -70,21 +74,49 @@ class DriverTasks:
         return cast("list[FoundFile]", self._end.call("find_missing", gap, files, wanted, folder))
 
     def deliver(self, assignments: Sequence[Assignment], options: DeliveryOptions) -> list[Outcome]:
-        if not posted_here(assignments):
-            return cast("list[Outcome]", self._end.call("deliver", assignments, options))
+        """Few rows are matched and posted by the lane itself, but for subscriptions that Spark has to match."""
+        if not is_small(assignments):
+            return self._by_spark(assignments, options)
         mine = [one for one in assignments if one.span.paths and (one.bot is None or one.bot.streams)]
         posting = Posting(tuple(mine), self._box, options)
-        results = posting.results() if mine else iter(())
-        return timed(fold(assignments, chain.from_iterable(results)))
+        if not any(one.spec.where for one in mine):
+            return _folded(assignments, posting.results() if mine else iter(()))
+        matched = matched_here(mine)
+        others = {mine[number].spec.name for number in matched.for_spark}
+        there = [one for one in assignments if one.spec.name in others]
+        here = [one for one in assignments if one.spec.name not in others]
+        if not here or matched.found is None:
+            return self._by_spark(assignments, options)
+        by_spark = self._beside(lambda: self._by_spark(there, options)) if there else None
+        try:
+            outcomes = _folded(here, posting.results(found=[matched.found]))
+        finally:
+            # Also after an error: nothing may be under way when the caller tries again.
+            theirs = [] if by_spark is None else by_spark.result()
+        by_name = {outcome.subscription: outcome for outcome in (*outcomes, *theirs)}
+        return [by_name[one.spec.name] for one in assignments]
+
+    def _by_spark(self, assignments: Sequence[Assignment], options: DeliveryOptions) -> list[Outcome]:
+        return cast("list[Outcome]", self._end.call("deliver", assignments, options))
+
+    def _beside(self, work: Callable[[], list[Outcome]]) -> Future[list[Outcome]]:
+        future: Future[list[Outcome]] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(work())
+            except BaseException as error:  # noqa: BLE001 - it is raised where the result is used
+                future.set_exception(error)
+
+        self._runtime.spawn("deliver by Spark", run)
+        return future
 
     def replay(self, work: ReplayWork, ahead: ReplayWork | None = None) -> Replayed:
         return cast("Replayed", self._end.call("replay", work, ahead))
 
 
-def posted_here(assignments: Sequence[Assignment]) -> bool:
-    """Few rows are posted by the lane itself; predicates are matched by Spark."""
-    spans = {one.span for one in assignments}
-    return sum(span.rows for span in spans) <= _POSTED_HERE_MAX and not any(one.spec.where for one in assignments)
+def _folded(assignments: Sequence[Assignment], results: Iterable[list[Result]]) -> list[Outcome]:
+    return timed(fold(assignments, chain.from_iterable(results)))
 
 
 def source_part(name: str) -> str:
@@ -153,10 +185,12 @@ class _Lane:
         self._end = end
         self._orders = orders
         self._stop_s = work.stop_s
+        self._subscriptions = deployment.delivery.subscriptions
         self._log = get_logger(part="lane", lane=name)
         board = cast("HealthBoard", _Told(end, "board"))
         metrics = cast("Metrics", _ToldMetrics(end))
-        runtime, tasks = Threads(), DriverTasks(end, deployment)
+        runtime = Threads()
+        tasks = DriverTasks(end, deployment.box, runtime)
         self._sink = Sinks()
         self._delivery = DeliveryRunner(deployment, tasks, self._sink, board, metrics, runtime)
         self._works = [LaneWorks(deployment, tasks, name, metrics, work.limit, runtime) for name in deployment.sources]
@@ -179,12 +213,24 @@ class _Lane:
         for works in self._works:
             with suppress(Exception):  # met again, and said, when the source is ours
                 works.warm()
+        self._vet_beforehand()
         self._end.tell_now("lane", READY)
         try:
             self._watch(dead)
         finally:
             threading.excepthook = hook
             self._sink.close()
+
+    def _vet_beforehand(self) -> None:
+        """Predicates take milliseconds each to vet, and are kept: while another lane runs there is time for it."""
+        deadline = time.monotonic() + _VETTING_S_MAX
+        try:
+            for subscription in self._subscriptions().values():
+                if time.monotonic() > deadline:
+                    break
+                has_exact_steps(subscription.spec.where)
+        except EvermarkError as error:
+            self._log.warning("predicates were not vetted beforehand; the first batch waits for it", reason=str(error))
 
     def _watch(self, dead: list[str]) -> None:
         while not dead:

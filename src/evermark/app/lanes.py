@@ -137,8 +137,10 @@ class Lanes:
 
     def _look(self, lane: _Submitted, next_lane: _Submitted | None) -> bool:
         """Wait until something is to be decided, or may be; whether the lane has ended."""
-        theirs = () if next_lane is None else (next_lane.ready, next_lane.ended)
-        self._runtime.wait(_LOOK_EVERY_S, lane.ended, self._stopping, *theirs)
+        awaited = [lane.ended, self._stopping]
+        if next_lane is not None:
+            awaited += [next_lane.ended] if lane.successor is next_lane else [next_lane.ended, next_lane.ready]
+        self._runtime.wait(_LOOK_EVERY_S, *awaited)
         return lane.ended.is_set()
 
     def _give_up(self, lane: _Submitted) -> None:

@@ -125,7 +125,9 @@ def _folded(assignment: Assignment, results: Mapping[int, Result]) -> Outcome:
         if not done:
             before = max(span.begun, Cursor(batch - 1))
             return replace(whole, reached=Cursor(before.batch, through) if through else before)
-    return replace(whole or Outcome(assignment.spec.name, Fate.DONE), reached=Cursor(span.to))
+    if whole is None:  # of thousands, most want nothing of a batch: made in one step
+        return Outcome(assignment.spec.name, Fate.DONE, reached=Cursor(span.to))
+    return replace(whole, reached=Cursor(span.to))
 
 
 def both(one: Outcome, other: Outcome) -> Outcome:

@@ -9,8 +9,9 @@ replay. Absent paths, JSON nulls and values of another type are null.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
+from functools import lru_cache
 
 from sqlglot import exp
 
@@ -19,16 +20,26 @@ from evermark.predicate.compile import emit
 from evermark.predicate.fragment import Fragment, Path, depth_of, joined, paths_of, refused, string_sql, variant_sql
 from evermark.predicate.kinds import column_of, kind_of, path_of, require_conditions
 from evermark.predicate.parse import parse
+from evermark.predicate.steps import Step, every, steps_of
 from evermark.predicate.values import Form, Kind, boolean_value, number_value, string_value, unparen
 
-__all__ = ["Alias", "Equality", "Path", "Predicate", "match_sql", "variant_sql", "vet"]
+__all__ = ["Alias", "Equality", "Path", "Predicate", "match_sql", "variant_sql", "vet", "vetted"]
 
 STREAMS_MAX = 1000
+VETTED_MAX = 16_384
 # Spark's own parser overflows its stack at about three times this.
 SQL_DEPTH_MAX = 120
 
 Alias = Callable[[Path], str]
 Equality = tuple[str | Path, str | int | float | bool | Decimal]
+
+
+@dataclass(frozen=True)
+class ExactSteps:
+    """A predicate as steps over the columns of a batch; `residual` is what its equalities leave to check, or None."""
+
+    whole: Step
+    residual: Step | None
 
 
 @dataclass(frozen=True)
@@ -44,6 +55,8 @@ class Predicate:
     equalities: tuple[Equality, ...]
     _whole: Fragment
     _residual: Fragment | None
+    # The same as steps that need no Spark. Not compared: they say nothing that the fragments do not say.
+    exact: ExactSteps | None = field(default=None, compare=False)
 
     def sql(self, alias: Alias) -> str:
         """The whole predicate as a boolean Spark SQL expression; it may be null, which means no."""
@@ -61,27 +74,46 @@ def vet(where: str | None, *, stored: bool = False) -> Predicate:
     person asks for it: among stored subscriptions it would stop the delivery of the others.
     """
     if where is None or not where.strip():
-        return Predicate("", (), (), ("true",), None)
+        return Predicate("", (), (), ("true",), None, ExactSteps(every([]), None))
     tree = parse(where)
     if kind_of(tree) not in (None, Kind.BOOLEAN):
         raise refused("it is not a condition", "compare it with something, as in data.total > 100")
     if not stored:
         require_conditions(tree)
     parts, rest, equalities = [], [], []
+    steps: list[Step | None] = []
+    left: list[Step | None] = []
     for conjunct in _conjuncts(tree):
         part = emit(conjunct, Form.BOOLEAN)
+        steps.append(steps_of(conjunct))
         parts.append(part)
         equality, settled = _equality(conjunct)
         if equality is not None:
             equalities.append(equality)
         if not settled:
             rest.append(part)
+            left.append(steps[-1])
     whole = joined(" and ", parts)
     if depth_of(whole) > SQL_DEPTH_MAX:
         raise refused("it nests too deep", "flatten it: use IN (…), AND, OR, or two subscriptions")
-    text = tree.sql(dialect="spark", comments=False)
+    text = tree.sql(dialect="spark", comments=False, copy=False)
     residual = joined(" and ", rest) if rest else None
-    return Predicate(text, paths_of(whole), tuple(dict.fromkeys(equalities)), whole, residual)
+    exact = _exact(steps, left)
+    return Predicate(text, paths_of(whole), tuple(dict.fromkeys(equalities)), whole, residual, exact)
+
+
+def _exact(steps: Sequence[Step | None], left: Sequence[Step | None]) -> ExactSteps | None:
+    known = [step for step in steps if step is not None]
+    if len(known) < len(steps):
+        return None
+    rest = [step for step in left if step is not None]
+    return ExactSteps(every(known), every(rest) if rest else None)
+
+
+@lru_cache(maxsize=VETTED_MAX)
+def vetted(where: str | None) -> Predicate:
+    """The predicate of a stored subscription, kept: one takes milliseconds, and there may be thousands."""
+    return vet(where, stored=True)
 
 
 def match_sql(streams: Sequence[str], ops: Sequence[str], predicate: Predicate, alias: Alias) -> str:

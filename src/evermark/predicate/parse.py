@@ -135,11 +135,13 @@ def _checked_tokens(text: str) -> str:
     tokens = _tokens(text)
     if not tokens:
         raise refused("it is empty", "leave `where` out to match everything")
+    written = text
     for one, two in pairwise(tokens):
         touching = one.token_type is two.token_type is TokenType.STRING and one.end + 1 == two.start
         if touching and text[one.end] == text[two.start]:
             text = text[: one.end] + "\\" + text[one.end] + text[two.start + 1 :]
-    tokens = _tokens(text)
+    if text != written:
+        tokens = _tokens(text)
     if len(tokens) > TOKENS_MAX:
         raise refused(f"it has more than {TOKENS_MAX} words", "shorten it, or make two subscriptions")
     strings = (TokenType.STRING, TokenType.RAW_STRING)

@@ -26,7 +26,7 @@ def like_sql(value: Fragment, pattern: str, *, fold: bool) -> Fragment:
     """`value LIKE pattern`; with `fold`, ILIKE."""
     if len(pattern) > LIKE_CHARS_MAX:
         raise refused("a LIKE pattern is too long", f"use at most {LIKE_CHARS_MAX} characters")
-    pieces = _like_pieces(pattern)
+    pieces = like_pieces(pattern)
     if any(None in piece for piece in pieces):
         return _like_with_any_char(value, pieces, fold=fold)
     texts = ["".join(char for char in piece if char is not None) for piece in pieces]
@@ -39,7 +39,7 @@ def like_sql(value: Fragment, pattern: str, *, fold: bool) -> Fragment:
     return _search_chain(value, texts[0], [text for text in texts[1:-1] if text], texts[-1])
 
 
-def _like_pieces(pattern: str) -> list[list[str | None]]:
+def like_pieces(pattern: str) -> list[list[str | None]]:
     """The pattern split at `%`; None stands for `_`."""
     pieces: list[list[str | None]] = [[]]
     chars = iter(pattern)

@@ -13,8 +13,8 @@ from evermark.predicate.fragment import refused
 
 # Doubles hold 15 decimal digits exactly, so a comparison with such a literal is right for every payload.
 _DOUBLE_DIGITS = 15
-_EXACT_SCALE = 9
-_EXACT_INTEGER_DIGITS = 38 - _EXACT_SCALE
+EXACT_SCALE = 9
+EXACT_INTEGER_DIGITS = 38 - EXACT_SCALE
 LONG_MIN, LONG_MAX = -(2**63), 2**63 - 1
 
 
@@ -34,7 +34,7 @@ class Form(StrEnum):
     STRING = "string"
     LONG = "bigint"
     DOUBLE = "double"
-    EXACT = f"decimal(38,{_EXACT_SCALE})"
+    EXACT = f"decimal(38,{EXACT_SCALE})"
     BOOLEAN = "boolean"
     TIMESTAMP = "timestamp"
     DATE = "date"
@@ -93,20 +93,25 @@ def number(text: str, *, negative: bool) -> Number:
     whole_digits, scale = len(whole.lstrip("0")), len(fraction.rstrip("0"))
     if whole_digits + scale <= _DOUBLE_DIGITS:
         return Number(value, approximate=True)
-    if whole_digits > _EXACT_INTEGER_DIGITS or scale > _EXACT_SCALE:
+    if whole_digits > EXACT_INTEGER_DIGITS or scale > EXACT_SCALE:
         raise refused(
             f"the number {text[:40]} has too many digits", "quote it to compare it as text, or use fewer digits"
         )
     return Number(value, approximate=False)
 
 
-def time_sql(text: str, form: Form) -> str:
-    """A time or date literal; without an offset it is UTC, whatever the session says."""
+def moment_of(text: str) -> datetime:
+    """The moment of a time or date literal; without an offset it is UTC, whatever the session says."""
     try:
         moment = datetime.fromisoformat(text.strip())
-        moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
     except (ValueError, OverflowError):
         raise refused(f"{text[:40]!r} is not a time", "write it like 2026-01-31 or 2026-01-31T12:00:00Z") from None
+
+
+def time_sql(text: str, form: Form) -> str:
+    """A time or date literal."""
+    moment = moment_of(text)
     if form is Form.DATE:
         return f"date '{moment.date().isoformat()}'"
     return f"timestamp '{moment.replace(tzinfo=None).isoformat(sep=' ', timespec='microseconds')}+00:00'"

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from evermark.delivery.base import SubscriptionSpec
 from evermark.event import EVENT
 from evermark.log.frames import with_paths
-from evermark.predicate import Alias, Path, match_sql, vet, wanted_ops
+from evermark.predicate import Alias, Path, match_sql, vetted, wanted_ops
 from evermark.predicate.fragment import string_sql
 from evermark.predicate.index import Column, Filter, Index, Table, Value, index_of
 
@@ -60,12 +60,12 @@ _index = lru_cache(maxsize=_KEPT_MAX)(index_of)
 
 @lru_cache(maxsize=_KEPT_MAX)
 def _wishes(asked: tuple[tuple[tuple[str, ...], tuple[str, ...], str | None], ...]) -> tuple[Filter, ...]:
-    return tuple(Filter(streams, ops, vet(where, stored=True)) for streams, ops, where in asked)
+    return tuple(Filter(streams, ops, vetted(where)) for streams, ops, where in asked)
 
 
 def wanted_by(frame: DataFrame, spec: SubscriptionSpec, more: str | None = None) -> tuple[DataFrame, str]:
     """The frame, perhaps widened, and the condition by which a subscription wants an event; `more` has to hold, too."""
-    predicate, and_also = vet(spec.where, stored=True), vet(more, stored=True)
+    predicate, and_also = vetted(spec.where), vetted(more)
     wide, alias = with_paths(frame, [predicate, and_also])
     wanted = match_sql(spec.streams, spec.ops, predicate, alias)
     return wide, f"{wanted} and coalesce({and_also.sql(alias)}, false)" if more else wanted

@@ -2,7 +2,7 @@
 subscription and batch. The work of a Spark task, or of the lane itself.
 
 Rows are matched here by stream and operation. Where a predicate has to hold, the addresses (file, row number) of the
-matched rows are given instead.
+matched rows are given instead, or the rows themselves (`matched_here.py`).
 """
 
 from __future__ import annotations
@@ -64,10 +64,15 @@ class Posting:
     options: DeliveryOptions
 
     def results(
-        self, addresses: Iterable[Addresses] | None = None, unused: Iterable[object] = ()
+        self,
+        addresses: Iterable[Addresses] | None = None,
+        unused: Iterable[object] = (),
+        *,
+        found: Iterable[MatchedRows] | None = None,
     ) -> Iterator[list[Result]]:
-        """Results, piece by piece. `addresses`: of the rows that are wanted; None: found here. The budget begins with
-        the first step: waiting for addresses counts, and for `unused`, the input of a task that needs none.
+        """Results, piece by piece. `addresses`: of the rows that are wanted; `found`: the rows themselves; None: found
+        here. The budget begins with the first step: waiting for addresses counts, and for `unused`, the input of a task
+        that needs none.
         """
         budget_s = _NO_BUDGET_S if self.options.budget_s is None else self.options.budget_s
         deadline = time.monotonic() + budget_s
@@ -75,7 +80,9 @@ class Posting:
         room = {one.spec.name: one.parked_room for one in self.assignments if one.parked_room is not None}
         so_far = _SoFar(held, room)
         pieces: Iterator[tuple[list[Job], Late]]
-        if addresses is None and all(_is_at_hand(one.span) for one in self.assignments):
+        if found is not None:
+            pieces = map(self._jobs, found)
+        elif addresses is None and all(is_at_hand(one.span) for one in self.assignments):
             pieces = map(self._jobs, self._at_hand())
         else:
             places = gathered(self._found_here(unused) if addresses is None else addresses)
@@ -106,14 +113,10 @@ class Posting:
         for span, numbers in by_span(self.assignments):
             fresh = pa.table(span.fresh)
             rows, of = self._matched(fresh["stream"], fresh["op"], numbers)
-            yield fresh.select(COLUMNS).cast(ROWS).combine_chunks().to_batches()[0], rows, of
+            yield rows_at_hand(span), rows, of
 
     def _matched(self, streams: pa.ChunkedArray, ops: pa.ChunkedArray, numbers: Sequence[int]) -> tuple[I64, I64]:
-        """Pairs of a row and the number of an assignment that wants it."""
-        mine = [self.assignments[number] for number in numbers]
-        among = {n: assignment.bot.streams for n, assignment in enumerate(mine) if assignment.bot is not None}
-        rows, of = expanded(streams, ops, [assignment.spec for assignment in mine], among)
-        return rows, np.asarray(numbers)[of]
+        return matched_by_name(streams, ops, self.assignments, numbers)
 
     def _jobs(self, wanted: MatchedRows) -> tuple[list[Job], Late]:
         """The jobs of one piece, rendered while the piece before is sent; and rows that are too old to be sent."""
@@ -166,8 +169,22 @@ class Posting:
                 took_s = 0.0  # told once: the times of several results are added up
 
 
-def _is_at_hand(span: Span) -> bool:
+def is_at_hand(span: Span) -> bool:
     return span.fresh is not None and span.fresh.num_rows > 0 and not span.begun.through
+
+
+def rows_at_hand(span: Span) -> pa.RecordBatch:
+    return pa.table(span.fresh).select(COLUMNS).cast(ROWS).combine_chunks().to_batches()[0]
+
+
+def matched_by_name(
+    streams: pa.ChunkedArray, ops: pa.ChunkedArray, assignments: Sequence[Assignment], numbers: Sequence[int]
+) -> tuple[I64, I64]:
+    """Pairs of a row and the number of an assignment that wants it, by stream and operation alone."""
+    mine = [assignments[number] for number in numbers]
+    among = {n: assignment.bot.streams for n, assignment in enumerate(mine) if assignment.bot is not None}
+    rows, of = expanded(streams, ops, [assignment.spec for assignment in mine], among)
+    return rows, np.asarray(numbers, np.int64)[of]
 
 
 def _unsent(
@@ -240,6 +257,8 @@ def read(paths: Sequence[str], places: Iterable[Addresses]) -> Iterator[MatchedR
 
 def by_subscription(rows: pa.RecordBatch, of_row: I64, of: I64) -> Iterator[tuple[int, pa.RecordBatch]]:
     """The rows of each subscription, in their order; one pass, however many subscriptions there are."""
+    if not len(of):
+        return
     order = np.argsort(of, kind="stable")
     of, of_row = of[order], of_row[order]
     starts = [0, *(np.flatnonzero(np.diff(of)) + 1).tolist()]

@@ -1,0 +1,121 @@
+"""Small batches that are matched where they are posted, predicates included.
+
+All rows are matched before the first request: a subscription that an event leaves in doubt is then left to Spark as a
+whole, and nothing of it has been sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import pyarrow as pa
+
+from evermark.delivery.run.post import MatchedRows, by_span, is_at_hand, matched_by_name, rows_at_hand
+from evermark.delivery.work import Assignment, Span
+from evermark.errors import ConfigError
+from evermark.log.row_reader import I64, ROWS, RowReader, require_codes
+from evermark.log.span import row_addresses
+from evermark.predicate import vetted
+from evermark.predicate.index import Filter
+from evermark.predicate.matcher import Matcher, matcher_of
+
+# More rows than this are posted by tasks: they have processors of their own.
+ROWS_MAX = 2_000
+BYTES_MAX = 64 * 1024 * 1024
+_KEPT_MAX = 8
+_FEW = 32
+
+Asked = tuple[tuple[str, ...], tuple[str, ...], str | None]
+
+
+@dataclass(frozen=True)
+class MatchedHere:
+    """What can be posted from here, with the numbers of the assignments that were given."""
+
+    found: MatchedRows | None
+    for_spark: frozenset[int]
+
+
+def is_small(assignments: Sequence[Assignment]) -> bool:
+    return sum(span.rows for span in {one.span for one in assignments}) <= ROWS_MAX
+
+
+def matched_here(assignments: Sequence[Assignment]) -> MatchedHere:
+    """The rows that the assignments want, and the numbers of the assignments that Spark has to match."""
+    pieces: list[MatchedRows] = []
+    for_spark: set[int] = set()
+    bytes_left = BYTES_MAX
+    for span, numbers in by_span(assignments):
+        plain = [number for number in numbers if not assignments[number].spec.where]
+        exact = [number for number in numbers if has_exact_steps(assignments[number].spec.where)]
+        for_spark.update(set(numbers) - set(plain) - set(exact))
+        if not plain and not exact:
+            continue
+        rows = _rows_of(span, bytes_left)
+        if rows is None:
+            for_spark.update(numbers)
+            continue
+        bytes_left -= rows.nbytes
+        if plain:
+            streams, ops = (pa.chunked_array([rows.column(name).cast(pa.string())]) for name in ("stream", "op"))
+            pieces.append((rows, *matched_by_name(streams, ops, assignments, plain)))
+        if exact:
+            row_numbers, of, unsure = _matched_by_predicate(rows, assignments, exact)
+            for_spark |= unsure
+            pieces.append((rows, row_numbers, of))
+    return MatchedHere(_together(pieces) if pieces else None, frozenset(for_spark))
+
+
+def has_exact_steps(where: str | None) -> bool:
+    """Whether there is a predicate, and it means the same without Spark."""
+    try:
+        return bool(where) and vetted(where).exact is not None
+    except ConfigError:  # an earlier version took it: Spark's side says what becomes of it
+        return False
+
+
+def _together(pieces: Sequence[MatchedRows]) -> MatchedRows:
+    """One piece of all: pieces are sent one after another, and a slow receiver holds up no other span."""
+    batches = list({id(rows): rows for rows, _, _ in pieces}.values())
+    starts = dict(zip(map(id, batches), np.cumsum([0, *(rows.num_rows for rows in batches)]).tolist(), strict=False))
+    return (
+        batches[0] if len(batches) == 1 else pa.concat_batches(batches),
+        np.concatenate([of_row + starts[id(rows)] for rows, of_row, _ in pieces]),
+        np.concatenate([of for _, _, of in pieces]),
+    )
+
+
+def _rows_of(span: Span, bytes_max: int) -> pa.RecordBatch | None:
+    """All rows of a span in log order, or None if they are too large to be held at once."""
+    if is_at_hand(span):
+        rows = rows_at_hand(span)
+        return rows if rows.nbytes <= bytes_max else None
+    require_codes(span.paths)
+    where = (span.paths, span.place.partition, span.after, span.to)
+    found = row_addresses(*where, exact=span.exact, through=span.begun.through)
+    if not len(found.codes):
+        return pa.RecordBatch.from_pylist([], schema=ROWS)
+    reader = RowReader(span.paths)
+    if len(found.codes) > reader.rows_within(bytes_max):
+        return None
+    return reader.pick(found.codes, found.numbers)
+
+
+def _matched_by_predicate(
+    rows: pa.RecordBatch, assignments: Sequence[Assignment], numbers: Sequence[int]
+) -> tuple[I64, I64, set[int]]:
+    specs = [assignments[number].spec for number in numbers]
+    asked = tuple((spec.streams, spec.ops, spec.where) for spec in specs)
+    found = (_kept_matcher if len(asked) > _FEW else _matcher)(asked).wanted(rows)
+    return found.rows, np.asarray(numbers, np.int64)[found.of], {numbers[number] for number in found.unsure}
+
+
+def _matcher(asked: tuple[Asked, ...]) -> Matcher:
+    return matcher_of([Filter(streams, ops, vetted(where)) for streams, ops, where in asked])
+
+
+# The live group seldom changes, and its batches are many. Turns of those behind differ each time, and are small.
+_kept_matcher = lru_cache(maxsize=_KEPT_MAX)(_matcher)
