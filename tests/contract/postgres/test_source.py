@@ -254,7 +254,7 @@ def test_p11_a_promoted_copy_is_refused(tmp_path: Path) -> None:
     with postgres_server(tmp_path / "original") as original, scene(original) as at:
         at.emit("s", "1")
         left_at, database = at.position(at.flush_lsn()), at.db.info.dbname
-        copy = copied(original, tmp_path / "copy")
+        (copy,) = copied(original, tmp_path / "copy")
         promote(copy)
         with started(copy) as server:
             promoted = PostgresOutbox(replace(at.target, dsn=Plain(server.dsn(database))))
