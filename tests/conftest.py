@@ -56,7 +56,9 @@ def spark(java_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     """The one Spark session of this run: starting one takes seconds, and a process cannot have two."""
     from evermark.spark.session import make_session
 
-    session = make_session("evermark-tests", "local[4,4]", tmp_path_factory.mktemp("scratch"), {})
+    # A table of ten rows is shuffled by two tasks as it is by eight, for half the processor.
+    fewer = {"spark.sql.shuffle.partitions": "2"}
+    session = make_session("evermark-tests", "local[4,4]", tmp_path_factory.mktemp("scratch"), fewer)
     yield session
     session.stop()
 

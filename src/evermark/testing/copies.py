@@ -13,16 +13,17 @@ from evermark.testing.servers import PostgresServer
 from evermark.testing.until import until
 
 
-def copied(server: PostgresServer, folder: Path) -> PostgresServer:
-    """The server as it is now, in another folder, not started. The server itself is started again."""
+def copied(server: PostgresServer, *folders: Path) -> list[PostgresServer]:
+    """The server as it is now, in each of these folders, not started. The server itself is started again."""
     binaries = server.binaries
     server.stop()
-    shutil.copytree(server.embedded.folder, folder, symlinks=True, copy_function=_with_owner)
-    _own(server.embedded.folder, folder)
-    for leftover in ("users.lock", "turn.lock"):
-        (folder / leftover).unlink(missing_ok=True)
+    for folder in folders:
+        shutil.copytree(server.embedded.folder, folder, symlinks=True, copy_function=_with_owner)
+        _own(server.embedded.folder, folder)
+        for leftover in ("users.lock", "turn.lock"):
+            (folder / leftover).unlink(missing_ok=True)
     server.start()
-    return PostgresServer(folder, None, binaries)
+    return [PostgresServer(folder, None, binaries) for folder in folders]
 
 
 @contextmanager

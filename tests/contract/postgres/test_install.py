@@ -16,7 +16,7 @@ from evermark.sources.postgres.admin.install import install, install_sql, uninst
 from evermark.sources.postgres.outbox import maintain
 from evermark.sources.postgres.read.source import PostgresOutbox
 from evermark.sources.postgres.target import PostgresTarget, TableChoice
-from evermark.testing.servers import PostgresServer, fresh_database, postgres_server, system_binaries
+from evermark.testing.servers import PostgresServer, fresh_database, postgres_server
 from tests.contract.postgres.outbox_scene import Row, Scene, emit, list_tables, scene
 
 ORDERS = """
@@ -25,13 +25,6 @@ create table public.orders (
     at timestamptz default '2026-01-02 03:04:05.678+00', raw bytea default '\\xdeadbeef', span interval default '1 day')
 """
 ORDERS_TABLE = TableChoice("public.orders")
-
-
-@pytest.fixture(scope="module", params=[None, *system_binaries()], ids=lambda b: f"pg{b.major}" if b else "bundled")
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
-    """Each Postgres at hand."""
-    with postgres_server(tmp_path_factory.mktemp("install"), binaries=request.param) as found:
-        yield found
 
 
 @pytest.fixture

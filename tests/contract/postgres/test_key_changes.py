@@ -17,20 +17,13 @@ from evermark.sources.postgres.read.source import PostgresOutbox
 from evermark.sources.postgres.repair.gap import OutboxGap
 from evermark.sources.postgres.repair.server import repair_of
 from evermark.sources.postgres.target import TableChoice
-from evermark.testing.servers import PostgresServer, postgres_server, system_binaries
+from evermark.testing.servers import PostgresServer
 from evermark.testing.until import until
 from tests.contract.postgres.outbox_scene import Row, Scene, scene
 from tests.contract.postgres.outbox_v2_scene import install_version_2, scene_of_version_2
 
 ORDERS = "create table public.orders (id int primary key, again int, note text)"
 ORDERS_TABLE = TableChoice("public.orders")
-
-
-@pytest.fixture(scope="module", params=[None, *system_binaries()], ids=lambda b: f"pg{b.major}" if b else "bundled")
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
-    """Each Postgres at hand."""
-    with postgres_server(tmp_path_factory.mktemp("keys"), binaries=request.param) as found:
-        yield found
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
@@ -19,7 +18,7 @@ from evermark.sources.postgres.admin.doctor import judged
 from evermark.sources.postgres.admin.examine import examine
 from evermark.sources.postgres.admin.install import install, install_sql, unwatch
 from evermark.sources.postgres.target import PostgresTarget, TableChoice
-from evermark.testing.servers import PostgresServer, fresh_database, postgres_server, system_binaries
+from evermark.testing.servers import PostgresServer, fresh_database
 from tests.contract.postgres.outbox_scene import list_tables, scene
 
 ODD = {
@@ -33,13 +32,6 @@ ODD = {
 CREATE = 'create schema "My Shop"; create table public.orders (id int primary key);' + "".join(
     f'create table {name} (id int primary key, "Pass Word" text, "it\'s" text);' for name in ODD
 )
-
-
-@pytest.fixture(scope="module", params=[None, *system_binaries()], ids=lambda b: f"pg{b.major}" if b else "bundled")
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
-    """Each Postgres at hand."""
-    with postgres_server(tmp_path_factory.mktemp("names"), binaries=request.param) as found:
-        yield found
 
 
 def odd_tables() -> list[TableChoice]:

@@ -19,7 +19,7 @@ from evermark.sources.postgres.outbox import SCHEMA_VERSION
 from evermark.sources.postgres.read.source import PostgresOutbox
 from evermark.sources.postgres.repair.server import repair_of
 from evermark.sources.postgres.target import PostgresTarget, TableChoice
-from evermark.testing.servers import PostgresServer, fresh_database, postgres_server, system_binaries
+from evermark.testing.servers import PostgresServer, fresh_database
 from tests.contract.postgres.outbox_scene import Scene
 from tests.contract.postgres.outbox_v2_scene import install_v2
 
@@ -29,13 +29,6 @@ create table p (id int primary key) partition by range (id);
 create table p1 partition of p for values from (0) to (100);
 """
 TABLES = (TableChoice("public.orders"), TableChoice("public.p"))
-
-
-@pytest.fixture(scope="module", params=[None, *system_binaries()], ids=lambda b: f"pg{b.major}" if b else "bundled")
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
-    """Each Postgres at hand."""
-    with postgres_server(tmp_path_factory.mktemp("upgrade"), binaries=request.param) as found:
-        yield found
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from evermark.secrets import Plain
 from evermark.sources.postgres.admin.install import install, install_sql, uninstall, unwatch
 from evermark.sources.postgres.read.source import PostgresOutbox
 from evermark.sources.postgres.target import PostgresTarget, TableChoice
-from evermark.testing.servers import PostgresServer, fresh_database, postgres_server, system_binaries
+from evermark.testing.servers import PostgresServer, fresh_database
 from tests.contract.postgres.outbox_scene import Row, Scene, scene
 
 CREATE = """
@@ -26,13 +26,6 @@ create table p2b partition of p2 for values from (20) to (30);
 """
 P = TableChoice("public.p")
 FILLED = "insert into p select n, n + 0.5 from generate_series(1, 29, 4) n"  # 1 5 9 | 13 17 | 21 25 29
-
-
-@pytest.fixture(scope="module", params=[None, *system_binaries()], ids=lambda b: f"pg{b.major}" if b else "bundled")
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
-    """Each Postgres at hand."""
-    with postgres_server(tmp_path_factory.mktemp("partitions"), binaries=request.param) as found:
-        yield found
 
 
 @pytest.fixture

@@ -24,19 +24,12 @@ from evermark.sources.postgres.read import slot as slot_module
 from evermark.sources.postgres.read.source import PostgresOutbox
 from evermark.sources.postgres.target import PostgresTarget
 from evermark.testing.copies import copied, promote, started
-from evermark.testing.servers import PostgresServer, fresh_database, postgres_server, system_binaries
+from evermark.testing.servers import PostgresServer, fresh_database, postgres_server
 from evermark.testing.until import until
 from tests.contract.postgres.outbox_scene import Scene, scene
 
 NO_WAIT = Limit(wait_s=0.0)
 COLUMNS = "(id, created_at, stream_id, stream, op, key, payload, before, schema_version)"  # of a publication
-
-
-@pytest.fixture(scope="module", params=[None, *system_binaries()], ids=lambda b: f"pg{b.major}" if b else "bundled")
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
-    """Each Postgres at hand."""
-    with postgres_server(tmp_path_factory.mktemp("source"), binaries=request.param) as found:
-        yield found
 
 
 @pytest.fixture
@@ -261,7 +254,7 @@ def test_p11_a_promoted_copy_is_refused(tmp_path: Path) -> None:
     with postgres_server(tmp_path / "original") as original, scene(original) as at:
         at.emit("s", "1")
         left_at, database = at.position(at.flush_lsn()), at.db.info.dbname
-        copy = copied(original, tmp_path / "copy")
+        (copy,) = copied(original, tmp_path / "copy")
         promote(copy)
         with started(copy) as server:
             promoted = PostgresOutbox(replace(at.target, dsn=Plain(server.dsn(database))))
