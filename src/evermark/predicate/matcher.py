@@ -134,8 +134,8 @@ def _texts_looked_up(table: TextTable, batch: Batch, unsure: set[int]) -> Iterat
     found = batch.vector(table.step)
     for text in found.texts:
         if numbers := table.rows.get(text):
-            yield numbers, np.flatnonzero(found.spells(text))
-    doubted = np.flatnonzero(found.states == UNSURE)
+            yield numbers, np.flatnonzero(batch.by_row(found.spells(text)))
+    doubted = np.flatnonzero(batch.by_row(found.states == UNSURE))
     if len(doubted):
         # Something else that a filter asks for may settle it.
         unsure.update(n for n, whole in table.wholes.items() if (batch.condition(whole)[doubted] == UNSURE).any())

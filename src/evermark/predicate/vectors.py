@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cached_property, lru_cache, reduce
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,7 @@ _LITERALS_MAX = 32_768
 _KEPT_BYTES_MAX = 64 * 1024 * 1024
 
 States = npt.NDArray[np.uint8]
+T = TypeVar("T", bound=np.generic)
 
 
 class TooMuchWorkError(Exception):
@@ -97,8 +98,11 @@ class Batch:
 
     def condition(self, step: Step) -> States:
         """The states of a condition, one per row."""
-        states = self.vector(step).states
-        return states if len(states) == self._rows.num_rows else np.broadcast_to(states, (self._rows.num_rows,))
+        return self.by_row(self.vector(step).states)
+
+    def by_row(self, found: npt.NDArray[T]) -> npt.NDArray[T]:
+        """One for each row, also where one stands for all rows."""
+        return np.broadcast_to(found, (self._rows.num_rows,))
 
     def vector(self, step: Step) -> Vector:
         kept = self._kept.get(id(step))

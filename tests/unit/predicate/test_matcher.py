@@ -29,6 +29,7 @@ WHERES = (
         "stream = 'a'",
         "data.n < 0",
     ),
+    *("lower('P') = 'p'", "upper('x') = 'P'", "coalesce(null, 'p') = 'p' and data.n > 1", "1 = 1", "1 > 2"),
     *("upper(data.x) = 'P' and data.n = 1", "lower(data.x) = upper(data.x)", "data.x = 'p' or op = 'delete'"),
 )
 filters = st.lists(
