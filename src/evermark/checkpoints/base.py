@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from evermark.cluster.owned import AlsoSaved
 from evermark.errors import ConflictError, StaleError
 
 
@@ -27,6 +28,9 @@ class Checkpoint:
 class CheckpointStore(Protocol):
     def save(self, source: str, partition: int, checkpoint: Checkpoint, *, repaired: bool = False) -> None:
         """`repaired`: the position is of another history of the source, and not compared with the position before."""
+
+    def beside(self, source: str, partition: int, checkpoint: Checkpoint) -> AlsoSaved[Checkpoint] | None:
+        """How to save it with the head of the log, in one transaction; None where it is kept elsewhere."""
 
     def load(self, source: str, partition: int) -> Checkpoint: ...
 

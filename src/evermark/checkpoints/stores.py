@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from evermark.checkpoints.base import Checkpoint, require_forward
 from evermark.cluster.memory import MemoryLeases
-from evermark.cluster.owned import MemoryRows, OwnedRows, PostgresRows
+from evermark.cluster.owned import AlsoSaved, MemoryRows, OwnedRows, PostgresRows
 from evermark.errors import NotFoundError
 from evermark.state.connection import State
 
@@ -20,6 +20,10 @@ class OwnedCheckpoints:
             require_forward(stored, checkpoint, f"{source}/{partition}", repaired=repaired)
 
         self._rows.save(source, partition, checkpoint, require)
+
+    def beside(self, source: str, partition: int, checkpoint: Checkpoint) -> AlsoSaved[Checkpoint]:
+        where = f"{source}/{partition}"
+        return AlsoSaved(self._rows, checkpoint, lambda stored: require_forward(stored, checkpoint, where))
 
     def load(self, source: str, partition: int) -> Checkpoint:
         found = self._rows.load(source).get(partition)

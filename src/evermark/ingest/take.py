@@ -97,11 +97,17 @@ class Taker:
         self.log.commit(taken)
         version = self.log.sync()
         failpoint.hit("log.synced")
-        self.heads.move(self.name, taken.partition, Head(taken.batch, self.epoch, taken.end, version))
+        where, head = (self.name, taken.partition), Head(taken.batch, self.epoch, taken.end, version)
+        checkpoint = Checkpoint(taken.end, taken.batch, self.epoch)
+        # Control events are carried out between the two: then they are two transactions.
+        also = self.checkpoints.beside(*where, checkpoint) if taken.controls == 0 and not repaired else None
+        saved = self.heads.move(*where, head, also=also)
         failpoint.hit("head.moved")
         if taken.controls != 0:
             self.on_controls(taken.partition, taken.batch - 1, taken.batch)
-        self._save(taken.partition, taken.end, taken.batch, repaired=repaired)
+        if not saved:
+            self.checkpoints.save(*where, checkpoint, repaired=repaired)
+        failpoint.hit("checkpoint.saved")
 
     def confirm(self, partition: int, end: str, feed: Feed | None = None) -> None:
         """Tell the source, or its feed, that it may forget. Late or never is harmless: a busy one is told later."""

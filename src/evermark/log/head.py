@@ -13,9 +13,10 @@ Contract of `HeadStore` (checked by `evermark.testing.contracts.HeadContract` ov
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from evermark.cluster.memory import MemoryLeases
-from evermark.cluster.owned import MemoryRows, OwnedRows, PostgresRows
+from evermark.cluster.owned import AlsoSaved, MemoryRows, OwnedRows, PostgresRows
 from evermark.errors import ConflictError, StaleError
 from evermark.state.connection import State
 
@@ -61,10 +62,21 @@ class HeadStore:
         """The heads of all partitions that ever had a batch."""
         return self._rows.load(source)
 
-    def move(self, source: str, partition: int, head: Head, *, recovered: bool = False) -> None:
-        """Returns once the new head is durable."""
-        where = f"{source}/{partition}"
-        self._rows.save(source, partition, head, lambda stored: require_next(stored, head, where, recovered=recovered))
+    def move(
+        self,
+        source: str,
+        partition: int,
+        head: Head,
+        *,
+        recovered: bool = False,
+        also: AlsoSaved[Any] | None = None,
+    ) -> bool:
+        """Returns once the new head is durable; whether `also` is, too."""
+
+        def require(stored: Head | None) -> None:
+            require_next(stored, head, f"{source}/{partition}", recovered=recovered)
+
+        return self._rows.save(source, partition, head, require, also)
 
 
 class PostgresHeads(HeadStore):

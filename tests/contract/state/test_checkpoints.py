@@ -14,6 +14,7 @@ from evermark.cluster.fence import fence, source_lease
 from evermark.cluster.memory import MemoryLeases
 from evermark.cluster.postgres import PostgresLeases
 from evermark.errors import ConflictError, StaleError
+from evermark.log.head import Head, PostgresHeads
 from evermark.state.connection import State
 from evermark.testing.contracts import CheckpointContract
 from evermark.testing.contracts.checkpoints import TakeOver
@@ -100,3 +101,30 @@ def test_a_take_over_waits_for_the_fenced_transaction(state: State) -> None:
     thread.join()
     with pytest.raises(StaleError), state.transaction() as conn:
         fence(conn, "deliver", first.epoch)
+
+
+def test_head_and_checkpoint_are_saved_in_one_transaction(state: State) -> None:
+    """GIVEN both in State WHEN a batch is taken THEN one transaction moves both, or neither."""
+    take = owners(PostgresLeases(state, is_gone=lambda holder: True))
+    heads, checkpoints = PostgresHeads(state), PostgresCheckpoints(state)
+    epoch = take(source_lease("shop"))
+
+    def move(batch: int) -> bool:
+        also = checkpoints.beside("shop", 0, Checkpoint(f"{batch:04}", batch, epoch))
+        return heads.move("shop", 0, Head(batch, epoch, f"{batch:04}", batch), also=also)
+
+    assert not move(1), "there is no row yet: the first is saved by itself"
+    checkpoints.save("shop", 0, Checkpoint("0001", 1, epoch))
+    assert move(2)
+    with state.connection() as conn:
+        written = conn.execute("select h.xmin, c.xmin from log_head h, checkpoints c").fetchone()
+    assert written is not None and written[0] == written[1]
+    assert (heads.load("shop")[0].batch, checkpoints.load("shop", 0)) == (2, Checkpoint("0002", 2, epoch))
+    # Another program has moved the checkpoint: our move of the head holds, and the checkpoint is left to its own rule.
+    PostgresCheckpoints(state).save("shop", 0, Checkpoint("0009", 9, epoch))
+    assert not move(3)
+    assert (heads.load("shop")[0].batch, checkpoints.load("shop", 0).batch) == (3, 9)
+    take(source_lease("shop"))
+    with pytest.raises(StaleError):
+        move(4)
+    assert (heads.load("shop")[0].batch, checkpoints.load("shop", 0).batch) == (3, 9)
