@@ -25,7 +25,10 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
     with postgres_server(tmp_path / "original") as original, fresh_database(original) as dsn:
         database = str(psycopg.conninfo.conninfo_to_dict(dsn)["dbname"])
         with Scene(folder, dsn, {"steady": None}) as scene:
+            running = scene.up()
             order(dsn, 5)
+            came(scene, 5)
+            assert running.terminate() == 0
             names = ("restored", "cloned", "promoted")
             copies = dict(zip(names, copied(original, *(tmp_path / name for name in names)), strict=True))
             scene.env["SHOP_DSN"] = original.dsn(database)
