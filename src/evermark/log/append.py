@@ -19,7 +19,7 @@ from evermark import failpoint
 from evermark.disk import sync_file, sync_folder
 from evermark.errors import ConflictError, StaleError
 from evermark.log.base import Append, LogFile, Tail
-from evermark.log.commits import Action, append_actions, put_commit, read_commit, require_protocol
+from evermark.log.commits import Action, commit_actions, put_commit, read_commit, require_protocol
 from evermark.log.disk import full_disk_is_said, require_files
 from evermark.log.format import CommitNote, app_id, note_of, pack, unpack
 from evermark.log.table import NO_HOOKS, TableHandle, commit_file, last_checkpoint, missing_columns
@@ -141,7 +141,7 @@ class DeltaLog:
     ) -> bool:
         """False: another commit has our version, and what it says has to be seen first."""
         metadata = note.as_metadata() if note is not None else {}
-        actions = append_actions(app_id(partition), app_version, files, metadata)
+        actions = commit_actions(app_id(partition), app_version, files, metadata)
         version = self._version + 1
         with full_disk_is_said(self.folder):
             if not put_commit(self.folder, version, actions):

@@ -59,10 +59,18 @@ def put_commit(folder: Path, version: int, actions: Iterable[Mapping[str, Any]])
     return True
 
 
-def append_actions(
-    app_id: str, app_version: int, files: Sequence[LogFile], metadata: Mapping[str, str]
+def commit_actions(
+    app_id: str,
+    app_version: int,
+    files: Sequence[LogFile],
+    metadata: Mapping[str, str],
+    removed: Sequence[tuple[str, int]] = (),
+    *,
+    data_change: bool = True,
 ) -> list[Action]:
-    """A commit that adds these files and moves an application's version, as delta-rs writes it."""
+    """A commit that adds these files, removes others (path and size) and moves an application's version, as delta-rs
+    writes it.
+    """
     now = int(time.time() * 1000)
     info = {
         "timestamp": now,
@@ -77,17 +85,23 @@ def append_actions(
             "partitionValues": {},
             "size": file.size,
             "modificationTime": now,
-            "dataChange": True,
+            "dataChange": data_change,
             "stats": stats_json(file.rows, file.stats),
         }
         for file in files
     ]
+    # A tombstone without a time leaves with the next checkpoint: the files themselves are ours to remove, by age.
+    gone = [
+        {"path": path, "dataChange": data_change, "deletionTimestamp": 0, "extendedFileMetadata": False, "size": size}
+        for path, size in removed
+    ]
     txn = {"appId": app_id, "version": app_version, "lastUpdated": now}
-    return [{"commitInfo": info}, *({"add": add} for add in added), {"txn": txn}]
+    changes = [*({"remove": remove} for remove in gone), *({"add": add} for add in added)]
+    return [{"commitInfo": info}, *changes, {"txn": txn}]
 
 
 def require_protocol(protocol: Mapping[str, Any], folder: Path) -> None:
-    """Refuse a table that asks its writers for more than `append_actions` does."""
+    """Refuse a table that asks its writers for more than `commit_actions` does."""
     features = protocol.get("writerFeatures") or ()
     if protocol["minWriterVersion"] > _WRITER_VERSION_MAX or features:
         asked = f"writer version {protocol['minWriterVersion']}" + (f" with {', '.join(features)}" if features else "")

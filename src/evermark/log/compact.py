@@ -71,8 +71,9 @@ def merge(folder: Path, group: Sequence[FileRange]) -> LogFile:
         try:
             for file in group:
                 with pq.ParquetFile(file.path) as parquet:
-                    for batch in parquet.iter_batches(_READ_ROWS):
-                        writer.write(with_all_columns(batch, EVENT).cast(EVENT))
+                    for batch in parquet.iter_batches(_READ_ROWS, use_threads=False):
+                        whole = batch.schema.equals(EVENT)
+                        writer.write(batch if whole else with_all_columns(batch, EVENT).cast(EVENT))
             merged = writer.finish()
             if merged.rows != sum(f.rows for f in group):
                 raise FormatError(

@@ -16,16 +16,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deltalake.exceptions import CommitFailedError
-from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
-
 from evermark.disk import sync_file, sync_folder
 from evermark.log.base import LogFile
+from evermark.log.commits import Action, commit_actions, put_commit, read_commit, require_protocol
 from evermark.log.compact import groups_to_merge, merge
 from evermark.log.disk import full_disk_is_said, require_files
-from evermark.log.format import MAINTENANCE_APP_ID, MaintenanceNote, stats_json
+from evermark.log.format import MAINTENANCE_APP_ID, MaintenanceNote
 from evermark.log.read import FileRange, files_at
-from evermark.log.table import CHECKPOINT_EVERY, NO_HOOKS, TableHandle, commit_file, last_checkpoint
+from evermark.log.table import CHECKPOINT_EVERY, TableHandle, commit_file, last_checkpoint
 
 if TYPE_CHECKING:
     import deltalake
@@ -37,11 +35,8 @@ SCAN_EVERY_S = 600.0
 # For the notes of recent batches, and for readers that are in the middle of opening the table.
 # There may be a hundred commits a second.
 KEPT_COMMITS = 1_000
-_COMMIT_RETRIES_MAX = 30
+_COMMIT_TRIES_MAX = 100
 _GROUPS_MAX = 16  # per round: the next round comes soon
-# A tombstone without a time leaves with the next checkpoint: the files themselves are ours to remove, by age.
-_NO_TOMBSTONE = 0
-
 
 LeastCursors = Callable[[], dict[int, int]]
 
@@ -120,30 +115,33 @@ class Maintenance:
         *,
         data_change: bool,
     ) -> bool:
-        now = int(self.clock() * 1000)
         turn = (table.transaction_version(MAINTENANCE_APP_ID) or 0) + 1
-        actions: list[AddAction | RemoveAction] = [
-            RemoveAction(Path(f.path).name, data_change, _NO_TOMBSTONE, f.size) for f in removed
-        ]
-        actions += [AddAction(f.path, f.size, {}, now, data_change, stats_json(f.rows, f.stats)) for f in added]
-        try:
-            table.create_write_transaction(
-                actions,
-                "append",
-                table.schema(),
-                commit_properties=CommitProperties(
-                    app_transactions=[Transaction(MAINTENANCE_APP_ID, turn, now)],
-                    custom_metadata=note.as_metadata(),
-                    max_commit_retries=_COMMIT_RETRIES_MAX,
-                ),
-                post_commithook_properties=NO_HOOKS,
-            )
-        except CommitFailedError:
+        gone = [(Path(file.path).name, file.size) for file in removed]
+        metadata = note.as_metadata()
+        actions = commit_actions(MAINTENANCE_APP_ID, turn, added, metadata, gone, data_change=data_change)
+        if not self._put(table.version(), actions):
             # Another process was quicker; the next round sees its files. If this commit went through after all,
             # its new files are in use: so they are left to the search for orphans.
             return False
         self._replaced.update(dict.fromkeys((f.path for f in removed), self.clock()))
         return True
+
+    def _put(self, version: int, actions: Sequence[Action]) -> bool:
+        """Commit after all appends that have come since `version`; False if files may have been removed since."""
+        for _ in range(_COMMIT_TRIES_MAX):
+            while (others := read_commit(self.folder, version + 1)) is not None:
+                for action in others:
+                    if "protocol" in action:
+                        require_protocol(action["protocol"], self.folder)
+                    if action.get("txn", {}).get("appId") == MAINTENANCE_APP_ID:
+                        return False
+                version += 1
+            # A process that slept through the cleaning of commits meets no conflict: nobody reads its version.
+            if last_checkpoint(self.folder) > version:
+                return False
+            if put_commit(self.folder, version + 1, actions):
+                return last_checkpoint(self.folder) <= version + 1
+        return False
 
     def _checkpoint(self, report: MaintenanceReport) -> None:
         """A checkpoint, made durable, lets the commits before it go. All it speaks of must be durable before."""

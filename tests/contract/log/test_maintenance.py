@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -241,9 +242,7 @@ def _crash_at(patch: pytest.MonkeyPatch, step: int) -> list[int]:
     patch.setattr("evermark.log.disk.os.fsync", counted(lambda _: None))
     patch.setattr(Path, "unlink", counted(Path.unlink))
     patch.setattr(deltalake.DeltaTable, "create_checkpoint", counted(deltalake.DeltaTable.create_checkpoint))
-    patch.setattr(
-        deltalake.DeltaTable, "create_write_transaction", counted(deltalake.DeltaTable.create_write_transaction)
-    )
+    patch.setattr("evermark.log.commits.os.link", counted(os.link))
     return count
 
 
