@@ -33,6 +33,10 @@ _FEED_WELL_S = 60.0
 _ASK_EVERY_S = 0.1
 _FEED_BACKOFF_MAX_S = 60.0
 
+# After a small batch: as long as this share of what it took, at most so long.
+_REST_SHARE = 3.0
+_REST_S_MAX = 0.05
+
 WritePieces = Callable[[ReadFrom, Sequence[Piece]], list[dict[str, Any]]]
 
 
@@ -54,6 +58,13 @@ def reads_beside(pieces: int, rows_before: int | None, beside_before: bool) -> b
     if pieces < 2:
         return False
     return rows_before is None or rows_before >= (_HERE_ROWS if beside_before else _BESIDE_ROWS)
+
+
+def rest_s(rows: int, took_s: float) -> float:
+    """How long to let events gather after a batch. A batch of one event costs as much as one of fifty: a loop without
+    rest would keep a processor busy with a few hundred events a second.
+    """
+    return min(_REST_SHARE * took_s, _REST_S_MAX) if 0 < rows < _FEED_ROWS else 0.0
 
 
 def written_here(of: ReadFrom, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
@@ -108,6 +119,7 @@ class SourceReading:
         try:
             self._choose(None)
             while not any_set(ends):
+                began = self.runtime.monotonic()
                 try:
                     rows = self._fed() if self._feeds else self._asked()
                 except EvermarkError as error:
@@ -121,7 +133,10 @@ class SourceReading:
                 for taken in gathered.taken:
                     self._at[taken.partition] = taken.end
                     self._batches[taken.partition] += bool(taken.files)
-                self._choose(sum(taken.rows for taken in gathered.taken))
+                count = sum(taken.rows for taken in gathered.taken)
+                self._choose(count)
+                if self._feeds:
+                    self.runtime.wait(rest_s(count, self.runtime.monotonic() - began), *ends)
             return {}
         finally:
             self._close_feeds()

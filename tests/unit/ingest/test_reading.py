@@ -17,7 +17,7 @@ from evermark.errors import EvermarkError, GapError, UnreachableError
 from evermark.event import taken_batch
 from evermark.ingest import reading as reading_module
 from evermark.ingest.pieces import Piece, ReadFrom
-from evermark.ingest.reading import FeedChoice, ReadPlan, SourceReading, reads_beside, written_here
+from evermark.ingest.reading import FeedChoice, ReadPlan, SourceReading, reads_beside, rest_s, written_here
 from evermark.ingest.take import Taken, Taker
 from evermark.log.head import MemoryHeads
 from evermark.log.memory import MemoryLog
@@ -318,3 +318,11 @@ def test_a_feed_that_fails_again_and_again_is_tried_ever_later() -> None:
     assert choice.again_at - 200.0 == pauses[0]
     assert choice.begins(None, 1000.0) and not choice.begins(2_000, 1000.0)
     assert choice.ends(50_000) and not choice.ends(49_999)
+
+
+def test_events_gather_after_a_small_batch_and_never_for_long() -> None:
+    """GIVEN a batch WHEN it was small THEN the loop rests in proportion; a large one, or none, is followed at once."""
+    assert rest_s(0, 0.01) == rest_s(2_000, 0.01) == 0.0
+    assert rest_s(1, 0.001) == pytest.approx(0.003)
+    assert rest_s(1_999, 0.01) == pytest.approx(0.03)
+    assert rest_s(1, 5.0) == 0.05
