@@ -194,8 +194,9 @@ class DeploymentReport(DeliveryReport):
         store, now = self._d.delivery, datetime.now(UTC)
         heads = {place: head for place, (head, _) in self._view.heads().items()}
         self.accounts(accounts(store, heads, lambda source: self._view.reader(source).files_if_any()), now)
-        files = {source: self._view.reader(source).files_if_any() for source in self._d.sources}
-        self.kept(kept_for(store.cursors_outside(), files, now - self._d.retention))
+        outside = store.cursors_outside()
+        files = {source: self._view.reader(source).files_if_any() for source in self._d.sources} if outside else {}
+        self.kept(kept_for(outside, files, now - self._d.retention))
         self.counted(store.counted("expired"), store.counted("dropped"))
 
     def replaying(self, running: list[Replay]) -> None:

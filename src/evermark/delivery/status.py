@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 
 from evermark.delivery.base import BEGINNING, Cursor, CursorVector, Group, SourcePartition, Subscription
 from evermark.delivery.decide.backlog import distance
@@ -48,14 +49,14 @@ def accounts(
     known = store.subscriptions().values() if wanted is None else wanted
     live, outside = store.group().cursors, store.cursors_outside()
     counts, since = store.parked.counts(), store.parked.oldest()
-    by_source = {source: files(source) for source in {place.source for place in heads}}
+    listed = cache(files)
     lags: dict[frozenset[tuple[SourcePartition, Cursor]], Lag] = {}  # nearly all stand where the group does
     found: dict[str, Account] = {}
     for one in known:
         cursors = outside.get(one.name, live)
         at = frozenset(cursors.items())
         if at not in lags:
-            lags[at] = lag_of(cursors, heads, by_source)
+            lags[at] = lag_of(cursors, heads, listed)
         batches, lag, parked = distance(cursors, heads), lags[at], counts.get(one.name, {})
         oldest = min((moment for moment in (lag.oldest, since.get(one.name)) if moment is not None), default=None)
         waiting, dead = parked.get("waiting", 0), parked.get("dead", 0)
@@ -99,7 +100,7 @@ def least_cursors(group: Group, outside: Mapping[str, CursorVector], source: str
     return {place.partition: min(cursors.get(place, BEGINNING).batch for cursors in readers) for place in places}
 
 
-def lag_of(cursors: CursorVector, heads: Heads, files: Mapping[str, Sequence[FileRange]]) -> Lag:
+def lag_of(cursors: CursorVector, heads: Heads, files: Files) -> Lag:
     """The events between `cursors` and `heads`. A partition without a cursor counts whole."""
     events = 0.0
     moments: list[datetime] = []
@@ -107,7 +108,7 @@ def lag_of(cursors: CursorVector, heads: Heads, files: Mapping[str, Sequence[Fil
         after = cursors.get(place, BEGINNING).batch
         if after >= head:
             continue
-        for file in files.get(place.source, ()):
+        for file in files(place.source):
             mine = file.partition_min <= place.partition <= file.partition_max
             if not mine or file.batch_max <= after or file.batch_min > head:
                 continue

@@ -34,8 +34,8 @@ _ASK_EVERY_S = 0.1
 _FEED_BACKOFF_MAX_S = 60.0
 
 # After a small batch: as long as this share of what it took, at most so long.
-_REST_SHARE = 3.0
-_REST_S_MAX = 0.05
+_REST_SHARE = 6.0
+_REST_S_MAX = 0.08
 
 WritePieces = Callable[[ReadFrom, Sequence[Piece]], list[dict[str, Any]]]
 

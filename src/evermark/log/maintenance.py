@@ -22,7 +22,7 @@ from evermark.log.commits import Action, commit_actions, put_commit, read_commit
 from evermark.log.compact import groups_to_merge, merge
 from evermark.log.disk import full_disk_is_said, require_files
 from evermark.log.format import MAINTENANCE_APP_ID, MaintenanceNote
-from evermark.log.read import FileRange, files_at
+from evermark.log.read import FileRange, LogReader, files_at
 from evermark.log.table import CHECKPOINT_EVERY, TableHandle, commit_file, last_checkpoint
 
 if TYPE_CHECKING:
@@ -64,6 +64,9 @@ class Maintenance:
     _scanned_at: float | None = None
     _listed: tuple[int, list[FileRange]] = (-1, [])  # a version, and its files
 
+    def __post_init__(self) -> None:
+        self._reader = LogReader(self.folder)
+
     def run(self, least_cursors: LeastCursors | None = None) -> MaintenanceReport:
         """One round. `least_cursors`: asked, if a file is old enough to go, for the batch that every reader is done
         with, per partition; retention stops there.
@@ -93,10 +96,10 @@ class Maintenance:
         return self._listed[1]
 
     def _compact(self, report: MaintenanceReport) -> None:
+        if not groups_to_merge(self._reader.files()):
+            return
         table = self._handle.refresh()
         groups = groups_to_merge(self._files(table))[:_GROUPS_MAX]
-        if not groups:
-            return
         merged = [merge(self.folder, group) for group in groups]
         sync_folder(self.folder)
         require_files(self.folder, merged)  # the files they replace are removed in an hour
@@ -145,11 +148,12 @@ class Maintenance:
 
     def _checkpoint(self, report: MaintenanceReport) -> None:
         """A checkpoint, made durable, lets the commits before it go. All it speaks of must be durable before."""
+        last = last_checkpoint(self.folder)
+        self._reader.files()
+        if self._reader.version - last < CHECKPOINT_EVERY:
+            return
         table = self._handle.refresh()
         version = table.version()
-        last = last_checkpoint(self.folder)
-        if version - last < CHECKPOINT_EVERY:
-            return
         log = self.folder / "_delta_log"
         sync_folder(self.folder)
         for each in range(max(0, last), version + 1):
@@ -196,8 +200,10 @@ class Maintenance:
                     self._orphans[name] = now
 
     def _retain(self, report: MaintenanceReport, retention: timedelta, least_cursors: LeastCursors) -> None:
-        table = self._handle.refresh()
         horizon = datetime.fromtimestamp(self.clock(), UTC) - retention
+        if not any(is_before(file, horizon) for file in self._reader.files()):
+            return
+        table = self._handle.refresh()
         old = [file for file in self._files(table) if is_before(file, horizon)]
         passed = least_cursors() if old else {}
         gone = [file for file in old if may_be_collected(file, horizon, passed)]

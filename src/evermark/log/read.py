@@ -6,7 +6,9 @@ a reader works: replaced files stay on disk for an hour, so a list of files stay
 
 from __future__ import annotations
 
+import json
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,8 +21,9 @@ from deltalake.exceptions import TableNotFoundError
 
 from evermark.errors import ConfigError, NotFoundError
 from evermark.event import EVENT, TIMESTAMP, Op, Seen
+from evermark.log.commits import read_commit
 from evermark.log.format import app_id, unpack
-from evermark.log.table import TableHandle
+from evermark.log.table import TableHandle, last_checkpoint
 
 if TYPE_CHECKING:
     import deltalake
@@ -51,12 +54,15 @@ _PIECE_ROWS = 65_536
 
 
 class LogReader:
-    """The log of one source, as a reader sees it. Keeps its handle and the list of files of the version it is at."""
+    """The log of one source, as a reader sees it. Keeps the list of files, and reads the commits that have come since:
+    a library would list all files anew, and batches come many times a second.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._handle: TableHandle | None = None
-        self._listed: tuple[int, list[FileRange]] = (-1, [])
+        self.version = -1  # of the list of files
+        self._files: dict[str, FileRange] = {}  # by path
         self._lock = threading.Lock()
 
     def refresh(self) -> deltalake.DeltaTable:
@@ -72,11 +78,25 @@ class LogReader:
     def files(self) -> list[FileRange]:
         """Every file of the newest snapshot."""
         with self._lock:
-            table = self.refresh()
-            version = table.version()
-            if self._listed[0] != version:
-                self._listed = (version, files_at(self.folder, table))
-            return list(self._listed[1])
+            if not self._catch_up():
+                table = self.refresh()
+                self.version, self._files = table.version(), {f.path: f for f in files_at(self.folder, table)}
+            return list(self._files.values())
+
+    def _catch_up(self) -> bool:
+        """Read the commits that have come since; False where the table has to be opened for it."""
+        if self.version < 0:
+            return False
+        while (actions := read_commit(self.folder, self.version + 1)) is not None:
+            for action in actions:
+                if "remove" in action:
+                    self._files.pop(str(self.folder / action["remove"]["path"]), None)
+                elif "add" in action:
+                    if (file := added_file(self.folder, action["add"])) is None:
+                        return False
+                    self._files[file.path] = file
+            self.version += 1
+        return last_checkpoint(self.folder) <= self.version  # if not, we slept through the cleaning of commits
 
     def files_if_any(self) -> list[FileRange]:
         """The same; none where there is no log yet."""
@@ -189,6 +209,33 @@ def files_at(folder: Path, table: deltalake.DeltaTable) -> list[FileRange]:
 
     rows = zip(*(values(field.name) for field in fields(FileRange)), strict=True)
     return [FileRange(str(folder / path), *rest) for path, *rest in rows]
+
+
+def added_file(folder: Path, add: Mapping[str, Any]) -> FileRange | None:
+    """A file as the commit that added it describes it; None: without statistics, so none of ours."""
+    stats = json.loads(add.get("stats") or "{}")
+    low, high = stats.get("minValues", {}), stats.get("maxValues", {})
+    if "batch" not in low or "partition" not in low:
+        return None
+    return FileRange(
+        str(folder / add["path"]),
+        low["partition"],
+        high["partition"],
+        low["batch"],
+        high["batch"],
+        stats["numRecords"],
+        add["size"],
+        _moment(high.get("event_time")),
+        high.get("position"),
+        _moment(low.get("event_time")),
+        _moment(high.get("ingested_at")),
+        low.get("position"),
+        stats["nullCount"].get("event_time"),
+    )
+
+
+def _moment(text: str | None) -> datetime | None:
+    return datetime.fromisoformat(text) if text is not None else None
 
 
 def overlaps(file: FileRange, partition: int, after_batch: int, to_batch: int) -> bool:

@@ -21,7 +21,7 @@ from evermark.log import format as log_format
 from evermark.log.disk import full_disk_is_said
 
 # Maintenance makes a checkpoint every so many commits, and handles look for it after as many.
-CHECKPOINT_EVERY = 32
+CHECKPOINT_EVERY = 100
 _REOPEN_TRIES = 3
 
 # Maintenance makes checkpoints and cleans, in an order that survives a power cut; never a side effect of a commit.

@@ -20,6 +20,12 @@ from tests.contract.log.log_scene import append, expected, fill, ids, position, 
 Damage = Callable[[Path, int], None]
 
 
+@pytest.fixture(autouse=True)
+def checkpoints_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round of maintenance after thirty commits makes a checkpoint."""
+    monkeypatch.setattr("evermark.log.maintenance.CHECKPOINT_EVERY", 30)
+
+
 def truncated(folder: Path, version: int) -> None:
     path = commit_file(folder, version)
     path.write_bytes(path.read_bytes()[:-20])

@@ -323,6 +323,6 @@ def test_a_feed_that_fails_again_and_again_is_tried_ever_later() -> None:
 def test_events_gather_after_a_small_batch_and_never_for_long() -> None:
     """GIVEN a batch WHEN it was small THEN the loop rests in proportion; a large one, or none, is followed at once."""
     assert rest_s(0, 0.01) == rest_s(2_000, 0.01) == 0.0
-    assert rest_s(1, 0.001) == pytest.approx(0.003)
-    assert rest_s(1_999, 0.01) == pytest.approx(0.03)
-    assert rest_s(1, 5.0) == 0.05
+    assert rest_s(1, 0.001) == pytest.approx(0.006)
+    assert rest_s(1_999, 0.01) == pytest.approx(0.06)
+    assert rest_s(1, 5.0) == 0.08
