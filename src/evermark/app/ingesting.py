@@ -110,7 +110,8 @@ class LaneWorks:
         self, plan: ReadPlan, taker: Taker, on_taken: Callable[[Taken], None], ends: Sequence[Wake]
     ) -> Mapping[int, EvermarkError]:
         of = ReadFrom(self.name, self._source, str(self._folder))
-        reading = SourceReading(of, self.limit, self.runtime, self.tasks.write_pieces, self._say_unfed)
+        took = self.metrics.take_seconds.labels(self.name).observe
+        reading = SourceReading(of, self.limit, self.runtime, self.tasks.write_pieces, self._say_unfed, took)
         return reading.run(plan, taker, on_taken, ends)
 
     def _say_unfed(self, error: EvermarkError) -> None:

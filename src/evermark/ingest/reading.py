@@ -102,6 +102,7 @@ class SourceReading:
     runtime: Runtime
     write_beside: WritePieces = written_here
     on_unfed: Callable[[EvermarkError], None] = lambda _: None  # a feed ended, or did not begin: the source is asked
+    on_batch: Callable[[float], None] = lambda _: None  # how many seconds it took to take a batch
 
     def __post_init__(self) -> None:
         self._rows_before: int | None = None
@@ -126,7 +127,7 @@ class SourceReading:
                     return {WHOLE_SOURCE if error.partition is None else error.partition: error}
                 if any_set(ends):  # what was written is left behind, and read again by the next owner
                     return {}
-                gathered = gather(rows, taker.epoch)
+                gathered, written_at = gather(rows, taker.epoch), self.runtime.monotonic()
                 failed = {**gathered.failed, **take_each(taker, gathered.taken, on_taken, self._feeds)}
                 if failed:
                     return failed
@@ -134,6 +135,8 @@ class SourceReading:
                     self._at[taken.partition] = taken.end
                     self._batches[taken.partition] += bool(taken.files)
                 count = sum(taken.rows for taken in gathered.taken)
+                if count:
+                    self.on_batch(self.runtime.monotonic() - written_at)
                 self._choose(count)
                 if self._feeds:
                     self.runtime.wait(rest_s(count, self.runtime.monotonic() - began), *ends)

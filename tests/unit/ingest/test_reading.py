@@ -122,6 +122,7 @@ class Read:
         self.taken: list[Taken] = []
         self.beside: list[int] = []
         self.unfed: list[EvermarkError] = []
+        self.took_s: list[float] = []
         self.log = MemoryLog()
         self.runtime = Threads()
         self.reading = SourceReading(
@@ -130,6 +131,7 @@ class Read:
             self.runtime,
             self._write_beside,
             self.unfed.append,
+            self.took_s.append,
         )
 
     def _write_beside(self, of: ReadFrom, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
@@ -181,6 +183,7 @@ def test_a_source_that_can_send_is_not_asked(tmp_path: Path) -> None:
     assert read.ids() == [f"e0-{n}" for n in range(8)]
     assert set(asked) == {0}, "it was asked though it sends"
     assert [taken.batch for taken in read.taken] == list(range(1, len(read.taken) + 1))
+    assert len(read.took_s) == len(read.taken)
     assert source.confirmed == []
     assert source.feeds[0].confirmed[-1] == position(8)
     assert source.feeds[0].closed
