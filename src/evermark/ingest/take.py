@@ -1,7 +1,8 @@
 """Taking a batch: the order of effects that makes "taken" mean "logged and durable".
 
 files → commit → fsync → log_head → (control events) → checkpoint → confirm. A crash between two steps leaves a state
-from which `begin` goes on. Without control events head and checkpoint are one transaction, if both are in State. Nothing in here knows Spark, Delta or Postgres: the simulator runs this very code.
+from which `begin` goes on. Without control events head and checkpoint are one transaction, if both are in State.
+Nothing in here knows Spark, Delta or Postgres: the simulator runs this very code.
 """
 
 from __future__ import annotations
