@@ -264,6 +264,13 @@ class DeliveryRunner:
         self._stopping.set()
         self._owner.stop()
 
+    def drain(self) -> None:
+        """Begin no more turns for subscriptions that are behind; the live group goes on."""
+        self._owner.drain()
+
+    def drained(self) -> bool:
+        return self._owner.drained()
+
     def join(self, timeout_s: float) -> bool:
         return self._task is None or self._task.join(timeout_s)
 

@@ -33,8 +33,10 @@ from evermark.log.torn import set_aside_torn, torn_checkpoints
 from evermark.observe.health import HealthBoard, PartitionHealth
 from evermark.observe.logging import get_logger
 from evermark.observe.metrics import Metrics
-from evermark.runtime import Runtime, Task, Wake
+from evermark.runtime import Runtime, Task, Wake, any_set
 from evermark.sources.base import Gap, Limit
+
+_MAINTENANCE_END_S = 1.0  # a round that takes longer conflicts with nothing but a power cut
 
 
 class Tasks(Protocol):
@@ -65,6 +67,7 @@ class LaneWorks:
         self._log = get_logger(source=self.name)
         self._reader = LogReader(self._folder)
         self._opened: DeltaLog | None = None
+        self.prepared = self.runtime.wake()
 
     def warm(self) -> None:
         """Before the source is ours: open what its owner will need, so that it goes on at once."""
@@ -80,6 +83,7 @@ class LaneWorks:
         if torn:
             self._opened, self._reader = None, LogReader(self._folder)
             self._log.warning("commits that never reached the disk whole were set aside", versions=torn)
+        self.prepared.set()
 
     def _durable_version(self) -> int:
         return max((head.delta_version for head in self.deployment.heads.load(self.name).values()), default=-1)
@@ -142,6 +146,7 @@ class SourceRunner:
         self._owner = SourceOwner(self.name, self._source, self.works, self, candidate)
         self._released = self.runtime.wake()
         self._monitor: SourceMonitor | None = None
+        self._maintaining: Task | None = None
         self._task: Task | None = None
 
     def start(self, on_end: Callable[[], None]) -> None:
@@ -172,12 +177,14 @@ class SourceRunner:
     def owned(self) -> None:
         self.metrics.lease_held.labels(source_lease(self.name)).set(1)
         released = self._released = self.runtime.wake()
-        self.runtime.spawn(f"maintenance {self.name}", lambda: self._maintain(released))
+        self._maintaining = self.runtime.spawn(f"maintenance {self.name}", lambda: self._maintain(released))
         self._monitor = SourceMonitor(self._source, self.name, self.board, self.metrics)
         self._monitor.start()
 
     def released(self) -> None:
         self._released.set()
+        if self._maintaining is not None:  # the next owner looks for torn commits
+            self._maintaining.join(_MAINTENANCE_END_S)
         if self._monitor is not None:
             self._monitor.stop()
         for partition in self._owner.partitions():
@@ -252,6 +259,8 @@ class SourceRunner:
         return self.delivery.least_cursors(self.name)
 
     def _maintain(self, released: Wake) -> None:
+        while not any_set((released, self.works.prepared)):  # not over commits that are about to be set aside
+            self.runtime.wait(MAINTENANCE_EVERY_S, released, self.works.prepared)
         maintenance = Maintenance(self._folder, self.deployment.retention)
         while not self.runtime.wait(MAINTENANCE_EVERY_S, released):
             try:

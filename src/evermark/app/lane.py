@@ -22,7 +22,7 @@ from typing import Any, cast
 from evermark.app.build import LaneParts, Stores, open_in_lane
 from evermark.app.delivering import DeliveryRunner
 from evermark.app.ingesting import LaneWorks, SourceRunner
-from evermark.delivery.base import Outcome
+from evermark.delivery.base import Fate, Outcome
 from evermark.delivery.replay.plan import Replayed, ReplayWork
 from evermark.delivery.run.matched_here import has_exact_steps, is_small, matched_here
 from evermark.delivery.run.post import Posting, timed
@@ -40,13 +40,17 @@ from evermark.secrets import SecretBox
 from evermark.sources.base import Gap, Limit
 from evermark.spark.channel import LaneEnd
 
-BEGIN, STOP, HURRY = "begin", "stop", "hurry"
+BEGIN, RENEW, STOP, HURRY = "begin", "renew", "stop", "hurry"
 READY, LET_GO = "ready", "let_go"
 DELIVERY = "delivery"  # the part of a lane that is no source
 _LOOK_EVERY_S = 0.5
 # A lane that is told to stop before it is ready does so when it is.
 _VETTING_S_MAX = 20.0
-Order = tuple[str, ...]  # BEGIN with the names of parts; STOP; HURRY
+# A lane that is to be renewed waits so long for turns of subscriptions that are behind, and delivers to the others: a
+# receiver that hangs must not hold up the rest.
+_DRAIN_S_MAX = 60.0
+_DRAIN_LOOK_S = 0.02
+Order = tuple[str, ...]  # BEGIN with the names of parts; RENEW; STOP; HURRY
 _DRIVER_GONE = 70  # exit code
 
 
@@ -87,7 +91,7 @@ class DriverTasks:
         here = [one for one in assignments if one.spec.name not in others]
         if not here or matched.found is None:
             return self._by_spark(assignments, options)
-        by_spark = self._beside(lambda: self._by_spark(there, options)) if there else None
+        by_spark = self._beside(there, options) if there else None
         try:
             outcomes = _folded(here, posting.results(found=[matched.found]))
         finally:
@@ -99,12 +103,18 @@ class DriverTasks:
     def _by_spark(self, assignments: Sequence[Assignment], options: DeliveryOptions) -> list[Outcome]:
         return cast("list[Outcome]", self._end.call("deliver", assignments, options))
 
-    def _beside(self, work: Callable[[], list[Outcome]]) -> Future[list[Outcome]]:
+    def _beside(self, assignments: Sequence[Assignment], options: DeliveryOptions) -> Future[list[Outcome]]:
+        """If Spark fails, its subscriptions have not finished: the others were sent the batch, and must not be sent it
+        again because of them.
+        """
         future: Future[list[Outcome]] = Future()
 
         def run() -> None:
             try:
-                future.set_result(work())
+                future.set_result(self._by_spark(assignments, options))
+            except EvermarkError as error:
+                unfinished = [Outcome(one.spec.name, Fate.UNFINISHED, reason=error.message) for one in assignments]
+                future.set_result(timed(unfinished))
             except BaseException as error:  # noqa: BLE001 - it is raised where the result is used
                 future.set_exception(error)
 
@@ -203,6 +213,7 @@ class _Lane:
             **{source_part(runner.name): runner for runner in self._sources},
         }
         self._begun: set[str] = set()
+        self._hurry = False
 
     def run(self) -> None:
         dead: list[str] = []
@@ -233,14 +244,22 @@ class _Lane:
             self._log.warning("predicates were not vetted beforehand; the first batch waits for it", reason=str(error))
 
     def _watch(self, dead: list[str]) -> None:
+        drained_by: float | None = None
         while not dead:
             with suppress(queue.Empty):
-                order, *parts = self._orders.get(timeout=_LOOK_EVERY_S)
-                if order != BEGIN:
+                order, *parts = self._orders.get(timeout=_LOOK_EVERY_S if drained_by is None else _DRAIN_LOOK_S)
+                if order == RENEW:
+                    drained_by = time.monotonic() + _DRAIN_S_MAX
+                    self._delivery.drain()
+                elif order == BEGIN:
+                    for part in parts:
+                        self._begin(part)
+                else:
                     self._shut_down()
                     return
-                for part in parts:
-                    self._begin(part)
+            if drained_by is not None and (self._delivery.drained() or time.monotonic() > drained_by):
+                self._shut_down()
+                return
             dead += [f"the thread {part} ended" for part in self._begun if self._parts[part].join(0.0)]
         self._log.error("the lane ends, and is started again", reason=dead[0])
         raise EngineError(dead[0])
@@ -263,7 +282,13 @@ class _Lane:
 
     def _joined(self, runner: SourceRunner | DeliveryRunner) -> bool:
         deadline = time.monotonic() + self._stop_s
-        while time.monotonic() < deadline and self._orders.empty():  # any order now is to hurry
+        while time.monotonic() < deadline and not self._hurried():
             if runner.join(0.1):
                 return True
         return runner.join(0.0)
+
+    def _hurried(self) -> bool:
+        """Whether the driver waits no longer. A part that this lane was to begin with is not begun any more."""
+        with suppress(queue.Empty):
+            self._hurry = self._hurry or self._orders.get_nowait()[0] == HURRY
+        return self._hurry

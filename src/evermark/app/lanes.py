@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from evermark.app.lane import BEGIN, DELIVERY, HURRY, LET_GO, READY, STOP, LaneWork, run_lane, source_part
+from evermark.app.lane import BEGIN, DELIVERY, HURRY, LET_GO, READY, RENEW, STOP, LaneWork, run_lane, source_part
 from evermark.error_policy import backoff_s
 from evermark.errors import EvermarkError, NotFoundError
 from evermark.observe.health import HealthBoard
@@ -132,7 +132,7 @@ class Lanes:
                 next_lane, lane.began = None, time.monotonic()
             if next_lane is not None and next_lane.ready.is_set() and lane.successor is not next_lane:
                 lane.successor = next_lane
-                self._channel.tell(lane.name, STOP)
+                self._channel.tell(lane.name, RENEW)
         return lane if lane.error is not None else next_lane
 
     def _look(self, lane: _Submitted, next_lane: _Submitted | None) -> bool:

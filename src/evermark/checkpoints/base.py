@@ -12,10 +12,12 @@ Contract (checked by `evermark.testing.CheckpointContract` over every backend):
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from evermark.cluster.owned import AlsoSaved
 from evermark.errors import ConflictError, StaleError
+
+if TYPE_CHECKING:
+    from evermark.cluster.owned import AlsoSaved
 
 
 @dataclass(frozen=True)

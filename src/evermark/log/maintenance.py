@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +24,7 @@ from evermark.log.disk import full_disk_is_said, require_files
 from evermark.log.format import MAINTENANCE_APP_ID, MaintenanceNote
 from evermark.log.read import FileRange, LogReader, files_at
 from evermark.log.table import CHECKPOINT_EVERY, TableHandle, commit_file, last_checkpoint
+from evermark.log.unused import UnusedFiles
 
 if TYPE_CHECKING:
     import deltalake
@@ -52,20 +53,19 @@ class MaintenanceReport:
 
 @dataclass
 class Maintenance:
-    """Of one table. It remembers since when it has seen a file unused; after a restart that time begins again, so that
-    no file is taken from a reader that was given it less than an hour ago.
+    """Of one table. Since when a file is unused is written down beside the log (`UnusedFiles`): no file is taken from a
+    reader that was given it less than an hour ago, and every file goes in the end, though owners change.
     """
 
     folder: Path
     retention: timedelta | None = None
     clock: Callable[[], float] = time.time
-    _replaced: dict[str, float] = field(default_factory=dict)
-    _orphans: dict[str, float] = field(default_factory=dict)
     _scanned_at: float | None = None
     _listed: tuple[int, list[FileRange]] = (-1, [])  # a version, and its files
 
     def __post_init__(self) -> None:
         self._reader = LogReader(self.folder)
+        self._unused = UnusedFiles(self.folder)
 
     def run(self, least_cursors: LeastCursors | None = None) -> MaintenanceReport:
         """One round. `least_cursors`: asked, if a file is old enough to go, for the batch that every reader is done
@@ -79,9 +79,12 @@ class Maintenance:
             self._checkpoint(report)
             if self._scanned_at is None or self.clock() - self._scanned_at >= SCAN_EVERY_S:
                 self._scanned_at = self.clock()
+                self._unused.look()
                 self._find_orphans()
-            report.replaced_removed = self._remove(self._replaced)
-            report.orphans_removed = self._remove(self._orphans)
+            for names, orphans in self._unused.due(self.clock() - REPLACED_AGE_S):
+                removed = self._remove(names)
+                report.orphans_removed += removed if orphans else 0
+                report.replaced_removed += 0 if orphans else removed
         return report
 
     @cached_property
@@ -126,7 +129,7 @@ class Maintenance:
             # Another process was quicker; the next round sees its files. If this commit went through after all,
             # its new files are in use: so they are left to the search for orphans.
             return False
-        self._replaced.update(dict.fromkeys((f.path for f in removed), self.clock()))
+        self._unused.note([name for name, _ in gone], self.clock())
         return True
 
     def _put(self, version: int, actions: Sequence[Action]) -> bool:
@@ -173,31 +176,30 @@ class Maintenance:
                 path.unlink(missing_ok=True)
                 report.commits_cleaned += 1
 
-    def _remove(self, unused_since: dict[str, float]) -> int:
-        now = self.clock()
-        due = [path for path, since in unused_since.items() if now - since >= REPLACED_AGE_S]
-        if not due:
-            return 0
-        used = {f.path for f in files_at(self.folder, self._handle.refresh())}
-        for path in due:
-            del unused_since[path]
-            if path not in used:
-                Path(path).unlink(missing_ok=True)
-        return sum(path not in used for path in due)
+    def _remove(self, names: Sequence[str]) -> int:
+        """How many went. One that is in use again, because its replacement was set aside, stays."""
+        used = {Path(f.path).name for f in files_at(self.folder, self._handle.refresh())}
+        gone = [name for name in names if name not in used and (self.folder / name).exists()]
+        for name in gone:
+            (self.folder / name).unlink(missing_ok=True)
+        return len(gone)
 
     def _find_orphans(self) -> None:
-        """Files that were never committed, and replaced files that another process did not live to remove."""
+        """Files that were never committed, and replaced files that another process did not live to note."""
         now = self.clock()
         present = list(self.folder.glob("*.parquet"))
-        used = {f.path for f in files_at(self.folder, self._handle.refresh())}
+        used = {Path(f.path).name for f in files_at(self.folder, self._handle.refresh())}
+        known = used | self._unused.names()
+        found: list[str] = []
         for path in present:
-            name = str(path)
-            if name in used or name in self._replaced or name in self._orphans:
+            if path.name in known:
                 continue
             # A task's file may be committed in a moment: only its age tells that it will not be.
             with suppress(FileNotFoundError):
                 if now - path.stat().st_mtime >= ORPHAN_AGE_S:
-                    self._orphans[name] = now
+                    found.append(path.name)
+        if found:
+            self._unused.note(found, now, orphans=True)
 
     def _retain(self, report: MaintenanceReport, retention: timedelta, least_cursors: LeastCursors) -> None:
         horizon = datetime.fromtimestamp(self.clock(), UTC) - retention

@@ -23,7 +23,7 @@ from evermark.errors import ConfigError, NotFoundError
 from evermark.event import EVENT, TIMESTAMP, Op, Seen
 from evermark.log.commits import read_commit
 from evermark.log.format import app_id, unpack
-from evermark.log.table import TableHandle, last_checkpoint
+from evermark.log.table import TableHandle, commit_identity, last_checkpoint
 
 if TYPE_CHECKING:
     import deltalake
@@ -62,6 +62,7 @@ class LogReader:
         self.folder = folder
         self._handle: TableHandle | None = None
         self.version = -1  # of the list of files
+        self._at: tuple[int, int] | None = None  # which commit had that version
         self._files: dict[str, FileRange] = {}  # by path
         self._lock = threading.Lock()
 
@@ -81,12 +82,14 @@ class LogReader:
             if not self._catch_up():
                 table = self.refresh()
                 self.version, self._files = table.version(), {f.path: f for f in files_at(self.folder, table)}
+                self._at = commit_identity(self.folder, self.version)
             return list(self._files.values())
 
     def _catch_up(self) -> bool:
         """Read the commits that have come since; False where the table has to be opened for it."""
-        if self.version < 0:
+        if self.version < 0 or self._at is None or self._at != commit_identity(self.folder, self.version):
             return False
+        began = self.version
         while (actions := read_commit(self.folder, self.version + 1)) is not None:
             for action in actions:
                 if "remove" in action:
@@ -96,6 +99,8 @@ class LogReader:
                         return False
                     self._files[file.path] = file
             self.version += 1
+        if self.version > began:
+            self._at = commit_identity(self.folder, self.version)
         return last_checkpoint(self.folder) <= self.version  # if not, we slept through the cleaning of commits
 
     def files_if_any(self) -> list[FileRange]:

@@ -32,6 +32,17 @@ def commit_file(folder: Path, version: int) -> Path:
     return folder / "_delta_log" / f"{version:020d}.json"
 
 
+def commit_identity(folder: Path, version: int) -> tuple[int, int] | None:
+    """Tells a commit from another that has its version, after it was set aside or the table was replaced; None: there
+    is none.
+    """
+    try:
+        found = commit_file(folder, version).stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
 def last_checkpoint(folder: Path) -> int:
     """The version of the newest checkpoint that is announced; -1 when there is none."""
     try:
@@ -93,11 +104,14 @@ class TableHandle:
         self.folder = folder
         self._base = last_checkpoint(folder)
         self.table = open_or_create(folder) if create else open_table(folder)
+        self._at = commit_identity(folder, self.table.version())
 
     def refresh(self) -> deltalake.DeltaTable:
         """The table at its newest version."""
         if not self._has_news():
             return self.table
+        if self._at != commit_identity(self.folder, self.table.version()):
+            self._reopen()
         for _ in range(_REOPEN_TRIES):
             try:
                 self.table.update_incremental()
@@ -109,15 +123,19 @@ class TableHandle:
             self.table.update_incremental()
         if self.table.version() - self._base >= CHECKPOINT_EVERY and last_checkpoint(self.folder) > self._base:
             self._reopen()
+        self._at = commit_identity(self.folder, self.table.version())
         return self.table
 
     def _has_news(self) -> bool:
-        """Whether there is a later commit. Versions have no holes; a commit that was cleaned away is in a checkpoint,
-        which was announced before: so the commit is looked for first.
+        """Whether there is a later commit, or another one at our version. Versions have no holes; a commit that was
+        cleaned away is in a checkpoint, which was announced before: so the commit is looked for first.
         """
         version = self.table.version()
-        return commit_file(self.folder, version + 1).exists() or last_checkpoint(self.folder) > version
+        if commit_file(self.folder, version + 1).exists() or last_checkpoint(self.folder) > version:
+            return True
+        return self._at != commit_identity(self.folder, version)
 
     def _reopen(self) -> None:
         self._base = last_checkpoint(self.folder)
         self.table = open_table(self.folder)
+        self._at = commit_identity(self.folder, self.table.version())

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from evermark.log.format import CommitNote, MaintenanceNote, note_of
 from evermark.log.table import commit_file, last_checkpoint
 
 _ADD_COLUMN = "ADD COLUMN"  # as delta-rs calls it
+_READ: set[tuple[str, int]] = set()  # checkpoints that could be read, and when they were written
 
 
 def set_aside_torn(folder: Path, durable_version: int) -> list[int]:
@@ -49,7 +49,7 @@ def torn_checkpoints(folder: Path, first: int | None = None) -> list[Path]:
     return [
         path
         for path in (folder / "_delta_log").glob("*.checkpoint*.parquet")
-        if (first is not None and int(path.name[:20]) >= first) or not _readable(path, path.stat().st_mtime_ns)
+        if (first is not None and int(path.name[:20]) >= first) or not _readable(path)
     ]
 
 
@@ -60,21 +60,32 @@ def _first_torn(folder: Path, versions: list[int], durable_version: int) -> int 
     expected = durable_version + 1
     if not commit_file(folder, durable_version).exists() and any((folder / "_delta_log").glob("*.checkpoint*.parquet")):
         expected = versions[0]  # earlier versions were cleaned, behind a checkpoint
+    commits = {version: _actions(commit_file(folder, version)) for version in versions}
+    # A file that a later commit replaced may be gone by now, and rightly.
+    replaced = {a["remove"]["path"] for actions in commits.values() for a in actions or () if "remove" in a}
     for version in versions:
-        if version != expected or not _whole(folder, commit_file(folder, version)):
+        # Asked again: a commit that came while the folder was listed may be missing in the list.
+        if version != expected and not commit_file(folder, expected).exists():
             return expected
-        expected += 1
+        if not _whole(folder, commits[version], replaced):
+            return version
+        expected = version + 1
     return None
 
 
-def _whole(folder: Path, commit: Path) -> bool:
+def _actions(commit: Path) -> list[dict[str, Any]] | None:
+    """None where it is not all there."""
     try:
         actions = [json.loads(line) for line in commit.read_text().splitlines()]
-        if not all(isinstance(action, dict) for action in actions):
-            return False
-        return _says_all(actions) and all(_present(folder, a["add"]) for a in actions if "add" in a)
+        return actions if all(isinstance(action, dict) for action in actions) and _says_all(actions) else None
     except ValueError:  # not JSON, not UTF-8, or a note that is cut off
+        return None
+
+
+def _whole(folder: Path, actions: list[dict[str, Any]] | None, replaced: set[str]) -> bool:
+    if actions is None:
         return False
+    return all(a["add"]["path"] in replaced or _present(folder, a["add"]) for a in actions if "add" in a)
 
 
 def _says_all(actions: list[dict[str, Any]]) -> bool:
@@ -102,10 +113,15 @@ def _present(folder: Path, add: dict[str, Any]) -> bool:
     return path.exists() and path.stat().st_size == int(add["size"])
 
 
-@lru_cache(maxsize=1024)
-def _readable(checkpoint: Path, _written_ns: int) -> bool:
+def _readable(checkpoint: Path) -> bool:
+    """Or gone: cleaned by the owner before us, which has not noticed yet."""
     try:
-        pq.read_table(checkpoint)
+        known = (str(checkpoint), checkpoint.stat().st_mtime_ns)
+        if known not in _READ:
+            pq.read_table(checkpoint)
+            _READ.add(known)
+    except FileNotFoundError:
+        return True
     except (OSError, pa.ArrowException):
         return False
     return True

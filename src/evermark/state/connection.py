@@ -18,7 +18,7 @@ from typing import Any
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from evermark.errors import BusyError, ConfigError
+from evermark.errors import BusyError, ConfigError, UnreachableError
 from evermark.state.driver_errors import from_driver
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -117,6 +117,8 @@ class State:
 
     def _take(self) -> tuple[Connection, int]:
         """A connection, and how often connections had broken when it was taken."""
+        if self._closed:  # who works on after that has been given up, and must not keep its leases
+            raise UnreachableError("state: it was closed here", hint="the work was given up; another goes on with it")
         while True:
             with self._lock:
                 breaks = self._breaks

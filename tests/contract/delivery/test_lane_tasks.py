@@ -107,10 +107,13 @@ def test_a_lane_posts_what_it_can_match_and_spark_the_rest(
     assert len(receiver.records) == sum(accepted)
 
 
-def test_an_error_of_spark_is_the_deliverys(tmp_path: Path, receiver: Listener, box: SecretBox) -> None:
-    """GIVEN a job that fails beside the lane's posts WHEN delivered THEN the error is raised when both have ended."""
+def test_an_error_of_spark_is_that_of_its_own_subscriptions(tmp_path: Path, receiver: Listener, box: SecretBox) -> None:
+    """GIVEN a job that fails beside the posts of the lane WHEN delivered THEN nobody is sent the batch again for it."""
     driver = Driver(EngineError("no job today"))
     mine = assignments(tmp_path, box, receiver.url, ["data.t = 'a'", "data.t rlike '^a'"])
-    with pytest.raises(EngineError, match="no job today"):
-        tasks(driver, box).deliver(mine, DeliveryOptions())
+    done, left = tasks(driver, box).deliver(mine, DeliveryOptions())
+    assert (done.subscription, done.fate, done.accepted) == ("s0", Fate.DONE, 2)
+    assert (left.subscription, left.fate, left.reason) == ("s1", Fate.UNFINISHED, "no job today")
     assert len(receiver.records) == 2
+    with pytest.raises(EngineError, match="no job today"):
+        tasks(driver, box).deliver(mine[1:], DeliveryOptions())

@@ -308,18 +308,26 @@ def test_a_list_of_files_stays_readable_for_an_hour(folder: Path, clock: Clock) 
     assert ids(folder) == expected(40)
 
 
-def test_after_a_restart_replaced_files_are_kept_an_hour_however_old_they_are(folder: Path, clock: Clock) -> None:
-    """A carer that did not see them replaced gives them their hour from its own beginning."""
+@pytest.mark.parametrize("noted", [True, False])
+def test_replaced_files_go_after_an_hour_whoever_maintains_the_log_then(
+    folder: Path, clock: Clock, noted: bool
+) -> None:
+    """Owners live for minutes. Without its note (a crash came first) a file has its hour from when it is found."""
     fill(DeltaLog(folder), 40)
     held = LogReader(folder).files()
     clock.now += 3 * ORPHAN_AGE_S
     assert Maintenance(folder, clock=clock).run().compacted == 40
-    restarted = Maintenance(folder, clock=clock)
-    assert restarted.run().orphans_removed == 0
-    assert all(Path(f.path).exists() for f in held)
-    clock.now += REPLACED_AGE_S
-    assert restarted.run().orphans_removed == 40
+    if not noted:
+        next((folder / "_unused").glob("*.json")).unlink()
+    for _ in range(4):
+        assert Maintenance(folder, clock=clock).run().replaced_removed == 0
+        assert all(Path(f.path).exists() for f in held)
+        clock.now += REPLACED_AGE_S / 4
+    last = Maintenance(folder, clock=clock).run()
+    assert (last.replaced_removed, last.orphans_removed) == ((40, 0) if noted else (0, 40))
+    assert not any(Path(f.path).exists() for f in held)
     assert ids(folder) == expected(40)
+    assert list((folder / "_unused").iterdir()) == []
 
 
 def test_files_nobody_committed_wait_a_day(folder: Path, clock: Clock) -> None:

@@ -13,6 +13,7 @@ import pytest
 from evermark.log.append import DeltaLog
 from evermark.log.base import Tail
 from evermark.log.maintenance import Maintenance
+from evermark.log.read import LogReader
 from evermark.log.table import commit_file
 from evermark.log.torn import set_aside_torn
 from tests.contract.log.log_scene import append, expected, fill, ids, position, write
@@ -184,3 +185,33 @@ def test_a_table_whose_creation_is_torn_is_made_again(tmp_path: Path) -> None:
     assert set_aside_torn(folder, -1) == [0]
     fill(DeltaLog(folder), 2)
     assert ids(folder) == expected(2)
+
+
+def test_files_that_a_later_commit_replaced_may_be_gone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN a log that was compacted twice since its durable version WHEN it is opened later THEN nothing is torn."""
+    monkeypatch.setattr("evermark.log.compact.FAN_IN", (3, 2))
+    log, now = DeltaLog(folder), [0.0]
+    fill(log, 8, first=6)
+    durable = log.sync()
+    care = Maintenance(folder, clock=lambda: now[0])
+    assert care.run().compacted
+    care.run()
+    fill(log, 11, first=9)
+    care.run()
+    care.run()
+    now[0] += 3600
+    assert care.run().replaced_removed > 3
+    assert set_aside_torn(folder, durable) == []
+    assert ids(folder) == expected(11)
+
+
+def test_a_kept_reader_notices_that_versions_were_used_again(folder: Path) -> None:
+    """GIVEN commits that a reader has seen WHEN they are set aside and others take their place THEN it sees those."""
+    reader, handle = LogReader(folder), LogReader(folder)
+    assert len(reader.files()) == handle.tail_batch(0) == 5
+    damaged = DeltaLog(folder).sync() - 1
+    missing_file(folder, 4)
+    assert set_aside_torn(folder, damaged - 1) == [damaged, damaged + 1]
+    fill(DeltaLog(folder), 5, first=4)
+    assert set(reader.files()) == set(LogReader(folder).files())
+    assert handle.tail_batch(0) == 5

@@ -117,6 +117,7 @@ class DeliveryOwner:
     def __post_init__(self) -> None:
         self._runtime, self._log = self.candidate.runtime, self.candidate.log
         self._stopping = self._runtime.wake()
+        self._draining = self._runtime.wake()
         self._wake = self._runtime.wake()
         self._lock = self._runtime.lock()
         self._serving: dict[str, TurnClass] = {}
@@ -128,6 +129,13 @@ class DeliveryOwner:
 
     def stop(self) -> None:
         self._stopping.set()
+
+    def drain(self) -> None:
+        """Begin no more turns: before a stop that must not wait for the receivers that have one."""
+        self._draining.set()
+
+    def drained(self) -> bool:
+        return self._draining.is_set() and not self.serving()
 
     def serving(self) -> set[str]:
         """The subscriptions that have a turn just now."""
@@ -278,6 +286,8 @@ class DeliveryOwner:
                 self._runtime.wait(self.limits.follow_every_s, self._wake, *ends)
 
     def _serve(self, follower: Follower, ends: Ends) -> None:
+        if self._draining.is_set():
+            return
         with self._lock:
             busy = dict(self._serving)  # before the look: what is seen of a subscription in its turn may be old
         waiting = [one for one in follower.due() if one.name not in busy]
@@ -299,7 +309,7 @@ class DeliveryOwner:
                     return
                 on = follower.catch_up(*turn.subscriptions)
                 moved = bool(on)
-                while on and not any_set(ends) and self._goes_on(turn, began):
+                while on and not any_set((*ends, self._draining)) and self._goes_on(turn, began):
                     current = [one for one in follower.due() if one.name in on]
                     on = follower.catch_up(*current) if current else frozenset()
             except Exception as error:  # noqa: BLE001 - tried again at the next turn

@@ -14,6 +14,7 @@ from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.holding import Candidate
 from evermark.cluster.memory import MemoryLeases
 from evermark.delivery.base import Cursor, SourcePartition, SubscriptionSpec
+from evermark.delivery.decide.turns import TurnClass
 from evermark.delivery.replay.memory import MemoryReplays
 from evermark.delivery.run.follower import Follower
 from evermark.delivery.run.live import LiveGroup
@@ -187,3 +188,39 @@ def test_delivery_that_cannot_begin_is_begun_again(monkeypatch: pytest.MonkeyPat
     assert scene.events().count("delivery failed; it is started again") == 2
     assert scene.events().count("delivering") == 1
     assert set(scene.store.subscriptions()) == {"a"}
+
+
+def test_while_delivery_drains_no_turn_begins_and_the_group_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN a receiver that hangs in its turn WHEN delivery drains THEN fresh batches are delivered until the turn
+    ends, and it gets no other.
+    """
+    scene = Scene()
+    turns: list[float] = []
+    handed_over: list[float] = []
+    drained_at: list[float] = []
+    now = scene.runtime.monotonic
+    behind = SimpleNamespace(name="slow", generation=1)
+
+    def hang(*_: object) -> frozenset[str]:
+        turns.append(now())
+        scene.runtime.wait(3.0)
+        return frozenset({"slow"})
+
+    monkeypatch.setattr(Follower, "due", lambda _: [behind])
+    monkeypatch.setattr(Follower, "turn_class", lambda *_: TurnClass.SLOW)
+    monkeypatch.setattr(Follower, "catch_up", hang)
+    monkeypatch.setattr(LiveGroup, "hand_over", lambda *_: handed_over.append(now()) or True)
+
+    def drain() -> None:
+        scene.runtime.wait(1.0)
+        scene.owner.drain()
+        while not scene.owner.drained():
+            scene.owner.hand_over(Span(PLACE, Cursor(0), 1, ("f",), 1, exact=True))
+            scene.runtime.wait(0.1)
+        drained_at.append(now())
+
+    scene.runtime.spawn("drain", drain)
+    scene.run(8.0)
+    assert len(turns) == 1
+    assert drained_at[0] - turns[0] >= 3.0
+    assert len(handed_over) > 10
