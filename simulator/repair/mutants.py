@@ -118,7 +118,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "closed-before-taken",
         "a gap is recorded as closed before what was missing is in the log",
         ((Repairer, "_close_gap", _closes_first),),
-        first=105,
+        first=180,
     ),
     Mutant(
         "any-own-slot",
@@ -144,18 +144,18 @@ MUTANTS: tuple[Mutant, ...] = (
         ((ModelServer, "candidates", _by_insert_place),),
     ),
     Mutant("log-not-compared", "files that may hold what was found are left out", ((_OWNER, "within", _holds_none),)),
-    Mutant("never-given-up", "tries are without end", ((repairer, "exhausted", _never),), first=13),
+    Mutant("never-given-up", "tries are without end", ((repairer, "exhausted", _never),), first=0),
     Mutant(
         "end-not-told",
         "whoever missed the answer to the last step waits for ever",
         ((Repairer, "_tell_end", _nobody_is_told),),
-        first=587,
+        first=2145,
     ),
     Mutant(
         "left-over-kept",
         "a slot that a late owner made is left to keep WAL",
         ((Repairer, "_tidy", _leaves_it),),
-        first=109,
+        first=320,
     ),
     Mutant(
         "read-while-repaired",
