@@ -22,7 +22,7 @@ from evermark.log.base import Append, LogFile, Tail
 from evermark.log.commits import Action, commit_actions, put_commit, read_commit, require_protocol
 from evermark.log.disk import full_disk_is_said, require_files
 from evermark.log.format import CommitNote, app_id, note_of, pack, unpack
-from evermark.log.table import NO_HOOKS, TableHandle, commit_file, last_checkpoint, missing_columns
+from evermark.log.table import NO_HOOKS, TableHandle, commit_file, commit_identity, last_checkpoint, missing_columns
 
 _COMMIT_TRIES_MAX = 20
 _NOTES_SEARCHED_MAX = 5_000
@@ -109,12 +109,15 @@ class DeltaLog:
         )
         self._has_columns = not missing_columns(table)
         self._version = int(table.version())
+        self._at = commit_identity(self.folder, self._version)
         self._applications.clear()
         self._notes.clear()
         self._own: set[int] = set()  # commits of ours that `sync` has not seen yet
 
     def _catch_up(self) -> None:
-        """Read the commits that have come since."""
+        """Read the commits that have come since. Opens the table anew if another commit has the version we are at."""
+        if self._at != commit_identity(self.folder, self._version):
+            self._open()
         while (actions := read_commit(self.folder, self._version + 1)) is not None:
             self._learn(self._version + 1, actions)
         if last_checkpoint(self.folder) > self._version:
@@ -130,7 +133,7 @@ class DeltaLog:
                 self._applications[action["txn"]["appId"]] = action["txn"]["version"]
             elif "commitInfo" in action and isinstance(note := note_of(action["commitInfo"]), CommitNote):
                 self._notes[note.partition] = note
-        self._version = version
+        self._version, self._at = version, commit_identity(self.folder, version)
 
     def _tail(self, partition: int) -> tuple[int, int]:
         found = self._applications.get(app_id(partition))

@@ -81,10 +81,7 @@ class Maintenance:
                 self._scanned_at = self.clock()
                 self._unused.look()
                 self._find_orphans()
-            for names, orphans in self._unused.due(self.clock() - REPLACED_AGE_S):
-                removed = self._remove(names)
-                report.orphans_removed += removed if orphans else 0
-                report.replaced_removed += 0 if orphans else removed
+            self._remove(report)
         return report
 
     @cached_property
@@ -176,20 +173,25 @@ class Maintenance:
                 path.unlink(missing_ok=True)
                 report.commits_cleaned += 1
 
-    def _remove(self, names: Sequence[str]) -> int:
-        """How many went. One that is in use again, because its replacement was set aside, stays."""
-        used = {Path(f.path).name for f in files_at(self.folder, self._handle.refresh())}
-        gone = [name for name in names if name not in used and (self.folder / name).exists()]
-        for name in gone:
-            (self.folder / name).unlink(missing_ok=True)
-        return len(gone)
+    def _remove(self, report: MaintenanceReport) -> None:
+        """Files whose hour is over. A file that is in use again, because its replacement was set aside, stays."""
+        used: set[str] | None = None  # listed once, and only if there is something to remove
+        for names, orphans in self._unused.due(self.clock() - REPLACED_AGE_S):
+            used = self._used() if used is None else used
+            gone = [name for name in names if name not in used and (self.folder / name).exists()]
+            for name in gone:
+                (self.folder / name).unlink(missing_ok=True)
+            report.orphans_removed += len(gone) if orphans else 0
+            report.replaced_removed += 0 if orphans else len(gone)
+
+    def _used(self) -> set[str]:
+        return {Path(file.path).name for file in files_at(self.folder, self._handle.refresh())}
 
     def _find_orphans(self) -> None:
         """Files that were never committed, and replaced files that another process did not live to note."""
         now = self.clock()
         present = list(self.folder.glob("*.parquet"))
-        used = {Path(f.path).name for f in files_at(self.folder, self._handle.refresh())}
-        known = used | self._unused.names()
+        known = self._used() | self._unused.names()
         found: list[str] = []
         for path in present:
             if path.name in known:

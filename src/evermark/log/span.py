@@ -1,6 +1,6 @@
 """Where the events of some batches are, in log order, and what streams and operations they are of.
 
-For those who match here; where Spark matches, it finds the same rows (`evermark.spark.deliver`).
+For subscriptions that are matched without Spark. Where Spark matches it finds the same rows (`evermark.spark.deliver`).
 """
 
 from __future__ import annotations

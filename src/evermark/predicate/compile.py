@@ -14,6 +14,8 @@ from sqlglot import exp
 from evermark.predicate.fragment import Fragment, Path, chars_of, filled, joined, refused, sql, string_sql
 from evermark.predicate.kinds import (
     COLUMNS,
+    ORDERED,
+    SIGNS,
     branches_of,
     cast_form,
     choices,
@@ -22,6 +24,7 @@ from evermark.predicate.kinds import (
     is_whole,
     kind_of,
     natural_form,
+    number_form,
     path_of,
     shared_kind,
 )
@@ -42,17 +45,6 @@ SQL_CHARS_MAX = 16 * 1024
 CONCAT_PARTS_MAX = 8
 ROUND_DIGITS_MAX = 18
 
-_COMPARED: dict[type[exp.Expr], str] = {
-    exp.EQ: "=",
-    exp.NEQ: "<>",
-    exp.GT: ">",
-    exp.GTE: ">=",
-    exp.LT: "<",
-    exp.LTE: "<=",
-    exp.NullSafeEQ: "<=>",
-    exp.NullSafeNEQ: "<=>",
-}
-_ORDERED = (exp.GT, exp.GTE, exp.LT, exp.LTE)
 # What is written, and the form of its operands. Doubles do not overflow, and what could divide by zero is tried:
 # arithmetic cannot raise.
 _TEMPLATES: dict[type[exp.Expr], tuple[str, Form]] = {
@@ -273,7 +265,7 @@ def _array(node: exp.Expr, element: str) -> Path:
 
 
 _EMITTERS: dict[type[exp.Expr], Callable[[Any, Form], Fragment]] = {
-    **dict.fromkeys(_COMPARED, _emit_compared),
+    **dict.fromkeys(SIGNS, _emit_compared),
     **dict.fromkeys((exp.And, exp.Or), _emit_all_or_any),
     **dict.fromkeys((exp.If, exp.Case), _emit_case),
     **dict.fromkeys((exp.Cast, exp.TryCast), _emit_cast),
@@ -301,7 +293,7 @@ def compared(comparison: type[exp.Expr], left: exp.Expr, right: exp.Expr) -> Fra
     kind = shared_kind([left, right])
     if kind is Kind.NUMBER:
         fragment = _numbers_compared(comparison, left, right)
-    elif kind is None and comparison in _ORDERED:
+    elif kind is None and comparison in ORDERED:
         # Two paths: as numbers where both are, else as text.
         texts = _plain(comparison, left, right, Form.STRING)
         fragment = filled("coalesce({}, {})", _exactly_compared(comparison, left, right), texts)
@@ -311,23 +303,20 @@ def compared(comparison: type[exp.Expr], left: exp.Expr, right: exp.Expr) -> Fra
 
 
 def _plain(comparison: type[exp.Expr], left: exp.Expr, right: exp.Expr, form: Form) -> Fragment:
-    return filled(f"({{}} {_COMPARED[comparison]} {{}})", emit(left, form), emit(right, form))
+    return filled(f"({{}} {SIGNS[comparison]} {{}})", emit(left, form), emit(right, form))
 
 
 def _numbers_compared(comparison: type[exp.Expr], left: exp.Expr, right: exp.Expr) -> Fragment:
-    if is_whole(left) and is_whole(right):
-        return _plain(comparison, left, right, Form.LONG)
-    if is_approximate(left) or is_approximate(right):
-        return _plain(comparison, left, right, Form.DOUBLE)
-    return _exactly_compared(comparison, left, right)
+    form = number_form(left, right)
+    return _exactly_compared(comparison, left, right) if form is Form.EXACT else _plain(comparison, left, right, form)
 
 
 def _exactly_compared(comparison: type[exp.Expr], left: exp.Expr, right: exp.Expr) -> Fragment:
     """By double, which has the range; and where doubles are equal by decimal, which has the digits."""
     doubles = emit(left, Form.DOUBLE), emit(right, Form.DOUBLE)
     decimals = emit(left, Form.EXACT), emit(right, Form.EXACT)
-    sign = _COMPARED[comparison]
-    if comparison in _ORDERED:
+    sign = SIGNS[comparison]
+    if comparison in ORDERED:
         default = "true" if sign.endswith("=") else "false"
         written = f"({{}} {sign[0]} {{}} or ({{}} = {{}} and coalesce({{}} {sign} {{}}, {default})))"
         return filled(written, *doubles, *doubles, *decimals)

@@ -10,6 +10,19 @@ from sqlglot import exp
 from evermark.predicate.fragment import Path, json_path, refused
 from evermark.predicate.values import FORM_OF, Form, Kind, number_value, string_value, time_value, unparen
 
+# Comparisons, as both compilations write them.
+SIGNS: dict[type[exp.Expr], str] = {
+    exp.EQ: "=",
+    exp.NEQ: "<>",
+    exp.GT: ">",
+    exp.GTE: ">=",
+    exp.LT: "<",
+    exp.LTE: "<=",
+    exp.NullSafeEQ: "<=>",
+    exp.NullSafeNEQ: "<=>",
+}
+ORDERED = (exp.GT, exp.GTE, exp.LT, exp.LTE)
+
 COLUMNS = {
     **dict.fromkeys(("event_id", "source", "stream", "key", "previous_key", "op", "tx", "origin"), Form.STRING),
     **dict.fromkeys(("partition", "origin_seq", "schema_version"), Form.LONG),
@@ -174,6 +187,13 @@ def is_approximate(node: exp.Expr) -> bool:
     if isinstance(node, exp.Cast):
         return cast_form(node) is Form.DOUBLE
     return isinstance(node, _COMPUTED)
+
+
+def number_form(left: exp.Expr, right: exp.Expr) -> Form:
+    """As what two numbers are compared. EXACT: by double, and where doubles are equal by decimal."""
+    if is_whole(left) and is_whole(right):
+        return Form.LONG
+    return Form.DOUBLE if is_approximate(left) or is_approximate(right) else Form.EXACT
 
 
 def natural_form(node: exp.Expr) -> Form:

@@ -18,6 +18,8 @@ from sqlglot import exp
 from evermark.predicate.fragment import Path
 from evermark.predicate.kinds import (
     COLUMNS,
+    ORDERED,
+    SIGNS,
     branches_of,
     cast_form,
     choices,
@@ -26,6 +28,7 @@ from evermark.predicate.kinds import (
     is_whole,
     kind_of,
     natural_form,
+    number_form,
     path_of,
     shared_kind,
 )
@@ -47,17 +50,6 @@ from evermark.predicate.values import (
 
 _EXACT_UNIT = Decimal(1).scaleb(-EXACT_SCALE)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_SIGNS: dict[type[exp.Expr], str] = {
-    exp.EQ: "=",
-    exp.NEQ: "<>",
-    exp.GT: ">",
-    exp.GTE: ">=",
-    exp.LT: "<",
-    exp.LTE: "<=",
-    exp.NullSafeEQ: "<=>",
-    exp.NullSafeNEQ: "<=>",
-}
-_ORDERED = (exp.GT, exp.GTE, exp.LT, exp.LTE)
 # Paths are read as these forms alone: what Spark makes of a time or a whole number in a text is its own affair.
 _READ = (Form.STRING, Form.DOUBLE, Form.EXACT, Form.BOOLEAN)
 
@@ -306,7 +298,7 @@ def _array(node: exp.Expr, element: str) -> Path:
 
 
 _MAKERS: dict[type[exp.Expr], Callable[[Any, Form], Step]] = {
-    **dict.fromkeys(_SIGNS, lambda node, _: _relation(type(node), node.this, node.expression)),
+    **dict.fromkeys(SIGNS, lambda node, _: _relation(type(node), node.this, node.expression)),
     **dict.fromkeys((exp.And, exp.Or), _of_all_or_any),
     **dict.fromkeys((exp.If, exp.Case), _of_case),
     **dict.fromkeys((exp.Cast, exp.TryCast), _of_cast),
@@ -330,7 +322,7 @@ def _relation(comparison: type[exp.Expr], left: exp.Expr, right: exp.Expr) -> St
     kind = shared_kind([left, right])
     if kind is Kind.NUMBER:
         step = _numbers_compared(comparison, left, right)
-    elif kind is None and comparison in _ORDERED:
+    elif kind is None and comparison in ORDERED:
         texts = _plain(comparison, left, right, Form.STRING)
         step = Step("coalesce", (_exactly_compared(comparison, left, right), texts))
     else:
@@ -339,9 +331,9 @@ def _relation(comparison: type[exp.Expr], left: exp.Expr, right: exp.Expr) -> St
 
 
 def _plain(comparison: type[exp.Expr], left: exp.Expr, right: exp.Expr, form: Form) -> Step:
-    if form is Form.BOOLEAN and comparison in _ORDERED:
+    if form is Form.BOOLEAN and comparison in ORDERED:
         raise NoExactStepsError
-    return _compared(_SIGNS[comparison], _step(left, form), _step(right, form))
+    return _compared(SIGNS[comparison], _step(left, form), _step(right, form))
 
 
 def _compared(sign: str, left: Step, right: Step) -> Step:
@@ -349,18 +341,15 @@ def _compared(sign: str, left: Step, right: Step) -> Step:
 
 
 def _numbers_compared(comparison: type[exp.Expr], left: exp.Expr, right: exp.Expr) -> Step:
-    if is_whole(left) and is_whole(right):
-        return _plain(comparison, left, right, Form.LONG)
-    if is_approximate(left) or is_approximate(right):
-        return _plain(comparison, left, right, Form.DOUBLE)
-    return _exactly_compared(comparison, left, right)
+    form = number_form(left, right)
+    return _exactly_compared(comparison, left, right) if form is Form.EXACT else _plain(comparison, left, right, form)
 
 
 def _exactly_compared(comparison: type[exp.Expr], left: exp.Expr, right: exp.Expr) -> Step:
     doubles = _step(left, Form.DOUBLE), _step(right, Form.DOUBLE)
     decimals = _step(left, Form.EXACT), _step(right, Form.EXACT)
-    sign = _SIGNS[comparison]
-    if comparison in _ORDERED:
+    sign = SIGNS[comparison]
+    if comparison in ORDERED:
         default = _literal(Form.BOOLEAN, sign.endswith("="))
         digits = Step("coalesce", (_compared(sign, *decimals), default))
         return Step("or", (_compared(sign[0], *doubles), Step("and", (_compared("=", *doubles), digits))))

@@ -205,13 +205,14 @@ def test_files_that_a_later_commit_replaced_may_be_gone(folder: Path, monkeypatc
     assert ids(folder) == expected(11)
 
 
-def test_a_kept_reader_notices_that_versions_were_used_again(folder: Path) -> None:
-    """GIVEN commits that a reader has seen WHEN they are set aside and others take their place THEN it sees those."""
-    reader, handle = LogReader(folder), LogReader(folder)
-    assert len(reader.files()) == handle.tail_batch(0) == 5
+@pytest.mark.parametrize("last", [4, 5])
+def test_who_has_the_log_open_notices_that_versions_were_used_again(folder: Path, last: int) -> None:
+    """GIVEN commits that were read WHEN they are set aside and others take their place THEN those are read."""
+    reader, handle, owner = LogReader(folder), LogReader(folder), DeltaLog(folder)
+    assert len(reader.files()) == handle.tail_batch(0) == owner.tail(0).batch == 5
     damaged = DeltaLog(folder).sync() - 1
     missing_file(folder, 4)
     assert set_aside_torn(folder, damaged - 1) == [damaged, damaged + 1]
-    fill(DeltaLog(folder), 5, first=4)
+    fill(DeltaLog(folder), last, first=4)
     assert set(reader.files()) == set(LogReader(folder).files())
-    assert handle.tail_batch(0) == 5
+    assert handle.tail_batch(0) == owner.tail(0).batch == last

@@ -18,6 +18,7 @@ from evermark.cluster import liveness
 from evermark.cluster.base import Holder, LeaseStore
 from evermark.cluster.memory import MemoryLeases
 from evermark.cluster.postgres import PostgresLeases
+from evermark.errors import UnreachableError
 from evermark.state.connection import State
 from evermark.testing.contracts import LeaseContract
 from evermark.testing.servers import PostgresServer
@@ -123,3 +124,16 @@ def test_about_processes_elsewhere_nothing_is_known(elsewhere: dict[str, Any]) -
     nobody = replace(liveness.this_process("me"), pid=2**22 - 1)
     assert liveness.is_gone(nobody)
     assert not liveness.is_gone(replace(nobody, **elsewhere))
+
+
+def test_a_lease_is_not_renewed_through_a_state_that_was_closed(pg_server: PostgresServer) -> None:
+    """GIVEN a lane that was given up WHEN a thread of it works on THEN its lease runs out, and another gets it."""
+    with fresh_state(pg_server.socket_dsn()) as state:
+        mine = State(pg_server.socket_dsn, state.schema)
+        leases = PostgresLeases(mine)
+        lease = leases.acquire("deliver", liveness.this_process("tests"), 60.0)
+        assert lease is not None
+        leases.renew(lease, 60.0)
+        mine.close()
+        with pytest.raises(UnreachableError, match="closed here"):
+            leases.renew(lease, 60.0)

@@ -26,6 +26,7 @@ from evermark.predicate.matcher import Matcher, matcher_of
 ROWS_MAX = 2_000
 BYTES_MAX = 64 * 1024 * 1024
 _KEPT_MAX = 8
+# For so many subscriptions a matcher is made anew for each batch.
 _FEW = 32
 
 Asked = tuple[tuple[str, ...], tuple[str, ...], str | None]
