@@ -6,8 +6,9 @@ at every receiver. A test that ended the instance, or killed it, leaves the next
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -62,6 +63,24 @@ class SharedShop(ReplayScene):
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Between two tests that share the deployment it should not idle through others."""
     items.sort(key=lambda item: "shared_shop" in getattr(item, "fixturenames", ()))
+
+
+_LINES_SHOWN = 80
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Function, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failure comes with the last lines of the instances that the test has run: they are gone with the machine."""
+    report = yield
+    if call.when == "call" and report.failed:
+        given = item.funcargs.values()
+        folders = {path for one in given if isinstance(path := getattr(one, "folder", one), Path)}
+        for log in sorted(log for folder in folders for log in folder.rglob("up-*.log")):
+            lines = log.read_text(errors="replace").splitlines()[-_LINES_SHOWN:]
+            report.sections.append((f"the end of {log.name}", "\n".join(lines)))
+    return report
 
 
 @pytest.fixture(scope="session")

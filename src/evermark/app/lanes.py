@@ -26,6 +26,9 @@ _LOOK_EVERY_S = 1.0  # whether a lane is silent, or its time is up; all else wak
 _BACKOFF_MAX_S = 10.0
 # A lane says every second that it lives.
 _SILENT_MAX_S = 20.0
+# How long a lane may take to be ready: a start of Spark's Python takes seconds, of a busy machine many.
+_READY_MAX_S = 120.0
+_LATE = f"was not ready within {_READY_MAX_S:g} s"
 # A lane that ran this long before it failed was healthy: the failure counts as a first.
 _WELL_AFTER_S = 60.0
 
@@ -37,6 +40,7 @@ class _Submitted:
     name: str
     ready: Wake
     ended: Wake
+    submitted: float
     error: str | None = None
     began: float = 0.0
     heard_at: float = 0.0
@@ -114,7 +118,11 @@ class Lanes:
 
     def _kept(self, lane: _Submitted) -> _Submitted | None:
         """Run a lane until it has ended. Returns the lane that follows it, itself if it failed, or None."""
-        if not self._wait(lane, lane.ready):
+        while not any_set((lane.ready, lane.ended, self._stopping)):
+            if self._late(lane):
+                return self._given_up(lane, _LATE)
+            self._runtime.wait(_LOOK_EVERY_S, lane.ready, lane.ended, self._stopping)
+        if not lane.ready.is_set():
             return self._end(lane)
         lane.began = lane.heard_at = time.monotonic()
         self._channel.tell(lane.name, BEGIN, *self._parts)
@@ -123,8 +131,11 @@ class Lanes:
             if self._stopping.is_set():
                 return self._end(lane, next_lane)
             if time.monotonic() - lane.heard_at > _SILENT_MAX_S:
-                self._give_up(lane)
-                return next_lane or lane
+                # It loses its leases by itself; if it goes on, nothing of it lands.
+                given_up = self._given_up(lane, f"has said nothing for {_SILENT_MAX_S:g} s")
+                return next_lane or given_up
+            if next_lane is not None and self._late(next_lane):
+                self._given_up(next_lane, _LATE)
             if next_lane is None and time.monotonic() - lane.began > self._lane_s:
                 next_lane = self._submit()
             if next_lane is not None and next_lane.ended.is_set():  # it failed before its turn
@@ -143,18 +154,16 @@ class Lanes:
         self._runtime.wait(_LOOK_EVERY_S, *awaited)
         return lane.ended.is_set()
 
-    def _give_up(self, lane: _Submitted) -> None:
-        """Its process hangs, or was stopped. It loses its leases by itself; if it goes on, nothing of it lands."""
+    def _late(self, lane: _Submitted) -> bool:
+        return not lane.ready.is_set() and time.monotonic() - lane.submitted > _READY_MAX_S
+
+    def _given_up(self, lane: _Submitted, why: str) -> _Submitted:
+        """Its process hangs, or was stopped. Spark kills it."""
         from evermark.spark.job import cancel_long_task
 
-        lane.error = f"{lane.name} has said nothing for {_SILENT_MAX_S:g} s"
+        lane.error = f"{lane.name} {why}"
         cancel_long_task(self._spark, lane.name)
-
-    def _wait(self, lane: _Submitted, event: Wake) -> bool:
-        """Whether it was set before the lane ended, and before we were told to stop."""
-        while not any_set((event, lane.ended, self._stopping)):
-            self._runtime.wait(_LOOK_EVERY_S, event, lane.ended, self._stopping)
-        return event.is_set()
+        return lane
 
     def _end(self, *lanes: _Submitted | None) -> _Submitted | None:
         going = [lane for lane in lanes if lane is not None]
@@ -174,7 +183,8 @@ class Lanes:
         return failed if not self._stopping.is_set() else None
 
     def _submit(self) -> _Submitted:
-        lane = _Submitted(f"lane-{uuid.uuid4().hex[:12]}", self._runtime.wake(), self._runtime.wake())
+        name = f"lane-{uuid.uuid4().hex[:12]}"
+        lane = _Submitted(name, self._runtime.wake(), self._runtime.wake(), submitted=time.monotonic())
         self._lanes[lane.name] = lane
         threading.Thread(target=self._job, args=(lane,), name=lane.name, daemon=True).start()
         return lane

@@ -79,8 +79,7 @@ class Channel:
             self._listener.close()
         with self._lock:
             for connection in self._open:
-                with suppress(OSError):
-                    connection.close()
+                _cut(connection)
 
     def _accept(self) -> None:
         while not self._closed:
@@ -95,7 +94,7 @@ class Channel:
     def _serve(self, connection: Connection[Any, Any]) -> None:
         with self._lock:
             self._open.add(connection)
-        late = threading.Timer(_PROOF_S, connection.close)
+        late = threading.Timer(_PROOF_S, self._cut_if_open, (connection,))
         late.start()
         try:
             deliver_challenge(connection, self._key)
@@ -106,14 +105,19 @@ class Channel:
                 self._answer(connection)
             else:
                 self._listen(connection, name)
-        except (AuthenticationError, TypeError, *_GONE):
-            pass  # it is no lane of ours; or it ended (a connection closed by another thread has no number any more)
+        except (AuthenticationError, *_GONE):
+            pass  # it is no lane of ours; or it ended
         finally:
             late.cancel()
             with self._lock:
                 self._open.discard(connection)
             with suppress(OSError):
                 connection.close()
+
+    def _cut_if_open(self, connection: Connection[Any, Any]) -> None:
+        with self._lock:
+            if connection in self._open:
+                _cut(connection)
 
     def _answer(self, connection: Connection[Any, Any]) -> None:
         while True:
@@ -134,7 +138,9 @@ class Channel:
                 self._heard(lane, connection.recv())
         finally:
             with self._lock:
-                self._lanes.pop(lane, None)
+                # A retry of the lane's task may have connected before the end of its first attempt was seen here.
+                if self._lanes.get(lane) is connection:
+                    del self._lanes[lane]
 
 
 class LaneEnd:
@@ -145,11 +151,13 @@ class LaneEnd:
         self._calls = threading.local()
         self._news: queue.SimpleQueue[News | None] = queue.SimpleQueue()
         self._urgent = threading.Event()
+        self._closed = False
         self._open: list[Connection[Any, Any]] = []
         self._lane = self._connected(_LANE, lane)
         self._sender = threading.Thread(target=self._send, name="channel news", daemon=True)
         self._sender.start()
-        threading.Thread(target=self._receive, name="channel orders", daemon=True).start()
+        self._receiver = threading.Thread(target=self._receive, name="channel orders", daemon=True)
+        self._receiver.start()
 
     def call(self, name: str, *arguments: Any) -> Any:
         """The driver's answer; its errors are raised here. Each thread has a connection of its own."""
@@ -175,9 +183,12 @@ class LaneEnd:
         self._urgent.set()
 
     def close(self) -> None:
-        """All news has been sent when this returns."""
+        """All news has been sent when this returns, and no thread is left: Spark uses the process again."""
         self._news.put(None)
         self._sender.join()
+        self._closed = True
+        _cut(self._lane)
+        self._receiver.join()
         for connection in self._open:
             with suppress(OSError):
                 connection.close()
@@ -210,6 +221,15 @@ class LaneEnd:
             try:
                 order = self._lane.recv()
             except _GONE:
-                self._on_order(None)
+                if not self._closed:
+                    self._on_order(None)
                 return
             self._on_order(order)
+
+
+def _cut(connection: Connection[Any, Any]) -> None:
+    """End a connection that another thread reads. To close it here would end nothing while that thread waits, and would
+    free a number of a file that it goes on to read.
+    """
+    with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as same:
+        same.shutdown(socket.SHUT_RDWR)

@@ -122,3 +122,33 @@ def test_a_lane_that_has_nothing_to_tell_says_that_it_lives(
     """Every second: its driver knows from that whether its process hangs."""
     until(lambda: driver.beats >= 2, "it is heard of twice", timeout_s=10)
     assert driver.news == []
+
+
+def test_a_second_attempt_is_told_though_the_end_of_the_first_is_seen_late(
+    driver: Driver, orders: queue.SimpleQueue[tuple[str, ...] | None]
+) -> None:
+    """GIVEN a lane whose task is tried again WHEN its first connection ends after the second began THEN orders come."""
+    first = LaneEnd("lane-1", lambda _: None)
+    until(lambda: driver.channel.tell("lane-1", "begin"), "the first attempt is known")
+    second = LaneEnd("lane-1", orders.put)
+    second.tell_now("board", "ready")
+    until(lambda: driver.news, "the second attempt is known")
+    first.close()
+    until(lambda: len(driver.channel._open) == 1, "the end of the first was seen")
+    assert driver.channel.tell("lane-1", "begin")
+    assert orders.get(timeout=5) == ("begin",)
+    second.close()
+
+
+def test_nothing_is_left_of_a_lane_that_ended(
+    driver: Driver, orders: queue.SimpleQueue[tuple[str, ...] | None]
+) -> None:
+    """GIVEN a process that runs one lane after another WHEN a lane ends THEN its threads do; the driver sees it."""
+    before = set(threading.enumerate())
+    lane = LaneEnd("lane-1", orders.put)
+    assert lane.call("add", 1, 1) == 2
+    lane.close()
+    assert not {thread.name for thread in set(threading.enumerate()) - before} & {"channel news", "channel orders"}
+    until(lambda: not driver.channel._open, "the driver has closed its connections")
+    assert not driver.channel.tell("lane-1", "begin")
+    assert orders.empty(), "a lane that ended by itself was told that its driver is gone"
