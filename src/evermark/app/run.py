@@ -19,8 +19,7 @@ import psutil
 from evermark.app.build import Deployment, open_deployment
 from evermark.app.checking import file_warnings
 from evermark.app.inspect import check_at
-from evermark.app.lane import LaneWork
-from evermark.app.lanes import Lanes
+from evermark.app.lanes import Lanes, shared_out
 from evermark.app.scratch import ScratchKeeper, scratch_folder
 from evermark.app.serving import served
 from evermark.app.source_lag import Lags
@@ -220,9 +219,9 @@ class Pipeline:
         keeper = ScratchKeeper(scratch)
         shutdown = self.config.reliability.shutdown
         stop_s = shutdown.flush_timeout.total_seconds() + shutdown.checkpoint_timeout.total_seconds() + _JOIN_GRACE_S
-        work = LaneWork(deployment.for_lanes(), self._limit, stop_s)
+        works = shared_out(deployment.for_lanes(), self._limit, stop_s, self.config.spark.lanes)
         lane_s = self.config.spark.lane.total_seconds()
-        lanes = Lanes(engine.spark, channel, work, deployment.box, self.board, self.metrics, lane_s)
+        lanes = Lanes(engine.spark, channel, works, deployment.box, self.board, self.metrics, lane_s)
         self._dead_thread = None  # before the first thread starts: none that ends is overlooked
         try:
             lanes.start()
@@ -247,8 +246,8 @@ class Pipeline:
         """None when told to stop; when Spark or a thread that must not end has ended, returns why."""
         while not self._stopping.wait(_LOOK_EVERY_S):
             trouble = engine.trouble() or self._dead_thread
-            if trouble is None and lanes.join(0.0):
-                trouble = "the thread of the lanes ended"
+            if trouble is None and lanes.any_ended():
+                trouble = "the thread of a lane ended"
             if trouble is not None:
                 self.metrics.engine_restarts.inc()
                 return trouble

@@ -24,8 +24,15 @@ from evermark.delivery.store.memory import MemoryDelivery
 from evermark.delivery.store.postgres import PostgresDelivery
 from evermark.errors import ConflictError, EvermarkError, NotFoundError, StaleError
 from evermark.state.connection import State
-from evermark.testing.contracts import DeliveryContract, ParkedContract, ProgressContract, RegistrationContract
+from evermark.testing.contracts import (
+    DeliveryContract,
+    ParkedContract,
+    ProgressContract,
+    RegistrationContract,
+    ShardContract,
+)
 from evermark.testing.contracts.scene import P0, P1, T0, TakeOver, begin, done, event, snapshot, spec
+from evermark.testing.contracts.shards import TakeLease
 from evermark.testing.servers import PostgresServer
 from evermark.testing.states import fresh_state, owners
 
@@ -58,6 +65,30 @@ class TestMemoryDelivery(DeliveryContract, ParkedContract, ProgressContract, Reg
     @pytest.fixture
     def take_over(self, leases: MemoryLeases) -> TakeOver:
         return _taker(leases)
+
+
+class TestMemoryShards(ShardContract):
+    @pytest.fixture
+    def leases(self) -> MemoryLeases:
+        return MemoryLeases(is_gone=lambda holder: True)
+
+    @pytest.fixture
+    def store(self, leases: MemoryLeases) -> DeliveryStore:
+        return MemoryDelivery(leases)
+
+    @pytest.fixture
+    def take(self, leases: MemoryLeases) -> TakeLease:
+        return owners(leases)
+
+
+class TestPostgresShards(ShardContract):
+    @pytest.fixture
+    def store(self, state: State) -> DeliveryStore:
+        return PostgresDelivery(state)
+
+    @pytest.fixture
+    def take(self, state: State) -> TakeLease:
+        return owners(PostgresLeases(state, is_gone=lambda holder: True))
 
 
 class TestPostgresDelivery(DeliveryContract, ParkedContract, ProgressContract, RegistrationContract):
