@@ -71,6 +71,7 @@ class DeliveryReport:
         self._log = log
         self._shown: dict[str, Gauges] = {"accounts": {}, "kept": {}}
         self._counted: dict[tuple[str, str], int] = {}
+        self._counts_begun: set[str] = set()
 
     def accounts(self, known: Mapping[str, Account], now: datetime) -> None:
         """Gauges for every subscription there is, and for no other."""
@@ -146,7 +147,9 @@ class DeliveryReport:
 
     def _count(self, outcome: Outcome) -> None:
         name = outcome.subscription
-        self._metrics.delivered.labels(name).inc(outcome.accepted)
+        if outcome.accepted or name not in self._counts_begun:  # of thousands, most want nothing of a batch
+            self._counts_begun.add(name)
+            self._metrics.delivered.labels(name).inc(outcome.accepted)
         if outcome.expired:
             self._log.warning(
                 "events expired: older than the subscription's ttl", subscription=name, events=outcome.expired

@@ -62,7 +62,9 @@ class PostgresDelivery:
         self._limits = limits
         self.parked = PostgresParked(state)
         self.bots = PostgresBots(state, self._lease)
-        # The specs of the last look by their text: subscriptions are read many times a second, and may be thousands.
+        # Subscriptions are read many times a second, may be thousands, and seldom change: the last look, with the
+        # versions of its rows; and its specs by their text.
+        self._seen: tuple[object, dict[str, Subscription]] = (None, {})
         self._parsed: dict[str, SubscriptionSpec] = {}
 
     def of_shard(self, shard: int) -> PostgresDelivery:
@@ -119,8 +121,15 @@ class PostgresDelivery:
         _add(conn, group, plan, shard)
 
     def subscriptions(self) -> dict[str, Subscription]:
-        found, self._parsed = self._subscriptions(queries.SUBSCRIPTIONS)
-        return found
+        seen, found = self._seen
+        with self._state.connection() as conn:
+            # Before the rows: if they change in between, the next look finds other versions.
+            versions = conn.execute(queries.VERSIONS).fetchone()
+        if versions != seen:
+            found, self._parsed = self._subscriptions(queries.SUBSCRIPTIONS)
+            # A secret may end by itself.
+            self._seen = (None if any(one.spec.secrets_until for one in found.values()) else versions, found)
+        return dict(found)
 
     def outside(self) -> dict[str, Subscription]:
         return self._subscriptions(queries.OUTSIDE, self.shard)[0]
