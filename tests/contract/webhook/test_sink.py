@@ -19,6 +19,7 @@ from standardwebhooks import Webhook
 from evermark.delivery.base import Fate, Outcome, SourcePartition
 from evermark.delivery.decide.answers import Verdict
 from evermark.delivery.webhook import body, dispatch
+from evermark.delivery.webhook import sink as sinks
 from evermark.delivery.webhook.base import Job, Try
 from evermark.delivery.webhook.body import Rendering
 from evermark.delivery.webhook.parked_json import row_json
@@ -628,3 +629,25 @@ def test_an_endpoint_is_kept_until_its_subscription_changes(receiver: Receiver, 
     receiver.got.clear()
     assert one_outcome(sink.deliver([Job(moved, events(1), open_secret)], 5)).fate is Fate.DONE
     assert receiver.got[0].raw.path.endswith("/moved")
+
+
+def test_not_all_of_a_thousand_subscriptions_send_to_one_host_at_once(
+    receiver: Receiver, sink: WebhookSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GIVEN many subscriptions of one host WHEN all get an event THEN few are asked at a time, and all are done."""
+    monkeypatch.setattr(sinks, "JOBS_PER_HOST_MAX", 5)
+    under_way = most = 0
+
+    async def answer(_: Got) -> int:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0.01)
+        under_way -= 1
+        return 200
+
+    receiver.answer = answer
+    jobs = [Job(spec_for(receiver.url, name=f"s{n}"), events(1)) for n in range(40)]
+    assert {one.outcome.fate for one in sink.deliver(jobs, 10)} == {Fate.DONE}
+    assert len(receiver.got) == 40
+    assert 1 < most <= 5

@@ -18,6 +18,8 @@ from evermark.delivery.base import Subscription
 TURN_S = 10.0
 ALONE_AT_ONCE = 6
 SHARED_MAX = 16
+# Of those that are most likely well: thousands may have left together, because this process was held up.
+SHARED_WELL_MAX = 128
 
 
 class TurnClass(Enum):
@@ -50,9 +52,14 @@ def next_turns(
     for one in waiting:
         by_company.setdefault(company_of(one), []).append(one)
     alone = by_company.pop(TurnClass.NONE, [])
-    turns = [Turn(kind, tuple(some[:SHARED_MAX])) for kind, some in by_company.items() if kind not in serving]
+    free_kinds = [kind for kind in by_company if kind not in serving]
+    turns = [Turn(kind, tuple(by_company[kind][: _shared_max(kind)])) for kind in free_kinds]
     free = max(0, ALONE_AT_ONCE - serving.count(TurnClass.NONE))
     return turns + [Turn(TurnClass.NONE, (one,)) for one in alone[:free]], len(alone) > free
+
+
+def _shared_max(kind: TurnClass) -> int:
+    return SHARED_WELL_MAX if kind in (TurnClass.LATE, TurnClass.NEAR) else SHARED_MAX
 
 
 def drawn(now: datetime, name: str) -> str:

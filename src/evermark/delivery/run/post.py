@@ -164,7 +164,7 @@ class Posting:
             yield from with_expired(name, places[name], [], late[name])
         began = time.monotonic()
         # Of thousands each waits for its turn in this process: no fault of its receiver.
-        left_s += _OWN_S_PER_JOB * max(0, len(going) - _FEW) if left_s else 0.0
+        left_s += _OWN_S_PER_JOB * max(0, len(going) - _FEW)
         for results in Sinks().deliver_each(going, left_s, self.options.grace_s, self.options.slack_s):
             took_s = time.monotonic() - began
             name = results[0].subscription

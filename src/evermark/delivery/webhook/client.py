@@ -183,6 +183,10 @@ class Endpoint:
         Guard(self._allow)
         self.timeout_s = min(max(0.05, spec.timeout_s), TIMEOUT_S_MAX)
 
+    @property
+    def host(self) -> tuple[str, int]:
+        return self._host, self._port
+
     async def post(self, http: HttpLoop, webhook_id: str, body: Body) -> Answer:
         """Send once; once more on a new connection if a kept connection had ended, as they do."""
         request = self._request(webhook_id, body)

@@ -78,6 +78,10 @@ class Dispatch:
         self.retry_after_s: float | None = None
 
     @property
+    def host(self) -> tuple[str, int]:
+        return self._endpoint.host
+
+    @property
     def outcome(self) -> Outcome:
         """Of the rows that are neither accepted nor parked."""
         reason, wait = self.reason, self.retry_after_s

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import contextlib
 import queue
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from time import monotonic
 from typing import TypeAlias
@@ -27,6 +28,7 @@ _TIMES = 2.0
 # A larger share of the work is no reason to wait longer than this: such a job is served beside the others.
 _FAIR_S_MAX = 10.0
 
+JOBS_PER_HOST_MAX = 128
 # A finished job: its account, and the outcome of the rows that are not complete.
 Closed = tuple[Tally, Outcome]
 Finished: TypeAlias = "queue.SimpleQueue[tuple[int, Closed]]"
@@ -59,8 +61,12 @@ class WebhookSink:
             raise ConfigError("two jobs of one subscription in one call", hint=hint)
         http = http_loop(low_priority=self._low_priority)
         finished: Finished = queue.SimpleQueue()
+        gates = Gates(JOBS_PER_HOST_MAX)
         cancel = http.begin(
-            [_deliver(_made(job, http, len(jobs)), deadline_s, grace_s, finished, n) for n, job in enumerate(jobs)]
+            [
+                _deliver(_made(job, http, len(jobs)), gates, deadline_s, grace_s, finished, n)
+                for n, job in enumerate(jobs)
+            ]
         )
         late_s = deadline_s + _LATE_S + max((job.spec.timeout_s for job in jobs), default=0.0)
         stragglers = Stragglers([-(-job.events.num_rows // max(1, job.spec.bundle)) for job in jobs], slack_s)
@@ -114,7 +120,7 @@ def _made(job: Job, http: HttpLoop, jobs: int) -> Dispatch | Closed:
 
 
 async def _deliver(
-    work: Dispatch | Closed, deadline_s: float, grace_s: float | None, finished: Finished, number: int
+    work: Dispatch | Closed, gates: Gates, deadline_s: float, grace_s: float | None, finished: Finished, number: int
 ) -> None:
     if not isinstance(work, Dispatch):
         finished.put((number, work))
@@ -122,12 +128,30 @@ async def _deliver(
     cut = "cut off: slower than the others, or the sink was closed"
     outcome = Outcome(work.subscription, Fate.UNFINISHED, reason=cut)
     try:
-        await work.run(deadline_s, grace_s)
+        async with gates.of(work.host) as waited_s:
+            await work.run(max(0.0, deadline_s - waited_s), grace_s)
         outcome = work.outcome
     except Exception as problem:  # noqa: BLE001 - one subscription's trouble must not become another's
         outcome = replace(outcome, reason=f"sending failed: {type(problem).__name__}")
     finally:  # also when it is cancelled
         finished.put((number, (work.tally, outcome)))
+
+
+class Gates:
+    """Lets only so many jobs of a call send to one host at a time: of ten thousand connections at once most would not be
+    answered in time. Used in the loop alone.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._of: dict[tuple[str, int], asyncio.Semaphore] = {}
+
+    @contextlib.asynccontextmanager
+    async def of(self, host: tuple[str, int]) -> AsyncIterator[float]:
+        """How long the job had to wait."""
+        began = monotonic()
+        async with self._of.setdefault(host, asyncio.Semaphore(self._most)):
+            yield monotonic() - began
 
 
 class Stragglers:
