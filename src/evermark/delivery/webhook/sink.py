@@ -138,7 +138,7 @@ async def _deliver(
 
 
 class Gates:
-    """Lets only so many jobs of a call send to one host at a time: of ten thousand connections at once most would not be
+    """Lets only so many jobs of a call send to one host at a time: of ten thousand connections most would not be
     answered in time. Used in the loop alone.
     """
 
