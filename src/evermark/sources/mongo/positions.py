@@ -1,0 +1,46 @@
+"""Positions of a MongoDB source: a cluster time, and an ordinal among the events of that cluster time. Pure.
+
+A change stream gives its events in the order of their cluster times. Events of one transaction have one cluster time,
+and always come in the same order; so do events that several shards made at the same time. Reading goes on at a position
+by a stream that begins at its cluster time, and leaves out the events before its ordinal.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from evermark.errors import FormatError
+
+_TEXT = re.compile(r"([0-9a-f]{16}):([0-9a-f]{8})")
+# A resume token begins with its cluster time: the byte that says so, then eight bytes.
+_TOKEN = re.compile(r"82([0-9A-Fa-f]{16})")
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Position:
+    time: int  # seconds in the high half, the increment in the low one
+    ordinal: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Position:
+        found = _TEXT.fullmatch(text)
+        if found is None:
+            raise FormatError(
+                f"{text[:80]!r} is no position of a MongoDB source",
+                hint="the checkpoint belongs to another kind of source; `evermark checkpoint reset` begins anew",
+            )
+        return cls(int(found[1], 16), int(found[2], 16))
+
+    def __str__(self) -> str:
+        return f"{self.time:016x}:{self.ordinal:08x}"
+
+    @property
+    def seconds(self) -> int:
+        return self.time >> 32
+
+
+def time_of_token(token: str) -> int | None:
+    """The cluster time of a resume token; None for a token of a form we do not know."""
+    found = _TOKEN.match(token)
+    return int(found[1], 16) if found is not None else None
