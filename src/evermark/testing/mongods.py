@@ -48,7 +48,7 @@ class Mongod:
 
     def __init__(self, folder: Path, *, oplog_mb: int, arguments: tuple[str, ...] = ()) -> None:
         self.folder = folder
-        self.port = _free_port()
+        self.port = free_port()
         self._oplog_mb, self._arguments = oplog_mb, arguments
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -169,7 +169,7 @@ def fresh_mongo_database(servers: MongoReplicaSet) -> Iterator[str]:
             client.drop_database(name)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -74,36 +74,37 @@ class Changes:
         self._next = start
         self._careful = False  # single events are asked for, to find the one that is too large
         self._stream: ChangeStream[Any] | None = None
-        self._at = Position(0)  # the next event of the stream, if it has the cluster time of the last one
+        self._token: str | None = None  # of the event after which a stream that is opened again begins
+        self._at = start  # where the next event stands if it has the cluster time of the last one
         self._may_end = True  # whether an answer without events says that the last transaction is whole
         self.whole_to = start
 
     def next(self) -> Change | None:
         """The next event; None when there is none for now."""
         while True:
+            is_opening = self._stream is None
             try:
-                if self._stream is None:
-                    self._open()
-                    continue
-                event = self._stream.try_next()
+                stream = self._stream = self._stream or self._opened()
+                event = stream.try_next()
             except OperationFailure as error:
                 if error.code != TOO_LARGE or self._thin:
                     raise self._translated(error) from error
                 self.close()
-                if self._careful:
-                    return self._without_documents()
-                self._careful = True
-                continue
+                # Only the first answer of a stream holds a single event, and says by its failure which one it is.
+                change = self._without_documents() if self._careful and is_opening else None
+                self._careful = change is None
             except PyMongoError as error:
                 raise self._translated(error) from error
-            if event is None:
-                self._nothing_came(self._stream)
-                return None
-            change = self._placed(event)
-            if change.position < self._next:
-                continue  # before the position where reading began
-            self._passed(change)
-            return change
+            else:
+                if event is None:
+                    self._nothing_came(stream)
+                    return None
+                change = self._placed(event)
+                if self._careful:
+                    self.close()
+            if change is not None and change.position >= self._next:  # not before the position where reading began
+                self._passed(change)
+                return change
 
     def __enter__(self) -> Self:
         return self
@@ -117,62 +118,66 @@ class Changes:
             with suppress(PyMongoError):
                 stream.close()
 
-    def _open(self) -> None:
-        begin = self._next
-        if self._target.database is not None:
-            place: Any = self._client[self._target.database]
-        else:
-            place = self._client
-        self._stream = place.watch(
+    def _opened(self) -> ChangeStream[Any]:
+        # A router answers before it has heard of all shards: only a later cluster time says that nothing is missing.
+        self._may_end = not self._client.is_mongos
+        where: dict[str, Any] = {"resume_after": {"_data": self._token}}
+        if self._token is None:
+            time = self._next.time
+            where = {"start_at_operation_time": Timestamp(time >> 32, time & 0xFFFFFFFF)}
+            self._at = Position(time)
+        target: Any = self._client if self._target.database is None else self._client[self._target.database]
+        stream: ChangeStream[Any] = target.watch(
             _pipeline(self._target, thin=self._thin),
             full_document=None if self._thin else _AFTER[self._target.after],
             full_document_before_change=None if self._thin else _BEFORE[self._target.before],
-            start_at_operation_time=Timestamp(begin.time >> 32, begin.time & 0xFFFFFFFF),
             max_await_time_ms=self._await_ms,
             batch_size=1 if self._careful else self._batch_size,
+            **where,
         )
-        self._at = Position(begin.time)
-        # A router answers before it has heard of all shards: only a later cluster time says that nothing is missing.
-        self._may_end = not self._client.is_mongos
+        return stream
 
     def _placed(self, event: Any) -> Change:
-        time, operation = event["clusterTime"], event["operationType"]
+        time, operation, token = event["clusterTime"], event["operationType"], event["_id"]["_data"]
         at = Position(time.time << 32 | time.inc)
         if at.time == self._at.time:
             at = self._at
-        end = self._at = Position(at.time, at.ordinal + rows_in(operation))
-        return Change(at, end, event["_id"]["_data"], operation, event.raw, "txnNumber" in event, event)
+        self._at, self._token = Position(at.time, at.ordinal + rows_in(operation)), token
+        return Change(at, self._at, token, operation, event.raw, "txnNumber" in event, event)
 
     def _passed(self, change: Change) -> None:
         self.whole_to = max(self.whole_to, Position(change.position.time) if change.in_transaction else change.end)
         self._next = change.end
         if change.operation == "invalidate":
             self.close()
-            self._next = self.whole_to = Position(change.position.time + 1)
+            self._begin_at(Position(change.position.time + 1))
 
     def _nothing_came(self, stream: ChangeStream[Any]) -> None:
+        self._careful = False
         if self._may_end:
             self.whole_to = max(self.whole_to, self._next)
         token = stream.resume_token
         time = time_of_token(token["_data"]) if token is not None else None
-        if time is not None:
-            self.whole_to = max(self.whole_to, Position(time))
-            self._next = max(self._next, self.whole_to)
+        if time is not None and time > self._next.time:
+            self._begin_at(Position(time))
         if not stream.alive:
             self.close()
 
+    def _begin_at(self, position: Position) -> None:
+        """Every event before this position was given; a stream that is opened again begins here."""
+        self._next, self._token = position, None
+        self.whole_to = max(self.whole_to, position)
+
     def _without_documents(self) -> Change:
-        thin = Changes(self._client, self._place, self._target, self._next, thin=True, await_ms=self._await_ms)
-        try:
+        """The event that follows the last one, which is too large."""
+        start = Position(self._next.time)
+        with Changes(self._client, self._place, self._target, start, thin=True, await_ms=self._await_ms) as thin:
+            thin._token, thin._at = self._token, self._at
             for _ in range(_LARGE_TRIES):
                 change = thin.next()
                 if change is not None:
-                    found = change._replace(is_too_large=True)
-                    self._careful = False
-                    self._passed(found)
-                    return found
-        finally:
-            thin.close()
+                    self._token, self._at = change.token, change.end
+                    return change._replace(is_too_large=True)
         raise EvermarkError(f"reading changes at {self._place}: an event that is too large cannot be found again")
 
     def _translated(self, error: PyMongoError) -> EvermarkError:
