@@ -42,6 +42,7 @@ _CURSOR_DIED = (43, 136, 237, 280)
 _DENIED = (13, 18, 8000)
 _NOT_A_SET = (40573,)
 _NO_IMAGE = (47, 51771)
+_SNAPSHOT_GONE = (239, 246)
 _FULL = (14031,)
 _TEXT_MAX = 400
 
@@ -93,6 +94,11 @@ def translate(error: Exception, place: str, doing: str) -> EvermarkError:
         return SetupError(
             f"{doing} at {place}: the server has no image of a changed document, and `required` asks for it",
             hint="db.runCommand({collMod: …, changeStreamPreAndPostImages: {enabled: true}}), or say `stored`",
+        )
+    if code in _SNAPSHOT_GONE:
+        return SetupError(
+            f"{doing} at {place}: the server did not keep the documents as they were for long enough",
+            hint="db.adminCommand({setParameter: 1, minSnapshotHistoryWindowInSeconds: 3600})",
         )
     if code in _FULL:
         return DiskFullError(text, hint="the database server has no space left")

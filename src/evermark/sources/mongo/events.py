@@ -26,12 +26,14 @@ from evermark.sources.mongo.positions import Position
 from evermark.sources.mongo.target import MongoTarget
 from evermark.sources.mongo.values import as_json, decoded, key_text
 
+_BATCH_ROWS = 4096
+_BATCH_BYTES = 8 * 1024 * 1024
 _TIME_US_MAX = 253_402_300_799_999_999
 _DIGEST_CHARS = 24
 _TIME_CHARS = 16
 _IMAGES = {"insert": Op.INSERT, "update": Op.UPDATE, "replace": Op.UPDATE, "delete": Op.DELETE}
 _OF_A_WHOLE = ("drop", "rename")
-_UNDECODED = (BSONError, TypeError, UnicodeError, RecursionError)
+UNDECODED = (BSONError, TypeError, UnicodeError, RecursionError)
 _TOLD = ("dropDatabase", "invalidate")
 
 
@@ -55,7 +57,21 @@ class Row(NamedTuple):
         return 200 + len(self.payload or "") + len(self.before or "") + len(self.bytes or b"")
 
 
-def batch_of(rows: Sequence[Row]) -> pa.RecordBatch:
+def batched(rows: Iterator[Row]) -> Iterator[pa.RecordBatch]:
+    """Cut by bytes as well as by number: a document may have 16 MB."""
+    some: list[Row] = []
+    size = 0
+    for row in rows:
+        some.append(row)
+        size += row.size
+        if len(some) >= _BATCH_ROWS or size >= _BATCH_BYTES:
+            yield _batch(some)
+            some, size = [], 0
+    if some:
+        yield _batch(some)
+
+
+def _batch(rows: Sequence[Row]) -> pa.RecordBatch:
     columns = dict(zip(Row._fields, zip(*rows, strict=True), strict=True))
     return taken_batch({**columns, "event_time": pa.array(columns["event_time"], pa.int64())}, len(rows))
 
@@ -94,7 +110,7 @@ def rows_of(raw: bytes, at: Position, token: str, target: MongoTarget) -> Iterat
     """The rows of one event that stands at this position."""
     try:
         yield from _Event(decoded(raw), raw, at, token, target).rows()
-    except _UNDECODED as error:
+    except UNDECODED as error:
         reason = f"it cannot be decoded: {type(error).__name__}: {error}"[:500]
         yield poison(raw, at, token, *_whose(raw), reason)
 
@@ -112,7 +128,7 @@ def _whose(raw: bytes) -> tuple[str, str | None]:
     try:
         stream = stream_of(event.get("ns"))
         return stream, key_text(decoded(event["documentKey"].raw)["_id"]) if "documentKey" in event else None
-    except _UNDECODED:
+    except UNDECODED:
         return "", None
 
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 from evermark.errors import BusyError, EvermarkError
 from evermark.sources.base import Fed, Feed
 from evermark.sources.mongo.changes import Change, Changes
-from evermark.sources.mongo.events import Row, batch_of, partition_of
+from evermark.sources.mongo.events import Row, batched, partition_of
 from evermark.sources.mongo.positions import Position
 from evermark.sources.mongo.target import MongoTarget
 
@@ -28,8 +28,6 @@ BYTES_MAX = 32 * 1024 * 1024
 TRANSACTION_BYTES_MAX = 64 * 1024 * 1024
 # A position that no event moves is moved this often: an idle partition must not fall behind the oplog.
 IDLE_EVERY_S = 10.0
-BATCH_ROWS = 4096
-BATCH_BYTES = 8 * 1024 * 1024
 
 
 @dataclass
@@ -173,17 +171,3 @@ class _FedRows(Fed):
 
     def end(self) -> str:
         return self._end
-
-
-def batched(rows: Iterator[Row]) -> Iterator[pa.RecordBatch]:
-    """Cut by bytes as well as by number: a document may have 16 MB."""
-    some: list[Row] = []
-    size = 0
-    for row in rows:
-        some.append(row)
-        size += row.size
-        if len(some) >= BATCH_ROWS or size >= BATCH_BYTES:
-            yield batch_of(some)
-            some, size = [], 0
-    if some:
-        yield batch_of(some)

@@ -17,13 +17,14 @@ import pyarrow as pa
 
 from evermark.errors import EvermarkError, GapError, IdentityError, UnreachableError
 from evermark.event import Seen
-from evermark.sources.base import Condition, Feed, Limit, Slice, Source, Untaken, Warned
+from evermark.sources.base import Condition, Feed, Limit, Repair, Slice, Source, Untaken, Warned
 from evermark.sources.mongo.changes import AWAIT_MS, Change, Changes
 from evermark.sources.mongo.connect import RECOVER_HINT, Client, open_client, translated, where
 from evermark.sources.mongo.deployment import Deployment, look_at, oplog_span
-from evermark.sources.mongo.events import Row, event_id, partition_of, time_of_event
-from evermark.sources.mongo.feed import SharedFeed, batched
+from evermark.sources.mongo.events import Row, batched, event_id, partition_of, time_of_event
+from evermark.sources.mongo.feed import SharedFeed
 from evermark.sources.mongo.positions import Position
+from evermark.sources.mongo.repair import DocumentsRepair
 from evermark.sources.mongo.target import MongoTarget
 
 # Rows that one batch may have when the source is asked: `latest` looks at each of them.
@@ -77,7 +78,8 @@ class MongoChanges(Source):
                         hint=RECOVER_HINT,
                     ),
                 )
-        self._require_history(resume)
+        # At a first start, too, it is found out whether changes may be read at all.
+        self._require_history(resume or {0: str(Position(now.time + 1))})
         for partition, seen in (newest or {}).items():
             if partition in resume:
                 self._require_event(partition, seen)
@@ -121,6 +123,9 @@ class MongoChanges(Source):
     def confirm(self, partition: int, end: str) -> None:
         """The oplog forgets by itself; how far we are is only remembered, to be compared with it."""
         self._confirmed[partition] = end
+
+    def repair(self, partition: int) -> Repair:
+        return DocumentsRepair(self.target, partition)
 
     def untaken(self, after: Mapping[int, str]) -> Mapping[int, Untaken]:
         found: dict[int, Untaken] = {}
