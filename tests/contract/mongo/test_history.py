@@ -14,32 +14,21 @@ from evermark.errors import BusyError, EvermarkError, GapError, IdentityError
 from evermark.event import Seen
 from evermark.sources.base import Limit
 from evermark.sources.mongo.positions import Position
+from evermark.testing import mongods
 from evermark.testing.mongods import MongoReplicaSet, mongo_replica_set
 from evermark.testing.until import until
 from tests.contract.mongo.mongo_scene import fed, read_all, source_of
-
-SMALL = ("--syncdelay", "1")  # an oplog is cut at checkpoints
 
 
 @pytest.fixture(scope="module")
 def forgetful(mongod: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MongoReplicaSet]:
     """A deployment whose oplog holds a megabyte."""
-    with mongo_replica_set(tmp_path_factory.mktemp("forgetful"), oplog_mb=1, arguments=SMALL) as servers:
+    with mongo_replica_set(tmp_path_factory.mktemp("forgetful"), oplog_mb=1, arguments=mongods.FORGETFUL) as servers:
         yield servers
 
 
 def forget(servers: MongoReplicaSet, position: str) -> None:
-    """Write until the oplog does not reach back to this position."""
-    with servers.client() as client:
-        wanted = Position.parse(position).time
-
-        def gone() -> bool:
-            client["other"]["junk"].insert_many([{"pad": "x" * 100_000} for _ in range(30)])
-            first = client["local"]["oplog.rs"].find_one(sort=[("$natural", 1)])
-            assert first is not None
-            return bool(first["ts"].time << 32 | first["ts"].inc > wanted)
-
-        until(gone, "the oplog forgets")
+    mongods.forget(servers, Position.parse(position).time)
 
 
 def seen(event_id: str) -> Seen:
@@ -162,3 +151,16 @@ def test_a_deployment_behind_its_checkpoint_is_another_one(mongo_server: MongoRe
         pytest.raises(IdentityError, match="is behind its checkpoint"),
     ):
         source.check({0: tomorrow})
+
+
+def test_falling_behind_the_oplog_is_warned_of_before_it_is_a_gap(mongo_server: MongoReplicaSet) -> None:
+    """GIVEN a reader two hours behind WHEN the oplog reaches back less than that twice THEN it is a warning."""
+    with source_of(mongo_server, None) as source:
+        now = Position.parse(source.earliest(0))
+        source.confirm(0, str(now))
+        assert not source.condition().warnings
+        assert source.condition().gauges["oplog_span_s"] >= 0
+        source.confirm(0, str(Position(now.time - (7200 << 32))))
+        found = source.condition()
+        assert found.gauges["oplog_behind_s"] >= 7200
+        assert "replSetResizeOplog" in found.warnings["oplog_behind_s"].hint

@@ -29,7 +29,7 @@ _ENVELOPE = dict.fromkeys(
 )
 _SIZE = {"$bsonSize": "$fullDocument"}
 _AFTER = {"lookup": "updateLookup", "stored": "whenAvailable", "required": "required", "changes": None}
-_BEFORE = {"off": None, "stored": "whenAvailable", "required": "required"}
+_BEFORE = {"none": None, "stored": "whenAvailable", "required": "required"}
 _ENDINGS = ("dropDatabase", "invalidate")
 _LARGE_TRIES = 40
 

@@ -38,7 +38,7 @@ class MongoSettings(SourceConfig):
     collections: Annotated[tuple[_Collection, ...], Field(max_length=1000)] = ()
     partitions: Annotated[int, Field(ge=1, le=PARTITIONS_MAX)] = 1
     full_documents: AfterImages = "lookup"
-    before_images: BeforeImages = "off"
+    before_images: BeforeImages = "none"
     start: Annotated[Literal["now", "oldest", "copy"], _NO_COPY] = "now"
 
     @model_validator(mode="after")

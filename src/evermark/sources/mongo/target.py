@@ -10,7 +10,7 @@ from evermark.secrets import Hidden
 PARTITIONS_MAX = 16
 
 AfterImages = Literal["lookup", "stored", "required", "changes"]
-BeforeImages = Literal["off", "stored", "required"]
+BeforeImages = Literal["none", "stored", "required"]
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class MongoTarget:
     collections: tuple[str, ...] = ()  # as streams are called, `database.collection`; empty: all of them
     partitions: int = 1
     after: AfterImages = "lookup"
-    before: BeforeImages = "off"
+    before: BeforeImages = "none"
     oldest: bool = False  # begin with the oldest change that the oplog has, not with the next one
 
     def wants(self, stream: str) -> bool:
