@@ -19,6 +19,7 @@ from evermark.sources.mongo.connect import TOO_LARGE, Client, translate
 from evermark.sources.mongo.events import Row, rows_in, rows_of, too_large
 from evermark.sources.mongo.positions import Position, time_of_token
 from evermark.sources.mongo.target import MongoTarget
+from evermark.sources.mongo.values import Document
 
 # How long the server waits for a change before it says that there is none; so long the end of a transaction, which
 # only the next answer shows, may be waited for.
@@ -41,15 +42,14 @@ class Change(NamedTuple):
     end: Position
     token: str
     operation: str
-    raw: bytes
+    event: Document
     in_transaction: bool
-    envelope: Any  # its fields, nested documents undecoded
     is_too_large: bool = False
 
     def rows(self, target: MongoTarget) -> list[Row]:
         if self.is_too_large:
-            return [too_large(self.raw, self.position, self.token)]
-        return list(rows_of(self.raw, self.position, self.token, target))
+            return [too_large(self.event.sent, self.position, self.token)]
+        return rows_of(self.event, self.position, self.token, target)
 
 
 class Changes:
@@ -143,7 +143,7 @@ class Changes:
         if at.time == self._at.time:
             at = self._at
         self._at, self._token = Position(at.time, at.ordinal + rows_in(operation)), token
-        return Change(at, self._at, token, operation, event.raw, "txnNumber" in event, event)
+        return Change(at, self._at, token, operation, event, "txnNumber" in event)
 
     def _passed(self, change: Change) -> None:
         self.whole_to = max(self.whole_to, Position(change.position.time) if change.in_transaction else change.end)

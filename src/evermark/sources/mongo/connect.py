@@ -19,8 +19,9 @@ from evermark.errors import (
 
 try:
     import pymongo
-    from bson.raw_bson import RawBSONDocument
     from pymongo import errors as driver
+
+    from evermark.sources.mongo.values import Document
 except ModuleNotFoundError as missing:  # an extra of the package
     raise SetupError("a source of type mongo needs pymongo", hint="pip install 'evermark[mongo]'") from missing
 
@@ -50,7 +51,7 @@ _TEXT_MAX = 400
 def open_client(url: Hidden) -> Client:
     text = url.open()
     try:
-        return pymongo.MongoClient(text, document_class=RawBSONDocument, appname="evermark", **_defaults(text))
+        return pymongo.MongoClient(text, document_class=Document, appname="evermark", **_defaults(text))
     except (driver.PyMongoError, ValueError) as error:
         # The driver's own text may quote the part of the url that it could not read.
         raise ConfigError(

@@ -18,13 +18,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-from bson.errors import BSONError
 from bson.raw_bson import RawBSONDocument
 
 from evermark.event import Op, taken_batch
 from evermark.sources.mongo.positions import Position
 from evermark.sources.mongo.target import MongoTarget
-from evermark.sources.mongo.values import as_json, decoded, key_text
+from evermark.sources.mongo.values import UNDECODED, Document, as_json, decoded, key_text
 
 _BATCH_ROWS = 4096
 _BATCH_BYTES = 8 * 1024 * 1024
@@ -33,7 +32,6 @@ _DIGEST_CHARS = 24
 _TIME_CHARS = 16
 _IMAGES = {"insert": Op.INSERT, "update": Op.UPDATE, "replace": Op.UPDATE, "delete": Op.DELETE}
 _OF_A_WHOLE = ("drop", "rename")
-UNDECODED = (BSONError, TypeError, UnicodeError, RecursionError)
 _TOLD = ("dropDatabase", "invalidate")
 
 
@@ -106,13 +104,16 @@ def partition_of(row: Row, partitions: int) -> int:
     return zlib.crc32(f"{row.stream}\n{row.key or ''}".encode()) % partitions
 
 
-def rows_of(raw: bytes, at: Position, token: str, target: MongoTarget) -> Iterator[Row]:
+def rows_of(event: Document, at: Position, token: str, target: MongoTarget) -> list[Row]:
     """The rows of one event that stands at this position."""
     try:
-        yield from _Event(decoded(raw), raw, at, token, target).rows()
+        fields = dict(event.items())
+        if isinstance(fields["_id"], RawBSONDocument):
+            fields = decoded(event.sent)
+        return list(_Event(fields, event.sent, at, token, target).rows())
     except UNDECODED as error:
         reason = f"it cannot be decoded: {type(error).__name__}: {error}"[:500]
-        yield poison(raw, at, token, *_whose(raw), reason)
+        return [poison(event.sent, at, token, *_whose(event.sent), reason)]
 
 
 def too_large(raw: bytes, at: Position, token: str) -> Row:
@@ -127,7 +128,7 @@ def _whose(raw: bytes) -> tuple[str, str | None]:
     event = RawBSONDocument(raw)
     try:
         stream = stream_of(event.get("ns"))
-        return stream, key_text(decoded(event["documentKey"].raw)["_id"]) if "documentKey" in event else None
+        return stream, key_text(decoded(bytes(event["documentKey"].raw))["_id"]) if "documentKey" in event else None
     except UNDECODED:
         return "", None
 

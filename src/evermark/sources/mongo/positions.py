@@ -8,7 +8,7 @@ by a stream that begins at its cluster time, and leaves out the events before it
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from evermark.errors import FormatError
 
@@ -17,8 +17,7 @@ _TEXT = re.compile(r"([0-9a-f]{16}):([0-9a-f]{8})")
 _TOKEN = re.compile(r"82([0-9A-Fa-f]{16})")
 
 
-@dataclass(frozen=True, order=True, slots=True)
-class Position:
+class Position(NamedTuple):
     time: int  # seconds in the high half, the increment in the low one
     ordinal: int = 0
 

@@ -19,10 +19,10 @@ from evermark.event import Op
 from evermark.sources.base import Gap, Repair, Slice
 from evermark.sources.mongo.connect import RECOVER_HINT, Client, open_client, translated, where
 from evermark.sources.mongo.deployment import look_at
-from evermark.sources.mongo.events import UNDECODED, Row, batched, partition_of
+from evermark.sources.mongo.events import Row, batched, partition_of
 from evermark.sources.mongo.positions import Position
 from evermark.sources.mongo.target import MongoTarget
-from evermark.sources.mongo.values import as_json, decoded, key_text
+from evermark.sources.mongo.values import UNDECODED, as_json, decoded, key_text
 
 _OWN_DATABASES = ("admin", "config", "local")
 _BATCH_DOCUMENTS = 1000
@@ -69,7 +69,7 @@ class DocumentsGap(Gap):
 
     def _row(self, stream: str, document: Any) -> Row:
         try:
-            value = decoded(document.raw)
+            value = decoded(document.sent)
             key, payload = key_text(value["_id"]), as_json(value)
         except UNDECODED:
             key = key_text(decoded(bson.encode({"_id": document["_id"]}))["_id"])

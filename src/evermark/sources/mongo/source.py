@@ -98,7 +98,7 @@ class MongoChanges(Source):
                 if change is not None:
                     mine = self._partitions_of(change, starts)
                     first = change.position if mine and first is None else first
-                    end, rows, size = change.end, rows + len(mine), size + (change.envelope.get("size") or 0)
+                    end, rows, size = change.end, rows + len(mine), size + (change.event.get("size") or 0)
                 is_whole = first is not None and changes.whole_to > first
                 is_full = rows >= min(limit.rows_max, _ASKED_ROWS_MAX) or size >= limit.bytes_max
                 if (is_whole and (is_full or change is None)) or (change is None and time.monotonic() >= deadline):

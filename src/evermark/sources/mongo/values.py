@@ -10,6 +10,7 @@ import base64
 import json
 import math
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,7 +20,11 @@ from bson.codec_options import CodecOptions, DatetimeConversion, TypeDecoder, Ty
 from bson.datetime_ms import DatetimeMS
 from bson.dbref import DBRef
 from bson.decimal128 import Decimal128
+from bson.errors import BSONError
+from bson.raw_bson import RawBSONDocument
 
+UNDECODED = (BSONError, TypeError, UnicodeError, RecursionError)
+_TOKEN_FIRST = b"\x03_id\x00"
 _SAFE = 2**53
 _INT64 = 2**63
 _DATE_MS_MAX = 253_402_300_799_999  # the end of the year 9999
@@ -58,6 +63,24 @@ def decoded(raw: bytes) -> dict[str, Any]:
     return bson.decode(raw, OPTIONS)
 
 
+class Document(RawBSONDocument):
+    """A document as it was sent. Most events are decoded once, by `decoded`, when they are first looked at. Any other
+    document, and an event that cannot be decoded, shows its own fields, with the documents in them undecoded."""
+
+    @property
+    def sent(self) -> bytes:
+        return bytes(self.raw)
+
+    @staticmethod
+    def _inflate_bson(bson_bytes: bytes | memoryview, codec_options: CodecOptions[Any]) -> Mapping[str, Any]:
+        if bson_bytes[4:9] == _TOKEN_FIRST:  # no answer of the server begins so, which has events in it
+            try:
+                return decoded(bytes(bson_bytes))
+            except UNDECODED:
+                pass
+        return RawBSONDocument._inflate_bson(bson_bytes, codec_options)  # noqa: SLF001 - there is no other way to it
+
+
 def as_json(value: Any) -> str:
     """A value that `decoded` gave, as JSON text."""
     try:
@@ -72,7 +95,7 @@ def key_text(value: Any) -> str:
     Numbers that are equal to MongoDB have one text, whatever their type: a document that was inserted with `1` and
     again with `1.0` has one key.
     """
-    if isinstance(value, ObjectId):
+    if type(value) is int or isinstance(value, ObjectId):
         return str(value)
     if isinstance(value, str):
         return as_json(value) if _AMBIGUOUS.fullmatch(value) else value
