@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _POSTGRES_POSITION = "^[0-9a-f]{24}:[0-9a-f]{16}:[0-9a-f]{8}$"
 
-_MONGO_POSITION = "^[0-9a-f]{16}:[0-9a-f]{8}$"
+_MONGO_POSITION = "^[0-9a-f]{16}:[0-9a-f]{8}:[0-9a-f]{2}$"
 
 # An event found while a slot was repaired stands where reading went on, not where it was committed.
 _HISTORY = (

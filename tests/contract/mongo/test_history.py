@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from evermark.errors import BusyError, EvermarkError, GapError, IdentityError
+from evermark.errors import BusyError, EvermarkError, GapError, IdentityError, SetupError
 from evermark.event import Seen
 from evermark.sources.base import Limit
 from evermark.sources.mongo.positions import Position
@@ -147,7 +147,7 @@ def test_a_deployment_that_lacks_our_last_event_is_another_one(
 
 def test_a_deployment_behind_its_checkpoint_is_another_one(mongo_server: MongoReplicaSet) -> None:
     """GIVEN a checkpoint of tomorrow WHEN reading is to go on there THEN it is refused: a backup was restored."""
-    tomorrow = str(Position(int(time.time() + 86_400) << 32))
+    tomorrow = Position(int(time.time() + 86_400) << 32).text(1)
     with (
         source_of(mongo_server, None) as source,
         pytest.raises(IdentityError, match="is behind its checkpoint"),
@@ -159,10 +159,22 @@ def test_falling_behind_the_oplog_is_warned_of_before_it_is_a_gap(mongo_server: 
     """GIVEN a reader two hours behind WHEN the oplog reaches back less than that twice THEN it is a warning."""
     with source_of(mongo_server, None) as source:
         now = Position.parse(source.earliest(0))
-        source.confirm(0, str(now))
+        source.confirm(0, now.text(1))
         assert not source.condition().warnings
         assert source.condition().gauges["oplog_span_s"] >= 0
-        source.confirm(0, str(Position(now.time - (7200 << 32))))
+        source.confirm(0, Position(now.time - (7200 << 32)).text(1))
         found = source.condition()
         assert found.gauges["oplog_behind_s"] >= 7200
         assert "replSetResizeOplog" in found.warnings["oplog_behind_s"].hint
+
+
+def test_another_number_of_partitions_is_refused(mongo_server: MongoReplicaSet, mongo_database: str) -> None:
+    """GIVEN a checkpoint of one partition WHEN there are two THEN nothing is read: the second would begin too late."""
+    with (
+        source_of(mongo_server, mongo_database) as one,
+        source_of(mongo_server, mongo_database, partitions=2) as two,
+    ):
+        start = one.earliest(0)
+        one.check({0: start})
+        with pytest.raises(SetupError, match=r"`partitions` was 1 .* is 2 now"):
+            two.check({0: start, 1: two.earliest(1)})

@@ -47,7 +47,7 @@ def test_a_deployment_that_was_restored_is_not_compared_unasked(
 ) -> None:
     """GIVEN a place ahead of the deployment WHEN it is to be repaired by itself THEN a person is asked."""
     with source_of(mongo_server, mongo_database) as source:
-        ahead = str(Position(Position.parse(source.earliest(0)).time + (3600 << 32)))
+        ahead = Position(Position.parse(source.earliest(0)).time + (3600 << 32)).text(1)
         with pytest.raises(IdentityError):
             source.repair(0).begin(lambda: False, ahead)
         source.repair(0).begin(lambda: False)

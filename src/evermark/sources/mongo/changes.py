@@ -48,7 +48,7 @@ class Change(NamedTuple):
 
     def rows(self, target: MongoTarget) -> list[Row]:
         if self.is_too_large:
-            return [too_large(self.event.sent, self.position, self.token)]
+            return [too_large(self.event.sent, self.position, self.token, target)]
         return rows_of(self.event, self.position, self.token, target)
 
 

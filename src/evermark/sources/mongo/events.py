@@ -113,14 +113,14 @@ def rows_of(event: Document, at: Position, token: str, target: MongoTarget) -> l
         return list(_Event(fields, event.sent, at, token, target).rows())
     except UNDECODED as error:
         reason = f"it cannot be decoded: {type(error).__name__}: {error}"[:500]
-        return [poison(event.sent, at, token, *_whose(event.sent), reason)]
+        return [_poison(event.sent, at, token, target, reason)]
 
 
-def too_large(raw: bytes, at: Position, token: str) -> Row:
+def too_large(raw: bytes, at: Position, token: str, target: MongoTarget) -> Row:
     """An event that is larger than the server can send, from what it sends without the documents."""
     operation = RawBSONDocument(raw).get("operationType")
     reason = f"the {operation} with its documents is larger than 16 MB: the server cannot send it"
-    return poison(raw, at, token, *_whose(raw), reason)
+    return _poison(raw, at, token, target, reason)
 
 
 def _whose(raw: bytes) -> tuple[str, str | None]:
@@ -133,10 +133,13 @@ def _whose(raw: bytes) -> tuple[str, str | None]:
         return "", None
 
 
-def poison(raw: bytes, at: Position, token: str, stream: str, key: str | None, reason: str) -> Row:
+def _poison(raw: bytes, at: Position, token: str, target: MongoTarget, reason: str) -> Row:
+    stream, key = _whose(raw)
     id_ = event_id(at.time, token)
     payload = as_json({"reason": reason})
-    return Row(id_, str(at), stream, key, Op.POISON, None, at.seconds * 1_000_000, payload, None, None, raw)
+    return Row(
+        id_, at.text(target.partitions), stream, key, Op.POISON, None, at.seconds * 1_000_000, payload, None, None, raw
+    )
 
 
 class _Event:
@@ -157,7 +160,7 @@ class _Event:
             yield self._row(Op.SCHEMA, as_json({"kind": operation}))
         else:
             reason = f"events of the kind {str(operation)[:80]!r} are not known to this version"
-            yield poison(self._raw, self._at, self._token, *_whose(self._raw), reason)
+            yield _poison(self._raw, self._at, self._token, self._target, reason)
 
     def _of_document(self, op: Op, operation: str) -> Row:
         event, flags = self._event, []
@@ -189,7 +192,11 @@ class _Event:
         if self._target.wants(new):
             row = self._row(Op.TRUNCATE, as_json({"kind": "rename", "from": self._stream}), flags=flags)
             second = Position(self._at.time, self._at.ordinal + 1)
-            yield row._replace(event_id=event_id(self._at.time, f"{self._token} to"), position=str(second), stream=new)
+            yield row._replace(
+                event_id=event_id(self._at.time, f"{self._token} to"),
+                position=second.text(self._target.partitions),
+                stream=new,
+            )
 
     def _row(
         self,
@@ -202,7 +209,7 @@ class _Event:
     ) -> Row:
         return Row(
             event_id(self._at.time, self._token),
-            str(self._at),
+            self._at.text(self._target.partitions),
             self._stream,
             key,
             op.value,

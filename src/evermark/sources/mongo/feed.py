@@ -28,6 +28,7 @@ BYTES_MAX = 32 * 1024 * 1024
 TRANSACTION_BYTES_MAX = 64 * 1024 * 1024
 # A position that no event moves is moved this often: an idle partition must not fall behind the oplog.
 IDLE_EVERY_S = 10.0
+_CLOSE_S_MAX = 5.0
 
 
 @dataclass
@@ -48,7 +49,7 @@ class SharedFeed:
         self._changed = threading.Condition()
         self._parts: dict[int, _Part] = {}
         self._rows = self._bytes = 0
-        self._whole_to = str(Position(0))
+        self._whole_to = Position(0).text(target.partitions)
         self._unheard = False  # somebody found nothing, and wants to be woken
         self._error: EvermarkError | None = None
         self._closed = False
@@ -59,7 +60,7 @@ class SharedFeed:
         return self._thread is None and not self._closed
 
     def join(self, partition: int, start: Position, wake: Callable[[], None], confirmed: Callable[[str], None]) -> Feed:
-        self._parts[partition] = _Part(start, wake, confirmed, str(start))
+        self._parts[partition] = _Part(start, wake, confirmed, start.text(self._target.partitions))
         return _PartFeed(self, partition)
 
     def next(self, partition: int) -> Fed | None:
@@ -93,7 +94,7 @@ class SharedFeed:
             self._closed = self._closed or not self._parts
             self._changed.notify_all()
         if self._closed and self._thread is not None:
-            self._thread.join()
+            self._thread.join(_CLOSE_S_MAX)  # it may wait for a server that is silent; then it ends by itself
 
     # the thread that reads
 
@@ -118,7 +119,7 @@ class SharedFeed:
                     part.rows.append(row)
                     self._rows += 1
                     self._bytes += row.size
-            self._whole_to = str(changes.whole_to)
+            self._whole_to = changes.whole_to.text(self._target.partitions)
             wakes = [part.wake for part in self._parts.values()] if self._unheard and self._has_whole() else []
             self._unheard = self._unheard and not wakes
         for wake in wakes:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from evermark.errors import FormatError
 
-_TEXT = re.compile(r"([0-9a-f]{16}):([0-9a-f]{8})")
+_TEXT = re.compile(r"([0-9a-f]{16}):([0-9a-f]{8}):([0-9a-f]{2})")
 # A resume token begins with its cluster time: the byte that says so, then eight bytes.
 _TOKEN = re.compile(r"82([0-9A-Fa-f]{16})")
 
@@ -23,20 +23,31 @@ class Position(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Position:
-        found = _TEXT.fullmatch(text)
-        if found is None:
-            raise FormatError(
-                f"{text[:80]!r} is no position of a MongoDB source",
-                hint="the checkpoint belongs to another kind of source; `evermark checkpoint reset` begins anew",
-            )
-        return cls(int(found[1], 16), int(found[2], 16))
+        time, ordinal, _ = _parts(text)
+        return cls(time, ordinal)
 
-    def __str__(self) -> str:
-        return f"{self.time:016x}:{self.ordinal:08x}"
+    def text(self, partitions: int) -> str:
+        """As checkpoints and the log have it: with the number of partitions that share the documents."""
+        return f"{self.time:016x}:{self.ordinal:08x}:{partitions:02x}"
 
     @property
     def seconds(self) -> int:
         return self.time >> 32
+
+
+def partitions_in(text: str) -> int:
+    """How many partitions shared the documents when this position was written."""
+    return _parts(text)[2]
+
+
+def _parts(text: str) -> tuple[int, int, int]:
+    found = _TEXT.fullmatch(text)
+    if found is None:
+        raise FormatError(
+            f"{text[:80]!r} is no position of a MongoDB source",
+            hint="the checkpoint belongs to another kind of source; `evermark checkpoint reset` begins anew",
+        )
+    return int(found[1], 16), int(found[2], 16), int(found[3], 16)
 
 
 def time_of_token(token: str) -> int | None:

@@ -39,11 +39,11 @@ class DocumentsGap(Gap):
 
     @property
     def position(self) -> str:
-        return str(Position(self.time + 1))
+        return Position(self.time + 1).text(self.target.partitions)
 
     def positions(self, first: int, count: int) -> pa.Array:
         """Ordinals of the cluster time that the documents are shown at: the log has no event of it."""
-        return pa.array([str(Position(self.time, first + number)) for number in range(count)])
+        return pa.array([Position(self.time, first + number).text(self.target.partitions) for number in range(count)])
 
     def read(self, piece: Slice) -> Iterator[pa.RecordBatch]:
         with closing(open_client(self.target.url)) as client:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from evermark.errors import EvermarkError, GapError, IdentityError, UnreachableError
+from evermark.errors import EvermarkError, GapError, IdentityError, SetupError, UnreachableError
 from evermark.event import Seen
 from evermark.sources.base import Condition, Feed, Limit, Repair, Slice, Source, Untaken, Warned
 from evermark.sources.mongo.changes import AWAIT_MS, Change, Changes
@@ -23,7 +23,7 @@ from evermark.sources.mongo.connect import RECOVER_HINT, Client, open_client, tr
 from evermark.sources.mongo.deployment import Deployment, look_at, oplog_span
 from evermark.sources.mongo.events import Row, batched, event_id, partition_of, time_of_event
 from evermark.sources.mongo.feed import SharedFeed
-from evermark.sources.mongo.positions import Position
+from evermark.sources.mongo.positions import Position, partitions_in
 from evermark.sources.mongo.repair import DocumentsRepair
 from evermark.sources.mongo.target import MongoTarget
 
@@ -63,12 +63,13 @@ class MongoChanges(Source):
     def earliest(self, partition: int) -> str:
         if self.target.oldest:
             with translated(self._place, "looking for the oldest change (reading local.oplog.rs)"):
-                return str(Position(oplog_span(self.client)[0]))
-        return str(Position(self._look().time + 1))
+                return self._text(Position(oplog_span(self.client)[0]))
+        return self._text(Position(self._look().time + 1))
 
     def check(self, resume: Mapping[int, str], newest: Mapping[int, Seen] | None = None) -> None:
         now = self._look()
         for partition, text in resume.items():
+            self._require_same_partitions(text)
             if Position.parse(text).time > now.time + 1:
                 raise _blamed(
                     partition,
@@ -79,7 +80,7 @@ class MongoChanges(Source):
                     ),
                 )
         # At a first start, too, it is found out whether changes may be read at all.
-        self._require_history(resume or {0: str(Position(now.time + 1))})
+        self._require_history(resume or {0: self._text(Position(now.time + 1))})
         for partition, seen in (newest or {}).items():
             if partition in resume:
                 self._require_event(partition, seen)
@@ -107,7 +108,7 @@ class MongoChanges(Source):
                 return dict(after)
             end = min(end, changes.whole_to)
         # A partition without changes goes on with the others: else the next look would begin where this one began.
-        return {partition: str(max(start, end)) for partition, start in starts.items()}
+        return {partition: self._text(max(start, end)) for partition, start in starts.items()}
 
     def slices(self, partition: int, start: str, end: str) -> Sequence[Slice]:
         return [Slice(partition, start, end)] if start < end else []
@@ -139,7 +140,7 @@ class MongoChanges(Source):
                     break
                 waits_s = max(0.0, time.time() - change.position.seconds)
                 for partition in self._partitions_of(change, starts):
-                    found.setdefault(partition, Untaken(str(change.end), waits_s))
+                    found.setdefault(partition, Untaken(self._text(change.end), waits_s))
                 if len(found) == len(starts):
                     break
         return found
@@ -165,6 +166,18 @@ class MongoChanges(Source):
             client, self._opened = self._opened, None
         if client is not None:
             client.close()
+
+    def _text(self, position: Position) -> str:
+        return position.text(self.target.partitions)
+
+    def _require_same_partitions(self, text: str) -> None:
+        """Documents that move to a partition without a checkpoint would lose what it has not read."""
+        was = partitions_in(text)
+        if was != self.target.partitions:
+            raise SetupError(
+                f"`partitions` was {was} when this source was read last, and is {self.target.partitions} now",
+                hint=f"say `partitions: {was}` again; for another number give the source another name: it begins anew",
+            )
 
     def _look(self) -> Deployment:
         with translated(self._place, "asking who answers"):
