@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -16,9 +15,10 @@ from evermark.sources.base import Limit
 from evermark.sources.mongo.source import MongoChanges
 from evermark.sources.mongo.target import MongoTarget
 from evermark.testing.mongods import MongoReplicaSet
+from evermark.testing.until import until
 
 IMAGES: Mapping[str, Any] = {"changeStreamPreAndPostImages": {"enabled": True}}
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 Row = dict[str, Any]
 
@@ -48,16 +48,18 @@ def fed(source: MongoChanges, starts: Mapping[int, str], count: int) -> tuple[di
     """The first `count` rows, or more, that feeds from these positions on give, and where each partition ends."""
     feeds = {partition: source.follow(partition, start, lambda: None) for partition, start in starts.items()}
     rows: dict[int, list[Row]] = {partition: [] for partition in starts}
-    ends, deadline = dict(starts), time.monotonic() + WAIT_S
+    ends = dict(starts)
+
+    def enough() -> bool:
+        for partition, feed in feeds.items():
+            some = feed.next()
+            if some is not None:
+                rows[partition] += pa.Table.from_batches(some.batches(), TAKEN).to_pylist()
+                ends[partition] = some.end()
+        return sum(map(len, rows.values())) >= count
+
     try:
-        while sum(map(len, rows.values())) < count:
-            assert time.monotonic() < deadline, f"only {rows} came"
-            for partition, feed in feeds.items():
-                some = feed.next()
-                if some is not None:
-                    rows[partition] += pa.Table.from_batches(some.batches(), TAKEN).to_pylist()
-                    ends[partition] = some.end()
-            time.sleep(0.005)
+        until(enough, f"{count} rows come", timeout_s=WAIT_S)
     finally:
         for feed in feeds.values():
             feed.close()
