@@ -13,6 +13,7 @@ from bson.raw_bson import RawBSONDocument
 from pymongo.database import Database
 
 from evermark.sources.mongo import feed
+from evermark.sources.mongo.hidden import HiddenFields
 from evermark.testing.mongods import MongoReplicaSet
 from tests.contract.mongo.mongo_scene import IMAGES, fed, read_all, source_of, told
 
@@ -214,3 +215,23 @@ def test_a_document_that_is_no_text_is_poison_with_its_bytes(mongo_server: Mongo
     assert [(row["op"], row["key"]) for row in mine] == [("poison", "7"), ("update", "7")]
     assert broken in mine[0]["bytes"]
     assert "cannot be decoded" in json.loads(mine[0]["payload"])["reason"]
+
+
+def test_hidden_fields_reach_neither_the_log_nor_a_repair(mongo_server: MongoReplicaSet, database: Db) -> None:
+    """GIVEN fields to hide WHEN documents change, unreadable ones too THEN no column of any row holds their values."""
+    stream = f"{database.name}.orders"
+    hidden = {stream: HiddenFields(exclude=("password",), hash=("email",))}
+    broken = bson.encode({"_id": 2, "password": "s3cret", "s": "AAAA"}).replace(b"AAAA", b"\xff\xfe\xfd\xfc")
+    for after in ("stored", "changes"):
+        with source_of(mongo_server, database.name, after=after, before="stored", hidden=hidden) as source:
+            start, orders = source.earliest(0), database["orders"]
+            orders.insert_one({"_id": 1, "password": "s3cret", "email": "s3cret@x"})
+            orders.update_one({"_id": 1}, {"$set": {"password": "s3cret2", "email": "s3cret@y", "n": 1}})
+            orders.insert_one(RawBSONDocument(broken))
+            rows, _ = read_all(source, 0, start)
+            gap = source.repair(0).begin(lambda: False)
+            rows += [row for piece in gap.pieces for batch in gap.read(piece) for row in batch.to_pylist()]
+            orders.delete_many({})
+        assert [row["op"] for row in rows] == ["insert", "update", "poison", "read", "read"]
+        assert "s3cret" not in str(rows)
+        assert "sha256:" in rows[0]["payload"] and "sha256:" in rows[1]["payload"]

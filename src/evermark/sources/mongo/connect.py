@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import pymongo
+from pymongo import errors as driver
+
 from evermark.errors import (
     BusyError,
     ConfigError,
@@ -16,14 +19,7 @@ from evermark.errors import (
     SetupError,
     UnreachableError,
 )
-
-try:
-    import pymongo
-    from pymongo import errors as driver
-
-    from evermark.sources.mongo.values import Document
-except ModuleNotFoundError as missing:  # an extra of the package
-    raise SetupError("a source of type mongo needs pymongo", hint="pip install 'evermark[mongo]'") from missing
+from evermark.sources.mongo.values import Document
 
 if TYPE_CHECKING:
     from evermark.secrets import Hidden

@@ -135,10 +135,22 @@ def _whose(raw: bytes) -> tuple[str, str | None]:
 
 def _poison(raw: bytes, at: Position, token: str, target: MongoTarget, reason: str) -> Row:
     stream, key = _whose(raw)
+    # The bytes would show what is to be hidden.
+    shown = raw if not target.hidden or (stream and stream not in target.hidden) else None
     id_ = event_id(at.time, token)
     payload = as_json({"reason": reason})
     return Row(
-        id_, at.text(target.partitions), stream, key, Op.POISON, None, at.seconds * 1_000_000, payload, None, None, raw
+        id_,
+        at.text(target.partitions),
+        stream,
+        key,
+        Op.POISON,
+        None,
+        at.seconds * 1_000_000,
+        payload,
+        None,
+        None,
+        shown,
     )
 
 
@@ -165,12 +177,16 @@ class _Event:
     def _of_document(self, op: Op, operation: str) -> Row:
         event, flags = self._event, []
         after, before = event.get("fullDocument"), event.get("fullDocumentBeforeChange")
+        update, hidden = event.get("updateDescription"), self._target.hidden.get(self._stream)
+        if hidden is not None:
+            after, before = hidden.in_document(after), hidden.in_document(before)
+            update = hidden.in_update(update)
         payload = as_json(after) if after is not None else None
         if operation == "replace":
             flags.append("replaced")
         elif operation == "update" and after is None:
             flags.append("partial")
-            payload = as_json(event.get("updateDescription"))
+            payload = as_json(update)
         elif operation == "update" and self._target.after == "lookup":
             flags.append("looked_up")
         return self._row(

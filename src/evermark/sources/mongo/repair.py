@@ -22,10 +22,11 @@ from evermark.sources.mongo.deployment import look_at
 from evermark.sources.mongo.events import Row, batched, partition_of
 from evermark.sources.mongo.positions import Position
 from evermark.sources.mongo.target import MongoTarget
-from evermark.sources.mongo.values import UNDECODED, as_json, decoded, key_text
+from evermark.sources.mongo.values import OPTIONS, UNDECODED, as_json, decoded, key_text
 
 _OWN_DATABASES = ("admin", "config", "local")
 _BATCH_DOCUMENTS = 1000
+_LENIENT = OPTIONS.with_options(unicode_decode_error_handler="replace")
 
 
 class DocumentsGap(Gap):
@@ -70,9 +71,11 @@ class DocumentsGap(Gap):
     def _row(self, stream: str, document: Any) -> Row:
         try:
             value = decoded(document.sent)
+            if (hidden := self.target.hidden.get(stream)) is not None:
+                value = hidden.in_document(value)
             key, payload = key_text(value["_id"]), as_json(value)
         except UNDECODED:
-            key = key_text(decoded(bson.encode({"_id": document["_id"]}))["_id"])
+            key = key_text(bson.decode(document.sent, _LENIENT)["_id"])
             payload = as_json({"reason": "the document cannot be decoded"})
         time_us = (self.time >> 32) * 1_000_000
         return Row("", "", stream, key, Op.READ.value, None, time_us, payload, None, None, None)

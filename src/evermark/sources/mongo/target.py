@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
 
 from evermark.secrets import Hidden
+
+if TYPE_CHECKING:
+    from evermark.sources.mongo.hidden import HiddenFields
 
 PARTITIONS_MAX = 16
 
@@ -24,6 +28,7 @@ class MongoTarget:
     after: AfterImages = "lookup"
     before: BeforeImages = "none"
     oldest: bool = False  # begin with the oldest change that the oplog has, not with the next one
+    hidden: Mapping[str, HiddenFields] = field(default_factory=dict)  # by stream
 
     def wants(self, stream: str) -> bool:
         return not self.collections or stream in self.collections
