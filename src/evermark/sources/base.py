@@ -96,10 +96,14 @@ class Gap(Protocol):
     """The events between the log and the position where reading can go on. Picklable: tasks read it by pieces.
 
     Every event that the log may lack is in a piece; most events in the pieces are logged already, and are dropped.
+    A place that has only its records, and not their events, gives all records of the partition instead (`is_state`).
     """
 
     pieces: Sequence[Slice]
     since: datetime | None = None  # no event in a piece has an earlier event_time
+    # Pieces hold records as they are now, as `op = read`: they are compared with the records that the log implies, and
+    # each difference becomes an insert, update or delete, flagged `repaired`.
+    is_state: bool = False
 
     @property
     def position(self) -> str:

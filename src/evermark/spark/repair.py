@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from evermark.errors import EvermarkError
 from evermark.event import TAKEN, with_all_columns
 from evermark.ingest.repair.steps import FoundFile, RepairTarget
 from evermark.log.base import LogFile
 from evermark.log.frames import TAKEN_SCHEMA, files_frame
+from evermark.log.implied import implied_table
 from evermark.log.read import FileRange, within
 from evermark.log.write import BatchWriter
 from evermark.sources.base import Gap
@@ -26,6 +28,19 @@ _READERS_MAX = 4
 BATCH_ROWS_MAX = 50_000
 BATCH_BYTES_MAX = 128 * 1024 * 1024
 
+_RECORD_OPS = "'insert', 'update', 'delete', 'read', 'truncate'"
+# Where reading goes on is part of the id: a record may differ again at the next gap.
+_DIFFERENCES = """
+select concat('r', left(sha2(concat_ws('\\n', :position, :stream, key), 256), 39)) as event_id, :position as position,
+       :stream as stream, key, if(now is null, 'delete', if(was is null, 'insert', 'update')) as op,
+       coalesce(event_time, current_timestamp()) as event_time,
+       now as payload, was as before, array('repaired') as flags
+from (
+    select coalesce(f.key, i.key) as key, f.payload as now, i.payload as was, f.event_time
+    from {found} as f full outer join {implied} as i on f.key = i.key
+) where now is distinct from was
+"""
+
 
 def found_missing(
     spark: SparkSession,
@@ -36,14 +51,46 @@ def found_missing(
     rows_max: int = BATCH_ROWS_MAX,
 ) -> list[FoundFile]:
     """The gap's events that the log lacks, in order: files written, nothing committed."""
+    if gap.is_state:
+        return _written(differences(spark, gap, [file.path for file in files], wanted.partition), gap, wanted, folder)
     if not gap.pieces:
         return []
     # An event has one time: files that are older than the oldest candidate cannot hold any; poison has none.
     paths = [file.path for file in files if file.timeless != 0 or within(file, gap.since, None)]
-    readers = min(_READERS_MAX, len(gap.pieces))
-    candidates = spark.range(0, len(gap.pieces), 1, readers).mapInArrow(_Read(gap), TAKEN_SCHEMA)
     logged = files_frame(spark, paths).select("event_id")
-    missing = candidates.join(logged, "event_id", "left_anti").select(*TAKEN.names)
+    missing = _candidates(spark, gap).join(logged, "event_id", "left_anti").select(*TAKEN.names)
+    return _written(missing, gap, wanted, folder, rows_max)
+
+
+def differences(spark: SparkSession, gap: Gap, paths: Sequence[str], partition: int) -> DataFrame:
+    """What has to happen to the records that the log implies, so that they are the records of the gap's pieces.
+
+    Streams are compared one by one: the log implies a table for each of them.
+    """
+    logged = files_frame(spark, paths).where(f"op in ({_RECORD_OPS})")
+    # A truncate stands in one partition, and ends the records of all.
+    mine = logged.where(f"partition = {partition} or op = 'truncate'")
+    names = {row[0] for row in mine.select("stream").distinct().collect()} | {p.detail["stream"] for p in gap.pieces}
+    parts = []
+    for name in sorted(names):
+        implied = implied_table(spark, mine.where(mine["stream"] == name)).select("key", "payload")
+        here = _candidates(spark, gap, [n for n, piece in enumerate(gap.pieces) if piece.detail["stream"] == name])
+        about = {"stream": name, "position": gap.position}
+        parts.append(spark.sql(_DIFFERENCES, about, implied=implied, found=here))
+    empty = spark.createDataFrame([], TAKEN_SCHEMA)
+    return reduce(lambda all_, some: all_.unionByName(some, allowMissingColumns=True), parts, empty)
+
+
+def _candidates(spark: SparkSession, gap: Gap, pieces: Sequence[int] | None = None) -> DataFrame:
+    """The rows of these pieces, or of all."""
+    numbers = range(len(gap.pieces)) if pieces is None else pieces
+    readers = max(1, min(_READERS_MAX, len(numbers)))
+    return spark.range(0, len(numbers), 1, readers).mapInArrow(_Read(gap, numbers), TAKEN_SCHEMA)
+
+
+def _written(
+    missing: DataFrame, gap: Gap, wanted: RepairTarget, folder: Path, rows_max: int = BATCH_ROWS_MAX
+) -> list[FoundFile]:
     in_order = missing.repartition(1).sortWithinPartitions("position", "event_id")
     write = _Write(gap, folder, wanted, rows_max)
     try:
@@ -58,11 +105,12 @@ def found_missing(
 @dataclass(frozen=True)
 class _Read:
     gap: Gap
+    pieces: Sequence[int]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                for rows in self.gap.read(self.gap.pieces[number]):
+                for rows in self.gap.read(self.gap.pieces[self.pieces[number]]):
                     yield with_all_columns(rows, TAKEN)
 
 

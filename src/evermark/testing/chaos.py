@@ -2,6 +2,7 @@
 
 `python -m evermark.testing.chaos [--failpoint NAME] [--chain]` runs on a server and folders of its own; its last
 line is a ledger. With `--slot` the replication slot is thrown away as well, and the deaths come while it is repaired.
+With `--mongo` it is the primary of a MongoDB replica set that dies.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from evermark import failpoint
 from evermark.testing.chaos_down import down_and_back
 from evermark.testing.chaos_engine import engine_killed
+from evermark.testing.chaos_mongo import primaries_killed
 from evermark.testing.chaos_replay import replay_beside_live
 from evermark.testing.chaos_upgrade import upgraded
 from evermark.testing.listener import Failing
@@ -27,6 +29,8 @@ from evermark.testing.lost_slot import (
 )
 from evermark.testing.pipeline import Instance, Ledger, Scene, Writer, died_by_itself
 from evermark.testing.servers import fresh_database, postgres_server
+
+_PRIMARIES = 5
 
 
 def killed_at_each(names: Sequence[str], folder: Path, dsn: str) -> Ledger:
@@ -80,11 +84,14 @@ def main() -> int:
     parser.add_argument(
         "--slot", action="store_true", help="lose the replication slot, and die at each step of repairing"
     )
-    parser.add_argument("--events", type=int, default=200_000, help="with --slot, --replay or --down: how many")
+    parser.add_argument(
+        "--events", type=int, default=200_000, help="with --slot, --replay, --down or --mongo: how many"
+    )
     parser.add_argument("--replay", action="store_true", help="a long replay beside live traffic, killed three times")
     parser.add_argument("--down", action="store_true", help="a receiver that is down for many events, and comes back")
     parser.add_argument("--engine", action="store_true", help="kill Spark's JVM under load, a standby waiting")
     parser.add_argument("--kills", type=int, default=10, help="with --engine: how often")
+    parser.add_argument("--mongo", action="store_true", help="kill primaries of a MongoDB replica set under load")
     parser.add_argument("--upgrade", metavar="REVISIONS", help="run these older revisions first, comma between them")
     given = parser.parse_args()
     if given.upgrade:
@@ -93,6 +100,8 @@ def main() -> int:
             0,
             f"upgraded_from={given.upgrade}",
         )
+    if given.mongo:
+        return _primaries(given.events)
     if given.engine:
         return _one_scene(engine_killed, given.kills, f"jvm_kills={given.kills}")
     if given.replay:
@@ -115,6 +124,14 @@ def main() -> int:
                 total += ledger
                 sys.stderr.write(f"killed at {', '.join(kills)}: {ledger}\n")
     sys.stdout.write(f"ledger kills={len(names)} {total}\n")
+    return 0
+
+
+def _primaries(events: int) -> int:
+    with tempfile.TemporaryDirectory(prefix="evermark-chaos-") as root:
+        Path(root).chmod(0o711)
+        ledger = primaries_killed(Path(root), events, _PRIMARIES)
+    sys.stdout.write(f"ledger primaries_killed={_PRIMARIES} {ledger}\n")
     return 0
 
 

@@ -102,5 +102,6 @@ def given_up(error: str) -> GapError:
     return GapError(
         f"the gap could not be closed in {TRIES_MAX} tries within the hour, at last with: {error[:500]}",
         hint="docs/playbook.md, `A slot is lost again and again`: raise max_slot_wal_keep_size, or end the transaction"
-        " that holds the slot back; then `evermark source recover` starts one more try",
+        " that holds the slot back; for MongoDB docs/mongo.md, `When the oplog does not reach back`. Then"
+        " `evermark source recover` starts one more try",
     )

@@ -1,0 +1,56 @@
+"""Positions of a MongoDB source: a cluster time, and an ordinal among the events of that cluster time. Pure.
+
+A change stream gives its events in the order of their cluster times. Events of one transaction have one cluster time,
+and always come in the same order; so do events that several shards made at the same time. Reading goes on at a position
+by a stream that begins at its cluster time, and leaves out the events before its ordinal.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from evermark.errors import FormatError
+
+_TEXT = re.compile(r"([0-9a-f]{16}):([0-9a-f]{8}):([0-9a-f]{2})")
+# A resume token begins with its cluster time: the byte that says so, then eight bytes.
+_TOKEN = re.compile(r"82([0-9A-Fa-f]{16})")
+
+
+class Position(NamedTuple):
+    time: int  # seconds in the high half, the increment in the low one
+    ordinal: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Position:
+        time, ordinal, _ = _parts(text)
+        return cls(time, ordinal)
+
+    def text(self, partitions: int) -> str:
+        """As checkpoints and the log have it: with the number of partitions that share the documents."""
+        return f"{self.time:016x}:{self.ordinal:08x}:{partitions:02x}"
+
+    @property
+    def seconds(self) -> int:
+        return self.time >> 32
+
+
+def partitions_in(text: str) -> int:
+    """How many partitions shared the documents when this position was written."""
+    return _parts(text)[2]
+
+
+def _parts(text: str) -> tuple[int, int, int]:
+    found = _TEXT.fullmatch(text)
+    if found is None:
+        raise FormatError(
+            f"{text[:80]!r} is no position of a MongoDB source",
+            hint="the checkpoint belongs to another kind of source; `evermark checkpoint reset` begins anew",
+        )
+    return int(found[1], 16), int(found[2], 16), int(found[3], 16)
+
+
+def time_of_token(token: str) -> int | None:
+    """The cluster time of a resume token; None for a token of a form we do not know."""
+    found = _TOKEN.match(token)
+    return int(found[1], 16) if found is not None else None
