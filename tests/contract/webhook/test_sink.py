@@ -23,7 +23,7 @@ from evermark.delivery.webhook import sink as sinks
 from evermark.delivery.webhook.base import Job, Try
 from evermark.delivery.webhook.body import Rendering
 from evermark.delivery.webhook.parked_json import row_json
-from evermark.delivery.webhook.shared import SharedBodies
+from evermark.delivery.webhook.rendered_once import SharedBodies
 from evermark.delivery.webhook.signing import new_secret
 from evermark.delivery.webhook.sink import WebhookSink
 from evermark.errors import FormatError

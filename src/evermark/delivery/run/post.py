@@ -25,7 +25,7 @@ from evermark.delivery.sinks import Sinks
 from evermark.delivery.webhook.base import Job, Line
 from evermark.delivery.webhook.bundles import prepared
 from evermark.delivery.webhook.parked_json import texts_of
-from evermark.delivery.webhook.shared import SharedBodies
+from evermark.delivery.webhook.rendered_once import SharedBodies
 from evermark.delivery.work import Assignment, DeliveryOptions, Result, Span
 from evermark.log.row_reader import COLUMNS, I64, ROWS, RowReader, require_codes
 from evermark.log.span import row_addresses
