@@ -43,7 +43,7 @@ IDLE_EVERY_S = 10.0
 _LAST_LSN = (1 << 64) - 1
 _PG_EPOCH_S = 946_684_800
 _WAL, _KEEPALIVE = b"wk"
-_BEGIN, _COMMIT = b"BC"
+_BEGIN, _COMMIT, _MESSAGE = b"BCM"
 _WAL_HEADER = 25
 
 
@@ -68,7 +68,7 @@ class SlotFeed(Feed):
         self._changed = threading.Condition()
         self._messages: list[bytes] = []
         self._bytes = 0
-        self._whole = 0  # how many of the messages end with a commit
+        self._whole = 0  # how many of the messages make whole transactions
         self._open = False  # in the middle of a transaction
         self._end = start.lsn  # of the last whole transaction received, or idle WAL
         self._taken = start.lsn
@@ -233,6 +233,10 @@ class SlotFeed(Feed):
                 self._open = False
                 self._whole = len(self._messages)
                 (self._end,) = struct.unpack_from(">Q", body, 10)
+            elif body[0] == _MESSAGE and not self._open:
+                # A logical message outside any transaction: whole by itself, and it stands where its record begins.
+                self._whole = len(self._messages)
+                self._end = struct.unpack_from(">Q", body, 2)[0] + 1
             return self._whole > 0 or self._bytes >= PIECE_BYTES
 
     def _send_status(self) -> None:

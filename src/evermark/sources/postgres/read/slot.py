@@ -256,6 +256,10 @@ class SlotReader:
             raise found or IdentityError(f"Postgres at {where(link.dsn)} is behind our checkpoint")
         return flush
 
+    def holds_changes(self, start: Position) -> bool:
+        """Whether anything of ours waits from `start` on. True also while another session reads the slot."""
+        return self._holds_changes(start, self._flush_lsn(start))
+
     def _holds_changes(self, start: Position, upto: int) -> bool:
         """Whether any transaction with an event of ours commits in `[start, upto)`."""
         query = filled(self._capture.probe, self._target)
