@@ -18,6 +18,7 @@ from evermark.sources.postgres.tables.install import TablesInstallation
 from evermark.sources.postgres.tables.source import PostgresTables, versions_in_state
 from evermark.testing.servers import PostgresServer, fresh_database
 from evermark.testing.states import fresh_state
+from evermark.testing.until import until
 
 Row = dict[str, Any]
 _numbers = itertools.count()
@@ -67,6 +68,26 @@ class Scene:
             at = end
         return found
 
+    def sent(self, start: str, count: int) -> tuple[list[Row], list[str]]:
+        """As many rows as the server sends from `start` on, and where its batches end."""
+        self.source.begin(0, start)
+        feed = self.source.follow(0, start, lambda: None)
+        rows: list[Row] = []
+        ends: list[str] = []
+
+        def take() -> bool:
+            fed = feed.next()
+            if fed is not None:
+                rows.extend(row for batch in fed.batches() for row in batch.to_pylist())
+                ends.append(fed.end())
+            return len(rows) >= count
+
+        try:
+            until(take, f"{count} rows are sent", timeout_s=30)
+        finally:
+            feed.close()
+        return rows, ends
+
 
 def tables_settings(dsn: str, *tables: Any) -> PostgresSettings:
     """Slots are the server's, not a database's: each scene has names of its own."""
@@ -77,12 +98,19 @@ def tables_settings(dsn: str, *tables: Any) -> PostgresSettings:
 
 @contextmanager
 def scene(server: PostgresServer, *tables: Any, create: str = "") -> Iterator[Scene]:
-    with fresh_database(server) as dsn, psycopg.connect(dsn, autocommit=True) as db, fresh_state(dsn) as state:
+    with fresh_database(server) as dsn, made(dsn, dsn, *tables, create=create) as found:
+        yield found
+
+
+@contextmanager
+def made(dsn: str, state_dsn: str, *tables: Any, create: str = "") -> Iterator[Scene]:
+    """In a database that is there."""
+    with psycopg.connect(dsn, autocommit=True) as db, fresh_state(state_dsn) as state:
         if create:
             db.execute(create.encode())
         settings = tables_settings(dsn, *tables)
         TablesInstallation(settings).install([], wait_s=10.0, say=lambda line: None, goes_on=False)
-        source = PostgresTables(settings.target(), partial(versions_in_state, Plain(dsn), state.schema, SOURCE))
+        source = PostgresTables(settings.target(), partial(versions_in_state, Plain(state_dsn), state.schema, SOURCE))
         try:
             yield Scene(dsn, settings, db, source)
         finally:

@@ -33,6 +33,7 @@ class Capture(ABC):
     """Belongs to one reader of one slot, as its connections do: it does not travel."""
 
     options: ClassVar[Mapping[str, str]]  # of pgoutput, besides protocol and publication
+    margin: ClassVar[int] = 0  # a slot is confirmed so many bytes late: an event's record may begin that much before it
     probe: ClassVar[str]  # whether any transaction with an event of ours commits in a range: upto, start as bytes
 
     def __init__(self, target: PostgresTarget) -> None:

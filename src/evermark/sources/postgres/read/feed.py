@@ -234,14 +234,14 @@ class SlotFeed(Feed):
                 self._whole = len(self._messages)
                 (self._end,) = struct.unpack_from(">Q", body, 10)
             elif body[0] == _MESSAGE and not self._open:
-                # A logical message outside any transaction: whole by itself, and it stands where its record begins.
+                # A logical message outside any transaction is whole by itself. It tells where its record ends.
                 self._whole = len(self._messages)
-                self._end = struct.unpack_from(">Q", body, 2)[0] + 1
+                (self._end,) = struct.unpack_from(">Q", body, 2)
             return self._whole > 0 or self._bytes >= PIECE_BYTES
 
     def _send_status(self) -> None:
         now = int((time.time() - _PG_EPOCH_S) * 1_000_000)
-        at = self._confirmed
+        at = self._confirmed - self._capture.margin
         self._connection.put_copy_data(struct.pack(">cQQQQB", b"r", at, at, at, now, 0))
         self._connection.flush()
 
@@ -269,7 +269,7 @@ class SlotFeed(Feed):
         names = publication.replace("'", "''")
         options = "".join(f", {name} '{value}'" for name, value in self._capture.options.items())
         command = (
-            f'START_REPLICATION SLOT "{slot}" LOGICAL {lsn_text(self._start.lsn)}'
+            f'START_REPLICATION SLOT "{slot}" LOGICAL {lsn_text(self._start.lsn - self._capture.margin)}'
             f" (proto_version '1', publication_names '\"{names}\"'{options})"
         )
         result = self._connection.exec_(command.encode())

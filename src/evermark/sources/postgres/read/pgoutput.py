@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evermark.errors import FormatError
-from evermark.sources.postgres.lsn import U8, Position
+from evermark.sources.postgres.lsn import U8, Position, WalPages
 
 I64 = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -24,7 +24,13 @@ _BEGIN, _COMMIT, _RELATION = b"BCR"
 INSERT, UPDATE, DELETE, TRUNCATE, MESSAGE = b"IUDTM"
 _BEGIN_BYTES = 21
 _TRUNCATE_HEADER = 6
-_MESSAGE_HEADER = 10
+_MESSAGE_HEADER = 14  # without its prefix and content
+# A logical message in the WAL: the header of its record, and of the message in it.
+_RECORD_BYTES, _MESSAGE_BYTES = 24, 24
+_SHORT_DATA = 255
+# A message is placed at most so far behind the beginning of its record: what a session may add to it (its replication
+# origin, the transaction above it), and a page's header.
+MESSAGE_LATE_MAX = 64
 NO_TIME = np.iinfo(np.int64).min
 # Not changes, and not counted: how often relations and types are sent depends on the session, not on the WAL.
 _QUIET = np.zeros(256, dtype=np.bool_)
@@ -122,14 +128,23 @@ class PgoutputReader:
 
     A transaction is taken by its Begin message's final LSN, which is its commit record's: never by the `lsn` column
     of a change, which is where the change was written. A logical message outside any transaction is taken by its own
-    record's LSN: the server sends it between transactions, in the order of these two LSNs.
+    record's LSN: the server sends it between transactions, in the order of these two LSNs. (The message tells where its
+    record *ends*, and there another may begin; a slot judges by where it begins. So it is placed there, or up to
+    MESSAGE_LATE_MAX behind, if not all of the record's size is known: a slot is confirmed that much late.)
 
     Changes of a transaction are numbered from 0 on; `stride` leaves room between their ordinals. A truncate of several
     tables is a change of each.
     """
 
-    def __init__(self, start: Position, end: Position, *, stride: int = 1) -> None:
-        self._start, self._end, self._stride = start, end, stride
+    def __init__(
+        self,
+        start: Position,
+        end: Position,
+        *,
+        stride: int = 1,
+        pages: WalPages = WalPages(),  # noqa: B008 - a value
+    ) -> None:
+        self._start, self._end, self._stride, self._pages = start, end, stride, pages
         self._open: _Open | None = None
         self._relations: dict[int, Relation] = {}
 
@@ -158,7 +173,7 @@ class PgoutputReader:
         before = np.concatenate([np.array([-was.changes], np.int64), counted[at_begin]])
         number, lsn, time = counted - 1 - before[transaction], lsns[transaction], times[transaction]
         if alone.any():
-            lsn[alone] = view.numbers(starts[alone] + 2, ">u8").astype(np.uint64)
+            lsn[alone] = self._message_lsns(view, starts[alone], ends[alone])
             number[alone], time[alone] = 0, NO_TIME
         ordinal = number * self._stride + self._stride - 1
         index, known = self._relate(view, kind, starts, ends, table)
@@ -171,6 +186,11 @@ class PgoutputReader:
             last = _Open(int(lsns[-1]), int(xids[-1]), int(times[-1]), int(counted[-1] - before[-1]))
             self._carry(kind, at_begin, last)
         return result
+
+    def _message_lsns(self, view: View, starts: I64, ends: I64) -> npt.NDArray[np.uint64]:
+        data = _MESSAGE_BYTES + ends - starts - _MESSAGE_HEADER
+        size = _RECORD_BYTES + np.where(data > _SHORT_DATA, 5, 2) + data
+        return self._pages.before(view.numbers(starts + 2, ">u8").astype(np.uint64), (size + 7) // 8 * 8)
 
     def in_range(self, lsn: npt.NDArray[np.uint64], ordinal: I64) -> Mask:
         start, end = np.uint64(self._start.lsn), np.uint64(self._end.lsn)

@@ -192,12 +192,13 @@ class SlotReader:
         """Let the server forget everything before `target`."""
         began = time.monotonic()
         self._flush_lsn(target)  # refuses another incarnation
+        at = lsn_text(target.lsn - self._capture.margin)
         try:
             moved = self.ask(
                 "select (pg_replication_slot_advance(slot_name, %s::pg_lsn)).end_lsn,"
                 " pg_wal_lsn_diff(%s::pg_lsn, restart_lsn)::bigint"
                 " from pg_replication_slots where slot_name = %s and confirmed_flush_lsn < %s::pg_lsn",
-                (lsn_text(target.lsn), lsn_text(target.lsn), self._target.slot, lsn_text(target.lsn)),
+                (at, at, self._target.slot, at),
                 doing=f"advancing slot {self._target.slot}",
             )
         except BusyError:

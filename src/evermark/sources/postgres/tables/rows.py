@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from evermark.errors import SetupError
 from evermark.event import TAKEN, TIMESTAMP, Op, taken_batch
 from evermark.sources.postgres.failures import INSTALL_HINT
-from evermark.sources.postgres.lsn import U8, Incarnation, Position, fixed_strings, hex_columns, positions
+from evermark.sources.postgres.lsn import U8, Incarnation, Position, WalPages, fixed_strings, hex_columns, positions
 from evermark.sources.postgres.read.outbox_rows import gather
 from evermark.sources.postgres.read.pgoutput import (
     DELETE,
@@ -98,11 +98,12 @@ class TablesDecoder:
         catalog: Catalog,
         versions: TableVersions,
         hashed: Mapping[str, Collection[str]],
+        pages: WalPages,
         encoding: str = "utf-8",
     ) -> None:
         self._incarnation: Incarnation = end.incarnation
         self._catalog, self._versions, self._hashed, self._encoding = catalog, versions, hashed, encoding
-        self._reader = PgoutputReader(start, end, stride=STRIDE)
+        self._reader = PgoutputReader(start, end, stride=STRIDE, pages=pages)
         self._latest = versions.before(start)
         self._tables: dict[tuple[int, bytes], Table | None] = {}  # None: its rows are not wanted
         self._id_prefix = np.frombuffer(
