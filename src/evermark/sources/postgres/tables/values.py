@@ -45,6 +45,31 @@ class Form(Enum):
     COMPOSITE = auto()
 
 
+_NO_NUMBERS = ("NaN", "Infinity", "-Infinity")
+# Arrays, by the form of their elements: which cannot be written by replacing, and what is replaced in the others.
+_COMMON = (("{", "["), ("}", "]"), (",", ", "))
+_NULLS = (*_COMMON, ("NULL", "null"))
+_UNLIKE_JSON = {
+    Form.NUMBER: "^[^{]",
+    Form.BIGINT: r"^[^{]|\d{16}",
+    Form.FLOAT: "^[^{]|a|I",
+    Form.BOOLEAN: "^[^{]",
+    Form.TEXT: r'^[^{]|["\\\x00-\x1f]',
+}
+_AS_JSON = {
+    Form.NUMBER: _NULLS,
+    Form.BIGINT: _NULLS,
+    Form.FLOAT: _NULLS,
+    Form.BOOLEAN: (*_NULLS, ("t", "true"), ("f", "false")),
+    Form.TEXT: _COMMON,
+}
+# What stands in quotes; a brace or the delimiter; anything else.
+_TOKENS = {
+    mark: re.compile(rf'"((?:[^"\\]|\\.)*)"|([{{}}{mark}])|((?:[^"\\{{}}{mark}]|\\.)+)', re.DOTALL) for mark in ",;"
+}
+_UNESCAPED = re.compile(r"\\(.)", re.DOTALL)
+
+
 @dataclass(frozen=True)
 class ValueType:
     name: str  # as SQL writes it
@@ -102,7 +127,7 @@ def column(text: pa.Array, kind: ValueType) -> Column:
     if form is Form.BIGINT:
         return Column(text, quoted=_too_large(text))
     if form is Form.FLOAT:
-        return Column(text, quoted=_mask(pc.is_in(text, value_set=pa.array(["NaN", "Infinity", "-Infinity"]))))
+        return Column(text, quoted=_mask(pc.is_in(text, value_set=pa.array(_NO_NUMBERS))))
     if form is Form.BOOLEAN:
         return Column(pc.if_else(pc.equal(text, "t"), "true", "false"), quoted=False)
     if form is Form.TIMESTAMP:
@@ -112,10 +137,36 @@ def column(text: pa.Array, kind: ValueType) -> Column:
     if form is Form.JSON:
         # A line break can only stand between two tokens: it may be a blank, and the whole stays one line.
         return Column(pc.replace_substring(pc.replace_substring(text, "\n", " "), "\r", " "), quoted=False)
-    if form in (Form.ARRAY, Form.COMPOSITE):
-        values = [None if value is None else as_json(value, kind) for value in text.to_pylist()]
-        return Column(pa.array(values, pa.string()), quoted=False)
+    if form is Form.ARRAY and kind.element is not None:
+        return Column(_arrays(text, kind), quoted=False)
+    if form is Form.COMPOSITE:
+        return Column(_one_by_one(text, kind), quoted=False)
     return Column(text)
+
+
+def _one_by_one(text: pa.Array, kind: ValueType) -> pa.Array:
+    return pa.array([None if value is None else as_json(value, kind) for value in text.to_pylist()], pa.string())
+
+
+def _arrays(text: pa.Array, kind: ValueType) -> pa.Array:
+    """Most arrays have neither quotes nor bounds: replacing a few characters in all of them makes them JSON."""
+    element = kind.element.form if kind.element is not None else Form.TEXT
+    unlike = _UNLIKE_JSON.get(element)
+    if unlike is None or kind.delimiter != ",":
+        return _one_by_one(text, kind)
+    slow = _mask(pc.match_substring_regex(text, unlike))
+    if slow.all():
+        return _one_by_one(text, kind)
+    made = text
+    if element is Form.TEXT:
+        made = pc.replace_substring_regex(made, r"([^{},]+)", r'"\1"')
+        made = pc.replace_substring(made, '"NULL"', "null")
+    for plain, written in _AS_JSON[element]:
+        made = pc.replace_substring(made, plain, written)
+    if slow.any():
+        rest = _one_by_one(text.filter(pa.array(slow)), kind)
+        made = pc.replace_with_mask(made, pa.array(slow), rest)
+    return made
 
 
 def as_json(text: str, kind: ValueType) -> str:
@@ -124,7 +175,7 @@ def as_json(text: str, kind: ValueType) -> str:
     if form is Form.ARRAY and kind.element is not None:
         try:
             return _array(text, kind.element, kind.delimiter)
-        except ValueError:
+        except (ValueError, KeyError):
             return json.dumps(text, ensure_ascii=False)  # no array after all: a type of an extension's own
     if form is Form.COMPOSITE:
         try:
@@ -138,7 +189,17 @@ def as_json(text: str, kind: ValueType) -> str:
             for (name, of), value in pairs
         )
         return "{" + ", ".join(inner) + "}"
-    return str(column(pa.array([text], pa.string()), kind).json()[0].as_py())
+    if form is Form.NUMBER or (form is Form.BIGINT and abs(int(text)) <= SAFE_INTEGER_MAX):
+        return text
+    if form is Form.FLOAT and text not in _NO_NUMBERS:
+        return text
+    if form is Form.BOOLEAN:
+        return "true" if text == "t" else "false"
+    if form is Form.TIMESTAMP:
+        text = text.replace(" ", "T", 1).replace("+00", "+00:00", 1)
+    if form is Form.JSON:
+        return text.replace("\n", " ").replace("\r", " ")
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _array(text: str, element: ValueType, delimiter: str) -> str:
@@ -146,34 +207,20 @@ def _array(text: str, element: ValueType, delimiter: str) -> str:
     bounds = _BOUNDS.match(text)
     at = bounds.end() if bounds else 0
     out: list[str] = []
-    token: list[str] = []
-    was_quoted = False
     depth = 0
-    while at < len(text):
-        char = text[at]
-        if char == '"':
-            at, part = _quoted(text, at + 1)
-            token.append(part)
-            was_quoted = True
-            continue
-        if char == "{":
-            depth += 1
-            out.append("[")
-        elif char in ("}", delimiter):
-            if token or was_quoted:
-                value = "".join(token)
-                out.append("null" if value == "NULL" and not was_quoted else as_json(value, element))
-                token, was_quoted = [], False
-            out.append("]" if char == "}" else ", ")
-            depth -= char == "}"
-        elif char == "\\":
-            at += 1
-            token.append(text[at : at + 1])
-        else:
-            token.append(char)
-        at += 1
-        if depth == 0 and out:
+    for token in _TOKENS[delimiter].finditer(text, at):
+        if token.start() != at or (at and depth == 0 and out):
             break
+        at = token.end()
+        quoted, mark, plain = token.groups()
+        if mark is None:
+            value = _UNESCAPED.sub(r"\1", plain if quoted is None else quoted)
+            out.append("null" if plain == "NULL" else as_json(value, element))
+        elif mark == delimiter:
+            out.append(", ")
+        else:
+            depth += 1 if mark == "{" else -1
+            out.append("[" if mark == "{" else "]")
     if depth or at != len(text) or not out:
         raise ValueError(f"not an array: {text[:50]}")
     return "".join(out)
