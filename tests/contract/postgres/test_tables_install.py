@@ -267,3 +267,32 @@ def test_a_table_is_added_and_taken_out_while_reading_goes_on(server: PostgresSe
         assert [row["stream"] for row in rows if row["op"] == "insert"] == [
             "public.orders", "public.more", "public.orders",
         ]  # fmt: skip
+
+
+@pytest.mark.parametrize("lost", ["slot", "publication"])
+def test_a_gap_in_tables_is_skipped_at_a_persons_word_alone(server: PostgresServer, lost: str) -> None:
+    """Nobody asked: refused, with what to run. A person chose: a new slot under the old name, and reading goes on."""
+    with scene(server, "public.orders", create=ORDERS) as at:
+        left_at = at.source.earliest(0)
+        name = at.settings.publication
+        at.run("insert into orders values (1, 1, 'lost')")
+        if lost == "slot":
+            at.run(f"select pg_drop_replication_slot('{at.settings.slot}')")
+        else:
+            at.run(f"alter publication {name} drop table orders", f"alter publication {name} add table only orders")
+        with pytest.raises(GapError):
+            at.source.check({0: left_at})
+        repair = at.source.repair(0)
+        with pytest.raises(SetupError, match="cannot be found in this version") as caught:
+            repair.begin(lambda: False, left_at)
+        assert "--choice skip" in caught.value.hint
+        gap = repair.begin(lambda: False)
+        with pytest.raises(SetupError, match="cannot be found in this version"):
+            next(iter(gap.pieces))
+        repair.finish(gap.position)
+        repair.close()
+        at.source.check({0: gap.position})
+        at.source.begin(0, gap.position)
+        at.run("insert into orders values (2, 1, 'after')")
+        assert [row["key"] for row in at.all(gap.position) if row["op"] == "insert"] == ["2"]
+        assert "publication" not in findings(at) and "spare_slot" not in findings(at)

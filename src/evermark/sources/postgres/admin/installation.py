@@ -19,6 +19,8 @@ from evermark.sources.postgres.target import PostgresTarget, TableChoice
 
 
 class OutboxInstallation(Installation):
+    keeps_events = True
+
     def __init__(self, settings: PostgresSettings) -> None:
         self._settings = settings
 

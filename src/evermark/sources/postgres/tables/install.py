@@ -39,6 +39,8 @@ from pg_class c where c.oid = to_regclass(%s)
 
 
 class TablesInstallation(Installation):
+    keeps_events = False
+
     def __init__(self, settings: PostgresSettings) -> None:
         self._settings = settings
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from evermark.errors import BusyError
 from evermark.secrets import Hidden
-from evermark.sources.base import Condition, Untaken, Warned
+from evermark.sources.base import Condition, Repair, Untaken, Warned
 from evermark.sources.marks import Marks
 from evermark.sources.postgres.connect import connect
 from evermark.sources.postgres.lsn import Position
@@ -19,6 +19,7 @@ from evermark.sources.postgres.read.slot_source import SlotSource, blamed_on, wa
 from evermark.sources.postgres.survey import stranger, unfit, wal_warnings
 from evermark.sources.postgres.tables.capture import TablesCapture
 from evermark.sources.postgres.tables.publication import unusable
+from evermark.sources.postgres.tables.repair import repair_of
 from evermark.sources.postgres.tables.versions import StateVersions, TableVersions
 from evermark.sources.postgres.target import PostgresTarget
 from evermark.state.connection import State
@@ -95,6 +96,15 @@ class PostgresTables(SlotSource):
             return self._slots[partition].holds_changes(position)
         except BusyError:
             return False  # a reader has come meanwhile
+
+    def repair(self, partition: int) -> Repair:
+        return repair_of(self._target, on_finished=self._renew)
+
+    def _renew(self) -> None:
+        """What was known of the old slot's WAL says nothing of the new one's."""
+        old = self._slots[0]
+        self._slots[0] = SlotReader(self._capture)
+        old.forget()
 
     def close(self) -> None:
         super().close()
