@@ -70,7 +70,6 @@ class Scene:
 
     def sent(self, start: str, count: int) -> tuple[list[Row], list[str]]:
         """As many rows as the server sends from `start` on, and where its batches end."""
-        self.source.begin(0, start)
         feed = self.source.follow(0, start, lambda: None)
         rows: list[Row] = []
         ends: list[str] = []

@@ -120,6 +120,8 @@ def test_ids_are_the_same_by_peek_and_by_stream(at: Scene, monkeypatch: pytest.M
     assert "undone" not in streams and {"kept", "within"} <= streams
     notes = {row["payload"] and '"prepared"' in row["payload"] for row in peeked}
     assert True in notes and not any(row["payload"] and '"never"' in row["payload"] for row in peeked)
+    truncated = [row["stream"] for row in peeked if row["op"] == "truncate"]
+    assert sorted(truncated) == sorted(TABLES)
     # AND from wherever it goes on, what follows is the same
     for end in ends[:5]:
         rest = [row for row in peeked if row["position"] >= end]
@@ -141,7 +143,6 @@ def test_a_message_outside_a_transaction_is_taken_once_at_any_boundary(at: Scene
         lsn = int(row["position"][25:41], 16)
         for cut in range(lsn - 8, lsn + 64, 4):
             middle = f"{row['position'][:25]}{cut:016x}:{0:08x}"
-            at.source.begin(0, start)
             first = at.read(start, middle)
             at.source.confirm(0, middle)
             SlotReader(at.source._capture).advance(Position.parse(middle))
@@ -152,6 +153,14 @@ def test_a_message_outside_a_transaction_is_taken_once_at_any_boundary(at: Scene
             assert streamed == rest
             assert all(end > each["position"] for end in ends[-1:] for each in rest)
             start = middle
+
+
+def test_a_message_outside_a_transaction_is_sent_without_waiting_for_one(at: Scene) -> None:
+    """No commit follows it."""
+    start = at.source.earliest(0)
+    at.run("select pg_logical_emit_message(false, 'alone', '1')")
+    rows, ends = at.sent(start, 1)
+    assert [row["stream"] for row in rows] == ["alone"] and ends[-1] > rows[0]["position"]
 
 
 @pytest.mark.parametrize("inside", [False, True], ids=["alone", "in a subtransaction"])

@@ -54,9 +54,6 @@ class PostgresTables(SlotSource):
                 self._opened = self._open()
             return self._opened
 
-    def begin(self, partition: int, position: str) -> None:
-        self._versions.forget_from(Position.parse(position))
-
     def condition(self) -> Condition:
         gauges = wal_gauges([self._slots[0].look()], self._target.wal_retained_warn_bytes)
         warnings = dict(wal_warnings(gauges))

@@ -34,9 +34,6 @@ class TableVersions(Protocol):
 
     def keep(self, versions: Iterable[TableVersion]) -> None: ...
 
-    def forget_from(self, position: Position) -> None:
-        """Nothing at `position` or after it is logged: versions from there on are told again."""
-
     def close(self) -> None: ...
 
 
@@ -71,12 +68,6 @@ class StateVersions:
             for each in versions:
                 lists = (json.dumps(each.columns), json.dumps(each.hashed))
                 conn.execute(statement, (self._source, each.stream, each.version, each.position, each.shape, *lists))
-
-    def forget_from(self, position: Position) -> None:
-        statement = "delete from table_versions where source = %s and left(position, %s) = %s and position >= %s"
-        text = str(position)
-        with self._state.connection() as conn:
-            conn.execute(statement, (self._source, _INCARNATION, text[:_INCARNATION], text))
 
     def close(self) -> None:
         self._state.close()
