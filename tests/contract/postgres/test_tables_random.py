@@ -17,8 +17,7 @@ from evermark.testing.servers import PostgresServer
 from evermark.testing.until import until
 from tests.contract.postgres.tables_scene import Row, Scene, scene
 
-STEPS = 250
-# Of three replica identities; the third has no key but the whole row.
+STEPS = 500
 CREATE = """
 create table plain (id int primary key, n numeric, t text, at timestamptz);
 create table whole (id int primary key, n numeric, t text, at timestamptz);
@@ -46,16 +45,16 @@ class Writers:
     def step(self) -> None:
         conn, choice = self.rng.choice(self.open), self.rng.random()
         try:
-            if choice < 0.75:
+            if choice < 0.6:
                 self.change(conn)
-            elif choice < 0.8:
+            elif choice < 0.68:
                 conn.execute("savepoint here")
                 self.change(conn)
                 conn.execute("rollback to savepoint here")
-            elif choice < 0.83:
+            elif choice < 0.7:
                 self.added += 1
                 table = self.rng.choice(NAMES)
-                conn.execute(f"alter table {table} add column c{self.added} int default {self.added}".encode())
+                conn.execute(f"alter table {table} add column c{self.added} int".encode())
                 self.change(conn)
             else:
                 (conn.commit if choice < 0.97 else conn.rollback)()
@@ -110,7 +109,7 @@ class Implied:
 
 
 def there(at: Scene, name: str) -> dict[str, dict[str, Any]]:
-    rows = at.db.execute(f"select to_jsonb(t), n::text from {name} t".encode()).fetchall()
+    rows = at.db.execute(f"select to_jsonb(r.*), n::text from {name} r".encode()).fetchall()
     return {str(row["id"]): {**row, "n": n} for row, n in rows}
 
 
@@ -142,7 +141,7 @@ def fed(source: PostgresTables, start: str, least: int) -> tuple[str, list[Row]]
     return end, rows
 
 
-@pytest.mark.parametrize("turn", range(3))
+@pytest.mark.parametrize("turn", range(2))
 def test_the_tables_that_events_imply_are_those_of_the_server(server: PostgresServer, turn: int) -> None:
     """Under overlapping transactions, savepoints, DDL, key changes, truncates and large values; asked for and sent in
     turn, by readers that are made anew, cut anywhere and confirmed late."""
@@ -174,12 +173,13 @@ def test_the_tables_that_events_imply_are_those_of_the_server(server: PostgresSe
                 source = PostgresTables(at.settings.target(), at.source._open)
         writers.end()
         at.run("insert into plain (id) values (1000)")
-        until(
-            lambda: not take(by_feed=False) and f"{1000}" in implied.tables["public.plain"],
-            "all is taken",
-            timeout_s=60,
-        )
+        last = implied.tables["public.plain"]
+        until(lambda: not take(by_feed=False) and "1000" in last, "all is taken", timeout_s=60)
         source.close()
-        assert len(set(ids)) == len(ids)
+        assert len(set(ids)) == len(ids) > 50
         for name in NAMES:
-            assert implied.tables[f"public.{name}"] == there(at, name), (seed, name)
+            wanted = there(at, name)
+            # A column that was added changes no row: rows from before it do not have it in their events.
+            rows = implied.tables[f"public.{name}"].items()
+            found = {key: {**dict.fromkeys(wanted.get(key, {})), **row} for key, row in rows}
+            assert found == wanted, (seed, name)

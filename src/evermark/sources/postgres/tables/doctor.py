@@ -35,7 +35,7 @@ def examined(
     try:
         with connect(target.dsn, statement_timeout=_STATEMENT_TIMEOUT) as link:
             facts, survey = examine_server(link, target), look(link, target)
-            published, bad = members(link, target), unusable(link, target)
+            published, bad = members(link, target), unusable(link.row, target)
     except EvermarkError as error:
         yield wrong("reachable", error.message, error.hint)
         return

@@ -15,6 +15,7 @@ from evermark.sources.postgres.connect import Link
 from evermark.sources.postgres.failures import where
 from evermark.sources.postgres.lsn import Incarnation
 from evermark.sources.postgres.outbox import filled, script
+from evermark.sources.postgres.read.capture import Ask
 from evermark.sources.postgres.slots import SLOT_COLUMNS, Slot
 from evermark.sources.postgres.survey import Survey
 from evermark.sources.postgres.target import PostgresTarget, TableChoice
@@ -95,9 +96,13 @@ def publication_sql(target: PostgresTarget, tables: Sequence[TableChoice]) -> st
     return filled(text, target).replace("@tables@", literal)
 
 
-def unusable(link: Link, target: PostgresTarget) -> list[Unusable]:
+def unusable(ask: Ask, target: PostgresTarget) -> list[Unusable]:
     query = script("tables_identity.sql", target).replace("%", "%%")
-    return [Unusable(*row) for row in link.rows(query, doing="looking at replica identities")]
+    found = ask(
+        f"select coalesce(jsonb_agg(jsonb_build_array(b.name, b.trouble, b.mend)), '[]') from ({query}) b",
+        doing="looking at replica identities",
+    )
+    return [Unusable(*row) for row in (found[0] if found else [])]
 
 
 def members(link: Link, target: PostgresTarget) -> list[Member]:

@@ -11,7 +11,6 @@ from evermark.errors import BusyError
 from evermark.secrets import Hidden
 from evermark.sources.base import Condition, Repair, Untaken, Warned
 from evermark.sources.marks import Marks
-from evermark.sources.postgres.connect import connect
 from evermark.sources.postgres.lsn import Position
 from evermark.sources.postgres.read.pace import IDLE_OFFER_S, PROBE_BYTES_MAX
 from evermark.sources.postgres.read.slot import SlotReader
@@ -57,8 +56,7 @@ class PostgresTables(SlotSource):
     def condition(self) -> Condition:
         gauges = wal_gauges([self._slots[0].look()], self._target.wal_retained_warn_bytes)
         warnings = dict(wal_warnings(gauges))
-        with connect(self._target.dsn) as link:
-            bad = unusable(link, self._target)
+        bad = unusable(self._slots[0].ask, self._target)
         gauges["unusable_tables"] = len(bad)
         if bad:
             said = "; ".join(f"{each.table} {each.trouble}" for each in bad[:_NAMED_MAX])
