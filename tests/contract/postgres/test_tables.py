@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from evermark.testing.servers import PostgresServer
+from evermark.testing.until import until
 from tests.contract.postgres.tables_scene import scene
 
 ORDERS = "create table orders (id bigint primary key, total numeric(10,2), note text)"
@@ -172,3 +173,18 @@ def test_logical_messages_are_events(server: PostgresServer) -> None:
         ]  # fmt: skip
         assert rows[3]["flags"] == ["binary"]
         assert [row["position"] for row in rows] == sorted(row["position"] for row in rows)
+
+
+def test_what_waits_is_seen_without_taking_the_slot_from_its_reader(server: PostgresServer) -> None:
+    """While somebody reads the slot, a look says nothing of it, and ends nobody."""
+    with scene(server, "public.orders", create=ORDERS) as at:
+        start = at.source.earliest(0)
+        assert dict(at.source.untaken({0: start})) == {}
+        at.run("insert into orders values (1, 1, 'waits')")
+        assert set(at.source.untaken({0: start})) == {0}
+        feed = at.source.follow(0, start, lambda: None)
+        try:
+            assert dict(at.source.untaken({0: start})) == {}
+            until(feed.next, "the row is sent", timeout_s=30)
+        finally:
+            feed.close()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -48,8 +48,9 @@ select pg_terminate_backend(active_pid, 1000) from pg_replication_slots where sl
 class SlotReader:
     """One reader: a slot has one at a time. Not picklable; made anew in each process from its place."""
 
-    def __init__(self, capture: Capture, big_bytes: int = BIG_BYTES) -> None:
-        self._capture = capture
+    def __init__(self, capture: Capture, big_bytes: int = BIG_BYTES, session: Mapping[str, str] | None = None) -> None:
+        """`session`: settings of the connection that asks and probes."""
+        self._capture, self._session = capture, dict(session or {})
         self._target = capture.target
         self._big_bytes = big_bytes
         self._lock = threading.RLock()
@@ -258,17 +259,17 @@ class SlotReader:
         return flush
 
     def holds_changes(self, start: Position) -> bool:
-        """Whether anything of ours waits from `start` on. True also while another session reads the slot."""
-        return self._holds_changes(start, self._flush_lsn(start))
+        """Whether anything of ours is known to wait from `start` on: not while another session reads the slot."""
+        return self._holds_changes(start, self._flush_lsn(start), while_read=False)
 
-    def _holds_changes(self, start: Position, upto: int) -> bool:
+    def _holds_changes(self, start: Position, upto: int, *, while_read: bool = True) -> bool:
         """Whether any transaction with an event of ours commits in `[start, upto)`."""
         query = filled(self._capture.probe, self._target)
         link = self._control()
         try:
             found = link.connection.execute(query, (lsn_text(upto), start.lsn.to_bytes(8, "big"))).fetchone()
         except pg.ObjectInUse:
-            return True  # another session reads the slot; `read` waits for it, or says so
+            return while_read  # another session reads the slot; `read` waits for it, or says so
         except psycopg.Error as error:
             self._drop(link)
             raise self._explain(error, start) from error
@@ -296,7 +297,7 @@ class SlotReader:
     def _control(self) -> Link:
         with self._lock:
             if self._link is None or self._link.connection.closed:
-                self._link = connect(self._target.dsn)
+                self._link = connect(self._target.dsn, **self._session)
                 self._incarnation_checked = False
                 self._capture.connected()
             return self._link

@@ -26,6 +26,7 @@ from evermark.state.connection import State
 # A reader passes WAL that holds nothing of ours after IDLE_OFFER_S, and needs a moment to do it.
 STANDS_STILL_S = 2 * IDLE_OFFER_S
 _NAMED_MAX = 3
+_LOOK_TIMEOUT = "2s"
 
 
 def versions_in_state(dsn: Hidden, schema: str, source: str) -> TableVersions:
@@ -41,6 +42,8 @@ class PostgresTables(SlotSource):
         self._opening = threading.Lock()
         self._capture = TablesCapture(target, lambda: self._versions)
         super().__init__([SlotReader(self._capture)])
+        # Has a connection of its own, and never keeps the slot from its reader for long.
+        self._look = SlotReader(self._capture, session={"statement_timeout": _LOOK_TIMEOUT})
         self._marks = Marks()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -71,7 +74,7 @@ class PostgresTables(SlotSource):
     def _waiting(self, partition: int, text: str) -> Untaken | None:
         position = Position.parse(text)
         with blamed_on(partition):
-            survey = self._slots[partition].look()
+            survey = self._look.look()
             trouble = unfit(survey) or stranger(survey, position)
             if trouble is not None:
                 raise trouble
@@ -82,15 +85,15 @@ class PostgresTables(SlotSource):
                 return None
             behind_s = self._marks.behind_s(text, now)
             idle = survey.slot is not None and not survey.slot.active
-            if behind_s > STANDS_STILL_S or (idle and ahead <= PROBE_BYTES_MAX and self._holds(partition, position)):
+            if behind_s > STANDS_STILL_S or (idle and ahead <= PROBE_BYTES_MAX and self._holds(position)):
                 return Untaken(upto, behind_s)
         return None
 
-    def _holds(self, partition: int, position: Position) -> bool:
+    def _holds(self, position: Position) -> bool:
         try:
-            return self._slots[partition].holds_changes(position)
+            return self._look.holds_changes(position)
         except BusyError:
-            return False  # a reader has come meanwhile
+            return False  # a reader has come meanwhile, or the look took too long
 
     def repair(self, partition: int) -> Repair:
         return repair_of(self._target, on_finished=self._renew)
@@ -102,6 +105,7 @@ class PostgresTables(SlotSource):
         old.forget()
 
     def close(self) -> None:
+        self._look.forget()
         super().close()
         with self._opening:
             if self._opened is not None:
