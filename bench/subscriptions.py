@@ -5,7 +5,7 @@ large set. Of each set 60 % ask for a stream, an operation and the value of a pa
 range; 10 % for something no index knows. What is measured is what a delivery does before it posts: each event is
 matched, and the rows of each subscription are read, in the task that would post them.
 
-Then a batch of 200 events as a lane matches it, in memory and without Spark.
+Then a batch of 200 events as a lane matches it, in memory and without Spark; and 10 000 subscriptions (`many.py`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from bench.many import ten_thousand
 from bench.report import Report, say
 from evermark.delivery.base import Cursor, SourcePartition, SubscriptionSpec
 from evermark.delivery.work import Span
@@ -85,7 +86,7 @@ class _Count:
         from evermark.delivery.run.post import addresses_of, by_subscription, gathered, read
 
         places = gathered(map(addresses_of, batches))
-        rows = sum(mine.num_rows for wanted in read(self.paths, places) for _, mine in by_subscription(*wanted))
+        rows = sum(mine.num_rows for wanted in read(self.paths, places) for _, _, mine in by_subscription(*wanted))
         yield pa.RecordBatch.from_arrays([pa.array([rows])], names=["rows"])
 
 
@@ -139,4 +140,5 @@ def run(scale: float, folder: Path) -> Report:
     batch = pq.read_table(path).slice(0, _BATCH)
     few, many = (report.spread(f"ms_batch_{count}", _match_here(batch, count, report)) for count in (_FEW, _MANY))
     report.ratios["growth_batch"] = many / few
+    ten_thousand(report, scale, folder / "many")
     return report

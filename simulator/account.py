@@ -9,7 +9,6 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.memory import MemoryLeases
 from evermark.delivery.base import (
     Cursor,
@@ -124,9 +123,9 @@ class Account:
     def is_handled(self, one: str, event_id: str, replay: str) -> bool:
         return event_id in (self.replayed[one, replay] if replay else self.handled[one])
 
-    def after_write(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def after_write(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], lease: str) -> None:
         epoch = kwargs["epoch"] if "epoch" in kwargs else args[_EPOCH_AT.get(method, -1)]
-        require_epoch(self._leases, DELIVER_LEASE, epoch, f"delivery.{method}")
+        require_epoch(self._leases, lease, epoch, f"delivery.{method}")
         if method == "retried" and args[1].fate is Fate.ENDPOINT_FAILED:
             require(args[0] in self.live_failed, f"{args[0]} is blamed for what only a replay met")
             self.live_failed.discard(args[0])
@@ -177,7 +176,7 @@ class Account:
 
     def _begin(self, spec: SubscriptionSpec, start: CursorVector | None) -> None:
         one = self.current[spec.name] = who(spec)
-        stands = self._store.group().cursors if start is None else start
+        stands = self._store.groups()[self._store.tables.shard_at[spec.name]].cursors if start is None else start
         self._passed[one] = dict(stands)
         self.promises.begin(spec, stands)
         self.keys.begin(spec)
@@ -196,9 +195,11 @@ class Account:
             require(there == asked, f"{name} is {there}; asked for was {asked}")
 
     def _look_at_cursors(self) -> None:
-        group = self._store.group()
+        groups = self._store.groups().values()
         for name, one in self.current.items():
-            vector = group.cursors if name in group.members else self._store.cursors(name)
+            mine_in = [group for group in groups if name in group.members]
+            require(len(mine_in) <= 1, f"{name} is a member of {len(mine_in)} groups")
+            vector = mine_in[0].cursors if mine_in else self._store.cursors(name)
             mine = self._passed[one]
             for place, now in vector.items():
                 before = mine.get(place, Cursor(0))

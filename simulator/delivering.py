@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
-from evermark.cluster.fence import DELIVER_LEASE
+from evermark.cluster.fence import deliver_lease
 from evermark.delivery.base import KeyWanted, Outcome, SourcePartition, Subscription, SubscriptionSpec
 from evermark.delivery.bots.views import ViewLimits
 from evermark.delivery.decide.answers import Verdict
@@ -101,12 +101,12 @@ class WatchedOwner(DeliveryOwner):
             self.former = live
 
 
-def _post(instance: Instance, spec: SubscriptionSpec, rows: Sequence[Row], replay: str = "") -> Answer:
+def _post(instance: Instance, lease: str, spec: SubscriptionSpec, rows: Sequence[Row], replay: str = "") -> Answer:
     world, ids = instance.world, " ".join(row.event_id for row in rows)
     receiver = world.receiver_of(spec)
 
     def act() -> Answer:
-        stale = world.owner_epoch(DELIVER_LEASE) != instance.epochs.get(DELIVER_LEASE)
+        stale = world.owner_epoch(lease) != instance.epochs.get(lease)
         return receiver.post(spec, rows, world.baton.now, replay, stale=stale)
 
     try:
@@ -130,11 +130,11 @@ def _telling(
     ]
 
 
-def delivery_of(instance: Instance) -> DeliveryOwner:
-    world = instance.world
+def delivery_of(instance: Instance, shard: int, shards: int) -> DeliveryOwner:
+    world, lease = instance.world, deliver_lease(shard)
     baton, scenario, rng = world.baton, world.scenario, world.baton.rng
 
-    post, begin = partial(_post, instance), partial(instance.begin_work, DELIVER_LEASE)
+    post, begin = partial(_post, instance, lease), partial(instance.begin_work, lease)
     deliverer = SimBothDeliverer(
         world.account,
         world.logs,
@@ -155,7 +155,7 @@ def delivery_of(instance: Instance) -> DeliveryOwner:
     )
     sources = {name: instance.port(f"source {name}", made, ports.nothing) for name, made in world.sources.items()}
     works = DeliveryWorks(
-        instance.store,
+        instance.store_of(shard),
         instance.replays,
         SimLogView(instance),
         deliverer,
@@ -172,6 +172,8 @@ def delivery_of(instance: Instance) -> DeliveryOwner:
         SimDeliveryNews(instance),
         instance.candidate,
         LIMITS,
+        shard,
+        shards,
     )
     owner.instance = instance
     return owner

@@ -13,9 +13,10 @@ from datetime import datetime
 from typing import Any
 
 from evermark.cluster.base import Holder, Lease
-from evermark.cluster.fence import source_lease
+from evermark.cluster.fence import deliver_lease, source_lease
 from evermark.cluster.holding import LIMITS, Candidate
 from evermark.delivery.base import Cursor, SourcePartition
+from evermark.delivery.decide.shards import FIRST
 from evermark.delivery.replay.owner import RequestDesk
 from evermark.delivery.run.owner import DeliveryOwner
 from evermark.delivery.work import Span
@@ -97,9 +98,9 @@ class SimLeases:
 
 
 class Instance(Process):
-    """One process. `delivery` is its owner of delivery, whether it has the lease or not."""
+    """One process. `delivery` has its owners of shards of delivery, whether they have the leases or not."""
 
-    delivery: DeliveryOwner
+    delivery: list[DeliveryOwner]
 
     def __init__(self, world: World, name: str, run: int) -> None:
         super().__init__(f"{name}.{run}")
@@ -115,7 +116,10 @@ class Instance(Process):
         self.candidate = Candidate(self.leases, self.holder, self.runtime, self.log)
         self.heads = self.port("heads", world.heads, ports.heads_landed(truth))
         self.checkpoints = self.port("checkpoints", world.checkpoints, ports.checkpoints_landed(truth))
-        self.store = self.port("delivery", world.store, ports.delivery_landed(world.account))
+        self._stores: dict[int, Any] = {}
+        self.store = self.store_of(FIRST)
+        if world.scenario.shards == 1:
+            self.store.spread = lambda _shards, _epoch: None  # has nothing to do, and is no effect
         self.replays: Any = world.replays  # where nobody asks for any, looking for them is no effect
         if world.scenario.replays:
             self.replays = self.port("replays", world.replays, world.replayed.landed)
@@ -123,6 +127,20 @@ class Instance(Process):
 
     def port(self, name: str, target: object, landed: ports.Landed) -> Any:
         return Port(self.world, self, name, target, landed)
+
+    def store_of(self, shard: int) -> Any:
+        if shard not in self._stores:
+            store = self.world.store
+            landed = ports.delivery_landed(self.world.account, deliver_lease(shard))
+            self._stores[shard] = self.port("delivery", store.of_shard(shard) if shard else store, landed)
+        return self._stores[shard]
+
+    def serving(self) -> set[str]:
+        return {name for owner in self.delivery for name in owner.serving()}
+
+    def hand_over(self, span: Span) -> None:
+        for owner in self.delivery:
+            owner.hand_over(span)
 
     def acquired(self, lease: Lease) -> None:
         self.epochs[lease.name] = lease.epoch

@@ -157,7 +157,7 @@ class Desk:
         if found.state is not SubscriptionState.SUSPENDED or found.next_attempt_at is None:
             return found.state in (SubscriptionState.SUSPENDED, SubscriptionState.DISABLED)
         store = self._world.store
-        return self._world.calm and found.failures > 0 and store.cursors(found.name) == store.group().cursors
+        return self._world.calm and found.failures > 0 and store.cursors(found.name) == store.group_of(found.name)
 
     def _resume(self, name: str) -> None:
         self._as_deliverer(lambda epoch: self._store.resume(name, epoch))
@@ -187,7 +187,7 @@ class Desk:
             self._add(rng.choice(free), None)
             return True
         for name in ours:
-            busy = _IMPATIENT if name in self._instance.delivery.serving() else 1
+            busy = _IMPATIENT if name in self._instance.serving() else 1
             for what in ("anew", "remove", "change", "rotate", "retire"):
                 if rng.random() < chance[what] * busy:
                     getattr(self, f"_{what}")(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from evermark.delivery.base import Cursor, SourcePartition
+from evermark.delivery.base import Cursor, CursorVector, SourcePartition
 from evermark.delivery.replay.memory import MemoryReplays
 from evermark.delivery.replay.plan import Target, TargetState
 from evermark.delivery.store.memory import MemoryDelivery
@@ -104,6 +104,7 @@ _READS = frozenset(
         "subscriptions",
         "subscription",
         "group",
+        "groups",
         "cursors",
         "cursors_outside",
         "room",
@@ -142,16 +143,19 @@ _STILL = frozenset({"leases.acquire", "leases.renew", "leases.require", "leases.
 _NO_EFFECT = frozenset({"partitions", "repair"})  # answered without asking anybody
 
 
-def delivery_landed(account: Account) -> Landed:
+def delivery_landed(account: Account, lease: str) -> Landed:
     def landed(method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if method not in _READS:
-            account.after_write(method, args, kwargs)
+            account.after_write(method, args, kwargs, lease)
 
     return landed
 
 
 class SimStore(MemoryDelivery):
     """`MemoryDelivery` that shows what was refused although nobody else was there."""
+
+    def group_of(self, subscription: str) -> CursorVector:
+        return self.tables.groups[self.tables.shard_at[subscription]].cursors
 
     def settle_subscription(
         self, subscription: str, place: SourcePartition, begun: Cursor, *rest: Any, **named: Any

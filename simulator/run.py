@@ -88,12 +88,14 @@ def _start(world: World, name: str, run: int) -> None:
     instance = Instance(world, name, run)
     world.running[name] = instance
     world.say(f"START {instance.name}", "")
-    delivery = instance.delivery = delivery_of(instance)
-    instance.on_span = delivery.hand_over
+    shards = world.scenario.shards - run % world.scenario.shards  # not always as many as before
+    instance.delivery = [delivery_of(instance, shard, shards) for shard in range(shards)]
+    instance.on_span = instance.hand_over
     for source in world.sources:
-        owner = owner_of(instance, source, SimWorks(instance, source), SimSourceNews(instance, source))
-        instance.runtime.spawn(f"source {source}", owner.run)
-    instance.runtime.spawn("deliver", delivery.run)
+        reader = owner_of(instance, source, SimWorks(instance, source), SimSourceNews(instance, source))
+        instance.runtime.spawn(f"source {source}", reader.run)
+    for owner in instance.delivery:
+        instance.runtime.spawn("deliver" + f" {owner.shard}" * (owner.shard > 0), owner.run)
     instance.runtime.spawn("desk", Desk(instance).run)
 
 
@@ -209,9 +211,9 @@ def _unrest(world: World) -> str:
             return f"{place} has {len(made) - taken} events that are not taken"
         if head is not None and any(a.batch > head.batch for a in log.commits if a.partition == place.partition):
             return f"the head of {place} is behind"
-        group = world.store.group().cursors
-        if head is not None and group.get(place, Cursor(-1)) < Cursor(head.batch):
-            return f"the live group is behind at {place}"
+        groups = [group.cursors for group in world.store.groups().values()]
+        if head is not None and any(group.get(place, Cursor(-1)) < Cursor(head.batch) for group in groups):
+            return f"a live group is behind at {place}"
     expected = {spec.name for spec in world.scenario.specs}
     for name, subscription in world.store.subscriptions().items():
         expected.discard(name)

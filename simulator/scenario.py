@@ -48,6 +48,7 @@ class Scenario:
     receiver_chance: dict[str, float] = field(default_factory=dict)
     replays: bool = False  # whether windows of the log are asked for again
     moves_keys: bool = False  # whether records get other keys
+    shards: int = 1  # of delivery, at most: instances start with this many, or with fewer
     cuts: float = 0.0  # how often State does not answer an instance for a while, per second
 
     @property
@@ -98,6 +99,7 @@ def scenario(seed: int) -> Scenario:
         forgets_tail=rng.choice((0, 0, 0.1, 0.5)),
         ttl_s=ttl_s,
         moves_keys=seed % 3 == 0,
+        shards=1 + seed % 3 if seed % 4 == 3 else 1,
         cuts=0.02 if seed % 4 == 2 else 0.0,
         receiver_chance={
             "down": rng.choice((0, 0.3, 0.7)),

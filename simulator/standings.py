@@ -65,7 +65,7 @@ class Standings:
 
     def _touched(self, method: str, args: tuple[Any, ...], before: dict[str, Subscription]) -> set[str]:
         """Whose record this may change."""
-        if method == "settle_group":
+        if method in ("settle_group", "spread"):
             return {name for name, was in before.items() if was.state is SubscriptionState.LIVE}
         if method in _ABOUT_ONE or (method == "change" and "url" in args[1]):
             return {args[0]}

@@ -21,7 +21,7 @@ from evermark.delivery.base import (
     SourcePartition,
     SubscriptionState,
 )
-from evermark.delivery.decide import backlog, group
+from evermark.delivery.decide import backlog, group, shards
 from evermark.delivery.decide.group import Step, SubscriptionRecord
 from evermark.delivery.run import follower, live, parked_retries
 from evermark.delivery.run.live import LiveGroup
@@ -40,6 +40,7 @@ _after_outcome = group.after_outcome
 _next_span = backlog.next_span
 _folded = work._folded
 _stages = follower.stages
+_spread = shards.spread
 _group_outcome = live.group_outcome
 _BEYOND = "~"  # after every position
 
@@ -139,7 +140,20 @@ def _expired_uncounted(assignment: Assignment, results: Mapping[int, Result]) ->
     return replace(_folded(assignment, results), expired=0)
 
 
+def _spread_wherever_it_stands(placed: shards.Placed, outside: Any, groups: Mapping[int, Group], wanted: int) -> Any:
+    """As if all groups stood where the first one does."""
+    first = groups[shards.FIRST].cursors
+    after = _spread(placed, outside, {shard: replace(one, cursors=first) for shard, one in groups.items()}, wanted)
+    cursors = {shard: groups[shard].cursors if shard in groups else first for shard in after.groups}
+    return replace(after, groups={shard: replace(one, cursors=cursors[shard]) for shard, one in after.groups.items()})
+
+
 DELIVERY: tuple[Mutant, ...] = (
+    Mutant(
+        "moved-wherever-it-stands",
+        "a member moves to the group of another shard, which stands elsewhere",
+        ((shards, "spread", _spread_wherever_it_stands),),
+    ),
     Mutant(
         "settle-current-members",
         "a settlement covers whoever is in the group by then",

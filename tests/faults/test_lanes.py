@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 
+from evermark.delivery.decide.shards import shard_of
 from evermark.testing.chaos_engine import resumed_s, spark_processes
 from evermark.testing.pipeline import PATIENCE_S, Scene, Writer
 from evermark.testing.until import until
@@ -31,6 +32,37 @@ def test_lanes_are_renewed_while_events_flow(tmp_path: Path, pg_dsn: str) -> Non
             writer.finish()
         scene.check_complete()
         assert not instance.said("a lane ended")
+        assert instance.terminate() == 0
+
+
+class TwoLanes(Scene):
+    sections = "spark: {lane: 4s, lanes: 2}\n"
+
+
+def test_two_lanes_share_the_subscriptions_and_one_takes_all_back(tmp_path: Path, pg_dsn: str) -> None:
+    """GIVEN two lanes, renewed on the way, WHEN one dies, and WHEN there is to be one lane only, THEN every receiver
+    gets each event once.
+    """
+    names = [f"s{number}" for number in range(6)]
+    assert {shard_of(name, 2) for name in names} == {0, 1}
+    with TwoLanes(tmp_path, pg_dsn, dict.fromkeys(names)) as scene:
+        instance = scene.up()
+        writer = Writer(pg_dsn, pause_s=0.01)
+        writer.start()
+        try:
+            scene.wait_delivered(20)
+            until(lambda: instance.log.read_text().count('"event": "delivering"') >= 4, "each shard had two lanes")
+            os.kill(max(p.pid for p in spark_processes(instance)["worker"] if _is_lane(p)), signal.SIGKILL)
+            for name in names:
+                resumed_s(scene, name, within_s=PATIENCE_S)
+            assert instance.terminate() == 0
+            scene.config.write_text(scene.config.read_text().replace(", lanes: 2", ""))
+            instance = scene.up()
+            for name in names:
+                resumed_s(scene, name, within_s=PATIENCE_S)
+        finally:
+            writer.finish()
+        scene.check_complete()
         assert instance.terminate() == 0
 
 

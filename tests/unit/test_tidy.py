@@ -27,7 +27,6 @@ VAGUE_NAMES = {"utils", "util", "common", "helpers", "helper", "types", "misc", 
 WORDS = {
     "offset": ("position (or `at` for a place in bytes)", ("src/evermark/spark/", "src/pyspark_evermark/")),
     "topic": ("stream", ()),
-    "shard": ("partition", ()),
     "consumer": ("receiver, subscription or follower", ()),
     "dlq": ("parked, or dead", ()),
     "deadletter": ("parked, or dead", ()),

@@ -6,16 +6,18 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 from prometheus_client import Gauge
 
 from evermark.app.build import Stores
-from evermark.cluster.fence import DELIVER_LEASE
+from evermark.cluster.fence import deliver_lease
 from evermark.cluster.holding import Candidate
 from evermark.delivery.base import Fate, KeyWanted, Outcome, SourcePartition, SubscriptionState
 from evermark.delivery.decide.answers import Verdict
+from evermark.delivery.decide.shards import FIRST
 from evermark.delivery.replay.plan import Due, Replay, Replayed, running_windows
 from evermark.delivery.run.live import HandoverLimits
 from evermark.delivery.run.owner import BothDeliverer, DeliveryOwner, DeliveryWorks
@@ -69,6 +71,7 @@ class DeliveryReport:
         self._log = log
         self._shown: dict[str, Gauges] = {"accounts": {}, "kept": {}}
         self._counted: dict[tuple[str, str], int] = {}
+        self._counts_begun: set[str] = set()
 
     def accounts(self, known: Mapping[str, Account], now: datetime) -> None:
         """Gauges for every subscription there is, and for no other."""
@@ -144,7 +147,9 @@ class DeliveryReport:
 
     def _count(self, outcome: Outcome) -> None:
         name = outcome.subscription
-        self._metrics.delivered.labels(name).inc(outcome.accepted)
+        if outcome.accepted or name not in self._counts_begun:  # of thousands, most want nothing of a batch
+            self._counts_begun.add(name)
+            self._metrics.delivered.labels(name).inc(outcome.accepted)
         if outcome.expired:
             self._log.warning(
                 "events expired: older than the subscription's ttl", subscription=name, events=outcome.expired
@@ -167,25 +172,29 @@ def _outcome(answer: Answer) -> str:
 class DeploymentReport(DeliveryReport):
     """Reports delivery to the health board, too, and what State and the log say of it."""
 
-    def __init__(self, deployment: Stores, view: DeploymentLog, board: HealthBoard, metrics: Metrics) -> None:
+    def __init__(
+        self, deployment: Stores, view: DeploymentLog, board: HealthBoard, metrics: Metrics, shard: int
+    ) -> None:
         super().__init__(metrics, get_logger(part="deliver"))
+        self._shard = shard
         self._d = deployment
         self._view = view
         self._board = board
 
     def standby(self) -> None:
-        self._board.deliver(here=False, standby=True)
+        self._board.deliver(here=False, standby=True, shard=self._shard)
 
     def owned(self) -> None:
-        self._metrics.lease_held.labels(DELIVER_LEASE).set(1)
+        self._metrics.lease_held.labels(deliver_lease(self._shard)).set(1)
 
     def delivering(self) -> None:
-        self._board.deliver(here=True)
+        self._board.deliver(here=True, shard=self._shard)
 
     def released(self) -> None:
-        self._board.deliver(here=False)
-        self._metrics.lease_held.labels(DELIVER_LEASE).set(0)
-        self.accounts({}, datetime.now(UTC))  # what another instance does with them, this one does not know
+        self._board.deliver(here=False, shard=self._shard)
+        self._metrics.lease_held.labels(deliver_lease(self._shard)).set(0)
+        if self._shard == FIRST:
+            self.accounts({}, datetime.now(UTC))  # what another instance does with them, this one does not know
 
     def handed_over(self, delivered: bool) -> None:
         self._metrics.handovers.labels("delivered" if delivered else "left").inc()
@@ -223,12 +232,17 @@ class DeliveryRunner:
         board: HealthBoard,
         metrics: Metrics,
         runtime: Runtime,
+        shard: int = FIRST,
+        shards: int = 1,
+        tell_others: Callable[[Span], None] = lambda _span: None,
     ) -> None:
+        """`tell_others`: the owners of the other shards of a batch that was taken here."""
         self._d = deployment
         self._runtime = runtime
+        self._tell_others = tell_others
         view = DeploymentLog(deployment)
         works = DeliveryWorks(
-            deployment.delivery,
+            deployment.delivery.of_shard(shard),
             deployment.replays,
             view,
             deliverer,
@@ -241,8 +255,10 @@ class DeliveryRunner:
         )
         self._owner = DeliveryOwner(
             works,
-            DeploymentReport(deployment, view, board, metrics),
+            DeploymentReport(deployment, view, board, metrics, shard),
             Candidate(deployment.leases, deployment.holder, runtime, get_logger(part="deliver")),
+            shard=shard,
+            shards=shards,
         )
         self._task: Task | None = None
         self._lock = threading.Lock()
@@ -275,7 +291,12 @@ class DeliveryRunner:
         return self._task is None or self._task.join(timeout_s)
 
     def on_span(self, span: Span) -> None:
-        """A batch was taken. It is delivered beside the reading of the next one."""
+        """A batch was taken here. It is delivered beside the reading of the next one."""
+        self.on_told(span)
+        self._tell_others(replace(span, fresh=None))
+
+    def on_told(self, span: Span) -> None:
+        """A batch was taken, here or in another lane, whose files have it."""
         with self._lock:
             # As many as the live group would deliver together: if more come, the follower takes them.
             self._fresh.setdefault(span.place, deque(maxlen=HandoverLimits.batches_max)).append(span)
@@ -294,4 +315,4 @@ class DeliveryRunner:
         """Per partition of a source, the batch that every reader has passed; none while a replay may need it all."""
         if source in self._d.replays.open_sources():
             return {}
-        return least_cursors(self._d.delivery.group(), self._d.delivery.cursors_outside(), source)
+        return least_cursors(self._d.delivery.groups().values(), self._d.delivery.cursors_outside(), source)

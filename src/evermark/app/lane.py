@@ -27,7 +27,7 @@ from evermark.delivery.replay.plan import Replayed, ReplayWork
 from evermark.delivery.run.matched_here import has_exact_steps, is_small, matched_here
 from evermark.delivery.run.post import Posting, timed
 from evermark.delivery.sinks import Sinks
-from evermark.delivery.work import Assignment, DeliveryOptions, Result, fold
+from evermark.delivery.work import Assignment, DeliveryOptions, Result, Span, fold
 from evermark.errors import EngineError, EvermarkError
 from evermark.ingest.pieces import Piece, ReadFrom
 from evermark.ingest.repair.steps import FoundFile, RepairTarget
@@ -40,7 +40,7 @@ from evermark.secrets import SecretBox
 from evermark.sources.base import Gap, Limit
 from evermark.spark.channel import LaneEnd
 
-BEGIN, RENEW, STOP, HURRY = "begin", "renew", "stop", "hurry"
+BEGIN, RENEW, STOP, HURRY, TAKEN = "begin", "renew", "stop", "hurry", "taken"
 READY, LET_GO = "ready", "let_go"
 DELIVERY = "delivery"  # the part of a lane that is no source
 _LOOK_EVERY_S = 0.5
@@ -50,7 +50,7 @@ _VETTING_S_MAX = 20.0
 # receiver that hangs must not hold up the rest.
 _DRAIN_S_MAX = 60.0
 _DRAIN_LOOK_S = 0.02
-Order = tuple[str, ...]  # BEGIN with the names of parts; RENEW; STOP; HURRY
+Order = tuple[Any, ...]  # BEGIN with the names of parts; RENEW; STOP; HURRY; TAKEN with a span
 _DRIVER_GONE = 70  # exit code
 
 
@@ -61,6 +61,9 @@ class LaneWork:
     parts: LaneParts
     limit: Limit
     stop_s: float  # how long an orderly end may take
+    sources: tuple[str, ...]  # that are read here
+    shard: int  # of delivery
+    shards: int  # that there are: one in each lane
 
 
 class DriverTasks:
@@ -202,8 +205,11 @@ class _Lane:
         runtime = Threads()
         tasks = DriverTasks(end, deployment.box, runtime)
         self._sink = Sinks()
-        self._delivery = DeliveryRunner(deployment, tasks, self._sink, board, metrics, runtime)
-        self._works = [LaneWorks(deployment, tasks, name, metrics, work.limit, runtime) for name in deployment.sources]
+        self._delivery = DeliveryRunner(
+            deployment, tasks, self._sink, board, metrics, runtime, work.shard, work.shards, self._tell_taken
+        )
+        self._alone = work.shards == 1
+        self._works = [LaneWorks(deployment, tasks, name, metrics, work.limit, runtime) for name in work.sources]
         self._sources = [
             SourceRunner(deployment, works, works.name, board, metrics, self._delivery, runtime)
             for works in self._works
@@ -251,6 +257,8 @@ class _Lane:
                 if order == RENEW:
                     drained_by = time.monotonic() + _DRAIN_S_MAX
                     self._delivery.drain()
+                elif order == TAKEN:
+                    self._delivery.on_told(*parts)
                 elif order == BEGIN:
                     for part in parts:
                         self._begin(part)
@@ -263,6 +271,10 @@ class _Lane:
             dead += [f"the thread {part} ended" for part in self._begun if self._parts[part].join(0.0)]
         self._log.error("the lane ends, and is started again", reason=dead[0])
         raise EngineError(dead[0])
+
+    def _tell_taken(self, span: Span) -> None:
+        if not self._alone:
+            self._end.tell_now("lane", TAKEN, span)
 
     def _begin(self, part: str) -> None:
         if part not in self._begun:

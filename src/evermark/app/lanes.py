@@ -5,11 +5,24 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from evermark.app.lane import BEGIN, DELIVERY, HURRY, LET_GO, READY, RENEW, STOP, LaneWork, run_lane, source_part
+from evermark.app.build import LaneParts
+from evermark.app.lane import (
+    BEGIN,
+    DELIVERY,
+    HURRY,
+    LET_GO,
+    READY,
+    RENEW,
+    STOP,
+    TAKEN,
+    LaneWork,
+    run_lane,
+    source_part,
+)
 from evermark.error_policy import backoff_s
 from evermark.errors import EvermarkError, NotFoundError
 from evermark.observe.health import HealthBoard
@@ -17,6 +30,7 @@ from evermark.observe.logging import get_logger
 from evermark.observe.metrics import Metrics
 from evermark.runtime import Threads, Wake, any_set
 from evermark.secrets import SecretBox
+from evermark.sources.base import Limit
 from evermark.spark.channel import Channel, News
 
 if TYPE_CHECKING:
@@ -38,6 +52,7 @@ class _Submitted:
     """One lane: a job of Spark with one task."""
 
     name: str
+    work: LaneWork
     ready: Wake
     ended: Wake
     submitted: float
@@ -47,8 +62,14 @@ class _Submitted:
     successor: _Submitted | None = None  # begins with each part that this lane lets go of
 
 
+def shared_out(parts: LaneParts, limit: Limit, stop_s: float, lanes: int) -> list[LaneWork]:
+    """The work of a deployment over so many lanes: a shard of delivery in each, and the sources in turn."""
+    names = sorted(parts.sources)
+    return [LaneWork(parts, limit, stop_s, tuple(names[n::lanes]), n, lanes) for n in range(lanes)]
+
+
 class Lanes:
-    """Keeps one lane running until stopped, and another ready before its time is up."""
+    """Keeps a lane running for each work until stopped, and another ready before its time is up."""
 
     name = "lanes"
 
@@ -56,7 +77,7 @@ class Lanes:
         self,
         spark: SparkSession,
         channel: Channel,
-        work: LaneWork,
+        works: Sequence[LaneWork],
         box: SecretBox,
         board: HealthBoard,
         metrics: Metrics,
@@ -67,8 +88,6 @@ class Lanes:
         from evermark.spark.repair import found_missing
 
         self._spark = spark
-        self._work = work
-        self._parts = (DELIVERY, *map(source_part, work.parts.sources))
         self._board = board
         self._metrics = metrics
         self._lane_s = lane_s
@@ -87,10 +106,13 @@ class Lanes:
         }
         self._channel = channel
         channel.serve(serves, self._heard)
-        self._thread = threading.Thread(target=self._run, name="lanes", daemon=True)
+        self._threads = [
+            threading.Thread(target=self._run, args=(work,), name=f"lanes {work.shard}", daemon=True) for work in works
+        ]
 
     def start(self) -> None:
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def stop(self) -> None:
         self._stopping.set()
@@ -99,15 +121,21 @@ class Lanes:
         self._hurry.set()
 
     def join(self, timeout_s: float) -> bool:
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        """Whether all have ended by then."""
+        deadline = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
 
-    def _run(self) -> None:
+    def any_ended(self) -> bool:
+        return not all(thread.is_alive() for thread in self._threads)
+
+    def _run(self, work: LaneWork) -> None:
         failures = 0
         lane: _Submitted | None = None
         while not self._stopping.is_set():
             began = time.monotonic()
-            lane = self._kept(lane or self._submit())
+            lane = self._kept(lane or self._submit(work))
             if lane is None or lane.error is None:
                 continue
             failures = 1 if time.monotonic() - began > _WELL_AFTER_S else failures + 1
@@ -125,7 +153,7 @@ class Lanes:
         if not lane.ready.is_set():
             return self._end(lane)
         lane.began = lane.heard_at = time.monotonic()
-        self._channel.tell(lane.name, BEGIN, *self._parts)
+        self._channel.tell(lane.name, BEGIN, *_parts(lane.work))
         next_lane: _Submitted | None = None
         while not self._look(lane, next_lane):
             if self._stopping.is_set():
@@ -137,7 +165,7 @@ class Lanes:
             if next_lane is not None and self._late(next_lane):
                 self._given_up(next_lane, _LATE)
             if next_lane is None and time.monotonic() - lane.began > self._lane_s:
-                next_lane = self._submit()
+                next_lane = self._submit(lane.work)
             if next_lane is not None and next_lane.ended.is_set():  # it failed before its turn
                 self._log.warning("the next lane did not start; this one goes on", error=next_lane.error)
                 next_lane, lane.began = None, time.monotonic()
@@ -182,9 +210,9 @@ class Lanes:
         failed = next((lane for lane in going if lane.error is not None), None)
         return failed if not self._stopping.is_set() else None
 
-    def _submit(self) -> _Submitted:
+    def _submit(self, work: LaneWork) -> _Submitted:
         name = f"lane-{uuid.uuid4().hex[:12]}"
-        lane = _Submitted(name, self._runtime.wake(), self._runtime.wake(), submitted=time.monotonic())
+        lane = _Submitted(name, work, self._runtime.wake(), self._runtime.wake(), submitted=time.monotonic())
         self._lanes[lane.name] = lane
         threading.Thread(target=self._job, args=(lane,), name=lane.name, daemon=True).start()
         return lane
@@ -205,9 +233,10 @@ class Lanes:
     # what lanes ask and tell
 
     def _work_of(self, lane: str) -> LaneWork:
-        if lane not in self._lanes:
+        submitted = self._lanes.get(lane)
+        if submitted is None:
             raise NotFoundError(f"{lane} is over", hint="a later one runs")
-        return self._work
+        return submitted.work
 
     def _heard(self, name: str, news: list[News]) -> None:
         lane = self._lanes.get(name)
@@ -225,6 +254,14 @@ class Lanes:
             elif method == READY and lane is not None:
                 lane.ready.set()
                 if lane.began:  # a retry of its task: the one before it had begun
-                    self._channel.tell(name, BEGIN, *self._parts)
+                    self._channel.tell(name, BEGIN, *_parts(lane.work))
+            elif method == TAKEN:
+                for other in list(self._lanes):
+                    if other != name:
+                        self._channel.tell(other, TAKEN, *arguments)
             elif method == LET_GO and lane is not None and lane.successor is not None:
                 self._channel.tell(lane.successor.name, BEGIN, *arguments)
+
+
+def _parts(work: LaneWork) -> tuple[str, ...]:
+    return (DELIVERY, *map(source_part, work.sources))

@@ -5,22 +5,20 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 import threading
 import time
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-import psutil
-
 from evermark.app.build import Deployment, open_deployment
 from evermark.app.checking import file_warnings
 from evermark.app.inspect import check_at
-from evermark.app.lane import LaneWork
-from evermark.app.lanes import Lanes
+from evermark.app.lanes import Lanes, shared_out
 from evermark.app.scratch import ScratchKeeper, scratch_folder
 from evermark.app.serving import served
 from evermark.app.source_lag import Lags
@@ -74,7 +72,7 @@ class Pipeline:
         self.port: int | None = None
         self.started = threading.Event()
         self._dead_thread: str | None = None
-        self._spark_starts = False
+        self._starting_jvm: subprocess.Popen[bytes] | None = None
         self._said_stopping = False
 
     @classmethod
@@ -113,7 +111,8 @@ class Pipeline:
             stack.callback(lambda: self._say_stopping() if self._stopping.is_set() else None)
             where = "the embedded Postgres" if self.config.state.dsn is None else "Postgres"
             self._log.info("starting", step="state", waits_for=where)
-            threading.Thread(target=_load_spark, name="load Spark", daemon=True).start()
+            first = _Starting(self._start_engine, self._kill_jvm)  # beside State: each takes seconds
+            stack.callback(first.give_up)
             deployment = self._opened()
             if deployment is None:
                 return
@@ -130,7 +129,7 @@ class Pipeline:
             if deployment.embedded is not None:
                 stack.callback(StateSupervisor(deployment.embedded).stop)
             stack.enter_context(served(server, deployment))
-            self._run_with_spark(deployment)
+            self._run_with_spark(deployment, first)
 
     def _opened(self) -> Deployment | None:
         """A server that may come up a little later is waited for, but not for ever. None: told to stop first."""
@@ -162,14 +161,13 @@ class Pipeline:
             else:
                 raise of_kind(error.kind, f"sources.{name}: {error.message}", error.hint) from error
 
-    def _run_with_spark(self, deployment: Deployment) -> None:
+    def _run_with_spark(self, deployment: Deployment, first: _Starting) -> None:
         """Run on one Spark after another until told to stop: a JVM that dies takes nothing with it that matters."""
-        os.environ["JAVA_HOME"] = str(ensure_java(self.config.data / "java"))
-        deaths = 0
+        deaths, start = 0, first.taken
         while not self._stopping.is_set():
             began = time.monotonic()
             try:
-                engine, channel = self._start_engine()
+                engine, channel = start()
             except Exception as error:
                 if self._stopping.is_set():
                     self._say_stopping()
@@ -181,6 +179,7 @@ class Pipeline:
                 if (ended := self._run_on(engine, channel, deployment)) is None:
                     return
                 reason = ended
+            start = self._start_engine
             deaths = 1 if time.monotonic() - began > _WELL_AFTER_S else deaths + 1
             wait_s = backoff_s(deaths - 2, max_s=_RESTART_BACKOFF_MAX_S) if deaths > 1 else 0.0
             self._log.error("Spark and all that runs on it are started again", reason=reason, in_s=wait_s)
@@ -192,9 +191,9 @@ class Pipeline:
 
         self._log.info("starting", step="spark", master=self.config.spark.master, takes="about ten seconds")
         began = time.monotonic()
+        os.environ["JAVA_HOME"] = str(ensure_java(self.config.data / "java"))
         scratch = scratch_folder(self.config.name)
         channel = Channel()
-        self._spark_starts = True
         try:
             if self._stopping.is_set():
                 raise EngineError("told to stop before Spark was started")
@@ -206,9 +205,10 @@ class Pipeline:
                 noise=self.config.data / "spark.log",
                 finds_formats=False,
                 daemon="evermark.app.daemon",
+                on_jvm=self._on_jvm,
             )
         finally:
-            self._spark_starts = False
+            self._starting_jvm = None
             self._listen_for_signals()  # PySpark has put a handler of its own in place
         warm_up(spark)
         self._log.info("Spark runs", started_in_s=round(time.monotonic() - began, 1))
@@ -220,9 +220,9 @@ class Pipeline:
         keeper = ScratchKeeper(scratch)
         shutdown = self.config.reliability.shutdown
         stop_s = shutdown.flush_timeout.total_seconds() + shutdown.checkpoint_timeout.total_seconds() + _JOIN_GRACE_S
-        work = LaneWork(deployment.for_lanes(), self._limit, stop_s)
+        works = shared_out(deployment.for_lanes(), self._limit, stop_s, self.config.spark.lanes)
         lane_s = self.config.spark.lane.total_seconds()
-        lanes = Lanes(engine.spark, channel, work, deployment.box, self.board, self.metrics, lane_s)
+        lanes = Lanes(engine.spark, channel, works, deployment.box, self.board, self.metrics, lane_s)
         self._dead_thread = None  # before the first thread starts: none that ends is overlooked
         try:
             lanes.start()
@@ -247,8 +247,8 @@ class Pipeline:
         """None when told to stop; when Spark or a thread that must not end has ended, returns why."""
         while not self._stopping.wait(_LOOK_EVERY_S):
             trouble = engine.trouble() or self._dead_thread
-            if trouble is None and lanes.join(0.0):
-                trouble = "the thread of the lanes ended"
+            if trouble is None and lanes.any_ended():
+                trouble = "the thread of a lane ended"
             if trouble is not None:
                 self.metrics.engine_restarts.inc()
                 return trouble
@@ -287,10 +287,18 @@ class Pipeline:
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         self.stop()
-        if self._spark_starts:  # nobody waits for that any more; its start fails when its JVM is gone
-            for child in psutil.Process().children():
-                with suppress(psutil.Error):  # it may have ended by itself
-                    child.kill()
+        self._kill_jvm()
+
+    def _on_jvm(self, process: subprocess.Popen[bytes]) -> None:
+        self._starting_jvm = process
+        if self._stopping.is_set():
+            self._kill_jvm()
+
+    def _kill_jvm(self) -> None:
+        """Of a Spark that is being started, which nobody waits for any more: its start fails when its JVM is gone."""
+        if (process := self._starting_jvm) is not None:
+            with suppress(OSError):  # it may have ended by itself
+                process.kill()
 
     def _on_thread_error(self, failed: threading.ExceptHookArgs) -> None:
         """An uncaught error has ended a thread: its work is not done any more."""
@@ -303,11 +311,40 @@ class Pipeline:
         self._dead_thread = f"the thread {name} ended: {error}"
 
 
-def _load_spark() -> None:
-    """PySpark takes most of a second to load: beside the start of State, which is waited for."""
-    with suppress(ImportError):  # said by those who need it
-        import evermark.spark.engine
-        import evermark.spark.session  # noqa: F401
+class _Starting:
+    """The first Spark, while it is being started in a thread of its own."""
+
+    def __init__(self, start: Callable[[], tuple[Engine, Channel]], kill: Callable[[], None]) -> None:
+        self._kill = kill
+        self._found: Future[tuple[Engine, Channel]] = Future()
+        self._taken = False
+
+        def run() -> None:
+            try:
+                self._found.set_result(start())
+            except BaseException as error:  # noqa: BLE001 - raised where Spark is needed
+                self._found.set_exception(error)
+
+        threading.Thread(target=run, name="start Spark", daemon=True).start()
+
+    def taken(self) -> tuple[Engine, Channel]:
+        """Waits for it; raises what its start raised. To be called once."""
+        self._taken = True
+        return self._found.result()
+
+    def give_up(self) -> None:
+        """If nobody has taken it. Its JVM may not be there yet."""
+        while not self._taken:
+            self._kill()
+            with suppress(TimeoutError):
+                self._taken = self._found.exception(_LOOK_EVERY_S) is not None or self._ended()
+
+    def _ended(self) -> bool:
+        engine, channel = self._found.result()
+        channel.close()
+        engine.kill()
+        engine.stop()
+        return True
 
 
 def _trouble_of(deployment: Deployment, name: str) -> EvermarkError | None:

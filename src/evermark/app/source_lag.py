@@ -7,7 +7,7 @@ from __future__ import annotations
 import pickle
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from evermark.app.build import Deployment
@@ -161,22 +161,26 @@ class Lags:
     def _ask_delivery(self) -> None:
         try:
             heads = durable_heads(self._heads, self._names)
-            cursors = self._delivery.group().cursors
+            groups = self._delivery.groups().values()
         except Exception as error:  # noqa: BLE001 - State that does not answer is said where partitions are owned
             self._log.debug("state could not be asked", error=error)
             return
-        self._board.delivery.lag_s = group_lag_s(self._groups, heads, cursors, self._clock())
+        self._board.delivery.lag_s = group_lag_s(self._groups, heads, [one.cursors for one in groups], self._clock())
 
 
 def group_lag_s(
-    marks: dict[SourcePartition, Marks], heads: Mapping[SourcePartition, int], cursors: CursorVector, now: float
+    marks: dict[SourcePartition, Marks],
+    heads: Mapping[SourcePartition, int],
+    groups: Sequence[CursorVector],
+    now: float,
 ) -> float:
-    """For how long the log has been seen to go beyond the live group. Pure, but for the marks."""
+    """For how long the log has been seen to go beyond a live group. Pure, but for the marks."""
     lags = [0.0]
     for place, head in heads.items():
         seen = marks.setdefault(place, Marks())
         seen.note(f"{head:020d}", now)
-        lags.append(seen.behind_s(f"{cursors.get(place, BEGINNING).batch:020d}", now))
+        least = min(cursors.get(place, BEGINNING).batch for cursors in groups)
+        lags.append(seen.behind_s(f"{least:020d}", now))
     return max(lags)
 
 

@@ -39,6 +39,7 @@ data: ./evermark-data
 #spark:
 #  master: "local[16,4]"            # threads for tasks, tries of a task; in this version a local master only
 #  lane: 5m                         # how long the task lives that reads and delivers, before the next one takes over
+#  lanes: 1                         # so many of these tasks share the sources and the subscriptions
 #  conf: {}
 
 # Health, metrics and the HTTP API. Tokens say who may use the API (docs/api.md).

@@ -144,7 +144,7 @@ def _passed(deployment: Deployment, source: str) -> dict[int, int]:
     """Per partition, the batch that every reader has passed; none while a replay may need it all."""
     if source in deployment.replays.open_sources():
         return {}
-    return least_cursors(deployment.delivery.group(), deployment.delivery.cursors_outside(), source)
+    return least_cursors(deployment.delivery.groups().values(), deployment.delivery.cursors_outside(), source)
 
 
 def _summary(folder: Path) -> dict[str, Any]:

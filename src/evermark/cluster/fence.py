@@ -15,6 +15,11 @@ from evermark.state.connection import Connection, State
 DELIVER_LEASE = "deliver"
 
 
+def deliver_lease(shard: int) -> str:
+    """The lease of a shard of delivery. That of the first is also for everything that is not done for each shard."""
+    return f"{DELIVER_LEASE}:{shard}" if shard else DELIVER_LEASE
+
+
 def source_lease(source: str) -> str:
     """The lease under which a source's log head and checkpoints are written."""
     return f"source:{source}"

@@ -11,7 +11,7 @@ import yaml
 from evermark.errors import ConfigError
 from evermark.settings.problems import KeyPath, Problem, refused
 
-FILE_BYTES_MAX = 1024 * 1024
+FILE_BYTES_MAX = 4 * 1024 * 1024  # ten thousand subscriptions and more
 DEPTH_MAX = 32
 
 

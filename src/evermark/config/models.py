@@ -106,9 +106,14 @@ class SecretsConfig(Model):
     key: Annotated[KeyRef, PlainValidator(_key_ref), PlainSerializer(str)] | None = None
 
 
+# Each needs two of Spark's slots while it is renewed; the others are for backlog, replays and repair.
+LANES_MAX = 4
+
+
 class SparkConfig(Model):
     master: Annotated[str, Field(min_length=1, max_length=1024)] = "local[16,4]"
     lane: Annotated[Duration, between(timedelta(seconds=1), timedelta(hours=1))] = timedelta(minutes=5)
+    lanes: Annotated[int, Field(ge=1, le=LANES_MAX)] = 1
     conf: Annotated[
         dict[str, Annotated[str, BeforeValidator(_conf_value), Field(max_length=10_000)]], Field(max_length=500)
     ] = Field(default_factory=dict)

@@ -24,6 +24,9 @@ Contract of a `DeliveryStore` and its parts (checked over every backend by `Deli
 - Events that wait for a key do not count for `parked_max`. Each stream of a bot keeps its newest `WAITING_MAX`;
   `expire_waiting` removes older ones, counted as `expired`.
 - `keys_wanted` names a (bot, session) at most once in `ASK_EVERY`, across crashes too.
+- Subscriptions are spread over shards, each with a live group and a lease of its own. A store is that of one shard:
+  `group`, `outside`, `open_partition`, `settle_group` and `join` are about this shard; its writes take the epoch of its
+  lease. All else is about every shard. No subscription is in two groups at a time.
 - Several threads may call at once. Calls that read see one moment.
 """
 
@@ -181,6 +184,17 @@ class DeliveryStore(Protocol):
     @property
     def bots(self) -> BotStore: ...
 
+    # shards
+
+    def of_shard(self, shard: int) -> DeliveryStore:
+        """The same for the owner of another shard."""
+
+    def spread(self, shards_wanted: int, epoch: int) -> None:
+        """Make this many shards be there, each with the subscriptions that belong to it (`decide.shards`)."""
+
+    def groups(self) -> dict[int, Group]:
+        """The groups of all shards, at one moment."""
+
     # subscriptions
 
     def register(
@@ -197,7 +211,7 @@ class DeliveryStore(Protocol):
         """All subscriptions, by name, in one query."""
 
     def outside(self) -> dict[str, Subscription]:
-        """Subscriptions that are behind or suspended. Asked for many times a second: thousands may be live."""
+        """Of this shard, those behind or suspended. Asked for many times a second: thousands may be live."""
 
     def subscription(self, name: str) -> Subscription:
         """Raises `NotFoundError`."""
@@ -248,7 +262,8 @@ class DeliveryStore(Protocol):
 
     # cursors
 
-    def group(self) -> Group: ...
+    def group(self) -> Group:
+        """Of this shard. Raises `NotFoundError` when there is no such shard (any more)."""
 
     def cursors(self, subscription: str) -> CursorVector:
         """Of a subscription outside the group; empty for a member."""

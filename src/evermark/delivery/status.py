@@ -12,6 +12,7 @@ from functools import cache
 
 from evermark.delivery.base import BEGINNING, Cursor, CursorVector, Group, SourcePartition, Subscription
 from evermark.delivery.decide.backlog import distance
+from evermark.delivery.decide.shards import FIRST
 from evermark.delivery.ports import DeliveryStore
 from evermark.log.head import HeadStore
 from evermark.log.read import FileRange
@@ -47,13 +48,15 @@ def accounts(
 ) -> dict[str, Account]:
     """By name, of all subscriptions unless some are given, in a number of queries that does not grow with them."""
     known = store.subscriptions().values() if wanted is None else wanted
-    live, outside = store.group().cursors, store.cursors_outside()
+    groups, outside = store.groups(), store.cursors_outside()
+    live = {name: group.cursors for group in groups.values() for name in group.members}
     counts, since = store.parked.counts(), store.parked.oldest()
     listed = cache(files)
     lags: dict[frozenset[tuple[SourcePartition, Cursor]], Lag] = {}  # nearly all stand where the group does
     found: dict[str, Account] = {}
     for one in known:
-        cursors = outside.get(one.name, live)
+        # A subscription that joined between the two looks stands where its group does.
+        cursors = outside[one.name] if one.name in outside else live.get(one.name, groups[FIRST].cursors)
         at = frozenset(cursors.items())
         if at not in lags:
             lags[at] = lag_of(cursors, heads, listed)
@@ -93,9 +96,9 @@ def kept_for(
     return kept
 
 
-def least_cursors(group: Group, outside: Mapping[str, CursorVector], source: str) -> dict[int, int]:
+def least_cursors(groups: Iterable[Group], outside: Mapping[str, CursorVector], source: str) -> dict[int, int]:
     """Per partition of a source, the batch that every reader has passed; 0 where a reader has no cursor."""
-    readers = [group.cursors, *outside.values()]
+    readers = [*(group.cursors for group in groups), *outside.values()]
     places = {place for cursors in readers for place in cursors if place.source == source}
     return {place.partition: min(cursors.get(place, BEGINNING).batch for cursors in readers) for place in places}
 

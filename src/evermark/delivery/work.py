@@ -125,8 +125,8 @@ def _folded(assignment: Assignment, results: Mapping[int, Result]) -> Outcome:
         if not done:
             before = max(span.begun, Cursor(batch - 1))
             return replace(whole, reached=Cursor(before.batch, through) if through else before)
-    if whole is None:  # of thousands, most want nothing of a batch: made in one step
-        return Outcome(assignment.spec.name, Fate.DONE, reached=Cursor(span.to))
+    if whole is None:  # of thousands, most want nothing of a batch: made in one step, and it took no time
+        return Outcome(assignment.spec.name, Fate.DONE, reached=Cursor(span.to), took_s=0.0)
     return replace(whole, reached=Cursor(span.to))
 
 

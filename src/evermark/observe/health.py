@@ -111,6 +111,7 @@ class HealthBoard:
         self._engine_trouble = ""
         self.replays: Mapping[str, tuple[datetime, datetime]] = {}  # which windows are replayed just now, by source
         self.delivery = LiveGroupReport()
+        self._shards: dict[int, tuple[bool, bool]] = {}
         # Brings the board up to date before it is read: asks all sources, until they have answered or time is up.
         self.ask: Callable[[], None] = lambda: None
 
@@ -186,9 +187,12 @@ class HealthBoard:
             return None
         return f"Spark has not been running for {lost_s:.0f} s: {self._engine_trouble}"
 
-    def deliver(self, *, here: bool, standby: bool = False) -> None:
-        """Whether this instance delivers, and if not, whether another does."""
-        self.delivery.delivering, self.delivery.standby = here, standby
+    def deliver(self, *, here: bool, standby: bool = False, shard: int = 0) -> None:
+        """Whether this instance delivers for a shard, and if not, whether another does."""
+        with self._lock:
+            self._shards[shard] = (here, standby)
+            self.delivery.delivering = any(delivers for delivers, _ in self._shards.values())
+            self.delivery.standby = all(stands_by for _, stands_by in self._shards.values())
 
     def partitions(self) -> dict[str, PartitionReport]:
         """By `source/partition`."""

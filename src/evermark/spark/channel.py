@@ -56,7 +56,7 @@ class Channel:
         self._serves, self._heard = serves, heard
         threading.Thread(target=self._accept, name="channel", daemon=True).start()
 
-    def tell(self, lane: str, *order: str) -> bool:
+    def tell(self, lane: str, *order: Any) -> bool:
         """False if there is no such lane any more."""
         with self._lock:
             connection = self._lanes.get(lane)
@@ -146,7 +146,7 @@ class Channel:
 class LaneEnd:
     """A lane's end. `on_order` is called with each order of the driver; with None when the driver is gone."""
 
-    def __init__(self, lane: str, on_order: Callable[[tuple[str, ...] | None], None]) -> None:
+    def __init__(self, lane: str, on_order: Callable[[tuple[Any, ...] | None], None]) -> None:
         self._on_order = on_order
         self._calls = threading.local()
         self._news: queue.SimpleQueue[News | None] = queue.SimpleQueue()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import Any
 
+from pyspark import java_gateway
 from pyspark.sql import SparkSession
 
 from evermark.config.spark_master import master_in_effect
@@ -74,12 +77,14 @@ def make_session(
     *,
     finds_formats: bool = True,
     daemon: str = "evermark.spark.daemon",
+    on_jvm: Callable[[subprocess.Popen[bytes]], None] = lambda _process: None,
 ) -> SparkSession:
     """The session of this process. `scratch` may vanish at any time; `conf` is the operator's and wins.
 
     `noise` takes what the JVM and the Python workers write to stderr: stack traces of sockets closed by a restart and
     the like. What matters of it reaches us as errors. `finds_formats`: Spark looks which formats written in Python are
     installed, as it does by itself. `daemon`: the module that forks Python workers, with what they need loaded.
+    `on_jvm` is given the JVM's process as soon as there is one: seconds before the session.
 
     Raises `UnreachableError` for a `spark://` master that does not answer, and `EngineError` when Spark does not start.
     """
@@ -91,8 +96,7 @@ def make_session(
     for name, value in settings_of(home, scratch, conf, daemon).items():
         builder = builder.config(name, value)
     try:
-        stderr = nullcontext() if noise is None else _stderr_of_children(noise)
-        with stderr, nullcontext() if finds_formats else _without_look_up():
+        with _jvm_to(noise, on_jvm), nullcontext() if finds_formats else _without_look_up():
             return builder.getOrCreate()
     except Exception as error:
         raise start_error(error, conf, noise) from error
@@ -139,17 +143,29 @@ def warm_up(spark: SparkSession) -> threading.Thread:
 
 
 @contextmanager
-def _stderr_of_children(path: Path) -> Iterator[None]:
-    """Processes started meanwhile inherit `path` as their stderr; our own stays what it was."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with suppress(FileNotFoundError):  # after a JVM's death, its last words are read in there
-        path.replace(path.with_name(f"{path.name}.1"))
-    kept = os.dup(2)
-    noise = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
-    try:
-        os.dup2(noise, 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(noise)
+def _jvm_to(noise: Path | None, on_jvm: Callable[[subprocess.Popen[bytes]], None]) -> Iterator[None]:
+    """The JVM that PySpark starts meanwhile writes its stderr to `noise`. Nothing else of this process is touched:
+    its other threads may be starting other programs.
+    """
+    gateway: Any = java_gateway
+    kept = gateway.Popen
+    with ExitStack() as stack:
+        named: dict[str, Any] = {}
+        if noise is not None:
+            noise.parent.mkdir(parents=True, exist_ok=True)
+            with suppress(FileNotFoundError):  # after a JVM's death, its last words are read in there
+                noise.replace(noise.with_name(f"{noise.name}.1"))
+            file = os.open(noise, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+            stack.callback(os.close, file)
+            named["stderr"] = file
+
+        def started(*given: Any, **more: Any) -> Any:
+            process = kept(*given, **{**more, **named})
+            on_jvm(process)
+            return process
+
+        gateway.Popen = started
+        try:
+            yield
+        finally:
+            gateway.Popen = kept

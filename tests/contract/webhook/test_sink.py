@@ -7,7 +7,10 @@ import json
 import socket
 import threading
 import time
+from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from aiohttp import web
@@ -15,12 +18,14 @@ from standardwebhooks import Webhook
 
 from evermark.delivery.base import Fate, Outcome, SourcePartition
 from evermark.delivery.decide.answers import Verdict
-from evermark.delivery.webhook import dispatch
+from evermark.delivery.webhook import body, dispatch
 from evermark.delivery.webhook.base import Job, Try
 from evermark.delivery.webhook.body import Rendering
 from evermark.delivery.webhook.parked_json import row_json
+from evermark.delivery.webhook.shared import SharedBodies
 from evermark.delivery.webhook.signing import new_secret
 from evermark.delivery.webhook.sink import WebhookSink
+from evermark.errors import FormatError
 from evermark.event import EVENT
 from tests.contract.webhook.webhook_receiver import SECRET, Got, Receiver, events, one_outcome, spec_for
 
@@ -573,3 +578,53 @@ def test_a_receiver_that_fails_now_and_then_is_not_given_up(receiver: Receiver, 
     receiver.answer = answer
     (result,) = sink.deliver([Job(spec_for(receiver.url, concurrency=1), events(30))], 30)
     assert (result.outcome.fate, result.outcome.accepted) == (Fate.DONE, 30)
+
+
+def test_shared_bodies_are_those_that_each_job_would_have_made(
+    receiver: Receiver, sink: WebhookSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GIVEN rows that several want, one of which cannot be rendered, WHEN rendered once for all THEN each gets the same
+    requests, and parks the same row, as by itself.
+    """
+    real = body.render_column
+
+    def render(some: pa.Table | pa.RecordBatch, *how: Any) -> pa.Array:
+        if "e4" in some.column("event_id").to_pylist():
+            raise FormatError("e4 is odd")
+        return real(some, *how)
+
+    monkeypatch.setattr(body, "render_column", render)
+    rows = events(6).combine_chunks().to_batches()[0]
+    specs = [spec_for(receiver.url, name=name, body=style) for name, style in (("a", "standard"), ("b", "cloudevents"))]
+    numbers = {"a": np.array([0, 2, 4, 5]), "b": np.array([1, 2, 4])}
+
+    def sent(*jobs: Job) -> tuple[list[tuple[str, bytes]], dict[str, list[str]]]:
+        receiver.got.clear()
+        results = sink.deliver(list(jobs), 5)
+        parked = {one.subscription: [event.event_id for event in one.outcome.parked] for one in results}
+        return sorted((got.headers["webhook-id"], got.body) for got in receiver.got), parked
+
+    alone = [Job(spec, rows.take(pa.array(numbers[spec.name]))) for spec in specs]
+    shared = SharedBodies(rows)
+    together = [shared.given_to(job, numbers[job.spec.name]) for job in alone]
+    assert all(job.bodies is not None for job in together)
+    assert sent(*together) == sent(*alone)
+    assert sent(*together)[1] == {"a": ["e4"], "b": ["e4"]}
+
+
+def test_an_endpoint_is_kept_until_its_subscription_changes(receiver: Receiver, sink: WebhookSink) -> None:
+    """GIVEN a subscription WHEN its url changes THEN the next event goes there, though its name is the same."""
+    spec = spec_for(receiver.url)
+    opened: list[str] = []
+
+    def open_secret(sealed: str) -> str:
+        opened.append(sealed)
+        return sealed
+
+    for _ in range(3):
+        assert one_outcome(sink.deliver([Job(spec, events(1), open_secret)], 5)).fate is Fate.DONE
+    assert len(opened) == len(spec.secrets)
+    moved = replace(spec, url=f"{receiver.url}/moved")
+    receiver.got.clear()
+    assert one_outcome(sink.deliver([Job(moved, events(1), open_secret)], 5)).fate is Fate.DONE
+    assert receiver.got[0].raw.path.endswith("/moved")

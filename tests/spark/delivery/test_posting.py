@@ -267,7 +267,7 @@ def test_found_by_the_task_or_by_spark_everybody_gets_what_is_theirs_in_order(
         for places in ways:
             found: dict[int, list[str]] = {n: [] for n in range(len(specs))}
             for wanted in posting.read(posting.paths_of(assignments), posting.gathered(places)):
-                for number, rows in posting.by_subscription(*wanted):
+                for number, _, rows in posting.by_subscription(*wanted):
                     found[number] += rows.column("event_id").to_pylist()
             wanted_ids = {
                 n: [i for i in wanted_by(assignment.span, *choice) if i > assignment.span.begun.through]

@@ -30,6 +30,9 @@ class Thread:
     def join(self, timeout_s: float) -> bool:
         return self.ended
 
+    def any_ended(self) -> bool:
+        return self.ended
+
 
 class Spark:
     def __init__(self, trouble: str | None = None) -> None:
@@ -56,7 +59,7 @@ def test_a_dead_jvm_is_noticed_and_counted() -> None:
 
 def test_a_thread_of_the_lanes_that_ended_is_noticed() -> None:
     """GIVEN Spark that is well WHEN the thread that keeps the lanes has ended THEN the watch says so."""
-    assert watched(pipeline(), Spark(), Thread(ended=True)) == "the thread of the lanes ended"
+    assert watched(pipeline(), Spark(), Thread(ended=True)) == "the thread of a lane ended"
 
 
 def test_being_told_to_stop_is_no_trouble() -> None:

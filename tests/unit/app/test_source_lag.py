@@ -172,12 +172,12 @@ def test_a_live_group_that_stands_still_is_behind_since_the_log_went_on() -> Non
     """GIVEN places of the log WHEN the group has passed all but one THEN the lag is that one's, and 0 when it has."""
     first, second = SourcePartition("shop", 0), SourcePartition("shop", 1)
     marks: dict[SourcePartition, Marks] = {}
-    assert group_lag_s(marks, {first: 7, second: 3}, {first: Cursor(7), second: Cursor(3)}, 0.0) == 0.0
-    assert group_lag_s(marks, {first: 8, second: 4}, {first: Cursor(8), second: Cursor(3)}, 10.0) == 0.0
-    assert group_lag_s(marks, {first: 9, second: 9}, {first: Cursor(9), second: Cursor(3)}, 50.0) == 40.0
-    assert group_lag_s(marks, {first: 9, second: 9}, {first: Cursor(9), second: Cursor(4)}, 60.0) == 10.0
-    assert group_lag_s(marks, {first: 9, second: 9}, {first: Cursor(9), second: Cursor(9)}, 61.0) == 0.0
-    assert group_lag_s({}, {first: 1}, {}, 0.0) == 0.0
+    assert group_lag_s(marks, {first: 7, second: 3}, [{first: Cursor(7), second: Cursor(3)}], 0.0) == 0.0
+    assert group_lag_s(marks, {first: 8, second: 4}, [{first: Cursor(8), second: Cursor(3)}], 10.0) == 0.0
+    assert group_lag_s(marks, {first: 9, second: 9}, [{first: Cursor(9), second: Cursor(3)}], 50.0) == 40.0
+    assert group_lag_s(marks, {first: 9, second: 9}, [{first: Cursor(9), second: Cursor(4)}], 60.0) == 10.0
+    assert group_lag_s(marks, {first: 9, second: 9}, [{first: Cursor(9), second: Cursor(9)}], 61.0) == 0.0
+    assert group_lag_s({}, {first: 1}, [{}], 0.0) == 0.0
 
 
 class Asked:

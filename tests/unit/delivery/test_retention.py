@@ -103,7 +103,7 @@ class World:
     @property
     def collectable(self) -> list[int]:
         """Batches that a retention of one day may let go."""
-        least = least_cursors(self.store.group(), self.store.cursors_outside(), "shop")
+        least = least_cursors(self.store.groups().values(), self.store.cursors_outside(), "shop")
         return [f.batch_max for f in self.files("shop") if may_be_collected(f, self.now - DAY, least)]
 
 

@@ -62,8 +62,8 @@ def test_d7_lag_age_and_parked_rows_are_told_for_each() -> None:
 def test_the_least_cursor_counts_what_a_reader_has_not_seen() -> None:
     """GIVEN readers at different batches WHEN the least cursor is asked for THEN unseen places count from 0."""
     group = Group(1, frozenset({"a"}), {P0: Cursor(9), P1: Cursor(4), SourcePartition("crm", 0): Cursor(3)})
-    assert least_cursors(group, {"b": {P0: Cursor(5)}}, "shop") == {0: 5, 1: 0}
-    assert least_cursors(group, {}, "shop") == {0: 9, 1: 4}
+    assert least_cursors([group], {"b": {P0: Cursor(5)}}, "shop") == {0: 5, 1: 0}
+    assert least_cursors([group], {}, "shop") == {0: 9, 1: 4}
 
 
 def test_heads_of_all_sources_are_one_vector() -> None:

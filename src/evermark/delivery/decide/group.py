@@ -165,7 +165,7 @@ def after_outcome(
         return Step(subscription_after_failure(record, outcome, now, jitter(), limits), passes=False)
     if outcome.fate is Fate.FULL:
         return Step(_full(record, reason or "no more may be parked", outcome, now, jitter), passes=False)
-    return Step(_outside(record, reason or "slower than the live group"), passes=False)
+    return Step(out_of_group(record, reason or "slower than the live group"), passes=False)
 
 
 def after_retries(
@@ -201,7 +201,7 @@ def settle(
         record = records[name]
         if name not in work.members or (work.version is not None and record.joined_version > work.version):
             # Joined meanwhile, so it did not get these events, even if there is an outcome of its former self.
-            changed.append(_outside(record, "joined while a batch was under way"))
+            changed.append(out_of_group(record, "joined while a batch was under way"))
             left[name] = group.cursors
             continue
         outcome = by_name.get(name, Outcome(name, Fate.UNFINISHED))
@@ -338,5 +338,5 @@ def clean(record: SubscriptionRecord) -> SubscriptionRecord:
     return replace(record, reason="", failures=0, next_attempt_at=None)
 
 
-def _outside(record: SubscriptionRecord, reason: str) -> SubscriptionRecord:
+def out_of_group(record: SubscriptionRecord, reason: str) -> SubscriptionRecord:
     return replace(record, state=SubscriptionState.BEHIND, reason=reason) if record.is_member else record

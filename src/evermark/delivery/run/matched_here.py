@@ -41,7 +41,7 @@ class MatchedHere:
 
 
 def is_small(assignments: Sequence[Assignment]) -> bool:
-    return sum(span.rows for span in {one.span for one in assignments}) <= ROWS_MAX
+    return sum(span.rows for span, _ in by_span(assignments)) <= ROWS_MAX
 
 
 def matched_here(assignments: Sequence[Assignment]) -> MatchedHere:

@@ -1,7 +1,8 @@
-"""The loop of delivery: stands by for the `deliver` lease; the instance that holds it delivers for all subscriptions.
+"""The loop of delivery: stands by for the lease of a shard; the holder delivers for the subscriptions of that shard.
 
 Beside each other run: fresh batches, handed over by ingest to the live group; the follower, and the turns of the
-subscriptions behind; retries of parked deliveries; replays; and, now and then, expiry and requests for missing keys.
+subscriptions behind. The owner of the first shard does the rest for all of them: retries of parked deliveries; replays;
+and, now and then, expiry and requests for missing keys.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from evermark.cluster.fence import DELIVER_LEASE
+from evermark.cluster.fence import deliver_lease
 from evermark.cluster.holding import Candidate, HeldLease
 from evermark.delivery.base import CursorVector, KeyWanted, MadeBy, Outcome, SourcePartition, SubscriptionSpec
 from evermark.delivery.bots.views import BotViews, Read, ViewLimits, telling
 from evermark.delivery.decide import registration
 from evermark.delivery.decide.retry import SCHEDULE_S
+from evermark.delivery.decide.shards import FIRST
 from evermark.delivery.decide.turns import Turn, TurnClass, goes_on, next_turns
 from evermark.delivery.ports import DeliveryStore, LogView
 from evermark.delivery.replay.base import ReplayStore
@@ -63,7 +65,7 @@ class BothDeliverer(Deliverer, ReplayDeliverer, Protocol):
 class DeliveryWorks:
     """The tools of the delivery owner."""
 
-    store: DeliveryStore
+    store: DeliveryStore  # of its shard
     replays: ReplayStore
     log: LogView
     deliverer: BothDeliverer
@@ -112,6 +114,8 @@ class DeliveryOwner:
     news: DeliveryNews
     candidate: Candidate
     limits: DeliveryLimits = DeliveryLimits()
+    shard: int = FIRST
+    shards: int = 1  # how many there are to be
     _live: LiveGroup | None = field(default=None, init=False)  # while this instance delivers
 
     def __post_init__(self) -> None:
@@ -163,7 +167,7 @@ class DeliveryOwner:
 
     def run(self) -> None:
         while not self._stopping.is_set():
-            held = self.candidate.acquire(DELIVER_LEASE, self._stopping, self._say_standby)
+            held = self.candidate.acquire(deliver_lease(self.shard), self._stopping, self._say_standby)
             if held is None:
                 return
             self.news.owned()
@@ -178,14 +182,19 @@ class DeliveryOwner:
                 held.close()
 
     def _say_standby(self) -> None:
-        self._log.info("standing by: another instance delivers")
+        self._log.info("standing by: another instance delivers", **self._which())
         self.news.standby()
+
+    def _which(self) -> dict[str, int]:
+        return {"shard": self.shard} if self.shards > 1 else {}
 
     def _own(self, held: HeldLease) -> None:
         works, runtime, epoch, now = self.works, self._runtime, held.lease.epoch, self._runtime.now
         store, news, limits = works.store, self.news, self.limits
-        self._register(epoch)
-        store.bots.forget_users(epoch)
+        if self.shard == FIRST:
+            store.spread(self.shards, epoch)
+            self._register(epoch)
+            store.bots.forget_users(epoch)
         log, deliverer, lock = works.log, works.deliverer, runtime.lock
         bot_views = BotViews(store.bots, log.files, epoch, works.memberships, lock=lock(), limits=limits.bot_views)
         live = LiveGroup(store, deliverer, epoch, now, news.by_group, bot_views, lock(), limits.handover)
@@ -194,8 +203,8 @@ class DeliveryOwner:
         ends = self._ends = (ended, self._stopping, held.lost)
         self._live = live
         news.delivering()
-        self._log.info("delivering", epoch=epoch, subscriptions=len(store.subscriptions()))
-        beside = self._begin_beside(epoch, bot_views, follower, ends)
+        self._log.info("delivering", epoch=epoch, subscriptions=len(store.subscriptions()), **self._which())
+        beside = self._begin_beside(epoch, bot_views, follower, ends) if self.shard == FIRST else []
         try:
             self._follow(follower, ends)
         finally:

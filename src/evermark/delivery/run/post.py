@@ -25,6 +25,7 @@ from evermark.delivery.sinks import Sinks
 from evermark.delivery.webhook.base import Job, Line
 from evermark.delivery.webhook.bundles import prepared
 from evermark.delivery.webhook.parked_json import texts_of
+from evermark.delivery.webhook.shared import SharedBodies
 from evermark.delivery.work import Assignment, DeliveryOptions, Result, Span
 from evermark.log.row_reader import COLUMNS, I64, ROWS, RowReader, require_codes
 from evermark.log.span import row_addresses
@@ -32,10 +33,13 @@ from evermark.secrets import SecretBox
 
 # A span without a budget still ends: events not sent by then are left for the next round.
 _NO_BUDGET_S = 3600.0
+_FEW, _OWN_S_PER_JOB = 32, 0.003
 # How much is sent at a time.
 _CHUNK_ROWS = 20_000
 _CHUNK_BYTES = 64 * 1024 * 1024
 _CHUNK_MATCHES = 1_000_000
+# Rows that several subscriptions want are rendered once, all together, unless they are larger than this.
+_SHARED_BYTES_MAX = 16 * 1024 * 1024
 
 # File code, row number and number of the assignment, for each row that an assignment wants.
 Addresses = tuple[I64, I64, I64]
@@ -122,19 +126,22 @@ class Posting:
         """The jobs of one piece, rendered while the piece before is sent; and rows that are too old to be sent."""
         jobs: list[Job] = []
         expired: Late = {}
-        for index, rows in by_subscription(*wanted):
+        historical = self.options.historical
+        all_rows, _, of = wanted
+        several = len(of) > all_rows.num_rows and all_rows.nbytes <= _SHARED_BYTES_MAX
+        shared = SharedBodies(all_rows) if several else None
+        for index, numbers, rows in by_subscription(*wanted):
             assignment = self.assignments[index]
             wanted_rows = rows if assignment.bot is None else forwarded(rows, assignment.bot)
             mine, late = without_expired(wanted_rows, assignment.expires_before)
             if late:
                 expired[assignment.spec.name] = late
             if mine.num_rows:
-                historical = self.options.historical
                 waits = {} if assignment.bot is None else waiting(mine, assignment.bot)
                 job = Job(
                     assignment.spec, mine, self.box.open, historical=historical, probe=assignment.probe, waits=waits
                 )
-                jobs.append(job)
+                jobs.append(job if shared is None or mine.num_rows < len(numbers) else shared.given_to(job, numbers))
         return prepared(jobs), expired
 
     def _send(self, jobs: Sequence[Job], late: Late, so_far: _SoFar, left_s: float) -> Iterator[Result]:
@@ -156,6 +163,8 @@ class Posting:
         for name in late.keys() - specs.keys() - so_far.stopped:
             yield from with_expired(name, places[name], [], late[name])
         began = time.monotonic()
+        # Of thousands each waits for its turn in this process: no fault of its receiver.
+        left_s += _OWN_S_PER_JOB * max(0, len(going) - _FEW) if left_s else 0.0
         for results in Sinks().deliver_each(going, left_s, self.options.grace_s, self.options.slack_s):
             took_s = time.monotonic() - began
             name = results[0].subscription
@@ -211,8 +220,13 @@ def paths_of(assignments: Sequence[Assignment]) -> tuple[str, ...]:
 def by_span(assignments: Sequence[Assignment]) -> list[tuple[Span, list[int]]]:
     """Each span once, with the numbers of the assignments that have it."""
     numbers: dict[Span, list[int]] = {}
+    last: Span | None = None
+    mine: list[int] = []
     for number, assignment in enumerate(assignments):
-        numbers.setdefault(assignment.span, []).append(number)
+        if assignment.span is not last:  # thousands may have the same one, and a span takes long to hash
+            last = assignment.span
+            mine = numbers.setdefault(last, [])
+        mine.append(number)
     return list(numbers.items())
 
 
@@ -255,8 +269,8 @@ def read(paths: Sequence[str], places: Iterable[Addresses]) -> Iterator[MatchedR
             yield rows, np.cumsum(new[mine[0] : stop]) - 1, of[mine[0] : stop]
 
 
-def by_subscription(rows: pa.RecordBatch, of_row: I64, of: I64) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The rows of each subscription, in their order; one pass, however many subscriptions there are."""
+def by_subscription(rows: pa.RecordBatch, of_row: I64, of: I64) -> Iterator[tuple[int, I64, pa.RecordBatch]]:
+    """The rows of each subscription, with their numbers, in their order; one pass for all of them."""
     if not len(of):
         return
     order = np.argsort(of, kind="stable")
@@ -264,7 +278,7 @@ def by_subscription(rows: pa.RecordBatch, of_row: I64, of: I64) -> Iterator[tupl
     starts = [0, *(np.flatnonzero(np.diff(of)) + 1).tolist()]
     for start, stop in zip(starts, [*starts[1:], len(of)], strict=True):
         mine = of_row[start:stop]
-        yield int(of[start]), rows if len(mine) == rows.num_rows else rows.take(pa.array(mine))
+        yield int(of[start]), mine, rows if len(mine) == rows.num_rows else rows.take(pa.array(mine))
 
 
 def now_held(spec: SubscriptionSpec, parked: Iterable[ParkedEvent]) -> Counter[HeldKey]:

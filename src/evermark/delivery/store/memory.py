@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 
+from evermark.cluster.fence import deliver_lease
 from evermark.cluster.memory import MemoryLeases
 from evermark.delivery.base import (
     BEGINNING,
@@ -22,15 +25,16 @@ from evermark.delivery.base import (
     SubscriptionState,
 )
 from evermark.delivery.decide import group as decide
-from evermark.delivery.decide import registration
+from evermark.delivery.decide import registration, shards
 from evermark.delivery.decide.group import Jitter, SubscriptionRecord
 from evermark.delivery.decide.retry import LIMITS, EndpointLimits
 from evermark.delivery.store.memory_bots import MemoryBots
 from evermark.delivery.store.memory_parked import MemoryParked, MemoryTables
+from evermark.errors import NotFoundError
 
 
 class MemoryDelivery:
-    """A `DeliveryStore`, fenced by `leases`."""
+    """A `DeliveryStore`, fenced by `leases`, for the owner of one shard."""
 
     def __init__(
         self,
@@ -39,6 +43,7 @@ class MemoryDelivery:
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         limits: EndpointLimits = LIMITS,
     ) -> None:
+        self.shard = shards.FIRST
         self.tables = MemoryTables(leases)
         self.parked = MemoryParked(self.tables, jitter)
         self.bots = MemoryBots(self.tables)
@@ -46,32 +51,55 @@ class MemoryDelivery:
         self.jitter = jitter
         self._clock = clock
         self._limits = limits
-        self._group = Group(0, frozenset(), {})
-        self._cursors: dict[str, dict[SourcePartition, Cursor]] = {}
-        self._generation = 0
-        self._since: dict[int, datetime] = {}
+
+    def of_shard(self, shard: int) -> MemoryDelivery:
+        other = copy.copy(self)  # over the same tables
+        other.shard = shard
+        other.bots = self.bots.under(deliver_lease(shard))
+        return other
+
+    def spread(self, shards_wanted: int, epoch: int) -> None:
+        tables = self.tables
+        with self._fenced(epoch):
+            placed = {name: (record, tables.shard_at[name]) for name, (_, record) in tables.known.items()}
+            after = shards.spread(placed, self.cursors_outside(), tables.groups, shards_wanted)
+            for name, (record, shard) in after.moved.items():
+                tables.known[name] = (tables.known[name][0], record)
+                tables.shard_at[name] = shard
+            tables.cursors.update({name: dict(vector) for name, vector in after.left.items()})
+            tables.groups = dict(after.groups)
 
     def register(
         self, specs: Sequence[SubscriptionSpec], made_by: MadeBy, starts: Mapping[str, CursorVector], epoch: int
     ) -> None:
-        with self.tables.fenced(epoch):
-            plan = registration.registered(specs, made_by, starts, self.tables.known, self._group)
-            self._forget(plan.removed)
-            others = registration.with_other_devices(self.tables.known, plan.kept)
-            moved = [name for name, (spec, _) in plan.kept.items() if spec.url != self.tables.known[name][0].url]
-            self.tables.known.update(plan.kept)
-            for name in moved:
-                self._try_all_now(name)
-            self.bots.decide_anew_who_waits(others, self._clock(), epoch)
-            self._add(plan)
+        tables = self.tables
+        with self._fenced(epoch):
+            registration.require_names(specs, made_by, tables.known)
+            at = {spec.name: shards.shard_of(spec.name, len(tables.groups)) for spec in specs} | tables.shard_at
+            for shard, group in sorted(tables.groups.items()):
+                known = {name: found for name, found in tables.known.items() if at[name] == shard}
+                named = [spec for spec in specs if at[spec.name] == shard]
+                self._carry_out(registration.registered(named, made_by, starts, known, group), shard, epoch)
 
-    def _add(self, plan: registration.Registration) -> None:
+    def _carry_out(self, plan: registration.Registration, shard: int, epoch: int) -> None:
+        self._forget(plan.removed)
+        others = registration.with_other_devices(self.tables.known, plan.kept)
+        moved = [name for name, (spec, _) in plan.kept.items() if spec.url != self.tables.known[name][0].url]
+        self.tables.known.update(plan.kept)
+        for name in moved:
+            self._try_all_now(name)
+        self.bots.decide_anew_who_waits(others, self._clock(), epoch)
+        self._add(plan, shard)
+
+    def _add(self, plan: registration.Registration, shard: int) -> None:
+        tables = self.tables
         for name, (spec, record) in plan.added.items():
-            self._generation += 1
-            self._since[self._generation] = self._clock()
-            self.tables.known[name] = (spec, replace(record, generation=self._generation))
-        self._cursors.update({name: dict(vector) for name, vector in plan.begun.items()})
-        self._group = plan.group
+            tables.generation += 1
+            tables.since[tables.generation] = self._clock()
+            tables.known[name] = (spec, replace(record, generation=tables.generation))
+            tables.shard_at[name] = shard
+        tables.cursors.update({name: dict(vector) for name, vector in plan.begun.items()})
+        tables.groups[shard] = plan.group
 
     def subscriptions(self) -> dict[str, Subscription]:
         with self.tables.lock:
@@ -79,20 +107,23 @@ class MemoryDelivery:
 
     def outside(self) -> dict[str, Subscription]:
         states = (SubscriptionState.BEHIND, SubscriptionState.SUSPENDED)
-        return {name: found for name, found in self.subscriptions().items() if found.state in states}
+        at = self.tables.shard_at
+        known = self.subscriptions()
+        return {name: one for name, one in known.items() if one.state in states and at.get(name) == self.shard}
 
     def subscription(self, name: str) -> Subscription:
         with self.tables.lock:
             spec, record = self.tables.found(name)
-            return registration.shown(spec, record, self._since.get(record.generation), self._clock())
+            return registration.shown(spec, record, self.tables.since.get(record.generation), self._clock())
 
     def add(self, spec: SubscriptionSpec, start: CursorVector | None, epoch: int) -> None:
-        with self.tables.fenced(epoch):
+        with self._fenced(epoch):
             owner = self.tables.known[spec.name][0].made_by if spec.name in self.tables.known else None
-            self._add(registration.added(spec, start, owner, self._group))
+            shard = shards.shard_of(spec.name, len(self.tables.groups))
+            self._add(registration.added(spec, start, owner, self.tables.groups[shard]), shard)
 
     def change(self, subscription: str, changes: Mapping[str, object], epoch: int) -> None:
-        with self.tables.fenced(epoch):
+        with self._fenced(epoch):
             spec, record = self.tables.found(subscription)
             wanted, _ = self.tables.known[subscription] = registration.changed(spec, record, changes)
             if wanted.url != spec.url:
@@ -101,31 +132,30 @@ class MemoryDelivery:
                 self.bots.decide_anew_who_waits([subscription], self._clock(), epoch)
 
     def rotate(self, subscription: str, secret: str, until: datetime | None, now: datetime, epoch: int) -> None:
-        with self.tables.fenced(epoch):
+        with self._fenced(epoch):
             spec, record = self.tables.found(subscription)
             self.tables.known[subscription] = (registration.rotated(spec, secret, until, now), record)
 
     def retire(self, subscription: str, epoch: int) -> None:
-        with self.tables.fenced(epoch):
+        with self._fenced(epoch):
             spec, record = self.tables.found(subscription)
             self.tables.known[subscription] = (registration.retired(spec), record)
 
     def remove(self, subscription: str, epoch: int) -> None:
-        with self.tables.fenced(epoch):
+        with self._fenced(epoch):
             spec, record = self.tables.found(subscription)
             registration.require_ours(spec, "removed")
-            self._forget(frozenset({subscription}))
             if record.is_member:
-                members = self._group.members - {subscription}
-                self._group = replace(self._group, version=self._group.version + 1, members=members)
+                self._leave(subscription)
+            self._forget(frozenset({subscription}))
 
     def suspend(self, subscription: str, reason: str, epoch: int) -> None:
-        with self.tables.fenced(epoch):
+        with self._fenced(epoch):
             _, record = self.tables.found(subscription)
             self._set_record(decide.paused(record, reason))
 
     def disable(self, subscription: str, reason: str, epoch: int, *, generation: int | None = None) -> None:
-        with self.tables.fenced(epoch):
+        with self._fenced(epoch):
             known = self.tables.known.get(subscription)
             if known is not None and generation in (None, known[1].generation):
                 self._set_record(decide.disabled(known[1], reason))
@@ -133,13 +163,13 @@ class MemoryDelivery:
     def retried(
         self, subscription: str, outcome: Outcome, now: datetime, epoch: int, *, generation: int | None = None
     ) -> None:
-        with self.tables.fenced(epoch):
+        with self._fenced(epoch):
             known = self.tables.known.get(subscription)
             if known is not None and generation in (None, known[1].generation):
                 self._set_record(decide.after_retries(known[1], outcome, now, self.jitter, self._limits))
 
     def resume(self, subscription: str, epoch: int) -> None:
-        with self.tables.fenced(epoch):
+        with self._fenced(epoch):
             self._set_record(decide.resumed(self.tables.found(subscription)[1]))
             self._try_all_now(subscription)
 
@@ -151,6 +181,10 @@ class MemoryDelivery:
         with self.tables.lock:
             return self._group
 
+    def groups(self) -> dict[int, Group]:
+        with self.tables.lock:
+            return dict(self.tables.groups)
+
     def cursors(self, subscription: str) -> CursorVector:
         with self.tables.lock:
             return dict(self._cursors.get(subscription, {}))
@@ -160,13 +194,14 @@ class MemoryDelivery:
             return {n: self.cursors(n) for n, (_, s) in sorted(self.tables.known.items()) if not s.is_member}
 
     def open_partition(self, place: SourcePartition, batch: int, epoch: int) -> None:
-        with self.tables.fenced(epoch):
+        with self._fenced(epoch):
             self._group = replace(self._group, cursors={place: Cursor(batch), **self._group.cursors})
             for name in self.cursors_outside():
-                self._cursors.setdefault(name, {}).setdefault(place, BEGINNING)
+                if self.tables.shard_at[name] == self.shard:
+                    self._cursors.setdefault(name, {}).setdefault(place, BEGINNING)
 
     def settle_group(self, work: GroupWork, outcomes: Sequence[Outcome], now: datetime, epoch: int) -> None:
-        with self.tables.fenced(epoch):
+        with self._fenced(epoch):
             records = {name: self.tables.known[name][1] for name in self._group.members}
             counts = {one.subscription: self.parked.counted_for(one.subscription) for one in outcomes if one.parked}
             settled = decide.settle(self._group, work, outcomes, records, counts, now, self.jitter, self._limits)
@@ -190,7 +225,7 @@ class MemoryDelivery:
         *,
         generation: int | None = None,
     ) -> bool:
-        with self.tables.fenced(epoch):
+        with self._fenced(epoch):
             known = self.tables.known.get(subscription)
             record = decide.require_outside(subscription, known[1] if known else None, generation)
             cursors = self._cursors.get(subscription, {})
@@ -205,8 +240,8 @@ class MemoryDelivery:
             return step.passes
 
     def join(self, subscription: str, epoch: int) -> bool:
-        with self.tables.fenced(epoch):
-            if subscription not in self.tables.known:
+        with self._fenced(epoch):
+            if self.tables.shard_at.get(subscription) != self.shard:
                 return False
             if subscription in self._group.members:
                 return True
@@ -220,7 +255,7 @@ class MemoryDelivery:
 
     def _forget(self, names: frozenset[str]) -> None:
         for name in names:
-            del self.tables.known[name]
+            del self.tables.known[name], self.tables.shard_at[name]
             self._cursors.pop(name, None)
         self.tables.rows = {i: row for i, row in self.tables.rows.items() if row.subscription not in names}
         self.bots.forget_asks(names)
@@ -232,7 +267,31 @@ class MemoryDelivery:
     def _set_record(self, record: SubscriptionRecord) -> None:
         """A subscription that is no longer live leaves the group where the group stands."""
         self.tables.known[record.name] = (self.tables.known[record.name][0], record)
-        if record.name in self._group.members and not record.is_member:
-            self._cursors[record.name] = dict(self._group.cursors)
-            members = self._group.members - {record.name}
-            self._group = replace(self._group, version=self._group.version + 1, members=members)
+        group = self.tables.groups[self.tables.shard_at[record.name]]
+        if record.name in group.members and not record.is_member:
+            self._cursors[record.name] = dict(group.cursors)
+            self._leave(record.name)
+
+    def _leave(self, name: str) -> None:
+        shard = self.tables.shard_at[name]
+        group = self.tables.groups[shard]
+        self.tables.groups[shard] = replace(group, version=group.version + 1, members=group.members - {name})
+
+    @contextmanager
+    def _fenced(self, epoch: int) -> Iterator[None]:
+        with self.tables.fenced(epoch, deliver_lease(self.shard)):
+            yield
+
+    @property
+    def _group(self) -> Group:
+        if self.shard not in self.tables.groups:
+            raise NotFoundError(f"there is no shard {self.shard}")
+        return self.tables.groups[self.shard]
+
+    @_group.setter
+    def _group(self, group: Group) -> None:
+        self.tables.groups[self.shard] = group
+
+    @property
+    def _cursors(self) -> dict[str, dict[SourcePartition, Cursor]]:
+        return self.tables.cursors

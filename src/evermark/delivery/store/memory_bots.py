@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
+from evermark.cluster.fence import DELIVER_LEASE
 from evermark.delivery.base import WAITING_MAX, KeyWanted, Membership, MembershipDelta, SessionKey, Surplus
 from evermark.delivery.bots.keys import next_ask_at, require_keys, require_room, unknown_key
 from evermark.delivery.bots.membership import require_learned
@@ -18,8 +20,15 @@ class MemoryBots:
 
     def __init__(self, tables: MemoryTables) -> None:
         self._tables = tables
+        self.lease = DELIVER_LEASE
         self._learned: dict[tuple[str, str], Membership] = {}
         self._asks: dict[tuple[str, str], tuple[datetime, int]] = {}
+
+    def under(self, lease: str) -> MemoryBots:
+        """The same, fenced by another lease."""
+        other = copy.copy(self)
+        other.lease = lease
+        return other
 
     # membership
 
@@ -28,7 +37,7 @@ class MemoryBots:
             return self._learned.get((source, user), Membership())
 
     def learn(self, source: str, partition: int, lessons: Sequence[MembershipDelta], epoch: int) -> None:
-        with self._tables.fenced(epoch):
+        with self._tables.fenced(epoch, self.lease):
             known = {one.user: self._learned.get((source, one.user), Membership()) for one in lessons}
             require_learned(lessons, {user: found.to.get(partition, 0) for user, found in known.items()})
             for one in lessons:
@@ -36,7 +45,7 @@ class MemoryBots:
                 self._learned[source, one.user] = Membership({**to, partition: one.done_to}, {**stays, **one.stays})
 
     def forget_users(self, epoch: int) -> int:
-        with self._tables.fenced(epoch):
+        with self._tables.fenced(epoch, self.lease):
             bots = [spec.bot for spec, _ in self._tables.known.values() if spec.bot is not None]
             gone = self._learned.keys() - {(bot.source, bot.user) for bot in bots}
             for one in gone:
@@ -47,7 +56,7 @@ class MemoryBots:
 
     def publish(self, device: str, keys: Mapping[str, str], now: datetime, epoch: int) -> int:
         require_keys(device, keys)
-        with self._tables.fenced(epoch):
+        with self._tables.fenced(epoch, self.lease):
             mine = {session for of, session in self._tables.keys if of == device}
             require_room(device, len(mine | keys.keys()))
             for session, sealed in keys.items():
@@ -55,7 +64,7 @@ class MemoryBots:
             return self._make_due(now, lambda name, session: self._tables.device(name) == device and session in keys)
 
     def withdraw(self, device: str, session: str, now: datetime, epoch: int) -> int:
-        with self._tables.fenced(epoch):
+        with self._tables.fenced(epoch, self.lease):
             if self._tables.keys.pop((device, session), None) is None:
                 raise unknown_key(session)
             return self._hold(now, epoch, lambda name, of: self._tables.device(name) == device and of == session)
@@ -117,7 +126,7 @@ class MemoryBots:
         self._make_due(now, lambda name, session: name in names and not lacks_key(name, session))
 
     def release_keyed(self, now: datetime, epoch: int) -> int:
-        with self._tables.fenced(epoch):
+        with self._tables.fenced(epoch, self.lease):
             self._hold(now, epoch, self._tables.lacks_key)
             return self._make_due(now, lambda name, session: not self._tables.lacks_key(name, session))
 
@@ -130,7 +139,7 @@ class MemoryBots:
         return [Surplus(*of, ids[len(ids) - keep - 1]) for of, ids in by_stream.items() if len(ids) > keep]
 
     def expire_waiting(self, surplus: Surplus, epoch: int, limit: int = 1000) -> int:
-        with self._tables.fenced(epoch):
+        with self._tables.fenced(epoch, self.lease):
             rows = [row for row_id, row in sorted(self._tables.rows.items()) if row_id <= surplus.through]
             waiting = [row for row in rows if row.waits and not row.event.replay_id]
             of = (surplus.subscription, surplus.stream)
@@ -138,7 +147,7 @@ class MemoryBots:
             return self._tables.delete(old[:limit], "expired")
 
     def keys_wanted(self, now: datetime, limit: int, epoch: int) -> list[KeyWanted]:
-        with self._tables.fenced(epoch):
+        with self._tables.fenced(epoch, self.lease):
             firsts: dict[tuple[str, str], Row] = {}
             for _, row in sorted(self._tables.rows.items()):
                 if row.waits:

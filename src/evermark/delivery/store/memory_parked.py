@@ -14,6 +14,8 @@ from evermark.cluster.memory import MemoryLeases
 from evermark.delivery.base import (
     CLAIM_MAX,
     WAITING_MAX,
+    Cursor,
+    Group,
     HeldKey,
     Parked,
     ParkedEvent,
@@ -65,6 +67,11 @@ class MemoryTables:
         self._leases = leases
         self.lock = threading.RLock()
         self.known: dict[str, tuple[SubscriptionSpec, SubscriptionRecord]] = {}
+        self.shard_at: dict[str, int] = {}
+        self.groups: dict[int, Group] = {0: Group(0, frozenset(), {})}
+        self.cursors: dict[str, dict[SourcePartition, Cursor]] = {}
+        self.generation = 0
+        self.since: dict[int, datetime] = {}
         self.rows: dict[int, Row] = {}  # of `enqueued_messages`
         self.keys: dict[tuple[str, str], SessionKey] = {}  # by device and session
         self.counted: dict[str, Counter[str]] = defaultdict(Counter)

@@ -33,8 +33,9 @@ PAGE_MAX = 1_000
 class PostgresBots:
     """A `BotStore`."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, lease: str = DELIVER_LEASE) -> None:
         self._state = state
+        self._lease = lease
 
     # membership
 
@@ -57,7 +58,7 @@ class PostgresBots:
             for stream, times in one.stays.items()
             for stay in times
         ]
-        with fenced(self._state, DELIVER_LEASE, epoch) as conn:
+        with fenced(self._state, self._lease, epoch) as conn:
             at = dict(conn.execute(queries.LEARNED_LOCKED, (source, partition, users)).fetchall())
             require_learned(lessons, at)
             batches = [[one.user for one in lessons], [one.done_to for one in lessons]]
@@ -66,7 +67,7 @@ class PostgresBots:
                 conn.execute(queries.SET_STAYS, (source, *map(list, zip(*stays, strict=True))))
 
     def forget_users(self, epoch: int) -> int:
-        with fenced(self._state, DELIVER_LEASE, epoch) as conn:
+        with fenced(self._state, self._lease, epoch) as conn:
             conn.execute(queries.FORGET_STAYS)
             row = conn.execute(queries.FORGET_LEARNED).fetchone()
             return int(row[0]) if row else 0
@@ -76,7 +77,7 @@ class PostgresBots:
     def publish(self, device: str, keys: Mapping[str, str], now: datetime, epoch: int) -> int:
         require_keys(device, keys)
         sessions = sorted(keys)
-        with fenced(self._state, DELIVER_LEASE, epoch) as conn:
+        with fenced(self._state, self._lease, epoch) as conn:
             lock_sessions(conn, [(device, session) for session in sessions])
             row = conn.execute(queries.KEY_COUNTS, (sessions, device)).fetchone()
             require_room(device, row[0] + len(keys) - row[1] if row else len(keys))
@@ -85,7 +86,7 @@ class PostgresBots:
 
     def withdraw(self, device: str, session: str, now: datetime, epoch: int) -> int:
         given = {"device": storable(device), "session": storable(session), "now": now, "epoch": epoch}
-        with fenced(self._state, DELIVER_LEASE, epoch) as conn:
+        with fenced(self._state, self._lease, epoch) as conn:
             lock_sessions(conn, [(device, session)])
             if conn.execute(queries.WITHDRAW_KEY, given).rowcount == 0:
                 raise unknown_key(session)
@@ -112,7 +113,7 @@ class PostgresBots:
         with self._state.transaction() as conn:
             if conn.execute(queries.IS_ANY_OF_SESSION).fetchone() == (False,):
                 return 0
-            fence(conn, DELIVER_LEASE, epoch)
+            fence(conn, self._lease, epoch)
             # Without the locks of sessions: a key that is published just now is seen by the next sweep at the latest.
             conn.execute(queries.HOLD_KEYLESS, {"now": now, "epoch": epoch})
             return conn.execute(queries.RELEASE_KEYED, {"now": now}).rowcount
@@ -122,7 +123,7 @@ class PostgresBots:
             return [Surplus(*row) for row in conn.execute(queries.WAITING_BEYOND, {"keep": keep})]
 
     def expire_waiting(self, surplus: Surplus, epoch: int, limit: int = 1000) -> int:
-        with fenced(self._state, DELIVER_LEASE, epoch) as conn:
+        with fenced(self._state, self._lease, epoch) as conn:
             expired = conn.execute(queries.EXPIRE_WAITING, {**asdict(surplus), "limit": limit}).rowcount
             counters.count(conn, "expired", {surplus.subscription: expired})
         return expired
@@ -132,7 +133,7 @@ class PostgresBots:
         with self._state.transaction() as conn:
             if conn.execute(queries.IS_ANY_WAITING).fetchone() == (False,):
                 return []
-            fence(conn, DELIVER_LEASE, epoch)
+            fence(conn, self._lease, epoch)
             found = [KeyWanted(*row) for row in conn.execute(queries.WANTED, given)]
             if found:
                 names, sessions = [one.subscription for one in found], [one.session for one in found]

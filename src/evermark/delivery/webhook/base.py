@@ -41,6 +41,15 @@ def as_it_is(secret: str) -> str:
 
 
 @dataclass(frozen=True)
+class Bodies:
+    """Of all rows of a job, in their order."""
+
+    idents: list[str]
+    bodies: list[bytes]
+    bad: dict[int, str]  # rows that cannot be rendered, and why
+
+
+@dataclass(frozen=True)
 class Job:
     """Rows of the log for one subscription. At most one job per subscription in one call."""
 
@@ -56,6 +65,7 @@ class Job:
     waits: Mapping[int, str] = field(default_factory=dict)  # rows to be parked until the key of a session is published
     parked_room: int | None = None  # how many more may be parked; None: the subscription's `parked_max`
     bundles: BundleReader | None = field(default=None, repr=False)  # made ahead by `bundles.prepared`
+    bodies: Bodies | None = field(default=None, repr=False)  # rendered for several jobs at once
 
 
 @dataclass(frozen=True)

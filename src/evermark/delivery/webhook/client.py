@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import errno
 import importlib.metadata
 import os
@@ -15,7 +16,7 @@ import socket
 import ssl
 import threading
 from base64 import b64encode
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from time import time
@@ -69,6 +70,21 @@ class HttpLoop:
             lower_priority()
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
+
+    def begin(self, works: Sequence[Coroutine[Any, Any, None]]) -> Callable[[Iterable[int]], None]:
+        """Begin all of them with one wake of the loop; the answer cancels some of them, by number."""
+        tasks: list[asyncio.Task[None]] = []
+
+        def start() -> None:
+            tasks.extend(self.loop.create_task(work) for work in works)
+
+        def cancel(numbers: Iterable[int]) -> None:
+            some = list(numbers)
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and they are over
+                self.loop.call_soon_threadsafe(lambda: [tasks[n].cancel() for n in some])
+
+        self.loop.call_soon_threadsafe(start)
+        return cancel
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         return asyncio.run_coroutine_threadsafe(work, self.loop)
@@ -221,6 +237,20 @@ class Endpoint:
             case NotHttpError():
                 return "the answer is not HTTP"
         return f"the request failed: {type(cause).__name__}"
+
+
+_MADE_MAX = 20_000
+_made: dict[str, tuple[SubscriptionSpec, OpenSecret, Endpoint]] = {}
+
+
+def endpoint_of(spec: SubscriptionSpec, open_secret: OpenSecret) -> Endpoint:
+    """As `Endpoint`, kept while the spec stays the same: to open its secrets takes as long as a request."""
+    found = _made.get(spec.name)
+    if found is None or found[0] is not spec or found[1] != open_secret:
+        if len(_made) >= _MADE_MAX:
+            _made.clear()
+        found = _made[spec.name] = (spec, open_secret, Endpoint(spec, open_secret))
+    return found[2]
 
 
 _ACCEPTED = {status: Answer(Verdict.ACCEPTED, status) for status in range(200, 300)}

@@ -21,7 +21,7 @@ from evermark import failpoint
 from evermark.delivery.base import Fate, Outcome, ParkedEvent, SourcePartition
 from evermark.delivery.decide.answers import Verdict
 from evermark.delivery.decide.retry import in_place_wait_s
-from evermark.delivery.webhook.base import Answer, Job
+from evermark.delivery.webhook.base import Answer, Bodies, Job
 from evermark.delivery.webhook.body import BUNDLE_BYTES_AROUND, Rendering, bundle, bundle_id, delivery_ids, render_sound
 from evermark.delivery.webhook.bundles import BUNDLE_LANES_MAX, BUNDLE_MAX, PIECE_BYTES_MAX, Bundle, Bundles, Parcel
 from evermark.delivery.webhook.client import Endpoint, HttpLoop
@@ -180,19 +180,25 @@ class Dispatch:
 
     def _fill(self) -> None:
         """Render the next few rows and put them into their lines."""
+        if self._job.bodies is not None:
+            self._fill_with(self._job.bodies)
+            return
         start, rows = self._next_row, self._piece_rows
         piece = self._job.events.slice(start, rows)
         while rows > 1 and piece.nbytes > PIECE_BYTES_MAX // self._jobs:
             rows //= 2
             piece = piece.slice(0, rows)
-        self._next_row = end = start + piece.num_rows
-        self._waiting += piece.num_rows
         idents = delivery_ids(piece.column("event_id").to_pylist(), self._job.replay_id)
         column, bad = render_sound(piece, self._how)
-        bodies: list[bytes] = column.to_pylist()
-        self._bad.update({start + row: reason for row, reason in bad.items()})
-        self._body_bytes_max = max(self._body_bytes_max, *map(len, bodies))
-        parcels = list(zip(range(start, end), idents, bodies, strict=True))
+        self._fill_with(Bodies(idents, column.to_pylist(), bad))
+
+    def _fill_with(self, made: Bodies) -> None:
+        start, end = self._next_row, self._next_row + len(made.bodies)
+        self._next_row = end
+        self._waiting += len(made.bodies)
+        self._bad.update({start + row: reason for row, reason in made.bad.items()})
+        self._body_bytes_max = max(self._body_bytes_max, *map(len, made.bodies))
+        parcels = list(zip(range(start, end), made.idents, made.bodies, strict=True))
         for line, parcel in zip(self._keys.lines[start:end].tolist(), parcels, strict=True):
             self._queue(line).append(parcel)
 

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from evermark.delivery.base import Fate, Outcome
 from evermark.delivery.webhook.base import Answer, Job, Prefix, Try
-from evermark.delivery.webhook.client import Endpoint, HttpLoop, close_http_loops, http_loop
+from evermark.delivery.webhook.client import HttpLoop, close_http_loops, endpoint_of, http_loop
 from evermark.delivery.webhook.dispatch import Dispatch
 from evermark.delivery.webhook.resend import UNSENT, attempt
 from evermark.delivery.webhook.tally import Tally
@@ -59,10 +59,9 @@ class WebhookSink:
             raise ConfigError("two jobs of one subscription in one call", hint=hint)
         http = http_loop(low_priority=self._low_priority)
         finished: Finished = queue.SimpleQueue()
-        under_way = [
-            http.submit(_deliver(_made(job, http, len(jobs)), deadline_s, grace_s, finished, n))
-            for n, job in enumerate(jobs)
-        ]
+        cancel = http.begin(
+            [_deliver(_made(job, http, len(jobs)), deadline_s, grace_s, finished, n) for n, job in enumerate(jobs)]
+        )
         late_s = deadline_s + _LATE_S + max((job.spec.timeout_s for job in jobs), default=0.0)
         stragglers = Stragglers([-(-job.events.num_rows // max(1, job.spec.bundle)) for job in jobs], slack_s)
         left, began = len(jobs), monotonic()
@@ -76,15 +75,14 @@ class WebhookSink:
                     if cut_s is None:
                         hint = "restart this instance"
                         raise BusyError("the event loop of the webhooks does not answer", hint=hint) from None
-                    for n in stragglers.over(monotonic() - began):  # each says itself that it was cut off
-                        under_way[n].cancel()
+                    cancel(stragglers.over(monotonic() - began))  # each says itself that it was cut off
                     continue
                 left -= 1
                 stragglers.finished(number, monotonic() - began)
                 yield closed
         finally:
-            for future in under_way:
-                future.cancel()
+            if left:
+                cancel(range(len(jobs)))
 
     def attempt(self, tries: Sequence[Try], deadline_s: float) -> list[Answer]:
         http = http_loop(low_priority=self._low_priority)
@@ -109,7 +107,7 @@ class WebhookSink:
 def _made(job: Job, http: HttpLoop, jobs: int) -> Dispatch | Closed:
     """The work, or how it ends when it cannot begin."""
     try:
-        return Dispatch(job, Endpoint(job.spec, job.open_secret), http, jobs)
+        return Dispatch(job, endpoint_of(job.spec, job.open_secret), http, jobs)
     except EvermarkError as problem:
         # Wrong settings lose nothing: the subscription waits until a person repairs them.
         return Tally(job.events), Outcome(job.spec.name, Fate.ENDPOINT_FAILED, reason=str(problem))

@@ -69,7 +69,7 @@ class Tally:
         if size == 0:
             return {}
         changed = np.zeros(size, bool)
-        for name in ("source", "partition", "batch"):
+        for name in ("source", "partition", "batch") if size > 1 else ():
             column = self._events.column(name)
             whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
             codes = whole.dictionary_encode().indices.to_numpy() if name == "source" else whole.to_numpy()

@@ -20,6 +20,7 @@ from evermark.testing.contracts.registration import RegistrationContract
 from evermark.testing.contracts.replays import ReplayContract
 from evermark.testing.contracts.runtime import RuntimeContract
 from evermark.testing.contracts.sessions import SessionContract
+from evermark.testing.contracts.shards import ShardContract
 from evermark.testing.contracts.source import SourceContract
 
 __all__ = [
@@ -36,5 +37,6 @@ __all__ = [
     "ReplayContract",
     "RuntimeContract",
     "SessionContract",
+    "ShardContract",
     "SourceContract",
 ]

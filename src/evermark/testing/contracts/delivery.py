@@ -17,7 +17,8 @@ from evermark.testing.contracts.scene import P0, P1, T0, TakeOver, begin, done, 
 
 # Everything else in the port must take an epoch and be listed in `_writes`.
 READERS = {
-    *("outside", "subscriptions", "subscription", "group", "cursors", "cursors_outside", "counted"),
+    *("outside", "subscriptions", "subscription", "group", "groups", "of_shard"),
+    *("cursors", "cursors_outside", "counted"),
     *("counts", "oldest", "rows", "room", "held_keys"),
 }
 
@@ -424,6 +425,7 @@ class DeliveryContract(OwnedStore):
 
 def _writes(store: DeliveryStore, row: Parked) -> Mapping[str, Callable[[int], object]]:
     return {
+        "spread": lambda epoch: store.spread(2, epoch),
         "register": lambda epoch: store.register([], MadeBy.FILE, {}, epoch),
         "add": lambda epoch: store.add(spec("new"), None, epoch),
         "change": lambda epoch: store.change("a", {"bundle": 2}, epoch),

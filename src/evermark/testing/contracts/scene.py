@@ -47,7 +47,7 @@ def failed(name: str, reason: str = "503") -> Outcome:
 def snapshot(store: DeliveryStore) -> tuple[object, ...]:
     # Each store has a clock of its own.
     known = {name: replace(found, since=None) for name, found in store.subscriptions().items()}
-    return (known, store.group(), store.cursors_outside(), store.parked.rows(limit=1000))
+    return (known, store.groups(), store.cursors_outside(), store.parked.rows(limit=1000))
 
 
 def begin(store: DeliveryStore, epoch: int, *names: str, **settings: Any) -> None:
