@@ -98,6 +98,8 @@ def go_on(config: Path, name: str, installation: Installation) -> None:
             say(f"{where}: events were taken here before, up to batch {each.checkpoint.batch}: {each.trouble.message}")
             if not isinstance(each.trouble, GapError) or not each.repairable:
                 say(f"  hint: {each.trouble.hint}")
+            elif not installation.keeps_events:
+                say(f"  to go on from now, without what lies between: evermark source recover {name} --choice skip")
             elif not installation.same_place(
                 each.checkpoint.position, deployment.sources[name].earliest(each.partition)
             ):

@@ -65,6 +65,8 @@ def install(
 ) -> None:
     """Set up outbox, publication, slot and triggers. May be repeated: what is there stays, or is upgraded in place.
 
+    In mode `tables` it is publication and slot alone, for the tables of the file.
+
     Making the slot waits for every transaction that is open and has written; putting triggers on a table waits for
     transactions that use the table. Meanwhile it is said whose they are. If it fails, what it made is taken away again.
     """

@@ -97,6 +97,8 @@ class Retained:
 class Installation(Protocol):
     """What must be installed at the place of a source before it can be read; for `evermark source install`."""
 
+    keeps_events: bool  # whether the place has the events of a gap, so that it can be repaired
+
     def table(self, text: str) -> str:
         """The whole name of a table that a person typed. Raises `ValueError` with what is wrong with it."""
 

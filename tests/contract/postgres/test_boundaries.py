@@ -13,6 +13,7 @@ from evermark.embedded.binaries import Binaries
 from evermark.secrets import Plain
 from evermark.sources.base import Limit
 from evermark.sources.postgres.lsn import Position
+from evermark.sources.postgres.read.outbox_capture import OutboxCapture
 from evermark.sources.postgres.read.slot import SlotReader
 from evermark.sources.postgres.read.source import PostgresOutbox
 from evermark.sources.postgres.target import PostgresTarget
@@ -178,7 +179,7 @@ def test_slot_advanced_to_each_cut_loses_nothing_after_it(server: PostgresServer
         joined: list[Row] = []
         for begin, finish in itertools.pairwise(places):
             joined += at.read(at.position(begin), at.position(finish))
-            SlotReader(at.target).advance(Position.parse(at.position(finish)))
+            SlotReader(OutboxCapture(at.target)).advance(Position.parse(at.position(finish)))
             confirmed = at.value(
                 "select confirmed_flush_lsn - '0/0'::pg_lsn from pg_replication_slots where slot_name = %s",
                 at.target.slot,
@@ -229,7 +230,7 @@ def test_long_transaction_open_across_many_batches_is_taken_when_it_commits(serv
         # GIVEN a transaction with events, left open while others are taken and confirmed
         emit(long, "s", "long-1")
         position = at.source.earliest(0)
-        slot = SlotReader(at.target)
+        slot = SlotReader(OutboxCapture(at.target))
         for number in range(20):
             at.emit("s", str(number))
             end = at.source.latest({0: position}, Limit())[0]
@@ -250,7 +251,7 @@ def test_crash_of_the_server_gives_the_same_events_again(tmp_path_factory: pytes
         at.emit("s", "before")
         start = at.source.earliest(0)
         middle = at.position(at.flush_lsn())
-        SlotReader(at.target).advance(Position.parse(middle))
+        SlotReader(OutboxCapture(at.target)).advance(Position.parse(middle))
         at.emit("s", "after")
         end = at.position(at.flush_lsn())
         first = at.read(middle, end)

@@ -199,7 +199,7 @@ def test_no_room_for_a_slot_is_told_before_anything_is_made(shop: Shop) -> None:
             shop.db.execute("select pg_drop_replication_slot(%s)", (name,))
 
 
-@pytest.mark.parametrize("step", ["_register", "_create_slot", "_watch"])
+@pytest.mark.parametrize("step", ["_register", "create_slot", "_watch"])
 def test_an_install_that_fails_takes_away_what_it_made(shop: Shop, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """GIVEN a failure at any step, a Ctrl-C as well WHEN installing THEN nothing is left; the next one works."""
     works = getattr(install_module, step)

@@ -12,6 +12,7 @@ import pytest
 
 from evermark.sources.base import Limit, Slice
 from evermark.sources.postgres.admin.install import install
+from evermark.sources.postgres.read.outbox_capture import OutboxCapture
 from evermark.sources.postgres.read.slot import SlotReader
 from evermark.sources.postgres.read.source import PostgresOutbox
 from evermark.sources.postgres.repair.gap import OutboxGap
@@ -116,7 +117,7 @@ def test_the_upgrade_changes_a_publication_once_and_every_reader_knows_it(old: S
     before = fingerprints(old)
     install(old.target, [ORDERS_TABLE])
     for part in (old.target, *other.parts()):
-        SlotReader(part).check(SlotReader(part).earliest(), None)
+        SlotReader(OutboxCapture(part)).check(SlotReader(OutboxCapture(part)).earliest(), None)
     after = fingerprints(old)
     assert after.keys() == before.keys() and not set(after.values()) & set(before.values())
     install(old.target, [ORDERS_TABLE])
@@ -124,7 +125,7 @@ def test_the_upgrade_changes_a_publication_once_and_every_reader_knows_it(old: S
     # AND both hear of a changed key, each of its own share
     old.db.execute("insert into orders values (1); update orders set id = 2")
     assert keys(old.drain()) == [("insert", "1", None), ("update", "2", "1")]
-    shares = [keys(drained(SlotReader(part), old)) for part in other.parts()]
+    shares = [keys(drained(SlotReader(OutboxCapture(part)), old)) for part in other.parts()]
     assert sorted(row for share in shares for row in share) == [("insert", "1", None), ("update", "2", "1")]
 
 

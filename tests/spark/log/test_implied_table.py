@@ -19,6 +19,7 @@ from evermark.log.base import Append
 from evermark.log.write import BatchWriter
 from evermark.sources.base import Slice
 from evermark.sources.postgres.admin.install import install
+from evermark.sources.postgres.read.outbox_capture import OutboxCapture
 from evermark.sources.postgres.read.slot import SlotReader
 from evermark.sources.postgres.target import PostgresTarget, TableChoice
 from evermark.testing.servers import PostgresServer, fresh_database
@@ -43,7 +44,7 @@ class Taken:
     """The log of an outbox, taken from its slots batch by batch."""
 
     def __init__(self, target: PostgresTarget, path: Path) -> None:
-        self._readers = [SlotReader(part) for part in target.parts()]
+        self._readers = [SlotReader(OutboxCapture(part)) for part in target.parts()]
         self._at = [reader.earliest() for reader in self._readers]
         self._batches = [0 for _ in self._readers]
         self._folder = path / "shop"

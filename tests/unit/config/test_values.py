@@ -48,6 +48,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (source(type="postgre"), "sources.shop.type: expected one of postgres, blocks, mongo, or package.module:Class"),
         (source(mode="outbux"), "sources.shop.mode: expected one of 'outbox' or 'tables'"),
         (source(tables="[a, public.a]"), "sources.shop.tables[1]: this table stands here twice"),
+        (source(mode="tables"), "sources.shop.tables: mode: tables needs tables"),
+        (source(mode="tables", tables="[a]", slots="2"), "sources.shop.slots: is for mode: outbox"),
+        (source(mode="tables", tables="[a]", schema="x"), "sources.shop.schema: is for mode: outbox"),
+        (
+            source(mode="tables", tables="[a]", events_retention="2d"),
+            "sources.shop.events_retention: is for mode: outbox",
+        ),
+        (source(tables="[{name: a, columns: [b]}]"), "sources.shop.tables[0].columns: is for mode: tables"),
+        (source(tables="[{name: a, where: 'b > 1'}]"), "sources.shop.tables[0].where: is for mode: tables"),
+        (
+            source(mode="tables", tables="[{name: a, columns: [b], exclude: [c]}]"),
+            "sources.shop.tables[0].exclude: either the columns to take are named, or those to leave out",
+        ),
+        (
+            source(mode="tables", tables="[{name: a, columns: [b], hash: [c]}]"),
+            "sources.shop.tables[0].hash: a column to hash is not among the columns to take",
+        ),
         (source(tables="['a.b.c']"), "sources.shop.tables[0]: expected a table"),
         (source(tables="[public.Orders]"), "sources.shop.tables[0]: capitals without quotes mean small letters"),
         (source(tables="[public.order items]"), "sources.shop.tables[0]: a name like this needs double quotes"),
@@ -93,7 +110,7 @@ def test_a_wrong_value_is_told_with_its_path_and_what_is_expected(folder: Path, 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        (source(mode="tables"), "sources.shop.mode: tables is not in this version"),
+        (source(start="copy"), "sources.shop.start: copy is not in this version"),
         (MINIMAL + "reliability: {checkpoint: {backend: etcd}}\n", "backend: this checkpoint backend is not in this"),
         (MINIMAL + "reliability: {checkpoint: {backend: mongo}}\n", "backend: this checkpoint backend is not in this"),
     ],

@@ -1,10 +1,11 @@
-"""The Postgres outbox as a kind of source."""
+"""Postgres as a kind of source, in its two modes: an outbox, and tables."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 from evermark.errors import EvermarkError
@@ -14,6 +15,7 @@ from evermark.sources.postgres.settings import PostgresSettings
 if TYPE_CHECKING:
     from evermark.observe.finding import Finding
     from evermark.sources.base import Source
+    from evermark.sources.postgres.tables.source import PostgresTables
 
 
 class PostgresKind(SourceKind[PostgresSettings]):
@@ -21,6 +23,8 @@ class PostgresKind(SourceKind[PostgresSettings]):
     installs = True
 
     def make(self, settings: PostgresSettings, context: SourceContext) -> Source:
+        if settings.mode == "tables":
+            return tables_of(settings, context)
         from evermark.sources.postgres.read.source import PostgresOutbox
 
         return PostgresOutbox((settings if context.box is None else settings.sealed(context.box)).target())
@@ -28,6 +32,11 @@ class PostgresKind(SourceKind[PostgresSettings]):
     def examine(
         self, settings: PostgresSettings, context: SourceContext, look: Callable[[Source], SourceState] | None
     ) -> Iterator[Finding]:
+        if settings.mode == "tables":
+            from evermark.sources.postgres.tables.doctor import examined
+
+            yield from examined(settings.target(), lambda: tables_of(settings, context), look)
+            return
         from evermark.sources.postgres.admin.doctor import judged
         from evermark.sources.postgres.admin.examine import examine
         from evermark.sources.postgres.read.source import PostgresOutbox
@@ -43,17 +52,32 @@ class PostgresKind(SourceKind[PostgresSettings]):
         yield from state.findings
 
     def installation(self, settings: PostgresSettings) -> Installation:
+        if settings.mode == "tables":
+            from evermark.sources.postgres.tables.install import TablesInstallation
+
+            return TablesInstallation(settings)
         from evermark.sources.postgres.admin.installation import OutboxInstallation
 
         return OutboxInstallation(settings)
 
     def retained(self, settings: PostgresSettings, since: Callable[[], datetime | None]) -> Retained | None:
+        if settings.mode == "tables":
+            return None  # tables hold rows, not events
         from evermark.sources.postgres.admin.examine import retained
 
         try:
             return retained(settings.target(), since())
         except EvermarkError:
             return None  # `doctor` has said that the server does not answer
+
+
+def tables_of(settings: PostgresSettings, context: SourceContext) -> PostgresTables:
+    """How the tables look is remembered in State, which travels in the form that the source does."""
+    from evermark.sources.postgres.tables.source import PostgresTables, versions_in_state
+
+    target = (settings if context.box is None else settings.sealed(context.box)).target()
+    versions = partial(versions_in_state, context.state_dsn(), context.state_schema, context.source)
+    return PostgresTables(target, versions)
 
 
 KIND = PostgresKind()

@@ -72,6 +72,33 @@ class Position:
         return self.incarnation.at(self.lsn, self.ordinal)
 
 
+@dataclass(frozen=True)
+class WalPages:
+    """How the server's WAL is cut into pages: from where a record ends, and its size, follows where it begins."""
+
+    page: int = 8192
+    segment: int = 16 * 1024 * 1024
+
+    # The header of a segment's first page, and of the others.
+    _FIRST = 40
+    _OTHER = 24
+
+    def before(self, ends: npt.NDArray[np.uint64], size: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
+        """Where records of `size` bytes begin that end at `ends`; both are multiples of eight, as records are."""
+        first, other = self.page - self._FIRST, self.page - self._OTHER
+        whole = self.segment // self.page * other - (self._FIRST - self._OTHER)
+        segment, rest = np.divmod(ends.astype(np.int64), self.segment)
+        page, at = np.divmod(rest, self.page)
+        within = np.where(
+            page == 0, np.maximum(at - self._FIRST, 0), first + (page - 1) * other + np.maximum(at - self._OTHER, 0)
+        )
+        segment, within = np.divmod(segment * whole + within - size, whole)
+        page, at = np.divmod(within - first, other)
+        begins = np.where(within < first, self._FIRST + within, (page + 1) * self.page + self._OTHER + at)
+        found: npt.NDArray[np.uint64] = (segment * self.segment + begins).astype(np.uint64)
+        return found
+
+
 def hex_columns(values: npt.NDArray[np.generic], width: int) -> U8:
     """Unsigned numbers as rows of `width` hexadecimal digits."""
     unit = values.astype(f">u{width // 2}", copy=False)

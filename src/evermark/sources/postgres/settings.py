@@ -23,6 +23,7 @@ from evermark.sources.postgres.target import (
 from evermark.sources.settings import SourceConfig, secret_of
 
 _NAME_MAX = 63  # what Postgres keeps of an identifier
+_WHERE_MAX = 10_000
 _WAL_SEGMENT_BYTES = 16 * 1024 * 1024
 
 
@@ -64,29 +65,38 @@ def _wal_warn(size: int) -> int:
 _Column = Annotated[str, Field(min_length=1, max_length=_NAME_MAX)]
 _Identifier = Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_]{0,62}$")]
 _Retention = Annotated[Duration, between(timedelta(days=1), timedelta(days=3660))]
-_NO_TABLES = NotYet("tables is not in this version", "use outbox", ("tables",))
 _NO_COPY = NotYet("copy is not in this version: rows from before install are not taken", "use now", ("copy",))
 
 
 class TableSettings(Model):
     """One captured table: its name as SQL writes it, columns left out, and columns of which only a hash leaves the
-    database. Columns are written plainly, as the catalog has them: without quotes of SQL, capitals as they are."""
+    database. In mode `tables` also the only columns to take, and a condition on rows. Columns are written plainly, as
+    the catalog has them: without quotes of SQL, capitals as they are."""
 
     name: Annotated[str, Field(min_length=1, max_length=260), AfterValidator(_table_name)]
     exclude: Annotated[tuple[_Column, ...], Field(max_length=1600)] = ()
     hash: Annotated[tuple[_Column, ...], Field(max_length=1600)] = ()
+    columns: Annotated[tuple[_Column, ...], Field(max_length=1600)] = ()
+    where: Annotated[str, Field(max_length=_WHERE_MAX)] = ""
 
     @model_validator(mode="after")
     def _one_fate_a_column(self) -> Self:
         if set(self.exclude) & set(self.hash):
             raise refusal("a column cannot be both excluded and hashed", hint="name it once", at=("hash",))
+        if self.columns and self.exclude:
+            raise refusal("either the columns to take are named, or those to leave out", at=("exclude",))
+        if self.columns and not set(self.hash) <= set(self.columns):
+            raise refusal("a column to hash is not among the columns to take", hint="add it there", at=("hash",))
         return self
+
+    def choice(self) -> TableChoice:
+        return TableChoice(self.name, self.exclude, self.hash, self.columns, self.where)
 
 
 class PostgresSettings(SourceConfig):
     type: Literal["postgres"] = "postgres"
     dsn: Annotated[Secret | Sealed, PlainValidator(_dsn), PlainSerializer(lambda _: HIDDEN)]
-    mode: Annotated[Literal["outbox", "tables"], _NO_TABLES] = "outbox"
+    mode: Literal["outbox", "tables"] = "outbox"
     start: Annotated[Literal["now", "copy"], _NO_COPY] = "now"
     tables: Annotated[tuple[Annotated[TableSettings, BeforeValidator(_table)], ...], Field(max_length=10_000)] = ()
     schema_name: Annotated[_Identifier, Field(alias="schema")] = "pgstream"
@@ -103,6 +113,22 @@ class PostgresSettings(SourceConfig):
             if table.name in seen:
                 raise refusal("this table stands here twice", hint="keep one of them", at=("tables", index))
             seen.add(table.name)
+        return self
+
+    @model_validator(mode="after")
+    def _keys_of_the_mode(self) -> Self:
+        if self.mode == "outbox":
+            for index, table in enumerate(self.tables):
+                for key in ("columns", "where"):
+                    if getattr(table, key):
+                        raise refusal("is for mode: tables", hint="take it out", at=("tables", index, key))
+            return self
+        if not self.tables:
+            raise refusal("mode: tables needs tables", hint="name them: tables: [public.orders]", at=("tables",))
+        for key in ("schema_name", "events_retention", "slots"):
+            if key in self.model_fields_set:
+                name = "schema" if key == "schema_name" else key
+                raise refusal("is for mode: outbox", hint="take it out", at=(name,))
         return self
 
     def named(self, deployment: str, source: str) -> Self:
@@ -123,7 +149,7 @@ class PostgresSettings(SourceConfig):
             self.slot,
             self.publication,
             self.schema_name,
-            tuple(TableChoice(table.name, table.exclude, table.hash) for table in self.tables),
+            tuple(table.choice() for table in self.tables),
             events_retention_s=self.events_retention.total_seconds(),
             slots=self.slots,
             wal_retained_warn_bytes=self.wal_retained_warn,

@@ -15,6 +15,11 @@ from evermark.sources.postgres.target import PostgresTarget, suffixed
 
 # A connection that only holds a snapshot does nothing for as long as others read.
 _PATIENT = "-c idle_in_transaction_session_timeout=0 -c idle_session_timeout=0"
+# Values that are sent as text are written as they are where the slot is peeked (connect.py).
+_AS_PEEKED = (
+    "-c timezone=UTC -c datestyle=ISO -c bytea_output=hex -c intervalstyle=iso_8601 -c extra_float_digits=1"
+    " -c lc_monetary=C"
+)
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,7 @@ def walsender(target: PostgresTarget) -> psycopg.Connection[Any]:
         options = psycopg.conninfo.conninfo_to_dict(text).get("options") or ""
     except psycopg.Error as error:
         raise unreachable(error, text) from error
-    options = f"{options} {_PATIENT}"
+    options = f"{options} {_PATIENT} {_AS_PEEKED}"
     return opened(text, connect_timeout=CONNECT_TIMEOUT_S, replication="database", options=options)
 
 

@@ -45,6 +45,7 @@ class Survey:
     slot: Slot | None
     incarnation: Incarnation
     may_use_slots: bool = True
+    outbox: bool = True  # whether it is read for an outbox; if not, for tables
 
 
 _QUERY = f"""
@@ -96,7 +97,7 @@ def require_sound(survey: Survey, target: PostgresTarget, resume: Position | Non
 
 
 def unfit(survey: Survey) -> EvermarkError | None:
-    """Why this server can have no outbox of ours that is read."""
+    """Why nothing can be read at this server."""
     if survey.version < VERSION_MIN:
         return SetupError(f"Postgres at {survey.where} is version {survey.version // 10000}", hint="14 is the least")
     if survey.standby:
@@ -108,6 +109,10 @@ def unfit(survey: Survey) -> EvermarkError | None:
         return SetupError(f"wal_level at {survey.where} is {survey.wal_level!r}", hint=WAL_LEVEL_HINT)
     if not survey.may_use_slots:
         return DeniedError(f"role {survey.role} at {survey.where} may not read replication slots", hint=GRANT_HINT)
+    return _outbox_trouble(survey) if survey.outbox else None
+
+
+def _outbox_trouble(survey: Survey) -> EvermarkError | None:
     if survey.schema_version is None:
         return SetupError(f"the outbox at {survey.where} is not installed", hint=INSTALL_HINT)
     if survey.schema_version < SCHEMA_VERSION_READ:
@@ -185,6 +190,11 @@ def forgotten(target: str, event_id: str, installed_at: datetime | None) -> Iden
 
 def unregistered(survey: Survey, target: PostgresTarget) -> EvermarkError | None:
     """A slot that install never made here is not one we lost: another number of `slots`, or another name."""
+    if survey.fingerprint_installed is None and not survey.outbox:
+        made = f"publication {target.publication} at {survey.where}"
+        if survey.fingerprint_now is None:
+            return SetupError(f"there is no {made}", hint=INSTALL_HINT)
+        return SetupError(f"{made} was not made by `evermark source install`", hint=INSTALL_HINT)
     if survey.fingerprint_installed is None:
         return SetupError(f"slot {target.slot} at {survey.where} is not registered as a reader", hint=INSTALL_HINT)
     return None

@@ -19,7 +19,8 @@ WAL_RETAINED_WARN_BYTES = 4 * 1024**3
 
 @dataclass(frozen=True)
 class TableChoice:
-    """A table to capture; `exclude` columns never leave it, `hash` columns leave as their SHA-256.
+    """A table to capture; `exclude` columns never leave it, `hash` columns leave as their SHA-256. In mode `tables`
+    `columns`, if any, are the only ones to leave it, and `where` is the SQL condition on rows that do.
 
     `name` is as SQL writes it (`public."Orders"`), `stream` as its events have it (`public.Orders`).
     """
@@ -27,6 +28,8 @@ class TableChoice:
     name: str
     exclude: tuple[str, ...] = ()
     hash: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    where: str = ""
 
     def __post_init__(self) -> None:
         try:

@@ -97,10 +97,8 @@ def foreseen(target: PostgresTarget, found: Sequence[Finding]) -> list[Finding]:
 
 
 def _obstacles(link: Link, target: PostgresTarget, tables: Sequence[TableChoice]) -> Iterator[Obstacle]:
-    if (unfit := not_logical(link)) is not None:
-        yield Obstacle("", unfit)
     yield from _newer_outbox(link, target)
-    yield from _server(link, target)
+    yield from server_obstacles(link, target, made=schema_there(link, target), what="a schema and a publication")
     yield from _other_slots(link, target)
     yield from _shared_streams(tables)
     installed = schema_there(link, target)
@@ -119,8 +117,10 @@ def _newer_outbox(link: Link, target: PostgresTarget) -> Iterator[Obstacle]:
         yield Obstacle("", FormatError(f"{text}; this program knows {SCHEMA_VERSION}", hint="upgrade Evermark"))
 
 
-def _server(link: Link, target: PostgresTarget) -> Iterator[Obstacle]:
-    """The server can have our slots, and our role may make them, the schema and the publication."""
+def server_obstacles(link: Link, target: PostgresTarget, *, made: bool, what: str) -> Iterator[Obstacle]:
+    """The server can have our slots, and our role may make them, and `what`, unless that is `made` already."""
+    if (unfit := not_logical(link)) is not None:
+        yield Obstacle("", unfit)
     version, standby, role, database, replicates, creates, free = link.one(_SERVER, doing="looking at the server")
     at = where(link.dsn)
     if version < VERSION_MIN:
@@ -141,8 +141,8 @@ def _server(link: Link, target: PostgresTarget) -> Iterator[Obstacle]:
         text = f"{missing} replication slots are needed at {at} and {free} are free"
         hint = "drop a slot that no program reads, or raise max_replication_slots and restart the server"
         yield Obstacle("", SetupError(text, hint=hint))
-    if not creates and (missing or not schema_there(link, target)):
-        text = f"role {role} at {at} may not make a schema and a publication in database {database}"
+    if not creates and (missing or not made):
+        text = f"role {role} at {at} may not make {what} in database {database}"
         grant = f'as the owner of the database: grant create on database "{database}" to "{role}";'
         hint = f"{grant} or let a DBA run `evermark source install --print`"
         yield Obstacle("may_install", DeniedError(text, hint=hint))

@@ -133,29 +133,43 @@ def judged(facts: Facts, target: PostgresTarget, kept: SourceState | None) -> li
     if facts.unreachable is not None or server is None:
         error = facts.unreachable
         return [wrong("reachable", error.message if error else "it does not answer", error.hint if error else "")]
-    found = [ok("reachable", f"{server.where}, database {server.database}, as {server.role}")]
-    found += _server(server)
-    found += _room(facts, server)
+    found = judged_server(facts, server)
     if facts.outbox is None:
         found.append(wrong("outbox", f"there is no schema {target.schema}", INSTALL_HINT))
     else:
         found += _outbox(facts.outbox, target, server)
     for slot in facts.slots:
-        found += _publication(slot, facts.outbox is not None)
-        found += _slot(slot, server, kept, installed=facts.outbox is not None)
-        found += _spare(slot, kept)
-        found += _wal(slot, target, server)
-        found += _lag(slot, server, kept)
-    found += _limits(server)
-    found += _transactions(facts, server)
+        found += judged_publication(slot, facts.outbox is not None)
+        found += judged_slot(slot, target, server, kept, installed=facts.outbox is not None)
+    found += judged_rest(facts, server)
     if facts.outbox is not None:
         found += _tables(facts.outbox.captured, target)
         found += _parts(facts.outbox, target)
         found += _days(facts.outbox, target)
         found += _events(facts.outbox)
-    found += _clock(server)
+    found += judged_clock(server)
     grants = f"the grants that `evermark source install --print` ends with, for schema {target.schema}"
     return found + [warning("unseen", text, grants) for text in facts.unseen]
+
+
+def judged_server(facts: Facts, server: ServerFacts) -> list[Finding]:
+    """Whether the server can be read at all."""
+    said = f"{server.where}, database {server.database}, as {server.role}"
+    return [ok("reachable", said), *_server(server), *_room(facts, server)]
+
+
+def judged_slot(
+    slot: SlotFacts, target: PostgresTarget, server: ServerFacts, kept: SourceState | None, *, installed: bool
+) -> Iterator[Finding]:
+    yield from _slot(slot, server, kept, installed=installed)
+    yield from _spare(slot, kept)
+    yield from _wal(slot, target, server)
+    yield from _lag(slot, server, kept)
+
+
+def judged_rest(facts: Facts, server: ServerFacts) -> list[Finding]:
+    """What threatens every slot of the server."""
+    return [*_limits(server), *_transactions(facts, server)]
 
 
 def _server(server: ServerFacts) -> Iterator[Finding]:
@@ -231,7 +245,7 @@ def _outbox(outbox: OutboxFacts, target: PostgresTarget, server: ServerFacts) ->
         yield ok("outbox", f"schema {target.schema}, version {outbox.version}")
 
 
-def _publication(slot: SlotFacts, installed: bool) -> Iterator[Finding]:
+def judged_publication(slot: SlotFacts, installed: bool) -> Iterator[Finding]:
     name = slot.publication
     if not slot.published:
         mend = f"{INSTALL_HINT}; what was written meanwhile: {_RECOVER}" if slot.slot is not None else INSTALL_HINT
@@ -408,7 +422,7 @@ def _events(outbox: OutboxFacts) -> Iterator[Finding]:
         yield ok("events", f"{about}{events.count}, the oldest {events.oldest}, the newest {events.newest}")
 
 
-def _clock(server: ServerFacts) -> Iterator[Finding]:
+def judged_clock(server: ServerFacts) -> Iterator[Finding]:
     ahead = server.clock_ahead_s
     if abs(ahead) > CLOCK_S_MAX:
         way = "ahead of" if ahead > 0 else "behind"

@@ -4,6 +4,7 @@ role may not see is said to be unseen."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, TypeVar
 
@@ -134,6 +135,11 @@ def examine(target: PostgresTarget) -> Facts:
             return Facts(unreachable=error)
 
 
+def examine_server(link: Link, target: PostgresTarget) -> Facts:
+    """What is there besides an outbox: the server, the slot, and transactions that hold it back."""
+    return _Look(link, target).server_facts()
+
+
 def retained(target: PostgresTarget, log_newest: datetime | None) -> Retained:
     """The events that the outbox still has, and how many of them are younger than the newest event in the log."""
     with connect(target.dsn, statement_timeout=_STATEMENT_TIMEOUT) as link:
@@ -170,14 +176,19 @@ class _Look:
         self._unseen: list[str] = []
 
     def facts(self) -> Facts:
+        there = schema_there(self._link, self._target)
+        found = self.server_facts(installed=there)
+        outbox = self._outbox() if there else None
+        return replace(found, outbox=outbox, unseen=tuple(self._unseen))
+
+    def server_facts(self, *, installed: bool = False) -> Facts:
         server = self._server()
         sender = None
         try:
             walsender(self._target).close()
         except EvermarkError as error:
             sender = error
-        there = schema_there(self._link, self._target)
-        slots = tuple(self._slot(n, part, there) for n, part in enumerate(self._target.parts()))
+        slots = tuple(self._slot(n, part, installed) for n, part in enumerate(self._target.parts()))
         ages = (TRANSACTION_AGE_S, TRANSACTION_AGE_S, _LISTED_MAX)
         open_ = self._link.rows(_TRANSACTIONS, ages, doing="looking for open transactions")
         return Facts(
@@ -185,8 +196,6 @@ class _Look:
             walsender=sender,
             slots=slots,
             transactions=tuple(OpenTransaction(*row) for row in open_),
-            outbox=self._outbox() if there else None,
-            unseen=tuple(self._unseen),
         )
 
     def _seen(self, what: str, look: Callable[[], T]) -> T | None:

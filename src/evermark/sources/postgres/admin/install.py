@@ -101,7 +101,7 @@ def _install_reader(link: Link, part: PostgresTarget, made: Made, waiting: Waiti
         forget = filled("update @schema@.readers set floor = null where slot = %s returning 1", part)
         link.row(forget, (part.slot,), doing="registering the reader")
     if slot_named(link, part.slot) is None:
-        waiting.for_transactions(f"make slot {part.slot}", partial(_create_slot, link, part))
+        waiting.for_transactions(f"make slot {part.slot}", partial(create_slot, link, part))
         made.slots.append(part)
     waiting.for_lock("register the reader", partial(_register, link, part, "07_registered.sql"))
 
@@ -183,7 +183,7 @@ def _register(link: Link, target: PostgresTarget, name: str) -> None:
         link.connection.execute(script(name, target).encode())
 
 
-def _create_slot(link: Link, target: PostgresTarget, timeout_ms: int) -> None:
+def create_slot(link: Link, target: PostgresTarget, timeout_ms: int) -> None:
     """Making the slot waits for open transactions and blocks no session: the short timeout of locks is not for it."""
     with translated(link.dsn, f"making slot {target.slot}"), link.connection.transaction():
         link.connection.execute("set local lock_timeout = 0")

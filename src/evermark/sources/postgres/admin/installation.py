@@ -19,6 +19,8 @@ from evermark.sources.postgres.target import PostgresTarget, TableChoice
 
 
 class OutboxInstallation(Installation):
+    keeps_events = True
+
     def __init__(self, settings: PostgresSettings) -> None:
         self._settings = settings
 
@@ -84,7 +86,7 @@ class OutboxInstallation(Installation):
 
     def _choices(self, more: Sequence[str]) -> list[TableChoice]:
         """The file's tables, with what it says about their columns, and those of the command line."""
-        tables = {table.name: TableChoice(table.name, table.exclude, table.hash) for table in self._settings.tables}
+        tables = {table.name: table.choice() for table in self._settings.tables}
         for name in more:
             tables.setdefault(name, TableChoice(name))
         return list(tables.values())

@@ -9,7 +9,7 @@ Every message carries its ordinal: whatever plan the server chose, a lost or mis
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,13 +40,18 @@ class Packed:
     data: memoryview
 
 
-def peek_query(slot: str, publication: str, upto_lsn: int, *, big_bytes: int = BIG_BYTES) -> sql.Composed:
-    """COPY of everything that commits before `upto_lsn`, as the slot gives it, without moving the slot."""
+def peek_query(
+    slot: str, publication: str, upto_lsn: int, options: Mapping[str, str], *, big_bytes: int = BIG_BYTES
+) -> sql.Composed:
+    """COPY of everything that commits before `upto_lsn`, as the slot gives it, without moving the slot.
+
+    `options` are pgoutput's, besides protocol and publication.
+    """
     return sql.SQL(
         "copy (select o / {bucket}, case when octet_length(d) > {big} then o end,"
         " array_agg(((o % {bucket}) << 32) | octet_length(d)), string_agg(d, ''::bytea)"
         " from pg_catalog.pg_logical_slot_peek_binary_changes({slot}, {upto}, null,"
-        " 'proto_version', '1', 'publication_names', {publication}, 'binary', 'true')"
+        " 'proto_version', '1', 'publication_names', {publication}, {options})"
         " with ordinality as t(l, x, d, o) group by 1, 2 order by 1, 2 nulls first) to stdout (format binary)"
     ).format(
         bucket=sql.Literal(BUCKET),
@@ -54,6 +59,7 @@ def peek_query(slot: str, publication: str, upto_lsn: int, *, big_bytes: int = B
         slot=sql.Literal(slot),
         upto=sql.Literal(lsn_text(upto_lsn)),
         publication=sql.Literal(f'"{publication}"'),
+        options=sql.SQL(", ").join(sql.Literal(text) for option in options.items() for text in option),
     )
 
 

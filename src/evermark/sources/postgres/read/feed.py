@@ -29,9 +29,8 @@ from evermark.errors import EvermarkError, GapError
 from evermark.sources.base import Fed, Feed
 from evermark.sources.postgres.failures import RECOVER_HINT, python_encoding, translate, where
 from evermark.sources.postgres.lsn import Position, lsn_text
-from evermark.sources.postgres.read.outbox_rows import OutboxDecoder
+from evermark.sources.postgres.read.capture import Ask, Capture
 from evermark.sources.postgres.slots import walsender
-from evermark.sources.postgres.target import PostgresTarget
 
 # As much is received ahead; a transaction larger than the second is given out in pieces.
 BUFFER_BYTES = 16 * 1024 * 1024
@@ -44,7 +43,7 @@ IDLE_EVERY_S = 10.0
 _LAST_LSN = (1 << 64) - 1
 _PG_EPOCH_S = 946_684_800
 _WAL, _KEEPALIVE = b"wk"
-_BEGIN, _COMMIT = b"BC"
+_BEGIN, _COMMIT, _MESSAGE = b"BCM"
 _WAL_HEADER = 25
 
 
@@ -53,14 +52,15 @@ class SlotFeed(Feed):
 
     def __init__(
         self,
-        target: PostgresTarget,
+        capture: Capture,
+        ask: Ask,
         start: Position,
         wake: Callable[[], None],
         look: Callable[[Position], None],
         confirmed: Callable[[Position], None],
-        stream_name: Callable[[int], str | None],
     ) -> None:
-        self._target = target
+        self._capture = capture
+        self._target = target = capture.target
         self._start = start
         self._wake = wake
         self._look = look
@@ -68,7 +68,7 @@ class SlotFeed(Feed):
         self._changed = threading.Condition()
         self._messages: list[bytes] = []
         self._bytes = 0
-        self._whole = 0  # how many of the messages end with a commit
+        self._whole = 0  # how many of the messages make whole transactions
         self._open = False  # in the middle of a transaction
         self._end = start.lsn  # of the last whole transaction received, or idle WAL
         self._taken = start.lsn
@@ -89,11 +89,10 @@ class SlotFeed(Feed):
             self._begin()
             look(start)
             encoding = python_encoding((self._connection.parameter_status(b"server_encoding") or b"UTF8").decode())
+            self._decoder = capture.decoder(ask, start, Position(start.incarnation, _LAST_LSN), encoding)
         except BaseException:
             self._session.close()
             raise
-        end = Position(start.incarnation, _LAST_LSN)
-        self._decoder = OutboxDecoder(target.schema, start, end, stream_name=stream_name, encoding=encoding)
         self._wake_read, self._wake_write = os.pipe()
         self._thread = threading.Thread(target=self._run, name=f"feed {target.slot}", daemon=True)
         self._thread.start()
@@ -234,11 +233,15 @@ class SlotFeed(Feed):
                 self._open = False
                 self._whole = len(self._messages)
                 (self._end,) = struct.unpack_from(">Q", body, 10)
+            elif body[0] == _MESSAGE and not self._open:
+                # A logical message outside any transaction is whole by itself. It tells where its record ends.
+                self._whole = len(self._messages)
+                (self._end,) = struct.unpack_from(">Q", body, 2)
             return self._whole > 0 or self._bytes >= PIECE_BYTES
 
     def _send_status(self) -> None:
         now = int((time.time() - _PG_EPOCH_S) * 1_000_000)
-        at = self._confirmed
+        at = self._confirmed - self._capture.margin
         self._connection.put_copy_data(struct.pack(">cQQQQB", b"r", at, at, at, now, 0))
         self._connection.flush()
 
@@ -264,9 +267,10 @@ class SlotFeed(Feed):
     def _begin(self) -> None:
         slot, publication = self._target.slot.replace('"', '""'), self._target.publication.replace('"', '""')
         names = publication.replace("'", "''")
+        options = "".join(f", {name} '{value}'" for name, value in self._capture.options.items())
         command = (
-            f'START_REPLICATION SLOT "{slot}" LOGICAL {lsn_text(self._start.lsn)}'
-            f" (proto_version '1', publication_names '\"{names}\"', binary 'true')"
+            f'START_REPLICATION SLOT "{slot}" LOGICAL {lsn_text(self._start.lsn - self._capture.margin)}'
+            f" (proto_version '1', publication_names '\"{names}\"'{options})"
         )
         result = self._connection.exec_(command.encode())
         if result.status != pq.ExecStatus.COPY_BOTH:

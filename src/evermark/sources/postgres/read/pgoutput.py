@@ -15,19 +15,28 @@ import numpy as np
 import numpy.typing as npt
 
 from evermark.errors import FormatError
-from evermark.sources.postgres.lsn import U8, Position
+from evermark.sources.postgres.lsn import U8, Position, WalPages
 
 I64 = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 _BEGIN, _COMMIT, _RELATION = b"BCR"
-INSERT, UPDATE, DELETE, TRUNCATE = b"IUDT"
+INSERT, UPDATE, DELETE, TRUNCATE, MESSAGE = b"IUDTM"
 _BEGIN_BYTES = 21
+_TRUNCATE_HEADER = 6
+_MESSAGE_HEADER = 14  # without its prefix and content
+# A logical message in the WAL: the header of its record, and of the message in it.
+_RECORD_BYTES, _MESSAGE_BYTES = 24, 24
+_SHORT_DATA = 255
+# A message is placed at most so far behind the beginning of its record: what a session may add to it (its replication
+# origin, the transaction above it), and a page's header.
+MESSAGE_LATE_MAX = 64
+NO_TIME = np.iinfo(np.int64).min
 # Not changes, and not counted: how often relations and types are sent depends on the session, not on the WAL.
 _QUIET = np.zeros(256, dtype=np.bool_)
-_QUIET[list(b"BCRYOM")] = True
+_QUIET[list(b"BCRYO")] = True
 _HAS_RELATION = np.zeros(256, dtype=np.bool_)
-_HAS_RELATION[list(b"IUD")] = True
+_HAS_RELATION[list(b"IUDT")] = True
 
 NULL, UNCHANGED, TEXT, BINARY = b"nutb"
 COLUMNS_MAX = 1664
@@ -41,6 +50,14 @@ class Relation:
     schema: str
     name: str
     columns: tuple[str, ...]
+    types: tuple[tuple[int, int], ...] = ()  # of each column: the type's number, and its modifier
+    keys: tuple[bool, ...] = ()  # whether a column is part of the replica identity
+    identity: str = "d"  # default, full, index or nothing, by its first letter
+    shape: bytes = b""  # the message without the table's number: equal for equal tables
+
+    @property
+    def stream(self) -> str:
+        return f"{self.schema}.{self.name}"
 
 
 @dataclass(frozen=True)
@@ -91,77 +108,114 @@ class Changes:
     lsn: npt.NDArray[np.uint64]
     ordinal: I64
     xid: npt.NDArray[np.uint32]
+    time: I64  # of the commit, in microseconds since 2000; NO_TIME where there is no transaction
     relation: npt.NDArray[np.int32]  # index into `relations`; -1 when there is none
     relations: list[Relation]
+
+
+@dataclass(frozen=True)
+class _Open:
+    """The transaction under way."""
+
+    lsn: int
+    xid: int
+    time: int
+    changes: int  # of it, in chunks before
 
 
 class PgoutputReader:
     """Feeds on chunks in the order the server sent them; gives back the changes in `[start, end)`.
 
     A transaction is taken by its Begin message's final LSN, which is its commit record's: never by the `lsn` column
-    of a change, which is where the change was written.
+    of a change, which is where the change was written. A logical message outside any transaction is taken by its own
+    record's LSN: the server sends it between transactions, in the order of these two LSNs. (The message tells where its
+    record *ends*, and there another may begin; a slot judges by where it begins. So it is placed there, or up to
+    MESSAGE_LATE_MAX behind, if not all of the record's size is known: a slot is confirmed that much late.)
+
+    Changes of a transaction are numbered from 0 on; `stride` leaves room between their ordinals. A truncate of several
+    tables is a change of each.
     """
 
-    def __init__(self, start: Position, end: Position) -> None:
-        self._start, self._end = start, end
-        self._open: tuple[int, int] | None = None  # final LSN and xid of the transaction under way
-        self._ordinal = 0
+    def __init__(
+        self,
+        start: Position,
+        end: Position,
+        *,
+        stride: int = 1,
+        pages: WalPages = WalPages(),  # noqa: B008 - a value
+    ) -> None:
+        self._start, self._end, self._stride, self._pages = start, end, stride, pages
+        self._open: _Open | None = None
         self._relations: dict[int, Relation] = {}
 
     def feed(self, lengths: I64, data: bytes) -> Changes:
         view = View(data)
         starts, ends = _frame(lengths, data)
-        kind = view.u8[starts]
-        begins = np.flatnonzero(kind == _BEGIN)
+        begins = view.u8[starts] == _BEGIN
         if np.any(lengths[begins] != _BEGIN_BYTES):
             raise FormatError("a Begin message of pgoutput has an unknown shape", hint="is the plugin pgoutput?")
+        starts, ends, table = _each_truncated(view, starts, ends)
+        kind = view.u8[starts]
         change = ~_QUIET[kind]
+        alone = _outside(view, kind, starts, ends)
+        counts = change & ~alone
         transaction = np.cumsum(kind == _BEGIN)
-        if self._open is None and bool(np.any(change & (transaction == 0))):
+        if self._open is None and bool(np.any(counts & (transaction == 0))):
             raise FormatError("pgoutput sent a change outside a transaction", hint="is the plugin pgoutput?")
 
-        open_lsn, open_xid = self._open or (0, 0)
-        at = starts[begins]
-        lsns = np.concatenate([np.array([open_lsn], np.uint64), view.numbers(at + 1, ">u8").astype(np.uint64)])
-        xids = np.concatenate([np.array([open_xid], np.uint32), view.numbers(at + 17, ">u4").astype(np.uint32)])
-        counted = np.cumsum(change)
-        before = np.concatenate([np.array([-self._ordinal], np.int64), counted[begins]])
-        ordinal = counted - 1 - before[transaction]
-        lsn = lsns[transaction]
-        index, known = self._relate(view, kind, starts, ends)
-        taken = np.flatnonzero(change & self._in_range(lsn, ordinal))
+        was = self._open or _Open(0, 0, 0, 0)
+        at_begin = np.flatnonzero(kind == _BEGIN)
+        at = starts[at_begin]
+        lsns = np.concatenate([np.array([was.lsn], np.uint64), view.numbers(at + 1, ">u8").astype(np.uint64)])
+        times = np.concatenate([np.array([was.time], np.int64), view.numbers(at + 9, ">i8").astype(np.int64)])
+        xids = np.concatenate([np.array([was.xid], np.uint32), view.numbers(at + 17, ">u4").astype(np.uint32)])
+        counted = np.cumsum(counts)
+        before = np.concatenate([np.array([-was.changes], np.int64), counted[at_begin]])
+        number, lsn, time = counted - 1 - before[transaction], lsns[transaction], times[transaction]
+        if alone.any():
+            lsn[alone] = self._message_lsns(view, starts[alone], ends[alone])
+            number[alone], time[alone] = 0, NO_TIME
+        ordinal = number * self._stride + self._stride - 1
+        index, known = self._relate(view, kind, starts, ends, table)
+        taken = np.flatnonzero(change & self.in_range(lsn, ordinal))
         result = Changes(
             view, kind[taken], starts[taken], ends[taken], lsn[taken], ordinal[taken],
-            xids[transaction[taken]], index[taken], known,
+            xids[transaction[taken]], time[taken], index[taken], known,
         )  # fmt: skip
-        self._carry(kind, begins, lsns, xids, int(counted[-1] - before[-1]) if len(kind) else 0)
+        if len(kind):
+            last = _Open(int(lsns[-1]), int(xids[-1]), int(times[-1]), int(counted[-1] - before[-1]))
+            self._carry(kind, at_begin, last)
         return result
 
-    def _in_range(self, lsn: npt.NDArray[np.uint64], ordinal: I64) -> Mask:
+    def _message_lsns(self, view: View, starts: I64, ends: I64) -> npt.NDArray[np.uint64]:
+        data = _MESSAGE_BYTES + ends - starts - _MESSAGE_HEADER
+        size = _RECORD_BYTES + np.where(data > _SHORT_DATA, 5, 2) + data
+        return self._pages.before(view.numbers(starts + 2, ">u8").astype(np.uint64), (size + 7) // 8 * 8)
+
+    def in_range(self, lsn: npt.NDArray[np.uint64], ordinal: I64) -> Mask:
         start, end = np.uint64(self._start.lsn), np.uint64(self._end.lsn)
         after = (lsn > start) | ((lsn == start) & (ordinal >= self._start.ordinal))
         before = (lsn < end) | ((lsn == end) & (ordinal < self._end.ordinal))
         found: Mask = after & before
         return found
 
-    def _carry(
-        self, kind: U8, begins: I64, lsns: npt.NDArray[np.uint64], xids: npt.NDArray[np.uint32], ordinal: int
-    ) -> None:
-        if not len(kind):
-            return
+    def _carry(self, kind: U8, begins: I64, last: _Open) -> None:
         commits = np.flatnonzero(kind == _COMMIT)
         last_begin = int(begins[-1]) if len(begins) else -1
         if len(commits) and int(commits[-1]) > last_begin:
-            self._open, self._ordinal = None, 0
+            self._open = None
         elif last_begin >= 0 or self._open is not None:
-            self._open, self._ordinal = (int(lsns[-1]), int(xids[-1])), ordinal
+            self._open = last
 
-    def _relate(self, view: View, kind: U8, starts: I64, ends: I64) -> tuple[npt.NDArray[np.int32], list[Relation]]:
+    def _relate(
+        self, view: View, kind: U8, starts: I64, ends: I64, table: I64
+    ) -> tuple[npt.NDArray[np.int32], list[Relation]]:
         """For each message which relation it is about, as that relation was when the message was sent."""
         index = np.full(len(kind), -1, dtype=np.int32)
         known: list[Relation] = []
         about = np.flatnonzero(_HAS_RELATION[kind] & (ends - starts >= 5))
-        oids = view.numbers(starts[about] + 1, ">u4")
+        named_at = np.where(kind[about] == TRUNCATE, _TRUNCATE_HEADER + 4 * table[about], 1)
+        oids = view.numbers(starts[about] + named_at, ">u4")
         at_relations = np.flatnonzero(kind == _RELATION).tolist()
         described = [(i, parse_relation(view.data[starts[i] : ends[i]])) for i in at_relations]
         for oid in np.unique(oids).tolist():
@@ -184,24 +238,54 @@ def _frame(lengths: I64, data: bytes) -> tuple[I64, I64]:
     return ends - lengths, ends
 
 
+def _each_truncated(view: View, starts: I64, ends: I64) -> tuple[I64, I64, I64]:
+    """A truncate names all its tables in one message: repeated, once for each, with the number of the table in it."""
+    truncates = np.flatnonzero(view.u8[starts] == TRUNCATE)
+    if not len(truncates):
+        return starts, ends, np.zeros(len(starts), np.int64)
+    tables = np.ones(len(starts), np.int64)
+    safe = ends[truncates] - starts[truncates] >= _TRUNCATE_HEADER
+    counts = view.numbers(np.where(safe, starts[truncates] + 1, 0), ">u4").astype(np.int64)
+    if not bool(np.all(safe & (ends[truncates] - starts[truncates] == _TRUNCATE_HEADER + 4 * counts))):
+        raise FormatError("a Truncate message of pgoutput has an unknown shape", hint="report this, with the log")
+    tables[truncates] = counts
+    first = np.cumsum(tables) - tables
+    number = np.arange(int(tables.sum())) - np.repeat(first, tables)
+    return np.repeat(starts, tables), np.repeat(ends, tables), number
+
+
+def _outside(view: View, kind: U8, starts: I64, ends: I64) -> Mask:
+    """Which messages are logical messages that belong to no transaction."""
+    messages: Mask = kind == MESSAGE
+    if not messages.any():
+        return messages
+    if np.any(ends[messages] - starts[messages] < _MESSAGE_HEADER):
+        raise FormatError("a Message of pgoutput has an unknown shape", hint="report this, with the log")
+    found: Mask = messages & (view.u8[np.where(messages, starts + 1, 0)] & 1 == 0)
+    return found
+
+
 def parse_relation(message: bytes) -> Relation:
     """A Relation message. There are few of them: one per table, session and schema change."""
     try:
         (oid,) = struct.unpack_from(">I", message, 1)
         schema, at = _cstring(message, 5)
         name, at = _cstring(message, at)
-        (count,) = struct.unpack_from(">H", message, at + 1)
+        identity, count = struct.unpack_from(">cH", message, at)
         at += 3
-        columns = []
+        columns, types, keys = [], [], []
         for _ in range(min(count, COLUMNS_MAX)):
+            keys.append(bool(message[at] & 1))
             column, at = _cstring(message, at + 1)
             columns.append(column)
-            at += 8  # its type and modifier
-            if at > len(message):
-                raise ValueError("the message ends in a column")
-    except (struct.error, ValueError) as error:
+            types.append(struct.unpack_from(">Ii", message, at))
+            at += 8
+    except (struct.error, ValueError, IndexError) as error:
         raise FormatError("a Relation message of pgoutput cannot be read", hint="report this, with the log") from error
-    return Relation(oid, schema or "pg_catalog", name, tuple(columns))
+    return Relation(
+        oid, schema or "pg_catalog", name, tuple(columns),
+        tuple(types), tuple(keys), identity.decode("ascii", "replace"), bytes(message[5:]),
+    )  # fmt: skip
 
 
 def _cstring(message: bytes, at: int) -> tuple[str, int]:
@@ -211,12 +295,16 @@ def _cstring(message: bytes, at: int) -> tuple[str, int]:
 
 def new_tuples(changes: Changes, rows: I64) -> tuple[I64, I64, Mask]:
     """Of inserts: where the tuple's columns begin, how many there are, and which messages have that shape at all."""
-    start, end = changes.start[rows], changes.end[rows]
-    long_enough = end - start >= 8
-    safe = np.where(long_enough, start, 0)
-    shaped = long_enough & (changes.view.u8[np.where(long_enough, start + 5, 0)] == ord("N"))
-    counts = changes.view.numbers(np.where(long_enough, safe + 6, 0), ">u2").astype(np.int64)
-    return safe + 8, counts, shaped
+    return tuples(changes.view, changes.start[rows] + 5, changes.end[rows], b"N")
+
+
+def tuples(view: View, at: I64, end: I64, marks: bytes) -> tuple[I64, I64, Mask]:
+    """Of tuples that begin, each with one of these marks, at these places: where their columns begin, how many there
+    are, and which of them have that shape at all."""
+    long_enough = at + 3 <= end
+    safe = np.where(long_enough, at, 0)
+    shaped: Mask = long_enough & np.isin(view.u8[safe], list(marks))
+    return safe + 3, view.numbers(safe + 1, ">u2").astype(np.int64), shaped
 
 
 def walk(view: View, at: I64, end: I64, columns: int) -> Iterator[tuple[Cells, Mask]]:

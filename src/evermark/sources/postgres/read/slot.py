@@ -1,4 +1,4 @@
-"""One replication slot of an outbox, and everything done with it.
+"""One replication slot, and everything done with it.
 
 A batch `[start, end)` takes a transaction, whole, iff its commit record lies in it. `end` is any WAL position up to the
 flush position; beyond it, commits that a crash may undo would be read. Reading peeks and changes nothing; only
@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -25,61 +25,40 @@ from evermark.sources.base import Limit, Slice
 from evermark.sources.postgres.connect import Link, borrow, connect, give_back
 from evermark.sources.postgres.failures import RECOVER_HINT, python_encoding, translate, where
 from evermark.sources.postgres.lsn import Position, lsn_text
-from evermark.sources.postgres.outbox import UNWATCHED, filled
+from evermark.sources.postgres.outbox import filled
+from evermark.sources.postgres.read.capture import Capture
 from evermark.sources.postgres.read.chunks import BIG_BYTES, chunked, in_order, peek_query, unpack
 from evermark.sources.postgres.read.feed import SlotFeed
-from evermark.sources.postgres.read.floor import Floor, Sample
-from evermark.sources.postgres.read.outbox_rows import OutboxDecoder
 from evermark.sources.postgres.read.pace import Confirming, Offering, Verdict
-from evermark.sources.postgres.survey import Survey, forgotten, look, require_sound, trouble
-from evermark.sources.postgres.target import PostgresTarget
+from evermark.sources.postgres.survey import Survey, require_sound, trouble
 
 READ_WORK_MEM = "256MB"
 BUSY_WAIT_S = 30.0
 PUBLICATION_CHECK_S = 10.0
 SNAPSHOT_BYTES = 16 * 1024 * 1024
 SNAPSHOT_EVERY_S = 10.0
-STREAMS_MAX = 100_000
 # Least WAL of an outbox row: makes a bound on rows of a bound on bytes, since rows cannot be counted unread.
 ROW_WAL_BYTES = 256
 
-_PROBE = """
-with m as materialized (
-    select x, get_byte(d, 0) as kind, substring(d from 2 for 8) as lsn
-    from pg_catalog.pg_logical_slot_peek_binary_changes(@slot_literal@, %s, null, 'proto_version', '1',
-         'publication_names', '@publication@', 'binary', 'true') as t(l, x, d))
-select exists (select from m where kind = 73 and x in (select x from m where kind = 66 and lsn >= %s))
-"""
-
-_KNOWN = """
-select exists (select from @schema@.events where created_at = %s and id = %s::uuid),
-       to_regclass('@schema@.events_p' || to_char(%s at time zone 'UTC', 'YYYYMMDD')) is not null,
-       (select installed_at from @schema@.meta where installed_at > %s)
-"""
 _END_READER = """
 select pg_terminate_backend(active_pid, 1000) from pg_replication_slots where slot_name = %s and active_pid is not null
-"""
-# Two steps in one: what had ended when the snapshot was taken committed before the position read after it.
-_SAMPLE = """
-with ended as materialized (select pg_snapshot_xmin(pg_current_snapshot())::text as xmin)
-select xmin, (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint from ended
 """
 
 
 class SlotReader:
     """One reader: a slot has one at a time. Not picklable; made anew in each process from its place."""
 
-    def __init__(self, target: PostgresTarget, big_bytes: int = BIG_BYTES) -> None:
-        self._target = target
+    def __init__(self, capture: Capture, big_bytes: int = BIG_BYTES, session: Mapping[str, str] | None = None) -> None:
+        """`session`: settings of the connection that asks and probes."""
+        self._capture, self._session = capture, dict(session or {})
+        self._target = capture.target
         self._big_bytes = big_bytes
         self._lock = threading.RLock()
         self._link: Link | None = None
         self._incarnation_checked = False
         self._offering = Offering()
         self._confirming = Confirming()
-        self._floor = Floor()
         self._held_back: Position | None = None
-        self._streams: dict[int, str] = {}
         self._checked_at = float("-inf")
         self._snapshot_at: float | None = float("-inf")  # none: the server or our rights do not allow it
 
@@ -95,17 +74,8 @@ class SlotReader:
         position = Position.parse(resume) if resume is not None else None
         survey = self.look()
         if position is not None and seen is not None and survey.incarnation == position.incarnation:
-            self._require_known(seen)
+            self._capture.require_known(self.ask, seen)
         require_sound(survey, self._target, position)
-
-    def _require_known(self, seen: Seen) -> None:
-        """A copy of the server has its identity; it does not have what happened after it was made."""
-        if seen.event_time is None or seen.event_id.startswith("poison:"):
-            return
-        args = (seen.event_time, seen.event_id, seen.event_time, seen.event_time)
-        found = self._row(filled(_KNOWN, self._target), args, doing="looking back")
-        if found is not None and found[:2] == (False, True):
-            raise forgotten(where(self._target.dsn.open()), seen.event_id, found[2])
 
     def offer(self, start: Position, limit: Limit) -> str | None:
         """How far the next batch may go; None when there is nothing worth reading yet."""
@@ -142,9 +112,10 @@ class SlotReader:
 
     def _read(self, link: Link, start: Position, end: Position) -> Iterator[pa.RecordBatch]:
         encoding = python_encoding(link.connection.info.parameter_status("server_encoding") or "UTF8")
-        decoder = OutboxDecoder(self._target.schema, start, end, stream_name=self._stream_name, encoding=encoding)
+        decoder = self._capture.decoder(self.ask, start, end, encoding)
         upto = end.lsn + (1 if end.ordinal else 0)
-        query = peek_query(self._target.slot, self._target.publication, upto, big_bytes=self._big_bytes)
+        options = self._capture.options
+        query = peek_query(self._target.slot, self._target.publication, upto, options, big_bytes=self._big_bytes)
         for lengths, data in chunked(in_order(unpack(self._copy(link, query)))):
             batch = decoder.decode(lengths, data)
             if batch is not None:
@@ -152,7 +123,7 @@ class SlotReader:
         # Judged last, when nothing can change any more what was read: a slot moved on, a publication changed or a
         # warning means that rows are missing, and the slice must fail.
         link.refuse_warnings("decoding")
-        require_sound(look(link, self._target), self._target, start)
+        require_sound(self._capture.look(link), self._target, start)
 
     def _copy(self, link: Link, query: sql.Composed) -> Iterator[bytes | bytearray | memoryview]:
         """The COPY's messages; waits while a killed reader's peek still holds the slot."""
@@ -188,13 +159,11 @@ class SlotReader:
         give_up_at = time.monotonic() + BUSY_WAIT_S
         while True:
             try:
-                return SlotFeed(
-                    self._target, position, wake, self._require_slot, self._fed_and_confirmed, self._stream_name
-                )
+                return SlotFeed(self._capture, self.ask, position, wake, self._require_slot, self._fed_and_confirmed)
             except BusyError:
                 if time.monotonic() >= give_up_at:
                     raise
-            self._row(_END_READER, (self._target.slot,), doing=f"ending the reader of slot {self._target.slot}")
+            self.ask(_END_READER, (self._target.slot,), doing=f"ending the reader of slot {self._target.slot}")
             time.sleep(0.05)
 
     def _require_slot(self, position: Position) -> None:
@@ -208,7 +177,7 @@ class SlotReader:
         with self._lock:
             self._held_back = None
             self._confirming.done(position.lsn, 0.0, time.monotonic())
-            self._note_floor(position)
+            self._capture.confirmed(self.ask, position)
 
     def confirm(self, end: str) -> None:
         """Move the slot to `end`, unless that is not worth its cost yet (advancing reads the WAL again)."""
@@ -218,18 +187,19 @@ class SlotReader:
                 self._held_back = target
             if self._confirming.due(target.lsn, time.monotonic()):
                 self.advance(target)
-                self._note_floor(target)
+                self._capture.confirmed(self.ask, target)
 
     def advance(self, target: Position) -> None:
         """Let the server forget everything before `target`."""
         began = time.monotonic()
         self._flush_lsn(target)  # refuses another incarnation
+        at = lsn_text(target.lsn - self._capture.margin)
         try:
-            moved = self._row(
+            moved = self.ask(
                 "select (pg_replication_slot_advance(slot_name, %s::pg_lsn)).end_lsn,"
                 " pg_wal_lsn_diff(%s::pg_lsn, restart_lsn)::bigint"
                 " from pg_replication_slots where slot_name = %s and confirmed_flush_lsn < %s::pg_lsn",
-                (lsn_text(target.lsn), lsn_text(target.lsn), self._target.slot, lsn_text(target.lsn)),
+                (at, at, self._target.slot, at),
                 doing=f"advancing slot {self._target.slot}",
             )
         except BusyError:
@@ -245,27 +215,11 @@ class SlotReader:
             return
         self._snapshot_at = now
         try:
-            self._row("select pg_log_standby_snapshot()", doing="logging a snapshot")
+            self.ask("select pg_log_standby_snapshot()", doing="logging a snapshot")
         except UnreachableError:
             raise
         except EvermarkError:
             self._snapshot_at = None
-
-    def _note_floor(self, confirmed: Position) -> None:
-        proven = self._floor.proven(confirmed.lsn)
-        if proven is not None:
-            query = filled("select @schema@.note_floor(%s, %s::text::xid8)", self._target)
-            self._row(query, (self._target.slot, str(proven)), doing="noting the floor")
-            self._floor.done(proven, time.monotonic())
-        elif self._floor.wants_sample(time.monotonic()):
-            found = self._row(_SAMPLE, doing="sampling the floor")
-            if found is not None:
-                self._floor.sample = Sample(int(found[0]), int(found[1]))
-
-    def unwatched_partitions(self) -> frozenset[str]:
-        """Partitions of captured tables whose truncate would not be captured."""
-        found = self._row(filled(UNWATCHED, self._target), doing="looking at partitions of captured tables")
-        return frozenset(found[0]) if found else frozenset()
 
     def close(self) -> None:
         """Confirm what was held back, and let go of the connection."""
@@ -304,36 +258,29 @@ class SlotReader:
             raise found or IdentityError(f"Postgres at {where(link.dsn)} is behind our checkpoint")
         return flush
 
-    def _holds_changes(self, start: Position, upto: int) -> bool:
+    def holds_changes(self, start: Position) -> bool:
+        """Whether anything of ours is known to wait from `start` on: not while another session reads the slot."""
+        return self._holds_changes(start, self._flush_lsn(start), while_read=False)
+
+    def _holds_changes(self, start: Position, upto: int, *, while_read: bool = True) -> bool:
         """Whether any transaction with an event of ours commits in `[start, upto)`."""
-        query = filled(_PROBE, self._target)
+        query = filled(self._capture.probe, self._target)
         link = self._control()
         try:
             found = link.connection.execute(query, (lsn_text(upto), start.lsn.to_bytes(8, "big"))).fetchone()
         except pg.ObjectInUse:
-            return True  # another session reads the slot; `read` waits for it, or says so
+            return while_read  # another session reads the slot; `read` waits for it, or says so
         except psycopg.Error as error:
             self._drop(link)
             raise self._explain(error, start) from error
         link.refuse_warnings("probing")
         return bool(found and found[0])
 
-    def _stream_name(self, number: int) -> str | None:
-        if number not in self._streams:
-            query = filled("select name from @schema@.streams where id = %s", self._target)
-            found = self._row(query, (number,), doing="looking up a stream")
-            if found is None:
-                return None
-            if len(self._streams) >= STREAMS_MAX:
-                self._streams.clear()
-            self._streams[number] = str(found[0])
-        return self._streams[number]
-
     def look(self) -> Survey:
         with self._dropped_after(EvermarkError) as link:
-            return look(link, self._target)
+            return self._capture.look(link)
 
-    def _row(self, query: str, args: tuple[object, ...] = (), *, doing: str) -> tuple[Any, ...] | None:
+    def ask(self, query: str, args: tuple[object, ...] = (), *, doing: str) -> tuple[Any, ...] | None:
         with self._dropped_after(UnreachableError) as link:
             return link.row(query, args, doing=doing)
 
@@ -350,9 +297,9 @@ class SlotReader:
     def _control(self) -> Link:
         with self._lock:
             if self._link is None or self._link.connection.closed:
-                self._link = connect(self._target.dsn)
+                self._link = connect(self._target.dsn, **self._session)
                 self._incarnation_checked = False
-                self._floor.sample = None  # it may be another server's
+                self._capture.connected()
             return self._link
 
     def _drop(self, link: Link) -> None:

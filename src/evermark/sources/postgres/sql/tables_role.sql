@@ -1,0 +1,5 @@
+-- The role that reads needs no right on any table: it reads the slot, and catalogs that everybody may read. Choose the
+-- password yourself:
+--   create role @role@ login replication password '…';
+-- From version 16 on, and worth having (a superuser must grant it): an idle slot lets go of old WAL sooner.
+--   grant execute on function pg_catalog.pg_log_standby_snapshot() to @role@;

@@ -1,0 +1,130 @@
+"""The publication of the user's tables: its SQL, and one look at it.
+
+It is all that `evermark source install` makes in mode `tables`, besides the slot. Its comment keeps a fingerprint of
+it: so a change by somebody else is noticed, without a table of ours in the user's database.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+
+from evermark.sources.postgres.connect import Link
+from evermark.sources.postgres.failures import where
+from evermark.sources.postgres.lsn import Incarnation
+from evermark.sources.postgres.outbox import filled, script
+from evermark.sources.postgres.read.capture import Ask
+from evermark.sources.postgres.slots import SLOT_COLUMNS, Slot
+from evermark.sources.postgres.survey import Survey
+from evermark.sources.postgres.target import PostgresTarget, TableChoice
+
+MARK = "evermark:"  # in front of the fingerprint in the publication's comment
+LISTS_VERSION_MIN = 150000  # column lists and row filters in publications
+_SCHEMAS = """(select coalesce(jsonb_agg(to_jsonb(n) order by n.oid), '[]') from pg_catalog.pg_publication_namespace n
+     where n.pnpubid = p.oid)"""
+_LOOK = f"""
+select (select system_identifier from pg_control_system()),
+       case when pg_is_in_recovery() then null else pg_walfile_name(pg_current_wal_lsn()) end,
+       (select rolsuper or rolreplication from pg_roles where rolname = current_user),
+       current_setting('server_version_num')::int, current_setting('wal_level'), pg_is_in_recovery(),
+       case when pg_is_in_recovery() then 0 else (pg_current_wal_flush_lsn() - '0/0'::pg_lsn)::bigint end,
+       current_database()::text,
+       (select substr(obj_description(p.oid, 'pg_publication'), {len(MARK) + 1}) from pg_publication p
+        where p.pubname = @publication_literal@ and obj_description(p.oid, 'pg_publication') like '{MARK}%%'),
+       (@fingerprint@), current_user::text,
+       {SLOT_COLUMNS}
+from (select) one left join pg_replication_slots s on s.slot_name = @slot_literal@
+"""
+# Columns that came after the publication was made, where it lists columns because some are excluded.
+_MEMBERS = """
+select format('%%I.%%I', n.nspname, c.relname),
+       case when jsonb_typeof(to_jsonb(r) -> 'prattrs') = 'array' then array(
+           select a.attname::text from pg_attribute a
+           where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
+             and (a.attgenerated = '' or a.attgenerated = 's' and current_setting('server_version_num')::int >= 180000)
+             and not exists (select from jsonb_array_elements_text(to_jsonb(r) -> 'prattrs') x where x::int = a.attnum)
+           order by a.attnum) else '{}' end,
+       c.relkind = 'p'
+from pg_publication p join pg_publication_rel r on r.prpubid = p.oid
+join pg_class c on c.oid = r.prrelid join pg_namespace n on n.oid = c.relnamespace
+where p.pubname = %s order by 1
+"""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A published table."""
+
+    name: str  # as SQL writes it
+    unpublished: tuple[str, ...]  # its columns that the publication leaves out
+    partitioned: bool
+
+
+@dataclass(frozen=True)
+class Unusable:
+    """A table whose users cannot update or delete any more, because of what the publication asks of it."""
+
+    table: str
+    trouble: str
+    mend: str
+
+
+def publication_sql(target: PostgresTarget, tables: Sequence[TableChoice]) -> str:
+    """Makes the publication, or brings it up to date; refuses a table whose updates it would break."""
+    chosen = [
+        {
+            "name": table.name,
+            "columns": table.columns,
+            "exclude": table.exclude,
+            "where": f" where ({table.where})" if table.where else "",
+        }
+        for table in tables
+    ]
+    literal = "'" + json.dumps(chosen, ensure_ascii=False).replace("'", "''") + "'"
+    text = resources.files("evermark.sources.postgres.sql").joinpath("tables_publication.sql").read_text("utf-8")
+    for token, value in (
+        ("@fingerprint@", _fingerprint(LISTS_VERSION_MIN)),
+        ("@fingerprint_14@", _fingerprint(LISTS_VERSION_MIN - 1)),
+        ("@identity@", script("tables_identity.sql", target)),
+        ("@mark@", MARK),
+        ("@publication_name@", target.publication),
+    ):
+        text = text.replace(token, value)
+    # Last: a person's own words could hold one of the tokens.
+    return filled(text, target).replace("@tables@", literal)
+
+
+def unusable(ask: Ask, target: PostgresTarget) -> list[Unusable]:
+    query = script("tables_identity.sql", target).replace("%", "%%")
+    found = ask(
+        f"select coalesce(jsonb_agg(jsonb_build_array(b.name, b.trouble, b.mend)), '[]') from ({query}) b",
+        doing="looking at replica identities",
+    )
+    return [Unusable(*row) for row in (found[0] if found else [])]
+
+
+def members(link: Link, target: PostgresTarget) -> list[Member]:
+    rows = link.rows(_MEMBERS, (target.publication,), doing="looking at the publication")
+    return [Member(name, tuple(unpublished), partitioned) for name, unpublished, partitioned in rows]
+
+
+def look(link: Link, target: PostgresTarget) -> Survey:
+    """Needs no right but to connect."""
+    query = _LOOK.replace("@fingerprint@", _fingerprint(link.connection.info.server_version))
+    found = link.one(filled(query, target), doing="looking at the slot")
+    system_id, walfile, replicates, *server = found[:11]
+    # The timeline of the WAL file being written; the control file's would lag behind a promotion.
+    incarnation = Incarnation(system_id & 0xFFFFFFFFFFFFFFFF, int(walfile[:8], 16) if walfile else 0)
+    version, wal_level, standby, flush, database, installed, now, role = server
+    return Survey(
+        version, wal_level, standby, flush, database, installed, now, None, role,
+        where=where(link.dsn), slot=Slot(*found[11:]) if found[11] is not None else None, incarnation=incarnation,
+        may_use_slots=replicates or link.may_use_slots(), outbox=False,
+    )  # fmt: skip
+
+
+def _fingerprint(version: int) -> str:
+    text = resources.files("evermark.sources.postgres.sql").joinpath("tables_fingerprint.sql").read_text("utf-8")
+    return text.replace("@schemas@", _SCHEMAS if version >= LISTS_VERSION_MIN else "'[]'::jsonb")

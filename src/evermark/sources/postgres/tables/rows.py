@@ -1,0 +1,467 @@
+"""Changes of the user's tables as events: pgoutput in, TAKEN batches out, table by table and column by column.
+
+An event stands at its transaction's commit, with an odd ordinal: the one before it is for the event of op `schema` that
+tells how the table looks from there on. So the positions and ids of changes do not depend on which versions of a table
+were told before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from evermark.errors import SetupError
+from evermark.event import TAKEN, TIMESTAMP, Op, taken_batch
+from evermark.sources.postgres.failures import INSTALL_HINT
+from evermark.sources.postgres.lsn import U8, Incarnation, Position, WalPages, fixed_strings, hex_columns, positions
+from evermark.sources.postgres.read.outbox_rows import gather
+from evermark.sources.postgres.read.pgoutput import (
+    DELETE,
+    I64,
+    INSERT,
+    MESSAGE,
+    NO_TIME,
+    NULL,
+    TEXT,
+    TRUNCATE,
+    UNCHANGED,
+    UPDATE,
+    Cells,
+    Changes,
+    Mask,
+    PgoutputReader,
+    Relation,
+    View,
+    tuples,
+    walk,
+)
+from evermark.sources.postgres.tables.catalog import Catalog
+from evermark.sources.postgres.tables.values import Column, ValueType, column, objects
+from evermark.sources.postgres.tables.versions import TableVersion, TableVersions
+
+STRIDE = 2  # of ordinals: one in front of every change is for the table's description
+OWN_PREFIX = "evermark"  # logical messages of our own
+UNKNOWN = "unknown:"  # a flag, with the name of a column that the server did not send
+BINARY_FLAG = "binary"
+_PG_EPOCH_US = 946_684_800_000_000
+_OPS = {INSERT: Op.INSERT, UPDATE: Op.UPDATE, DELETE: Op.DELETE}
+_IDENTITIES = {"d": "default", "f": "full", "i": "index", "n": "nothing"}
+_KNOWN_KINDS = np.zeros(256, dtype=np.bool_)
+_KNOWN_KINDS[list(b"IUDTM")] = True
+
+Part = tuple[I64, pa.RecordBatch]  # the events, and the order they belong in
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table as the slot describes it, with what has to be known to write its rows down."""
+
+    relation: Relation
+    types: tuple[ValueType, ...]
+    keys: tuple[int, ...]  # the columns that make the key, in the order of a composite key's JSON
+    hashed: frozenset[str]
+    version: int
+
+    @property
+    def identity(self) -> tuple[int, ...]:
+        """The columns that an old row without the others has."""
+        return tuple(number for number, key in enumerate(self.relation.keys) if key)
+
+
+@dataclass(frozen=True)
+class Image:
+    """Rows of a table, column by column."""
+
+    view: View
+    cells: list[Cells]
+    end: I64
+    intact: Mask
+
+
+class TablesDecoder:
+    """Turns chunks into TAKEN batches. What cannot be decoded becomes `op = poison`, with its bytes and the reason.
+
+    `hashed` are the columns to be hashed, by stream, of all tables that the file names.
+    """
+
+    def __init__(
+        self,
+        start: Position,
+        end: Position,
+        *,
+        catalog: Catalog,
+        versions: TableVersions,
+        hashed: Mapping[str, Collection[str]],
+        pages: WalPages,
+        encoding: str = "utf-8",
+    ) -> None:
+        self._incarnation: Incarnation = end.incarnation
+        self._catalog, self._versions, self._hashed, self._encoding = catalog, versions, hashed, encoding
+        self._reader = PgoutputReader(start, end, stride=STRIDE, pages=pages)
+        self._latest = versions.before(start)
+        self._tables: dict[tuple[int, bytes], Table | None] = {}  # None: its rows are not wanted
+        self._id_prefix = np.frombuffer(
+            hashlib.sha256(str(self._incarnation).encode()).hexdigest()[:16].encode(), np.uint8
+        )
+
+    def decode(self, lengths: I64, data: bytes) -> pa.RecordBatch | None:
+        changes = self._reader.feed(lengths, data)
+        parts: list[Part] = []
+        told: list[TableVersion] = []
+        for rows, relation in _by_first_use(changes):
+            table = self._table(changes, relation, int(rows[0]), parts, told)
+            if table is not None:
+                parts += self._changes(changes, rows, table)
+        messages = np.flatnonzero(changes.kind == MESSAGE)
+        if len(messages):
+            parts += self._messages(changes, messages)
+        strange = np.flatnonzero(~_KNOWN_KINDS[changes.kind] | ((changes.kind != MESSAGE) & (changes.relation < 0)))
+        if len(strange):
+            parts.append((2 * strange, self._poison(changes, strange, "a message of an unknown kind", "poison")))
+        if told:
+            self._versions.keep(told)
+        return _in_order(parts)
+
+    # which table, and which version of it
+
+    def _table(
+        self, changes: Changes, relation: Relation, row: int, parts: list[Part], told: list[TableVersion]
+    ) -> Table | None:
+        """The table behind a description; where it is news, an event that tells it, in front of its first change."""
+        latest = self._latest.get(relation.stream)
+        shape = hashlib.sha256(relation.shape).hexdigest()[:32]
+        remembered = (relation.oid, relation.shape)
+        if remembered in self._tables and latest is not None and latest.shape == shape:
+            return self._tables[remembered]
+        facts = self._catalog.table(relation)
+        if relation.stream not in self._hashed:
+            if facts.published:
+                raise SetupError(
+                    f"table {relation.stream} is published, and the file does not name it",
+                    hint="if it was renamed, or added by hand: name it under `tables`, too, beside the old name until"
+                    f" all is taken; if it is not wanted, {INSTALL_HINT}",
+                )
+            self._tables[remembered] = None  # taken out of the file and the publication: a person's own choice
+            return None
+        key = facts.primary_key if relation.identity == "f" else None
+        names = [n for n, c in enumerate(relation.columns) if (c in key if key is not None else relation.keys[n])]
+        hidden = _to_hash(relation.columns, self._hashed[relation.stream], latest)
+        version = (latest.version if latest is not None else 0) + (latest is None or latest.shape != shape)
+        # As jsonb orders the keys of an object.
+        ordered = sorted(names, key=lambda n: (len(relation.columns[n].encode()), relation.columns[n].encode()))
+        table = Table(relation, facts.types, tuple(ordered), hidden, version)
+        self._tables[remembered] = table
+        if latest is None or latest.shape != shape:
+            lsn, ordinal = changes.lsn[[row]], changes.ordinal[[row]] - 1
+            position = self._incarnation.at(int(lsn[0]), int(ordinal[0]))
+            hides = tuple(sorted(hidden & set(relation.columns)))
+            known = TableVersion(relation.stream, version, position, shape, relation.columns, hides)
+            self._latest[relation.stream] = known
+            told.append(known)
+            if self._reader.in_range(lsn, ordinal)[0]:
+                parts.append((np.array([2 * row - 1]), self._schema_event(changes, row, table)))
+        return table
+
+    def _schema_event(self, changes: Changes, row: int, table: Table) -> pa.RecordBatch:
+        rows, relation = np.array([row]), table.relation
+        names = self._catalog.type_names(relation)
+        columns = [
+            {"name": name, "type": kind, "key": number in table.keys}
+            for number, (name, kind) in enumerate(zip(relation.columns, names, strict=True))
+        ]
+        told = {"columns": columns, "identity": _IDENTITIES.get(relation.identity, relation.identity)}
+        built = self._standing(changes, rows, before=1) | {
+            "stream": [relation.stream],
+            "op": [str(Op.SCHEMA)],
+            "payload": [json.dumps(told, ensure_ascii=False)],
+            "schema_version": [table.version],
+        }
+        return taken_batch(built, 1)
+
+    # changes of one table
+
+    def _changes(self, changes: Changes, rows: I64, table: Table) -> Iterator[Part]:
+        kind = changes.kind[rows]
+        truncates = rows[kind == TRUNCATE]
+        if len(truncates):
+            built = self._standing(changes, truncates) | self._named(table, len(truncates), Op.TRUNCATE)
+            yield 2 * truncates, taken_batch(built, len(truncates))
+        marks = changes.view.u8[np.minimum(changes.start[rows] + 5, changes.end[rows] - 1)]
+        for code, op in _OPS.items():
+            for mark in np.unique(marks[kind == code]).tolist():
+                yield from self._alike(changes, rows[(kind == code) & (marks == mark)], table, op, mark)
+
+    def _alike(self, changes: Changes, rows: I64, table: Table, op: Op, mark: int) -> Iterator[Part]:
+        """Changes of one kind that all have, or have not, an old row of the same completeness."""
+        at, end = changes.start[rows] + 5, changes.end[rows]
+        old = new = None
+        if mark in b"KO":
+            old = _image(changes.view, at, end, table, bytes([mark]))
+            at = old.end
+        if op is not Op.DELETE:
+            new = _image(changes.view, at, end, table, b"N")
+        last = new if new is not None else old
+        intact = (last.end == end) if last is not None else np.zeros(len(rows), np.bool_)
+        for image in (old, new):
+            if image is not None:
+                intact = intact & image.intact
+        if op is Op.DELETE and old is None:
+            intact = np.zeros(len(rows), np.bool_)
+        if not intact.all():
+            bad = rows[~intact]
+            yield 2 * bad, self._poison(changes, bad, "the row does not have the shape of its table", table)
+            rows = rows[intact]
+            old, new = _rows_of(old, intact), _rows_of(new, intact)
+        if not len(rows):
+            return
+        if old is not None and new is not None:
+            new = _with_known(new, old)
+        whole = mark == ord("O")
+        for chosen, unknown in _patterns(new, len(rows)):
+            some = rows[chosen]
+            built, bad = self._built(table, op, _rows_of(old, chosen), _rows_of(new, chosen), unknown, whole=whole)
+            if bad.any():
+                reason = f"a value is not text in {self._encoding}"
+                yield 2 * some[bad], self._poison(changes, some[bad], reason, table)
+                if bad.all():
+                    continue
+                keep = pa.array(~bad)
+                some, built = some[~bad], {k: v.filter(keep) for k, v in built.items()}
+            named = self._named(table, len(some), op, [UNKNOWN + table.relation.columns[n] for n in unknown])
+            yield 2 * some, taken_batch(self._standing(changes, some) | named | built, len(some))
+
+    def _built(
+        self, table: Table, op: Op, old: Image | None, new: Image | None, unknown: tuple[int, ...], *, whole: bool
+    ) -> tuple[dict[str, pa.Array], Mask]:
+        """The columns of an event that come from its rows, and which of them cannot be read."""
+        built: dict[str, pa.Array] = {}
+        rows = next(len(image.end) for image in (new, old) if image is not None)
+        bad = np.zeros(rows, np.bool_)
+        every = range(len(table.relation.columns))
+        if new is not None:
+            columns = self._columns(table, new, [n for n in every if n not in unknown], bad)
+            built["payload"] = _object(table, columns, rows)
+            built["key"] = _key(table, columns, rows)
+        if old is not None:
+            columns = self._columns(table, old, list(every) if whole else list(table.identity), bad)
+            built["before"] = _object(table, columns, rows)
+            earlier = _key(table, columns, rows)
+            if op is Op.DELETE:
+                built["key"] = earlier
+            else:
+                same = pc.equal(built["key"], earlier).fill_null(True)
+                built["previous_key"] = pc.if_else(same, pa.scalar(None, pa.string()), earlier)
+        return built, bad
+
+    def _columns(self, table: Table, image: Image, wanted: list[int], bad: Mask) -> dict[int, Column]:
+        found = {}
+        for number in wanted:
+            cells = image.cells[number]
+            text = _text(image.view, cells, self._encoding, bad)
+            made = column(text, table.types[number])
+            found[number] = made.hashed() if table.relation.columns[number] in table.hashed else made
+        return found
+
+    # logical messages
+
+    def _messages(self, changes: Changes, rows: I64) -> Iterator[Part]:
+        kept: list[int] = []
+        streams: list[str] = []
+        payloads: list[str] = []
+        flags: list[list[str]] = []
+        for row in rows.tolist():
+            message = changes.view.data[changes.start[row] : changes.end[row]]
+            prefix, _, rest = message[10:].partition(b"\0")
+            name = prefix.decode(self._encoding, "replace")
+            if name == OWN_PREFIX:
+                continue
+            payload, binary = _message_payload(rest[4:], self._encoding)
+            kept.append(row)
+            streams.append(name or "message")
+            payloads.append(payload)
+            flags.append([BINARY_FLAG] if binary else [])
+        if kept:
+            some = np.array(kept)
+            built = self._standing(changes, some)
+            built |= {"stream": streams, "op": [str(Op.MESSAGE)] * len(kept), "payload": payloads, "flags": flags}
+            yield 2 * some, taken_batch(built, len(kept))
+
+    # what all events have
+
+    def _standing(self, changes: Changes, rows: I64, before: int = 0) -> dict[str, object]:
+        """Where the events stand; `before`: in front of these changes."""
+        lsn, ordinal = changes.lsn[rows], changes.ordinal[rows] - before
+        text = np.empty((len(rows), 40), np.uint8)
+        text[:, :16] = self._id_prefix
+        text[:, 16:32] = hex_columns(lsn, 16)
+        text[:, 32:] = hex_columns(ordinal.astype(np.uint32), 8)
+        inside = changes.time[rows] != NO_TIME
+        micros = np.where(inside, changes.time[rows], 0) + _PG_EPOCH_US
+        return {
+            "event_id": fixed_strings(text),
+            "position": positions(self._incarnation, lsn, ordinal.astype(np.uint32)),
+            "tx": pa.array(changes.xid[rows], mask=~inside).cast(pa.string()),
+            "event_time": pa.array(micros, mask=~inside).cast(TIMESTAMP),
+            "flags": _flags(len(rows), []),
+        }
+
+    def _named(self, table: Table, rows: int, op: Op, flags: list[str] | None = None) -> dict[str, object]:
+        return {
+            "stream": pa.repeat(pa.scalar(table.relation.stream, pa.string()), rows),
+            "op": pa.repeat(pa.scalar(str(op), pa.string()), rows),
+            "schema_version": pa.repeat(pa.scalar(table.version, pa.int32()), rows),
+            "flags": _flags(rows, flags or []),
+        }
+
+    def _poison(self, changes: Changes, rows: I64, reason: str, table: Table | str) -> pa.RecordBatch:
+        """Without its bytes where the table has something to hide."""
+        hides = isinstance(table, Table) and bool(table.hashed)
+        raw = [None if hides else changes.view.data[changes.start[i] : changes.end[i]] for i in rows.tolist()]
+        stream = table.relation.stream if isinstance(table, Table) else table
+        built = self._standing(changes, rows) | {
+            "stream": [stream] * len(rows),
+            "op": [str(Op.POISON)] * len(rows),
+            "payload": [json.dumps({"reason": reason})] * len(rows),
+            "bytes": raw,
+        }
+        return taken_batch(built, len(rows))
+
+
+def _by_first_use(changes: Changes) -> list[tuple[I64, Relation]]:
+    """Changes by the description of their table, in the order in which these were first used."""
+    found = []
+    for number, relation in enumerate(changes.relations):
+        rows = np.flatnonzero(changes.relation == number)
+        if len(rows):
+            found.append((rows, relation))
+    return sorted(found, key=lambda each: int(each[0][0]))
+
+
+def _to_hash(columns: tuple[str, ...], wanted: Collection[str], latest: TableVersion | None) -> frozenset[str]:
+    """A column that was to be hashed, and is not there any more, was perhaps renamed: what is new is hashed, too."""
+    if not set(wanted) - set(columns):
+        return frozenset(wanted)
+    hidden, before = (latest.hashed, latest.columns) if latest is not None else ((), ())
+    return frozenset([*wanted, *hidden, *(name for name in columns if name not in before)])
+
+
+def _image(view: View, at: I64, end: I64, table: Table, mark: bytes) -> Image:
+    columns = len(table.relation.columns)
+    begin, counts, intact = tuples(view, at, end, mark)
+    cells = []
+    finish = begin
+    for found, readable in walk(view, begin, end, columns):
+        cells.append(found)
+        intact = intact & readable
+        finish = found.start + found.length
+    return Image(view, cells, finish, intact & (counts == columns))
+
+
+def _rows_of(image: Image | None, chosen: Mask | I64) -> Image | None:
+    if image is None:
+        return None
+    cells = [Cells(each.kind[chosen], each.start[chosen], each.length[chosen]) for each in image.cells]
+    return Image(image.view, cells, image.end[chosen], image.intact[chosen])
+
+
+def _with_known(new: Image, old: Image) -> Image:
+    """A large value that did not change is not sent again; a whole old row has it."""
+    cells = []
+    for mine, theirs in zip(new.cells, old.cells, strict=True):
+        missing = (mine.kind == UNCHANGED) & (theirs.kind == TEXT)
+        if missing.any():
+            mine = Cells(  # noqa: PLW2901
+                np.where(missing, theirs.kind, mine.kind),
+                np.where(missing, theirs.start, mine.start),
+                np.where(missing, theirs.length, mine.length),
+            )
+        cells.append(mine)
+    return Image(new.view, cells, new.end, new.intact)
+
+
+def _patterns(new: Image | None, rows: int) -> Iterator[tuple[I64, tuple[int, ...]]]:
+    """The rows by which of their columns were not sent; nearly always it is none."""
+    absent = [n for n, cells in enumerate(new.cells) if (cells.kind == UNCHANGED).any()] if new is not None else []
+    if new is None or not absent:
+        yield np.arange(rows), ()
+        return
+    bits: U8 = np.stack([new.cells[n].kind == UNCHANGED for n in absent], axis=1)
+    patterns, which = np.unique(bits, axis=0, return_inverse=True)
+    for number, pattern in enumerate(patterns):
+        yield np.flatnonzero(which.reshape(-1) == number), tuple(np.array(absent)[pattern].tolist())
+
+
+def _text(view: View, cells: Cells, encoding: str, bad: Mask) -> pa.Array:
+    """The values as text; rows whose value is none in this encoding are noted in `bad`."""
+    present = cells.kind == TEXT
+    bad |= ~(present | (cells.kind == NULL))
+    raw = gather(view, cells.start, np.where(present, cells.length, 0), present)
+    if encoding == "utf-8":
+        text = raw.view(pa.string())
+        try:
+            text.validate(full=True)
+        except pa.ArrowInvalid:
+            pass
+        else:
+            return text
+    values: list[str | None] = []
+    for row, value in enumerate(raw.to_pylist()):
+        try:
+            values.append(None if value is None else value.decode(encoding))
+        except UnicodeDecodeError:
+            bad[row] = True
+            values.append(None)
+    return pa.array(values, pa.string())
+
+
+def _object(table: Table, columns: dict[int, Column], rows: int) -> pa.Array:
+    names = [table.relation.columns[number] for number in columns]
+    return objects(names, [each.json() for each in columns.values()], rows)
+
+
+def _key(table: Table, columns: dict[int, Column], rows: int) -> pa.Array:
+    """As the outbox writes it: the text of one column, or an object of several as jsonb would write it."""
+    if not table.keys or any(number not in columns for number in table.keys):
+        return pa.nulls(rows, pa.string())
+    if len(table.keys) == 1:
+        return columns[table.keys[0]].text
+    names = [table.relation.columns[number] for number in table.keys]
+    return objects(names, [columns[number].json() for number in table.keys], rows, colon=": ", comma=", ")
+
+
+def _message_payload(content: bytes, encoding: str) -> tuple[str, bool]:
+    """JSON as it is, other text as a JSON string, and bytes that are no text as bytea is written."""
+    try:
+        text = content.decode(encoding)
+    except UnicodeDecodeError:
+        return json.dumps("\\x" + content.hex()), True
+    try:
+        json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return json.dumps(text, ensure_ascii=False), False
+    return text.replace("\n", " ").replace("\r", " "), False
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _flags(rows: int, flags: list[str]) -> pa.Array:
+    ends = np.arange(rows + 1, dtype=np.int32) * len(flags)
+    return pa.ListArray.from_arrays(pa.array(ends), pa.array(flags * rows, pa.string()))
+
+
+def _in_order(parts: list[Part]) -> pa.RecordBatch | None:
+    if not parts:
+        return None
+    if len(parts) == 1:
+        return parts[0][1]
+    order = np.argsort(np.concatenate([rows for rows, _ in parts]), kind="stable")
+    table = pa.Table.from_batches([batch for _, batch in parts], TAKEN).take(pa.array(order))
+    return table.combine_chunks().to_batches()[0]

@@ -1,0 +1,316 @@
+"""How a Postgres value becomes JSON (docs/tables.md has the table). Pure.
+
+A value comes as the text that its type's output function writes. A whole column is turned at once: most types need no
+look at a single value. Arrays and composites are parsed value by value.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Mask = npt.NDArray[np.bool_]
+
+SAFE_INTEGER_MAX = 2**53 - 1  # beyond it, a reader that takes numbers for doubles loses digits
+HASHED = "sha256:"
+_SAFE_DIGITS = 16  # fewer characters cannot be beyond it
+_ESCAPES = (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t"))
+_SPECIAL = np.zeros(256, dtype=np.bool_)
+_SPECIAL[:32] = True
+_SPECIAL[list(b'"\\')] = True
+_RARE = _SPECIAL.copy()
+_RARE[list(b'"\\\n\r\t')] = False
+_BOUNDS = re.compile(r"(\[[-+]?\d+:[-+]?\d+\])+=")
+
+
+class Form(Enum):
+    """The ways in which a value is written."""
+
+    NUMBER = auto()  # as it is
+    BIGINT = auto()  # a number, or a string when it is too large for one
+    FLOAT = auto()  # a number, or a string when it is none: NaN, Infinity
+    BOOLEAN = auto()
+    TEXT = auto()  # a string
+    TIMESTAMP = auto()  # a string, as ISO 8601 has it
+    JSON = auto()  # as it is
+    ARRAY = auto()
+    COMPOSITE = auto()
+
+
+_NO_NUMBERS = ("NaN", "Infinity", "-Infinity")
+# Arrays, by the form of their elements: which cannot be written by replacing, and what is replaced in the others.
+_COMMON = (("{", "["), ("}", "]"), (",", ", "))
+_NULLS = (*_COMMON, ("NULL", "null"))
+_UNLIKE_JSON = {
+    Form.NUMBER: "^[^{]",
+    Form.BIGINT: r"^[^{]|\d{16}",
+    Form.FLOAT: "^[^{]|a|I",
+    Form.BOOLEAN: "^[^{]",
+    Form.TEXT: r'^[^{]|["\\\x00-\x1f]',
+}
+_AS_JSON = {
+    Form.NUMBER: _NULLS,
+    Form.BIGINT: _NULLS,
+    Form.FLOAT: _NULLS,
+    Form.BOOLEAN: (*_NULLS, ("t", "true"), ("f", "false")),
+    Form.TEXT: _COMMON,
+}
+# What stands in quotes; a brace or the delimiter; anything else.
+_TOKENS = {
+    mark: re.compile(rf'"((?:[^"\\]|\\.)*)"|([{{}}{mark}])|((?:[^"\\{{}}{mark}]|\\.)+)', re.DOTALL) for mark in ",;"
+}
+_UNESCAPED = re.compile(r"\\(.)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class ValueType:
+    name: str  # as SQL writes it
+    form: Form = Form.TEXT
+    element: ValueType | None = None  # of an array
+    delimiter: str = ","
+    fields: tuple[tuple[str, ValueType], ...] = ()  # of a composite
+
+
+# By the types' numbers, which never change. Others are strings, unless the catalog says that they are made of these.
+BUILT_IN = {
+    16: Form.BOOLEAN,
+    20: Form.BIGINT,
+    21: Form.NUMBER,
+    23: Form.NUMBER,
+    700: Form.FLOAT,
+    701: Form.FLOAT,
+    114: Form.JSON,
+    3802: Form.JSON,
+    1114: Form.TIMESTAMP,
+    1184: Form.TIMESTAMP,
+}
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of many rows: its values as text, null where there is none, and which of them JSON quotes."""
+
+    text: pa.Array
+    quoted: Mask | bool = field(default=True)
+
+    def json(self) -> pa.Array:
+        """As JSON; `null` where there is no value."""
+        if self.quoted is False:
+            return self.text.fill_null("null")
+        string = pc.binary_join_element_wise('"', escaped(self.text), '"', "")
+        if self.quoted is not True:
+            string = pc.if_else(pa.array(self.quoted), string, self.text)
+        return string.fill_null("null")
+
+    def hashed(self) -> Column:
+        """Every value as the hash of its text."""
+        return Column(pa.array([None if v is None else hashed(v) for v in self.text.to_pylist()], pa.string()))
+
+
+def hashed(text: str) -> str:
+    return HASHED + hashlib.sha256(text.encode()).hexdigest()
+
+
+def column(text: pa.Array, kind: ValueType) -> Column:
+    """A column of text, as the type's output function wrote it."""
+    form = kind.form
+    if form is Form.NUMBER:
+        return Column(text, quoted=False)
+    if form is Form.BIGINT:
+        return Column(text, quoted=_too_large(text))
+    if form is Form.FLOAT:
+        return Column(text, quoted=_mask(pc.is_in(text, value_set=pa.array(_NO_NUMBERS))))
+    if form is Form.BOOLEAN:
+        return Column(pc.if_else(pc.equal(text, "t"), "true", "false"), quoted=False)
+    if form is Form.TIMESTAMP:
+        # `2024-01-02 03:04:05+00 BC`: the first blank, and the zone, which is always UTC's.
+        text = pc.replace_substring(text, " ", "T", max_replacements=1)
+        return Column(pc.replace_substring(text, "+00", "+00:00", max_replacements=1))
+    if form is Form.JSON:
+        # A line break can only stand between two tokens: it may be a blank, and the whole stays one line.
+        return Column(pc.replace_substring(pc.replace_substring(text, "\n", " "), "\r", " "), quoted=False)
+    if form is Form.ARRAY and kind.element is not None:
+        return Column(_arrays(text, kind), quoted=False)
+    if form is Form.COMPOSITE:
+        return Column(_one_by_one(text, kind), quoted=False)
+    return Column(text)
+
+
+def _one_by_one(text: pa.Array, kind: ValueType) -> pa.Array:
+    return pa.array([None if value is None else as_json(value, kind) for value in text.to_pylist()], pa.string())
+
+
+def _arrays(text: pa.Array, kind: ValueType) -> pa.Array:
+    """Most arrays have neither quotes nor bounds: replacing a few characters in all of them makes them JSON."""
+    element = kind.element.form if kind.element is not None else Form.TEXT
+    unlike = _UNLIKE_JSON.get(element)
+    if unlike is None or kind.delimiter != ",":
+        return _one_by_one(text, kind)
+    slow = _mask(pc.match_substring_regex(text, unlike))
+    if slow.all():
+        return _one_by_one(text, kind)
+    made = text
+    if element is Form.TEXT:
+        made = pc.replace_substring_regex(made, r"([^{},]+)", r'"\1"')
+        made = pc.replace_substring(made, '"NULL"', "null")
+    for plain, written in _AS_JSON[element]:
+        made = pc.replace_substring(made, plain, written)
+    if slow.any():
+        rest = _one_by_one(text.filter(pa.array(slow)), kind)
+        made = pc.replace_with_mask(made, pa.array(slow), rest)
+    return made
+
+
+def as_json(text: str, kind: ValueType) -> str:
+    """One value; the same as `column` gives for it."""
+    form = kind.form
+    if form is Form.ARRAY and kind.element is not None:
+        try:
+            return _array(text, kind.element, kind.delimiter)
+        except (ValueError, KeyError):
+            return json.dumps(text, ensure_ascii=False)  # no array after all: a type of an extension's own
+    if form is Form.COMPOSITE:
+        try:
+            values = _fields(text)
+        except ValueError:
+            return json.dumps(text, ensure_ascii=False)
+        # A column that the type got or lost since the row was written: the row has fewer or more.
+        pairs = zip(kind.fields, values, strict=False)
+        inner = (
+            f"{json.dumps(name, ensure_ascii=False)}: {'null' if value is None else as_json(value, of)}"
+            for (name, of), value in pairs
+        )
+        return "{" + ", ".join(inner) + "}"
+    if form is Form.NUMBER or (form is Form.BIGINT and abs(int(text)) <= SAFE_INTEGER_MAX):
+        return text
+    if form is Form.FLOAT and text not in _NO_NUMBERS:
+        return text
+    if form is Form.BOOLEAN:
+        return "true" if text == "t" else "false"
+    if form is Form.TIMESTAMP:
+        text = text.replace(" ", "T", 1).replace("+00", "+00:00", 1)
+    if form is Form.JSON:
+        return text.replace("\n", " ").replace("\r", " ")
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _array(text: str, element: ValueType, delimiter: str) -> str:
+    """`{1,NULL,"a b"}`, nested; bounds that do not begin at 1 (`[0:1]={1,2}`) are left out."""
+    bounds = _BOUNDS.match(text)
+    at = bounds.end() if bounds else 0
+    out: list[str] = []
+    depth = 0
+    for token in _TOKENS[delimiter].finditer(text, at):
+        if token.start() != at or (at and depth == 0 and out):
+            break
+        at = token.end()
+        quoted, mark, plain = token.groups()
+        if mark is None:
+            value = _UNESCAPED.sub(r"\1", plain if quoted is None else quoted)
+            out.append("null" if plain == "NULL" else as_json(value, element))
+        elif mark == delimiter:
+            out.append(", ")
+        else:
+            depth += 1 if mark == "{" else -1
+            out.append("[" if mark == "{" else "]")
+    if depth or at != len(text) or not out:
+        raise ValueError(f"not an array: {text[:50]}")
+    return "".join(out)
+
+
+def _fields(text: str) -> list[str | None]:
+    """`(1,"a b",)`: a field without anything is null."""
+    if len(text) < 2 or text[0] != "(" or text[-1] != ")":
+        raise ValueError(f"not a composite: {text[:50]}")
+    values: list[str | None] = []
+    token: list[str] = []
+    present = False
+    at, last = 1, len(text) - 1
+    while at < last:
+        char = text[at]
+        if char == ",":
+            values.append("".join(token) if present else None)
+            token, present = [], False
+        elif char == '"':
+            present = True
+            at, part = _quoted(text, at + 1)
+            token.append(part)
+            while text[at : at + 1] == '"':  # doubled: one quote in the value
+                token.append('"')
+                at, part = _quoted(text, at + 1)
+                token.append(part)
+            continue
+        else:
+            present = True
+            at += char == "\\"
+            token.append(text[at : at + 1])
+        at += 1
+    values.append("".join(token) if present else None)
+    return values
+
+
+def _quoted(text: str, at: int) -> tuple[int, str]:
+    """What stands in quotes, from behind the first one; and where the text goes on behind the second."""
+    parts: list[str] = []
+    while at < len(text):
+        char = text[at]
+        if char == '"':
+            return at + 1, "".join(parts)
+        at += char == "\\"
+        parts.append(text[at : at + 1])
+        at += 1
+    raise ValueError("a quote is not closed")
+
+
+def escaped(text: pa.Array) -> pa.Array:
+    """What stands between the quotes of a JSON string."""
+    data = _bytes_of(text)
+    if not _SPECIAL[data].any():
+        return text
+    if _RARE[data].any():
+        values = [None if v is None else json.dumps(v, ensure_ascii=False)[1:-1] for v in text.to_pylist()]
+        return pa.array(values, pa.string())
+    present = set(np.unique(data[_SPECIAL[data]]).tolist())
+    for plain, written in _ESCAPES:
+        if ord(plain) in present:
+            text = pc.replace_substring(text, plain, written)
+    return text
+
+
+def objects(names: list[str], columns: list[pa.Array], rows: int, *, colon: str = ":", comma: str = ",") -> pa.Array:
+    """JSON objects, one for each row, from columns of JSON."""
+    if not names:
+        return pa.array(["{}"] * rows, pa.string())
+    parts: list[object] = []
+    for number, (name, values) in enumerate(zip(names, columns, strict=True)):
+        parts += [(comma if number else "{") + json.dumps(name, ensure_ascii=False) + colon, values]
+    return pc.binary_join_element_wise(*parts, "}", "")
+
+
+def _too_large(text: pa.Array) -> Mask:
+    long = _mask(pc.greater_equal(pc.binary_length(text), _SAFE_DIGITS))
+    for row in np.flatnonzero(long).tolist():
+        long[row] = abs(int(text[row].as_py())) > SAFE_INTEGER_MAX
+    return long
+
+
+def _mask(values: pa.Array) -> Mask:
+    found: Mask = values.fill_null(False).to_numpy(zero_copy_only=False).copy()
+    return found
+
+
+def _bytes_of(text: pa.Array) -> npt.NDArray[np.uint8]:
+    """The bytes of all values, in a row."""
+    _, ends, data = text.buffers()
+    if data is None or ends is None or not len(text):
+        return np.zeros(0, np.uint8)
+    bounds = np.frombuffer(ends, np.int32)[text.offset : text.offset + len(text) + 1]
+    return np.frombuffer(data, np.uint8)[bounds[0] : bounds[-1]]

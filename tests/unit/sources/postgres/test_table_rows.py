@@ -1,0 +1,90 @@
+"""Changes of tables that cannot be read as they should: kept raw, and the stream goes on. Without a server (P3)."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+
+from evermark.sources.postgres.lsn import Incarnation, Position, WalPages
+from evermark.sources.postgres.read.pgoutput import Relation
+from evermark.sources.postgres.tables.catalog import Catalog, TableFacts
+from evermark.sources.postgres.tables.rows import TablesDecoder
+from evermark.sources.postgres.tables.values import ValueType
+from evermark.sources.postgres.tables.versions import TableVersion
+
+HERE = Incarnation(7, 1)
+RELATION = b"R" + struct.pack(">I", 5) + b"public\0t\0d" + struct.pack(">H", 2)
+RELATION += b"\1id\0" + struct.pack(">Ii", 25, -1) + b"\0v\0" + struct.pack(">Ii", 25, -1)
+BEGIN = b"B" + struct.pack(">QqI", 1000, 0, 9)
+COMMIT = b"C\0" + struct.pack(">QQq", 1000, 1008, 0)
+
+
+class OneTable(Catalog):
+    def __init__(self) -> None: ...
+
+    def table(self, relation: Relation) -> TableFacts:
+        return TableFacts((ValueType("text"), ValueType("text")), frozenset(), published=True)
+
+    def type_names(self, relation: Relation) -> list[str]:
+        return ["text", "text"]
+
+
+class NoVersions:
+    def before(self, position: Position) -> dict[str, TableVersion]:
+        return {}
+
+    def keep(self, versions: Any) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def insert(*values: bytes) -> bytes:
+    cells = b"".join(b"t" + struct.pack(">I", len(value)) + value for value in values)
+    return b"I" + struct.pack(">I", 5) + b"N" + struct.pack(">H", len(values)) + cells
+
+
+def decoded(*messages: bytes, hashed: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    found = TablesDecoder(
+        Position(HERE, 0), Position(HERE, 2000),
+        catalog=OneTable(), versions=NoVersions(), hashed={"public.t": hashed}, pages=WalPages(),
+    )  # fmt: skip
+    whole = (BEGIN, RELATION, *messages, COMMIT)
+    batch = found.decode(np.array([len(each) for each in whole], np.int64), b"".join(whole))
+    assert batch is not None
+    rows: list[dict[str, Any]] = batch.to_pylist()
+    return rows
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        insert(b"2", b"\xff"),
+        insert(b"2"),
+        insert(b"2", b"b")[:-1],
+        insert(b"2", b"b") + b"x",
+        b"D" + insert(b"2", b"b")[1:],
+    ],
+    ids=["no text", "a column less", "cut off", "too long", "no old row"],
+)
+def test_a_row_that_cannot_be_read_is_poison_and_keeps_its_place(bad: bytes) -> None:
+    """With its bytes; the rows before and after it are as they would be without it."""
+    rows = decoded(insert(b"1", b"a"), bad, insert(b"3", b"c"))
+    assert [row["op"] for row in rows] == ["schema", "insert", "poison", "insert"]
+    assert [row["position"][-8:] for row in rows] == ["00000000", "00000001", "00000003", "00000005"]
+    assert rows[2]["bytes"] == bad and "reason" in rows[2]["payload"]
+    assert [rows[1]["key"], rows[3]["key"]] == ["1", "3"]
+
+
+def test_poison_of_a_table_with_something_to_hide_has_no_bytes() -> None:
+    """The bytes would hold what was to be hashed."""
+    rows = decoded(insert(b"secret", b"\xff"), hashed=("id",))
+    assert [row["op"] for row in rows] == ["schema", "poison"] and rows[1]["bytes"] is None
+
+
+def test_a_message_of_an_unknown_kind_is_poison() -> None:
+    """A newer server may send what we do not know."""
+    rows = decoded(insert(b"1", b"a"), b"X12345")
+    assert [row["op"] for row in rows] == ["schema", "insert", "poison"]

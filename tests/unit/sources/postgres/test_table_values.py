@@ -1,0 +1,91 @@
+"""Values of columns as JSON, without a server (P3)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from evermark.sources.postgres.tables.values import Form, ValueType, as_json, column, escaped
+
+TEXT = ValueType("text")
+INTEGER, BIGINT, FLOAT = (ValueType(f.name, f) for f in (Form.NUMBER, Form.BIGINT, Form.FLOAT))
+BOOLEAN, TIMESTAMP = ValueType("boolean", Form.BOOLEAN), ValueType("timestamptz", Form.TIMESTAMP)
+PAIR = ValueType("pair", Form.COMPOSITE, fields=(("a", TEXT), ("b", BIGINT)))
+texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12)
+bigints = st.integers(-(2**63), 2**63 - 1)
+
+
+def array_of(element: ValueType) -> ValueType:
+    return ValueType(f"{element.name}[]", Form.ARRAY, element)
+
+
+def written(values: Any) -> str:
+    """As Postgres writes an array: what needs no quotes has none."""
+    if isinstance(values, list):
+        return "{" + ",".join(written(value) for value in values) + "}"
+    if values is None:
+        return "NULL"
+    text = {True: "t", False: "f"}.get(values, str(values)) if isinstance(values, bool) else str(values)
+    needs = not text or text.upper() == "NULL" or any(c in '{}",\\ \t\n\r\v\f' for c in text)
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"' if needs else text
+
+
+@given(st.lists(texts, min_size=1))
+@example(['a"b', "c\\d", "\x01", "\n"])
+def test_strings_are_escaped_as_json_asks(values: list[str]) -> None:
+    """All of a column at once, and every one can be read back."""
+    found = escaped(pa.array(values, pa.string())).to_pylist()
+    assert [json.loads(f'"{each}"') for each in found] == values
+
+
+@given(st.lists(st.lists(st.one_of(texts, st.none()), max_size=4), min_size=1, max_size=5))
+def test_arrays_of_text_are_read_back(values: list[list[str | None]]) -> None:
+    """Quoted or not, alone or among others."""
+    made = column(pa.array([written(each) for each in values], pa.string()), array_of(TEXT)).json()
+    assert [json.loads(each) for each in made.to_pylist()] == values
+
+
+@pytest.mark.parametrize(
+    ("element", "values"),
+    [
+        (INTEGER, [[1, None], [], [[1, 2], [3, -4]]]),
+        (BIGINT, [[1, 2**53 - 1, None], [2**53, 5]]),
+        (BOOLEAN, [[True, None, False]]),
+        (FLOAT, [[1.5, None, -1e300], ["NaN", "-Infinity", 1.0]]),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_arrays_of_numbers(element: ValueType, values: list[Any]) -> None:
+    """Numbers stay numbers where JSON can hold them."""
+    made = column(pa.array([written(each) for each in values], pa.string()), array_of(element)).json()
+    wanted = json.loads(json.dumps(values).replace(str(2**53), f'"{2**53}"'))
+    assert [json.loads(each) for each in made.to_pylist()] == wanted
+
+
+@given(st.lists(st.tuples(texts, bigints), min_size=1, max_size=5))
+def test_composites_are_read_back(values: list[tuple[str, int]]) -> None:
+    """Quotes and backslashes are doubled in them."""
+    rows = ['("{}",{})'.format(a.replace("\\", "\\\\").replace('"', '""'), b) for a, b in values]
+    made = [json.loads(each) for each in column(pa.array(rows, pa.string()), PAIR).json().to_pylist()]
+    assert [(row["a"], int(row["b"])) for row in made] == values
+
+
+@given(bigints)
+@example(2**53)
+@example(-(2**53))
+@example(2**53 - 1)
+def test_one_value_is_written_as_a_column_of_them(number: int) -> None:
+    """The two ways to write a value agree."""
+    for kind, text in ((BIGINT, str(number)), (FLOAT, "NaN"), (BOOLEAN, "t"), (TIMESTAMP, "2024-01-01 00:00:00+00 BC")):
+        assert column(pa.array([text, None], pa.string()), kind).json().to_pylist() == [as_json(text, kind), "null"]
+
+
+@pytest.mark.parametrize("text", ["{1", "1}", "{1}}", "{1}2", "", "[0:1]=", '{"a}', "(1,2)"])
+def test_what_is_no_array_after_all_stays_text(text: str) -> None:
+    """A type of an extension may call itself an array."""
+    assert json.loads(as_json(text, array_of(TEXT))) == text
