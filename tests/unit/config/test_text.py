@@ -11,6 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from evermark.config import load
+from evermark.config.document import FILE_BYTES_MAX
 from evermark.errors import ConfigError
 from evermark.settings.fields import Model
 from evermark.settings.problems import nearest
@@ -128,7 +129,7 @@ def test_malformed_yaml_is_told_with_line_and_column(folder: Path, text: str, to
 
 def test_a_missing_huge_or_binary_file_is_a_clear_error(folder: Path) -> None:
     """Not even the wrong file makes a traceback."""
-    (folder / "big.yaml").write_bytes(b"# " + b"x" * 1024 * 1024)
+    (folder / "big.yaml").write_bytes(b"# " + b"x" * FILE_BYTES_MAX)
     (folder / "binary.yaml").write_bytes(b"version: 1\nname: \xff\xfe\n")
     for name, told in (
         ("absent.yaml", "there is no file"),
