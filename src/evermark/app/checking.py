@@ -8,7 +8,7 @@ from pathlib import Path
 
 from evermark.app.build import local_log, unfit
 from evermark.config import Config
-from evermark.config.spark_master import require_local_master
+from evermark.config.spark_master import require_local_master, require_slots
 from evermark.errors import ConfigError, EvermarkError
 from evermark.log.streams import streams_at, unknown_streams
 from evermark.observe.finding import Finding, ok, warning, wrong
@@ -70,6 +70,7 @@ def _judged(check: str, look: Callable[[], str]) -> Finding:
 
 def _master(config: Config) -> str:
     require_local_master(config.spark.master, config.spark.conf, config.log_path)
+    require_slots(config.spark.master, config.spark.conf, config.spark.lanes)
     return config.spark.conf.get("spark.master", config.spark.master)
 
 

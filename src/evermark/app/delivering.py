@@ -70,7 +70,6 @@ class DeliveryReport:
         self._metrics = metrics
         self._log = log
         self._shown: dict[str, Gauges] = {"accounts": {}, "kept": {}}
-        self._counted: dict[tuple[str, str], int] = {}
         self._counts_begun: set[str] = set()
 
     def accounts(self, known: Mapping[str, Account], now: datetime) -> None:
@@ -108,13 +107,9 @@ class DeliveryReport:
 
     def counted(self, expired: Mapping[str, int], dropped: Mapping[str, int]) -> None:
         """The all-time counts in State, so that a restart neither forgets an event nor counts it twice."""
-        for what, counter, by_name in (
-            ("expired", self._metrics.expired, expired),
-            ("dropped", self._metrics.dropped, dropped),
-        ):
+        for what, by_name in (("expired", expired), ("dropped", dropped)):
             for name, number in by_name.items():
-                counter.labels(name).inc(max(0, number - self._counted.get((what, name), 0)))
-                self._counted[what, name] = number
+                self._metrics.raise_to(what, name, number)
 
     def by_queue(self, tried: Sequence[Tried]) -> None:
         """Retries of parked deliveries, one by one. Deliveries of a replay are counted apart."""
@@ -209,7 +204,7 @@ class DeploymentReport(DeliveryReport):
         self.counted(store.counted("expired"), store.counted("dropped"))
 
     def replaying(self, running: list[Replay]) -> None:
-        self._board.replays = running_windows(running)
+        self._board.replaying(running_windows(running))
         for source in self._d.sources:
             count = sum(replay.request.source == source for replay in running)
             self._metrics.replays_running.labels(source).set(count)

@@ -155,6 +155,9 @@ class _ToldMetrics:
     def __getattr__(self, name: str) -> _ToldMetric:
         return _ToldMetric(self._end, name)
 
+    def raise_to(self, counter: str, label: str, total: int) -> None:
+        self._end.tell("metrics", "raise_to", (), "__call__", (counter, label, total))
+
 
 @dataclass(frozen=True)
 class _ToldMetric:

@@ -228,6 +228,8 @@ class Lanes:
             lane.error = f"{type(error).__name__}: {error}"[:500]
         finally:
             del self._lanes[lane.name]
+            if lane.error is not None and lane.successor is None:  # it could not say so itself
+                self._board.deliver(here=False, shard=lane.work.shard)
             lane.ended.set()
 
     # what lanes ask and tell

@@ -24,7 +24,7 @@ from evermark.app.serving import served
 from evermark.app.source_lag import Lags
 from evermark.app.state_supervisor import StateSupervisor
 from evermark.config import Config, load
-from evermark.config.spark_master import require_local_master
+from evermark.config.spark_master import require_local_master, require_slots
 from evermark.embedded.java import ensure_java
 from evermark.error_policy import Action, action_for, backoff_s
 from evermark.errors import BusyError, ConfigError, EngineError, EvermarkError, GapError, UnreachableError, of_kind
@@ -90,6 +90,7 @@ class Pipeline:
         if not self.config.sources and not self._given:
             raise ConfigError("sources: there is none", hint="name at least one; `evermark init` writes an example")
         require_local_master(self.config.spark.master, self.config.spark.conf, self.config.log_path)
+        require_slots(self.config.spark.master, self.config.spark.conf, self.config.spark.lanes)
         hook = threading.excepthook
         threading.excepthook = self._on_thread_error
         try:

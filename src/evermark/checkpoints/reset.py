@@ -9,6 +9,7 @@ from __future__ import annotations
 from evermark.cluster.fence import DELIVER_LEASE, fence, source_lease
 from evermark.state.connection import State
 
+_LOCK_GROUPS = "select from delivery_group order by shard for update"
 _FORGET = "delete from checkpoints where source = %s and partition = %s"
 _LOWER_HEAD = "delete from log_head where source = %s and partition = %s and batch > %s"
 # A cursor inside the batch that is made anew forgets how far it got there: the new batch holds other events.
@@ -24,6 +25,7 @@ def reset(state: State, source: str, partition: int, log_batch: int, *, source_e
     with state.transaction() as conn:
         fence(conn, source_lease(source), source_epoch)
         fence(conn, DELIVER_LEASE, deliver_epoch)
+        conn.execute(_LOCK_GROUPS)  # owners of other shards of delivery are not fenced by that lease
         conn.execute(_FORGET, (source, partition))
         conn.execute(_LOWER_HEAD, (source, partition, log_batch))
         where = {"source": source, "partition": partition, "batch": log_batch}

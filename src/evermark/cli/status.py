@@ -13,7 +13,7 @@ from evermark.cli.console import say, show, show_json
 from evermark.cli.deployment import holder_in, opened
 from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption
 from evermark.cli.subscription import subscription_rows
-from evermark.cluster.fence import DELIVER_LEASE, source_lease
+from evermark.cluster.fence import DELIVER_LEASE, deliver_lease, source_lease
 from evermark.cluster.postgres import LeaseRow, lease_rows
 from evermark.config import Config
 
@@ -33,6 +33,7 @@ def status(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -
             "health": _health(deployment.config),
             "sources": _partitions(deployment, leases),
             "delivery": _owned(leases, DELIVER_LEASE),
+            "shards": {str(shard): _owned(leases, deliver_lease(shard)) for shard in deployment.delivery.groups()},
             "subscriptions": subscription_rows(deployment),
             "replays": [replay.summary(each) for each in deployment.replays.open()],
             "dropped": deployment.delivery.counted("dropped"),

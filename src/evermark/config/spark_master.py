@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 
@@ -16,6 +17,30 @@ _USE_LOCAL = 'use a local master, for example spark: {master: "local[16,4]"}'
 def master_in_effect(master: str, conf: Mapping[str, str]) -> str:
     """`spark.conf` wins over `spark.master`, also for the master itself."""
     return conf.get("spark.master", master)
+
+
+def require_slots(master: str, conf: Mapping[str, str], lanes: int) -> None:
+    """Raise `ConfigError` if the lanes would leave no slot for jobs: they would wait for ever.
+
+    A lane takes a slot for as long as it lives; when it is renewed, its successor takes another.
+    """
+    named, wanted = master_in_effect(master, conf), 2 * lanes + 2
+    slots = _slots(named)
+    if slots is not None and slots < wanted:
+        raise ConfigError(
+            f"spark.master: {named} has {slots} slots; {wanted} are needed with spark.lanes: {lanes}",
+            hint=f"{_USE_LOCAL}: slots are threads, not cores",
+        )
+
+
+def _slots(master: str) -> int | None:
+    """How many tasks run at a time; None where that is not said."""
+    if found := _THREADS.fullmatch(master):
+        return 1 if found[2] is None else (os.cpu_count() or 1) if found[2] == "*" else int(found[2])
+    if _PROCESSES.fullmatch(master):
+        processes, cores, _ = (int(number) for number in re.findall(r"\d+", master))
+        return processes * cores
+    return None
 
 
 def require_local_master(master: str, conf: Mapping[str, str], log_path: str) -> None:

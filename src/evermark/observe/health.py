@@ -194,6 +194,10 @@ class HealthBoard:
             self.delivery.delivering = any(delivers for delivers, _ in self._shards.values())
             self.delivery.standby = all(stands_by for _, stands_by in self._shards.values())
 
+    def replaying(self, windows: Mapping[str, tuple[datetime, datetime]]) -> None:
+        """Which windows are replayed just now, by source."""
+        self.replays = windows
+
     def partitions(self) -> dict[str, PartitionReport]:
         """By `source/partition`."""
         now = self._clock()

@@ -65,6 +65,8 @@ _LOOK_UP_BY = "PYSPARK_DRIVER_PYTHON"
 _JAVA_OPTIONS = (
     "-Xss16m -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-DontCompileHugeMethods"
     " -XX:-UsePerfData -XX:+ExitOnOutOfMemoryError -XX:+DisplayVMOutputToStderr"
+    # Spark makes a class for each new query: the 48 MB that one compiler has by itself were full after a few hundred.
+    " -XX:ReservedCodeCacheSize=192m"
 )
 
 

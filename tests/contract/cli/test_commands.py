@@ -49,7 +49,7 @@ version: 1
 name: shop
 state: {dsn: "${PG_DSN}"}
 server: {listen: "127.0.0.1:0"}
-spark: {master: "local[2]"}
+spark: {master: "local[4]"}
 sources:
   shop: {type: postgres, dsn: "${PG_DSN}", tables: [public.orders]}
 subscriptions:

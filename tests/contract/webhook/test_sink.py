@@ -595,6 +595,7 @@ def test_shared_bodies_are_those_that_each_job_would_have_made(
         return real(some, *how)
 
     monkeypatch.setattr(body, "render_column", render)
+    monkeypatch.setattr(dispatch, "PIECE_ROWS", 2)
     rows = events(6).combine_chunks().to_batches()[0]
     specs = [spec_for(receiver.url, name=name, body=style) for name, style in (("a", "standard"), ("b", "cloudevents"))]
     numbers = {"a": np.array([0, 2, 4, 5]), "b": np.array([1, 2, 4])}
@@ -651,3 +652,20 @@ def test_not_all_of_a_thousand_subscriptions_send_to_one_host_at_once(
     assert {one.outcome.fate for one in sink.deliver(jobs, 10)} == {Fate.DONE}
     assert len(receiver.got) == 40
     assert 1 < most <= 5
+
+
+def test_what_had_to_wait_for_others_of_its_host_until_the_end_is_not_sent_at_all(
+    receiver: Receiver, sink: WebhookSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GIVEN a host that takes one at a time, slowly WHEN the time is over THEN no request is begun to be cut off."""
+    monkeypatch.setattr(sinks, "JOBS_PER_HOST_MAX", 1)
+
+    async def answer(_: Got) -> int:
+        await asyncio.sleep(0.4)
+        return 200
+
+    receiver.answer = answer
+    jobs = [Job(spec_for(receiver.url, name=f"s{n}"), events(1)) for n in range(4)]
+    fates = [one.outcome.fate for one in sink.deliver(jobs, 0.3, 5.0)]
+    assert (fates.count(Fate.DONE), fates.count(Fate.UNFINISHED)) == (1, 3)
+    assert len(receiver.got) == 1

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from evermark.app.run import Pipeline
-from evermark.config.spark_master import require_local_master
+from evermark.config.spark_master import require_local_master, require_slots
 from evermark.errors import ConfigError
 from tests.unit.config.config_file import read, source
 
@@ -65,3 +65,15 @@ def test_up_refuses_a_cluster_before_it_starts_anything(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="do not see the log"):
         Pipeline(config).run()
     assert not config.data.exists()
+
+
+def test_a_master_without_a_slot_beside_its_lanes_is_refused() -> None:
+    """A lane takes a slot for as long as it lives: a job would wait for one for ever."""
+    for master in ("local", "local[3]", "local-cluster[3,1,1024]"):
+        with pytest.raises(ConfigError, match=r"4 are needed with spark\.lanes: 1"):
+            require_slots(master, {}, 1)
+    with pytest.raises(ConfigError, match="has 8 slots; 10 are needed"):
+        require_slots("local[16,4]", {"spark.master": "local[8]"}, 4)
+    for master in ("local[4]", "local[16,4]", "local-cluster[2,2,1024]", "spark://somewhere:7077"):
+        require_slots(master, {}, 1)
+    require_slots("local[10]", {}, 4)

@@ -41,7 +41,9 @@ def spread(placed: Placed, outside: Mapping[str, CursorVector], groups: Mapping[
     group where that stands, and joins the other when it has come level.
     """
     first = groups[FIRST]
-    after = {shard: groups.get(shard) or Group(0, frozenset(), first.cursors) for shard in range(shards)}
+    # No version comes back: work that began with a shard that is gone must not be settled in its successor.
+    newest = max(group.version for group in groups.values())
+    after = {shard: groups.get(shard) or Group(newest, frozenset(), first.cursors) for shard in range(shards)}
     moved: dict[str, tuple[SubscriptionRecord, int]] = {}
     left: dict[str, CursorVector] = {}
     changed: set[int] = set()
@@ -63,4 +65,6 @@ def spread(placed: Placed, outside: Mapping[str, CursorVector], groups: Mapping[
         moved[name] = (out_of_group(record, MOVED), to)
     for shard in changed & after.keys():
         after[shard] = replace(after[shard], version=after[shard].version + 1)
+    if groups.keys() - after.keys():
+        after[FIRST] = replace(after[FIRST], version=newest + 1)
     return Spread(after, moved, left, frozenset(after.keys() - groups.keys()))

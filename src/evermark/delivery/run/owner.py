@@ -50,6 +50,7 @@ class DeliveryLimits:
     again_after_s: float = 1.0  # after a failure that passes by itself
     # A step that has not ended by then posts to a slow receiver; its epoch is old when it comes back.
     end_s: float = 5.0
+    live_end_s: float = 15.0  # the same for what is being handed over: thousands of requests take seconds
     handover: HandoverLimits = field(default_factory=HandoverLimits)
     follow: FollowLimits = field(default_factory=FollowLimits)
     bot_views: ViewLimits = field(default_factory=ViewLimits)
@@ -195,6 +196,8 @@ class DeliveryOwner:
             store.spread(self.shards, epoch)
             self._register(epoch)
             store.bots.forget_users(epoch)
+        elif not self._is_there(held):
+            return
         log, deliverer, lock = works.log, works.deliverer, runtime.lock
         bot_views = BotViews(store.bots, log.files, epoch, works.memberships, lock=lock(), limits=limits.bot_views)
         live = LiveGroup(store, deliverer, epoch, now, news.by_group, bot_views, lock(), limits.handover)
@@ -210,14 +213,30 @@ class DeliveryOwner:
         finally:
             self._live = None  # before any wait: batches handed over from here on are another's work
             ended.set()
-            deadline = runtime.monotonic() + limits.end_s
             # What is being posted just now is settled under this lease, and not posted again under the next.
-            if live.lock.acquire(timeout=limits.end_s):
+            if live.lock.acquire(timeout=limits.end_s if held.lost.is_set() else limits.live_end_s):
                 live.lock.release()
+            deadline = runtime.monotonic() + limits.end_s
             for task in beside:
                 task.join(max(0.0, deadline - runtime.monotonic()))
             for task in self._turns:  # each works for subscriptions that nobody else may work for meanwhile
                 task.join()
+
+    def _is_there(self, held: HeldLease) -> bool:
+        """Wait until there is such a shard: its maker, the owner of the first, may be told of fewer."""
+        said = False
+        while not any_set((self._stopping, held.lost)):
+            try:
+                self.works.store.group()
+            except NotFoundError as error:
+                if not said:
+                    self._log.info("standing by", reason=error.message)
+                    self.news.standby()
+                said = True
+                self._runtime.wait(self.limits.again_after_s, self._stopping, held.lost)
+            else:
+                return True
+        return False
 
     def _begin_beside(self, epoch: int, bot_views: BotViews, follower: Follower, ends: Ends) -> list[Task]:
         works, runtime, limits, news = self.works, self._runtime, self.limits, self.news
@@ -286,6 +305,8 @@ class DeliveryOwner:
                 self._serve(follower, ends)
             except (ConflictError, NotFoundError) as error:
                 self._log.info("follower looks again", error=error)
+                if self.shard != FIRST and not self._still_there():
+                    return  # it is stood by for
             except EvermarkError as error:
                 if action_for(error) is not Action.RETRY:
                     raise
@@ -293,6 +314,9 @@ class DeliveryOwner:
                 self._runtime.wait(self.limits.again_after_s, *ends)
             if not moved:
                 self._runtime.wait(self.limits.follow_every_s, self._wake, *ends)
+
+    def _still_there(self) -> bool:
+        return self.shard in self.works.store.groups()
 
     def _serve(self, follower: Follower, ends: Ends) -> None:
         if self._draining.is_set():

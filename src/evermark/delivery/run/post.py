@@ -83,6 +83,7 @@ class Posting:
         held = {name: Counter(keys) for name, keys in self.options.held.items()}
         room = {one.spec.name: one.parked_room for one in self.assignments if one.parked_room is not None}
         so_far = _SoFar(held, room)
+        own_s = 0.0
         pieces: Iterator[tuple[list[Job], Late]]
         if found is not None:
             pieces = map(self._jobs, found)
@@ -93,7 +94,9 @@ class Posting:
             read_ahead = map(self._jobs, read(paths_of(self.assignments), places))
             pieces = ahead(read_ahead, depth=1, low_priority=self.options.historical)
         for jobs, late in pieces:
-            rows = list(self._send(jobs, late, so_far, max(0.0, deadline - time.monotonic())))
+            # Of thousands each waits for its turn in this process: no fault of its receiver.
+            own_s = max(own_s, _OWN_S_PER_JOB * (len(jobs) - _FEW))
+            rows = list(self._send(jobs, late, so_far, max(0.0, deadline + own_s - time.monotonic())))
             if rows:
                 yield rows
             if len(so_far.stopped) == len(self.assignments):
@@ -163,8 +166,6 @@ class Posting:
         for name in late.keys() - specs.keys() - so_far.stopped:
             yield from with_expired(name, places[name], [], late[name])
         began = time.monotonic()
-        # Of thousands each waits for its turn in this process: no fault of its receiver.
-        left_s += _OWN_S_PER_JOB * max(0, len(going) - _FEW)
         for results in Sinks().deliver_each(going, left_s, self.options.grace_s, self.options.slack_s):
             took_s = time.monotonic() - began
             name = results[0].subscription

@@ -34,7 +34,7 @@ from evermark.delivery.decide.retry import LIMITS, EndpointLimits
 from evermark.delivery.store import queries
 from evermark.delivery.store.postgres_bots import PostgresBots, decide_anew_who_waits
 from evermark.delivery.store.postgres_parked import PostgresParked, park, parked_by, storable
-from evermark.errors import FormatError, NotFoundError
+from evermark.errors import BusyError, FormatError, NotFoundError
 from evermark.state import counters
 from evermark.state.connection import Connection, State
 
@@ -328,20 +328,25 @@ def _shard_of(conn: Connection, subscription: str) -> int | None:
 
 def _lock_group_of(conn: Connection, subscription: str) -> int:
     """Lock the group of the shard that a subscription is in until the transaction ends; the first one's for none."""
-    while True:
-        shard = _shard_of(conn, subscription)
-        conn.execute(queries.LOCK_GROUP, (shards.FIRST if shard is None else shard,))
-        if _shard_of(conn, subscription) == shard:  # it may have moved while the lock was waited for
-            return shards.FIRST if shard is None else shard
+    shard = _shard_of(conn, subscription) or shards.FIRST
+    conn.execute(queries.LOCK_GROUP, (shard,))
+    if (_shard_of(conn, subscription) or shards.FIRST) != shard:
+        raise _moved(subscription)
+    return shard
 
 
 def _lock_group_to_be(conn: Connection, subscription: str) -> int:
     """The same for a subscription that is to be added."""
-    while True:
-        shard = shards.shard_of(subscription, _count(conn))
-        conn.execute(queries.LOCK_GROUP, (shard,))
-        if shards.shard_of(subscription, _count(conn)) == shard:
-            return shard
+    shard = shards.shard_of(subscription, _count(conn))
+    conn.execute(queries.LOCK_GROUP, (shard,))
+    if shards.shard_of(subscription, _count(conn)) != shard:
+        raise _moved(subscription)
+    return shard
+
+
+def _moved(subscription: str) -> BusyError:
+    """To lock the other group, too, could wait for whoever locks them in their order."""
+    return BusyError(f"{subscription!r} was just moved to another shard of delivery", hint="try again in a moment")
 
 
 def _count(conn: Connection) -> int:

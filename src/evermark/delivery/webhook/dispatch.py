@@ -184,10 +184,12 @@ class Dispatch:
 
     def _fill(self) -> None:
         """Render the next few rows and put them into their lines."""
-        if self._job.bodies is not None:
-            self._fill_with(self._job.bodies)
-            return
         start, rows = self._next_row, self._piece_rows
+        if (made := self._job.bodies) is not None:
+            end = min(self._size, start + rows)
+            bad = {row - start: why for row, why in made.bad.items() if start <= row < end}
+            self._fill_with(Bodies(made.idents[start:end], made.bodies[start:end], bad))
+            return
         piece = self._job.events.slice(start, rows)
         while rows > 1 and piece.nbytes > PIECE_BYTES_MAX // self._jobs:
             rows //= 2

@@ -129,8 +129,11 @@ async def _deliver(
     outcome = Outcome(work.subscription, Fate.UNFINISHED, reason=cut)
     try:
         async with gates.of(work.host) as waited_s:
-            await work.run(max(0.0, deadline_s - waited_s), grace_s)
-        outcome = work.outcome
+            if waited_s < deadline_s:
+                await work.run(deadline_s - waited_s, grace_s)
+                outcome = work.outcome
+            else:  # nothing of it was sent
+                outcome = replace(outcome, reason="others that send to its host took all the time")
     except Exception as problem:  # noqa: BLE001 - one subscription's trouble must not become another's
         outcome = replace(outcome, reason=f"sending failed: {type(problem).__name__}")
     finally:  # also when it is cancelled

@@ -90,13 +90,13 @@ class MongoSettings(SourceConfig):
             self.full_documents,
             self.before_images,
             self.start == "oldest",
-            {self._stream(c): HiddenFields(c.exclude, c.hash) for c in self.collections if c.exclude or c.hash},
+            {self.stream_of(c): HiddenFields(c.exclude, c.hash) for c in self.collections if c.exclude or c.hash},
         )
 
     def streams_named(self) -> frozenset[str]:
-        return frozenset(map(self._stream, self.collections))
+        return frozenset(map(self.stream_of, self.collections))
 
-    def _stream(self, collection: CollectionSettings) -> str:
+    def stream_of(self, collection: CollectionSettings) -> str:
         return collection.name if self.database is None else f"{self.database}.{collection.name}"
 
     def listed(self) -> dict[str, Any]:

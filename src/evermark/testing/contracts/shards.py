@@ -91,6 +91,21 @@ class ShardContract:
         assert store.join(name, epoch)
         assert store.group().members == FIRST | {name}
 
+    def test_the_version_of_a_shard_never_comes_back(self, store: DeliveryStore, take: TakeLease) -> None:
+        """GIVEN work of a shard that is closed and made anew WHEN it is settled THEN it counts for no new member."""
+        epoch, second, other = self.two_shards(store, take)
+        work = second.group()
+        store.spread(1, epoch)
+        closed = store.group()
+        store.spread(2, epoch)
+        assert second.group().version > work.version
+        assert store.group().version >= closed.version > work.version
+        second.settle_group(
+            GroupWork(P0, Cursor(0), Cursor(1), work.members, work.version), list(map(done, SECOND)), T0, other
+        )
+        assert second.group().members == frozenset()
+        assert set(store.cursors_outside()) == SECOND
+
     def test_work_that_began_before_a_move_does_not_count_for_who_moved(
         self, store: DeliveryStore, take: TakeLease
     ) -> None:

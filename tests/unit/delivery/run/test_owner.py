@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -54,8 +55,8 @@ class Scene:
             lambda *_: 0,
             2,
         )
-        candidate = Candidate(self.leases, Holder("me", "host", "boot", 1, "1"), self.runtime, log)
-        self.owner = DeliveryOwner(works, cast("Any", self), candidate)
+        self.candidate = Candidate(self.leases, Holder("me", "host", "boot", 1, "1"), self.runtime, log)
+        self.owner = DeliveryOwner(works, cast("Any", self), self.candidate)
 
     def report(self) -> None:
         self.reports += 1
@@ -224,3 +225,26 @@ def test_while_delivery_drains_no_turn_begins_and_the_group_goes_on(monkeypatch:
     assert len(turns) == 1
     assert drained_at[0] - turns[0] >= 3.0
     assert len(handed_over) > 10
+
+
+def test_the_owner_of_a_shard_stands_by_until_there_is_such_a_shard() -> None:
+    """GIVEN a second shard that nobody has made WHEN its owner begins THEN it says once that it stands by, and delivers
+    when the shard is there; and stands by again when it is gone.
+    """
+    scene = Scene()
+    works = replace(scene.owner.works, store=scene.store.of_shard(1))
+    scene.owner = DeliveryOwner(works, cast("Any", scene), scene.candidate, shard=1, shards=2)
+    first = scene.leases.acquire(DELIVER_LEASE, Holder("other", "host", "boot", 2, "2"), 1e9)
+    assert first is not None
+
+    def changes() -> None:
+        scene.runtime.wait(10.0)
+        assert scene.events() == ["standing by"]
+        scene.store.spread(2, first.epoch)
+        scene.runtime.wait(10.0)
+        assert scene.events() == ["standing by", "delivering"]
+        scene.store.spread(1, first.epoch)
+
+    scene.runtime.spawn("changes", changes)
+    scene.run(40.0)
+    assert scene.events() == ["standing by", "delivering", "follower looks again", "standing by"]
