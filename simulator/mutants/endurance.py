@@ -117,7 +117,6 @@ ENDURANCE: tuple[Mutant, ...] = (
         "queue-expiry-uncounted",
         "what expires in the queue is not counted",
         ((MemoryParked, "expire", _expire_uncounted),),
-        300,
-        236,
+        first=9,
     ),
 )

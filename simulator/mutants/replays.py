@@ -163,7 +163,7 @@ REPLAYS: tuple[Mutant, ...] = (
         "control-asks-again",
         "a control event that is found again asks again",
         ((MemoryReplays, "register", _asks_each_time),),
-        first=15,
+        first=11,
     ),
     Mutant(
         "ended-when-unwell",
