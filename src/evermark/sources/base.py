@@ -109,6 +109,11 @@ class Gap(Protocol):
     def position(self) -> str:
         """Where reading goes on once the gap is closed; no event at or after it is in a piece."""
 
+    def covers(self, stream: str) -> bool:
+        """Whether the pieces would have the stream's records if there were any. Of a stream that is not read any more
+        they have none, which says nothing about its records."""
+        return True
+
     def read(self, piece: Slice) -> Iterator[pa.RecordBatch]:
         """Events as `evermark.event.TAKEN`; their positions say only in which order they happened."""
 

@@ -70,7 +70,9 @@ def differences(spark: SparkSession, gap: Gap, paths: Sequence[str], partition: 
     logged = files_frame(spark, paths).where(f"op in ({_RECORD_OPS})")
     # A truncate stands in one partition, and ends the records of all.
     mine = logged.where(f"partition = {partition} or op = 'truncate'")
-    names = {row[0] for row in mine.select("stream").distinct().collect()} | {p.detail["stream"] for p in gap.pieces}
+    known = {row[0] for row in mine.select("stream").distinct().collect()}
+    # A stream that is not chosen any more has no piece: its records are not gone, they are not looked at.
+    names = {name for name in known if gap.covers(name)} | {piece.detail["stream"] for piece in gap.pieces}
     parts = []
     for name in sorted(names):
         implied = implied_table(spark, mine.where(mine["stream"] == name)).select("key", "payload")

@@ -159,6 +159,49 @@ def test_collections_and_databases_that_go_are_told(mongo_server: MongoReplicaSe
     ]  # fmt: skip
 
 
+def test_reading_goes_on_behind_a_dropped_database(mongo_server: MongoReplicaSet, database: Db) -> None:
+    """GIVEN a batch that ends with the end of a stream WHEN reading begins there THEN it goes on behind it."""
+    with source_of(mongo_server, database.name) as source:
+        start = source.earliest(0)
+        database["orders"].insert_one({"_id": 1})
+        database.client.drop_database(database.name)
+        rows, end = read_all(source, 0, start)
+        assert json.loads(rows[-1]["payload"]) == {"kind": "invalidate"}
+        assert read_all(source, 0, end) == ([], end)
+        database["orders"].insert_one({"_id": 2})
+        asked, _ = read_all(source, 0, end)
+        sent, _ = fed(source, {0: end}, 1)
+    assert [row["key"] for row in asked] == ["2"]
+    assert sent[0] == asked
+
+
+def test_changes_that_come_again_under_another_choice_are_known_by_their_ids(
+    mongo_server: MongoReplicaSet, database: Db
+) -> None:
+    """GIVEN a logged transaction WHEN a collection is added to the choice THEN what comes again of it is looked for."""
+    name = database.name
+    with source_of(mongo_server, name, collections=(f"{name}.orders",)) as before:
+        start = before.earliest(0)
+        with database.client.start_session() as session, session.start_transaction():
+            for number in range(3):
+                database["users"].insert_one({"_id": number}, session=session)
+                database["orders"].insert_one({"_id": number}, session=session)
+        logged, end = read_all(before, 0, start)
+    assert len(logged) == 3
+    with source_of(mongo_server, name, collections=(f"{name}.orders", f"{name}.users")) as source:
+        assert source.may_repeat_from(0, end) == end, "only where reading began"
+        source.begin(0, end)
+        database["orders"].insert_one({"_id": "later"})
+        rows, later = read_all(source, 0, end)
+        again = {row["event_id"] for row in rows} & {row["event_id"] for row in logged}
+        assert again, "it comes again, at other positions"
+        since = source.may_repeat_from(0, end)
+        assert again <= {row["event_id"] for row in logged if row["position"] >= since}
+        assert source.may_repeat_from(0, later) == later
+        source.begin(0, later)
+        assert source.may_repeat_from(0, later) <= later
+
+
 def test_only_chosen_collections_are_read(mongo_server: MongoReplicaSet, database: Db) -> None:
     """GIVEN collections of two databases WHEN some are chosen THEN the others' changes do not come."""
     name = database.name

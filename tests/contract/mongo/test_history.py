@@ -8,12 +8,16 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pymongo
 import pytest
+from pymongo.monitoring import CommandListener, CommandStartedEvent
 
-from evermark.errors import BusyError, EvermarkError, GapError, IdentityError, SetupError
+from evermark.errors import BusyError, EvermarkError, GapError, IdentityError, SetupError, UnreachableError
 from evermark.event import Seen
 from evermark.sources.base import Limit
+from evermark.sources.mongo.changes import Changes
 from evermark.sources.mongo.positions import Position
+from evermark.sources.mongo.values import Document
 from evermark.testing import mongods
 from evermark.testing.mongods import MongoReplicaSet, mongo_replica_set
 from evermark.testing.until import until
@@ -105,8 +109,9 @@ def test_an_idle_partition_moves_on_with_the_oplog(forgetful: MongoReplicaSet, m
             until(lambda: feed.next() is None, "the stream is open")
             time_before = source.earliest(0)
             forget(forgetful, time_before)
+            forgotten = source.earliest(0)  # the oplog may have forgotten more than it was to
             moved = until(
-                lambda: next((s.end() for s in [feed.next()] if s and s.end() > time_before), None),
+                lambda: next((s.end() for s in [feed.next()] if s and s.end() > forgotten), None),
                 "it moves on",
                 timeout_s=60,
             )
@@ -143,6 +148,48 @@ def test_a_deployment_that_lacks_our_last_event_is_another_one(
         with pytest.raises(IdentityError, match="does not have the last change") as refused:
             source.check({0: end}, {0: seen(row["event_id"][:-1] + "!")})
         assert refused.value.partition == 0
+
+
+def test_a_server_that_is_silent_is_not_another_one(
+    mongo_server: MongoReplicaSet, mongo_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GIVEN a server that says nothing WHEN the last event is looked for THEN it is asked again later."""
+    with source_of(mongo_server, mongo_database) as source, mongo_server.client() as client:
+        start = source.earliest(0)
+        client[mongo_database]["orders"].insert_one({"_id": 1})
+        (row,), end = read_all(source, 0, start)
+        monkeypatch.setattr("evermark.sources.mongo.source._SILENCE_S_MAX", 0.0)
+        monkeypatch.setattr(Changes, "next", lambda _: None)
+        with pytest.raises(UnreachableError, match="gave nothing"):
+            source.check({0: end}, {0: seen(row["event_id"])})
+
+
+def test_the_last_event_is_found_at_the_end_of_a_large_transaction(
+    mongo_server: MongoReplicaSet, mongo_database: str
+) -> None:
+    """GIVEN a transaction of thousands WHEN its last event is looked for THEN not every one costs an answer."""
+    with source_of(mongo_server, mongo_database) as source, mongo_server.client() as client:
+        start = source.earliest(0)
+        with client.start_session() as session, session.start_transaction():
+            documents = [{"_id": number} for number in range(3000)]
+            client[mongo_database]["orders"].insert_many(documents, session=session)
+        rows, end = read_all(source, 0, start)
+        asked = _Asked()
+        monitored = pymongo.MongoClient(mongo_server.url, document_class=Document, event_listeners=[asked])
+        source._opened = monitored
+        source.check({0: end}, {0: seen(rows[-1]["event_id"])})
+    assert asked.answers < 100
+
+
+class _Asked(CommandListener):
+    answers = 0
+
+    def started(self, event: CommandStartedEvent) -> None:
+        self.answers += event.command_name == "getMore"
+
+    def succeeded(self, event: object) -> None: ...
+
+    def failed(self, event: object) -> None: ...
 
 
 def test_a_deployment_behind_its_checkpoint_is_another_one(mongo_server: MongoReplicaSet) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from contextlib import closing
 from typing import Any
 
 import psycopg
@@ -87,9 +88,9 @@ def as_role(dsn: str, role: str) -> Secret:
     return Secret(psycopg.conninfo.make_conninfo(dsn, user=role, password="p"))
 
 
-def piece(at: Scene) -> Slice:
+def piece(at: Scene, start: str | None = None) -> Slice:
     """All there is."""
-    start = at.source.earliest(0)
+    start = start or at.source.earliest(0)
     (flush,) = at.db.execute("select pg_current_wal_flush_lsn() - '0/0'::pg_lsn").fetchone() or (0,)
     return Slice(0, start, f"{start[:25]}{int(flush):016x}:{0:08x}")
 
@@ -170,13 +171,13 @@ def test_columns_and_rows_that_are_chosen(server: PostgresServer) -> None:
             ("insert", "2"), ("delete", "2"),
         ]  # fmt: skip
         # AND a column that came later is not published, and doctor says so, until install is run again
-        at.run("alter table users add column phone text", "insert into users values (9, 'b', 's', 'm', 1, '555')")
-        assert "555" not in str(at.all())
+        at.run("alter table users add column phone text", "insert into users values (9, 'b', 's', 'm', 1, 'phone 5')")
+        assert "phone 5" not in str(at.all())
         assert "column phone came after install" in findings(at)["tables"].found
         at.installation.install([], wait_s=10.0, say=lambda line: None, goes_on=True)
         assert "tables" not in findings(at)
-        at.run("insert into users values (10, 'b', 's', 'm', 1, '556')")
-        assert "556" in str(at.all())
+        at.run("insert into users values (10, 'b', 's', 'm', 1, 'phone 6')")
+        assert "phone 6" in str(at.all())
 
 
 def test_a_renamed_column_does_not_publish_what_was_to_be_hidden(server: PostgresServer) -> None:
@@ -195,6 +196,42 @@ def test_a_renamed_column_does_not_publish_what_was_to_be_hidden(server: Postgre
             assert [json.loads(row["payload"])["city"] for row in rows] == ["Ulm"] * 3
         at.run("insert into users values (4, 'a@b.c', 'Ulm', '1')")
         assert "a@b.c" not in str(at.drain())  # also when the rename is long past
+        # AND the file's new word holds as it is, and is remembered: zip was looked at, when the old one comes back
+        start = at.source.earliest(0)
+        for hashed, hidden in ((["email"], {"mail", "zip"}), (["mail"], {"mail"}), (["email"], {"mail"})):
+            table = at.settings.tables[0].model_copy(update={"hash": hashed})
+            settings = at.settings.model_copy(update={"tables": [table]})
+            at.run("update users set city = city where id = 3")
+            with closing(type(at.source)(settings.target(), at.source._open)) as source:
+                found = [row for batch in source.read(piece(at, start)) for row in batch.to_pylist()]
+            payload = json.loads(found[-1]["payload"])
+            assert {name for name, value in payload.items() if str(value).startswith("sha256:")} == hidden
+
+
+@pytest.mark.parametrize(
+    "renames",
+    [
+        ["rename email to email_old", "add column email text"],
+        ["rename email to x", "rename city to email", "rename x to city"],
+        ["rename email to mail", "rename name to email"],
+        ["drop column city", "rename email to email_old", "add column email text"],
+    ],
+    ids=["another of its name", "swapped", "an earlier one takes its name", "in place of one dropped"],
+)
+def test_a_hashed_name_that_goes_to_another_column_publishes_nothing(
+    server: PostgresServer, renames: list[str]
+) -> None:
+    """The file's column is still there by name; what was under it before stays hidden, and so in later versions."""
+    create = "create table users (id int primary key, name text, email text, city text)"
+    with scene(server, {"name": "public.users", "hash": ["email"]}, create=create) as at:
+        at.run("insert into users values (1, 'ann', 'a@b.c', 'Ulm')", "begin")
+        at.run(*(f"alter table users {each}" for each in renames), "commit", "update users set id = 1")
+        at.run("alter table users add column zip text", "update users set zip = '89073'")
+        for rows in (at.changes(), [row for row in at.drain() if row["op"] != "schema"]):
+            assert len(rows) == 3 and "a@b.c" not in str(rows)
+            assert json.loads(rows[2]["payload"])["zip"] == "89073"  # merely added, later
+        at.run("update users set zip = '89075'")
+        assert "a@b.c" not in str(at.drain())
 
 
 def test_a_renamed_table_stops_until_the_file_names_it(server: PostgresServer) -> None:
@@ -222,6 +259,34 @@ def test_a_renamed_table_stops_until_the_file_names_it(server: PostgresServer) -
         rows = [row for batch in source.read(piece(at)) for row in batch.to_pylist()]
         source.close()
         assert {row["stream"] for row in rows} == {"public.orders"}
+
+
+def test_tables_named_by_keywords_and_letters_of_any_kind(server: PostgresServer) -> None:
+    """As SQL takes them without quotes, or with: installed, read, and nothing for doctor to say."""
+    names = ["order.items", "public.user", "public.größe", 'public."Select"', '"a.b"."c""d"']
+    quoted = ['"order".items', 'public."user"', *names[2:]]
+    create = 'create schema "order"; create schema "a.b";' + "".join(
+        f"create table {name} (id int primary key);" for name in quoted
+    )
+    with scene(server, *names, create=create) as at:
+        at.run(*(f"insert into {name} values (1)" for name in quoted))
+        streams = [row["stream"] for row in at.changes()]
+        assert streams == ["order.items", "public.user", "public.größe", "public.Select", 'a.b.c"d']
+        assert "tables" not in findings(at)
+
+
+def test_what_is_dropped_before_it_is_taken_out(server: PostgresServer) -> None:
+    """As the docs say: a listed column cannot go alone, and what leaves the publication is a gap."""
+    create = ORDERS + "create table more (id int primary key)"
+    for drop in ("drop table more", "alter table orders drop column note cascade"):
+        chosen = {"name": "public.orders", "columns": ["id", "note"]}
+        with scene(server, chosen, "public.more", create=create) as at:
+            start = at.source.earliest(0)
+            with pytest.raises(psycopg.errors.DependentObjectsStillExist):
+                at.run("alter table orders drop column note")
+            at.run(drop)
+            with pytest.raises(GapError, match="was changed by somebody"):
+                at.source.check({0: start})
 
 
 def test_a_dropped_constraint_is_noticed_and_said(server: PostgresServer) -> None:

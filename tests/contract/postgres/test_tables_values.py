@@ -11,6 +11,7 @@ from typing import Any
 import psycopg
 
 from evermark.testing.servers import PostgresServer, drop_database, fresh_database
+from evermark.testing.until import until
 from tests.contract.postgres.tables_scene import made, scene
 
 TYPES = """
@@ -194,6 +195,31 @@ def test_generated_and_dropped_columns(server: PostgresServer) -> None:
         at.run("alter table g drop column gone", "insert into g values (2)")
         stored = {"twice": 4} if at.db.info.server_version >= 180000 else {}
         assert [json.loads(row["payload"]) for row in at.changes()] == [{"id": 2, **stored}]
+
+
+def test_a_composite_type_that_is_altered_while_it_is_read(server: PostgresServer) -> None:
+    """A reader that knows the old fields gives the value as text: nothing is dropped, and nothing stops."""
+    create = "create type pair as (a int, b bigint); create table p (id int primary key, v pair)"
+    with scene(server, "public.p", create=create) as at:
+        feed = at.source.follow(0, at.source.earliest(0), lambda: None)
+        found: list[Any] = []
+
+        def take(count: int) -> bool:
+            fed = feed.next()
+            if fed is not None:
+                rows = [row for batch in fed.batches() for row in batch.to_pylist()]
+                found.extend(json.loads(row["payload"])["v"] for row in rows if row["op"] == "insert")
+            return len(found) >= count
+
+        try:
+            at.run("insert into p values (1, row(1, 2))")
+            until(lambda: take(1), "the first row is sent", timeout_s=30)
+            at.run("alter type pair add attribute c text", "insert into p values (2, row(1, 2, 'x'))")
+            until(lambda: take(2), "the second row is sent", timeout_s=30)
+        finally:
+            feed.close()
+        assert found == [{"a": 1, "b": 2}, "(1,2,x)"]
+        assert json.loads(at.changes()[1]["payload"])["v"] == {"a": 1, "b": 2, "c": "x"}  # one that asks later
 
 
 def test_a_database_in_another_encoding(server: PostgresServer) -> None:

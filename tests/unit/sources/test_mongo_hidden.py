@@ -9,6 +9,8 @@ import pytest
 
 pytest.importorskip("pymongo", reason="no pymongo: no MongoDB source is tested. pip install 'evermark[mongo]'")
 
+from bson.dbref import DBRef
+
 from evermark.sources.mongo.hidden import HiddenFields
 
 
@@ -55,3 +57,29 @@ def test_the_changes_of_an_update_show_nothing_of_them(fields: Any, shown: Any) 
     """Paths of updates name a hidden field, a field inside it, or the document around it."""
     told = {"updatedFields": fields, "removedFields": ["password"]}
     assert FIELDS.in_update(told) == {"updatedFields": shown, "removedFields": ["password"]}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "shown"),
+    [
+        ("scores.2024", {"scores.2024": 1, "scores.2025": 2}, {"scores.2025": 2}),
+        ("scores.2024.points", {"scores.2024.points": 1, "scores.2024.n": 2}, {"scores.2024.n": 2}),
+        ("scores.2024.points", {"scores.2024": {"points": 1, "n": 2}}, {"scores.2024": {"n": 2}}),
+        ("scores.2024.points", {"scores.0.2024.points": 1}, {}),
+        ("scores.2024.points", {"scores.0": {"2024": {"points": 1}}}, {"scores.0": {"2024": {}}}),
+        ("2024", {"2024": 1, "a": 2}, {"a": 2}),
+    ],
+)
+def test_a_number_in_an_update_is_read_as_a_field_and_as_an_index(path: str, fields: Any, shown: Any) -> None:
+    """GIVEN a hidden field whose path has a number WHEN an update names it THEN it is hidden, in arrays too."""
+    assert HiddenFields(exclude=(path,)).in_update({"updatedFields": fields}) == {"updatedFields": shown}
+    hashed = HiddenFields(hash=("a.0",)).in_update({"updatedFields": {"a.0.0": "x"}})
+    assert hashed == {"updatedFields": {"a.0.0": sha("x")}}, "once, though both readings lead there"
+
+
+def test_a_reference_is_entered_as_a_document() -> None:
+    """GIVEN a DBRef with more fields WHEN one of them is hidden THEN it is not shown."""
+    document = {"owner": DBRef("users", 1, email="e", n=2)}
+    assert HiddenFields(exclude=("owner.email",)).in_document(document) == {
+        "owner": {"$ref": "users", "$id": 1, "n": 2}
+    }

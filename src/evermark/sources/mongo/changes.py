@@ -67,10 +67,9 @@ class Changes:
         *,
         thin: bool = False,
         await_ms: int = AWAIT_MS,
-        batch_size: int | None = None,
     ) -> None:
         self._client, self._place, self._target = client, place, target
-        self._thin, self._await_ms, self._batch_size = thin, await_ms, batch_size
+        self._thin, self._await_ms = thin, await_ms
         self._next = start
         self._careful = False  # single events are asked for, to find the one that is too large
         self._stream: ChangeStream[Any] | None = None
@@ -102,9 +101,12 @@ class Changes:
                 change = self._placed(event)
                 if self._careful:
                     self.close()
-            if change is not None and change.position >= self._next:  # not before the position where reading began
+            if change is None:
+                continue
+            if change.position >= self._next:  # not before the position where reading began
                 self._passed(change)
                 return change
+            self._leave_ended(change)
 
     def __enter__(self) -> Self:
         return self
@@ -132,7 +134,7 @@ class Changes:
             full_document=None if self._thin else _AFTER[self._target.after],
             full_document_before_change=None if self._thin else _BEFORE[self._target.before],
             max_await_time_ms=self._await_ms,
-            batch_size=1 if self._careful else self._batch_size,
+            batch_size=1 if self._careful else None,
             **where,
         )
         return stream
@@ -148,6 +150,10 @@ class Changes:
     def _passed(self, change: Change) -> None:
         self.whole_to = max(self.whole_to, Position(change.position.time) if change.in_transaction else change.end)
         self._next = change.end
+        self._leave_ended(change)
+
+    def _leave_ended(self, change: Change) -> None:
+        """The server gives nothing after an `invalidate`, and refuses to go on from its token."""
         if change.operation == "invalidate":
             self.close()
             self._begin_at(Position(change.position.time + 1))

@@ -49,10 +49,13 @@ def open_client(url: Hidden) -> Client:
     try:
         return pymongo.MongoClient(text, document_class=Document, appname="evermark", **_defaults(text))
     except (driver.PyMongoError, ValueError) as error:
+        if (failed := _failed_lookup(error)) is not None:
+            raise _unknown_hosts(failed, f"opening MongoDB at {where(text)}") from None
         # The driver's own text may quote the part of the url that it could not read.
         raise ConfigError(
             f"the url of MongoDB at {where(text)} cannot be used ({type(error).__name__})",
-            hint="mongodb://user:password@host:27017/?replicaSet=name; write : / @ % in a password as %3A %2F %40 %25",
+            hint="mongodb://user:password@host:27017/?replicaSet=name;"
+            " write : / ? @ % in a password as %3A %2F %3F %40 %25",
         ) from None
 
 
@@ -68,8 +71,10 @@ def _defaults(url: str) -> dict[str, Any]:
 
 def where(url: str) -> str:
     """The hosts of a url; never its user or password."""
-    rest = url.partition("://")[2]
-    return rest.partition("?")[0].rpartition("@")[2].partition("/")[0][:200] or "an unreadable url"
+    place, _, options = url.partition("://")[2].partition("?")
+    if "@" in options:  # a password with a bare ? in it, perhaps: what stands before it may be its beginning
+        return "an unreadable url"
+    return place.rpartition("@")[2].partition("/")[0][:200] or "an unreadable url"
 
 
 def translate(error: Exception, place: str, doing: str) -> EvermarkError:
@@ -105,9 +110,26 @@ def translate(error: Exception, place: str, doing: str) -> EvermarkError:
         return UnreachableError(text, hint="is it up, and reachable? has the set a primary?")
     if isinstance(error, driver.PyMongoError) and error.has_error_label("ResumableChangeStreamError"):
         return UnreachableError(text, hint="the stream is opened again where the log ends")
+    if (failed := _failed_lookup(error)) is not None:
+        return _unknown_hosts(failed, f"{doing} at {place}")
     if isinstance(error, driver.ConfigurationError):
         return SetupError(f"{doing} at {place}: {type(error).__name__}", hint="check the options of the url")
     return EvermarkError(f"{text} [{code or type(error).__name__}]")
+
+
+def _failed_lookup(error: Exception) -> BaseException | None:
+    """What failed when the hosts of a mongodb+srv url were asked for: the driver calls all of that a wrong setting."""
+    # Some versions of the driver hide the cause; it is the context all the same.
+    cause = error.__cause__ or error.__context__ if isinstance(error, driver.ConfigurationError) else None
+    is_lookup = isinstance(cause, OSError) or type(cause).__module__.partition(".")[0] == "dns"
+    return cause if is_lookup else None
+
+
+def _unknown_hosts(failed: BaseException, doing: str) -> UnreachableError:
+    return UnreachableError(
+        f"{doing}: its hosts cannot be looked up in DNS ({type(failed).__name__})",
+        hint="is the name in the url right, and does it have SRV records? is the DNS server up?",
+    )
 
 
 @contextmanager

@@ -99,16 +99,18 @@ class SharedFeed:
     # the thread that reads
 
     def _run(self) -> None:
-        changes = self._open_at(min(part.start for part in self._parts.values()))
         try:
-            while not self._closed:
-                self._take_in(changes.next(), changes)
+            with self._changed:
+                start = min((part.start for part in self._parts.values()), default=None)
+            if start is None:  # all of them left before it began
+                return
+            with self._open_at(start) as changes:  # the client may fail to find its servers
+                while not self._closed:
+                    self._take_in(changes.next(), changes)
         except EvermarkError as error:
             self._fail(error)
         except Exception as error:  # noqa: BLE001 - told to the loop that reads
             self._fail(EvermarkError(f"following changes: {type(error).__name__}: {error}"[:500]))
-        finally:
-            changes.close()
 
     def _take_in(self, change: Change | None, changes: Changes) -> None:
         rows = change.rows(self._target) if change is not None else ()

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bson.dbref import DBRef
+
 from evermark.sources.mongo.values import as_json
 
 _GONE = object()
@@ -32,7 +34,7 @@ class HiddenFields:
         if values is None:
             return description
         for path, change in self._changes():
-            found = {name: _changed_at(name, value, path, change) for name, value in values.items()}
+            found = {name: _changed_at(name.split("."), value, path, change) for name, value in values.items()}
             values = {name: value for name, value in found.items() if value is not _GONE}
         return {**description, "updatedFields": values}
 
@@ -49,6 +51,8 @@ def _hashed(value: Any) -> Any:
 
 
 def _changed(value: Any, path: Sequence[str], change: _Change) -> Any:
+    if isinstance(value, DBRef):
+        value = dict(value.as_doc())
     if isinstance(value, list):
         return [_changed(each, path, change) for each in value]
     if not isinstance(value, dict) or path[0] not in value:
@@ -59,10 +63,21 @@ def _changed(value: Any, path: Sequence[str], change: _Change) -> Any:
     }
 
 
-def _changed_at(name: str, value: Any, path: Sequence[str], change: _Change) -> Any:
-    parts = [part for part in name.split(".") if not part.isdigit()]
-    if parts[: len(path)] == list(path):
+def _changed_at(parts: Sequence[str], value: Any, path: Sequence[str], change: _Change) -> Any:
+    rests = _rests(parts, path)
+    if () in rests:
         return change(value)
-    if parts == list(path[: len(parts)]):
-        return _changed(value, path[len(parts) :], change)
+    for rest in sorted(rests):
+        value = _changed(value, rest, change)
     return value
+
+
+def _rests(parts: Sequence[str], path: Sequence[str]) -> set[tuple[str, ...]]:
+    """What is left of the path where an update's name leads to; empty: for the field itself, or inside it.
+
+    A number in the name is an array's index or a field's name, and the update does not say which: it is read as both.
+    """
+    if not parts or not path:
+        return {tuple(path)}
+    as_field = _rests(parts[1:], path[1:]) if parts[0] == path[0] else set()
+    return as_field | (_rests(parts[1:], path) if parts[0].isdigit() else set())

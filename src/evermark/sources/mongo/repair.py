@@ -42,6 +42,9 @@ class DocumentsGap(Gap):
     def position(self) -> str:
         return Position(self.time + 1).text(self.target.partitions)
 
+    def covers(self, stream: str) -> bool:
+        return self.target.wants(stream)
+
     def positions(self, first: int, count: int) -> pa.Array:
         """Ordinals of the cluster time that the documents are shown at: the log has no event of it."""
         return pa.array([Position(self.time, first + number).text(self.target.partitions) for number in range(count)])

@@ -46,6 +46,7 @@ class MongoChanges(Source):
         self._opened: Client | None = None
         self._shared: SharedFeed | None = None
         self._confirmed: dict[int, str] = {}
+        self._began: dict[int, str] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.target,)
@@ -115,6 +116,17 @@ class MongoChanges(Source):
 
     def read(self, piece: Slice) -> Iterator[pa.RecordBatch]:
         return batched(self._rows(piece))
+
+    def begin(self, partition: int, position: str) -> None:
+        self._began[partition] = position
+
+    def may_repeat_from(self, partition: int, position: str) -> str:
+        """Ordinals count the changes of chosen collections. Where reading began the choice may have been another one:
+        changes of that cluster time that the log has may stand at later ordinals now."""
+        began, at = self._began.get(partition), Position.parse(position)
+        if began is None or Position.parse(began).time != at.time:
+            return position
+        return self._text(Position(at.time))
 
     def follow(self, partition: int, position: str, wake: Callable[[], None]) -> Feed:
         if self._shared is None or not self._shared.joinable:
@@ -199,10 +211,11 @@ class MongoChanges(Source):
 
     def _require_history(self, after: Mapping[int, str]) -> None:
         for partition, start in sorted(_parsed(after).items(), key=lambda each: each[1]):
+            # From the beginning of the cluster time: its first change will do, and the server's first answer has it,
+            # while those before the ordinal may be a million of a transaction.
+            at = Position(start.time)
             try:
-                with Changes(
-                    self.client, self._place, self.target, start, thin=True, await_ms=_BRIEF_MS, batch_size=1
-                ) as changes:
+                with Changes(self.client, self._place, self.target, at, thin=True, await_ms=_BRIEF_MS) as changes:
                     changes.next()
             except GapError as error:
                 error.partition = partition
@@ -213,19 +226,19 @@ class MongoChanges(Source):
         at = time_of_event(seen.event_id)
         if at is None:
             return
-        everything = replace(
-            self.target, collections=()
-        )  # the event's collection may be one that is not chosen any more
-        deadline = time.monotonic() + _SILENCE_S_MAX
+        # The event's collection may be one that is not chosen any more.
+        everything, heard_at = replace(self.target, collections=()), time.monotonic()
         try:
-            with Changes(
-                self.client, self._place, everything, Position(at), thin=True, await_ms=_BRIEF_MS, batch_size=1
-            ) as changes:
-                while changes.whole_to.time <= at and time.monotonic() < deadline:
+            with Changes(self.client, self._place, everything, Position(at), thin=True, await_ms=_BRIEF_MS) as changes:
+                while changes.whole_to.time <= at:
                     change = changes.next()
                     if change is None and changes.whole_to > Position(at):
                         break
-                    if change is None or change.position.time != at:
+                    self._require_sound(heard_at, change)
+                    if change is None:
+                        continue
+                    heard_at = time.monotonic()
+                    if change.position.time != at:
                         continue
                     if seen.event_id in {event_id(at, change.token), event_id(at, f"{change.token} to")}:
                         return
@@ -240,6 +253,13 @@ class MongoChanges(Source):
             ),
         )
 
+    def _require_sound(self, heard_at: float, change: Change | None) -> None:
+        """Silence proves nothing: a server that is slow is asked again later."""
+        if change is None and time.monotonic() - heard_at > _SILENCE_S_MAX:
+            raise UnreachableError(
+                f"MongoDB at {self._place} gave nothing for {_SILENCE_S_MAX:.0f} s, though it has changes"
+            )
+
     def _partitions_of(self, change: Change, starts: Mapping[int, Position]) -> set[int]:
         """The partitions that an event has rows in, of those that have not taken it."""
         rows = change.rows(self.target)
@@ -251,11 +271,8 @@ class MongoChanges(Source):
         with self._changes(Position.parse(piece.start)) as changes:
             while changes.whole_to < end:
                 change = changes.next()
+                self._require_sound(heard_at, change)
                 if change is None:
-                    if time.monotonic() - heard_at > _SILENCE_S_MAX:
-                        raise UnreachableError(
-                            f"MongoDB at {self._place} gave nothing for {_SILENCE_S_MAX:.0f} s, though it has changes"
-                        )
                     continue
                 heard_at = time.monotonic()
                 if change.position >= end:

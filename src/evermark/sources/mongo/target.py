@@ -31,4 +31,5 @@ class MongoTarget:
     hidden: Mapping[str, HiddenFields] = field(default_factory=dict)  # by stream
 
     def wants(self, stream: str) -> bool:
-        return not self.collections or stream in self.collections
+        is_here = self.database is None or stream.startswith(f"{self.database}.")
+        return is_here and (not self.collections or stream in self.collections)

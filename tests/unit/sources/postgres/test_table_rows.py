@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from evermark.sources.postgres.lsn import Incarnation, Position, WalPages
 from evermark.sources.postgres.read.pgoutput import Relation
 from evermark.sources.postgres.tables.catalog import Catalog, TableFacts
-from evermark.sources.postgres.tables.rows import TablesDecoder
+from evermark.sources.postgres.tables.rows import TablesDecoder, _to_hash
 from evermark.sources.postgres.tables.values import ValueType
 from evermark.sources.postgres.tables.versions import TableVersion
 
@@ -88,3 +89,41 @@ def test_a_message_of_an_unknown_kind_is_poison() -> None:
     """A newer server may send what we do not know."""
     rows = decoded(insert(b"1", b"a"), b"X12345")
     assert [row["op"] for row in rows] == ["schema", "insert", "poison"]
+
+
+OLD = ("id", "city", "email", "note")
+
+
+@pytest.mark.parametrize(
+    ("columns", "hidden"),
+    [
+        (OLD, {"email"}),
+        ((*OLD, "zip"), {"email"}),
+        (("id", "email", "note"), {"email"}),
+        (("id", "city", "email"), {"email"}),
+        (("id", "city", "email", "zip"), {"email"}),
+        (("id", "city", "mail", "note"), {"email", "mail"}),
+        (("id", "city", "mail", "note", "email"), {"email", "mail"}),
+        (("id", "email", "city", "note"), {"email", "city"}),
+        (("id", "email", "mail", "note"), {"email", "mail"}),
+        (("id", "city", "note", "email"), {"email", "note"}),
+        (("id", "email", "note", "mail"), {"email", "note", "mail"}),
+    ],
+)
+def test_what_may_be_a_hashed_column_under_another_name_is_hashed(columns: tuple[str, ...], hidden: set[str]) -> None:
+    """Columns that are merely added or dropped are not; with nothing to hide, none is."""
+    latest = TableVersion("public.t", 1, "", "", OLD, ("email",), ("email",))
+    assert _to_hash(columns, ["email"], latest) == hidden
+    assert _to_hash(columns, [], replace(latest, hashed=(), wanted=())) == set()
+
+
+@pytest.mark.parametrize(
+    ("known", "hidden"), [(("email",), {"email", "mail"}), (None, {"email", "mail"}), (("mail", "email"), {"email"})]
+)
+def test_what_was_hashed_stays_so_until_the_file_says_otherwise(
+    known: tuple[str, ...] | None, hidden: set[str]
+) -> None:
+    """Also where it is not known what the file said before."""
+    latest = TableVersion("public.t", 2, "", "", ("id", "mail", "email"), ("email", "mail"), known)
+    for columns in (latest.columns, (*latest.columns, "zip")):
+        assert _to_hash(columns, ["email"], latest) == hidden

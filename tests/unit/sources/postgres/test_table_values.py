@@ -24,6 +24,10 @@ def array_of(element: ValueType) -> ValueType:
     return ValueType(f"{element.name}[]", Form.ARRAY, element)
 
 
+def of_one(field: ValueType) -> ValueType:
+    return ValueType(f"of {field.name}", Form.COMPOSITE, fields=(("f", field),))
+
+
 def written(values: Any) -> str:
     """As Postgres writes an array: what needs no quotes has none."""
     if isinstance(values, list):
@@ -89,3 +93,29 @@ def test_one_value_is_written_as_a_column_of_them(number: int) -> None:
 def test_what_is_no_array_after_all_stays_text(text: str) -> None:
     """A type of an extension may call itself an array."""
     assert json.loads(as_json(text, array_of(TEXT))) == text
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (PAIR, "(x,1,new)"),
+        (PAIR, "(x)"),
+        (PAIR, "(x,abc)"),
+        (PAIR, "(x,1.5)"),
+        (of_one(INTEGER), "(abc)"),
+        (of_one(FLOAT), "(abc)"),
+        (of_one(BOOLEAN), "(7)"),
+        (of_one(ValueType("json", Form.JSON)), "(abc)"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.name,
+)
+def test_a_composite_of_other_fields_than_the_catalog_told_stays_text(kind: ValueType, text: str) -> None:
+    """Its type was altered since: nothing of it is dropped, it is valid JSON, and nothing stops."""
+    assert json.loads(as_json(text, kind)) == text
+    assert json.loads(as_json(f'{{"{text}"}}', array_of(kind))) == [text]
+
+
+@pytest.mark.parametrize("text", ["1e+300", "-0", "1.5e-07", "NaN", "-Infinity", "12345678901234567890"])
+def test_floats_of_a_composite_are_numbers(text: str) -> None:
+    """However Postgres writes them."""
+    assert as_json(f"({text})", of_one(FLOAT)) == f'{{"f": {as_json(text, FLOAT)}}}'

@@ -33,7 +33,9 @@ begin
               and (jsonb_array_length(each -> 'columns') = 0 or each -> 'columns' ? a.attname::text)
               and not each -> 'exclude' ? a.attname::text;
         end if;
-        members := members || format('only %s%s%s', each ->> 'name', listed, each ->> 'where');
+        -- As the catalog writes it: a schema's name may be a reserved word, which to_regclass takes and this would not.
+        select members || format('only %I.%I%s%s', n.nspname, c.relname, listed, each ->> 'where') into members
+        from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace where c.oid = relation;
     end loop;
 
     execute fingerprint into was;

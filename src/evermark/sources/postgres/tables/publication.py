@@ -14,6 +14,7 @@ from importlib import resources
 from evermark.sources.postgres.connect import Link
 from evermark.sources.postgres.failures import where
 from evermark.sources.postgres.lsn import Incarnation
+from evermark.sources.postgres.names import TableName
 from evermark.sources.postgres.outbox import filled, script
 from evermark.sources.postgres.read.capture import Ask
 from evermark.sources.postgres.slots import SLOT_COLUMNS, Slot
@@ -39,7 +40,7 @@ from (select) one left join pg_replication_slots s on s.slot_name = @slot_litera
 """
 # Columns that came after the publication was made, where it lists columns because some are excluded.
 _MEMBERS = """
-select format('%%I.%%I', n.nspname, c.relname),
+select n.nspname::text, c.relname::text,
        case when jsonb_typeof(to_jsonb(r) -> 'prattrs') = 'array' then array(
            select a.attname::text from pg_attribute a
            where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
@@ -49,7 +50,7 @@ select format('%%I.%%I', n.nspname, c.relname),
        c.relkind = 'p'
 from pg_publication p join pg_publication_rel r on r.prpubid = p.oid
 join pg_class c on c.oid = r.prrelid join pg_namespace n on n.oid = c.relnamespace
-where p.pubname = %s order by 1
+where p.pubname = %s order by 1, 2
 """
 
 
@@ -57,7 +58,7 @@ where p.pubname = %s order by 1
 class Member:
     """A published table."""
 
-    name: str  # as SQL writes it
+    name: str  # as the file's is written: the server quotes keywords, too, and all that is not ASCII
     unpublished: tuple[str, ...]  # its columns that the publication leaves out
     partitioned: bool
 
@@ -107,7 +108,7 @@ def unusable(ask: Ask, target: PostgresTarget) -> list[Unusable]:
 
 def members(link: Link, target: PostgresTarget) -> list[Member]:
     rows = link.rows(_MEMBERS, (target.publication,), doing="looking at the publication")
-    return [Member(name, tuple(unpublished), partitioned) for name, unpublished, partitioned in rows]
+    return [Member(TableName(schema, table).sql, tuple(left_out), parts) for schema, table, left_out, parts in rows]
 
 
 def look(link: Link, target: PostgresTarget) -> Survey:

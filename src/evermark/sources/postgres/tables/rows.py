@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -157,15 +157,19 @@ class TablesDecoder:
         ordered = sorted(names, key=lambda n: (len(relation.columns[n].encode()), relation.columns[n].encode()))
         table = Table(relation, facts.types, tuple(ordered), hidden, version)
         self._tables[remembered] = table
+        hides, wanted = tuple(sorted(hidden & set(relation.columns))), tuple(sorted(self._hashed[relation.stream]))
         if latest is None or latest.shape != shape:
             lsn, ordinal = changes.lsn[[row]], changes.ordinal[[row]] - 1
             position = self._incarnation.at(int(lsn[0]), int(ordinal[0]))
-            hides = tuple(sorted(hidden & set(relation.columns)))
-            known = TableVersion(relation.stream, version, position, shape, relation.columns, hides)
-            self._latest[relation.stream] = known
-            told.append(known)
+            known = TableVersion(relation.stream, version, position, shape, relation.columns, hides, wanted)
             if self._reader.in_range(lsn, ordinal)[0]:
                 parts.append((np.array([2 * row - 1]), self._schema_event(changes, row, table)))
+        elif latest.wanted != wanted:
+            known = replace(latest, hashed=hides, wanted=wanted)  # the same version, with the file's new word
+        else:
+            return table
+        self._latest[relation.stream] = known
+        told.append(known)
         return table
 
     def _schema_event(self, changes: Changes, row: int, table: Table) -> pa.RecordBatch:
@@ -344,11 +348,30 @@ def _by_first_use(changes: Changes) -> list[tuple[I64, Relation]]:
 
 
 def _to_hash(columns: tuple[str, ...], wanted: Collection[str], latest: TableVersion | None) -> frozenset[str]:
-    """A column that was to be hashed, and is not there any more, was perhaps renamed: what is new is hashed, too."""
-    if not set(wanted) - set(columns):
-        return frozenset(wanted)
-    hidden, before = (latest.hashed, latest.columns) if latest is not None else ((), ())
-    return frozenset([*wanted, *hidden, *(name for name in columns if name not in before)])
+    """The columns to be hashed: what the file says, and all that may be one of them under another name.
+
+    A server appends columns and never moves one. Where a hashed one is gone, or one stands elsewhere than it did, names
+    may have been given to other columns: what is new or moved is hashed, too, until the file has another list.
+    """
+    if not wanted:
+        return frozenset()
+    if latest is None:
+        return frozenset(wanted if set(wanted) <= set(columns) else [*wanted, *columns])
+    old = latest.columns
+    reconsidered = latest.wanted is not None and set(latest.wanted) != set(wanted)
+    if _is_plain(old, columns, {*wanted} if reconsidered else {*wanted, *latest.hashed}):
+        return frozenset(wanted if reconsidered else [*wanted, *latest.hashed])
+    moved = [name for place, name in enumerate(columns) if old[place : place + 1] != (name,)]
+    return frozenset([*wanted, *latest.hashed, *moved])
+
+
+def _is_plain(old: tuple[str, ...], new: tuple[str, ...], hidden: set[str]) -> bool:
+    """Whether columns were merely appended or dropped, as far as names can tell, and none that was to be hidden."""
+    kept = tuple(name for name in new if name in old)
+    if not hidden <= set(new) or kept != new[: len(kept)] or kept != tuple(name for name in old if name in new):
+        return False
+    # One gone from the middle and a new one at the end may be two renames: (city, email) to (email, mail).
+    return kept == new or kept == old[: len(kept)]
 
 
 def _image(view: View, at: I64, end: I64, table: Table, mark: bytes) -> Image:

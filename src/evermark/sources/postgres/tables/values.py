@@ -67,6 +67,8 @@ _AS_JSON = {
 _TOKENS = {
     mark: re.compile(rf'"((?:[^"\\]|\\.)*)"|([{{}}{mark}])|((?:[^"\\{{}}{mark}]|\\.)+)', re.DOTALL) for mark in ",;"
 }
+_INTEGER = re.compile(r"-?[0-9]+")
+_FLOAT = re.compile(r"-?[0-9]+(\.[0-9]+)?(e[-+]?[0-9]+)?")
 _UNESCAPED = re.compile(r"\\(.)", re.DOTALL)
 
 
@@ -170,7 +172,8 @@ def _arrays(text: pa.Array, kind: ValueType) -> pa.Array:
 
 
 def as_json(text: str, kind: ValueType) -> str:
-    """One value; the same as `column` gives for it."""
+    """One value; the same as `column` gives for it. What stands in an array or composite may be of another type than
+    the catalog told: ValueError then, and what it stands in is given as its text."""
     form = kind.form
     if form is Form.ARRAY and kind.element is not None:
         try:
@@ -179,16 +182,11 @@ def as_json(text: str, kind: ValueType) -> str:
             return json.dumps(text, ensure_ascii=False)  # no array after all: a type of an extension's own
     if form is Form.COMPOSITE:
         try:
-            values = _fields(text)
+            return _composite(text, kind)
         except ValueError:
-            return json.dumps(text, ensure_ascii=False)
-        # A column that the type got or lost since the row was written: the row has fewer or more.
-        pairs = zip(kind.fields, values, strict=False)
-        inner = (
-            f"{json.dumps(name, ensure_ascii=False)}: {'null' if value is None else as_json(value, of)}"
-            for (name, of), value in pairs
-        )
-        return "{" + ", ".join(inner) + "}"
+            return json.dumps(text, ensure_ascii=False)  # the type was altered: not the fields that the catalog told
+    if not _is_of(text, form):
+        raise ValueError(f"not of type {kind.name}")
     if form is Form.NUMBER or (form is Form.BIGINT and abs(int(text)) <= SAFE_INTEGER_MAX):
         return text
     if form is Form.FLOAT and text not in _NO_NUMBERS:
@@ -200,6 +198,37 @@ def as_json(text: str, kind: ValueType) -> str:
     if form is Form.JSON:
         return text.replace("\n", " ").replace("\r", " ")
     return json.dumps(text, ensure_ascii=False)
+
+
+def _is_of(text: str, form: Form) -> bool:
+    """Whether JSON can have it as the form says: a composite's fields may have been altered since we asked."""
+    if form in (Form.NUMBER, Form.BIGINT):
+        return _INTEGER.fullmatch(text) is not None
+    if form is Form.FLOAT:
+        return text in _NO_NUMBERS or _FLOAT.fullmatch(text) is not None
+    if form is Form.BOOLEAN:
+        return text in ("t", "f")
+    if form is Form.JSON:
+        try:
+            # Numbers stay text: Python refuses to read very long ones.
+            json.loads(text, parse_int=str, parse_float=str, parse_constant=_refuse)
+        except (ValueError, RecursionError):
+            return False
+    return True
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _composite(text: str, kind: ValueType) -> str:
+    """By the names of its fields; there must be as many as the type has, or a value would have another one's name."""
+    pairs = zip(kind.fields, _fields(text), strict=True)
+    inner = (
+        f"{json.dumps(name, ensure_ascii=False)}: {'null' if value is None else as_json(value, of)}"
+        for (name, of), value in pairs
+    )
+    return "{" + ", ".join(inner) + "}"
 
 
 def _array(text: str, element: ValueType, delimiter: str) -> str:

@@ -26,6 +26,7 @@ class TableVersion:
     shape: str  # a digest of the table's description: equal for equal tables
     columns: tuple[str, ...] = ()
     hashed: tuple[str, ...] = ()  # columns of which only a hash leaves
+    wanted: tuple[str, ...] | None = None  # what the file said of it, sorted; None: it was not kept
 
 
 class TableVersions(Protocol):
@@ -54,7 +55,7 @@ class StateVersions:
         with self._state.connection() as conn:
             rows = conn.execute(query, (self._source, _INCARNATION, text[:_INCARNATION], text)).fetchall()
         return {
-            stream: TableVersion(stream, version, at, shape, tuple(json.loads(columns)), tuple(json.loads(hidden)))
+            stream: TableVersion(stream, version, at, shape, tuple(json.loads(columns)), *_hidden(hidden))
             for stream, version, at, shape, columns, hidden in rows
         }
 
@@ -66,8 +67,17 @@ class StateVersions:
                 hashed = excluded.hashed"""
         with self._state.transaction() as conn:
             for each in versions:
-                lists = (json.dumps(each.columns), json.dumps(each.hashed))
+                hidden = each.hashed if each.wanted is None else {"hashed": each.hashed, "wanted": each.wanted}
+                lists = (json.dumps(each.columns), json.dumps(hidden))
                 conn.execute(statement, (self._source, each.stream, each.version, each.position, each.shape, *lists))
 
     def close(self) -> None:
         self._state.close()
+
+
+def _hidden(text: str) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
+    """What was hashed, and what the file wanted; earlier versions of Evermark kept the first alone."""
+    found = json.loads(text)
+    if isinstance(found, list):
+        return tuple(found), None
+    return tuple(found["hashed"]), tuple(found["wanted"])
