@@ -36,6 +36,7 @@ SRV = "mongodb+srv://ann:pa55@cluster.example.com/"
     ],
 )
 def test_hosts_are_shown_and_nothing_of_a_password(url: str, shown: str) -> None:
+    """Whatever stands unescaped in the password."""
     assert where(url) == shown
 
 
