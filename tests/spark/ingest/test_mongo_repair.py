@@ -139,8 +139,8 @@ def _plain(document: dict[str, Any]) -> dict[str, Any]:
 def test_collections_that_are_not_chosen_any_more_are_left_alone(
     spark: SparkSession, mongo_server: MongoReplicaSet, mongo_database: str, tmp_path: Path
 ) -> None:
-    """GIVEN a collection taken out of the file WHEN a gap is closed THEN its documents are not told as deleted; those of
-    a dropped collection that is still chosen are.
+    """GIVEN a collection taken out of the file WHEN a gap is closed THEN its documents are not told as deleted; those
+    of a dropped collection that is still chosen are.
     """
 
     def source(*collections: str) -> MongoChanges:
