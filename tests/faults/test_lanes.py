@@ -47,7 +47,7 @@ def test_two_lanes_share_the_subscriptions_and_one_takes_all_back(tmp_path: Path
     assert {shard_of(name, 2) for name in names} == {0, 1}
     with TwoLanes(tmp_path, pg_dsn, dict.fromkeys(names)) as scene:
         instance = scene.up()
-        writer = Writer(pg_dsn, pause_s=0.01)
+        writer = Writer(pg_dsn, pause_s=0.1)  # 45 orders a second for six receivers
         writer.start()
         try:
             scene.wait_delivered(20)

@@ -276,7 +276,7 @@ class DeliveryRunner:
         self._owner.stop()
 
     def drain(self) -> None:
-        """Begin no more turns for subscriptions that are behind; the live group goes on."""
+        """Begin no more turns, and end what takes long; fresh batches are handed over meanwhile."""
         self._owner.drain()
 
     def drained(self) -> bool:

@@ -46,9 +46,6 @@ DELIVERY = "delivery"  # the part of a lane that is no source
 _LOOK_EVERY_S = 0.5
 # A lane that is told to stop before it is ready does so when it is.
 _VETTING_S_MAX = 20.0
-# A lane that is to be renewed waits so long for turns of subscriptions that are behind, and delivers to the others: a
-# receiver that hangs must not hold up the rest.
-_DRAIN_S_MAX = 60.0
 _DRAIN_LOOK_S = 0.02
 Order = tuple[Any, ...]  # BEGIN with the names of parts; RENEW; STOP; HURRY; TAKEN with a span
 _DRIVER_GONE = 70  # exit code
@@ -253,12 +250,12 @@ class _Lane:
             self._log.warning("predicates were not vetted beforehand; the first batch waits for it", reason=str(error))
 
     def _watch(self, dead: list[str]) -> None:
-        drained_by: float | None = None
+        renewed = False
         while not dead:
             with suppress(queue.Empty):
-                order, *parts = self._orders.get(timeout=_LOOK_EVERY_S if drained_by is None else _DRAIN_LOOK_S)
+                order, *parts = self._orders.get(timeout=_DRAIN_LOOK_S if renewed else _LOOK_EVERY_S)
                 if order == RENEW:
-                    drained_by = time.monotonic() + _DRAIN_S_MAX
+                    renewed = True
                     self._delivery.drain()
                 elif order == TAKEN:
                     self._delivery.on_told(*parts)
@@ -268,7 +265,7 @@ class _Lane:
                 else:
                     self._shut_down()
                     return
-            if drained_by is not None and (self._delivery.drained() or time.monotonic() > drained_by):
+            if renewed and self._delivery.drained():
                 self._shut_down()
                 return
             dead += [f"the thread {part} ended" for part in self._begun if self._parts[part].join(0.0)]

@@ -172,7 +172,9 @@ class Lanes:
             if next_lane is not None and next_lane.ready.is_set() and lane.successor is not next_lane:
                 lane.successor = next_lane
                 self._channel.tell(lane.name, RENEW)
-        return lane if lane.error is not None else next_lane
+        if lane.error is not None and next_lane is not None:
+            self._log.error("a lane ended; the next takes over", error=lane.error)
+        return next_lane or (lane if lane.error is not None else None)
 
     def _look(self, lane: _Submitted, next_lane: _Submitted | None) -> bool:
         """Wait until something is to be decided, or may be; whether the lane has ended."""
@@ -254,15 +256,20 @@ class Lanes:
             elif target == "log":
                 getattr(self._log.unbind("part"), method)(**arguments[0])
             elif method == READY and lane is not None:
-                lane.ready.set()
-                if lane.began:  # a retry of its task: the one before it had begun
-                    self._channel.tell(name, BEGIN, *_parts(lane.work))
+                self._is_ready(lane)
             elif method == TAKEN:
                 for other in list(self._lanes):
                     if other != name:
                         self._channel.tell(other, TAKEN, *arguments)
             elif method == LET_GO and lane is not None and lane.successor is not None:
                 self._channel.tell(lane.successor.name, BEGIN, *arguments)
+
+    def _is_ready(self, lane: _Submitted) -> None:
+        lane.ready.set()
+        if lane.began:  # a retry of its task: the attempt before it had begun, and may have let go of some parts
+            self._channel.tell(lane.name, BEGIN, *_parts(lane.work))
+            if lane.successor is not None:
+                self._channel.tell(lane.name, RENEW)
 
 
 def _parts(work: LaneWork) -> tuple[str, ...]:

@@ -14,7 +14,8 @@ from functools import partial
 
 import pytest
 
-from evermark.cluster.fence import DELIVER_LEASE
+from evermark.checkpoints.reset import reset
+from evermark.cluster.fence import DELIVER_LEASE, source_lease
 from evermark.cluster.memory import MemoryLeases
 from evermark.cluster.postgres import PostgresLeases
 from evermark.delivery.base import Cursor, Fate, GroupWork, MadeBy, Outcome, SourcePartition
@@ -35,6 +36,7 @@ from evermark.testing.contracts.scene import P0, P1, T0, TakeOver, begin, done, 
 from evermark.testing.contracts.shards import TakeLease
 from evermark.testing.servers import PostgresServer
 from evermark.testing.states import fresh_state, owners
+from evermark.testing.until import until
 
 
 def steady() -> float:
@@ -512,3 +514,25 @@ def test_subscriptions_that_others_changed_are_seen_at_the_next_look(state: Stat
     rotated = seen()
     theirs.remove("a", epoch)
     assert len({str(one) for one in (first, changed, paused, rotated, seen())}) == 5
+
+
+def test_a_reset_waits_for_a_shard_that_settles_just_now(state: State) -> None:
+    """GIVEN a settlement under way in another shard WHEN a partition is reset THEN its cursors are lowered after that:
+    the settlement would put them up again, over batches that are made anew.
+    """
+    take = owners(PostgresLeases(state, is_gone=lambda holder: True))
+    store, epoch = PostgresDelivery(state), take(DELIVER_LEASE)
+    begin(store, epoch, "a")
+    store.settle_group(GroupWork(P0, Cursor(0), Cursor(10), frozenset("a")), [done("a")], T0, epoch)
+    store.spread(2, epoch)
+    source_epoch = take(source_lease("shop"))
+    with ThreadPoolExecutor(1) as pool, state.connection() as asking:
+        with state.transaction() as settling:
+            settling.execute(queries.LOCK_GROUP, (1,))
+            lowered = pool.submit(reset, state, "shop", 0, 5, source_epoch=source_epoch, deliver_epoch=epoch)
+            waiting = "select count(*) from pg_stat_activity where wait_event_type = 'Lock'"
+            until(lambda: asking.execute(waiting).fetchone() == (1,) or lowered.done(), "the reset waits")
+            assert not lowered.done()
+            settling.execute("update cursors set batch = 11 where reader = '' and shard = 1 and partition = 0")
+        assert lowered.result() == 2
+    assert {group.cursors[P0] for group in store.groups().values()} == {Cursor(5)}

@@ -51,6 +51,9 @@ class DeliveryLimits:
     # A step that has not ended by then posts to a slow receiver; its epoch is old when it comes back.
     end_s: float = 5.0
     live_end_s: float = 15.0  # the same for what is being handed over: thousands of requests take seconds
+    # Before a planned stop, turns of subscriptions that are behind are waited for so long, and the others are served: a
+    # receiver that hangs must not hold up the rest.
+    drain_s: float = 60.0
     handover: HandoverLimits = field(default_factory=HandoverLimits)
     follow: FollowLimits = field(default_factory=FollowLimits)
     bot_views: ViewLimits = field(default_factory=ViewLimits)
@@ -123,6 +126,8 @@ class DeliveryOwner:
         self._runtime, self._log = self.candidate.runtime, self.candidate.log
         self._stopping = self._runtime.wake()
         self._draining = self._runtime.wake()
+        self._drained_by = 0.0
+        self._catching_up = False  # the group: what it is sent is not settled yet
         self._wake = self._runtime.wake()
         self._lock = self._runtime.lock()
         self._serving: dict[str, TurnClass] = {}
@@ -136,11 +141,19 @@ class DeliveryOwner:
         self._stopping.set()
 
     def drain(self) -> None:
-        """Begin no more turns: before a stop that must not wait for the receivers that have one."""
+        """Begin no more turns, and end what takes long: before a planned stop, after which nothing is sent again."""
+        self._drained_by = self._runtime.monotonic() + self.limits.drain_s
         self._draining.set()
 
     def drained(self) -> bool:
-        return self._draining.is_set() and not self.serving()
+        """Whether a stop would cut off nothing that it could have waited for."""
+        with self._lock:
+            return self._winds_down() and not self._catching_up
+
+    def _winds_down(self) -> bool:
+        """Whether the group is left to the next owner; hand-overs of fresh batches are short, and go on."""
+        overdue = self._runtime.monotonic() > self._drained_by
+        return self._draining.is_set() and (overdue or not self._serving)
 
     def serving(self) -> set[str]:
         """The subscriptions that have a turn just now."""
@@ -300,8 +313,7 @@ class DeliveryOwner:
             moved = False
             self._wake.clear()
             try:
-                moved = follower.catch_up_group(self.limits.group_wait_s if self._left else 0.0)
-                self._left = False
+                moved = self._catch_up_group(follower)
                 self._serve(follower, ends)
             except (ConflictError, NotFoundError) as error:
                 self._log.info("follower looks again", error=error)
@@ -314,6 +326,18 @@ class DeliveryOwner:
                 self._runtime.wait(self.limits.again_after_s, *ends)
             if not moved:
                 self._runtime.wait(self.limits.follow_every_s, self._wake, *ends)
+
+    def _catch_up_group(self, follower: Follower) -> bool:
+        with self._lock:
+            self._catching_up = not self._winds_down()
+        if not self._catching_up:
+            return False
+        try:
+            moved = follower.catch_up_group(self.limits.group_wait_s if self._left else 0.0)
+            self._left = False
+            return moved
+        finally:
+            self._catching_up = False
 
     def _still_there(self) -> bool:
         return self.shard in self.works.store.groups()

@@ -248,3 +248,52 @@ def test_the_owner_of_a_shard_stands_by_until_there_is_such_a_shard() -> None:
     scene.runtime.spawn("changes", changes)
     scene.run(40.0)
     assert scene.events() == ["standing by", "delivering", "follower looks again", "standing by"]
+
+
+def test_what_is_being_posted_when_delivery_is_told_to_stop_is_settled_under_its_lease() -> None:
+    """GIVEN thousands of requests under way WHEN delivery is told to stop THEN the lease is kept until they are over:
+    the next owner would send them again.
+    """
+    scene = Scene()
+    freed: list[bool] = []
+
+    def post() -> None:
+        scene.runtime.wait(2.0)
+        live = scene.owner._live
+        assert live is not None
+        with live.lock:
+            scene.runtime.wait(12.0)
+            freed.append(scene.leases._held[DELIVER_LEASE].holder is None)
+
+    scene.runtime.spawn("post", post)
+    scene.run(3.0)
+    assert freed == [False]
+    assert scene.leases._held[DELIVER_LEASE].holder is None
+
+
+def test_a_planned_stop_waits_until_the_group_has_settled_what_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN a group far behind, whose span takes minutes, WHEN a stop is planned THEN it is to wait for that span, and
+    no other is begun: what was cut off would be sent again, at every renewal of a lane that is overloaded.
+    """
+    scene = Scene()
+    begun: list[float] = []
+
+    def catch_up(_follower: Follower, _wait_s: float = 0.0) -> bool:
+        begun.append(scene.runtime.monotonic())
+        scene.runtime.wait(100.0)
+        return True
+
+    monkeypatch.setattr(Follower, "catch_up_group", catch_up)
+    drained: list[bool] = []
+
+    def plan() -> None:
+        scene.runtime.wait(10.0)
+        scene.owner.drain()
+        for _ in range(2):
+            scene.runtime.wait(65.0)
+            drained.append(scene.owner.drained())
+
+    scene.runtime.spawn("plan", plan)
+    scene.run(300.0)
+    assert drained == [False, True]
+    assert len(begun) == 1

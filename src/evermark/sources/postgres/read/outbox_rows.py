@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from evermark.event import TAKEN, TIMESTAMP, Op, taken_batch
 from evermark.sources.postgres.lsn import HEX_PAIRS, U8, Incarnation, Position, fixed_strings, positions
+from evermark.sources.postgres.read.columns import decoded, gather
 from evermark.sources.postgres.read.pgoutput import (
     BINARY,
     I64,
@@ -204,25 +205,9 @@ class _Columns:
         return self._decoded(name, gather(self._view, start, length, present))
 
     def _decoded(self, name: str, raw: pa.Array) -> pa.Array:
-        """Bytes as text. The server sends its own encoding, and only UTF-8 is checked there as we need it."""
-        if self._encoding == "utf-8":
-            text = raw.view(pa.string())
-            try:
-                text.validate(full=True)
-            except pa.ArrowInvalid:
-                pass
-            else:
-                return text
-        values: list[str | None] = []
-        bad = np.zeros(self._rows, dtype=np.bool_)
-        for i, value in enumerate(raw.to_pylist()):
-            try:
-                values.append(None if value is None else value.decode(self._encoding))
-            except UnicodeDecodeError:
-                bad[i] = True
-                values.append(None)
+        text, bad = decoded(raw, self._encoding)
         self._refuse(bad, f"column {name} is not text in {self._encoding}")
-        return pa.array(values, pa.string())
+        return text
 
     def _uuids(self, name: str) -> pa.Array:
         cells = self._cell(name)
@@ -280,24 +265,6 @@ class _Columns:
                 filled[i] = self._stream_name(number)
         self._refuse(np.array([name is None for name in filled]), "no stream has this stream_id")
         return pa.array(filled, pa.string())
-
-
-def gather(view: View, start: I64, length: I64, present: Mask) -> pa.Array:
-    """Many pieces of one buffer as a binary array.
-
-    Arrow sees the buffer as field, gap, field, gap …, and copies the fields out: no index per byte is ever made.
-    """
-    rows = len(start)
-    if rows == 0:
-        return pa.array([], pa.binary())
-    offsets = np.empty(2 * rows, dtype=np.int32)
-    offsets[0::2] = start
-    offsets[1::2] = start + length
-    spaced = pa.Array.from_buffers(pa.binary(), 2 * rows - 1, [None, pa.py_buffer(offsets), pa.py_buffer(view.data)])
-    packed = spaced.take(pa.array(np.arange(0, 2 * rows, 2)))
-    _, packed_offsets, values = packed.buffers()
-    bitmap = None if present.all() else pa.py_buffer(np.packbits(present, bitorder="little"))
-    return pa.Array.from_buffers(pa.binary(), rows, [bitmap, packed_offsets, values])
 
 
 def _write_uuids(text: U8, raw: U8) -> U8:

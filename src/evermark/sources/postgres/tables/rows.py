@@ -20,7 +20,7 @@ from evermark.errors import SetupError
 from evermark.event import TAKEN, TIMESTAMP, Op, taken_batch
 from evermark.sources.postgres.failures import INSTALL_HINT
 from evermark.sources.postgres.lsn import U8, Incarnation, Position, WalPages, fixed_strings, hex_columns, positions
-from evermark.sources.postgres.read.outbox_rows import gather
+from evermark.sources.postgres.read.columns import decoded, gather
 from evermark.sources.postgres.read.pgoutput import (
     DELETE,
     I64,
@@ -425,22 +425,9 @@ def _text(view: View, cells: Cells, encoding: str, bad: Mask) -> pa.Array:
     present = cells.kind == TEXT
     bad |= ~(present | (cells.kind == NULL))
     raw = gather(view, cells.start, np.where(present, cells.length, 0), present)
-    if encoding == "utf-8":
-        text = raw.view(pa.string())
-        try:
-            text.validate(full=True)
-        except pa.ArrowInvalid:
-            pass
-        else:
-            return text
-    values: list[str | None] = []
-    for row, value in enumerate(raw.to_pylist()):
-        try:
-            values.append(None if value is None else value.decode(encoding))
-        except UnicodeDecodeError:
-            bad[row] = True
-            values.append(None)
-    return pa.array(values, pa.string())
+    text, odd = decoded(raw, encoding)
+    bad |= odd
+    return text
 
 
 def _object(table: Table, columns: dict[int, Column], rows: int) -> pa.Array:

@@ -1,0 +1,87 @@
+"""The driver's side of lanes: a lane that is never ready, and work shared out over several."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from evermark.app import lanes as lanes_module
+from evermark.app.lanes import Lanes, shared_out
+from evermark.runtime import Threads
+from evermark.sources.base import Limit
+
+
+def lanes(monkeypatch: pytest.MonkeyPatch, cancelled: list[str]) -> Any:
+    """Without Spark: its jobs never begin, and are only noted when they are cancelled."""
+    found: Any = object.__new__(Lanes)
+    found._runtime, found._lanes, found._spark = Threads(), {}, None
+    found._stopping = found._runtime.wake()
+    monkeypatch.setattr(Lanes, "_job", lambda _self, _lane: None)
+    monkeypatch.setattr("evermark.spark.job.cancel_long_task", lambda _spark, name: cancelled.append(name))
+    return found
+
+
+def test_a_lane_that_is_never_ready_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN a task that Spark never begins WHEN its time is over THEN it is cancelled, with a reason."""
+    monkeypatch.setattr(lanes_module, "_READY_MAX_S", 0.2)
+    monkeypatch.setattr(lanes_module, "_LOOK_EVERY_S", 0.05)
+    cancelled: list[str] = []
+    found = lanes(monkeypatch, cancelled)
+    lane = found._submit(cast("Any", SimpleNamespace(sources=(), shard=0)))
+    assert found._kept(lane) is lane
+    assert cancelled == [lane.name]
+    assert "was not ready within" in lane.error
+
+
+def test_every_source_is_in_one_lane_and_every_lane_has_a_shard() -> None:
+    """GIVEN five sources WHEN shared out over two lanes THEN none is read twice, or by nobody."""
+    parts: Any = SimpleNamespace(sources=dict.fromkeys("edcba"))
+    works = shared_out(parts, Limit(), 1.0, 2)
+    assert [(work.sources, work.shard, work.shards) for work in works] == [(("a", "c", "e"), 0, 2), (("b", "d"), 1, 2)]
+
+
+class Told:
+    """The channel, as far as orders go: they are kept."""
+
+    def __init__(self) -> None:
+        self.orders: list[tuple[Any, ...]] = []
+
+    def tell(self, *order: Any) -> bool:
+        self.orders.append(order)
+        return True
+
+
+def test_the_retry_of_a_lane_that_is_being_renewed_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN a lane told to let go WHEN its worker was killed and Spark tries again THEN the retry is told, too: it
+    would go on beside its successor for ever.
+    """
+    found = lanes(monkeypatch, [])
+    found._channel = told = Told()
+    lane, successor = (found._submit(cast("Any", SimpleNamespace(sources=("shop",), shard=0))) for _ in range(2))
+    lane.began, lane.successor = 1.0, successor
+    found._heard(lane.name, [("lane", "ready", (), {})])
+    assert [order[:2] for order in told.orders] == [(lane.name, "begin"), (lane.name, "renew")]
+
+
+def test_when_a_lane_fails_whose_next_is_ready_the_next_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN a lane and its next WHEN the lane fails THEN the next takes all of its parts, and is not forgotten."""
+    monkeypatch.setattr(lanes_module, "_LOOK_EVERY_S", 0.05)
+    found = lanes(monkeypatch, [])
+    found._channel, found._lane_s = Told(), 0.0
+    found._log = SimpleNamespace(error=lambda *_, **__: None, warning=lambda *_, **__: None)
+    work = cast("Any", SimpleNamespace(sources=(), shard=0))
+    lane, submitted = found._submit(work), found._submit
+
+    def submit(again: Any) -> Any:
+        following = submitted(again)
+        lane.error = "lost"
+        lane.ended.set()
+        return following
+
+    monkeypatch.setattr(found, "_submit", submit)
+    lane.ready.set()
+    following = found._kept(lane)
+    assert following is not lane
+    assert following is found._lanes[following.name]
