@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
-
-from prometheus_client import Gauge
 
 from evermark.app.build import Stores
 from evermark.cluster.fence import deliver_lease
@@ -28,14 +27,17 @@ from evermark.delivery.work import Span
 from evermark.log.read import FileRange, LogReader
 from evermark.observe.health import HealthBoard
 from evermark.observe.logging import get_logger
-from evermark.observe.metrics import Metrics
+from evermark.observe.metrics import Labelled, Metrics
 from evermark.runtime import Runtime, Task
 
-Gauges = dict[tuple[Gauge, tuple[str, ...]], float]  # a gauge and its labels, and its value
+Gauges = dict[Labelled, float]
 _STOPPED = {Fate.ENDPOINT_FAILED: "endpoint", Fate.GONE: "gone"}
 
 
 _IDLE_S = 60.0
+_STATES = tuple(state.value for state in SubscriptionState)
+_ALL_SHOWN_EVERY = 16
+_RESTS = 20  # times as long as a report took, before the next
 
 
 class DeploymentLog:
@@ -70,20 +72,21 @@ class DeliveryReport:
         self._metrics = metrics
         self._log = log
         self._shown: dict[str, Gauges] = {"accounts": {}, "kept": {}}
+        self._shows = 0
         self._counts_begun: set[str] = set()
 
     def accounts(self, known: Mapping[str, Account], now: datetime) -> None:
         """Gauges for every subscription there is, and for no other."""
-        metrics, gauges = self._metrics, Gauges()
+        gauges = Gauges()
         for name, account in known.items():
-            gauges[metrics.lag_batches, (name,)] = account.lag_batches
-            gauges[metrics.lag_events, (name,)] = account.lag_events
+            gauges["lag_batches", (name,)] = account.lag_batches
+            gauges["lag_events", (name,)] = account.lag_events
             age_s = (now - account.oldest).total_seconds() if account.oldest is not None else 0.0
-            gauges[metrics.oldest_s, (name,)] = max(0.0, age_s)
-            for state in SubscriptionState:
-                gauges[metrics.state, (name, state.value)] = state is account.subscription.state
-            gauges[metrics.queue_rows, (name, "waiting")] = account.waiting
-            gauges[metrics.queue_rows, (name, "dead")] = account.dead
+            gauges["oldest_s", (name,)] = max(0.0, age_s)
+            for state in _STATES:
+                gauges["state", (name, state)] = state == account.subscription.state
+            gauges["queue_rows", (name, "waiting")] = account.waiting
+            gauges["queue_rows", (name, "dead")] = account.dead
         self._show("accounts", gauges)
 
     def kept(self, events: Mapping[str, int]) -> None:
@@ -95,14 +98,19 @@ class DeliveryReport:
                 events=events[name],
                 hint=f"resume, change its ttl or remove it: evermark subscription resume | set --ttl | remove {name}",
             )
-        self._show("kept", {(self._metrics.kept_events, (name,)): number for name, number in events.items()})
+        self._show("kept", {("kept_events", (name,)): number for name, number in events.items()})
 
     def _show(self, what: str, gauges: Gauges) -> None:
-        """The last values of something that is gone would look like present ones: they go, too."""
-        for (gauge, labels), value in gauges.items():
-            gauge.labels(*labels).set(value)
-        for gauge, labels in self._shown[what].keys() - gauges.keys():
-            gauge.remove(*labels)
+        """The last values of something that is gone would look like present ones: they go, too.
+
+        Of thousands few change. Now and then all are told: the lane before may have said last that they are gone.
+        """
+        before, self._shows = self._shown[what], self._shows + 1
+        is_all = self._shows % _ALL_SHOWN_EVERY == 1
+        changed = gauges if is_all else {of: value for of, value in gauges.items() if before.get(of) != value}
+        gone = before.keys() - gauges.keys()
+        if changed or gone:
+            self._metrics.set_all(changed, gone)
         self._shown[what] = gauges
 
     def counted(self, expired: Mapping[str, int], dropped: Mapping[str, int]) -> None:
@@ -133,31 +141,34 @@ class DeliveryReport:
         self._settled(place, outcomes, (Fate.DONE, Fate.UNFINISHED), "subscription stays behind")
 
     def _settled(self, place: SourcePartition, outcomes: Sequence[Outcome], well: Sequence[Fate], said: str) -> None:
+        counts: dict[Labelled, float] = {}
         for outcome in outcomes:
-            self._count(outcome)
+            if outcome.accepted or outcome.fate is not Fate.DONE or outcome.parked or outcome.expired:
+                counts |= self._counted(outcome)
+            elif outcome.subscription not in self._counts_begun:  # of thousands, most want nothing of a batch
+                counts["delivered", (outcome.subscription,)] = 0
             name, fate, reason = outcome.subscription, outcome.fate, outcome.reason
             if fate not in well:
-                self._metrics.failures.labels(name, fate).inc()
+                counts["failures", (name, str(fate))] = 1
                 self._log.warning(said, subscription=name, source=place.source, fate=str(fate), reason=reason)
+        self._counts_begun.update(labels[0] for _, labels in counts)
+        if counts:
+            self._metrics.add_all(counts)
 
-    def _count(self, outcome: Outcome) -> None:
+    def _counted(self, outcome: Outcome) -> dict[Labelled, float]:
         name = outcome.subscription
-        if outcome.accepted or name not in self._counts_begun:  # of thousands, most want nothing of a batch
-            self._counts_begun.add(name)
-            self._metrics.delivered.labels(name).inc(outcome.accepted)
+        counts: dict[Labelled, float] = {("delivered", (name,)): outcome.accepted}
         if outcome.expired:
             self._log.warning(
                 "events expired: older than the subscription's ttl", subscription=name, events=outcome.expired
             )
         if outcome.parked:
-            self._metrics.parked.labels(name).inc(len(outcome.parked))
+            counts["parked", (name,)] = len(outcome.parked)
         refused = sum(event.status is not None for event in outcome.parked)
         tried = {"accepted": outcome.accepted, "refused": refused}
         if outcome.fate in _STOPPED:  # once: whatever else was under way was not waited for
             tried[_STOPPED[outcome.fate]] = 1
-        for what, number in tried.items():
-            if number:
-                self._metrics.attempts.labels(name, what).inc(number)
+        return counts | {("attempts", (name, what)): number for what, number in tried.items() if number}
 
 
 def _outcome(answer: Answer) -> str:
@@ -172,6 +183,7 @@ class DeploymentReport(DeliveryReport):
     ) -> None:
         super().__init__(metrics, get_logger(part="deliver"))
         self._shard = shard
+        self._report_at = 0.0
         self._d = deployment
         self._view = view
         self._board = board
@@ -195,6 +207,13 @@ class DeploymentReport(DeliveryReport):
         self._metrics.handovers.labels("delivered" if delivered else "left").inc()
 
     def report(self) -> None:
+        """With many thousands of subscriptions less often: counting them must not take what delivering them needs."""
+        began = time.monotonic()
+        if began >= self._report_at:
+            self._report()
+            self._report_at = began + _RESTS * (time.monotonic() - began)
+
+    def _report(self) -> None:
         store, now = self._d.delivery, datetime.now(UTC)
         heads = {place: head for place, (head, _) in self._view.heads().items()}
         self.accounts(accounts(store, heads, lambda source: self._view.reader(source).files_if_any()), now)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 
-from evermark.delivery.base import BEGINNING, Cursor, CursorVector, Group, SourcePartition, Subscription
+from evermark.delivery.base import BEGINNING, CursorVector, Group, SourcePartition, Subscription
 from evermark.delivery.decide.backlog import distance
 from evermark.delivery.decide.shards import FIRST
 from evermark.delivery.ports import DeliveryStore
@@ -52,15 +52,15 @@ def accounts(
     live = {name: group.cursors for group in groups.values() for name in group.members}
     counts, since = store.parked.counts(), store.parked.oldest()
     listed = cache(files)
-    lags: dict[frozenset[tuple[SourcePartition, Cursor]], Lag] = {}  # nearly all stand where the group does
+    lags: dict[object, tuple[Lag, int]] = {}  # by where they stand: nearly all where a group does
     found: dict[str, Account] = {}
     for one in known:
         # A subscription that joined between the two looks stands where its group does.
         cursors = outside[one.name] if one.name in outside else live.get(one.name, groups[FIRST].cursors)
-        at = frozenset(cursors.items())
+        at = frozenset(cursors.items()) if one.name in outside else id(cursors)
         if at not in lags:
-            lags[at] = lag_of(cursors, heads, listed)
-        batches, lag, parked = distance(cursors, heads), lags[at], counts.get(one.name, {})
+            lags[at] = lag_of(cursors, heads, listed), distance(cursors, heads)
+        (lag, batches), parked = lags[at], counts.get(one.name, {})
         oldest = min((moment for moment in (lag.oldest, since.get(one.name)) if moment is not None), default=None)
         waiting, dead = parked.get("waiting", 0), parked.get("dead", 0)
         found[one.name] = Account(one, batches, lag.events, oldest, waiting, dead)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from operator import add
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import pyarrow as pa
 
@@ -101,12 +101,12 @@ def fold(assignments: Sequence[Assignment], results: Iterable[Result]) -> list[O
 
     A batch in several pieces is done when all pieces are; until then, up to the first piece that is not.
     """
-    by_name: dict[str, dict[int, Result]] = {assignment.spec.name: {} for assignment in assignments}
+    by_name: dict[str, dict[int, Result]] = {}
     for result in results:
-        mine = by_name[result.subscription]
+        mine = by_name.setdefault(result.subscription, {})
         before = mine.get(result.batch)
         mine[result.batch] = result if before is None else _continued(before, result)
-    return [_folded(assignment, by_name[assignment.spec.name]) for assignment in assignments]
+    return [_folded(assignment, by_name.get(assignment.spec.name)) for assignment in assignments]
 
 
 def _continued(before: Result, after: Result) -> Result:
@@ -114,8 +114,10 @@ def _continued(before: Result, after: Result) -> Result:
     return replace(after, outcome=both(before.outcome, after.outcome), through=through)
 
 
-def _folded(assignment: Assignment, results: Mapping[int, Result]) -> Outcome:
+def _folded(assignment: Assignment, results: Mapping[int, Result] | None) -> Outcome:
     span = assignment.span
+    if not results:  # of thousands, most want nothing of a batch: made in one step, and it took no time
+        return Outcome(assignment.spec.name, Fate.DONE, reached=Cursor(span.to), took_s=0.0)
     whole: Outcome | None = None
     for batch in sorted(results):
         outcome, through = results[batch].outcome, results[batch].through
@@ -125,9 +127,7 @@ def _folded(assignment: Assignment, results: Mapping[int, Result]) -> Outcome:
         if not done:
             before = max(span.begun, Cursor(batch - 1))
             return replace(whole, reached=Cursor(before.batch, through) if through else before)
-    if whole is None:  # of thousands, most want nothing of a batch: made in one step, and it took no time
-        return Outcome(assignment.spec.name, Fate.DONE, reached=Cursor(span.to), took_s=0.0)
-    return replace(whole, reached=Cursor(span.to))
+    return replace(cast("Outcome", whole), reached=Cursor(span.to))
 
 
 def both(one: Outcome, other: Outcome) -> Outcome:

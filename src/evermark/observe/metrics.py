@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+# A metric by its name here, and its labels. Thousands of them come from a lane at once.
+Labelled = tuple[str, tuple[str, ...]]
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _PLACE = ("source", "partition")
@@ -17,6 +22,17 @@ class Metrics:
         self._of_ingest()
         self._of_delivery()
         self._of_upkeep()
+
+    def set_all(self, gauges: Mapping[Labelled, float], gone: Iterable[Labelled] = ()) -> None:
+        """Gauges that changed, and those that are shown no more."""
+        for (name, labels), value in gauges.items():
+            getattr(self, name).labels(*labels).set(value)
+        for name, labels in gone:
+            getattr(self, name).remove(*labels)
+
+    def add_all(self, counts: Mapping[Labelled, float]) -> None:
+        for (name, labels), number in counts.items():
+            getattr(self, name).labels(*labels).inc(number)
 
     def raise_to(self, counter: str, label: str, total: int) -> None:
         """A counter whose total is kept elsewhere. Lanes follow each other, and each would count from nothing."""

@@ -607,8 +607,8 @@ def test_shared_bodies_are_those_that_each_job_would_have_made(
         return sorted((got.headers["webhook-id"], got.body) for got in receiver.got), parked
 
     alone = [Job(spec, rows.take(pa.array(numbers[spec.name]))) for spec in specs]
-    shared = SharedBodies(rows)
-    together = [shared.given_to(job, numbers[job.spec.name]) for job in alone]
+    shared = SharedBodies(rows, historical=False)
+    together = [replace(job, bodies=shared.of(job.spec, numbers[job.spec.name])) for job in alone]
     assert all(job.bodies is not None for job in together)
     assert sent(*together) == sent(*alone)
     assert sent(*together)[1] == {"a": ["e4"], "b": ["e4"]}

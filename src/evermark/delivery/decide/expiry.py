@@ -26,9 +26,13 @@ def expires_before(subscription: Subscription, now: datetime) -> datetime | None
     return before if subscription.since is not None and subscription.since < before else None
 
 
-def without_expired(rows: pa.RecordBatch, before: datetime | None) -> tuple[pa.RecordBatch, dict[int, pa.Array]]:
-    """The rows that are still to be delivered, and per batch the positions of the rows that are not."""
-    if before is None or not rows.num_rows:
+def without_expired(
+    rows: pa.RecordBatch, before: datetime, oldest: datetime | None = None
+) -> tuple[pa.RecordBatch, dict[int, pa.Array]]:
+    """The rows that are still to be delivered, and per batch the positions of the rows that are not. `oldest`: none of
+    these rows was taken earlier, if that is known.
+    """
+    if not rows.num_rows or (oldest is not None and oldest >= before):
         return rows, {}
     late = pc.fill_null(
         pc.less(rows.column("ingested_at"), pa.scalar(before, rows.schema.field("ingested_at").type)), False

@@ -107,7 +107,7 @@ class DeliveryNews(ReplayNews, Protocol):
     def by_asker(self, asked: Sequence[tuple[KeyWanted, Answer]]) -> None: ...
 
     def report(self) -> None:
-        """Called every `report_every_s`: what can be counted is counted now."""
+        """Called every `report_every_s`: what can be counted is counted now, unless it was just counted."""
 
 
 @dataclass(eq=False)

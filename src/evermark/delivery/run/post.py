@@ -132,32 +132,34 @@ class Posting:
         historical = self.options.historical
         all_rows, _, of = wanted
         several = len(of) > all_rows.num_rows and all_rows.nbytes <= _SHARED_BYTES_MAX
-        shared = SharedBodies(all_rows) if several else None
+        shared = SharedBodies(all_rows, historical) if several else None
+        oldest = pc.min(all_rows.column("ingested_at")).as_py()
         for index, numbers, rows in by_subscription(*wanted):
             assignment = self.assignments[index]
             wanted_rows = rows if assignment.bot is None else forwarded(rows, assignment.bot)
-            mine, late = without_expired(wanted_rows, assignment.expires_before)
+            before = assignment.expires_before
+            mine, late = (wanted_rows, None) if before is None else without_expired(wanted_rows, before, oldest)
             if late:
                 expired[assignment.spec.name] = late
             if mine.num_rows:
-                waits = {} if assignment.bot is None else waiting(mine, assignment.bot)
-                job = Job(
-                    assignment.spec, mine, self.box.open, historical=historical, probe=assignment.probe, waits=waits
+                spec = assignment.spec
+                bodies = shared.of(spec, numbers) if shared is not None and mine.num_rows == len(numbers) else None
+                jobs.append(
+                    Job(
+                        spec,
+                        mine,
+                        self.box.open,
+                        historical=historical,
+                        probe=assignment.probe,
+                        waits={} if assignment.bot is None else waiting(mine, assignment.bot),
+                        bodies=bodies,
+                    )
                 )
-                jobs.append(job if shared is None or mine.num_rows < len(numbers) else shared.given_to(job, numbers))
         return prepared(jobs), expired
 
     def _send(self, jobs: Sequence[Job], late: Late, so_far: _SoFar, left_s: float) -> Iterator[Result]:
         """Rows arrive in log order; each chunk is finished before the next, so a subscription's order holds."""
-        going = [
-            replace(
-                job,
-                held=held_lines(job.events, so_far.held.setdefault(job.spec.name, Counter())),
-                parked_room=so_far.room.get(job.spec.name),
-            )
-            for job in jobs
-            if job.spec.name not in so_far.stopped
-        ]
+        going = [_going_on(job, so_far) for job in jobs if job.spec.name not in so_far.stopped]
         places = {assignment.spec.name: assignment.span.place for assignment in self.assignments}
         if not self.options.sends:
             yield from _unsent(going, places, late, so_far.stopped)
@@ -172,11 +174,20 @@ class Posting:
             for result in with_expired(name, places[name], results, late.get(name, {})):
                 if result.outcome.fate is not Fate.DONE:
                     so_far.stopped.add(name)
-                so_far.held[name] += now_held(specs[name], result.outcome.parked)
-                if name in so_far.room:
-                    so_far.room[name] -= sum(not event.session for event in result.outcome.parked)
-                yield replace(result, outcome=replace(result.outcome, took_s=took_s))
+                if result.outcome.parked:
+                    so_far.held.setdefault(name, Counter()).update(now_held(specs[name], result.outcome.parked))
+                    if name in so_far.room:
+                        so_far.room[name] -= sum(not event.session for event in result.outcome.parked)
+                yield Result(result.place, result.batch, result.outcome.after(took_s), result.through)
                 took_s = 0.0  # told once: the times of several results are added up
+
+
+def _going_on(job: Job, so_far: _SoFar) -> Job:
+    """The job, behind what the pieces before it have parked."""
+    held, room = so_far.held.get(job.spec.name), so_far.room.get(job.spec.name)
+    if not held and room is None:
+        return job
+    return replace(job, held=held_lines(job.events, held or {}), parked_room=room)
 
 
 def is_at_hand(span: Span) -> bool:
@@ -279,7 +290,15 @@ def by_subscription(rows: pa.RecordBatch, of_row: I64, of: I64) -> Iterator[tupl
     starts = [0, *(np.flatnonzero(np.diff(of)) + 1).tolist()]
     for start, stop in zip(starts, [*starts[1:], len(of)], strict=True):
         mine = of_row[start:stop]
-        yield int(of[start]), mine, rows if len(mine) == rows.num_rows else rows.take(pa.array(mine))
+        yield int(of[start]), mine, _some(rows, mine)
+
+
+def _some(rows: pa.RecordBatch, mine: I64) -> pa.RecordBatch:
+    """Rows of these numbers, which ascend. A row by itself, as thousands may want, is not copied column by column."""
+    first, count = int(mine[0]), len(mine)
+    if count == rows.num_rows:
+        return rows
+    return rows.slice(first, count) if mine[-1] - first == count - 1 else rows.take(pa.array(mine))
 
 
 def now_held(spec: SubscriptionSpec, parked: Iterable[ParkedEvent]) -> Counter[HeldKey]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from itertools import count
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
@@ -36,6 +37,7 @@ AHEAD_ROWS_MAX = 65_536
 FAILURE_GRACE_S = 1.0
 HELD_PER_LINE_MAX = 1_000
 CONCURRENCY_MAX = 1_000
+_NO_TIME = "the time given to this work ran out"
 
 
 class Dispatch:
@@ -104,18 +106,32 @@ class Dispatch:
     async def run(self, deadline_s: float, grace_s: float | None) -> None:
         """Send until everything is sent, the endpoint fails, or the deadline comes."""
         self._deadline = asyncio.get_running_loop().time() + deadline_s
+        if self._size == 1 and self._bundles is None:
+            await self._run_alone(self._endpoint.timeout_s if grace_s is None else grace_s)
+            return
         try:
             self._hire()
             try:
                 async with asyncio.timeout_at(self._deadline):
                     await self._over.wait()
             except TimeoutError:
-                self._stop(Fate.UNFINISHED, "the time given to this work ran out")
+                self._stop(Fate.UNFINISHED, _NO_TIME)
             await self._wind_up(self._endpoint.timeout_s if grace_s is None else grace_s)
         finally:
             for worker in self._workers:
                 worker.cancel()
         await asyncio.gather(*self._workers, return_exceptions=True)
+        if self.fate is None and not self.tally.complete:
+            self._stop(Fate.UNFINISHED, "not everything was sent")
+
+    async def _run_alone(self, grace_s: float) -> None:
+        """The same for one event: of thousands of jobs that have one each, none needs a worker of its own."""
+        try:
+            self._fill()
+            async with asyncio.timeout_at(self._deadline + grace_s):
+                await self._send([cast("Parcel", self._lines.popitem()[1].popleft())])
+        except TimeoutError:
+            self._stop(Fate.UNFINISHED, _NO_TIME)
         if self.fate is None and not self.tally.complete:
             self._stop(Fate.UNFINISHED, "not everything was sent")
 

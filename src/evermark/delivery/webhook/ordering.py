@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from evermark.event import Op
 
 I64 = npt.NDArray[np.int64]
+_FEW = 16
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,7 @@ def keys_of(events: pa.Table | pa.RecordBatch) -> Keys:
         alone = np.array([-1 if events.column("key").null_count else 0], np.int64)
         return Keys(alone, {}, alone)
     if not len(changed):
-        numbers = key_numbers(events)
-        return Keys(numbers, {}, _behind_truncates(events, numbers))
+        return _of_few(events) if events.num_rows <= _FEW else _by_column(events)
     names = ["source", "stream", "key"]
     now = pa.table([_plain(events.column(name)) for name in names], names=names)
     moved = pa.table([_plain(events.column(name)) for name in (*names[:2], "previous_key")], names=names)
@@ -45,6 +45,29 @@ def keys_of(events: pa.Table | pa.RecordBatch) -> Keys:
     of, left = numbers[: events.num_rows], numbers[events.num_rows :]
     lines = _behind_truncates(events, _joined(of, of[changed], left))
     return Keys(of, dict(zip(changed.tolist(), left.tolist(), strict=True)), lines)
+
+
+def _by_column(events: pa.Table | pa.RecordBatch) -> Keys:
+    numbers = key_numbers(events)
+    return Keys(numbers, {}, _behind_truncates(events, numbers))
+
+
+def _of_few(events: pa.Table | pa.RecordBatch) -> Keys:
+    """As `_by_column`, value by value: of thousands of subscriptions each may want a few events."""
+    names = ("source", "stream", "key", "op") if "op" in events.schema.names else ("source", "stream", "key")
+    try:
+        rows = list(zip(*(events.column(name).to_pylist() for name in names), strict=True))
+    except UnicodeDecodeError:  # a key of bytes that are no text
+        return _by_column(events)
+    truncated = {row[:2] for row in rows if row[-1] == Op.TRUNCATE and len(names) == 4}
+    numbers: dict[tuple[str | None, ...], int] = {}
+    first: dict[tuple[str | None, ...], int] = {}  # by stream with a truncate, the line of its first row
+    of, lines = [], []
+    for n, row in enumerate(rows):
+        number = -1 - n if row[2] is None else numbers.setdefault(row[:3], len(numbers))
+        of.append(number)
+        lines.append(first.setdefault(row[:2], number) if row[:2] in truncated else number)
+    return Keys(np.array(of, np.int64), {}, np.array(lines, np.int64))
 
 
 def _behind_truncates(events: pa.Table | pa.RecordBatch, lines: I64) -> I64:

@@ -6,7 +6,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import queue
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from time import monotonic
 from typing import TypeAlias
@@ -128,7 +128,9 @@ async def _deliver(
     cut = "cut off: slower than the others, or the sink was closed"
     outcome = Outcome(work.subscription, Fate.UNFINISHED, reason=cut)
     try:
-        async with gates.of(work.host) as waited_s:
+        began = monotonic()
+        async with gates.of(work.host):
+            waited_s = monotonic() - began
             if waited_s < deadline_s:
                 await work.run(deadline_s - waited_s, grace_s)
                 outcome = work.outcome
@@ -149,12 +151,11 @@ class Gates:
         self._most = most
         self._of: dict[tuple[str, int], asyncio.Semaphore] = {}
 
-    @contextlib.asynccontextmanager
-    async def of(self, host: tuple[str, int]) -> AsyncIterator[float]:
-        """How long the job had to wait."""
-        began = monotonic()
-        async with self._of.setdefault(host, asyncio.Semaphore(self._most)):
-            yield monotonic() - began
+    def of(self, host: tuple[str, int]) -> asyncio.Semaphore:
+        gate = self._of.get(host)
+        if gate is None:
+            gate = self._of[host] = asyncio.Semaphore(self._most)
+        return gate
 
 
 class Stragglers:

@@ -49,6 +49,8 @@ class Tally:
 
     def results(self, otherwise: Outcome) -> list[Result]:
         """One result per (partition, batch), in that order. `otherwise`: the outcome of batches not complete."""
+        if len(self._rows) == 1:
+            return [self._only_result(otherwise)]
         spans = self._spans()
         results: list[Result] = []
         for (source, partition), batches in groupby(sorted(spans), key=lambda where: where[:2]):
@@ -62,6 +64,15 @@ class Tally:
                 through = self._events.column("position")[rows[finished - 1]].as_py() if finished else None
                 results.append(Result(SourcePartition(source, partition), where[2], outcome, through))
         return results
+
+    def _only_result(self, otherwise: Outcome) -> Result:
+        """The same for one row: of thousands of subscriptions each may want one event."""
+        source, partition, batch = (self._events.column(n)[0].as_py() for n in ("source", "partition", "batch"))
+        place, parked = SourcePartition(source, partition), tuple(self.parked.values())
+        if not self.complete:
+            return Result(place, batch, otherwise)
+        through = self._events.column("position")[0].as_py()
+        return Result(place, batch, Outcome(otherwise.subscription, Fate.DONE, self.accepted, parked), through)
 
     def _spans(self) -> dict[tuple[str, int, int], list[tuple[int, int]]]:
         """The runs of rows of each (source, partition, batch)."""

@@ -59,7 +59,7 @@ def test_d6_each_row_is_sent_or_counted_once(rows: list[tuple[int, int | None]])
     late = [n for n, (_, at) in enumerate(rows) if at is not None and at < 0]
     assert kept.column("n").to_pylist() == [n for n in range(len(rows)) if n not in late]
     assert counted == {batch: sum(rows[n][0] == batch for n in late) for batch in {rows[n][0] for n in late}}
-    assert without_expired(found, None) == (found, {})
+    assert without_expired(found, T0, oldest=T0) == (found, {})
 
 
 def test_d6_of_a_batch_that_failed_in_its_middle_those_count_that_it_got_past() -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from evermark.delivery.base import SubscriptionSpec
 from evermark.delivery.webhook import bundles as bundling
+from evermark.delivery.webhook import ordering
 from evermark.delivery.webhook.base import Job
 from evermark.delivery.webhook.body import Rendering, Style, bundle_id, delivery_ids, render
 from evermark.delivery.webhook.bundles import Bundle, BundleReader, Bundles, _all_differ, prepared
@@ -175,3 +176,25 @@ def test_keys_between_which_a_record_moved_share_a_line(moves: list[tuple[str, s
             assert (keys.lines[n] == keys.lines[m]) == (n == m or bool(joined[n] & joined[m]))
             held = set(keys.held_by(n)) & set(keys.held_by(m))
             assert bool(held) == (n == m or bool(of[n] & of[m]))
+
+
+_ROWS = st.lists(
+    st.tuples(
+        st.sampled_from("ab"),
+        st.sampled_from("xy"),
+        st.sampled_from([None, *"123"]),
+        st.sampled_from(["insert"] * 4 + ["truncate"]),
+    ),
+    max_size=8,
+)
+
+
+@given(_ROWS)
+def test_few_rows_have_the_lines_that_many_have(given_rows: list[tuple[str, str, str | None, str]]) -> None:
+    """GIVEN a few rows, truncates among them, THEN looked at one by one they are held and ordered as by columns."""
+    columns = {name: [row[n] for row in given_rows] for n, name in enumerate(("source", "stream", "key", "op"))}
+    table = pa.table({name: pa.array(values, pa.string()) for name, values in columns.items()})
+    few, many = ordering._of_few(table), ordering._by_column(table)
+    for one, other in ((few.of, many.of), (few.lines, many.lines)):
+        same = [[a == b for b in numbers.tolist()] for numbers in (one, other) for a in numbers.tolist()]
+        assert same[: len(given_rows)] == same[len(given_rows) :]
