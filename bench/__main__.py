@@ -27,6 +27,7 @@ BENCHES = {
     "replay": "delivered_events_per_s",
     "streams": "start_s",
     "subscriptions": "s_1000",
+    "tables": "events_per_s",
 }
 
 

@@ -157,6 +157,7 @@ class Debezium:
             "publication.name": name,
             "table.include.list": table,
             "snapshot.mode": "no_data",
+            "tombstones.on.delete": "false",
             "offset.storage": "org.apache.kafka.connect.storage.FileOffsetBackingStore",
             "offset.storage.file.filename": str(self._folder / f"{name}.offsets"),
             "key.converter.schemas.enable": "false",

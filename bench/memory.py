@@ -7,9 +7,10 @@ from pathlib import Path
 
 import psycopg
 
-from bench.ingest import Ours
+from bench.backlog import Ours
 from bench.report import PeakMemory, Report, say
 from bench.shop import prepare, shop, write
+from evermark.sources.postgres.read.source import PostgresOutbox
 from evermark.sources.postgres.target import PostgresTarget
 
 _ROWS = 5_000_000
@@ -35,7 +36,7 @@ def run(scale: float, folder: Path) -> Report:
             warm = prepare(dsn, "bench_warm")
             write(dsn, 4_000)
             with PeakMemory() as memory:
-                ours.drain(warm, 4_000)
+                ours.drain(PostgresOutbox(warm), warm.slot, 4_000)
             report.figures["rss_mb_small_batches"] = memory.mb
             rows = max(10_000, int(_ROWS * scale))
             _pass(report, ours, dsn, prepare(dsn, "bench_many"), _MANY, rows, rows, "transaction")
@@ -54,7 +55,7 @@ def _pass(
         conn.commit()
         say(f"{name}: written in {time.perf_counter() - began:.1f} s")
     with PeakMemory() as memory:
-        seconds, ids = ours.drain(place, events)
+        seconds, ids = ours.drain(PostgresOutbox(place), place.slot, events)
     report.lost += events - len(set(ids))
     report.figures[f"rss_mb_{name}"] = memory.mb
     report.figures[f"seconds_{name}"] = seconds
