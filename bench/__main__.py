@@ -24,6 +24,7 @@ BENCHES = {
     "isolation": "healthy_p99_s",
     "latency": "p50_s",
     "memory": "rss_mb_transaction",
+    "mongo": "events_per_s",
     "replay": "delivered_events_per_s",
     "streams": "start_s",
     "subscriptions": "s_1000",

