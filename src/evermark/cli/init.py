@@ -51,6 +51,9 @@ sources:
   shop:
     type: postgres                  # or package.module:Class with options: {...}
     dsn: "${SHOP_DSN}"              # postgresql://user:password@host:5432/database
+    # In mode tables changes are taken from the WAL, and nothing but a publication and a slot is made in the database.
+    # In mode outbox triggers write them into a table of ours, in which your transactions may put messages, too.
+    mode: tables                    # tables | outbox
     # The tables whose changes `evermark source install` captures. After a change here, run it again.
     tables:
       - public.orders
