@@ -45,7 +45,7 @@ class Channel:
         self._serves: Mapping[str, Callable[..., Any]] = {}
         self._heard: Callable[[str, list[News]], None] = lambda _lane, _news: None
         self._lock = threading.Lock()
-        self._lanes: dict[str, Connection[Any, Any]] = {}
+        self._lanes: dict[str, tuple[Connection[Any, Any], threading.Lock]] = {}  # each with the lock to send under
         self._open: set[Connection[Any, Any]] = set()
         self._closed = False
 
@@ -59,9 +59,10 @@ class Channel:
     def tell(self, lane: str, *order: Any) -> bool:
         """False if there is no such lane any more."""
         with self._lock:
-            connection = self._lanes.get(lane)
-            if connection is None:
-                return False
+            connection, sending = self._lanes.get(lane, (None, None))
+        if connection is None or sending is None:
+            return False
+        with sending:  # of this lane alone: one that does not listen holds up no other
             try:
                 connection.send(order)
             except _GONE:
@@ -132,14 +133,14 @@ class Channel:
 
     def _listen(self, connection: Connection[Any, Any], lane: str) -> None:
         with self._lock:
-            self._lanes[lane] = connection
+            self._lanes[lane] = connection, threading.Lock()
         try:
             while True:
                 self._heard(lane, connection.recv())
         finally:
             with self._lock:
                 # A retry of the lane's task may have connected before the end of its first attempt was seen here.
-                if self._lanes.get(lane) is connection:
+                if lane in self._lanes and self._lanes[lane][0] is connection:
                     del self._lanes[lane]
 
 

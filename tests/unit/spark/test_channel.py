@@ -152,3 +152,24 @@ def test_nothing_is_left_of_a_lane_that_ended(
     until(lambda: not driver.channel._open, "the driver has closed its connections")
     assert not driver.channel.tell("lane-1", "begin")
     assert orders.empty(), "a lane that ended by itself was told that its driver is gone"
+
+
+def test_a_lane_that_does_not_listen_holds_up_no_other(
+    driver: Driver, lane: LaneEnd, orders: queue.SimpleQueue[tuple[str, ...] | None]
+) -> None:
+    """GIVEN a lane whose process stands still, with more orders than its socket holds, WHEN another is told something
+    THEN it hears it at once.
+    """
+    host, _, port = os.environ["EVERMARK_CHANNEL"].rpartition(":")
+    deaf = Client((host, int(port)), "AF_INET", authkey=os.environ["EVERMARK_CHANNEL_KEY"].encode())
+    deaf.send(("lane", "lane-2"))
+    until(lambda: driver.channel.tell("lane-2", "hello"), "the lane is known")
+    flood = threading.Thread(target=driver.channel.tell, args=("lane-2", b"x" * 64_000_000), daemon=True)
+    flood.start()
+    flood.join(0.5)
+    assert flood.is_alive()
+    assert driver.channel.tell("lane-1", "stop")
+    assert orders.get(timeout=5) == ("stop",)
+    deaf.close()
+    flood.join(5)
+    assert not flood.is_alive()
