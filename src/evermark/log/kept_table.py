@@ -250,7 +250,7 @@ class Shelf:
         """Files with these rows, by Spark."""
         draft = self.folder / f"draft-{secrets.token_hex(8)}"
         try:
-            frame.write.option("compression", "zstd").parquet(str(draft))
+            frame.write.option("compression", "snappy").parquet(str(draft))
             return tuple(self._moved(path) for path in sorted(draft.glob("*.parquet")))
         except Exception as error:  # if it was not the disk but the query, the next try without keeping says so
             raise OSError(f"the table of {self.stream} could not be kept") from error
@@ -295,7 +295,7 @@ class _Newest:
         newest = NewestRows(replace(self.wanted, bucket=number))
         path = self.folder / f"{secrets.token_hex(16)}.parquet"
         try:
-            with pq.ParquetWriter(path, KEPT, compression="zstd", compression_level=1, use_dictionary=["op"]) as writer:
+            with pq.ParquetWriter(path, KEPT, compression="snappy", use_dictionary=["op"]) as writer:
                 for rows in newest.batches(self.runs):
                     writer.write_table(_remembered(rows) if self.forget else rows)
         except NotPlain as why:

@@ -9,7 +9,9 @@ met for the first time. Keys are split into buckets, so that the memory of a tas
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,8 +29,9 @@ RECORD_OPS = ("insert", "update", "delete", "read", "truncate")
 # Events that are looked at together: a batch is never in two looks. One that is larger is left to Spark.
 RUN_ROWS = 1_000_000
 RUN_ROWS_MAX = 16_000_000
-BUCKET_ROWS = 16_000_000
+BUCKET_ROWS = 32_000_000
 BUCKETS_MAX = 16
+_READERS = 2
 _GROUP_ROWS = 65_536
 _LIGHT = ("partition", "stream", "op", "key", "previous_key", "batch", "schema_version", "before")
 _HEAVY = ("payload", "event_time", "schema_version", "event_id", "position", "tx")
@@ -64,8 +67,8 @@ class Wanted:
 
 def buckets_for(rows: int) -> int:
     """Into how many parts the keys of a log with so many events are split; 0: too many for this way."""
-    buckets = -(-rows // BUCKET_ROWS) if rows <= RUN_ROWS else max(2, -(-rows // BUCKET_ROWS))
-    return max(1, buckets) if buckets <= BUCKETS_MAX else 0
+    buckets = max(1, -(-rows // BUCKET_ROWS))
+    return buckets if buckets <= BUCKETS_MAX else 0
 
 
 def parts_of(paths: Sequence[str]) -> list[Part]:
@@ -99,56 +102,72 @@ def runs_of(parts: Sequence[Part]) -> list[list[Part]]:
     return runs
 
 
+@dataclass(frozen=True)
+class _Keys:
+    """What one row group says of keys: row keys, batches and numbers of the rows that count."""
+
+    key: pa.Array
+    batch: I64
+    row: I64
+    partitions: frozenset[int] = frozenset()
+
+
 class NewestRows:
-    """Of one bucket of keys. `batches` gives KEPT rows; afterwards `partitions` are those that had events."""
+    """Of one bucket of keys. `batches` gives KEPT rows; afterwards `partitions` are those that had events.
+
+    Two threads read while a third one looks keys up: Arrow does both without holding Python up.
+    """
 
     def __init__(self, wanted: Wanted) -> None:
         self._wanted = wanted
         self._seen = pa.array([], pa.string())
+        self._open = threading.local()
         self.partitions: set[int] = set()
-        self._open: tuple[str, pq.ParquetFile] | None = None
 
     def batches(self, runs: Sequence[Sequence[Part]]) -> Iterator[pa.Table]:
-        for run in runs:
-            yield from self._run(run)
-        self._open = None
+        with ThreadPoolExecutor(_READERS, "newest rows") as readers:
+            try:
+                ahead = [readers.submit(self._light, part) for part in runs[0]] if runs else []
+                for number, run in enumerate(runs):
+                    found, ahead = ahead, []
+                    if number + 1 < len(runs):
+                        ahead = [readers.submit(self._light, part) for part in runs[number + 1]]
+                    yield from self._run(readers, run, [each.result() for each in found])
+            finally:
+                readers.shutdown(cancel_futures=True)
+                self._open = threading.local()
 
-    def _run(self, run: Sequence[Part]) -> Iterator[pa.Table]:
-        keys: list[pa.Array] = []
-        batches: list[I64] = []
-        rows: list[I64] = []
-        for part in run:
-            key, batch, row = self._light(part)
-            keys.append(key)
-            batches.append(batch)
-            rows.append(row)
-        coded = pa.chunked_array(keys, pa.string()).combine_chunks().dictionary_encode()
+    def _run(self, readers: ThreadPoolExecutor, run: Sequence[Part], found: Sequence[_Keys]) -> Iterator[pa.Table]:
+        self.partitions.update(*(each.partitions for each in found))
+        if len(self.partitions) > 1:
+            raise NotPlain("its events are in several partitions")
+        coded = pa.chunked_array([each.key for each in found], pa.string()).combine_chunks().dictionary_encode()
         if isinstance(coded, pa.ChunkedArray):
             coded = coded.combine_chunks()
         names, codes = coded.dictionary, coded.indices.to_numpy(zero_copy_only=False)
         if not len(codes):
             return
-        batch = np.concatenate(batches)
+        batch = np.concatenate([each.batch for each in found])
         newest = np.full(len(names), -1, np.int64)
         np.maximum.at(newest, codes, batch)
         fresh = ~np.asarray(pc.is_in(names, value_set=self._seen).to_numpy(zero_copy_only=False), bool)
         self._seen = pa.concat_arrays([self._seen, names.filter(pa.array(fresh))])
         # Several rows of a key in its newest batch: their positions, which are read with the rest, decide.
         stays = fresh[codes] & (batch == newest[codes])
-        ends = np.cumsum([len(row) for row in rows])
+        ends = np.cumsum([len(each.row) for each in found])
         begins = np.concatenate([[0], ends[:-1]])
-        found = [
-            self._heavy(part, row[stays[begin:end]], codes[begin:end][stays[begin:end]])
-            for part, row, begin, end in zip(run, rows, begins, ends, strict=True)
+        heavy = [
+            readers.submit(self._heavy, part, each.row[stays[begin:end]], codes[begin:end][stays[begin:end]])
+            for part, each, begin, end in zip(run, found, begins, ends, strict=True)
             if stays[begin:end].any()
         ]
-        if found:
-            table = _last_of_each(pa.concat_tables(found), len(names))
+        if heavy:
+            table = _last_of_each(pa.concat_tables([each.result() for each in heavy]), len(names))
             for first in range(0, table.num_rows, _GROUP_ROWS):
                 yield table.slice(first, _GROUP_ROWS)
 
-    def _light(self, part: Part) -> tuple[pa.Array, I64, I64]:
-        """Row keys, batches and row numbers of the events that count, after a look at what they are."""
+    def _light(self, part: Part) -> _Keys:
+        """After a look at what the events are."""
         wanted = self._wanted
         table = self._read(part, _LIGHT)
         mine = _is(table["stream"], {wanted.stream}) & _is(table["op"], set(RECORD_OPS))
@@ -157,26 +176,32 @@ class NewestRows:
         for number, after in wanted.after.items():
             mine &= (partition != number) | (batch > after)
         if not mine.any():
-            return pa.array([], pa.string()), batch[:0], np.empty(0, np.int64)
-        self.partitions |= {int(number) for number in np.unique(partition[mine])}
-        _require_plain(table, mine, self.partitions)
+            return _Keys(pa.array([], pa.string()), batch[:0], np.empty(0, np.int64))
+        _require_plain(table, mine)
         key = _one(table["key"])
         if key.null_count:
             key = pc.coalesce(key, _one(self._read(part, ("event_id",))["event_id"]))
+        partitions = frozenset(int(number) for number in np.unique(partition[mine]))
         if wanted.buckets > 1:
             mine &= _bucket(key, wanted.buckets) == wanted.bucket
+        if mine.all():
+            return _Keys(key, batch, np.arange(len(batch)), partitions)
         row = np.flatnonzero(mine)
-        return key.take(pa.array(row)), batch[row], row
+        return _Keys(key.take(pa.array(row)), batch[row], row, partitions)
 
     def _heavy(self, part: Part, row: I64, code: npt.NDArray[np.int32]) -> pa.Table:
         names = (*_HEAVY, "partition", "batch", "op", "key")
-        return self._read(part, names).take(pa.array(row)).append_column("code", pa.array(code))
+        table = self._read(part, names)
+        few = table if len(row) == table.num_rows else table.take(pa.array(row))
+        return few.append_column("code", pa.array(code))
 
     def _read(self, part: Part, columns: Sequence[str]) -> pa.Table:
-        if self._open is None or self._open[0] != part.path:
-            self._open = (part.path, pq.ParquetFile(part.path, read_dictionary=["stream", "op"]))
-        names = [name for name in columns if name in self._open[1].schema_arrow.names]
-        table = self._open[1].read_row_group(part.group, columns=names, use_threads=False)
+        """Each thread has files of its own."""
+        if getattr(self._open, "path", None) != part.path:
+            self._open.path, self._open.file = part.path, pq.ParquetFile(part.path, read_dictionary=["stream", "op"])
+        file = self._open.file
+        names = [name for name in columns if name in file.schema_arrow.names]
+        table = file.read_row_group(part.group, columns=names, use_threads=False)
         return with_all_columns(table, pa.schema([_FIELDS.field(name) for name in columns]))
 
 
@@ -192,9 +217,7 @@ def _is(column: pa.ChunkedArray, values: set[str]) -> Mask:
     return chosen[coded.indices.to_numpy(zero_copy_only=False)] if len(chosen) else np.zeros(len(coded), bool)
 
 
-def _require_plain(table: pa.Table, mine: Mask, partitions: set[int]) -> None:
-    if len(partitions) > 1:
-        raise NotPlain("its events are in several partitions")
+def _require_plain(table: pa.Table, mine: Mask) -> None:
     if (_is(table["op"], {"truncate"}) & mine).any():
         raise NotPlain("it was truncated")
     if table["previous_key"].null_count < len(mine) and (_valid(table["previous_key"]) & mine).any():
