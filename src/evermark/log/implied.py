@@ -234,10 +234,10 @@ def _of_keys(kept: DataFrame, keys: DataFrame, few: bool) -> DataFrame:
     return kept.join(wanted.hint("broadcast") if few else wanted, ["partition", "row_key"], "left_semi")
 
 
-def merged_layers(layers: Sequence[DataFrame], *, few: bool) -> DataFrame:
+def merged_layers(layers: Sequence[DataFrame], *, few: bool, alone: bool) -> DataFrame:
     """Rows of KEPT out of those of several layers, the oldest first: of each key the row of the newest layer.
 
-    `few`: the layers after the first fit into every task's memory.
+    `few`: the layers after the first fit into every task's memory. `alone`: all rows are of one partition.
     """
     first, *later = layers
     if not later:
@@ -249,8 +249,9 @@ def merged_layers(layers: Sequence[DataFrame], *, few: bool) -> DataFrame:
             "*", "row_number() over (partition by partition, row_key order by layer desc) as nth"
         )
         over = ranked.where("nth = 1").select(*KEPT.names)
-    keys = over.select("partition", "row_key")
-    stays = first.join(keys.hint("broadcast") if few else keys, ["partition", "row_key"], "left_anti")
+    by = ["row_key"] if alone else ["partition", "row_key"]  # every row of the table is looked up: the less the better
+    keys = over.select(*by)
+    stays = first.join(keys.hint("broadcast") if few else keys, by, "left_anti")
     return stays.select(*KEPT.names).unionByName(over)
 
 

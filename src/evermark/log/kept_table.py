@@ -350,7 +350,8 @@ class KeptTable:
         below = self._merged(layers)
         rows = kept_rows(self.spark, fresh, layers[-1].truncates, below)
         partitions = {*layers[-1].partitions, *found}
-        return table_of(self.spark, merged_layers([below, rows], few=False), len(partitions))
+        merged = merged_layers([below, rows], few=False, alone=len(partitions) <= 1)
+        return table_of(self.spark, merged, len(partitions))
 
     def _brought_up(self, layers: list[Layer]) -> list[Layer]:
         """The layers with all that the log holds; kept."""
@@ -451,7 +452,8 @@ class KeptTable:
 
     def _merged(self, layers: Sequence[Layer]) -> DataFrame:
         few = sum(layer.rows for layer in layers[1:]) <= FEW_ROWS
-        return merged_layers([self._shelf.frame(self.spark, layer) for layer in layers], few=few)
+        alone = len(layers[-1].partitions) <= 1
+        return merged_layers([self._shelf.frame(self.spark, layer) for layer in layers], few=few, alone=alone)
 
     def _events(
         self, files: Sequence[FileRange], marks: Mapping[int, Mark] | tuple[()], as_of: datetime | None
