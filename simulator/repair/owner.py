@@ -75,7 +75,7 @@ class MendedNews(SimSourceNews):
 
     def taken(self, taken: Taken) -> None: ...
 
-    def closed(self, recovery: Recovery, gap: Gap, rows: int) -> None:
+    def closed(self, recovery: Recovery, gap: Gap, rows: int, ops: Mapping[str, int]) -> None:
         self._repaired.met["recovered"] += rows
         if recovery.choice is Choice.SKIP:
             self._repaired.skip(recovery.partition, gap.position)

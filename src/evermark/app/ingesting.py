@@ -231,7 +231,7 @@ class SourceRunner:
         hint = "it is being closed; see the log"
         self.board.put(self.name, recovery.partition, PartitionHealth.STALE, said, hint, repairing=True)
 
-    def closed(self, recovery: Recovery, gap: Gap, rows: int) -> None:
+    def closed(self, recovery: Recovery, gap: Gap, rows: int, ops: Mapping[str, int]) -> None:
         partition = recovery.partition
         self.metrics.recovered.labels(self.name, partition).inc(rows)
         if recovery.choice is Choice.SKIP:
@@ -239,6 +239,13 @@ class SourceRunner:
             self._repair_log.error(
                 "a gap was accepted", partition=partition, after=recovery.left_at, until=gap.position
             )
+        elif gap.is_state:
+            # How often a record changed in between nobody knows: what is told is how the records differ.
+            counts = {f"{op}s": ops.get(op, 0) for op in ("insert", "update", "delete")}
+            self._repair_log.warning(
+                "records that differed from the log were taken; changes they had in between are in no event",
+                partition=partition, events=rows, **counts,
+            )  # fmt: skip
         else:
             self._repair_log.warning("events the log lacked were taken", partition=partition, events=rows)
 

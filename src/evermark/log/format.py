@@ -12,6 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
+
+from evermark.event import TIMESTAMP
+
 FORMAT_VERSION = 1
 METADATA_KEY = "evermark"
 
@@ -100,3 +104,27 @@ def stats_json(rows: int, stats: Mapping[str, Sequence[Any]]) -> str:
             "nullCount": {c: s[2] for c, s in stats.items()},
         }
     )
+
+
+# One row for each (partition, row key): the newest event that speaks of it, and what later events must know of it.
+KEPT = pa.schema(
+    [
+        pa.field("partition", pa.int32()),
+        pa.field("row_key", pa.string()),
+        pa.field("key", pa.string()),
+        pa.field("op", pa.string()),
+        pa.field("payload", pa.string()),
+        pa.field("event_time", TIMESTAMP),
+        pa.field("schema_version", pa.int32()),
+        pa.field("event_id", pa.string()),
+        pa.field("position", pa.string()),
+        pa.field("batch", pa.int64()),
+        pa.field("tx", pa.string()),
+        pa.field("history", pa.string()),
+        pa.field("gone", pa.bool_()),
+        # The last event that spoke of the key, if it is another one.
+        pa.field("raw", pa.struct([("tx", pa.string()), ("gone", pa.bool_()), ("payload", pa.string())])),
+        # The last event that had the key as its own, if it is another one; `known`: there was one.
+        pa.field("keyed", pa.struct([("known", pa.bool_()), ("payload", pa.string())])),
+    ]
+)

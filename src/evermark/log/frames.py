@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from evermark.event import EVENT, TAKEN, TIMESTAMP
+from evermark.log.format import KEPT
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -21,16 +22,27 @@ _SPARK_TYPES = {
     TIMESTAMP: "timestamp",
     pa.list_(pa.string()): "array<string>",
     pa.binary(): "binary",
+    pa.bool_(): "boolean",
 }
+
+
+def _spark_type(kind: pa.DataType) -> str:
+    if pa.types.is_struct(kind):
+        return f"struct<{', '.join(f'{field.name}: {_spark_type(field.type)}' for field in kind)}>"
+    return _SPARK_TYPES[kind]
+
+
 # Read with this and never inferred: Spark would open a file to find out what we know. A file from before a column was
 # added has nulls in it.
-SCHEMA, TAKEN_SCHEMA = (", ".join(f"{f.name} {_SPARK_TYPES[f.type]}" for f in schema) for schema in (EVENT, TAKEN))
+SCHEMA, TAKEN_SCHEMA, KEPT_SCHEMA = (
+    ", ".join(f"{f.name} {_spark_type(f.type)}" for f in schema) for schema in (EVENT, TAKEN, KEPT)
+)
 
 
-def files_frame(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
+def files_frame(spark: SparkSession, paths: Sequence[str], schema: str = SCHEMA) -> DataFrame:
     if not paths:
-        return spark.createDataFrame([], SCHEMA)
-    return spark.read.schema(SCHEMA).parquet(*paths)
+        return spark.createDataFrame([], schema)
+    return spark.read.schema(schema).parquet(*paths)
 
 
 def with_paths(frame: DataFrame, predicates: Sequence[Predicate]) -> tuple[DataFrame, Alias]:

@@ -7,10 +7,18 @@ All else is ordered by time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING
+
+from evermark.log.format import KEPT
+from evermark.log.frames import KEPT_SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+TABLE = ("key", "op", "payload", "event_time", "schema_version", "event_id", "position")
 
 _POSTGRES_POSITION = "^[0-9a-f]{24}:[0-9a-f]{16}:[0-9a-f]{8}$"
 
@@ -89,6 +97,12 @@ select * from (
 ) where not coalesce(moved and older_tx = tx and not older_gone and older_payload <> before, false)
 """
 
+_NEWEST_HERE = """
+select * from (
+    select *, row_number() over (partition by partition, row_key order by batch desc, position desc) as newest_here
+    from {marks}
+) where newest_here = 1
+"""
 _NEWEST = """
 select key, op, payload, event_time, schema_version, event_id, position from (
     select *, row_number() over (
@@ -97,13 +111,54 @@ select key, op, payload, event_time, schema_version, event_id, position from (
         select *, count(*) over (partition by row_key) = count(history) over (partition by row_key)
                   and min(history) over (partition by row_key) <=> max(history) over (partition by row_key)
                   as one_history
-        from (
-            select *, row_number() over (
-                partition by partition, row_key order by batch desc, position desc) as newest_here from {marks}
-        ) where newest_here = 1
+        from {newest_here}
     )
 ) where newest = 1 and not gone
 """
+
+# The same in steps, for a table that is kept (`kept_table.py`): rows of KEPT, one for each (partition, row key).
+# `keyed` and `raw` are what `_UNTOLD` and `_WHERE_GONE` ask of the events before; null: it is in the newest event.
+_KEPT_KEYED = """
+select partition, row_key as key, if(keyed is null, payload, keyed.payload) as payload,
+       -1L as batch, '' as position, true as is_kept
+from {kept} where if(keyed is null, key is not null, keyed.known)
+"""
+_KEPT_RAW = """
+select partition, row_key, if(raw is null, tx, raw.tx) as tx, if(raw is null, gone, raw.gone) as gone,
+       if(raw is null, payload, raw.payload) as payload, false as moved, -1L as batch, '' as position, true as is_kept
+from {kept}
+"""
+_DROPPED = """
+select * from (
+    select *, coalesce(moved and lead(tx) over by_key = tx and not lead(gone) over by_key
+                       and lead(payload) over by_key <> before, false) as dropped
+    from {marks} window by_key as (partition by partition, row_key order by batch desc, position desc)
+) where is_kept is null
+"""
+_NEWS = """
+select partition, row_key,
+       max_by(struct(key, op, if(moved, null, payload) as payload, event_time, schema_version, event_id, position,
+                     batch, tx, history, gone, moved), struct(batch, position)) filter (where not dropped) as newest,
+       max_by(struct(tx, gone, payload, dropped), struct(batch, position)) as raw,
+       max_by(struct(payload), struct(batch, position)) filter (where not moved and key is not null) as keyed
+from {marks} group by partition, row_key
+"""
+_KEPT_NAMES = tuple(name for name in KEPT.names if name not in {"partition", "row_key", "raw", "keyed"})
+# Where every new mark of a key was dropped, the event that was the newest still is.
+_MERGED = f"""
+select n.partition, n.row_key,
+       {", ".join(f"if(n.newest is not null, n.newest.{name}, k.{name}) as {name}" for name in _KEPT_NAMES)},
+       if(n.raw.dropped, named_struct('tx', n.raw.tx, 'gone', n.raw.gone, 'payload', n.raw.payload), null) as raw,
+       case when n.newest is not null and not n.newest.moved and n.newest.key is not null then null
+            when n.keyed is not null then named_struct('known', true, 'payload', n.keyed.payload)
+            when k.row_key is null then named_struct('known', false, 'payload', cast(null as string))
+            when k.keyed is not null then k.keyed
+            else named_struct('known', k.key is not null, 'payload', if(k.key is not null, k.payload, null))
+       end as keyed
+from {{news}} as n left join {{kept}} as k on n.partition = k.partition and n.row_key = k.row_key
+"""
+# Who asks for a key that no row is kept for is told the same as by this row, as long as there is one partition.
+_FORGETTABLE = "gone and payload is null and raw is null and keyed is null"
 
 
 def implied_table(spark: SparkSession, events: DataFrame) -> DataFrame:
@@ -111,7 +166,103 @@ def implied_table(spark: SparkSession, events: DataFrame) -> DataFrame:
     truncates of one stream."""
     placed = events.selectExpr("*", *_PLACED)
     standing = spark.sql(_AFTER_TRUNCATES, events=placed, truncates=spark.sql(_TRUNCATES, events=placed))
+    marks = spark.sql(_WHERE_GONE, marks=spark.sql(_MARKS, events=_told(standing)))
+    return spark.sql(_NEWEST, newest_here=spark.sql(_NEWEST_HERE, marks=marks))
+
+
+def _told(standing: DataFrame) -> DataFrame:
+    """With the key that each event took away from its record."""
     images = standing.selectExpr("*", _UNTOLD).selectExpr("*", *_IMAGES)
-    told = images.selectExpr("*", _LEFT_KEY).drop("untold", "new", "old", "parts", "old_values")
-    marks = spark.sql(_WHERE_GONE, marks=spark.sql(_MARKS, events=told))
-    return spark.sql(_NEWEST, marks=marks)
+    return images.selectExpr("*", _LEFT_KEY).drop("untold", "new", "old", "parts", "old_values")
+
+
+@dataclass(frozen=True)
+class Truncates:
+    """The last truncate of a partition and history."""
+
+    partition: int
+    history: str | None
+    batch: int
+    position: str
+    commit: str
+    event_id: str
+    moment_us: int
+
+
+_TRUNCATES_SCHEMA = (
+    "partition int, history string, batch bigint, position string, commit string, event_id string, moment_us bigint"
+)
+
+
+def last_truncates(spark: SparkSession, events: DataFrame) -> list[Truncates]:
+    found = spark.sql(_TRUNCATES, events=events.selectExpr("*", *_PLACED))
+    rows = found.selectExpr("partition", "history", "at.*", "made.*", "unix_micros(moment) as moment_us").collect()
+    return [Truncates(**row.asDict()) for row in rows]
+
+
+def kept_rows(
+    spark: SparkSession,
+    events: DataFrame,
+    truncates: Sequence[Truncates] = (),
+    kept: DataFrame | None = None,
+    *,
+    few: bool = False,
+) -> DataFrame:
+    """Rows of KEPT for every key that these events speak of, where `kept` has the rows from before them.
+
+    No event may be a truncate, except that `truncates` has it. `few`: the events fit into every task's memory.
+    """
+    standing = events.where("op <> 'truncate'").selectExpr("*", *_PLACED)
+    if truncates:
+        rows = spark.createDataFrame([tuple(vars(one).values()) for one in truncates], _TRUNCATES_SCHEMA).selectExpr(
+            "partition", "history", "struct(batch, position) as at", "struct(commit, event_id) as made",
+            "timestamp_micros(moment_us) as moment",
+        )  # fmt: skip
+        standing = spark.sql(_AFTER_TRUNCATES, events=standing, truncates=rows)
+    before = kept if kept is not None else spark.createDataFrame([], KEPT_SCHEMA)
+    asked = _of_keys(before, standing.selectExpr("partition", "key as row_key"), few)
+    known = standing.unionByName(spark.sql(_KEPT_KEYED, kept=asked), allowMissingColumns=True)
+    marks = spark.sql(_MARKS, events=_told(known).where("is_kept is null"))
+    before = _of_keys(before, marks.select("partition", "row_key"), few)
+    all_marks = marks.unionByName(spark.sql(_KEPT_RAW, kept=before), allowMissingColumns=True)
+    news = spark.sql(_NEWS, marks=spark.sql(_DROPPED, marks=all_marks))
+    return spark.sql(_MERGED, news=news, kept=before).select(*KEPT.names)
+
+
+def _of_keys(kept: DataFrame, keys: DataFrame, few: bool) -> DataFrame:
+    wanted = keys.distinct()
+    return kept.join(wanted.hint("broadcast") if few else wanted, ["partition", "row_key"], "left_semi")
+
+
+def merged_layers(layers: Sequence[DataFrame], *, few: bool, alone: bool) -> DataFrame:
+    """Rows of KEPT out of those of several layers, the oldest first: of each key the row of the newest layer.
+
+    `few`: the layers after the first fit into every task's memory. `alone`: all rows are of one partition.
+    """
+    first, *later = layers
+    if not later:
+        return first
+    over = later[0]
+    if len(later) > 1:
+        numbered = [layer.selectExpr("*", f"{number} as layer") for number, layer in enumerate(later)]
+        ranked = reduce(lambda some, more: some.unionByName(more), numbered).selectExpr(
+            "*", "row_number() over (partition by partition, row_key order by layer desc) as nth"
+        )
+        over = ranked.where("nth = 1").select(*KEPT.names)
+    by = ["row_key"] if alone else ["partition", "row_key"]  # every row of the table is looked up: the less the better
+    keys = over.select(*by)
+    stays = first.join(keys.hint("broadcast") if few else keys, by, "left_anti")
+    return stays.select(*KEPT.names).unionByName(over)
+
+
+def without_forgettable(kept: DataFrame) -> DataFrame:
+    """For the lowest layer of a stream that is in one partition."""
+    return kept.where(f"not coalesce({_FORGETTABLE}, false)")
+
+
+def table_of(spark: SparkSession, kept: DataFrame, partitions: int) -> DataFrame:
+    """The table, out of the rows of KEPT of all partitions."""
+    if partitions > 1:
+        made = kept.selectExpr("*", "struct(substring(position, 1, 41) as commit, event_id) as made")
+        return spark.sql(_NEWEST, newest_here=made)
+    return kept.where("not gone").select(*TABLE)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from evermark.errors import NotFoundError
 from evermark.log.frames import files_frame, where_matches
-from evermark.log.implied import implied_table
+from evermark.log.kept_table import KeptTable
 from evermark.log.read import FileRange, LogReader, moment_of, sources_at, within
 
 if TYPE_CHECKING:
@@ -59,14 +59,15 @@ class Log:
         """The table the log implies: the newest image of every key that is still there, as of a time.
 
         A key is gone when its record was deleted, or has another key since. An event without a time counts from when
-        it was taken; an event without a key stands for itself.
+        it was taken; an event without a key stands for itself. Events that retention removed imply nothing.
+
+        Without `as_of`, what was found is kept beside the log, and the next call reads only what came since: the call
+        itself then does that work, and the frame is to be read within the hour.
         """
-        events = self.read(spark, source=source, stream=stream)
-        events = events.where("op in ('insert', 'update', 'delete', 'read', 'truncate')")
-        if as_of is not None:
-            frame = events.selectExpr("*", "coalesce(event_time, ingested_at) as _at")
-            events = frame.where(frame["_at"] <= moment_of(as_of)).drop("_at")
-        return implied_table(spark, events)
+        self._names(source)
+        folder = Path(self.path) / source
+        kept = KeptTable(spark, folder, stream, LogReader(folder).files())
+        return kept.table(moment_of(as_of) if as_of is not None else None)
 
     def _names(self, source: str | None) -> list[str]:
         names = self.sources()

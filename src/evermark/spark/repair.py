@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -17,6 +18,7 @@ from evermark.ingest.repair.steps import FoundFile, RepairTarget
 from evermark.log.base import LogFile
 from evermark.log.frames import TAKEN_SCHEMA, files_frame
 from evermark.log.implied import implied_table
+from evermark.log.kept_table import KeptTable
 from evermark.log.read import FileRange, within
 from evermark.log.write import BatchWriter
 from evermark.sources.base import Gap
@@ -36,9 +38,9 @@ select concat('r', left(sha2(concat_ws('\\n', :position, :stream, key), 256), 39
        coalesce(event_time, current_timestamp()) as event_time,
        now as payload, was as before, array('repaired') as flags
 from (
-    select coalesce(f.key, i.key) as key, f.payload as now, i.payload as was, f.event_time
+    select coalesce(f.key, i.key) as key, f.payload as now, i.payload as was, f.event_time, f.op as found_as
     from {found} as f full outer join {implied} as i on f.key = i.key
-) where now is distinct from was
+) where now is distinct from was and key is not null and coalesce(found_as, '') <> 'poison'
 """
 
 
@@ -52,7 +54,9 @@ def found_missing(
 ) -> list[FoundFile]:
     """The gap's events that the log lacks, in order: files written, nothing committed."""
     if gap.is_state:
-        return _written(differences(spark, gap, [file.path for file in files], wanted.partition), gap, wanted, folder)
+        differing = differences(spark, gap, files, wanted.partition, folder)
+        # A key that one record left may be another's by now: its delete comes first.
+        return _written(differing, gap, wanted, folder, rows_max, order=("op", "event_id"))
     if not gap.pieces:
         return []
     # An event has one time: files that are older than the oldest candidate cannot hold any; poison has none.
@@ -62,23 +66,28 @@ def found_missing(
     return _written(missing, gap, wanted, folder, rows_max)
 
 
-def differences(spark: SparkSession, gap: Gap, paths: Sequence[str], partition: int) -> DataFrame:
+def differences(spark: SparkSession, gap: Gap, files: Sequence[FileRange], partition: int, folder: Path) -> DataFrame:
     """What has to happen to the records that the log implies, so that they are the records of the gap's pieces.
 
     Streams are compared one by one: the log implies a table for each of them.
     """
-    logged = files_frame(spark, paths).where(f"op in ({_RECORD_OPS})")
+    pieces = gap.pieces
+    logged = files_frame(spark, [file.path for file in files]).where(f"op in ({_RECORD_OPS})")
+    alone = all(file.partition_min == file.partition_max == partition for file in files)
     # A truncate stands in one partition, and ends the records of all.
     mine = logged.where(f"partition = {partition} or op = 'truncate'")
     known = {row[0] for row in mine.select("stream").distinct().collect()}
     # A stream that is not chosen any more has no piece: its records are not gone, they are not looked at.
-    names = {name for name in known if gap.covers(name)} | {piece.detail["stream"] for piece in gap.pieces}
+    names = {name for name in known if gap.covers(name)} | {piece.detail["stream"] for piece in pieces}
     parts = []
     for name in sorted(names):
-        implied = implied_table(spark, mine.where(mine["stream"] == name)).select("key", "payload")
-        here = _candidates(spark, gap, [n for n, piece in enumerate(gap.pieces) if piece.detail["stream"] == name])
+        if alone:
+            implied = KeptTable(spark, folder, name, files).table()
+        else:
+            implied = implied_table(spark, mine.where(mine["stream"] == name))
+        here = _candidates(spark, gap, [n for n, piece in enumerate(pieces) if piece.detail["stream"] == name])
         about = {"stream": name, "position": gap.position}
-        parts.append(spark.sql(_DIFFERENCES, about, implied=implied, found=here))
+        parts.append(spark.sql(_DIFFERENCES, about, implied=implied.select("key", "payload"), found=here))
     empty = spark.createDataFrame([], TAKEN_SCHEMA)
     return reduce(lambda all_, some: all_.unionByName(some, allowMissingColumns=True), parts, empty)
 
@@ -91,9 +100,14 @@ def _candidates(spark: SparkSession, gap: Gap, pieces: Sequence[int] | None = No
 
 
 def _written(
-    missing: DataFrame, gap: Gap, wanted: RepairTarget, folder: Path, rows_max: int = BATCH_ROWS_MAX
+    missing: DataFrame,
+    gap: Gap,
+    wanted: RepairTarget,
+    folder: Path,
+    rows_max: int,
+    order: Sequence[str] = ("position", "event_id"),
 ) -> list[FoundFile]:
-    in_order = missing.repartition(1).sortWithinPartitions("position", "event_id")
+    in_order = missing.repartition(1).sortWithinPartitions(*order)
     write = _Write(gap, folder, wanted, rows_max)
     try:
         rows = [json.loads(row[0]) for row in in_order.mapInArrow(write, "row string").collect()]
@@ -101,7 +115,7 @@ def _written(
         raise
     except Exception as error:
         raise engine_error(f"looking for what the log of {wanted.source} lacks failed", error) from error
-    return [FoundFile(LogFile(**row["file"]), str(row["end"])) for row in rows]
+    return [FoundFile(LogFile(**row["file"]), str(row["end"]), row["ops"]) for row in rows]
 
 
 @dataclass(frozen=True)
@@ -132,7 +146,8 @@ class _Write:
             file = writer.write_all(self._placed(some, placed))
             placed += sum(part.num_rows for part in some)
             end = self.gap.positions(placed, 1)[0].as_py()
-            row = json.dumps({"file": vars(file) if file else None, "end": end})
+            ops = Counter(op for part in some for op in part.column("op").to_pylist())
+            row = json.dumps({"file": vars(file) if file else None, "end": end, "ops": ops})
             yield pa.RecordBatch.from_arrays([pa.array([row])], names=["row"])
 
     def _placed(self, parts: Sequence[pa.RecordBatch], first: int) -> Iterator[pa.RecordBatch]:

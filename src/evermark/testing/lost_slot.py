@@ -130,7 +130,7 @@ def one_of_several_repaired(scene: Scene, events: int) -> Instance:
         scene.wait_delivered(20)
         write_many(scene.dsn, events)
         with psycopg.connect(scene.dsn, autocommit=True) as conn:
-            until(lambda: _dropped(conn, f"{SLOT}_p1"), "the slot is dropped")
+            until(lambda: slot_is_dropped(conn, f"{SLOT}_p1"), "the slot is dropped")
         _closed(running)
     finally:
         writer.finish()
@@ -139,7 +139,7 @@ def one_of_several_repaired(scene: Scene, events: int) -> Instance:
     return running
 
 
-def _dropped(conn: psycopg.Connection[tuple[object, ...]], slot: str) -> bool:
+def slot_is_dropped(conn: psycopg.Connection[tuple[object, ...]], slot: str) -> bool:
     """A slot in use cannot be dropped: its reader is ended first, and may be quicker to come back."""
     reader = "select pg_terminate_backend(active_pid, 1000) from pg_replication_slots where slot_name = %s"
     conn.execute(reader, (slot,))

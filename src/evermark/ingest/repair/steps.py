@@ -6,7 +6,8 @@ Nothing in here knows Spark, Delta or Postgres: the simulator runs it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import pairwise
@@ -38,10 +39,11 @@ class RepairTarget:
 
 @dataclass(frozen=True)
 class FoundFile:
-    """A file with some missing events; `end` is the position after the last of them."""
+    """A file with some missing events; `end` is the position after the last of them, `ops` how many of each kind."""
 
     file: LogFile
     end: str
+    ops: Mapping[str, int] = field(default_factory=dict)
 
 
 def batches_of(found: Sequence[FoundFile], gap: Gap, wanted: RepairTarget) -> list[Taken]:
@@ -73,7 +75,8 @@ class RepairNews(Protocol):
 
     def taken(self, taken: Taken) -> None: ...
 
-    def closed(self, recovery: Recovery, gap: Gap, rows: int) -> None: ...
+    def closed(self, recovery: Recovery, gap: Gap, rows: int, ops: Mapping[str, int]) -> None:
+        """All `rows` that the log lacked are taken; `ops`: how many of each kind, where that is known."""
 
     def ended(self, recovery: Recovery, error: EvermarkError | None) -> None:
         """Reading may go on; or, with an error, a person has to look."""
@@ -230,7 +233,7 @@ class Repairer:
             taker.take(taken, repaired=True)
             self.news.taken(taken)
             rows += taken.rows
-        self.news.closed(recovery, gap, rows)
+        self.news.closed(recovery, gap, rows, sum((Counter(one.ops) for one in found), Counter()))
         return rows
 
     def _past(self, partition: int) -> list[Recovery]:

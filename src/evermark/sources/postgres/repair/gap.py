@@ -75,7 +75,7 @@ class OutboxGap(Gap):
         found: list[Slice] = []
         oldest: list[datetime] = []
         whole_log = False
-        with _seeing(self.snapshot, self.target) as link:
+        with seeing(self.snapshot, self.target) as link:
             # Not in an outbox of version 2. If it comes after this, it is null in all that the snapshot shows.
             (previous_key,) = link.one(filled(_PREVIOUS_KEY, self.target), doing="looking at the columns of events")
             for table, blocks in link.rows(filled(_TABLES, self.target), doing="listing partitions"):
@@ -106,7 +106,7 @@ class OutboxGap(Gap):
         )
         copy_out = sql.SQL("copy ({}) to stdout").format(query)
         with (
-            _seeing(self.snapshot, self.target) as link,
+            seeing(self.snapshot, self.target) as link,
             translated(link.dsn, "reading events the log may lack"),
             link.connection.cursor().copy(copy_out) as copy,
         ):
@@ -154,7 +154,7 @@ class OutboxGap(Gap):
 
 
 @contextmanager
-def _seeing(snapshot: str, target: PostgresTarget) -> Iterator[Link]:
+def seeing(snapshot: str, target: PostgresTarget) -> Iterator[Link]:
     """A connection that sees exactly what the exported snapshot shows."""
     with connect(target.dsn) as link:
         with translated(link.dsn, "going back to the moment of the new slot"):

@@ -1,71 +1,127 @@
-"""A slot of tables that was lost, or whose publication was changed: a person may go on from a new slot, and accept the
-gap. Nothing of the gap is taken: that needs the tables compared with what the log implies of them."""
+"""A slot of tables that was lost, or whose publication was changed: the tables as they are where the new slot begins.
+
+Their rows are compared with what the log implies of them (`Gap.is_state`). The new slot shows its moment as a snapshot,
+which lasts as long as the connection that made it; tasks read the tables as that snapshot has them, by ranges of keys.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, ClassVar
 
+import numpy as np
 import pyarrow as pa
 
-from evermark.errors import SetupError
+from evermark.errors import EvermarkError, SetupError
 from evermark.sources.base import Gap, Slice
-from evermark.sources.postgres.failures import translated
-from evermark.sources.postgres.lsn import Incarnation
+from evermark.sources.postgres.connect import Link
+from evermark.sources.postgres.failures import translated, where
+from evermark.sources.postgres.lsn import Incarnation, Position, positions
 from evermark.sources.postgres.outbox import filled
+from evermark.sources.postgres.repair.gap import seeing
 from evermark.sources.postgres.repair.server import PostgresRepairServer
 from evermark.sources.postgres.repair.steps import NewSlot, OutboxRepair
 from evermark.sources.postgres.survey import Survey
 from evermark.sources.postgres.tables.publication import look, publication_sql
-from evermark.sources.postgres.target import PostgresTarget
+from evermark.sources.postgres.tables.scan import KeyRange, TableScan
+from evermark.sources.postgres.tables.versions import TableVersion, TableVersions
+from evermark.sources.postgres.target import PostgresTarget, TableChoice
 
 WAIT_S = 3600.0
+# A table with more rows than this is read in pieces of so many.
+PIECE_ROWS = 500_000
+# A guess is enough; of a table that was never analyzed, by its size.
+_ROWS_ABOUT = """
+select coalesce(sum(greatest(c.reltuples, pg_catalog.pg_relation_size(c.oid) / 200)), 0)::bigint
+from pg_catalog.pg_class c where c.relkind = 'r' and (c.oid = %s::text::regclass
+    or c.oid in (select relid from pg_catalog.pg_partition_tree(%s::text::regclass)))
+"""
 
 
-def repair_of(target: PostgresTarget, on_finished: Callable[[], None]) -> TablesRepair:
-    return TablesRepair(target, TablesRepairServer(target, WAIT_S), on_finished)
+def repair_of(
+    target: PostgresTarget, versions: Callable[[], TableVersions], on_finished: Callable[[], None] = lambda: None
+) -> OutboxRepair:
+    return OutboxRepair(target, TablesRepairServer(target, WAIT_S, versions), on_finished)
 
 
-def _refused() -> SetupError:
-    return SetupError(
-        "what changed while the slot of tables was lost cannot be found in this version",
-        hint="to go on from now, and accept the gap: `evermark source recover --choice skip`",
-    )
-
-
-class TablesRepair(OutboxRepair):
-    """The steps of an outbox's repair, at a person's word alone."""
-
-    def begin(self, stopped: Callable[[], bool], left_at: str | None = None) -> Gap:
-        if left_at is not None:
-            raise _refused()
-        return super().begin(stopped, left_at)
-
-
-@dataclass(frozen=True)
+@dataclass
 class TablesGap(Gap):
-    """Reading goes on where the new slot begins."""
+    """What is found stands one byte below the LSN reading goes on from: no record begins there."""
 
+    target: PostgresTarget
+    snapshot: str
     incarnation: Incarnation
     lsn: int
+    latest: Mapping[str, TableVersion]  # what is remembered of the tables, by stream
+    found: Sequence[Slice] = ()
+    trouble: EvermarkError | None = None  # why no pieces were found
+    is_state: ClassVar[bool] = True  # type: ignore[misc]
     since = None
 
     @property
     def pieces(self) -> Sequence[Slice]:  # type: ignore[override]
-        raise _refused()
+        """Raises the trouble only here: a person may skip a gap that cannot be looked through."""
+        if self.trouble is not None:
+            raise self.trouble
+        return self.found
 
     @property
     def position(self) -> str:
         return self.incarnation.at(self.lsn)
 
-    def read(self, piece: Slice) -> Iterator[pa.RecordBatch]:
-        raise _refused()
+    def covers(self, stream: str) -> bool:
+        return any(table.stream == stream for table in self.target.tables)
 
     def positions(self, first: int, count: int) -> pa.Array:
-        raise _refused()
+        lsns = np.full(count, self.lsn - 1, dtype=np.uint64)
+        return positions(self.incarnation, lsns, np.arange(first, first + count, dtype=np.uint32))
+
+    def survey(self) -> None:
+        """Find the pieces."""
+        found: list[Slice] = []
+        with seeing(self.snapshot, self.target) as link:
+            for choice in self.target.tables:
+                scan = self._scan(link, choice)
+                if not scan.table.keys:
+                    raise _without_key(link, choice)
+                (rows,) = link.one(_ROWS_ABOUT, (choice.name, choice.name), doing=f"looking at {choice.name}")
+                bounds = list(scan.bounds(PIECE_ROWS)) if rows > PIECE_ROWS else []
+                for after, upto in pairwise([None, *bounds, None]):
+                    detail = {"stream": choice.stream, "after": json.dumps(after), "upto": json.dumps(upto)}
+                    found.append(Slice(0, "", self.position, detail))
+        self.found = tuple(found)
+
+    def read(self, piece: Slice) -> Iterator[pa.RecordBatch]:
+        (choice,) = (table for table in self.target.tables if table.stream == piece.detail["stream"])
+        keys = KeyRange(_key(piece.detail["after"]), _key(piece.detail["upto"]))
+        with seeing(self.snapshot, self.target) as link:
+            yield from self._scan(link, choice).rows(keys)
+
+    def _scan(self, link: Link, choice: TableChoice) -> TableScan:
+        return TableScan(link, self.target, choice, self.latest.get(choice.stream))
+
+
+def _key(text: str) -> tuple[str, ...] | None:
+    found: Any = json.loads(text)
+    return tuple(found) if found is not None else None
+
+
+def _without_key(link: Link, choice: TableChoice) -> SetupError:
+    return SetupError(
+        f"table {choice.name} at {where(link.dsn)} has no key: its changes while the slot was lost cannot be found",
+        hint="give it a primary key and say `evermark source recover --choice repair`; or take it out of the file; or,"
+        " to go on from now and accept the gap: `evermark source recover --choice skip`",
+    )
 
 
 class TablesRepairServer(PostgresRepairServer):
+    def __init__(self, target: PostgresTarget, wait_s: float, versions: Callable[[], TableVersions]) -> None:
+        super().__init__(target, wait_s)
+        self._versions = versions
+
     def look(self) -> Survey:
         return look(self._link, self._target)
 
@@ -81,4 +137,10 @@ class TablesRepairServer(PostgresRepairServer):
         return None
 
     def gap(self, new: NewSlot, incarnation: Incarnation, floor: str | None) -> Gap:
-        return TablesGap(incarnation, new.lsn)
+        latest = self._versions().before(Position.parse(incarnation.at(new.lsn)))
+        gap = TablesGap(self._target, new.snapshot, incarnation, new.lsn, latest)
+        try:
+            gap.survey()
+        except SetupError as error:
+            gap.trouble = error
+        return gap

@@ -96,7 +96,7 @@ class PostgresTables(SlotSource):
             return False  # a reader has come meanwhile, or the look took too long
 
     def repair(self, partition: int) -> Repair:
-        return repair_of(self._target, on_finished=self._renew)
+        return repair_of(self._target, lambda: self._versions, self._renew)
 
     def _renew(self) -> None:
         """What was known of the old slot's WAL says nothing of the new one's."""

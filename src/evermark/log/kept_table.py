@@ -1,0 +1,470 @@
+"""A stream's table, kept beside its log, so that the next reader reads only the events that came since.
+
+`<log>/<source>/_tables/<digest of the stream>/` holds Parquet files of KEPT rows in layers: the lowest has a row for
+each key, every later one the rows of keys that events spoke of since. `kept.json` names the layers, and says up to
+which batch of each partition they hold everything. Nothing in it is truth: it may be deleted at any time, and what does
+not fit the log (another log, batches set aside or removed by retention, a damaged file) is not used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from evermark.disk import sync_file, sync_folder, write_whole
+from evermark.log.format import KEPT
+from evermark.log.frames import KEPT_SCHEMA, files_frame
+from evermark.log.implied import (
+    Truncates,
+    implied_table,
+    kept_rows,
+    last_truncates,
+    merged_layers,
+    table_of,
+    without_forgettable,
+)
+from evermark.log.newest_rows import RECORD_OPS, NewestRows, NotPlain, Part, Wanted, buckets_for, parts_of, runs_of
+from evermark.log.read import FileRange
+from evermark.log.row_reader import row_groups
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+FORMAT = 1
+FOLDER = "_tables"
+# Of smaller logs nothing is kept: reading them takes no time.
+KEPT_FROM_ROWS = 50_000
+# So many events are looked at where they are asked for; more, by Spark's tasks.
+HERE_ROWS_MAX = 200_000
+# Later layers become one when they are so many, and become part of the lowest when they are so large.
+LAYERS_MAX = 16
+SHARE_MAX = 0.25
+SMALL_ROWS = 20_000
+FEW_ROWS = 1_000_000
+UNUSED_AGE_S = 3600.0
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class KeptFile:
+    name: str
+    rows: int
+    size: int
+    crc: int
+
+
+@dataclass(frozen=True)
+class Mark:
+    """How far a partition was read: its last batch, how many events it had up to there, and when that batch was taken,
+    which tells it from another batch of this number."""
+
+    batch: int
+    rows: int
+    taken_us: int
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Its own files; all else is said of this layer with all below it."""
+
+    files: tuple[KeptFile, ...]
+    marks: Mapping[int, Mark]
+    partitions: tuple[int, ...]  # that have events of the stream
+    truncates: tuple[Truncates, ...] = ()
+    moment_us_max: int | None = None  # no event is later; None: not known
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in self.files)
+
+
+def layer_from(body: Mapping[str, Any]) -> Layer:
+    return Layer(
+        tuple(KeptFile(**file) for file in body["files"]),
+        {int(partition): Mark(**mark) for partition, mark in body["marks"].items()},
+        tuple(body["partitions"]),
+        tuple(Truncates(**one) for one in body["truncates"]),
+        body["moment_us_max"],
+    )
+
+
+def usable(layers: Sequence[Layer], as_of: datetime | None, fits: Callable[[Layer], bool]) -> list[Layer]:
+    """The most layers, from the lowest on, that hold nothing later than `as_of` and fit the log."""
+    for count in range(len(layers), 0, -1):
+        top = layers[count - 1]
+        early = as_of is None or (top.moment_us_max is not None and top.moment_us_max <= _us(as_of))
+        if early and fits(top):
+            return list(layers[:count])
+    return []
+
+
+def to_fold(layers: Sequence[Layer]) -> int | None:
+    """From which layer on all are made one; None: they stay."""
+    later = sum(layer.rows for layer in layers[1:])
+    if later > max(SMALL_ROWS, SHARE_MAX * layers[0].rows):
+        return 0
+    return 1 if len(layers) > LAYERS_MAX else None
+
+
+def moment_us_max(files: Iterable[FileRange]) -> int | None:
+    """A time that no event of the files is later than; None: not known."""
+    found = [0]
+    for file in files:
+        timed = file.timeless is None or file.timeless < file.rows
+        if (timed and file.event_time_max is None) or (file.timeless != 0 and file.ingested_at_max is None):
+            return None
+        found += [_us(at) for at in (file.event_time_max, file.ingested_at_max if file.timeless != 0 else None) if at]
+    return max(found)
+
+
+def _us(moment: datetime) -> int:
+    return round((moment - _EPOCH).total_seconds() * 1_000_000)
+
+
+class LogFiles:
+    """The files of one snapshot of a log, each of a single partition."""
+
+    def __init__(self, files: Sequence[FileRange]) -> None:
+        self.files = files
+        self.rows = sum(file.rows for file in files)
+
+    def marks(self) -> dict[int, Mark]:
+        """Where every partition ends."""
+        last: dict[int, int] = {}
+        for file in self.files:
+            last[file.partition_min] = max(last.get(file.partition_min, 0), file.batch_max)
+        return {
+            partition: Mark(batch, self._rows_to(partition, batch), self._taken_us(partition, batch))
+            for partition, batch in last.items()
+        }
+
+    def after(self, marks: Mapping[int, Mark]) -> list[FileRange]:
+        return [f for f in self.files if f.partition_min not in marks or f.batch_max > marks[f.partition_min].batch]
+
+    def fit(self, layer: Layer) -> bool:
+        return all(
+            mark.rows == self._rows_to(partition, mark.batch) and mark.taken_us == self._taken_us(partition, mark.batch)
+            for partition, mark in layer.marks.items()
+        )
+
+    def _rows_to(self, partition: int, batch: int) -> int:
+        mine = [file for file in self.files if file.partition_min == partition]
+        whole = sum(file.rows for file in mine if file.batch_max <= batch)
+        cut = [file for file in mine if file.batch_min <= batch < file.batch_max]
+        return whole + sum(int((rows["batch"].to_numpy() <= batch).sum()) for rows in _rows_about(cut, batch, to=True))
+
+    def _taken_us(self, partition: int, batch: int) -> int:
+        """When the batch was taken; -1 where the log has no event of it."""
+        mine = [f for f in self.files if f.partition_min == partition and f.batch_min <= batch <= f.batch_max]
+        times = [
+            pc.max(rows["ingested_at"].filter(pc.equal(rows["batch"], batch)).cast(pa.int64())).as_py()
+            for rows in _rows_about(mine, batch)
+        ]
+        return max((at for at in times if at is not None), default=-1)
+
+
+def _rows_about(files: Sequence[FileRange], batch: int, *, to: bool = False) -> Iterator[pa.Table]:
+    """Batch and time of the row groups that may hold the batch; `to`: or one before it."""
+    for file in files:
+        with pq.ParquetFile(file.path) as parquet:
+            for group, _ in row_groups(parquet, "batch", lambda s: s.min <= batch and (to or batch <= s.max)):
+                yield parquet.read_row_group(group, columns=["batch", "ingested_at"], use_threads=False)
+
+
+@dataclass
+class Shelf:
+    """The folder of one stream's kept table. Two processes that write it at once do not harm each other: each writes
+    files of its own, and the later `kept.json` stays."""
+
+    log: Path
+    stream: str
+    clock: Callable[[], float] = time.time
+    folder: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.folder = self.log / FOLDER / hashlib.sha256(self.stream.encode()).hexdigest()[:32]
+
+    def layers(self) -> list[Layer]:
+        """As they were written; none where anything is not as it was written."""
+        try:
+            body = json.loads((self.folder / "kept.json").read_text())
+            if body["format"] != FORMAT or body["stream"] != self.stream:
+                return []
+            layers = [layer_from(layer) for layer in body["layers"]]
+            whole = all(self._is_whole(file) for layer in layers for file in layer.files)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return []
+        return layers if whole else []
+
+    def _is_whole(self, file: KeptFile) -> bool:
+        path = self.folder / Path(file.name).name
+        return path.stat().st_size == file.size and _crc(path) == file.crc
+
+    def frame(self, spark: SparkSession, layer: Layer) -> DataFrame:
+        return files_frame(spark, [str(self.folder / file.name) for file in layer.files], KEPT_SCHEMA)
+
+    def open(self) -> bool:
+        """Make the folder; False where nothing can be kept."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            return False
+        return os.access(self.folder, os.W_OK)
+
+    def keep(self, layers: Sequence[Layer]) -> None:
+        used = {file.name for layer in layers for file in layer.files}
+        for layer in self.layers():
+            for file in layer.files:
+                if file.name not in used:
+                    with suppress(FileNotFoundError):  # a reader was given it a moment ago: its hour begins now
+                        os.utime(self.folder / file.name)
+        sync_folder(self.folder)
+        body = {"format": FORMAT, "stream": self.stream, "layers": [asdict(layer) for layer in layers]}
+        write_whole(self.folder / "kept.json", json.dumps(body), replace=True)
+        for path in self.folder.iterdir():
+            with suppress(OSError):
+                if path.name in used or path.name == "kept.json" or not self._is_old(path):
+                    continue
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def _is_old(self, path: Path) -> bool:
+        return self.clock() - path.stat().st_mtime >= UNUSED_AGE_S
+
+    def written(self, frame: DataFrame) -> tuple[KeptFile, ...]:
+        """Files with these rows, by Spark."""
+        draft = self.folder / f"draft-{secrets.token_hex(8)}"
+        try:
+            frame.write.option("compression", "snappy").parquet(str(draft))
+            return tuple(self._moved(path) for path in sorted(draft.glob("*.parquet")))
+        except Exception as error:  # if it was not the disk but the query, the next try without keeping says so
+            raise OSError(f"the table of {self.stream} could not be kept") from error
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+
+    def _moved(self, path: Path) -> KeptFile:
+        target = self.folder / f"{secrets.token_hex(16)}.parquet"
+        path.rename(target)
+        return described(target)
+
+
+def described(path: Path) -> KeptFile:
+    sync_file(path)
+    return KeptFile(path.name, pq.read_metadata(path).num_rows, path.stat().st_size, _crc(path))
+
+
+def _crc(path: Path) -> int:
+    found = 0
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            found = zlib.crc32(piece, found)
+    return found
+
+
+@dataclass(frozen=True)
+class _Newest:
+    """One bucket of a stream's keys, by one task: its rows as a file, and a row that tells of it."""
+
+    folder: Path
+    wanted: Wanted
+    runs: Sequence[Sequence[Part]]
+    forget: bool
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for bucket in batch.column(0).to_pylist():
+                row = json.dumps(self.bucket(int(bucket)))
+                yield pa.RecordBatch.from_arrays([pa.array([row])], names=["row"])
+
+    def bucket(self, number: int) -> dict[str, Any]:
+        newest = NewestRows(replace(self.wanted, bucket=number))
+        path = self.folder / f"{secrets.token_hex(16)}.parquet"
+        try:
+            with pq.ParquetWriter(path, KEPT, compression="snappy", use_dictionary=["op"]) as writer:
+                for rows in newest.batches(self.runs):
+                    writer.write_table(_remembered(rows) if self.forget else rows)
+        except NotPlain as why:
+            path.unlink(missing_ok=True)
+            return {"not_plain": str(why)}
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            return {"failed": str(error)}
+        return {"file": asdict(described(path)), "partitions": sorted(newest.partitions)}
+
+
+def _remembered(rows: pa.Table) -> pa.Table:
+    """Without deletes that say no more than that there is nothing."""
+    return rows.filter(pa.array(~(rows["gone"].to_numpy() & np.asarray(pc.is_null(rows["payload"]).to_numpy(), bool))))
+
+
+@dataclass
+class KeptTable:
+    """The table of one stream of one log, over the files of one snapshot."""
+
+    spark: SparkSession
+    log: Path
+    stream: str
+    files: Sequence[FileRange]
+
+    def __post_init__(self) -> None:
+        self._shelf = Shelf(self.log, self.stream)
+        self._log = LogFiles(self.files)
+
+    def table(self, as_of: datetime | None = None) -> DataFrame:
+        mixed = any(file.partition_min != file.partition_max for file in self.files)
+        if mixed or self._log.rows < KEPT_FROM_ROWS:
+            return implied_table(self.spark, self._events(self.files, (), as_of))
+        layers = usable(self._shelf.layers(), as_of, self._log.fit)
+        if as_of is None and self._shelf.open():
+            try:
+                layers = self._brought_up(layers)
+                return table_of(self.spark, self._merged(layers), len(layers[-1].partitions))
+            except OSError:  # a full disk, say: what cannot be kept can still be told
+                pass
+        return self._told(layers, as_of)
+
+    def _told(self, layers: Sequence[Layer], as_of: datetime | None) -> DataFrame:
+        """Without keeping anything."""
+        marks = layers[-1].marks if layers else {}
+        fresh = self._events(self._log.after(marks), marks, as_of)
+        found = self._look(fresh) if layers else {}
+        if not layers or self._begins_anew(layers[-1], found):
+            return implied_table(self.spark, self._events(self.files, (), as_of))
+        if any(found.values()):
+            return implied_table(self.spark, fresh)
+        below = self._merged(layers)
+        rows = kept_rows(self.spark, fresh, layers[-1].truncates, below)
+        partitions = {*layers[-1].partitions, *found}
+        merged = merged_layers([below, rows], few=False, alone=len(partitions) <= 1)
+        return table_of(self.spark, merged, len(partitions))
+
+    def _brought_up(self, layers: list[Layer]) -> list[Layer]:
+        """The layers with all that the log holds; kept."""
+        marks = layers[-1].marks if layers else {}
+        fresh = self._log.after(marks)
+        if layers and not fresh:
+            return layers
+        try:
+            layers = [*layers, self._plain(layers, fresh)]
+        except NotPlain:
+            layers = self._by_sql(layers, fresh)
+        if (first := to_fold(layers)) is not None:
+            layers = [*layers[:first], self._folded(layers[first:], lowest=first == 0)]
+        self._shelf.keep(layers)
+        return layers
+
+    def _plain(self, layers: Sequence[Layer], fresh: Sequence[FileRange]) -> Layer:
+        marks = layers[-1].marks if layers else {}
+        known = set(layers[-1].partitions) if layers else set()
+        if len(known) > 1:
+            raise NotPlain("its events are in several partitions")
+        rows = sum(file.rows for file in fresh)
+        if not (buckets := buckets_for(rows)):
+            raise NotPlain("the log is too large for this way")
+        after = {partition: mark.batch for partition, mark in marks.items()}
+        by_partition = {file.path: file.partition_min for file in fresh}
+        parts = parts_of([file.path for file in fresh])
+        parts = [part for part in parts if part.batch_max > after.get(by_partition[part.path], -1)]
+        work = _Newest(self._shelf.folder, Wanted(self.stream, after, 0, buckets), runs_of(parts), not layers)
+        if rows <= HERE_ROWS_MAX:
+            told = [work.bucket(0)]
+        else:
+            rows_told = self.spark.range(0, buckets, 1, buckets).mapInArrow(work, "row string").collect()
+            told = [json.loads(row[0]) for row in rows_told]
+        for one in told:
+            if "failed" in one:
+                raise OSError(one["failed"])
+            if "not_plain" in one:
+                raise NotPlain(one["not_plain"])
+        partitions = known.union(*(one["partitions"] for one in told))
+        if len(partitions) > 1:
+            raise NotPlain("its events are in several partitions")
+        files = tuple(KeptFile(**one["file"]) for one in told)
+        return self._layer(files, partitions, (), layers, fresh)
+
+    def _by_sql(self, layers: Sequence[Layer], fresh: Sequence[FileRange]) -> list[Layer]:
+        marks = layers[-1].marks if layers else {}
+        events = self._events(fresh, marks, None)
+        found = self._look(events)
+        if layers and self._begins_anew(layers[-1], found):
+            layers, fresh = [], self.files
+            events = self._events(fresh, (), None)
+            found = self._look(events)
+        partitions = {*(layers[-1].partitions if layers else ()), *found}
+        if layers and not any(found.values()):
+            few = sum(file.rows for file in fresh) <= FEW_ROWS
+            rows = kept_rows(self.spark, events, layers[-1].truncates, self._merged(layers), few=few)
+            files = self._shelf.written(rows)
+            return [*layers, self._layer(files, partitions, layers[-1].truncates, layers, fresh)]
+        # From the beginning; or everything before was truncated away, in the one partition that there is.
+        truncates = tuple(last_truncates(self.spark, events)) if any(found.values()) else ()
+        rows = kept_rows(self.spark, events, truncates)
+        alone = len(partitions) <= 1
+        files = self._shelf.written(without_forgettable(rows) if alone else rows)
+        return [self._layer(files, partitions, () if alone else truncates, layers, fresh)]
+
+    @staticmethod
+    def _begins_anew(top: Layer, found: Mapping[int, int]) -> bool:
+        """A truncate may end events of other partitions, also some that newer ones stand for in a kept row; and of a
+        stream in one partition not all is kept that a second one would ask for."""
+        partitions = {*top.partitions, *found}
+        return len(partitions) > 1 and (any(found.values()) or len(top.partitions) == 1)
+
+    def _look(self, events: DataFrame) -> dict[int, int]:
+        """How many truncates each partition has that has events."""
+        told = events.selectExpr("partition", "if(op = 'truncate', 1, 0) as truncates").groupBy("partition")
+        return {int(row[0]): int(row[1]) for row in told.sum("truncates").collect()}
+
+    def _layer(
+        self,
+        files: tuple[KeptFile, ...],
+        partitions: Iterable[int],
+        truncates: tuple[Truncates, ...],
+        below: Sequence[Layer],
+        fresh: Sequence[FileRange],
+    ) -> Layer:
+        latest = moment_us_max(fresh)
+        if below:
+            was = below[-1].moment_us_max
+            latest = max(latest, was) if latest is not None and was is not None else None
+        return Layer(files, self._log.marks(), tuple(sorted(partitions)), truncates, latest)
+
+    def _folded(self, layers: Sequence[Layer], *, lowest: bool) -> Layer:
+        rows = self._merged(layers)
+        if lowest and len(layers[-1].partitions) <= 1:
+            rows = without_forgettable(rows)
+        return replace(layers[-1], files=self._shelf.written(rows))
+
+    def _merged(self, layers: Sequence[Layer]) -> DataFrame:
+        few = sum(layer.rows for layer in layers[1:]) <= FEW_ROWS
+        alone = len(layers[-1].partitions) <= 1
+        return merged_layers([self._shelf.frame(self.spark, layer) for layer in layers], few=few, alone=alone)
+
+    def _events(
+        self, files: Sequence[FileRange], marks: Mapping[int, Mark] | tuple[()], as_of: datetime | None
+    ) -> DataFrame:
+        """The stream's events in these files, after the batches of the marks."""
+        events = files_frame(self.spark, [file.path for file in files])
+        ops = ", ".join(f"'{op}'" for op in RECORD_OPS)
+        events = events.where(events["stream"] == self.stream).where(f"op in ({ops})")
+        for partition, mark in dict(marks).items():
+            events = events.where(f"partition <> {partition} or batch > {mark.batch}")
+        if as_of is not None:
+            at = events.selectExpr("*", "coalesce(event_time, ingested_at) as _at")
+            events = at.where(at["_at"] <= as_of).drop("_at")
+        return events

@@ -1,0 +1,267 @@
+"""The newest event of every key of a stream, by Arrow alone: for the streams whose table is just that.
+
+It is, where all events of the stream are in one partition, none is a truncate, and none changed a key or might have
+(`implied.py` has the whole rule). Whether it is so is seen on the way; if not, `NotPlain` says why.
+
+Files are read from the newest to the oldest. Of each the columns that tell a key are read; payloads only where a key is
+met for the first time. Keys are split into buckets, so that the memory of a task has a bound.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from evermark.event import with_all_columns
+from evermark.log.format import KEPT
+from evermark.log.row_reader import ROWS as _FIELDS
+
+RECORD_OPS = ("insert", "update", "delete", "read", "truncate")
+# Events that are looked at together: a batch is never in two looks. One that is larger is left to Spark.
+RUN_ROWS = 1_000_000
+RUN_ROWS_MAX = 16_000_000
+BUCKET_ROWS = 32_000_000
+BUCKETS_MAX = 16
+_READERS = 2
+_GROUP_ROWS = 65_536
+_LIGHT = ("partition", "stream", "op", "key", "previous_key", "batch", "schema_version", "before")
+_HEAVY = ("payload", "event_time", "schema_version", "event_id", "position", "tx")
+
+Mask = npt.NDArray[np.bool_]
+I64 = npt.NDArray[np.int64]
+
+
+class NotPlain(Exception):
+    """The stream's table is more than the newest event of every key."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A row group of a log file, and the batches in it."""
+
+    path: str
+    group: int
+    rows: int
+    batch_min: int
+    batch_max: int
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which events: of the stream, after a batch of each partition (all of a partition that is not named)."""
+
+    stream: str
+    after: Mapping[int, int]
+    bucket: int = 0
+    buckets: int = 1
+
+
+def buckets_for(rows: int) -> int:
+    """Into how many parts the keys of a log with so many events are split; 0: too many for this way."""
+    buckets = max(1, -(-rows // BUCKET_ROWS))
+    return buckets if buckets <= BUCKETS_MAX else 0
+
+
+def parts_of(paths: Sequence[str]) -> list[Part]:
+    """Every row group of the files; read by the driver, once."""
+    found = []
+    for path in paths:
+        metadata = pq.read_metadata(path)
+        at = metadata.schema.names.index("batch")
+        for number in range(metadata.num_row_groups):
+            group = metadata.row_group(number)
+            statistics = group.column(at).statistics
+            if statistics is None or not statistics.has_min_max:
+                raise NotPlain(f"{Path(path).name} has no statistics")
+            found.append(Part(path, number, group.num_rows, int(statistics.min), int(statistics.max)))
+    return found
+
+
+def runs_of(parts: Sequence[Part]) -> list[list[Part]]:
+    """The row groups in runs from the newest to the oldest. All of a batch is in one run."""
+    runs: list[list[Part]] = []
+    low = 0
+    for part in sorted(parts, key=lambda p: (p.batch_max, p.batch_min), reverse=True):
+        if runs and (part.batch_max >= low or sum(p.rows for p in runs[-1]) < RUN_ROWS):
+            runs[-1].append(part)
+            low = min(low, part.batch_min)
+        else:
+            runs.append([part])
+            low = part.batch_min
+    if any(sum(part.rows for part in run) > RUN_ROWS_MAX for run in runs):
+        raise NotPlain("a batch, or several that lie across each other, is too large to be looked at by one task")
+    return runs
+
+
+@dataclass(frozen=True)
+class _Keys:
+    """What one row group says of keys: row keys, batches and numbers of the rows that count."""
+
+    key: pa.Array
+    batch: I64
+    row: I64
+    partitions: frozenset[int] = frozenset()
+
+
+class NewestRows:
+    """Of one bucket of keys. `batches` gives KEPT rows; afterwards `partitions` are those that had events.
+
+    Two threads read while a third one looks keys up: Arrow does both without holding Python up.
+    """
+
+    def __init__(self, wanted: Wanted) -> None:
+        self._wanted = wanted
+        self._seen = pa.array([], pa.string())
+        self._open = threading.local()
+        self.partitions: set[int] = set()
+
+    def batches(self, runs: Sequence[Sequence[Part]]) -> Iterator[pa.Table]:
+        with ThreadPoolExecutor(_READERS, "newest rows") as readers:
+            try:
+                ahead = [readers.submit(self._light, part) for part in runs[0]] if runs else []
+                for number, run in enumerate(runs):
+                    found, ahead = ahead, []
+                    if number + 1 < len(runs):
+                        ahead = [readers.submit(self._light, part) for part in runs[number + 1]]
+                    yield from self._run(readers, run, [each.result() for each in found])
+            finally:
+                readers.shutdown(cancel_futures=True)
+                self._open = threading.local()
+
+    def _run(self, readers: ThreadPoolExecutor, run: Sequence[Part], found: Sequence[_Keys]) -> Iterator[pa.Table]:
+        self.partitions.update(*(each.partitions for each in found))
+        if len(self.partitions) > 1:
+            raise NotPlain("its events are in several partitions")
+        coded = pa.chunked_array([each.key for each in found], pa.string()).combine_chunks().dictionary_encode()
+        if isinstance(coded, pa.ChunkedArray):
+            coded = coded.combine_chunks()
+        names, codes = coded.dictionary, coded.indices.to_numpy(zero_copy_only=False)
+        if not len(codes):
+            return
+        batch = np.concatenate([each.batch for each in found])
+        newest = np.full(len(names), -1, np.int64)
+        np.maximum.at(newest, codes, batch)
+        fresh = ~np.asarray(pc.is_in(names, value_set=self._seen).to_numpy(zero_copy_only=False), bool)
+        self._seen = pa.concat_arrays([self._seen, names.filter(pa.array(fresh))])
+        # Several rows of a key in its newest batch: their positions, which are read with the rest, decide.
+        stays = fresh[codes] & (batch == newest[codes])
+        ends = np.cumsum([len(each.row) for each in found])
+        begins = np.concatenate([[0], ends[:-1]])
+        heavy = [
+            readers.submit(self._heavy, part, each.row[stays[begin:end]], codes[begin:end][stays[begin:end]])
+            for part, each, begin, end in zip(run, found, begins, ends, strict=True)
+            if stays[begin:end].any()
+        ]
+        if heavy:
+            table = _last_of_each(pa.concat_tables([each.result() for each in heavy]), len(names))
+            for first in range(0, table.num_rows, _GROUP_ROWS):
+                yield table.slice(first, _GROUP_ROWS)
+
+    def _light(self, part: Part) -> _Keys:
+        """After a look at what the events are."""
+        wanted = self._wanted
+        table = self._read(part, _LIGHT)
+        mine = _is(table["stream"], {wanted.stream}) & _is(table["op"], set(RECORD_OPS))
+        batch = table["batch"].to_numpy()
+        partition = table["partition"].to_numpy()
+        for number, after in wanted.after.items():
+            mine &= (partition != number) | (batch > after)
+        if not mine.any():
+            return _Keys(pa.array([], pa.string()), batch[:0], np.empty(0, np.int64))
+        _require_plain(table, mine)
+        key = _one(table["key"])
+        if key.null_count:
+            key = pc.coalesce(key, _one(self._read(part, ("event_id",))["event_id"]))
+        partitions = frozenset(int(number) for number in np.unique(partition[mine]))
+        if wanted.buckets > 1:
+            mine &= _bucket(key, wanted.buckets) == wanted.bucket
+        if mine.all():
+            return _Keys(key, batch, np.arange(len(batch)), partitions)
+        row = np.flatnonzero(mine)
+        return _Keys(key.take(pa.array(row)), batch[row], row, partitions)
+
+    def _heavy(self, part: Part, row: I64, code: npt.NDArray[np.int32]) -> pa.Table:
+        names = (*_HEAVY, "partition", "batch", "op", "key")
+        table = self._read(part, names)
+        few = table if len(row) == table.num_rows else table.take(pa.array(row))
+        return few.append_column("code", pa.array(code))
+
+    def _read(self, part: Part, columns: Sequence[str]) -> pa.Table:
+        """Each thread has files of its own."""
+        if getattr(self._open, "path", None) != part.path:
+            self._open.path, self._open.file = part.path, pq.ParquetFile(part.path, read_dictionary=["stream", "op"])
+        file = self._open.file
+        names = [name for name in columns if name in file.schema_arrow.names]
+        table = file.read_row_group(part.group, columns=names, use_threads=False)
+        return with_all_columns(table, pa.schema([_FIELDS.field(name) for name in columns]))
+
+
+def _one(column: pa.ChunkedArray) -> pa.Array:
+    whole = column.combine_chunks()
+    return pa.concat_arrays(whole.chunks) if isinstance(whole, pa.ChunkedArray) else whole
+
+
+def _is(column: pa.ChunkedArray, values: set[str]) -> Mask:
+    """Which rows have one of the values, in a column that is read as numbers into a list of texts."""
+    coded = _one(column)
+    chosen = np.array([value in values for value in coded.dictionary.to_pylist()], bool)
+    return chosen[coded.indices.to_numpy(zero_copy_only=False)] if len(chosen) else np.zeros(len(coded), bool)
+
+
+def _require_plain(table: pa.Table, mine: Mask) -> None:
+    if (_is(table["op"], {"truncate"}) & mine).any():
+        raise NotPlain("it was truncated")
+    if table["previous_key"].null_count < len(mine) and (_valid(table["previous_key"]) & mine).any():
+        raise NotPlain("a record of it got another key")
+    # An update that tells what was before, and may come from a program that did not tell a key that was left.
+    if table["before"].null_count == len(mine) or table["schema_version"].null_count == len(mine):
+        return
+    may = _is(table["op"], {"update"}) & _valid(table["before"]) & _valid(table["schema_version"])
+    if (may & _valid(table["key"]) & mine).any():
+        raise NotPlain("its updates may have changed keys without saying so")
+
+
+def _valid(column: pa.ChunkedArray) -> Mask:
+    return np.asarray(pc.is_valid(column).to_numpy(), bool)
+
+
+def _bucket(key: pa.Array, buckets: int) -> npt.NDArray[np.int64]:
+    """By the last bytes of the key and its length: any rule does, as long as a key has one bucket."""
+    _, offsets, data = key.buffers()
+    ends = np.frombuffer(offsets, np.int32)[key.offset : key.offset + len(key) + 1].astype(np.int64)
+    text = np.frombuffer(data, np.uint8) if data is not None and data.size else np.zeros(1, np.uint8)
+    sizes = np.diff(ends)
+    last = np.where(sizes > 0, text[np.maximum(ends[1:] - 1, 0)], 0).astype(np.int64)
+    other = np.where(sizes > 1, text[np.maximum(ends[1:] - 2, 0)], 0).astype(np.int64)
+    return (last + 7 * other + sizes) % buckets
+
+
+def _last_of_each(found: pa.Table, names: int) -> pa.Table:
+    """KEPT rows: of several events of a key in one batch the one at the greatest position."""
+    codes = found["code"].to_numpy()
+    twice = np.flatnonzero(np.bincount(codes, minlength=names)[codes] > 1)
+    if len(twice):
+        rivals = found.select(["code", "position"]).take(pa.array(twice))
+        order = pc.sort_indices(rivals, [("code", "ascending"), ("position", "ascending")]).to_numpy()
+        sorted_codes = codes[twice][order]
+        is_last = np.append(sorted_codes[1:] != sorted_codes[:-1], True)
+        stays = np.ones(len(codes), bool)
+        stays[twice[order[~is_last]]] = False
+        found = found.filter(pa.array(stays))
+    op = _one(found["op"])
+    columns = {name: found[name] for name in ("partition", "key", *_HEAVY, "batch")} | {
+        "op": op.dictionary.take(op.indices),
+        "row_key": pc.coalesce(found["key"], found["event_id"]),
+        "gone": pc.equal(op.dictionary.take(op.indices), "delete"),
+    }
+    rows = found.num_rows
+    return pa.table([columns.get(f.name, pa.nulls(rows, f.type)) for f in KEPT], schema=KEPT)

@@ -1,0 +1,181 @@
+"""Tables of a real Postgres compared with the log: after a lost slot the log implies the very rows there are (P7)."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from evermark import Log
+from evermark.errors import SetupError
+from evermark.ingest.repair.steps import RepairTarget, batches_of
+from evermark.log import kept_table
+from evermark.log.append import DeltaLog
+from evermark.log.base import Append
+from evermark.log.read import LogReader
+from evermark.log.write import BatchWriter
+from evermark.sources.base import Limit, Slice
+from evermark.sources.postgres.tables import repair as tables_repair
+from evermark.spark.repair import found_missing
+from evermark.testing.servers import PostgresServer
+from tests.contract.postgres.tables_scene import Row, Scene, scene
+from tests.contract.postgres.test_tables_random import CREATE, NAMES, Writers, there
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Taken:
+    """The log of a scene, taken batch by batch; or not taken, for a gap."""
+
+    def __init__(self, at: Scene, root: Path) -> None:
+        self.scene, self.folder = at, root / "shop"
+        self.at, self.batch = at.source.earliest(0), 0
+        self.log = DeltaLog(self.folder)
+
+    def take(self) -> None:
+        source = self.scene.source
+        while (end := source.latest({0: self.at}, Limit(wait_s=0.3))[0]) != self.at:
+            self._append(source.read(Slice(0, self.at, end)), end)
+            source.confirm(0, end)
+
+    def _append(self, rows: Any, end: str) -> None:
+        file = BatchWriter(self.folder, "shop", 0, self.batch + 1).write_all(rows)
+        if file is not None:
+            self.batch += 1
+            self.log.commit(Append(0, self.batch, 1, self.at, end, (file,)))
+        self.at = end
+
+    def repair(self, spark: SparkSession) -> list[Row]:
+        """As nobody asked for; the rows that were added."""
+        repair = self.scene.source.repair(0)
+        added: list[Row] = []
+        try:
+            gap = repair.begin(lambda: False, self.at)
+            wanted = RepairTarget("shop", 0, self.batch, 1, self.at)
+            found = found_missing(spark, gap, LogReader(self.folder).files(), wanted, self.folder)
+            for taken in batches_of(found, gap, wanted):
+                for file in taken.files:
+                    added += pq.read_table(self.folder / file.path).to_pylist()
+                if taken.files:
+                    self.log.commit(taken)
+                    self.batch = taken.batch
+            repair.finish(gap.position)
+            self.at = gap.position
+        finally:
+            repair.close()
+        return added
+
+    def implied(self, spark: SparkSession, name: str) -> dict[str, Any]:
+        rows = Log(self.folder.parent).table(spark, "shop", f"public.{name}").select("key", "payload").collect()
+        assert len(rows) == len({row["key"] for row in rows})
+        return {row["key"]: json.loads(row["payload"]) for row in rows}
+
+
+def lose(at: Scene) -> None:
+    at.source.close()
+    at.run(f"select pg_drop_replication_slot('{at.settings.slot}')")
+
+
+def change_publication(at: Scene) -> None:
+    name = at.settings.publication
+    at.run(f"alter publication {name} drop table plain", f"alter publication {name} add table plain")
+
+
+@pytest.mark.parametrize("harm", [lose, change_publication])
+def test_p7_a_lost_slot_of_tables_is_repaired_exactly(
+    spark: SparkSession, pg_server: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: Any
+) -> None:
+    """GIVEN random changes, keys, truncates, DDL and large values among them, some never read WHEN tables and log are
+    compared THEN they are equal, a second look finds nothing more, and reading goes on."""
+    monkeypatch.setattr(kept_table, "KEPT_FROM_ROWS", 0)
+    seed = random.randrange(10**9)
+    print(f"seed {seed}")
+    with scene(pg_server, *(f"public.{name}" for name in NAMES), create=CREATE) as at:
+        at.run("insert into plain values (100, 1, 'from before', now())")
+        taken = Taken(at, tmp_path)
+        writers = Writers(at, random.Random(seed))
+
+        def wander() -> None:
+            for _ in range(150):
+                writers.step()
+            for conn in writers.open:
+                conn.commit()
+
+        wander()
+        taken.take()
+        for turn in range(2):
+            wander()  # nobody reads these
+            at.run("delete from plain where id = 100", "update whole set n = n + 1 where id < 10")
+            harm(at)
+            added = taken.repair(spark)
+            assert {row["op"] for row in added} <= {"insert", "update", "delete"}, f"seed {seed}"
+            assert all(row["flags"] == ["repaired"] and row["position"] < taken.at for row in added)
+            for name in NAMES:
+                assert taken.implied(spark, name) == there(at, name), f"seed {seed}, turn {turn}, {name}"
+            harm(at)
+            assert taken.repair(spark) == [], f"seed {seed}"
+            wander()
+            taken.take()
+        writers.end()
+        harm(at)
+        taken.repair(spark)
+        for name in NAMES:
+            assert taken.implied(spark, name) == there(at, name), f"seed {seed}, {name}"
+
+
+def test_p7_what_is_hidden_stays_hidden_and_pieces_are_ranges_of_keys(
+    spark: SparkSession, pg_server: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GIVEN excluded and hashed columns, a filter, and a large table WHEN a gap is closed THEN what is found is as the
+    slot would have told it."""
+    monkeypatch.setattr(tables_repair, "PIECE_ROWS", 100)
+    create = "create table users (id int, site text, email text, password text, primary key (site, id))"
+    chosen = {
+        "name": "public.users", "exclude": ["password"], "hash": ["email"], "where": "site <> 'secret'",
+    }  # fmt: skip
+    fill = "insert into users select n, case when n % 10 = 0 then 'secret' else 'a''b' end, 'm' || n, 'pw' from"
+    with scene(pg_server, chosen, create=create) as at:
+        taken = Taken(at, tmp_path)
+        at.run(f"{fill} generate_series(1, 50) n")
+        taken.take()
+        at.run(f"{fill} generate_series(51, 1000) n", "update users set id = -id where id = 7", "analyze users")
+        lose(at)
+        repair = at.source.repair(0)
+        gap = repair.begin(lambda: False, taken.at)
+        assert len(gap.pieces) > 5
+        repair.close()
+        added = taken.repair(spark)
+        assert len(added) == 950 - 95 + 2
+        assert not [row for row in added if "pw" in str(row) or "secret" in str(row) or '"m' in str(row["payload"])]
+        assert {row["op"] for row in added if row["key"] == '{"id": 7, "site": "a\'b"}'} == {"delete"}
+        # AND it is what a copy of the rows by the slot would say
+        at.run("create table told as select * from users", "truncate users", "insert into users select * from told")
+        before = taken.implied(spark, "users")
+        taken.take()
+        assert taken.implied(spark, "users") == before
+
+
+def test_p7_a_table_without_a_key_is_named_and_a_person_may_skip(
+    spark: SparkSession, pg_server: PostgresServer, tmp_path: Path
+) -> None:
+    """GIVEN a table whose rows cannot be told apart WHEN the slot is lost THEN the gap is not closed by itself, and the
+    table is named; WHEN a person skips it THEN reading goes on."""
+    create = "create table bare (n int); alter table bare replica identity full"
+    with scene(pg_server, "public.bare", create=create) as at:
+        taken = Taken(at, tmp_path)
+        at.run("insert into bare values (1)")
+        taken.take()
+        lose(at)
+        with pytest.raises(SetupError, match=r"bare .*has no key") as caught:
+            taken.repair(spark)
+        assert "--choice skip" in caught.value.hint
+        repair = at.source.repair(0)
+        gap = repair.begin(lambda: False)
+        repair.finish(gap.position)
+        repair.close()
+        at.source.check({0: gap.position})

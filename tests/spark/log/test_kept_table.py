@@ -1,0 +1,265 @@
+"""The table that is kept beside the log is the one that all of the log implies, step by step, whatever came."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from evermark import Log
+from evermark.log import kept_table
+from evermark.log.implied import implied_table
+from evermark.log.kept_table import FOLDER, KeptTable, Shelf
+from evermark.log.maintenance import Maintenance
+from evermark.log.read import LogReader, moment_of
+from tests.spark.log.test_frames import NOON, Filler, change, moved, pg, table
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+STREAM = "public.orders"
+# How many histories; more in a night: EVERMARK_HISTORIES=200
+HISTORIES = int(os.environ.get("EVERMARK_HISTORIES", "5"))
+
+
+@pytest.fixture(autouse=True)
+def small_logs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_table, "KEPT_FROM_ROWS", 0)
+
+
+class Wanderer:
+    """Events without sense, about few keys: what they mean together is what is asked."""
+
+    def __init__(self, rng: random.Random, fill: Filler) -> None:
+        self._rng, self._fill = rng, fill
+        self._partitions = rng.choice([1, 1, 2, 3])
+        self._kinds = rng.choice([("plain",), ("plain", "moved"), ("plain", "untold"), ("plain", "moved", "untold")])
+        self._postgres = rng.random() < 0.7
+        self._truncates = rng.choice([0.0, 0.0, 0.03])
+        self._lsn = 0
+
+    def step(self) -> None:
+        # A second partition may come late.
+        count = self._partitions if self._lsn else 1
+        for partition in range(count):
+            if self._rng.random() < 0.8:
+                events = [self._event() for _ in range(self._rng.choice([1, 3, 8]))]
+                self._fill(*events, partition=partition)
+
+    def _event(self) -> dict[str, Any]:
+        rng = self._rng
+        self._lsn += rng.choice([0, 1, 1])
+        place: dict[str, Any] = {"event_time": NOON + timedelta(hours=rng.randint(0, 20)), "tx": str(self._lsn)}
+        place["event_id"] = f"{rng.getrandbits(64):016x}"
+        if self._postgres:
+            history = rng.choice(["0123456789abcdef00000001"] * 9 + ["0123456789abcdef00000002"])
+            place["position"] = pg(self._lsn, rng.getrandbits(31), history)
+        else:
+            place["position"] = f"{self._lsn:08}{rng.getrandbits(64):016x}"
+        if rng.random() < 0.1:
+            place["flags"] = [rng.choice(["repaired", "recovered"])]
+        if rng.random() < 0.05:
+            place["event_time"] = None
+        if rng.random() < self._truncates:
+            return {**change("truncate", ""), **place, "key": None}
+        if rng.random() < 0.1:
+            return {**change("insert", "1", "{}"), **place, "stream": "public.other"}
+        return {**self._record(rng.choice(self._kinds)), **place}
+
+    def _record(self, kind: str) -> dict[str, Any]:
+        rng = self._rng
+        key, other = map(str, rng.sample(range(1, 6), 2))
+        image, before = (json.dumps({"id": int(name), "n": rng.randint(1, 2)}) for name in (key, other))
+        if kind == "moved" and rng.random() < 0.4:
+            return moved(other, key, image, rng.choice([before, None]))
+        if kind == "untold" and rng.random() < 0.7:
+            was = rng.choice([before, json.dumps({"id": int(key), "n": rng.randint(1, 2)})])
+            return change("update", key, image, before=was, schema_version=1)
+        if rng.random() < 0.05:
+            return change("insert", key, image) | {"key": None}
+        if rng.random() < 0.25:
+            return change("delete", key, rng.choice([None, None, image]))
+        return change(rng.choice(["insert", "update", "read"]), key, image)
+
+
+def rows(frame: DataFrame) -> list[str]:
+    return sorted(str(row) for row in frame.collect())
+
+
+def from_scratch(spark: SparkSession, folder: Path, as_of: str | None = None) -> list[str]:
+    whole = KeptTable(spark, folder, STREAM, LogReader(folder).files())
+    events = whole._events(whole.files, (), moment_of(as_of) if as_of else None)
+    return rows(implied_table(spark, events))
+
+
+def kept(spark: SparkSession, folder: Path, as_of: str | None = None) -> list[str]:
+    return rows(Log(folder.parent).table(spark, "shop", STREAM, as_of=as_of))
+
+
+@pytest.mark.parametrize("number", range(HISTORIES))
+def test_the_kept_table_is_the_table_from_scratch_at_every_step(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """GIVEN a random history of partitions, keys, truncates and times WHEN the table is asked for after each step THEN
+    it is the one that all events imply, now and as of any time, with and without a folder that can be written."""
+    seed = random.randrange(10**9) if HISTORIES == 5 else number
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    monkeypatch.setattr(kept_table, "SMALL_ROWS", rng.choice([0, 10**6]))
+    monkeypatch.setattr(kept_table, "LAYERS_MAX", rng.choice([1, 3]))
+    monkeypatch.setattr(kept_table, "HERE_ROWS_MAX", rng.choice([0, 10**6]))
+    fill = Filler(tmp_path)
+    wanderer = Wanderer(rng, fill)
+    for _ in range(5):
+        for _ in range(rng.choice([1, 2])):
+            wanderer.step()
+        if not fill._events:
+            continue
+        if rng.random() < 0.2:
+            for _ in range(32):
+                wanderer.step()
+            Maintenance(fill.folder).run()
+        assert kept(spark, fill.folder) == from_scratch(spark, fill.folder), f"seed {seed}"
+        if rng.random() < 0.4:
+            as_of = (NOON + timedelta(hours=rng.randint(-1, 25))).isoformat()
+            assert kept(spark, fill.folder, as_of) == from_scratch(spark, fill.folder, as_of), f"seed {seed}"
+        if rng.random() < 0.3:
+            wanderer.step()
+            with monkeypatch.context() as patch:
+                patch.setattr(Shelf, "open", lambda _: False)
+                assert kept(spark, fill.folder) == from_scratch(spark, fill.folder), f"seed {seed}"
+
+
+def test_what_events_ask_of_those_before_them_is_kept(spark: SparkSession, tmp_path: Path) -> None:
+    """GIVEN events that mean something else if those before them are forgotten WHEN a table is kept between THEN they
+    mean the same."""
+    fill = Filler(tmp_path)
+    # One record takes key k before another leaves it, in a transaction: k is not gone.
+    fill(change("insert", "k", "a", tx="8"), moved("k", "x", "b", "b", tx="8"))
+    # A record had key 2, and left it.
+    fill(change("insert", "1", "z", position=pg(1)), change("insert", "2", '{"id": 1}', position=pg(2)))
+    fill(moved("2", "9", "{}", position=pg(3)))
+    assert kept(spark, fill.folder) == from_scratch(spark, fill.folder)
+    # The second to leave k in that transaction leaves nobody there; nothing proves that key 1 became key 2.
+    fill(moved("k", "y", "c", "c", tx="8"))
+    fill(change("update", "2", '{"id": 2}', before='{"id": 1}', schema_version=1, position=pg(4)))
+    assert table(Log(tmp_path).table(spark, "shop", STREAM)).keys() == {"x", "y", "1", "2", "9"}
+    assert [layer.rows for layer in shelf(fill.folder).layers()] == [5, 3]
+
+
+def shelf(folder: Path) -> Shelf:
+    return Shelf(folder, STREAM)
+
+
+def test_what_was_kept_is_read_instead_of_the_log(spark: SparkSession, tmp_path: Path) -> None:
+    """GIVEN a kept table WHEN events come THEN a small layer is written, and only new files of the log are read."""
+    fill = Filler(tmp_path)
+    fill(*(change("insert", str(n), f"v{n}") for n in range(100)))
+    assert len(table(Log(tmp_path).table(spark, "shop", STREAM))) == 100
+    fill(change("update", "7", "new"), change("delete", "8"))
+    now = Log(tmp_path).table(spark, "shop", STREAM)
+    assert [layer.rows for layer in shelf(fill.folder).layers()] == [100, 2]
+    assert not [path for path in now.inputFiles() if FOLDER not in path]
+    found = table(now)
+    assert found["7"] == "new" and "8" not in found and len(found) == 99
+    # AND asked again without news, nothing is written
+    before = shelf(fill.folder).layers()
+    assert table(Log(tmp_path).table(spark, "shop", STREAM)) == found
+    assert shelf(fill.folder).layers() == before
+
+
+def damaged(file: Path) -> None:
+    body = bytearray(file.read_bytes())
+    body[len(body) // 2] ^= 0xFF
+    file.write_bytes(bytes(body))
+
+
+def foreign(file: Path) -> None:
+    manifest = file.parent / "kept.json"
+    manifest.write_text(manifest.read_text().replace(STREAM, "public.users"))
+
+
+def newer(file: Path) -> None:
+    manifest = file.parent / "kept.json"
+    manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 2'))
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        damaged,
+        foreign,
+        newer,
+        Path.unlink,
+        lambda file: file.write_bytes(b""),
+        lambda file: (file.parent / "kept.json").write_text('{"format": 1, "str'),
+        lambda file: (file.parent / "kept.json").write_text("[]"),
+        lambda file: shutil.rmtree(file.parent),
+    ],
+)
+def test_a_kept_table_that_is_damaged_or_foreign_is_not_used(spark: SparkSession, tmp_path: Path, harm: Any) -> None:
+    """GIVEN files that are not as they were written WHEN the table is asked for THEN it is right, and kept anew."""
+    fill = Filler(tmp_path)
+    fill(change("insert", "1", "a"), change("insert", "2", "b"))
+    table(Log(tmp_path).table(spark, "shop", STREAM))
+    (layer,) = shelf(fill.folder).layers()
+    harm(shelf(fill.folder).folder / layer.files[0].name)
+    assert shelf(fill.folder).layers() == []
+    fill(change("update", "2", "b2"))
+    assert table(Log(tmp_path).table(spark, "shop", STREAM)) == {"1": "a", "2": "b2"}
+    assert [layer.rows for layer in shelf(fill.folder).layers()] == [2]
+
+
+def test_the_kept_table_of_another_log_is_not_used(spark: SparkSession, tmp_path: Path) -> None:
+    """GIVEN a log that was made anew WHEN what was kept of the old one lies in it THEN it is ignored."""
+    fill = Filler(tmp_path)
+    fill(change("insert", "1", "a"))
+    table(Log(tmp_path).table(spark, "shop", STREAM))
+    shutil.move(fill.folder / FOLDER, tmp_path / "left")
+    shutil.rmtree(fill.folder)
+    again = Filler(tmp_path)
+    again(change("insert", "1", "other"))
+    again(change("insert", "2", "b"))
+    shutil.move(tmp_path / "left", again.folder / FOLDER)
+    assert table(Log(tmp_path).table(spark, "shop", STREAM)) == {"1": "other", "2": "b"}
+
+
+def test_what_retention_removed_is_in_no_table(spark: SparkSession, tmp_path: Path) -> None:
+    """GIVEN a kept table WHEN retention removes events it was made of THEN their rows are gone, as from scratch."""
+    fill = Filler(tmp_path)
+    fill(change("insert", "1", "a"))
+    fill(change("insert", "2", "b"))
+    assert len(table(Log(tmp_path).table(spark, "shop", STREAM))) == 2
+    first = min(LogReader(fill.folder).files(), key=lambda file: file.batch_min)
+    care = Maintenance(fill.folder, retention=timedelta(days=1), clock=lambda: 4e9)
+    care.run(lambda: {0: first.batch_max})
+    assert table(Log(tmp_path).table(spark, "shop", STREAM)) == {"2": "b"}
+    fill(change("insert", "3", "c"))
+    assert table(Log(tmp_path).table(spark, "shop", STREAM)) == {"2": "b", "3": "c"}
+
+
+def test_maintenance_leaves_the_kept_table_alone(spark: SparkSession, tmp_path: Path) -> None:
+    """GIVEN kept files of any age WHEN maintenance removes orphans THEN they stay, until no layer names them."""
+    fill = Filler(tmp_path)
+    fill(change("insert", "1", "a"))
+    table(Log(tmp_path).table(spark, "shop", STREAM))
+    place = shelf(fill.folder)
+    (old,) = (place.folder / layer.files[0].name for layer in place.layers())
+    care = Maintenance(fill.folder, clock=lambda: 4e9)
+    care.run()
+    care.clock = lambda: 5e9
+    care.run()
+    assert old.exists()
+    # AND a file that no layer names any more stays for an hour
+    layers = place.layers()
+    place.keep([])
+    assert old.exists()
+    os.utime(old, (0, 0))
+    place.keep([])
+    assert not old.exists() and layers
