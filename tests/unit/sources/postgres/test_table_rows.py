@@ -12,7 +12,8 @@ import pytest
 from evermark.sources.postgres.lsn import Incarnation, Position, WalPages
 from evermark.sources.postgres.read.pgoutput import Relation
 from evermark.sources.postgres.tables.catalog import Catalog, TableFacts
-from evermark.sources.postgres.tables.rows import TablesDecoder, _to_hash
+from evermark.sources.postgres.tables.rows import TablesDecoder
+from evermark.sources.postgres.tables.table import columns_to_hash
 from evermark.sources.postgres.tables.values import ValueType
 from evermark.sources.postgres.tables.versions import TableVersion
 
@@ -113,8 +114,8 @@ OLD = ("id", "city", "email", "note")
 def test_what_may_be_a_hashed_column_under_another_name_is_hashed(columns: tuple[str, ...], hidden: set[str]) -> None:
     """Columns that are merely added or dropped are not; with nothing to hide, none is."""
     latest = TableVersion("public.t", 1, "", "", OLD, ("email",), ("email",))
-    assert _to_hash(columns, ["email"], latest) == hidden
-    assert _to_hash(columns, [], replace(latest, hashed=(), wanted=())) == set()
+    assert columns_to_hash(columns, ["email"], latest) == hidden
+    assert columns_to_hash(columns, [], replace(latest, hashed=(), wanted=())) == set()
 
 
 @pytest.mark.parametrize(
@@ -126,4 +127,4 @@ def test_what_was_hashed_stays_so_until_the_file_says_otherwise(
     """Also where it is not known what the file said before."""
     latest = TableVersion("public.t", 2, "", "", ("id", "mail", "email"), ("email", "mail"), known)
     for columns in (latest.columns, (*latest.columns, "zip")):
-        assert _to_hash(columns, ["email"], latest) == hidden
+        assert columns_to_hash(columns, ["email"], latest) == hidden

@@ -42,7 +42,8 @@ from evermark.sources.postgres.read.pgoutput import (
     walk,
 )
 from evermark.sources.postgres.tables.catalog import Catalog
-from evermark.sources.postgres.tables.values import Column, ValueType, column, objects
+from evermark.sources.postgres.tables.table import Table, columns_to_hash, key_of, known_table, payload_of
+from evermark.sources.postgres.tables.values import Column, column
 from evermark.sources.postgres.tables.versions import TableVersion, TableVersions
 
 STRIDE = 2  # of ordinals: one in front of every change is for the table's description
@@ -56,22 +57,6 @@ _KNOWN_KINDS = np.zeros(256, dtype=np.bool_)
 _KNOWN_KINDS[list(b"IUDTM")] = True
 
 Part = tuple[I64, pa.RecordBatch]  # the events, and the order they belong in
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table as the slot describes it, with what has to be known to write its rows down."""
-
-    relation: Relation
-    types: tuple[ValueType, ...]
-    keys: tuple[int, ...]  # the columns that make the key, in the order of a composite key's JSON
-    hashed: frozenset[str]
-    version: int
-
-    @property
-    def identity(self) -> tuple[int, ...]:
-        """The columns that an old row without the others has."""
-        return tuple(number for number, key in enumerate(self.relation.keys) if key)
 
 
 @dataclass(frozen=True)
@@ -149,13 +134,9 @@ class TablesDecoder:
                 )
             self._tables[remembered] = None  # taken out of the file and the publication: a person's own choice
             return None
-        key = facts.primary_key if relation.identity == "f" else None
-        names = [n for n, c in enumerate(relation.columns) if (c in key if key is not None else relation.keys[n])]
-        hidden = _to_hash(relation.columns, self._hashed[relation.stream], latest)
+        hidden = columns_to_hash(relation.columns, self._hashed[relation.stream], latest)
         version = (latest.version if latest is not None else 0) + (latest is None or latest.shape != shape)
-        # As jsonb orders the keys of an object.
-        ordered = sorted(names, key=lambda n: (len(relation.columns[n].encode()), relation.columns[n].encode()))
-        table = Table(relation, facts.types, tuple(ordered), hidden, version)
+        table = known_table(relation, facts, hidden, version)
         self._tables[remembered] = table
         hides, wanted = tuple(sorted(hidden & set(relation.columns))), tuple(sorted(self._hashed[relation.stream]))
         if latest is None or latest.shape != shape:
@@ -250,12 +231,12 @@ class TablesDecoder:
         every = range(len(table.relation.columns))
         if new is not None:
             columns = self._columns(table, new, [n for n in every if n not in unknown], bad)
-            built["payload"] = _object(table, columns, rows)
-            built["key"] = _key(table, columns, rows)
+            built["payload"] = payload_of(table, columns, rows)
+            built["key"] = key_of(table, columns, rows)
         if old is not None:
             columns = self._columns(table, old, list(every) if whole else list(table.identity), bad)
-            built["before"] = _object(table, columns, rows)
-            earlier = _key(table, columns, rows)
+            built["before"] = payload_of(table, columns, rows)
+            earlier = key_of(table, columns, rows)
             if op is Op.DELETE:
                 built["key"] = earlier
             else:
@@ -347,33 +328,6 @@ def _by_first_use(changes: Changes) -> list[tuple[I64, Relation]]:
     return sorted(found, key=lambda each: int(each[0][0]))
 
 
-def _to_hash(columns: tuple[str, ...], wanted: Collection[str], latest: TableVersion | None) -> frozenset[str]:
-    """The columns to be hashed: what the file says, and all that may be one of them under another name.
-
-    A server appends columns and never moves one. Where a hashed one is gone, or one stands elsewhere than it did, names
-    may have been given to other columns: what is new or moved is hashed, too, until the file has another list.
-    """
-    if not wanted:
-        return frozenset()
-    if latest is None:
-        return frozenset(wanted if set(wanted) <= set(columns) else [*wanted, *columns])
-    old = latest.columns
-    reconsidered = latest.wanted is not None and set(latest.wanted) != set(wanted)
-    if _is_plain(old, columns, {*wanted} if reconsidered else {*wanted, *latest.hashed}):
-        return frozenset(wanted if reconsidered else [*wanted, *latest.hashed])
-    moved = [name for place, name in enumerate(columns) if old[place : place + 1] != (name,)]
-    return frozenset([*wanted, *latest.hashed, *moved])
-
-
-def _is_plain(old: tuple[str, ...], new: tuple[str, ...], hidden: set[str]) -> bool:
-    """Whether columns were merely appended or dropped, as far as names can tell, and none that was to be hidden."""
-    kept = tuple(name for name in new if name in old)
-    if not hidden <= set(new) or kept != new[: len(kept)] or kept != tuple(name for name in old if name in new):
-        return False
-    # One gone from the middle and a new one at the end may be two renames: (city, email) to (email, mail).
-    return kept == new or kept == old[: len(kept)]
-
-
 def _image(view: View, at: I64, end: I64, table: Table, mark: bytes) -> Image:
     columns = len(table.relation.columns)
     begin, counts, intact = tuples(view, at, end, mark)
@@ -428,21 +382,6 @@ def _text(view: View, cells: Cells, encoding: str, bad: Mask) -> pa.Array:
     text, odd = decoded(raw, encoding)
     bad |= odd
     return text
-
-
-def _object(table: Table, columns: dict[int, Column], rows: int) -> pa.Array:
-    names = [table.relation.columns[number] for number in columns]
-    return objects(names, [each.json() for each in columns.values()], rows)
-
-
-def _key(table: Table, columns: dict[int, Column], rows: int) -> pa.Array:
-    """As the outbox writes it: the text of one column, or an object of several as jsonb would write it."""
-    if not table.keys or any(number not in columns for number in table.keys):
-        return pa.nulls(rows, pa.string())
-    if len(table.keys) == 1:
-        return columns[table.keys[0]].text
-    names = [table.relation.columns[number] for number in table.keys]
-    return objects(names, [columns[number].json() for number in table.keys], rows, colon=": ", comma=", ")
 
 
 def _message_payload(content: bytes, encoding: str) -> tuple[str, bool]:
