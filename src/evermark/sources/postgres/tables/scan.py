@@ -94,11 +94,10 @@ class TableScan:
         self, link: Link, target: PostgresTarget, choice: TableChoice, latest: TableVersion | None = None
     ) -> None:
         self._link = link
-        found = _described(link, target, choice)
-        oid, schema, name, identity, self._partitioned, self._filter, columns, key = found
+        oid, schema, name, identity, self._partitioned, self._filter, columns, key = relation_of(link, target, choice)
         self._encoding = _as_the_server_writes(link)
-        message = relation_message(oid, schema, name, identity, columns, self._encoding)
-        self.relation: Relation = parse_relation(message)
+        self.message = relation_message(oid, schema, name, identity, columns, self._encoding)
+        self.relation: Relation = parse_relation(self.message)
         self.key: tuple[str, ...] = tuple(key)  # its columns, in the order of its index; none: the table has no key
         facts = Catalog(link.row, target.publication).table(self.relation)
         hidden = columns_to_hash(self.relation.columns, choice.hash, latest)
@@ -208,7 +207,8 @@ def relation_message(
     return b"".join(parts)
 
 
-def _described(link: Link, target: PostgresTarget, choice: TableChoice) -> tuple[Any, ...]:
+def relation_of(link: Link, target: PostgresTarget, choice: TableChoice) -> tuple[Any, ...]:
+    """What the catalog says of a published table. Raises `SetupError` if it is not published."""
     query = _DESCRIBED
     if link.connection.info.server_version < 150000:
         query = query.replace(_UNFILTERED, "null::text")
