@@ -35,7 +35,8 @@ class PostgresKind(SourceKind[PostgresSettings]):
         if settings.mode == "tables":
             from evermark.sources.postgres.tables.doctor import examined
 
-            yield from examined(settings.target(), lambda: tables_of(settings, context), look)
+            wants_copies = settings.start == "copy"
+            yield from examined(settings.target(), lambda: tables_of(settings, context), look, copies=wants_copies)
             return
         from evermark.sources.postgres.admin.doctor import judged
         from evermark.sources.postgres.admin.examine import examine
