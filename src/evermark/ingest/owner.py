@@ -36,6 +36,7 @@ class IngestLimits:
     well_after_s: float = 60.0
     look_every_s: float = 1.0  # for a partition that may be read again, and for a gap
     let_go_poll_s: float = 0.05
+    copier_end_s: float = 1.0
 
 
 LIMITS = IngestLimits()
@@ -177,7 +178,7 @@ class SourceOwner:
             repairer.stopped.set()
             if copier is not None and copying is not None:
                 copier.stopped.set()
-                copying.join()
+                copying.join(self.limits.copier_end_s)  # its tasks may wait for others; what they write late is refused
             task.join()
 
     def _read_on(self, held: HeldLease, taker: Taker, repairer: Repairer) -> None:

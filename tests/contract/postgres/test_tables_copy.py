@@ -7,14 +7,20 @@ import random
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import psycopg
 import pyarrow as pa
+import pytest
 
+from evermark.errors import DeniedError
+from evermark.secrets import Plain
+from evermark.sources.postgres.connect import connect
 from evermark.sources.postgres.tables.chunk_file import FileMarks
+from evermark.sources.postgres.tables.copyable import judged_copies, look_for_copy
 from evermark.testing.servers import PostgresServer
 from tests.contract.postgres.copy_scene import copy_scene, implied
 from tests.contract.postgres.tables_scene import SOURCE, Row
@@ -260,3 +266,29 @@ def _before(call: Callable[[], None], action: Callable[[], object]) -> Callable[
         call()
 
     return run
+
+
+def test_a_role_with_the_least_rights_copies(server: PostgresServer, tmp_path: Path) -> None:
+    """GIVEN a role that may replicate WHEN it copies THEN it needs `select`, says so, and with it all comes."""
+    create = f"{CREATE}; insert into t select n, 'old', 0 from generate_series(1, 4) n"
+    role = f"copies_{random.randrange(10**9)}"
+    with copy_scene(server, tmp_path / "copies", "public.t", create=create) as at:
+        at.run(f"create role {role} login replication password 'x'")
+        try:
+            other = psycopg.conninfo.make_conninfo(at.dsn, user=role, password="x")
+            low = replace(at.settings.target(), dsn=Plain(other))
+            at.copying._target = low
+            with pytest.raises(DeniedError, match="permission denied") as refused:
+                at.ask("public.t")
+            assert refused.value.hint.startswith(f"grant select on public.t to {role};")
+            with connect(low.dsn) as link:
+                (found,) = judged_copies(look_for_copy(link, low), wanted=True)
+            assert found.mend == f"grant select on public.t to {role};"
+            at.run(f"grant select on t to {role}")
+            assert at.write(at.ask("public.t")) == 1
+            with connect(low.dsn) as link:
+                (found,) = judged_copies(look_for_copy(link, low), wanted=True)
+            assert found.mend == "" and "can be copied" in found.found
+        finally:
+            at.run(f"drop owned by {role}", f"drop role {role}")
+        assert implied(at.all(), "public.t") == at.rows("t")

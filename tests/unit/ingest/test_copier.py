@@ -140,7 +140,7 @@ def test_a_copy_from_its_plan_to_its_end(scene: Scene) -> None:
     scene.works.at = "1:99"
     owner.look()
     assert (scene.copy().state, scene.copy().rows, scene.files()) == (CopyState.DONE, 70, 0)
-    assert scene.news.told == ["began 10", "35 rows, 5 left", "35 rows, 0 left", "ended 70"]
+    assert scene.news.told == ["began 10", "0 rows, 10 left", "35 rows, 5 left", "35 rows, 0 left", "ended 70"]
     owner.look()
     scene.owner().look()
     assert len(scene.works.rounds) == 1  # once is enough, for every owner

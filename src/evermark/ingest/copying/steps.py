@@ -96,6 +96,8 @@ class Copier:
                     wait_s = 0.0
                 failures = 0
             except Exception as error:  # noqa: BLE001 - tried again; an unknown failure must not end the loop
+                if self.stopped.is_set():
+                    return
                 if action_for(error) is Action.STEP_DOWN:
                     self.log.warning("stepping down", part="copy", error=error)
                     self.on_step_down()
@@ -130,6 +132,7 @@ class Copier:
         self.works.copies.plan(copy.id, bounds, self.epoch)
         failpoint.hit("copy.planned")
         self.news.copy_began(copy, len(bounds))
+        self.news.copy_went_on(self.name, 0, sum(each.chunks_left for each in self.works.copies.listed(self.name)))
 
     # rounds
 

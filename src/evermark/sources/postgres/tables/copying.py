@@ -16,6 +16,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -27,10 +28,10 @@ import pyarrow.compute as pc
 from psycopg import sql
 
 from evermark import failpoint
-from evermark.errors import BusyError, EvermarkError, SetupError
+from evermark.errors import BusyError, DeniedError, EvermarkError, SetupError
 from evermark.event import Op
 from evermark.sources.copies import Bounds, ChunkWork, Copying, CopyStore, Mark, row_id
-from evermark.sources.postgres.connect import connect
+from evermark.sources.postgres.connect import Link, connect
 from evermark.sources.postgres.failures import python_encoding, translated, where
 from evermark.sources.postgres.lsn import Incarnation, Position, lsn_of
 from evermark.sources.postgres.names import TableNameError, table_name
@@ -102,8 +103,9 @@ class TablesCopying(Copying):
         return found
 
     def plan(self, stream: str) -> list[Bounds]:
-        with connect(self._target.dsn) as link:
-            scan = TableScan(link, self._target, chosen(self._target, stream))
+        choice = chosen(self._target, stream)
+        with connect(self._target.dsn) as link, _told_what_to_grant(link, choice):
+            scan = TableScan(link, self._target, choice)
             size, rows = link.one(_SIZE, (scan.relation.oid, scan.relation.oid), doing=f"looking at {stream}")
             edges = [None, *scan.bounds(rows_of_chunk(size, rows)), None]
         return list(pairwise(edges))
@@ -220,7 +222,11 @@ class ChunkWriter:
     def _scan(self, work: ChunkWork, mark: Mark, draft: Path) -> tuple[Snapshot, int]:
         """The rows of the chunk into a draft, and the mark: one transaction."""
         link, choice = self._link, chosen(self._target, work.stream)
-        with translated(link.dsn, f"copying {work.stream}"), link.connection.transaction():
+        with (
+            _told_what_to_grant(link, choice),
+            translated(link.dsn, f"copying {work.stream}"),
+            link.connection.transaction(),
+        ):
             link.connection.execute("set transaction isolation level repeatable read")
             # Before the snapshot: whoever alters or empties the table has ended by then, or has to wait.
             link.connection.execute(sql.SQL("lock table {} in access share mode").format(_identifier(choice)))
@@ -304,6 +310,15 @@ def _with_ids(batches: Iterator[pa.RecordBatch], work: ChunkWork, mark: Mark) ->
             # A row that cannot be read has no key that could be trusted.
             ids.append(row_id(work.copy, work.stream, key if op == Op.READ and key is not None else f"{mark} {number}"))
         yield batch.set_column(at, batch.schema.field(at), pa.array(ids, pa.string()))
+
+
+@contextmanager
+def _told_what_to_grant(link: Link, choice: TableChoice) -> Iterator[None]:
+    try:
+        yield
+    except DeniedError as error:
+        hint = f"grant select on {choice.name} to {link.connection.info.user}; it is tried again"
+        raise DeniedError(error.message, hint=hint) from error
 
 
 def _identifier(choice: TableChoice) -> sql.SQL:

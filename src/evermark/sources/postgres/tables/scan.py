@@ -12,7 +12,7 @@ import json
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -131,7 +131,7 @@ class TableScan:
                 texts,
                 sql.SQL("" if self._partitioned else "only "),
                 self.sql_name,
-                _conjunction([self._beyond(after)] if after is not None else []),
+                _conjunction([self._compared(">", after)] if after is not None else []),
                 key,
                 sql.Literal(every - 1),
             )
@@ -145,16 +145,16 @@ class TableScan:
     def _where(self, keys: KeyRange, condition: str) -> sql.Composable:
         terms: list[sql.Composable] = []
         if keys.after is not None:
-            terms.append(self._beyond(keys.after))
+            terms.append(self._compared(">", keys.after))
         if keys.upto is not None:
-            terms.append(sql.SQL("not ({})").format(self._beyond(keys.upto)))
+            terms.append(self._compared("<=", keys.upto))
         terms += [_plain(term) for term in (self._filter, condition) if term]
         return _conjunction(terms)
 
-    def _beyond(self, key: Sequence[str]) -> sql.Composable:
+    def _compared(self, operator: Literal[">", "<="], key: Sequence[str]) -> sql.Composable:
         """Literals without a type: the server takes them as the columns', whatever these are."""
         values = sql.SQL(", ").join(sql.Literal(text) for text in key)
-        return sql.SQL("({}) > ({})").format(self._key_columns(), values)
+        return sql.SQL("({}) {} ({})").format(self._key_columns(), sql.SQL(operator), values)
 
     def _key_columns(self) -> sql.Composed:
         if not self.key:
