@@ -41,7 +41,9 @@ REPLAY = ("replay.sent", "replay.settled")
 # What is known of bots: memberships kept, before anything is judged by them; keys asked for, before anybody is asked;
 # keys kept and what waited released, before whoever published is told.
 BOTS = ("bots.learned", "keys.noted", "keys.published")
-NAMES = (*FLOW, *MEND, *REPLAY, *BOTS)
+# While rows from before a stream are copied.
+COPY = ("copy.planned", "copy.begun", "copy.scanned", "copy.marked", "copy.ready", "copy.done")
+NAMES = (*FLOW, *MEND, *REPLAY, *BOTS, *COPY)
 
 _ENV = "EVERMARK_FAILPOINT"
 _PID_ENV = "EVERMARK_PID"

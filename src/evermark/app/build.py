@@ -22,6 +22,7 @@ from evermark.delivery.store.postgres_bots import bot_inboxes, bot_users, bot_us
 from evermark.embedded.address import EmbeddedDsn
 from evermark.embedded.postgres import EmbeddedPostgres
 from evermark.errors import ConfigError, UnreachableError
+from evermark.ingest.copying.postgres import StateCopies, copies_in_state
 from evermark.ingest.repair.postgres import Recoveries
 from evermark.log.disk import full_disk_is_said
 from evermark.log.head import PostgresHeads
@@ -35,6 +36,7 @@ from evermark.state.migrate import migrate
 
 # An HTTP client is better told to come back than kept waiting.
 CONNECT_TIMEOUT_S = 3.0
+COPIES = "_copies"  # beside the logs: whoever reads these can read the files of copies
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class Stores:
     delivery: PostgresDelivery
     replays: PostgresReplays
     recoveries: Recoveries
+    copies: StateCopies
     holder: Holder
     log_root: Path
     retention: timedelta
@@ -194,6 +197,7 @@ def _stores(state: State, checkpoint: CheckpointConfig, endpoints: EndpointLimit
         "delivery": PostgresDelivery(state, limits=endpoints),
         "replays": PostgresReplays(state),
         "recoveries": Recoveries(state),
+        "copies": StateCopies(state),
     }
 
 
@@ -233,7 +237,10 @@ def make_source(config: Config, name: str, box: SecretBox | None) -> Source:
 
 def source_context(config: Config, name: str, box: SecretBox | None) -> SourceContext:
     bots = BotReaders(bot_users, bot_inboxes, bot_users_version)
-    return SourceContext(name, box, lambda: state_dsn(config, box), schema_for(config.name), bots)
+    folder = Path(config.log_path).absolute() / COPIES / name
+    return SourceContext(
+        name, box, lambda: state_dsn(config, box), schema_for(config.name), bots, copies_in_state, folder
+    )
 
 
 def state_dsn(config: Config, box: SecretBox | None) -> Hidden:

@@ -19,6 +19,7 @@ from evermark.delivery.replay.owner import RequestDesk
 from evermark.delivery.work import Span
 from evermark.errors import EvermarkError
 from evermark.event import Seen
+from evermark.ingest.copying.steps import Copier
 from evermark.ingest.owner import SourceOwner
 from evermark.ingest.pieces import Piece, ReadFrom
 from evermark.ingest.reading import ReadPlan, SourceReading
@@ -35,6 +36,7 @@ from evermark.observe.logging import get_logger
 from evermark.observe.metrics import Metrics
 from evermark.runtime import Runtime, Task, Wake, any_set
 from evermark.sources.base import Gap, Limit
+from evermark.sources.copies import ChunkWork, Copy, Copying
 
 _MAINTENANCE_END_S = 1.0  # a round that takes longer conflicts with nothing but a power cut
 
@@ -43,6 +45,10 @@ class Tasks(Protocol):
     """Work that Spark tasks do for the owner of a source."""
 
     def write_pieces(self, of: ReadFrom, pieces: Sequence[Piece]) -> list[dict[str, Any]]: ...
+
+    def write_chunks(
+        self, copying: Copying, works: Sequence[Sequence[ChunkWork]], epoch: int, until_s: float
+    ) -> list[dict[str, Any]]: ...
 
     def find_missing(
         self, gap: Gap, files: Sequence[FileRange], wanted: RepairTarget, folder: Path
@@ -62,6 +68,8 @@ class LaneWorks:
 
     def __post_init__(self) -> None:
         self.recoveries = self.deployment.recoveries
+        self.copies = self.deployment.copies
+        self.write_chunks = self.tasks.write_chunks
         self._source = self.deployment.sources[self.name]
         self._folder = self.deployment.log_folder(self.name)
         self._log = get_logger(source=self.name)
@@ -121,6 +129,13 @@ class LaneWorks:
     def _say_unfed(self, error: EvermarkError) -> None:
         self._log.warning("the source sends no events just now: it is asked for them", error=error)
 
+    def checkpoint(self, partition: int) -> str | None:
+        found = self.deployment.checkpoints.list(self.name).get(partition)
+        return found.position if found is not None else None
+
+    def holds(self, partition: int, position: str) -> bool:
+        return self._reader.holds(partition, position)
+
     def find(self, gap: Gap, wanted: RepairTarget) -> list[FoundFile]:
         return self.tasks.find_missing(gap, self._reader.files(), wanted, self._folder)
 
@@ -143,7 +158,8 @@ class SourceRunner:
         self._log = get_logger(source=self.name)
         self._repair_log = get_logger(source=self.name, part="repair")
         candidate = Candidate(self.deployment.leases, self.deployment.holder, self.runtime, self._log)
-        self._owner = SourceOwner(self.name, self._source, self.works, self, candidate)
+        self._copy_log = get_logger(source=self.name, part="copy")
+        self._owner = SourceOwner(self.name, self._source, self.works, self, candidate, copier=self._copier)
         self._released = self.runtime.wake()
         self._monitor: SourceMonitor | None = None
         self._maintaining: Task | None = None
@@ -259,6 +275,33 @@ class SourceRunner:
 
     def left_behind(self, error: EvermarkError) -> None:
         self._repair_log.warning("the spare slot could not be dropped", error=error)
+
+    # copies
+
+    def _copier(self, epoch: int, busy: Callable[[], bool], step_down: Callable[[], None]) -> Copier | None:
+        copying = self._source.copying()
+        if copying is None:
+            return None
+        every_s = self._owner.limits.look_every_s
+        return Copier(
+            self.name, epoch, copying, self.works, self, self.runtime, self._copy_log, every_s, busy, step_down
+        )
+
+    def copy_began(self, copy: Copy, chunks: int) -> None:
+        self._copy_log.info("a copy begins", copy=copy.id, stream=copy.stream, chunks=chunks)
+
+    def copy_went_on(self, source: str, rows: int, chunks_left: int) -> None:
+        self.metrics.copy_rows.labels(source).inc(rows)
+        self.metrics.copy_chunks_left.labels(source).set(chunks_left)
+
+    def copy_ended(self, copy: Copy, error: EvermarkError | None) -> None:
+        if error is not None:
+            self._copy_log.error("a copy failed", copy=copy.id, stream=copy.stream, error=error)
+        else:
+            self._copy_log.info("a copy is done", copy=copy.id, stream=copy.stream, rows=copy.rows)
+
+    def copy_failed(self, copy: Copy, error: EvermarkError) -> None:
+        self._copy_log.warning("copying failed; it is tried again", copy=copy.id, stream=copy.stream, error=error)
 
     # beside reading
 

@@ -39,6 +39,7 @@ from evermark.observe.metrics import Metrics
 from evermark.runtime import Runtime, Threads
 from evermark.secrets import SecretBox
 from evermark.sources.base import Gap, Limit
+from evermark.sources.copies import ChunkWork, Copying
 from evermark.spark.channel import LaneEnd
 
 BEGIN, RENEW, STOP, HURRY, TAKEN = "begin", "renew", "stop", "hurry", "taken"
@@ -77,6 +78,11 @@ class DriverTasks:
 
     def find_missing(self, gap: Gap, files: Sequence[FileRange], wanted: RepairTarget, folder: Path) -> list[FoundFile]:
         return cast("list[FoundFile]", self._end.call("find_missing", gap, files, wanted, folder))
+
+    def write_chunks(
+        self, copying: Copying, works: Sequence[Sequence[ChunkWork]], epoch: int, until_s: float
+    ) -> list[dict[str, Any]]:
+        return cast("list[dict[str, Any]]", self._end.call("write_chunks", copying, works, epoch, until_s))
 
     def deliver(self, assignments: Sequence[Assignment], options: DeliveryOptions) -> list[Outcome]:
         """Few rows are matched and posted by the lane itself, but for subscriptions that Spark has to match."""

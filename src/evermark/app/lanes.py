@@ -83,6 +83,7 @@ class Lanes:
         metrics: Metrics,
         lane_s: float,
     ) -> None:
+        from evermark.spark.copying import copied_by_tasks
         from evermark.spark.deliver import SparkDeliverer
         from evermark.spark.job import written_by_tasks
         from evermark.spark.repair import found_missing
@@ -101,6 +102,7 @@ class Lanes:
             "lane": self._work_of,
             "write_pieces": lambda of, pieces: written_by_tasks(spark, of, pieces),
             "find_missing": lambda *given: found_missing(spark, *given),
+            "write_chunks": lambda *given: copied_by_tasks(spark, *given),
             "deliver": deliverer.deliver,
             "replay": deliverer.replay,
         }

@@ -9,6 +9,7 @@ import typer
 
 from evermark.app.inspect import existing_state, may_have_state
 from evermark.checkpoints.kinds import open_checkpoints
+from evermark.cli.backfill import backfill
 from evermark.cli.console import confirm, noun, printable, say, seconds, show
 from evermark.cli.deployment import config_at, held_sources, known_source, opened
 from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption, YesOption
@@ -152,6 +153,7 @@ def maintain(name: NameArgument = None, config: ConfigOption = DEFAULT_CONFIG, a
     show([row], tuple(row), as_json=as_json)
 
 
+app.command(short_help="Copy rows as they are now, beside the stream.")(backfill)
 app.command(short_help="Show what is wrong with a source, and choose what to do.")(recover)
 
 

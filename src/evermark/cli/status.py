@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from evermark.app.build import Deployment
-from evermark.cli import replay
+from evermark.cli import backfill, replay
 from evermark.cli.console import say, show, show_json
 from evermark.cli.deployment import holder_in, opened
 from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption
@@ -36,6 +36,7 @@ def status(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -
             "shards": {str(shard): _owned(leases, deliver_lease(shard)) for shard in deployment.delivery.groups()},
             "subscriptions": subscription_rows(deployment),
             "replays": [replay.summary(each) for each in deployment.replays.open()],
+            "copies": backfill.copy_rows(deployment),
             "dropped": deployment.delivery.counted("dropped"),
             "expired": deployment.delivery.counted("expired"),
         }
@@ -111,6 +112,9 @@ def _show(document: dict[str, Any]) -> None:
     if document["replays"]:
         say("")
         show(document["replays"], replay.COLUMNS)
+    if unfinished := [row for row in document["copies"] if backfill.is_open(row)]:
+        say("")
+        show(unfinished, backfill.COLUMNS)
     for row in document["subscriptions"]:
         if row.get("kept_events"):
             say(f"{row['subscription']}: the log keeps {row['kept_events']} events beyond log.retention for it")

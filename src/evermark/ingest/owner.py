@@ -16,6 +16,7 @@ from evermark.cluster.holding import Candidate, HeldLease
 from evermark.error_policy import Action, action_after, action_for, backoff_s
 from evermark.errors import EvermarkError, StaleError, known
 from evermark.event import Seen
+from evermark.ingest.copying.steps import Copier
 from evermark.ingest.gather import WHOLE_SOURCE
 from evermark.ingest.reading import ReadPlan
 from evermark.ingest.repair.steps import Repairer, RepairNews, RepairWorks
@@ -35,6 +36,7 @@ class IngestLimits:
     well_after_s: float = 60.0
     look_every_s: float = 1.0  # for a partition that may be read again, and for a gap
     let_go_poll_s: float = 0.05
+    copier_end_s: float = 1.0
 
 
 LIMITS = IngestLimits()
@@ -98,6 +100,8 @@ class SourceOwner:
     news: SourceNews
     candidate: Candidate
     limits: IngestLimits = LIMITS
+    # Makes what copies rows beside the reading: of an epoch, what asks whether a gap is open, and what steps down.
+    copier: Callable[[int, Callable[[], bool], Callable[[], None]], Copier | None] = lambda *_: None
 
     def __post_init__(self) -> None:
         self._runtime, self._log = self.candidate.runtime, self.candidate.log
@@ -166,10 +170,15 @@ class SourceOwner:
             self._stepped_down.set,
         )
         task = self._runtime.spawn(f"repair {self.name}", repairer.run)
+        copier = self.copier(epoch, lambda: bool(repairer.partitions()), self._stepped_down.set)
+        copying = self._runtime.spawn(f"copy {self.name}", copier.run) if copier is not None else None
         try:
             self._read_on(held, self.works.open_log(epoch)[1], repairer)
         finally:
             repairer.stopped.set()
+            if copier is not None and copying is not None:
+                copier.stopped.set()
+                copying.join(self.limits.copier_end_s)  # its tasks may wait for others; what they write late is refused
             task.join()
 
     def _read_on(self, held: HeldLease, taker: Taker, repairer: Repairer) -> None:

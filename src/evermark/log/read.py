@@ -130,6 +130,17 @@ class LogReader:
             found += rows.filter(mine)["event_id"].chunks
         return pa.concat_arrays(found) if found else pa.array([], pa.string())
 
+    def holds(self, partition: int, position: str) -> bool:
+        """Whether the log has an event of the partition at exactly this position."""
+        for file in self._files_with(partition):
+            low, high = file.position_min, file.position_max
+            if (low is not None and low > position) or (high is not None and high < position):
+                continue
+            rows = pq.read_table(file.path, columns=["partition", "position"])
+            if pc.any(pc.and_(pc.equal(rows["partition"], partition), pc.equal(rows["position"], position))).as_py():
+                return True
+        return False
+
     def position_max(self, partition: int) -> str | None:
         """The greatest position in the last batch, read from its rows: for when nothing else knows where it ended.
 

@@ -66,6 +66,10 @@ class Metrics:
         self.gaps = self._counter("gaps", "Gaps found in a source", *_PLACE)
         self.gaps_accepted = self._counter("gaps_accepted", "Gaps that a person chose to leave open", *_PLACE)
         self.recovered = self._counter("events_recovered", "Events taken to close a gap", *_PLACE)
+        self.copy_rows = self._counter("copy_rows", "Rows of copies that are in the log", "source")
+        self.copy_chunks_left = self._gauge(
+            "copy_chunks_left", "Chunks of copies that are not in the log yet", "source"
+        )
         self.source_gauge = self._gauge("source_gauge", "What a source says of itself, by name", "source", "name")
         self.log_head = self._gauge("log_head", "Last durable batch", *_PLACE)
         self.controls_ignored = self._counter(

@@ -31,6 +31,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from evermark.event import Seen
+from evermark.sources.copies import Copying
 
 
 @dataclass(frozen=True)
@@ -242,6 +243,10 @@ class Source(ABC):
 
     def repair(self, partition: int) -> Repair | None:
         """How a `GapError` of this partition can be repaired; None when only a person can."""
+        return None
+
+    def copying(self) -> Copying | None:
+        """How the rows that its streams had before are copied beside them; None where that cannot be done."""
         return None
 
     def forks(self) -> Forks | None:

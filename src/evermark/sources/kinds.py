@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from evermark.errors import ConfigError, EvermarkError
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from evermark.observe.finding import Finding
     from evermark.secrets import Hidden, SecretBox
     from evermark.sources.base import Source
+    from evermark.sources.copies import CopyStore
     from evermark.sources.settings import SourceConfig
     from evermark.state.connection import State
 
@@ -69,6 +71,9 @@ class SourceContext:
     state_dsn: Callable[[], Hidden]  # where State is, in a form that may travel as far as the source does
     state_schema: str
     bots: BotReaders
+    # How what State has of copies is opened, a function of a module; and the folder for their files. None: no copies.
+    copies: Callable[[Hidden, str], CopyStore] | None = None
+    copies_folder: Path | None = None
 
 
 @dataclass(frozen=True)

@@ -157,3 +157,14 @@ def at_the_end() -> Position:
 
 def shape_of(scan: TableScan) -> str:
     return hashlib.sha256(scan.relation.shape).hexdigest()[:32]
+
+
+def test_a_range_of_a_composite_key_is_read_through_its_index(server: PostgresServer) -> None:
+    """GIVEN a key of two columns WHEN a range of it is asked for THEN both of its ends are conditions of the index."""
+    with scene(server, "public.t", create="create table t (a int, b int, v int, primary key (a, b))") as at:
+        target = at.settings.target()
+        with connect(target.dsn, enable_seqscan="off", enable_bitmapscan="off") as link:
+            scan = TableScan(link, target, target.tables[0])
+            where = scan._where(KeyRange(("1", "2"), ("3", "4")), "").as_string(link.connection)
+            lines = [row[0] for row in link.rows(f"explain select * from t{where}", doing="looking")]
+        assert any("Index Cond" in line and ">" in line and "<=" in line for line in lines), lines

@@ -214,7 +214,10 @@ def test_a_key_that_nobody_reads_is_refused_when_it_is_given(model: type[Model],
         assert error.hint == "take it out of the file"
 
 
-@pytest.mark.parametrize(("text", "key"), [(source(start="copy"), "start")])
+MONGO = MINIMAL + "sources: {shop: {type: mongo, url: 'mongodb://db/', database: shop, start: copy}}\n"
+
+
+@pytest.mark.parametrize(("text", "key"), [(MONGO, "start")])
 def test_a_value_that_cannot_be_done_yet_is_refused(text: str, key: str, tmp_path: Path) -> None:
     """GIVEN a value of a later version THEN the error names the key, and the value to use."""
     error = refused(tmp_path, text)

@@ -100,6 +100,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             MINIMAL + "reliability: {gap_detection: {max_gap: 2h, small_gap: 1h}}\n",
             "reliability.gap_detection.small_gap: must not be less than max_gap",
         ),
+        (source(start="copy"), "sources.shop.start: copy is for mode: tables"),
     ],
 )
 def test_a_wrong_value_is_told_with_its_path_and_what_is_expected(folder: Path, text: str, told: str) -> None:
@@ -110,7 +111,6 @@ def test_a_wrong_value_is_told_with_its_path_and_what_is_expected(folder: Path, 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        (source(start="copy"), "sources.shop.start: copy is not in this version"),
         (MINIMAL + "reliability: {checkpoint: {backend: etcd}}\n", "backend: this checkpoint backend is not in this"),
         (MINIMAL + "reliability: {checkpoint: {backend: mongo}}\n", "backend: this checkpoint backend is not in this"),
     ],

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, Pl
 
 from evermark.errors import ConfigError
 from evermark.secrets import HIDDEN, Plain, Sealed, Secret, SecretBox
-from evermark.settings.fields import Duration, Model, NotYet, Size, between, postgres_dsn, refusal
+from evermark.settings.fields import Duration, Model, Size, between, postgres_dsn, refusal
 from evermark.sources.postgres.names import TableNameError, table_name
 from evermark.sources.postgres.target import (
     EVENTS_RETENTION_S,
@@ -65,7 +65,6 @@ def _wal_warn(size: int) -> int:
 _Column = Annotated[str, Field(min_length=1, max_length=_NAME_MAX)]
 _Identifier = Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_]{0,62}$")]
 _Retention = Annotated[Duration, between(timedelta(days=1), timedelta(days=3660))]
-_NO_COPY = NotYet("copy is not in this version: rows from before install are not taken", "use now", ("copy",))
 
 
 class TableSettings(Model):
@@ -97,7 +96,7 @@ class PostgresSettings(SourceConfig):
     type: Literal["postgres"] = "postgres"
     dsn: Annotated[Secret | Sealed, PlainValidator(_dsn), PlainSerializer(lambda _: HIDDEN)]
     mode: Literal["outbox", "tables"] = "outbox"
-    start: Annotated[Literal["now", "copy"], _NO_COPY] = "now"
+    start: Literal["now", "copy"] = "now"
     tables: Annotated[tuple[Annotated[TableSettings, BeforeValidator(_table)], ...], Field(max_length=10_000)] = ()
     schema_name: Annotated[_Identifier, Field(alias="schema")] = "pgstream"
     slot: _Identifier | None = None
@@ -118,6 +117,10 @@ class PostgresSettings(SourceConfig):
     @model_validator(mode="after")
     def _keys_of_the_mode(self) -> Self:
         if self.mode == "outbox":
+            if self.start == "copy":
+                raise refusal(
+                    "copy is for mode: tables: an outbox has no rows from before", hint="use now", at=("start",)
+                )
             for index, table in enumerate(self.tables):
                 for key in ("columns", "where"):
                     if getattr(table, key):

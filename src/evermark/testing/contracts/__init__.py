@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from evermark.testing.contracts.bots import BotContract
 from evermark.testing.contracts.checkpoints import CheckpointContract
+from evermark.testing.contracts.copies import CopyContract
 from evermark.testing.contracts.delivery import DeliveryContract
 from evermark.testing.contracts.heads import HeadContract
 from evermark.testing.contracts.leases import LeaseContract
@@ -26,6 +27,7 @@ from evermark.testing.contracts.source import SourceContract
 __all__ = [
     "BotContract",
     "CheckpointContract",
+    "CopyContract",
     "DeliveryContract",
     "HeadContract",
     "LeaseContract",

@@ -54,8 +54,7 @@ def decoded(*messages: bytes, hashed: tuple[str, ...] = ()) -> list[dict[str, An
         catalog=OneTable(), versions=NoVersions(), hashed={"public.t": hashed}, pages=WalPages(),
     )  # fmt: skip
     whole = (BEGIN, RELATION, *messages, COMMIT)
-    batch = found.decode(np.array([len(each) for each in whole], np.int64), b"".join(whole))
-    assert batch is not None
+    (batch,) = found.batches(np.array([len(each) for each in whole], np.int64), b"".join(whole))
     rows: list[dict[str, Any]] = batch.to_pylist()
     return rows
 

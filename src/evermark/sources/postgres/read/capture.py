@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
@@ -25,8 +25,8 @@ class Ask(Protocol):
 class Decoder(Protocol):
     """Fed with chunks of messages in the order the server sent them."""
 
-    def decode(self, lengths: I64, data: bytes) -> pa.RecordBatch | None:
-        """The events of a chunk, as `evermark.event.TAKEN`."""
+    def batches(self, lengths: I64, data: bytes) -> Iterator[pa.RecordBatch]:
+        """The events of a chunk, as `evermark.event.TAKEN`. To be read to its end before the next chunk is given."""
 
 
 class Capture(ABC):

@@ -41,20 +41,28 @@ class Packed:
 
 
 def peek_query(
-    slot: str, publication: str, upto_lsn: int, options: Mapping[str, str], *, big_bytes: int = BIG_BYTES
+    slot: str,
+    publication: str,
+    upto_lsn: int,
+    options: Mapping[str, str],
+    *,
+    big_bytes: int = BIG_BYTES,
+    consumes: bool = False,
 ) -> sql.Composed:
-    """COPY of everything that commits before `upto_lsn`, as the slot gives it, without moving the slot.
+    """COPY of everything that commits before `upto_lsn`, as the slot gives it, without moving the slot, unless it
+    `consumes` what is read.
 
     `options` are pgoutput's, besides protocol and publication.
     """
     return sql.SQL(
         "copy (select o / {bucket}, case when octet_length(d) > {big} then o end,"
         " array_agg(((o % {bucket}) << 32) | octet_length(d)), string_agg(d, ''::bytea)"
-        " from pg_catalog.pg_logical_slot_peek_binary_changes({slot}, {upto}, null,"
+        " from pg_catalog.{function}({slot}, {upto}, null,"
         " 'proto_version', '1', 'publication_names', {publication}, {options})"
         " with ordinality as t(l, x, d, o) group by 1, 2 order by 1, 2 nulls first) to stdout (format binary)"
     ).format(
         bucket=sql.Literal(BUCKET),
+        function=sql.SQL("pg_logical_slot_get_binary_changes" if consumes else "pg_logical_slot_peek_binary_changes"),
         big=sql.Literal(big_bytes),
         slot=sql.Literal(slot),
         upto=sql.Literal(lsn_text(upto_lsn)),

@@ -141,9 +141,7 @@ class SlotFeed(Feed):
         while not ended:
             messages, ended = self._pop()
             lengths = np.fromiter(map(len, messages), np.int64, len(messages))
-            batch = self._decoder.decode(lengths, b"".join(messages))
-            if batch is not None:
-                yield batch
+            yield from self._decoder.batches(lengths, b"".join(messages))
 
     def taken_to(self) -> str:
         return self._start.incarnation.at(self._taken)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from functools import cache
 
@@ -68,6 +68,11 @@ class OutboxDecoder:
         self._stream_name = stream_name
         self._encoding = encoding
         self._reader = PgoutputReader(start, end)
+
+    def batches(self, lengths: I64, data: bytes) -> Iterator[pa.RecordBatch]:
+        batch = self.decode(lengths, data)
+        if batch is not None:
+            yield batch
 
     def decode(self, lengths: I64, data: bytes) -> pa.RecordBatch | None:
         changes = self._reader.feed(lengths, data)

@@ -112,6 +112,16 @@ class Changes:
     relation: npt.NDArray[np.int32]  # index into `relations`; -1 when there is none
     relations: list[Relation]
 
+    def between(self, first: int, last: int) -> Changes:
+        """Those from number `first` on, without number `last`."""
+        if first == 0 and last == len(self.kind):
+            return self
+        some = slice(first, last)
+        return Changes(
+            self.view, self.kind[some], self.start[some], self.end[some], self.lsn[some], self.ordinal[some],
+            self.xid[some], self.time[some], self.relation[some], self.relations,
+        )  # fmt: skip
+
 
 @dataclass(frozen=True)
 class _Open:
@@ -133,7 +143,7 @@ class PgoutputReader:
     MESSAGE_LATE_MAX behind, if not all of the record's size is known: a slot is confirmed that much late.)
 
     Changes of a transaction are numbered from 0 on; `stride` leaves room between their ordinals. A truncate of several
-    tables is a change of each.
+    tables is a change of each. Logical messages of a transaction that is only partly in the range are given, too.
     """
 
     def __init__(
@@ -177,7 +187,7 @@ class PgoutputReader:
             number[alone], time[alone] = 0, NO_TIME
         ordinal = number * self._stride + self._stride - 1
         index, known = self._relate(view, kind, starts, ends, table)
-        taken = np.flatnonzero(change & self.in_range(lsn, ordinal))
+        taken = np.flatnonzero(change & (self.in_range(lsn, ordinal) | ((kind == MESSAGE) & self._touched(lsn))))
         result = Changes(
             view, kind[taken], starts[taken], ends[taken], lsn[taken], ordinal[taken],
             xids[transaction[taken]], time[taken], index[taken], known,
@@ -197,6 +207,12 @@ class PgoutputReader:
         after = (lsn > start) | ((lsn == start) & (ordinal >= self._start.ordinal))
         before = (lsn < end) | ((lsn == end) & (ordinal < self._end.ordinal))
         found: Mask = after & before
+        return found
+
+    def _touched(self, lsn: npt.NDArray[np.uint64]) -> Mask:
+        """Which transactions the range has anything of: a logical message may stand for events behind it."""
+        start, end = np.uint64(self._start.lsn), np.uint64(self._end.lsn)
+        found: Mask = (lsn >= start) & ((lsn <= end) if self._end.ordinal else (lsn < end))
         return found
 
     def _carry(self, kind: U8, begins: I64, last: _Open) -> None:

@@ -117,9 +117,7 @@ class SlotReader:
         options = self._capture.options
         query = peek_query(self._target.slot, self._target.publication, upto, options, big_bytes=self._big_bytes)
         for lengths, data in chunked(in_order(unpack(self._copy(link, query)))):
-            batch = decoder.decode(lengths, data)
-            if batch is not None:
-                yield batch
+            yield from decoder.batches(lengths, data)
         # Judged last, when nothing can change any more what was read: a slot moved on, a publication changed or a
         # warning means that rows are missing, and the slice must fail.
         link.refuse_warnings("decoding")

@@ -1,4 +1,5 @@
--- The role that reads needs no right on any table: it reads the slot, and catalogs that everybody may read. Choose the
+-- The role that reads needs no right on any table: it reads the slot, and catalogs that everybody may read. (To copy rows
+-- from before, with `start: copy` or `source backfill`, it reads the tables: grant select on … to @role@;) Choose the
 -- password yourself:
 --   create role @role@ login replication password '…';
 -- From version 16 on, and worth having (a superuser must grant it): an idle slot lets go of old WAL sooner.

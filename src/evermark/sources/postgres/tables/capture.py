@@ -12,7 +12,7 @@ from evermark.sources.postgres.read.pgoutput import MESSAGE_LATE_MAX
 from evermark.sources.postgres.survey import Survey
 from evermark.sources.postgres.tables.catalog import Catalog
 from evermark.sources.postgres.tables.publication import look
-from evermark.sources.postgres.tables.rows import TablesDecoder
+from evermark.sources.postgres.tables.rows import CopyMarks, TablesDecoder
 from evermark.sources.postgres.tables.versions import TableVersions
 from evermark.sources.postgres.target import PostgresTarget
 
@@ -40,21 +40,30 @@ class TablesCapture(Capture):
     margin = MESSAGE_LATE_MAX
     probe = _PROBE
 
-    def __init__(self, target: PostgresTarget, versions: Callable[[], TableVersions]) -> None:
+    def __init__(
+        self,
+        target: PostgresTarget,
+        versions: Callable[[], TableVersions],
+        marks: Callable[[], CopyMarks | None] = lambda: None,
+    ) -> None:
         super().__init__(target)
-        self._versions = versions
+        self._versions, self._marks = versions, marks
 
     def look(self, link: Link) -> Survey:
         return look(link, self.target)
 
     def decoder(self, ask: Ask, start: Position, end: Position, encoding: str) -> Decoder:
-        block, segment = ask(_PAGES, doing="asking for the WAL's pages") or (8192, 16 * 1024 * 1024)
         return TablesDecoder(
             start,
             end,
-            pages=WalPages(block, segment),
+            pages=wal_pages(ask),
             catalog=Catalog(ask, self.target.publication),
             versions=self._versions(),
             hashed={table.stream: table.hash for table in self.target.tables},
             encoding=encoding,
+            marks=self._marks(),
         )
+
+
+def wal_pages(ask: Ask) -> WalPages:
+    return WalPages(*(ask(_PAGES, doing="asking for the WAL's pages") or (8192, 16 * 1024 * 1024)))

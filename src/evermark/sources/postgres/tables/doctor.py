@@ -22,6 +22,7 @@ from evermark.sources.postgres.admin.examine import examine_server
 from evermark.sources.postgres.connect import connect
 from evermark.sources.postgres.failures import INSTALL_HINT
 from evermark.sources.postgres.survey import Survey
+from evermark.sources.postgres.tables.copyable import judged_copies, look_for_copy
 from evermark.sources.postgres.tables.publication import Member, Unusable, look, members, unusable
 from evermark.sources.postgres.tables.source import PostgresTables
 from evermark.sources.postgres.target import PostgresTarget
@@ -30,12 +31,18 @@ _STATEMENT_TIMEOUT = "30s"
 
 
 def examined(
-    target: PostgresTarget, make: Callable[[], PostgresTables], ask: Callable[[Source], SourceState] | None
+    target: PostgresTarget,
+    make: Callable[[], PostgresTables],
+    ask: Callable[[Source], SourceState] | None,
+    *,
+    copies: bool = False,
 ) -> Iterator[Finding]:
+    """`copies`: the file wants the rows from before, too."""
     try:
         with connect(target.dsn, statement_timeout=_STATEMENT_TIMEOUT) as link:
             facts, survey = examine_server(link, target), look(link, target)
             published, bad = members(link, target), unusable(link.row, target)
+            copyable = look_for_copy(link, target)
     except EvermarkError as error:
         yield wrong("reachable", error.message, error.hint)
         return
@@ -45,6 +52,7 @@ def examined(
             state = ask(source)
     yield from judged(facts, survey, target, state)
     yield from judged_tables(target, published, bad)
+    yield from judged_copies(copyable, wanted=copies)
     if state is not None:
         yield from state.findings
 

@@ -24,6 +24,7 @@ from evermark.sources.postgres.names import TableNameError, table_name
 from evermark.sources.postgres.outbox import script
 from evermark.sources.postgres.settings import PostgresSettings
 from evermark.sources.postgres.slots import drop_slot, slot_named, spare_name
+from evermark.sources.postgres.tables.copyable import key_hint, look_for_copy
 from evermark.sources.postgres.tables.publication import LISTS_VERSION_MIN, publication_sql
 from evermark.sources.postgres.target import PostgresTarget, TableChoice
 
@@ -72,7 +73,7 @@ class TablesInstallation(Installation):
     def install(self, tables: Sequence[str], *, wait_s: float, say: Say, goes_on: bool) -> list[str]:
         target = self._target
         with connect(target.dsn, lock_timeout=f"{LOCK_TIMEOUT_S:g}s") as link:
-            for obstacle in _obstacles(link, target):
+            for obstacle in _obstacles(link, target, copies=self._settings.start == "copy"):
                 raise obstacle.error
             made = not _published(link, target)
             waiting = Waiting(target.dsn, link.connection.info.backend_pid, wait_s, say)
@@ -120,7 +121,7 @@ class TablesInstallation(Installation):
             with connect(target.dsn) as link:
                 if slot_named(link, target.slot) is not None or _published(link, target):
                     return list(found)
-                obstacles = list(_obstacles(link, target))
+                obstacles = list(_obstacles(link, target, copies=self._settings.start == "copy"))
         except EvermarkError:
             return list(found)  # `doctor` has said so
         judged = [each for each in found if each.mend != INSTALL_HINT]
@@ -130,12 +131,17 @@ class TablesInstallation(Installation):
         return [*judged, warning("publication", "nothing is installed in this database yet", "evermark source install")]
 
 
-def _obstacles(link: Link, target: PostgresTarget) -> Iterator[Obstacle]:
+def _obstacles(link: Link, target: PostgresTarget, *, copies: bool) -> Iterator[Obstacle]:
     yield from server_obstacles(link, target, made=_published(link, target), what="a publication")
     for table in target.tables:
         error = _unpublishable(link, table)
         if error is not None:
             yield Obstacle("tables", error)
+    if copies:
+        for each in look_for_copy(link, target).tables:
+            if not each.keyed:
+                text = f"{each.table} has no key, and is to be copied: its rows cannot be told apart"
+                yield Obstacle("tables", SetupError(text, hint=key_hint(each.table)))
 
 
 def _unpublishable(link: Link, table: TableChoice) -> EvermarkError | None:

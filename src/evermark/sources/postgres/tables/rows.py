@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +19,7 @@ import pyarrow.compute as pc
 
 from evermark.errors import SetupError
 from evermark.event import TAKEN, TIMESTAMP, Op, taken_batch
+from evermark.sources.copies import Mark
 from evermark.sources.postgres.failures import INSTALL_HINT
 from evermark.sources.postgres.lsn import U8, Incarnation, Position, WalPages, fixed_strings, hex_columns, positions
 from evermark.sources.postgres.read.columns import decoded, gather
@@ -38,6 +40,7 @@ from evermark.sources.postgres.read.pgoutput import (
     PgoutputReader,
     Relation,
     View,
+    parse_relation,
     tuples,
     walk,
 )
@@ -69,10 +72,30 @@ class Image:
     intact: Mask
 
 
+@dataclass(frozen=True)
+class CopiedRows:
+    """Rows that a copy puts where its mark stands: as `TableScan.rows` gives them, with their ids."""
+
+    relation: bytes  # the description of their table, as pgoutput writes it
+    batches: Iterator[pa.RecordBatch]
+
+
+class CopyMarks(Protocol):
+    def rows_at(self, mark: Mark, lsn: int) -> CopiedRows | None:
+        """What stands at a mark, whose transaction commits at `lsn`. The same at every reading; may wait for it."""
+
+
+class NoMarks(CopyMarks):
+    def rows_at(self, mark: Mark, lsn: int) -> None:
+        return None
+
+
 class TablesDecoder:
     """Turns chunks into TAKEN batches. What cannot be decoded becomes `op = poison`, with its bytes and the reason.
 
     `hashed` are the columns to be hashed, by stream, of all tables that the file names.
+
+    Where the mark of a copy stands, its rows come: all at the mark's commit, with the ordinals from the mark's on.
     """
 
     def __init__(
@@ -85,7 +108,9 @@ class TablesDecoder:
         hashed: Mapping[str, Collection[str]],
         pages: WalPages,
         encoding: str = "utf-8",
+        marks: CopyMarks | None = None,
     ) -> None:
+        self._marks = marks or NoMarks()
         self._incarnation: Incarnation = end.incarnation
         self._catalog, self._versions, self._hashed, self._encoding = catalog, versions, hashed, encoding
         self._reader = PgoutputReader(start, end, stride=STRIDE, pages=pages)
@@ -95,15 +120,29 @@ class TablesDecoder:
             hashlib.sha256(str(self._incarnation).encode()).hexdigest()[:16].encode(), np.uint8
         )
 
-    def decode(self, lengths: I64, data: bytes) -> pa.RecordBatch | None:
+    def latest(self, stream: str) -> TableVersion | None:
+        """The last version of a table that this decoder knows."""
+        return self._latest.get(stream)
+
+    def batches(self, lengths: I64, data: bytes) -> Iterator[pa.RecordBatch]:
         changes = self._reader.feed(lengths, data)
+        begin = 0
+        for row, mark in self._marked(changes):
+            if (batch := self._events(changes.between(begin, row))) is not None:
+                yield batch
+            yield from self._copied(changes.between(row, row + 1), mark)
+            begin = row + 1
+        if (batch := self._events(changes.between(begin, len(changes.kind)))) is not None:
+            yield batch
+
+    def _events(self, changes: Changes) -> pa.RecordBatch | None:
         parts: list[Part] = []
         told: list[TableVersion] = []
         for rows, relation in _by_first_use(changes):
             table = self._table(changes, relation, int(rows[0]), parts, told)
             if table is not None:
                 parts += self._changes(changes, rows, table)
-        messages = np.flatnonzero(changes.kind == MESSAGE)
+        messages = np.flatnonzero((changes.kind == MESSAGE) & self._reader.in_range(changes.lsn, changes.ordinal))
         if len(messages):
             parts += self._messages(changes, messages)
         strange = np.flatnonzero(~_KNOWN_KINDS[changes.kind] | ((changes.kind != MESSAGE) & (changes.relation < 0)))
@@ -112,6 +151,45 @@ class TablesDecoder:
         if told:
             self._versions.keep(told)
         return _in_order(parts)
+
+    # rows of a copy
+
+    def _marked(self, changes: Changes) -> list[tuple[int, Mark]]:
+        found = []
+        for row in np.flatnonzero(changes.kind == MESSAGE).tolist():
+            prefix, content = _message(changes, row)
+            mark = Mark.parse(content.decode("ascii", "replace")) if prefix == OWN_PREFIX.encode() else None
+            if mark is not None:
+                found.append((row, mark))
+        return found
+
+    def _copied(self, at: Changes, mark: Mark) -> Iterator[pa.RecordBatch]:
+        """`at`: the mark alone."""
+        found = self._marks.rows_at(mark, int(at.lsn[0]))
+        if found is None:
+            return
+        parts: list[Part] = []
+        told: list[TableVersion] = []
+        table = self._table(at, parse_relation(found.relation), 0, parts, told)
+        if table is None:
+            return  # taken out of the file since
+        if told:
+            self._versions.keep(told)
+        yield from (batch for _, batch in parts)
+        ordinal = int(at.ordinal[0])
+        for batch in found.batches:
+            rows = batch.num_rows
+            lsns, ordinals = np.repeat(at.lsn, rows), np.arange(ordinal, ordinal + rows, dtype=np.int64)
+            ordinal += rows
+            micros = pa.scalar(int(at.time[0]) + _PG_EPOCH_US, pa.int64()).cast(TIMESTAMP)
+            filled = {
+                "position": positions(self._incarnation, lsns, ordinals.astype(np.uint32)),
+                "event_time": pa.repeat(micros, rows),
+                "schema_version": pa.repeat(pa.scalar(table.version, pa.int32()), rows),
+            }
+            whole = taken_batch({name: batch.column(name) for name in batch.schema.names} | filled, rows)
+            inside = self._reader.in_range(lsns, ordinals)
+            yield whole if inside.all() else whole.filter(pa.array(inside))
 
     # which table, and which version of it
 
@@ -261,12 +339,11 @@ class TablesDecoder:
         payloads: list[str] = []
         flags: list[list[str]] = []
         for row in rows.tolist():
-            message = changes.view.data[changes.start[row] : changes.end[row]]
-            prefix, _, rest = message[10:].partition(b"\0")
+            prefix, content = _message(changes, row)
             name = prefix.decode(self._encoding, "replace")
             if name == OWN_PREFIX:
                 continue
-            payload, binary = _message_payload(rest[4:], self._encoding)
+            payload, binary = _message_payload(content, self._encoding)
             kept.append(row)
             streams.append(name or "message")
             payloads.append(payload)
@@ -382,6 +459,13 @@ def _text(view: View, cells: Cells, encoding: str, bad: Mask) -> pa.Array:
     text, odd = decoded(raw, encoding)
     bad |= odd
     return text
+
+
+def _message(changes: Changes, row: int) -> tuple[bytes, bytes]:
+    """Prefix and content of a logical message."""
+    message = changes.view.data[changes.start[row] : changes.end[row]]
+    prefix, _, rest = message[10:].partition(b"\0")
+    return prefix, rest[4:]
 
 
 def _message_payload(content: bytes, encoding: str) -> tuple[str, bool]:

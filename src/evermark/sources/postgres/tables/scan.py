@@ -12,7 +12,7 @@ import json
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -94,11 +94,10 @@ class TableScan:
         self, link: Link, target: PostgresTarget, choice: TableChoice, latest: TableVersion | None = None
     ) -> None:
         self._link = link
-        found = _described(link, target, choice)
-        oid, schema, name, identity, self._partitioned, self._filter, columns, key = found
+        oid, schema, name, identity, self._partitioned, self._filter, columns, key = relation_of(link, target, choice)
         self._encoding = _as_the_server_writes(link)
-        message = relation_message(oid, schema, name, identity, columns, self._encoding)
-        self.relation: Relation = parse_relation(message)
+        self.message = relation_message(oid, schema, name, identity, columns, self._encoding)
+        self.relation: Relation = parse_relation(self.message)
         self.key: tuple[str, ...] = tuple(key)  # its columns, in the order of its index; none: the table has no key
         facts = Catalog(link.row, target.publication).table(self.relation)
         hidden = columns_to_hash(self.relation.columns, choice.hash, latest)
@@ -132,7 +131,7 @@ class TableScan:
                 texts,
                 sql.SQL("" if self._partitioned else "only "),
                 self.sql_name,
-                _conjunction([self._beyond(after)] if after is not None else []),
+                _conjunction([self._compared(">", after)] if after is not None else []),
                 key,
                 sql.Literal(every - 1),
             )
@@ -146,16 +145,16 @@ class TableScan:
     def _where(self, keys: KeyRange, condition: str) -> sql.Composable:
         terms: list[sql.Composable] = []
         if keys.after is not None:
-            terms.append(self._beyond(keys.after))
+            terms.append(self._compared(">", keys.after))
         if keys.upto is not None:
-            terms.append(sql.SQL("not ({})").format(self._beyond(keys.upto)))
+            terms.append(self._compared("<=", keys.upto))
         terms += [_plain(term) for term in (self._filter, condition) if term]
         return _conjunction(terms)
 
-    def _beyond(self, key: Sequence[str]) -> sql.Composable:
+    def _compared(self, operator: Literal[">", "<="], key: Sequence[str]) -> sql.Composable:
         """Literals without a type: the server takes them as the columns', whatever these are."""
         values = sql.SQL(", ").join(sql.Literal(text) for text in key)
-        return sql.SQL("({}) > ({})").format(self._key_columns(), values)
+        return sql.SQL("({}) {} ({})").format(self._key_columns(), sql.SQL(operator), values)
 
     def _key_columns(self) -> sql.Composed:
         if not self.key:
@@ -208,7 +207,8 @@ def relation_message(
     return b"".join(parts)
 
 
-def _described(link: Link, target: PostgresTarget, choice: TableChoice) -> tuple[Any, ...]:
+def relation_of(link: Link, target: PostgresTarget, choice: TableChoice) -> tuple[Any, ...]:
+    """What the catalog says of a published table. Raises `SetupError` if it is not published."""
     query = _DESCRIBED
     if link.connection.info.server_version < 150000:
         query = query.replace(_UNFILTERED, "null::text")

@@ -10,6 +10,7 @@ from typing import Any
 from evermark.errors import BusyError
 from evermark.secrets import Hidden
 from evermark.sources.base import Condition, Repair, Untaken, Warned
+from evermark.sources.copies import Copying, CopyStore
 from evermark.sources.marks import Marks
 from evermark.sources.postgres.lsn import Position
 from evermark.sources.postgres.read.pace import IDLE_OFFER_S, PROBE_BYTES_MAX
@@ -17,8 +18,11 @@ from evermark.sources.postgres.read.slot import SlotReader
 from evermark.sources.postgres.read.slot_source import SlotSource, blamed_on, wal_gauges
 from evermark.sources.postgres.survey import stranger, unfit, wal_warnings
 from evermark.sources.postgres.tables.capture import TablesCapture
+from evermark.sources.postgres.tables.chunk_file import FileMarks
+from evermark.sources.postgres.tables.copying import CopyPlace, TablesCopying
 from evermark.sources.postgres.tables.publication import unusable
 from evermark.sources.postgres.tables.repair import repair_of
+from evermark.sources.postgres.tables.rows import CopyMarks
 from evermark.sources.postgres.tables.versions import StateVersions, TableVersions
 from evermark.sources.postgres.target import PostgresTarget
 from evermark.state.connection import State
@@ -34,20 +38,24 @@ def versions_in_state(dsn: Hidden, schema: str, source: str) -> TableVersions:
 
 
 class PostgresTables(SlotSource):
-    """Picklable: its target travels, connections do not. `versions` opens what is remembered of the tables."""
+    """Picklable: its target travels, connections do not. `versions` opens what is remembered of the tables, `copies`
+    what is kept of copies; without it none can be made."""
 
-    def __init__(self, target: PostgresTarget, versions: Callable[[], TableVersions]) -> None:
-        self._target, self._open = target, versions
+    def __init__(
+        self, target: PostgresTarget, versions: Callable[[], TableVersions], copies: CopyPlace | None = None
+    ) -> None:
+        self._target, self._open, self._copies = target, versions, copies
         self._opened: TableVersions | None = None
+        self._opened_copies: CopyStore | None = None
         self._opening = threading.Lock()
-        self._capture = TablesCapture(target, lambda: self._versions)
+        self._capture = TablesCapture(target, lambda: self._versions, self._marks_of_copies)
         super().__init__([SlotReader(self._capture)])
         # Has a connection of its own, and never keeps the slot from its reader for long.
         self._look = SlotReader(self._capture, session={"statement_timeout": _LOOK_TIMEOUT})
         self._marks = Marks()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._target, self._open)
+        return type(self), (self._target, self._open, self._copies)
 
     @property
     def _versions(self) -> TableVersions:
@@ -55,6 +63,17 @@ class PostgresTables(SlotSource):
             if self._opened is None:
                 self._opened = self._open()
             return self._opened
+
+    def _marks_of_copies(self) -> CopyMarks | None:
+        if self._copies is None:
+            return None
+        with self._opening:
+            if self._opened_copies is None:
+                self._opened_copies = self._copies.open()
+            return FileMarks(self._opened_copies, self._copies.folder)
+
+    def copying(self) -> Copying | None:
+        return TablesCopying(self._target, self._copies, self._open) if self._copies is not None else None
 
     def condition(self) -> Condition:
         gauges = wal_gauges([self._slots[0].look()], self._target.wal_retained_warn_bytes)
@@ -111,3 +130,6 @@ class PostgresTables(SlotSource):
             if self._opened is not None:
                 self._opened.close()
                 self._opened = None
+            if self._opened_copies is not None:
+                self._opened_copies.close()
+                self._opened_copies = None

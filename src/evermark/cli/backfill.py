@@ -1,0 +1,75 @@
+"""`evermark source backfill`: rows of a source copied once more, or for the first time; and how far copies are."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from evermark.app.build import Deployment
+from evermark.cli.console import printable, say
+from evermark.cli.deployment import known_source, opened
+from evermark.cli.options import DEFAULT_CONFIG, ConfigOption
+from evermark.cli.recover import NameArgument
+from evermark.errors import ConfigError
+from evermark.sources.copies import Copy, Copying, CopyState
+
+COLUMNS = ("copy", "source", "stream", "state", "chunks_left", "chunks", "rows", "asked_by", "error")
+_WHERE_MAX = 10_000
+
+
+def backfill(
+    name: NameArgument = None,
+    config: ConfigOption = DEFAULT_CONFIG,
+    table: Annotated[
+        list[str] | None,
+        typer.Option("--table", "-t", metavar="T", help="Only this table, written as in SQL. Repeatable."),
+    ] = None,
+    where: Annotated[
+        str, typer.Option(metavar="SQL", help="Only rows with this SQL condition, of one table: \"created > '2024'\".")
+    ] = "",
+) -> None:
+    """Copy rows as they are now, as events with `op = read`, beside the stream and without holding it up.
+
+    The request is noted, and a running instance begins within a second or two; without one, the next `evermark up`
+    does. `evermark status` shows how far it is. A copy goes on where it was after a crash.
+    """
+    with opened(config) as deployment:
+        chosen = known_source(deployment.sources, name)
+        copying = deployment.sources[chosen].copying()
+        if copying is None:
+            raise ConfigError(
+                f"source {chosen} cannot be copied from", hint="this is for sources of type postgres in mode: tables"
+            )
+        streams = _streams(copying, table or [])
+        if where and len(streams) != 1:
+            raise typer.BadParameter("a condition is for one table: name it with --table", param_hint="--where")
+        if len(where) > _WHERE_MAX:
+            raise typer.BadParameter(f"at most {_WHERE_MAX} characters", param_hint="--where")
+        for stream in streams:
+            copy = deployment.copies.ask(chosen, stream, where)
+            say(f"{chosen}: copy {copy.id} of {printable(stream)} is {copy.state}")
+    say("`evermark up` carries it out; `evermark status` shows how far it is")
+
+
+def copy_rows(deployment: Deployment) -> list[dict[str, Any]]:
+    return [summary(copy) for copy in deployment.copies.listed()]
+
+
+def is_open(row: dict[str, Any]) -> bool:
+    """Whether a person should see it at a glance."""
+    return bool(row["state"] != CopyState.DONE)
+
+
+def summary(copy: Copy) -> dict[str, Any]:
+    told = {key: getattr(copy, key) for key in ("source", "stream", "condition", "chunks_left", "chunks", "rows")}
+    times = {"made_at": copy.made_at.isoformat(), "changed_at": copy.changed_at.isoformat()}
+    asked = {"asked_by": str(copy.asked_by), "state": str(copy.state), "error": copy.error}
+    return {"copy": copy.id, **told, **asked, **times}
+
+
+def _streams(copying: Copying, names: list[str]) -> list[str]:
+    try:
+        return [copying.stream(name) for name in names] or list(copying.streams)
+    except ValueError as error:
+        raise typer.BadParameter(printable(str(error)), param_hint="--table") from None

@@ -1,0 +1,244 @@
+"""Copies of one source, carried out beside its reading: planned, written by tasks in rounds, settled once read.
+
+Nothing in here knows Spark, Delta or Postgres. Whatever crashes, the next owner begins with what State has: attempts
+that nobody finishes are given up, chunks that are ready wait for their marks, and the rest is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from evermark import failpoint
+from evermark.error_policy import Action, action_after, action_for, backoff_s
+from evermark.errors import EvermarkError, NotFoundError, known, of_kind
+from evermark.ingest.repair.base import RecoveryStore
+from evermark.runtime import Log, Runtime
+from evermark.sources.copies import AskedBy, Chunk, ChunkState, ChunkWork, Copy, Copying, CopyState, CopyStore
+
+WRITERS_MAX = 4  # tasks at a time: each has a slot at the source, which has other work to do
+CHUNKS_A_TASK = 16
+ROUND_S = 5.0  # no chunk is begun later in a round: an owner that is to stop waits for no longer
+# Chunks that are ready and wait to be read: files that take room.
+READY_MAX = 128
+_PARTITION = 0  # a source that copies has one
+_BACKOFF_MAX_S = 60.0
+
+
+def gives_up(copy: Copy, error: EvermarkError) -> bool:
+    """Whether a copy is tried no more. What the file asks for is tried for as long as it names the stream: a right that
+    is granted, or a key that is added, is noticed."""
+    if copy.asked_by is AskedBy.START:
+        return isinstance(error, NotFoundError)
+    return action_after(error, copy.tries + 1) is Action.STOP
+
+
+class CopyWorks(Protocol):
+    """The tools of a copier."""
+
+    @property
+    def copies(self) -> CopyStore: ...
+
+    @property
+    def recoveries(self) -> RecoveryStore: ...
+
+    def checkpoint(self, partition: int) -> str | None: ...
+
+    def holds(self, partition: int, position: str) -> bool:
+        """Whether the log has an event at exactly this position."""
+
+    def write_chunks(
+        self, copying: Copying, works: Sequence[Sequence[ChunkWork]], epoch: int, until_s: float
+    ) -> list[dict[str, Any]]:
+        """A task for each list, and a report of each: its `error`, if any, and the `copies` that this is about."""
+
+
+class CopyNews(Protocol):
+    def copy_began(self, copy: Copy, chunks: int) -> None: ...
+
+    def copy_went_on(self, source: str, rows: int, chunks_left: int) -> None:
+        """So many more rows are in the log; so many chunks of all copies are left."""
+
+    def copy_ended(self, copy: Copy, error: EvermarkError | None) -> None:
+        """Without an error it is done; else it is not tried any more."""
+
+    def copy_failed(self, copy: Copy, error: EvermarkError) -> None:
+        """It is tried again."""
+
+
+@dataclass(eq=False)
+class Copier:
+    """`run` returns after `stopped` is set. While `busy` (a gap is open) no chunk is begun."""
+
+    name: str
+    epoch: int
+    copying: Copying
+    works: CopyWorks
+    news: CopyNews
+    runtime: Runtime
+    log: Log
+    look_every_s: float
+    busy: Callable[[], bool]
+    on_step_down: Callable[[], None]
+    _again_at: dict[str, float] = field(default_factory=dict)  # of copies that failed
+
+    def __post_init__(self) -> None:
+        self.stopped = self.runtime.wake()
+        self._begun = False
+
+    def run(self) -> None:
+        failures = 0
+        while not self.stopped.is_set():
+            wait_s = self.look_every_s
+            try:
+                if self.look():
+                    wait_s = 0.0
+                failures = 0
+            except Exception as error:  # noqa: BLE001 - tried again; an unknown failure must not end the loop
+                if self.stopped.is_set():
+                    return
+                if action_for(error) is Action.STEP_DOWN:
+                    self.log.warning("stepping down", part="copy", error=error)
+                    self.on_step_down()
+                    return
+                self.log.warning("copying failed; it is tried again", part="copy", error=error)
+                wait_s = backoff_s(failures, base_s=self.look_every_s)
+                failures += 1
+            self.runtime.wait(wait_s, self.stopped)
+
+    def look(self) -> bool:
+        """Settle what was read, and write some more. Whether there is more to do at once."""
+        copies = self.works.copies
+        if not self._begun:
+            copies.give_up_all(self.name, self.epoch)
+            copies.want(self.name, self.copying.wanted, self.epoch)
+            self._sweep()
+            self._begun = True
+        waiting = self._settle([copy for copy in copies.listed(self.name) if copy.chunks_left])
+        if self.busy() or waiting >= READY_MAX or self.stopped.is_set():
+            return False
+        now = self.runtime.monotonic()
+        going = [copy for copy in reversed(copies.listed(self.name)) if self._again_at.get(copy.id, 0.0) <= now]
+        for copy in going:
+            if copy.state is CopyState.PLANNED:
+                self._try([copy], lambda copy=copy: self._plan(copy))  # type: ignore[misc]
+        return self._round(READY_MAX - waiting)
+
+    def _plan(self, copy: Copy) -> None:
+        if copy.stream not in self.copying.streams:
+            raise NotFoundError(f"{copy.stream} does not stand in the file", hint="name it there, or leave it out")
+        bounds = self.copying.plan(copy.stream)
+        self.works.copies.plan(copy.id, bounds, self.epoch)
+        failpoint.hit("copy.planned")
+        self.news.copy_began(copy, len(bounds))
+        self.news.copy_went_on(self.name, 0, sum(each.chunks_left for each in self.works.copies.listed(self.name)))
+
+    # rounds
+
+    def _round(self, most: int) -> bool:
+        """Have some chunks written by tasks; whether there were any."""
+        now = self.runtime.monotonic()
+        works: list[ChunkWork] = []
+        going: dict[str, Copy] = {}
+        limit = min(most, WRITERS_MAX * CHUNKS_A_TASK)
+        for copy in reversed(self.works.copies.listed(self.name)):
+            if copy.state is CopyState.RUNNING and self._again_at.get(copy.id, 0.0) <= now and len(works) < limit:
+                some = self.works.copies.chunks(copy.id, [ChunkState.OPEN, ChunkState.WRITING], limit - len(works))
+                works += [ChunkWork(copy.id, c.number, copy.stream, c.bounds, copy.condition) for c in some]
+                going[copy.id] = copy
+        if not works:
+            return False
+        tasks = min(WRITERS_MAX, len(works))
+        reports = self.works.write_chunks(self.copying, [works[n::tasks] for n in range(tasks)], self.epoch, ROUND_S)
+        failed: dict[str, EvermarkError] = {}
+        for report in reports:
+            if report.get("error") is not None:
+                said = report["error"]
+                error = of_kind(said.get("kind", ""), said.get("message", ""), said.get("hint", ""))
+                if action_for(error) is Action.STEP_DOWN:
+                    raise error
+                failed.update(dict.fromkeys(report["copies"], error))
+        for number, copy in going.items():
+            self._note(copy, failed.get(number))
+        return len(failed) < len(going)
+
+    def _try(self, copies: Sequence[Copy], action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception as error:
+            if action_for(error) is Action.STEP_DOWN:
+                raise
+            for copy in copies:
+                self._note(copy, known(error))
+
+    def _note(self, copy: Copy, error: EvermarkError | None) -> None:
+        if error is None:
+            self._again_at.pop(copy.id, None)
+            if copy.error:
+                self.works.copies.trouble(copy.id, "", self.epoch, failed=False)
+            return
+        final = gives_up(copy, error)
+        said = f"{error.message} ({error.hint})" if error.hint else error.message
+        self.works.copies.trouble(copy.id, said, self.epoch, failed=final)
+        self._again_at[copy.id] = self.runtime.monotonic() + backoff_s(copy.tries, max_s=_BACKOFF_MAX_S)
+        if final:
+            self.news.copy_ended(copy, error)
+        else:
+            self.news.copy_failed(copy, error)
+
+    # what was read
+
+    def _settle(self, copies: Sequence[Copy]) -> int:
+        """Chunks whose marks reading has passed are done; how many still wait for it."""
+        at = self.works.checkpoint(_PARTITION)
+        gone_wrong = self.works.recoveries.past(self.name)
+        waiting = 0
+        if at is None or self.works.recoveries.current(self.name, _PARTITION) is not None:
+            return READY_MAX  # nothing is read just now
+        for copy in copies:
+            passed: list[Chunk] = []
+            lost: list[Chunk] = []
+            for chunk in self.works.copies.chunks(copy.id, [ChunkState.READY]):
+                is_past = self.copying.compare(chunk.position, at)
+                doubtful = is_past is None or any(
+                    chunk.ready_at is not None and each.changed_at >= chunk.ready_at for each in gone_wrong
+                )
+                if is_past is False:
+                    waiting += 1
+                elif doubtful and chunk.rows and not self.works.holds(_PARTITION, chunk.position):
+                    lost.append(chunk)
+                else:
+                    passed.append(chunk)
+            if lost:
+                self.works.copies.reopen(copy.id, [chunk.number for chunk in lost], self.epoch)
+            if passed:
+                self.works.copies.done(copy.id, [chunk.number for chunk in passed], self.epoch)
+                failpoint.hit("copy.done")
+            for chunk in (*lost, *passed):
+                (self.copying.folder / chunk.file).unlink(missing_ok=True)
+            if passed:
+                self._tell(copy, sum(chunk.rows for chunk in passed))
+        return waiting
+
+    def _tell(self, copy: Copy, rows: int) -> None:
+        now = self.works.copies.listed(self.name)
+        self.news.copy_went_on(self.name, rows, sum(each.chunks_left for each in now))
+        for each in now:
+            if each.id == copy.id and each.state is CopyState.DONE:
+                self.news.copy_ended(each, None)
+
+    def _sweep(self) -> None:
+        """Remove files that no chunk has: of attempts that were given up, or of chunks that are done."""
+        if not self.copying.folder.is_dir():
+            return
+        copies = self.works.copies
+        kept = {
+            chunk.file
+            for copy in copies.listed(self.name)
+            if copy.chunks_left
+            for chunk in copies.chunks(copy.id, [ChunkState.READY])
+        }
+        for path in self.copying.folder.iterdir():
+            if path.name not in kept:
+                path.unlink(missing_ok=True)

@@ -1,0 +1,210 @@
+"""Rows that were there before a stream began, brought beside it as `op = read`: what is kept of a copy, and the ports.
+
+A copy is cut into chunks by key. A chunk is written to a file by a task, and a **mark** is put into the stream: there,
+and nowhere else, its rows stand. Whoever reads the stream asks at the mark what became of that attempt. The answer
+never changes once it was given, so reading stays repeatable:
+
+| chunk is | set by | leaves by |
+|---|---|---|
+| `open` | planning; an attempt that was given up; a mark that was lost with the slot | a task begins an attempt |
+| `writing` | a task, before its mark | its file is whole (`ready`); a reader or new owner gives it up (`open`) |
+| `ready` | the task, once its file is durable | the checkpoint passes its mark (`done`); the mark was lost (`open`) |
+| `done` | the source's owner | |
+
+A mark of any attempt but the chunk's present one is void: nothing stands there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+TEXT_MAX = 2000
+KeyText = tuple[str, ...]  # of one key: the text of each of its columns
+Bounds = tuple[KeyText | None, KeyText | None]  # behind the first, up to the second itself; None: no bound there
+
+
+class CopyState(StrEnum):
+    PLANNED = "planned"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+
+
+class ChunkState(StrEnum):
+    OPEN = "open"
+    WRITING = "writing"
+    READY = "ready"
+    DONE = "done"
+
+
+class AskedBy(StrEnum):
+    START = "start"  # `start: copy` in the file
+    PERSON = "person"
+
+
+@dataclass(frozen=True)
+class Copy:
+    """`rows` and `chunks_left` are as of now, whatever its state."""
+
+    id: str
+    source: str
+    stream: str
+    condition: str
+    asked_by: AskedBy
+    state: CopyState
+    chunks: int
+    chunks_left: int
+    rows: int
+    tries: int
+    error: str
+    made_at: datetime
+    changed_at: datetime
+
+
+@dataclass(frozen=True)
+class Chunk:
+    copy: str
+    number: int
+    bounds: Bounds
+    state: ChunkState
+    attempt: int
+    position: str  # of the mark, of a chunk that is ready or done
+    file: str
+    rows: int
+    ready_at: datetime | None
+
+
+@dataclass(frozen=True)
+class ChunkWork:
+    """A chunk for a task to write. Picklable."""
+
+    copy: str
+    number: int
+    stream: str
+    bounds: Bounds
+    condition: str
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What a mark in the stream says. Foreign ones, of another deployment at the same server, look the same."""
+
+    copy: str
+    number: int
+    attempt: int
+
+    def __str__(self) -> str:
+        return f"copy/{self.copy}/{self.number}/{self.attempt}"
+
+    @classmethod
+    def parse(cls, text: str) -> Mark | None:
+        parts = text.split("/")
+        if len(parts) != 4 or parts[0] != "copy" or not all(p.isdecimal() and p.isascii() for p in parts[2:]):
+            return None
+        return cls(parts[1], int(parts[2]), int(parts[3]))
+
+    @property
+    def file(self) -> str:
+        return f"{self.copy}-{self.number}-{self.attempt}.arrow"
+
+
+class Fate(StrEnum):
+    """What stands at a mark."""
+
+    PENDING = "pending"  # not decided: the task may still be at work
+    READY = "ready"
+    VOID = "void"
+
+
+def fate_of(chunk: Chunk | None, attempt: int) -> Fate:
+    """`chunk`: as it is now; None: it is no chunk of ours, or its copy is over."""
+    if chunk is None or chunk.attempt != attempt:
+        return Fate.VOID
+    if chunk.state is ChunkState.WRITING:
+        return Fate.PENDING
+    return Fate.READY if chunk.state is ChunkState.READY else Fate.VOID
+
+
+def row_id(copy: str, stream: str, key: str) -> str:
+    """Of a copied row: the same in every attempt, another in every copy."""
+    return hashlib.sha256(f"{copy}\n{stream}\n{key}".encode()).hexdigest()[:40]
+
+
+class CopyStore(Protocol):
+    """Copies of one deployment. What an owner writes takes the epoch of the source's lease, and is refused with
+    `StaleError` when it is old. What a reader or a person writes is not fenced, and says so.
+    """
+
+    def ask(self, source: str, stream: str, condition: str) -> Copy:
+        """A person asks for a copy; not fenced. Asked again while the same is under way, it is that one."""
+
+    def want(self, source: str, streams: Sequence[str], epoch: int) -> None:
+        """The file asks for copies: a stream that never had one for that reason gets one; a failed one begins anew."""
+
+    def listed(self, source: str | None = None) -> list[Copy]:
+        """The newest first."""
+
+    def plan(self, copy: str, bounds: Sequence[Bounds], epoch: int) -> None:
+        """Its chunks. Once planned, it stays as it is."""
+
+    def chunks(self, copy: str, states: Sequence[ChunkState], limit: int | None = None) -> list[Chunk]:
+        """By number."""
+
+    def begin(self, copy: str, number: int, epoch: int) -> int:
+        """A new attempt; all before it are void. Raises `BusyError` if the chunk is ready or done."""
+
+    def ready(self, mark: Mark, position: str, rows: int, epoch: int) -> bool:
+        """Its file is durable, and the mark at `position`. False: the attempt was given up meanwhile."""
+
+    def chunk(self, copy: str, number: int) -> Chunk | None: ...
+
+    def give_up(self, mark: Mark) -> None:
+        """By a reader that waits no longer; not fenced: whether `ready` came first is decided here."""
+
+    def give_up_all(self, source: str, epoch: int) -> None:
+        """By a new owner: what tasks of the owner before are writing is void."""
+
+    def done(self, copy: str, numbers: Sequence[int], epoch: int) -> None:
+        """Of chunks that are ready. A copy whose last chunk is done is done."""
+
+    def reopen(self, copy: str, numbers: Sequence[int], epoch: int) -> None:
+        """Of chunks that are ready, whose marks were lost."""
+
+    def trouble(self, copy: str, error: str, epoch: int, *, failed: bool) -> None:
+        """An error, counted; empty: all is well again. `failed`: it is not tried any more."""
+
+    def close(self) -> None: ...
+
+
+class Copying(Protocol):
+    """How a source copies the rows of its streams. Picklable: `write` runs in tasks."""
+
+    folder: Path  # of the files; whoever reads the log can read it, too
+
+    @property
+    def streams(self) -> Sequence[str]:
+        """The streams that can be copied: the file names them."""
+
+    @property
+    def wanted(self) -> Sequence[str]:
+        """Those that the file wants copied."""
+
+    def stream(self, text: str) -> str:
+        """The stream that a person typed. Raises `ValueError` with what is wrong with it."""
+
+    def plan(self, stream: str) -> list[Bounds]:
+        """The whole stream, cut by key."""
+
+    def write(self, works: Sequence[ChunkWork], epoch: int, until_s: float) -> Iterator[ChunkWork]:
+        """Write chunks one after another. Yields each before it is begun: what is raised after that is its error. No
+        other is begun later than `until_s` seconds from now."""
+
+    def compare(self, position: str, checkpoint: str) -> bool | None:
+        """Whether reading that stands at `checkpoint` has passed the mark at `position`; None: they are of two
+        histories of the place, and nobody can say."""

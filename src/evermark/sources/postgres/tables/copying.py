@@ -1,0 +1,326 @@
+"""Copying the rows of published tables beside the slot: what a Spark task does, and how a table is cut into chunks.
+
+A task has a temporary slot of its own. For each chunk: a snapshot; the rows of the chunk's keys in it, in a draft; a
+**mark**, a logical message, in the same transaction, whose lock on the table keeps `alter table` and `truncate` out
+from the snapshot to the mark. Then the slot says which rows were changed by transactions that the snapshot does not
+show and that commit before the mark: those are told by the stream itself, and left out (overlap.py).
+
+A commit may be in the WAL, and in every slot, before other sessions see it. So changes that were read from the slot are
+kept for as long as there may be a snapshot that does not show them. And commits just before the place where a new slot
+begins may be such: all transactions that were running when it was made are waited for before the first snapshot. That
+also makes sure that the publication had the table already in all that a snapshot does not show.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from psycopg import sql
+
+from evermark import failpoint
+from evermark.errors import BusyError, DeniedError, EvermarkError, SetupError
+from evermark.event import Op
+from evermark.sources.copies import Bounds, ChunkWork, Copying, CopyStore, Mark, row_id
+from evermark.sources.postgres.connect import Link, connect
+from evermark.sources.postgres.failures import python_encoding, translated, where
+from evermark.sources.postgres.lsn import Incarnation, Position, lsn_of
+from evermark.sources.postgres.names import TableNameError, table_name
+from evermark.sources.postgres.read.chunks import chunked, in_order, peek_query, unpack
+from evermark.sources.postgres.tables.capture import TablesCapture, wal_pages
+from evermark.sources.postgres.tables.catalog import Catalog
+from evermark.sources.postgres.tables.chunk_file import rewrite, write_rows
+from evermark.sources.postgres.tables.overlap import Change, Overlap
+from evermark.sources.postgres.tables.publication import look
+from evermark.sources.postgres.tables.rows import OWN_PREFIX, UNKNOWN, CopyMarks, TablesDecoder
+from evermark.sources.postgres.tables.scan import KeyRange, TableScan, relation_of
+from evermark.sources.postgres.tables.snapshot import Snapshot
+from evermark.sources.postgres.tables.versions import TableVersion, TableVersions
+from evermark.sources.postgres.target import PostgresTarget, TableChoice, suffixed
+
+CHUNK_ROWS_MAX = 20_000
+CHUNK_ROWS_MIN = 100
+CHUNK_BYTES = 16 * 1024 * 1024
+# Others' transactions are waited for this long, then the task ends, says so, and another begins.
+_LOCK_TIMEOUT = "30s"
+_ENDED_POLL_S = 0.05
+_ENDED_WAIT_S = 30.0
+_LAST_LSN = (1 << 64) - 1
+_CHANGES = ("stream", "key", "previous_key", "op", "tx", "position", "payload", "flags")
+_ROW_OPS = pa.array([str(op) for op in (Op.INSERT, Op.UPDATE, Op.DELETE, Op.TRUNCATE)])
+_SIZE = """
+select coalesce(sum(pg_catalog.pg_table_size(c.oid)), 0)::bigint, coalesce(sum(greatest(c.reltuples, 0)), 0)::bigint
+from pg_catalog.pg_class c
+where c.oid = %s or c.oid in (select relid from pg_catalog.pg_partition_tree(%s::bigint::oid::regclass))
+"""
+
+
+def rows_of_chunk(size: int, rows: int) -> int:
+    """So many rows of a table that has this size. Pure; the server's count of rows is an estimate, or missing."""
+    return max(CHUNK_ROWS_MIN, min(CHUNK_ROWS_MAX, CHUNK_BYTES * rows // max(1, size))) if rows else CHUNK_ROWS_MAX
+
+
+@dataclass(frozen=True)
+class CopyPlace:
+    """Where the copies of a deployment are kept. Picklable: `open` opens what State has of them."""
+
+    open: Callable[[], CopyStore]
+    folder: Path
+    all_wanted: bool = False  # the file says `start: copy`
+
+
+class TablesCopying(Copying):
+    """Picklable; `versions` opens what is remembered of the tables."""
+
+    def __init__(self, target: PostgresTarget, place: CopyPlace, versions: Callable[[], TableVersions]) -> None:
+        self._target, self._place, self._versions = target, place, versions
+        self.folder = place.folder
+
+    @property
+    def streams(self) -> Sequence[str]:
+        return [table.stream for table in self._target.tables]
+
+    @property
+    def wanted(self) -> Sequence[str]:
+        return self.streams if self._place.all_wanted else []
+
+    def stream(self, text: str) -> str:
+        try:
+            found = table_name(text).stream
+        except TableNameError as error:
+            raise ValueError(f"{error}; {error.hint}" if error.hint else str(error)) from None
+        if found not in self.streams:
+            raise ValueError(f"{found} does not stand in the file, which names {', '.join(self.streams)}")
+        return found
+
+    def plan(self, stream: str) -> list[Bounds]:
+        choice = chosen(self._target, stream)
+        with connect(self._target.dsn) as link, _told_what_to_grant(link, choice):
+            scan = TableScan(link, self._target, choice)
+            size, rows = link.one(_SIZE, (scan.relation.oid, scan.relation.oid), doing=f"looking at {stream}")
+            edges = [None, *scan.bounds(rows_of_chunk(size, rows)), None]
+        return list(pairwise(edges))
+
+    def write(self, works: Sequence[ChunkWork], epoch: int, until_s: float) -> Iterator[ChunkWork]:
+        over_at = time.monotonic() + until_s
+        copies, versions = self._place.open(), self._versions()
+        try:
+            with ChunkWriter(self._target, copies, versions, self.folder, epoch) as writer:
+                writer.begin({work.stream for work in works})
+                for number, work in enumerate(works):
+                    if number and time.monotonic() > over_at:
+                        break
+                    yield work
+                    writer.write(work)
+        finally:
+            copies.close()
+            versions.close()
+
+    def compare(self, position: str, checkpoint: str) -> bool | None:
+        mark, at = Position.parse(position), Position.parse(checkpoint)
+        return at.lsn > mark.lsn if at.incarnation == mark.incarnation else None
+
+
+def chosen(target: PostgresTarget, stream: str) -> TableChoice:
+    for table in target.tables:
+        if table.stream == stream:
+            return table
+    raise SetupError(f"table {stream} does not stand in the file", hint="name it under `tables`, then install")
+
+
+class ChunkWriter:
+    """One task's connection and temporary slot. Chunks are written one after another."""
+
+    def __init__(
+        self, target: PostgresTarget, copies: CopyStore, versions: TableVersions, folder: Path, epoch: int
+    ) -> None:
+        self._target, self._copies, self._folder, self._epoch = target, copies, folder, epoch
+        self._versions = versions
+        self._slot = suffixed(target.slot, f"_copy_{secrets.token_hex(4)}")
+        self._marks = _SeenMarks()
+        self._seen: list[pa.RecordBatch] = []  # changes that a later snapshot may not show
+
+    def __enter__(self) -> Self:
+        self._link = connect(self._target.dsn, lock_timeout=_LOCK_TIMEOUT)
+        try:
+            self._aside = connect(self._target.dsn)  # the catalog is asked while the other is in the middle of a COPY
+        except BaseException:
+            self._link.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._link.close()  # the slot goes with it
+        self._aside.close()
+
+    def begin(self, streams: set[str]) -> None:
+        link = self._link
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for stream in streams:
+            relation_of(link, self._target, chosen(self._target, stream))  # published before the slot is made
+        self._streams = pa.array(sorted(streams), pa.string())
+        self._incarnation: Incarnation = look(link, self._target).incarnation
+        query = "select pg_catalog.pg_create_logical_replication_slot(%s, 'pgoutput', true)"
+        link.row(query, (self._slot,), doing="making a slot for a copy")
+        self._wait_for_transactions()
+        encoding = python_encoding(link.connection.info.parameter_status("server_encoding") or "UTF8")
+        self._decoder = TablesDecoder(
+            Position(self._incarnation, 0),
+            Position(self._incarnation, _LAST_LSN),
+            pages=wal_pages(self._aside.row),
+            catalog=Catalog(self._aside.row, self._target.publication),
+            versions=_Remembered(self._versions),
+            hashed={table.stream: table.hash for table in self._target.tables},
+            encoding=encoding,
+            marks=self._marks,
+        )
+
+    def _wait_for_transactions(self) -> None:
+        link, give_up_at = self._link, time.monotonic() + _ENDED_WAIT_S
+        (upto,) = link.one("select pg_snapshot_xmax(pg_current_snapshot())::text::bigint", doing="looking around")
+        query = "select pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
+        while link.one(query, doing="waiting for transactions")[0] < upto:
+            if time.monotonic() > give_up_at:
+                raise BusyError(
+                    f"a copy at {where(link.dsn)} waits for a transaction that has been open for long",
+                    hint="select pid, xact_start, query from pg_stat_activity where backend_xid is not null"
+                    " order by xact_start; end it, or wait: it is tried again",
+                )
+            time.sleep(_ENDED_POLL_S)
+
+    def write(self, work: ChunkWork) -> bool:
+        """Whether the chunk is ready; if not, its attempt was given up by a reader meanwhile."""
+        attempt = self._copies.begin(work.copy, work.number, self._epoch)
+        mark = Mark(work.copy, work.number, attempt)
+        failpoint.hit("copy.begun")
+        path = self._folder / mark.file
+        draft = path.with_suffix(".draft")
+        snapshot, rows = self._scan(work, mark, draft)
+        failpoint.hit("copy.marked")
+        self._catch_up()
+        lsn = self._marks.lsns.pop(mark, None)
+        if lsn is None:
+            raise EvermarkError(f"the mark of {work.stream} did not come out of the slot", hint="report this")
+        overlap = Overlap.of(self._after(snapshot, work.stream, lsn))
+        left = rewrite(draft, path, overlap, lambda key: row_id(work.copy, work.stream, f"{mark} {key}"))
+        position = self._incarnation.at(lsn, 1)
+        if not self._copies.ready(mark, position, rows if left is None else left, self._epoch):
+            path.unlink()
+            return False
+        failpoint.hit("copy.ready")
+        return True
+
+    def _scan(self, work: ChunkWork, mark: Mark, draft: Path) -> tuple[Snapshot, int]:
+        """The rows of the chunk into a draft, and the mark: one transaction."""
+        link, choice = self._link, chosen(self._target, work.stream)
+        with (
+            _told_what_to_grant(link, choice),
+            translated(link.dsn, f"copying {work.stream}"),
+            link.connection.transaction(),
+        ):
+            link.connection.execute("set transaction isolation level repeatable read")
+            # Before the snapshot: whoever alters or empties the table has ended by then, or has to wait.
+            link.connection.execute(sql.SQL("lock table {} in access share mode").format(_identifier(choice)))
+            snapshot = Snapshot.parse(link.one("select pg_current_snapshot()::text", doing="taking a snapshot")[0])
+            scan = TableScan(link, self._target, choice, self._decoder.latest(work.stream))
+            batches = scan.rows(KeyRange(*work.bounds), work.condition)
+            rows = write_rows(draft, scan.message, _with_ids(batches, work, mark))
+            failpoint.hit("copy.scanned")
+            self._catch_up()  # so that little is left to read behind the mark, where the stream's reader may wait
+            query = "select pg_catalog.pg_logical_emit_message(true, %s, %s::text)"
+            link.row(query, (OWN_PREFIX, str(mark)), doing="making a mark")
+        return snapshot, rows
+
+    def _catch_up(self) -> None:
+        """Read the slot up to now."""
+        link = self._link
+        (flush,) = link.one("select pg_current_wal_flush_lsn()::text", doing="asking for the WAL")
+        query = peek_query(self._slot, self._target.publication, lsn_of(flush), TablesCapture.options, consumes=True)
+        with translated(link.dsn, "reading the slot of a copy"), link.connection.cursor().copy(query) as copy:
+            for lengths, data in chunked(in_order(unpack(copy))):
+                for batch in self._decoder.batches(lengths, data):
+                    mine = pc.and_(
+                        pc.is_in(batch.column("op"), value_set=_ROW_OPS),
+                        pc.is_in(batch.column("stream"), value_set=self._streams),
+                    )
+                    some = batch.select(_CHANGES).filter(mine)
+                    if some.num_rows:
+                        self._seen.append(some)
+        link.refuse_warnings("decoding")
+
+    def _after(self, snapshot: Snapshot, stream: str, mark_lsn: int) -> Iterator[Change]:
+        """Changes of the table that the snapshot does not show, up to the mark. What it shows, all later ones do."""
+        self._seen = [left for batch in self._seen if (left := _not_shown(batch, snapshot)).num_rows]
+        last = pa.scalar(self._incarnation.at(mark_lsn))
+        for batch in self._seen:
+            mine = pc.and_(pc.equal(batch.column("stream"), stream), pc.less(batch.column("position"), last))
+            for row in batch.filter(mine).to_pylist():
+                lacks = any(flag.startswith(UNKNOWN) for flag in row["flags"] or ())
+                yield Change(row["op"], row["key"], row["previous_key"], row["payload"] if lacks else None)
+
+
+class _SeenMarks(CopyMarks):
+    """Where marks stand; nothing else does, in a slot that is read for its changes."""
+
+    def __init__(self) -> None:
+        self.lsns: dict[Mark, int] = {}
+
+    def rows_at(self, mark: Mark, lsn: int) -> None:
+        self.lsns[mark] = lsn
+
+
+class _Remembered(TableVersions):
+    """What is remembered of the tables, for one who has nothing to tell."""
+
+    def __init__(self, versions: TableVersions) -> None:
+        self._versions = versions
+
+    def before(self, position: Position) -> dict[str, TableVersion]:
+        return self._versions.before(Position(position.incarnation, _LAST_LSN >> 1))
+
+    def keep(self, versions: object) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def _not_shown(batch: pa.RecordBatch, snapshot: Snapshot) -> pa.RecordBatch:
+    xids = batch.column("tx").cast(pa.int64()).to_numpy(zero_copy_only=False)
+    each, which = np.unique(xids, return_inverse=True)
+    shown = np.array([snapshot.shows(int(xid)) for xid in each], np.bool_)[which.reshape(-1)]
+    return batch.filter(pa.array(~shown)) if shown.any() else batch
+
+
+def _with_ids(batches: Iterator[pa.RecordBatch], work: ChunkWork, mark: Mark) -> Iterator[pa.RecordBatch]:
+    at = None
+    number = 0
+    for batch in batches:
+        at = batch.schema.get_field_index("event_id") if at is None else at
+        ids = []
+        for key, op in zip(batch.column("key").to_pylist(), batch.column("op").to_pylist(), strict=True):
+            number += 1
+            # A row that cannot be read has no key that could be trusted.
+            ids.append(row_id(work.copy, work.stream, key if op == Op.READ and key is not None else f"{mark} {number}"))
+        yield batch.set_column(at, batch.schema.field(at), pa.array(ids, pa.string()))
+
+
+@contextmanager
+def _told_what_to_grant(link: Link, choice: TableChoice) -> Iterator[None]:
+    try:
+        yield
+    except DeniedError as error:
+        hint = f"grant select on {choice.name} to {link.connection.info.user}; it is tried again"
+        raise DeniedError(error.message, hint=hint) from error
+
+
+def _identifier(choice: TableChoice) -> sql.SQL:
+    """Its name is written as SQL does, quoted where it must be."""
+    return sql.SQL(choice.name.replace("{", "{{").replace("}", "}}"))

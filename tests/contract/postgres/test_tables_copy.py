@@ -1,0 +1,294 @@
+"""Rows from before the stream, copied beside it: exactly, in any order of commits, the same at each reading (X6)."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import psycopg
+import pyarrow as pa
+import pytest
+
+from evermark.errors import DeniedError
+from evermark.secrets import Plain
+from evermark.sources.postgres.connect import connect
+from evermark.sources.postgres.tables.chunk_file import FileMarks
+from evermark.sources.postgres.tables.copyable import judged_copies, look_for_copy
+from evermark.testing.servers import PostgresServer
+from tests.contract.postgres.copy_scene import copy_scene, implied
+from tests.contract.postgres.tables_scene import SOURCE, Row
+
+CREATE = "create table t (id int primary key, v text, n int)"
+
+
+def test_rows_from_before_come_at_their_mark(server: PostgresServer, tmp_path: Path) -> None:
+    """GIVEN rows from before install WHEN they are copied THEN they come as `read`, peeked as sent, each id once."""
+    create = f"{CREATE}; insert into t select n, 'v' || n, n from generate_series(1, 50000) n"
+    with copy_scene(server, tmp_path / "copies", "public.t", create=create) as at:
+        works = at.ask("public.t")
+        assert len(works) == 3
+        assert at.write(works) == 3
+        at.run("insert into t values (0, 'new', 0)")
+        rows = at.all()
+        reads = [row for row in rows if row["op"] == "read"]
+        assert [row["op"] for row in rows if row["op"] != "read"] == ["schema", "insert"]
+        assert len({row["event_id"] for row in reads}) == 50000
+        assert rows == sorted(rows, key=lambda row: row["position"])
+        assert len({row["position"] for row in rows}) == len(rows)
+        assert {row["schema_version"] for row in rows} == {1}
+        assert all(row["event_time"] is not None for row in reads)
+        found = implied(rows, "public.t")
+        assert found == at.rows("t")
+        # AND as the server sends them, and in pieces
+        sent, _ = at.sent(at.source.earliest(0), len(rows))
+        assert sent == rows
+        middle = reads[20_500]["position"]
+        first, last = rows[0]["position"], rows[-1]["position"]
+        assert at.read(at.source.earliest(0), middle) + at.read(middle, last) == rows[:-1], (first, last)
+        assert json.loads(reads[0]["payload"])["v"].startswith("v")
+
+
+def test_a_row_that_changes_between_snapshot_and_mark_is_told_by_its_change(
+    server: PostgresServer, tmp_path: Path
+) -> None:
+    """GIVEN changes of all kinds between a chunk's snapshot and its mark WHEN it is ready THEN no read is older."""
+    big = "repeat(md5(random()::text), 500)"
+    create = f"""create table t (id int primary key, v text, n int); alter table t alter v set storage external;
+        insert into t select n, {big}, 0 from generate_series(1, 8) n"""
+    with copy_scene(server, tmp_path / "copies", "public.t", create=create) as at:
+        (work,) = at.ask("public.t")
+
+        def meanwhile() -> None:
+            at.run(
+                "update t set n = 1 where id = 1",  # its large value is not sent again
+                f"update t set v = {big}, n = 1 where id = 2",
+                "update t set n = 2 where id = 2",  # not sent again, but told before
+                "delete from t where id = 3",
+                "update t set id = 40 where id = 4",  # nor here, under another key
+                "update t set n = 4 where id = 40",
+                "insert into t values (9, 'new', 1)",
+                "update t set n = 5 where id = 5",
+                "update t set n = 6 where id = 5",
+                "delete from t where id = 6",
+                "insert into t values (6, 'again', 6)",
+                "update t set n = 7 where id = 6",
+            )
+
+        with at.writer("public.t") as writer:
+            writer._catch_up = _before(writer._catch_up, meanwhile)  # type: ignore[method-assign]
+            assert writer.write(work)
+        rows = at.all()
+        assert implied(rows, "public.t") == at.rows("t")
+        reads = {row["key"]: json.loads(row["payload"]) for row in rows if row["op"] == "read"}
+        assert set(reads) == {"1", "5", "7", "8", "40"}
+        assert (reads["1"]["n"], reads["5"]["n"], reads["7"]["n"]) == (1, 6, 0)
+        assert reads["1"] == at.rows("t")["1"]
+
+
+def test_a_commit_that_becomes_visible_late(server: PostgresServer, tmp_path: Path) -> None:
+    """GIVEN transactions open at the snapshot WHEN one commits before the mark, one later THEN nothing is lost."""
+    create = f"{CREATE}; insert into t select n, 'old', 0 from generate_series(1, 4) n"
+    with copy_scene(server, tmp_path / "copies", "public.t", create=create) as at:
+        (work,) = at.ask("public.t")
+        with at.connection() as one, at.connection() as two:
+            with at.writer("public.t") as writer:
+                one.execute("update t set v = 'one' where id = 1")
+                two.execute("update t set v = 'two' where id = 2")
+                writer._catch_up = _before(writer._catch_up, one.commit)  # type: ignore[method-assign]
+                assert writer.write(work)
+            two.commit()
+        rows = at.all()
+        assert implied(rows, "public.t") == at.rows("t")
+        assert {row["key"] for row in rows if row["op"] == "read"} == {"2", "3", "4"}
+
+
+def test_changes_stay_known_until_every_snapshot_shows_them(server: PostgresServer, tmp_path: Path) -> None:
+    """GIVEN a change that the slot told with a chunk WHEN another chunk is written THEN it was still known."""
+    create = f"{CREATE}; insert into t select n, 'old', 0 from generate_series(1, 30000) n"
+    with copy_scene(server, tmp_path / "copies", "public.t", create=create) as at:
+        first, second = at.ask("public.t")
+        with at.writer("public.t") as writer:
+            # Read with the first chunk; the snapshot of the second is made to look as one that came before it.
+            writer._catch_up = _before(writer._catch_up, lambda: at.run("update t set v = 'x' where id = 30000"))  # type: ignore[method-assign]
+            assert writer.write(first)
+            shown = [row for batch in writer._seen for row in batch.to_pylist()]
+            assert [row["key"] for row in shown] == ["30000"]
+            assert writer.write(second)
+            assert writer._seen == []  # shown by now
+        assert implied(at.all(), "public.t") == at.rows("t")
+
+
+def test_a_writer_waits_for_transactions_from_before_its_slot(server: PostgresServer, tmp_path: Path) -> None:
+    """GIVEN a transaction that is open while a task begins WHEN it ends THEN the task goes on, and has its change."""
+    create = f"{CREATE}; insert into t select n, 'old', 0 from generate_series(1, 4) n"
+    with copy_scene(server, tmp_path / "copies", "public.t", create=create) as at:
+        (work,) = at.ask("public.t")
+        with at.connection() as other:
+            other.execute("update t set v = 'late' where id = 3")
+            done: list[int] = []
+            thread = threading.Thread(target=lambda: done.append(at.write([work])))
+            thread.start()
+            thread.join(1.0)
+            assert not done
+            other.commit()
+            thread.join(30.0)
+            assert done == [1]
+        assert implied(at.all(), "public.t") == at.rows("t")
+
+
+def test_a_mark_of_an_attempt_that_was_given_up_is_void_for_ever(server: PostgresServer, tmp_path: Path) -> None:
+    """GIVEN a task that died behind its mark WHEN the stream is read THEN nothing stands there, nor later; all is told
+    by the next attempt."""
+    create = f"{CREATE}; insert into t select n, 'old', 0 from generate_series(1, 4) n"
+    with copy_scene(server, tmp_path / "copies", "public.t", create=create) as at:
+        (work,) = at.ask("public.t")
+        marks = FileMarks(at.copies, at.copying.folder, wait_s=0.2)
+        at.source._marks_of_copies = lambda: marks  # type: ignore[method-assign]
+        at.source._capture._marks = at.source._marks_of_copies
+        with at.writer("public.t") as writer:
+            late = writer._copies.ready
+            seen: list[list[Row]] = []
+
+            def read_first(*given: Any) -> bool:
+                seen.append(at.all())
+                return late(*given)
+
+            writer._copies = Mock(wraps=at.copies, ready=read_first)
+            assert not writer.write(work)
+        assert seen == [[]] and at.all() == []
+        assert at.write([work]) == 1
+        rows = at.all()
+        assert implied(rows, "public.t") == at.rows("t")
+        assert len(list(at.copying.folder.iterdir())) == 1
+
+
+def test_columns_rows_and_hashes_of_a_copy(server: PostgresServer, tmp_path: Path) -> None:
+    """GIVEN excluded and hashed columns, a row filter and a condition WHEN copied THEN no file has what is hidden."""
+    table = {"name": "public.t", "exclude": ["secret"], "hash": ["mail"], "where": "id > 2"}
+    create = """create table t (id int primary key, secret text, mail text);
+        insert into t select n, 'hidden', 'm' || n from generate_series(1, 9) n"""
+    with copy_scene(server, tmp_path / "copies", table, create=create) as at:
+        at.write(at.ask("public.t", "id % 2 = 0"))
+        reads = [row for row in at.all() if row["op"] == "read"]
+        assert [row["key"] for row in reads] == ["4", "6", "8"]
+        assert all(set(json.loads(row["payload"])) == {"id", "mail"} for row in reads)
+        (file,) = at.copying.folder.iterdir()
+        with pa.ipc.open_file(str(file)) as found:
+            plain = str(found.read_all().to_pylist())
+        assert "hidden" not in plain and "'m4'" not in plain and "sha256:" in plain
+
+
+def test_beside_a_random_workload(server: PostgresServer, tmp_path: Path) -> None:
+    """GIVEN writers that insert, update, delete, change keys and truncate WHEN tables are copied by several tasks, some
+    of them twice THEN the events imply exactly the tables, at every reading, and no id is there twice."""
+    seed = random.randrange(10**9)
+    create = """create table t (id int primary key, v text, n int); alter table t alter v set storage external;
+        create table p (id int primary key, v text, n int) partition by hash (id);
+        create table p0 partition of p for values with (modulus 2, remainder 0);
+        create table p1 partition of p for values with (modulus 2, remainder 1);
+        insert into t select n, repeat('x', 3000 * (n % 2)), 0 from generate_series(1, 3000) n;
+        insert into p select n, 'p', 0 from generate_series(1, 2000) n"""
+    with copy_scene(server, tmp_path / "copies", "public.t", "public.p", create=create) as at:
+        over = threading.Event()
+
+        def work_on(number: int) -> None:
+            rng = random.Random(seed + number)
+            with psycopg.connect(at.dsn) as db:
+                while not over.is_set():
+                    try:
+                        for _ in range(rng.randint(1, 5)):
+                            db.execute(_statement(rng).encode())
+                        if rng.random() < 0.1:
+                            over.wait(0.02)
+                        db.rollback() if rng.random() < 0.1 else db.commit()
+                    except psycopg.Error:
+                        db.rollback()
+
+        writers = [threading.Thread(target=work_on, args=(number,)) for number in range(4)]
+        for thread in writers:
+            thread.start()
+        try:
+            works = []
+            for _ in range(2):
+                for stream in ("public.t", "public.p"):
+                    copy = at.copies.ask(SOURCE, stream, "")
+                    every = [(None, ("400",)), (("400",), ("900",)), (("900",), ("1700",)), (("1700",), None)]
+                    at.copies.plan(copy.id, every, at.epoch)
+                    works += at.works(copy)
+                    at.copies.trouble(copy.id, "other", at.epoch, failed=True)  # so that the next one is another
+            random.Random(seed).shuffle(works)
+            with ThreadPoolExecutor(3) as pool:
+                counts = list(pool.map(at.write, [works[n::3] for n in range(3)]))
+            assert sum(counts) == len(works), seed
+        finally:
+            over.set()
+            for thread in writers:
+                thread.join()
+        rows = at.all()
+        assert len({row["event_id"] for row in rows}) == len(rows), seed
+        assert [row["position"] for row in rows] == sorted({row["position"] for row in rows}), seed
+        assert sum(row["op"] == "read" for row in rows) > 100, seed
+        for table in ("t", "p"):
+            assert implied(rows, f"public.{table}") == at.rows(table), (seed, table)
+        sent, _ = at.sent(at.source.earliest(0), len(rows))
+        assert sent == rows, seed
+
+
+def _statement(rng: random.Random) -> str:
+    table, key = rng.choice("tp"), rng.randint(1, 3200)
+    skips = "on conflict do nothing"
+    if rng.random() < 0.002:
+        return f"truncate {table}"
+    return rng.choice([
+        f"insert into {table} values ({key}, 'i{rng.random()}', {key}) on conflict (id) do nothing",
+        f"insert into {table} select n, repeat('y', 2500), 1 from generate_series({key}, {key + 9}) n {skips}",
+        f"update {table} set n = n + 1 where id between {key} and {key + 5}",
+        f"update {table} set v = repeat('{rng.choice('abc')}', {rng.choice([5, 2600])}) where id = {key}",
+        f"delete from {table} where id = {key}",
+        f"update {table} set id = {rng.randint(1, 3200)} where id = {key}",
+    ])  # fmt: skip
+
+
+def _before(call: Callable[[], None], action: Callable[[], object]) -> Callable[[], None]:
+    """The first time it is called, something happens in front of it."""
+    actions = [action]
+
+    def run() -> None:
+        if actions:
+            actions.pop()()
+        call()
+
+    return run
+
+
+def test_a_role_with_the_least_rights_copies(server: PostgresServer, tmp_path: Path) -> None:
+    """GIVEN a role that may replicate WHEN it copies THEN it needs `select`, says so, and with it all comes."""
+    create = f"{CREATE}; insert into t select n, 'old', 0 from generate_series(1, 4) n"
+    role = f"copies_{random.randrange(10**9)}"
+    with copy_scene(server, tmp_path / "copies", "public.t", create=create) as at:
+        at.run(f"create role {role} login replication password 'x'")
+        try:
+            other = psycopg.conninfo.make_conninfo(at.dsn, user=role, password="x")
+            low = replace(at.settings.target(), dsn=Plain(other))
+            at.copying._target = low
+            with pytest.raises(DeniedError, match="permission denied") as refused:
+                at.ask("public.t")
+            assert refused.value.hint.startswith(f"grant select on public.t to {role};")
+            with connect(low.dsn) as link:
+                (found,) = judged_copies(look_for_copy(link, low), wanted=True)
+            assert found.mend == f"grant select on public.t to {role};"
+            at.run(f"grant select on t to {role}")
+            assert at.write(at.ask("public.t")) == 1
+            with connect(low.dsn) as link:
+                (found,) = judged_copies(look_for_copy(link, low), wanted=True)
+            assert found.mend == "" and "can be copied" in found.found
+        finally:
+            at.run(f"drop owned by {role}", f"drop role {role}")
+        assert implied(at.all(), "public.t") == at.rows("t")

@@ -1,0 +1,59 @@
+"""Rows from before the stream are copied by a process that is killed on the way, again and again (X6)."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+from evermark.testing.copied_shop import CopiedShop, ItemWriter
+from evermark.testing.pipeline import PATIENCE_S, died_by_itself
+from evermark.testing.servers import PostgresServer, fresh_database
+from evermark.testing.until import until
+
+ROWS = 120_000
+POINTS = ("copy.planned", "copy.begun", "copy.scanned", "copy.marked", "copy.ready", "copy.done")
+
+
+def test_x6_a_copy_that_is_killed_at_every_step_goes_on_and_is_exact(tmp_path: Path, pg_server: PostgresServer) -> None:
+    """GIVEN a full table that is written to WHEN the process dies at each step of copying it THEN it goes on without
+    starting over, the log implies exactly the table, and no event is there twice; WHEN a table is added to the file
+    THEN just that one is copied, and a backfill copies what a person asks for."""
+    seed = random.randrange(10**9)
+    with fresh_database(pg_server) as dsn, CopiedShop(tmp_path, dsn, ROWS) as shop:
+        writer = ItemWriter(dsn, ROWS, seed)
+        writer.start()
+        try:
+            for point in POINTS:
+                died_by_itself(shop.up(point))
+            running = shop.up()
+            until(lambda: running.said("a copy is done"), "the copy is done", timeout_s=PATIENCE_S)
+        finally:
+            writer.finish()
+        _requires_exact(shop, "items", seed)
+        reads = [row for row in shop.events() if row["op"] == "read"]
+        assert len(reads) > ROWS * 0.9, seed
+        assert shop.files() == []
+        assert running.terminate() == 0
+
+        shop.config.write_text(shop.config.read_text().replace("[public.items]", "[public.items, public.later]"))
+        shop.run("source", "install")
+        shop.run("source", "backfill", "shop", "--table", "public.items", "--where", "id % 1000 = 7")
+        running = shop.up()
+        until(lambda: running.text().count("a copy is done") == 2, "both copies are done", timeout_s=PATIENCE_S)
+        _requires_exact(shop, "later", seed)
+        _requires_exact(shop, "items", seed)
+        again = [row for row in shop.events() if row["op"] == "read"][len(reads) :]
+        wanted = {key for key in shop.rows("items") if int(key) % 1000 == 7}
+        assert {row["key"] for row in again if row["stream"] == "public.items"} == wanted
+        assert sum(row["stream"] == "public.later" for row in again) == 1000
+        copies = json.loads(shop.run("status", "--json").stdout)["copies"]
+        assert [(copy["state"], copy["chunks_left"]) for copy in copies] == [("done", 0)] * 3
+        assert running.terminate() == 0
+
+
+def _requires_exact(shop: CopiedShop, table: str, seed: int) -> None:
+    wanted = shop.rows(table)
+    until(lambda: shop.implied(table) == wanted, f"the log implies {table} (seed {seed})", timeout_s=60)
+    ids = [row["event_id"] for row in shop.events()]
+    assert len(set(ids)) == len(ids), seed

@@ -1,0 +1,237 @@
+"""The loop of a copy over memory: rounds, what was read, what was lost, what is given up (X6)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evermark.cluster.fence import source_lease
+from evermark.cluster.memory import MemoryLeases
+from evermark.errors import BusyError, DeniedError, EvermarkError, Kind, SetupError, StaleError
+from evermark.ingest.copying.memory import MemoryCopies
+from evermark.ingest.copying.steps import READY_MAX, Copier, gives_up
+from evermark.ingest.repair.base import Step
+from evermark.ingest.repair.memory import MemoryRecoveries
+from evermark.observe.logging import get_logger
+from evermark.runtime import Threads
+from evermark.sources.copies import AskedBy, Bounds, ChunkState, ChunkWork, Copy, CopyState, Mark
+from evermark.testing.states import owners
+
+
+@dataclass
+class Copying:
+    """A stream of ten keys, a chunk each. Positions are numbers; `2:` is another history."""
+
+    folder: Path
+    streams: Sequence[str] = ("t",)
+    wanted: Sequence[str] = ("t",)
+
+    def stream(self, text: str) -> str:
+        return text
+
+    def plan(self, stream: str) -> list[Bounds]:
+        return [((str(n),), (str(n + 1),)) for n in range(10)]
+
+    def write(self, works: Sequence[ChunkWork], epoch: int, until_s: float) -> Iterator[ChunkWork]:
+        raise NotImplementedError
+
+    def compare(self, position: str, checkpoint: str) -> bool | None:
+        return checkpoint > position if checkpoint[:2] == position[:2] else None
+
+
+@dataclass
+class Works:
+    copies: MemoryCopies
+    recoveries: MemoryRecoveries
+    folder: Path
+    at: str | None = "1:00"
+    logged: set[str] = field(default_factory=set)
+    rounds: list[list[int]] = field(default_factory=list)
+    report: Callable[[ChunkWork], EvermarkError | None] = lambda work: None
+
+    def checkpoint(self, partition: int) -> str | None:
+        return self.at
+
+    def holds(self, partition: int, position: str) -> bool:
+        return position in self.logged
+
+    def write_chunks(
+        self, copying: Any, works: Sequence[Sequence[ChunkWork]], epoch: int, until_s: float
+    ) -> list[dict[str, Any]]:
+        reports = []
+        self.rounds.append(sorted(work.number for task in works for work in task))
+        for task in works:
+            found: dict[str, Any] = {"copies": [work.copy for work in task]}
+            for work in task:
+                mark = Mark(work.copy, work.number, self.copies.begin(work.copy, work.number, epoch))
+                error = self.report(work)
+                if error is not None:
+                    found["error"] = {"kind": error.kind, "message": error.message, "hint": error.hint}
+                    break
+                (self.folder / mark.file).write_text("rows")
+                self.copies.ready(mark, f"1:{10 + work.number}", 7, epoch)
+            reports.append(found)
+        return reports
+
+
+class News:
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def copy_began(self, copy: Copy, chunks: int) -> None:
+        self.told.append(f"began {chunks}")
+
+    def copy_went_on(self, source: str, rows: int, chunks_left: int) -> None:
+        self.told.append(f"{rows} rows, {chunks_left} left")
+
+    def copy_ended(self, copy: Copy, error: EvermarkError | None) -> None:
+        self.told.append(f"ended {error.message if error else copy.rows}")
+
+    def copy_failed(self, copy: Copy, error: EvermarkError) -> None:
+        self.told.append(f"failed {error.message}")
+
+
+@dataclass
+class Scene:
+    works: Works
+    news: News
+    copying: Copying
+    take_over: Callable[[], int]
+    busy: bool = False
+
+    def owner(self) -> Copier:
+        return Copier(
+            "shop", self.take_over(), self.copying, self.works, self.news, Threads(), get_logger(), 0.01,
+            lambda: self.busy, lambda: None,
+        )  # fmt: skip
+
+    def copy(self) -> Copy:
+        return self.works.copies.listed("shop")[0]
+
+    def states(self) -> set[ChunkState]:
+        return {chunk.state for chunk in self.works.copies.chunks(self.copy().id, list(ChunkState))}
+
+    def files(self) -> int:
+        return len(list(self.copying.folder.iterdir()))
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    leases = MemoryLeases(is_gone=lambda holder: True)
+    take = owners(leases)
+    works = Works(MemoryCopies(leases), MemoryRecoveries(leases), tmp_path)
+    return Scene(works, News(), Copying(tmp_path), lambda: take(source_lease("shop")))
+
+
+def test_a_copy_from_its_plan_to_its_end(scene: Scene) -> None:
+    """GIVEN a wanted stream WHEN reading passes its marks THEN chunks are done, files gone, and all is told."""
+    owner = scene.owner()
+    assert owner.look()
+    assert scene.states() == {ChunkState.READY} and scene.files() == 10
+    assert not owner.look() and scene.files() == 10  # nothing was read yet
+    scene.works.at = "1:15"
+    owner.look()
+    assert scene.files() == 5
+    scene.works.at = "1:99"
+    owner.look()
+    assert (scene.copy().state, scene.copy().rows, scene.files()) == (CopyState.DONE, 70, 0)
+    assert scene.news.told == ["began 10", "0 rows, 10 left", "35 rows, 5 left", "35 rows, 0 left", "ended 70"]
+    owner.look()
+    scene.owner().look()
+    assert len(scene.works.rounds) == 1  # once is enough, for every owner
+
+
+def test_the_next_owner_goes_on(scene: Scene) -> None:
+    """GIVEN chunks ready, begun and open, and files of nobody WHEN another owner begins THEN it writes what is missing,
+    and keeps what is ready."""
+    scene.works.report = lambda work: BusyError("wait") if work.number >= 4 else None
+    first = scene.owner()
+    first.look()
+    ready = {chunk.file for chunk in scene.works.copies.chunks(scene.copy().id, [ChunkState.READY])}
+    (scene.copying.folder / "x.draft").write_text("nobody's")
+    scene.works.report = lambda work: None
+    scene.owner().look()
+    assert scene.states() == {ChunkState.READY}
+    assert not set(scene.works.rounds[1]) & {int(name.split("-")[1]) for name in ready}
+    assert scene.files() == 10
+    scene.works.at = "1:99"
+    with pytest.raises(StaleError):
+        first.look()
+    assert scene.files() == 10  # an owner that is stale removes none
+
+
+def test_marks_that_were_lost_with_the_slot_are_made_again(scene: Scene) -> None:
+    """GIVEN a gap that was closed after chunks were ready WHEN reading is behind it THEN those that the log has are
+    done, the others are written again."""
+    owner = scene.owner()
+    owner.look()
+    recovery = scene.works.recoveries.open("shop", 0, "lost", "1:15", owner.epoch)
+    scene.works.at = "1:99"
+    assert not owner.look() and scene.states() == {ChunkState.READY}  # not while it is open
+    scene.works.recoveries.move(recovery, Step.DONE, owner.epoch)
+    scene.works.logged = {f"1:{10 + n}" for n in range(5)}
+    scene.busy = True
+    owner.look()
+    assert len(scene.works.copies.chunks(scene.copy().id, [ChunkState.DONE])) == 5
+    assert len(scene.works.copies.chunks(scene.copy().id, [ChunkState.OPEN])) == 5
+    scene.busy = False
+    owner.look()
+    assert scene.works.rounds[1] == [5, 6, 7, 8, 9]
+
+
+def test_another_history_of_the_place(scene: Scene) -> None:
+    """GIVEN marks of a history that reading has left WHEN the log does not have their rows THEN they are made again."""
+    owner = scene.owner()
+    owner.look()
+    scene.works.at, scene.works.logged, scene.busy = "2:00", {"1:10"}, True
+    owner.look()
+    assert len(scene.works.copies.chunks(scene.copy().id, [ChunkState.DONE])) == 1
+    assert len(scene.works.copies.chunks(scene.copy().id, [ChunkState.OPEN])) == 9
+
+
+def test_nothing_is_begun_while_a_gap_is_open_or_nothing_is_read(scene: Scene) -> None:
+    """GIVEN an open gap, or no checkpoint WHEN looked THEN no chunk is written."""
+    scene.busy = True
+    owner = scene.owner()
+    assert not owner.look()
+    scene.busy, scene.works.at = False, None
+    assert not owner.look()
+    assert scene.works.rounds == [] and READY_MAX > 10
+
+
+def test_errors_are_told_and_tried_again(scene: Scene) -> None:
+    """GIVEN a copy that fails WHEN its cause is gone THEN it goes on; one that a person asked for may be given up."""
+    scene.works.report = lambda work: DeniedError("may not read", hint="grant select")
+    owner = scene.owner()
+    owner.look()
+    assert scene.copy().state is CopyState.RUNNING and "grant select" in scene.copy().error
+    assert scene.news.told[-1] == "failed may not read"
+    owner._again_at.clear()
+    scene.works.report = lambda work: None
+    owner.look()
+    assert scene.copy().error == "" and scene.states() == {ChunkState.READY}
+    scene.works.copies.ask("shop", "gone", "")
+    owner.look()
+    assert scene.copy().state is CopyState.FAILED and "does not stand in the file" in scene.copy().error
+
+
+def test_what_is_given_up() -> None:
+    """GIVEN kinds of errors WHEN a copy meets them THEN the file's copies go on; a person's end where none helps."""
+    now = datetime.now(UTC) - timedelta(seconds=1)
+    asked = Copy("a", "s", "t", "", AskedBy.PERSON, CopyState.RUNNING, 1, 1, 0, 0, "", now, now)
+    wanted = replace(asked, asked_by=AskedBy.START)
+    for error, ends in (
+        (BusyError("x"), False),
+        (SetupError("no key"), True),
+        (DeniedError("x"), True),
+        (EvermarkError("x"), False),
+    ):
+        assert gives_up(asked, error) is ends
+        assert not gives_up(wanted, error)
+    assert gives_up(replace(asked, tries=9), EvermarkError("bad SQL"))
+    assert EvermarkError("x").kind is Kind.UNKNOWN
