@@ -54,6 +54,7 @@ sources:
     # In mode tables changes are taken from the WAL, and nothing but a publication and a slot is made in the database.
     # In mode outbox triggers write them into a table of ours, in which your transactions may put messages, too.
     mode: tables                    # tables | outbox
+    #start: copy                    # rows that are there already come, too, as events with op = read
     # The tables whose changes `evermark source install` captures. After a change here, run it again.
     tables:
       - public.orders
