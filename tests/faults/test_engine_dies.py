@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from evermark.testing.chaos_engine import killed, resumed_s, spark_processes
 from evermark.testing.pipeline import PATIENCE_S, Stage
 from evermark.testing.until import until
@@ -37,7 +35,6 @@ def test_a_thread_that_ends_is_noticed_and_its_work_goes_on(tmp_path: Path) -> N
         assert instance.terminate() == 0
 
 
-@pytest.mark.timeout(3 * PATIENCE_S)  # five starts of Spark, and a hang that is noticed after half a minute
 def test_delivery_goes_on_after_any_process_of_spark_was_killed_or_hangs(shop: SharedShop) -> None:
     """GIVEN a running pipeline WHEN workers, daemon and JVM die, or hang, THEN events arrive again; none is lost."""
     instance = shop.running()

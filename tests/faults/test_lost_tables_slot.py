@@ -10,7 +10,6 @@ from typing import Any
 
 import psycopg
 import pyarrow.parquet as pq
-import pytest
 
 from evermark.log.read import LogReader
 from evermark.testing.lost_slot import SLOT, slot_is_dropped
@@ -92,7 +91,6 @@ class Trade(threading.Thread):
         self.join()
 
 
-@pytest.mark.timeout(900)
 def test_p7_a_lost_slot_of_tables_is_repaired_by_itself_with_a_death_at_every_step(tmp_path: Path, pg_dsn: str) -> None:
     """GIVEN orders that come, go and change their keys WHEN the slot is dropped and the process dies at each step of
     the repair THEN the log implies the very orders there are, no event is in it twice, and reading goes on."""
