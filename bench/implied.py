@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 import statistics
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -121,7 +122,7 @@ def _theirs(duckdb: Any, folder: Path) -> float:
 
 def run(scale: float, folder: Path) -> Report:
     report = Report()
-    os.environ["JAVA_HOME"] = str(ensure_java(folder / "java"))
+    os.environ |= {"JAVA_HOME": str(ensure_java(folder / "java")), "PYSPARK_PYTHON": sys.executable}
     from pyspark.sql import SparkSession
 
     try:

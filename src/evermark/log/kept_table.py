@@ -298,7 +298,7 @@ class _Newest:
             with pq.ParquetWriter(path, KEPT, compression="snappy", use_dictionary=["op"]) as writer:
                 for rows in newest.batches(self.runs):
                     writer.write_table(_remembered(rows) if self.forget else rows)
-        except NotPlain as why:
+        except (NotPlain, pa.ArrowInvalid, pa.ArrowCapacityError) as why:  # Arrow: keys of more than 2 GiB
             path.unlink(missing_ok=True)
             return {"not_plain": str(why)}
         except OSError as error:
@@ -373,19 +373,15 @@ class KeptTable:
         known = set(layers[-1].partitions) if layers else set()
         if len(known) > 1:
             raise NotPlain("its events are in several partitions")
-        rows = sum(file.rows for file in fresh)
+        after = {partition: mark.batch for partition, mark in marks.items()}
+        partition_of = {file.path: file.partition_min for file in fresh}
+        parts = parts_of([file.path for file in fresh])
+        parts = [part for part in parts if part.batch_max > after.get(partition_of[part.path], -1)]
+        rows = sum(part.rows for part in parts)
         if not (buckets := buckets_for(rows)):
             raise NotPlain("the log is too large for this way")
-        after = {partition: mark.batch for partition, mark in marks.items()}
-        by_partition = {file.path: file.partition_min for file in fresh}
-        parts = parts_of([file.path for file in fresh])
-        parts = [part for part in parts if part.batch_max > after.get(by_partition[part.path], -1)]
         work = _Newest(self._shelf.folder, Wanted(self.stream, after, 0, buckets), runs_of(parts), not layers)
-        if rows <= HERE_ROWS_MAX:
-            told = [work.bucket(0)]
-        else:
-            rows_told = self.spark.range(0, buckets, 1, buckets).mapInArrow(work, "row string").collect()
-            told = [json.loads(row[0]) for row in rows_told]
+        told = [work.bucket(0)] if rows <= HERE_ROWS_MAX else self._by_tasks(work, buckets)
         for one in told:
             if "failed" in one:
                 raise OSError(one["failed"])
@@ -396,6 +392,14 @@ class KeptTable:
             raise NotPlain("its events are in several partitions")
         files = tuple(KeptFile(**one["file"]) for one in told)
         return self._layer(files, partitions, (), layers, fresh)
+
+    def _by_tasks(self, work: _Newest, buckets: int) -> list[dict[str, Any]]:
+        try:
+            rows = self.spark.range(0, buckets, 1, buckets).mapInArrow(work, "row string").collect()
+        except Exception as error:
+            # Somebody's own session, whose workers may not have this program: SQL needs none of it.
+            raise NotPlain(f"Spark's Python workers cannot do it: {type(error).__name__}") from error
+        return [json.loads(row[0]) for row in rows]
 
     def _by_sql(self, layers: Sequence[Layer], fresh: Sequence[FileRange]) -> list[Layer]:
         marks = layers[-1].marks if layers else {}

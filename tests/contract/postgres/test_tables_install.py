@@ -6,6 +6,7 @@ import hashlib
 import json
 import pickle
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -13,10 +14,11 @@ import pytest
 
 from evermark.errors import EvermarkError, GapError, SetupError
 from evermark.observe.finding import Finding, Grade
-from evermark.secrets import Secret
+from evermark.secrets import Plain, Secret
 from evermark.sources.base import Slice
 from evermark.sources.postgres.tables.doctor import examined
 from evermark.sources.postgres.tables.install import TablesInstallation
+from evermark.sources.postgres.tables.repair import repair_of
 from evermark.testing.servers import PostgresServer, fresh_database
 from tests.contract.postgres.tables_scene import Scene, scene, tables_settings
 
@@ -364,3 +366,29 @@ def test_p7_a_gap_in_tables_has_their_rows_as_of_the_new_slot(server: PostgresSe
         told = [(row["op"], row["key"]) for row in at.all(gap.position) if row["op"] != "schema"]
         assert told == [("update", "1"), ("insert", "2")]
         assert "publication" not in findings(at) and "spare_slot" not in findings(at)
+
+
+def test_p7_a_role_without_the_right_to_read_is_told_before_anything_is_read(server: PostgresServer) -> None:
+    """GIVEN a role that may use slots alone WHEN a gap is to be looked through THEN the line to run is said; a person
+    may still skip it."""
+    with scene(server, "public.orders", create=ORDERS) as at:
+        left_at, role = at.source.earliest(0), f"reader_{at.settings.slot}"
+        at.run(
+            f"create role {role} login replication password 'p'",
+            f"select pg_drop_replication_slot('{at.settings.slot}')",
+        )
+        target = replace(
+            at.settings.target(), dsn=Plain(psycopg.conninfo.make_conninfo(at.dsn, user=role, password="p"))
+        )
+        repair = repair_of(target, lambda: at.source._versions)
+        try:
+            gap = repair.begin(lambda: False, left_at)
+            with pytest.raises(SetupError, match=r"may not read table public\.orders") as caught:
+                next(iter(gap.pieces))
+            assert f'grant select on public.orders to "{role}";' in caught.value.hint
+            at.run(f"grant select (id, total, note) on orders to {role}")
+            assert len(repair.begin(lambda: False).pieces) == 1
+            repair.abandon()
+        finally:
+            repair.close()
+            at.run(f"drop owned by {role}", f"drop role {role}")

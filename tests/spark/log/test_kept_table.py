@@ -263,3 +263,20 @@ def test_maintenance_leaves_the_kept_table_alone(spark: SparkSession, tmp_path: 
     os.utime(old, (0, 0))
     place.keep([])
     assert not old.exists() and layers
+
+
+def test_workers_that_do_not_have_this_program_are_not_needed(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GIVEN a session whose Python workers fail WHEN the table is asked for THEN SQL alone finds it."""
+    monkeypatch.setattr(kept_table, "HERE_ROWS_MAX", 0)
+
+    def fail(_: object) -> None:
+        raise RuntimeError("no module named evermark")
+
+    monkeypatch.setattr(kept_table._Newest, "__getstate__", fail, raising=False)
+    fill = Filler(tmp_path)
+    fill(change("insert", "1", "a"), change("insert", "2", "b"))
+    fill(change("delete", "1"))
+    assert table(Log(tmp_path).table(spark, "shop", STREAM)) == {"2": "b"}
+    assert [layer.rows for layer in shelf(fill.folder).layers()] == [1]

@@ -39,6 +39,11 @@ select coalesce(sum(greatest(c.reltuples, pg_catalog.pg_relation_size(c.oid) / 2
 from pg_catalog.pg_class c where c.relkind = 'r' and (c.oid = %s::text::regclass
     or c.oid in (select relid from pg_catalog.pg_partition_tree(%s::text::regclass)))
 """
+_MAY_READ = """
+select pg_catalog.has_table_privilege(%s::text::regclass, 'select') or (
+    select pg_catalog.bool_and(pg_catalog.has_column_privilege(%s::text::regclass, name, 'select'))
+    from unnest(%s::text[]) name), current_user::text
+"""
 
 
 def repair_of(
@@ -87,6 +92,7 @@ class TablesGap(Gap):
                 scan = self._scan(link, choice)
                 if not scan.table.keys:
                     raise _without_key(link, choice)
+                _require_right(link, choice, scan.relation.columns)
                 (rows,) = link.one(_ROWS_ABOUT, (choice.name, choice.name), doing=f"looking at {choice.name}")
                 bounds = list(scan.bounds(PIECE_ROWS)) if rows > PIECE_ROWS else []
                 for after, upto in pairwise([None, *bounds, None]):
@@ -115,6 +121,18 @@ def _without_key(link: Link, choice: TableChoice) -> SetupError:
         hint="give it a primary key and say `evermark source recover --choice repair`; or take it out of the file; or,"
         " to go on from now and accept the gap: `evermark source recover --choice skip`",
     )
+
+
+def _require_right(link: Link, choice: TableChoice, columns: Sequence[str]) -> None:
+    """Of all tables before the first is read: reading may take hours."""
+    given = (choice.name, choice.name, list(columns))
+    may, role = link.one(_MAY_READ, given, doing=f"asking for the right to read {choice.name}")
+    if not may:
+        raise SetupError(
+            f"role {role} at {where(link.dsn)} may not read table {choice.name}: its changes while the slot was lost"
+            " cannot be found",
+            hint=f'grant select on {choice.name} to "{role}"; then `evermark source recover --choice repair`',
+        )
 
 
 class TablesRepairServer(PostgresRepairServer):
