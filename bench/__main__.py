@@ -16,6 +16,7 @@ from evermark.errors import EvermarkError
 
 # Each bench, and its main figure: the one that two revisions are compared by.
 BENCHES = {
+    "copy": "rows_per_s",
     "deliver": "single_per_s",
     "footprint": "idle_cpu_cores",
     "gap": "events_per_s",

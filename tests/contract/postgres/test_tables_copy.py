@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import threading
 from collections.abc import Callable
@@ -18,10 +19,11 @@ import pytest
 
 from evermark.errors import DeniedError
 from evermark.secrets import Plain
-from evermark.sources.postgres.connect import connect
+from evermark.sources.postgres.connect import _SESSION, connect
 from evermark.sources.postgres.tables.chunk_file import FileMarks
 from evermark.sources.postgres.tables.copyable import judged_copies, look_for_copy
-from evermark.testing.servers import PostgresServer
+from evermark.testing.servers import PostgresServer, postgres_server
+from evermark.testing.until import until
 from tests.contract.postgres.copy_scene import copy_scene, implied
 from tests.contract.postgres.tables_scene import SOURCE, Row
 
@@ -292,3 +294,34 @@ def test_a_role_with_the_least_rights_copies(server: PostgresServer, tmp_path: P
         finally:
             at.run(f"drop owned by {role}", f"drop role {role}")
         assert implied(at.all(), "public.t") == at.rows("t")
+
+
+def test_a_commit_that_every_slot_tells_and_no_snapshot_shows(
+    tmp_path: Path, server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GIVEN a commit that waits for a standby, so that it is in the WAL and nobody sees it WHEN chunks are written, the
+    second of which has its row THEN the stream's word counts, though the slot told it with the first."""
+    if "bundled" not in os.environ.get("PYTEST_CURRENT_TEST", ""):
+        pytest.skip("one server of its own is enough")
+    monkeypatch.setitem(_SESSION, "synchronous_commit", "local")
+    settings = {"synchronous_standby_names": "nobody", "synchronous_commit": "local", "wal_level": "logical"}
+    create = f"{CREATE}; insert into t select n, 'old', 0 from generate_series(1, 30000) n"
+    with (
+        postgres_server(tmp_path / "waiting", settings) as other,
+        copy_scene(other, tmp_path / "copies", "public.t", create=create) as at,
+        psycopg.connect(at.dsn, autocommit=True) as late,
+        at.writer("public.t") as writer,
+    ):
+        first, second = at.ask("public.t")
+        late.execute("set synchronous_commit = on")
+        update = threading.Thread(target=late.execute, args=("update t set v = 'late' where id = 25000",))
+        update.start()
+        waits = "select count(*) from pg_stat_activity where wait_event = 'SyncRep'"
+        until(lambda: at.db.execute(waits).fetchone() == (1,), "the commit waits")
+        assert at.rows("t")["25000"]["v"] == "old"
+        assert writer.write(first) and writer.write(second)
+        at.run("select pg_cancel_backend(pid) from pg_stat_activity where wait_event = 'SyncRep'")
+        update.join()
+        rows = at.all()
+        assert at.rows("t")["25000"]["v"] == "late"
+        assert implied(rows, "public.t") == at.rows("t")

@@ -24,6 +24,7 @@ ROUND_S = 5.0  # no chunk is begun later in a round: an owner that is to stop wa
 READY_MAX = 128
 _PARTITION = 0  # a source that copies has one
 _BACKOFF_MAX_S = 60.0
+_UNDER_WAY = (CopyState.PLANNED, CopyState.RUNNING)
 
 
 def gives_up(copy: Copy, error: EvermarkError) -> bool:
@@ -115,35 +116,48 @@ class Copier:
             copies.want(self.name, self.copying.wanted, self.epoch)
             self._sweep()
             self._begun = True
-        waiting = self._settle([copy for copy in copies.listed(self.name) if copy.chunks_left])
+        known_copies = copies.listed(self.name)
+        if not any(copy.chunks_left or copy.state in _UNDER_WAY for copy in known_copies):
+            return False
+        waiting = self._settle([copy for copy in known_copies if copy.chunks_left])
         if self.busy() or waiting >= READY_MAX or self.stopped.is_set():
             return False
-        now = self.runtime.monotonic()
-        going = [copy for copy in reversed(copies.listed(self.name)) if self._again_at.get(copy.id, 0.0) <= now]
-        for copy in going:
-            if copy.state is CopyState.PLANNED:
-                self._try([copy], lambda copy=copy: self._plan(copy))  # type: ignore[misc]
+        for copy in reversed(known_copies):
+            if copy.state is CopyState.PLANNED and self._is_due(copy):
+                self._plan(copy)
         return self._round(READY_MAX - waiting)
 
+    def _is_due(self, copy: Copy) -> bool:
+        return self._again_at.get(copy.id, 0.0) <= self.runtime.monotonic()
+
     def _plan(self, copy: Copy) -> None:
+        try:
+            chunks = self._planned(copy)
+        except Exception as error:
+            if action_for(error) is Action.STEP_DOWN:
+                raise
+            self._note(copy, known(error))
+            return
+        failpoint.hit("copy.planned")
+        self.news.copy_began(copy, chunks)
+        self.news.copy_went_on(self.name, 0, sum(each.chunks_left for each in self.works.copies.listed(self.name)))
+
+    def _planned(self, copy: Copy) -> int:
         if copy.stream not in self.copying.streams:
             raise NotFoundError(f"{copy.stream} does not stand in the file", hint="name it there, or leave it out")
         bounds = self.copying.plan(copy.stream)
         self.works.copies.plan(copy.id, bounds, self.epoch)
-        failpoint.hit("copy.planned")
-        self.news.copy_began(copy, len(bounds))
-        self.news.copy_went_on(self.name, 0, sum(each.chunks_left for each in self.works.copies.listed(self.name)))
+        return len(bounds)
 
     # rounds
 
     def _round(self, most: int) -> bool:
         """Have some chunks written by tasks; whether there were any."""
-        now = self.runtime.monotonic()
         works: list[ChunkWork] = []
         going: dict[str, Copy] = {}
         limit = min(most, WRITERS_MAX * CHUNKS_A_TASK)
         for copy in reversed(self.works.copies.listed(self.name)):
-            if copy.state is CopyState.RUNNING and self._again_at.get(copy.id, 0.0) <= now and len(works) < limit:
+            if copy.state is CopyState.RUNNING and self._is_due(copy) and len(works) < limit:
                 some = self.works.copies.chunks(copy.id, [ChunkState.OPEN, ChunkState.WRITING], limit - len(works))
                 works += [ChunkWork(copy.id, c.number, copy.stream, c.bounds, copy.condition) for c in some]
                 going[copy.id] = copy
@@ -162,15 +176,6 @@ class Copier:
         for number, copy in going.items():
             self._note(copy, failed.get(number))
         return len(failed) < len(going)
-
-    def _try(self, copies: Sequence[Copy], action: Callable[[], None]) -> None:
-        try:
-            action()
-        except Exception as error:
-            if action_for(error) is Action.STEP_DOWN:
-                raise
-            for copy in copies:
-                self._note(copy, known(error))
 
     def _note(self, copy: Copy, error: EvermarkError | None) -> None:
         if error is None:

@@ -64,16 +64,18 @@ def read_rows(path: Path, rows: int) -> CopiedRows:
         data = pa.memory_map(str(path))
         found = pa.ipc.open_file(data)
         relation = found.schema.metadata[_RELATION]
-        there = sum(found.get_batch(n).num_rows for n in range(found.num_record_batches))
     except (OSError, pa.ArrowInvalid, KeyError, TypeError) as error:
         raise _unreadable(path, type(error).__name__) from error
-    if there != rows:
-        raise _unreadable(path, f"it has {there} rows instead of {rows}")
 
     def batches() -> Iterator[pa.RecordBatch]:
+        there = 0
         with data, found:
             for number in range(found.num_record_batches):
-                yield found.get_batch(number)
+                batch = found.get_batch(number)
+                there += batch.num_rows
+                yield batch
+        if there != rows:  # whoever takes these rows takes none of them, then
+            raise _unreadable(path, f"it has {there} rows instead of {rows}")
 
     return CopiedRows(relation, batches())
 
