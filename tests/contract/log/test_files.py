@@ -207,6 +207,13 @@ def test_files_of_hold_exactly_the_batches_asked_for(reader: LogReader) -> None:
     assert reader.files_of(9, 0, 99) == []
 
 
+def test_whether_the_log_has_an_event_at_a_position(reader: LogReader) -> None:
+    """GIVEN events of several partitions WHEN asked for a position THEN it counts exactly, and in its partition."""
+    assert reader.holds(0, position(39, 1)) and reader.holds(0, position(1, 0))
+    assert not reader.holds(0, position(39, 7))
+    assert not reader.holds(9, position(39, 1))
+
+
 def test_ids_from_a_position_on(reader: LogReader) -> None:
     """At the position and after it, of this partition alone."""
     assert sorted(reader.ids_from(0, position(39, 1)).to_pylist()) == ["0-39-1", "0-40-0", "0-40-1"]

@@ -220,6 +220,24 @@ def test_errors_are_told_and_tried_again(scene: Scene) -> None:
     assert scene.copy().state is CopyState.FAILED and "does not stand in the file" in scene.copy().error
 
 
+def test_a_table_that_was_taken_out_of_the_file_holds_up_no_other(scene: Scene) -> None:
+    """GIVEN two copies under way WHEN one table leaves the file THEN its copy ends, the other goes on; WHEN it is back
+    THEN it goes on, too."""
+    scene.copying.streams = scene.copying.wanted = ("t", "u")
+    scene.works.report = lambda work: BusyError("wait")
+    scene.owner().look()
+    scene.works.report = lambda work: None
+    scene.copying.streams = scene.copying.wanted = ("t",)
+    scene.owner().look()
+    states = {copy.stream: copy.state for copy in scene.works.copies.listed("shop")}
+    assert states == {"t": CopyState.RUNNING, "u": CopyState.FAILED}
+    assert scene.works.rounds[-1] == list(range(10))
+    scene.copying.streams = scene.copying.wanted = ("t", "u")
+    scene.owner().look()
+    assert scene.works.rounds[-1] == list(range(10))
+    assert {copy.state for copy in scene.works.copies.listed("shop")} == {CopyState.RUNNING}
+
+
 def test_what_is_given_up() -> None:
     """GIVEN kinds of errors WHEN a copy meets them THEN the file's copies go on; a person's end where none helps."""
     now = datetime.now(UTC) - timedelta(seconds=1)

@@ -144,7 +144,7 @@ class Copier:
 
     def _planned(self, copy: Copy) -> int:
         if copy.stream not in self.copying.streams:
-            raise NotFoundError(f"{copy.stream} does not stand in the file", hint="name it there, or leave it out")
+            raise _unnamed(copy)
         bounds = self.copying.plan(copy.stream)
         self.works.copies.plan(copy.id, bounds, self.epoch)
         return len(bounds)
@@ -157,7 +157,9 @@ class Copier:
         going: dict[str, Copy] = {}
         limit = min(most, WRITERS_MAX * CHUNKS_A_TASK)
         for copy in reversed(self.works.copies.listed(self.name)):
-            if copy.state is CopyState.RUNNING and self._is_due(copy) and len(works) < limit:
+            if copy.state is CopyState.RUNNING and copy.stream not in self.copying.streams:
+                self._note(copy, _unnamed(copy))
+            elif copy.state is CopyState.RUNNING and self._is_due(copy) and len(works) < limit:
                 some = self.works.copies.chunks(copy.id, [ChunkState.OPEN, ChunkState.WRITING], limit - len(works))
                 works += [ChunkWork(copy.id, c.number, copy.stream, c.bounds, copy.condition) for c in some]
                 going[copy.id] = copy
@@ -247,3 +249,7 @@ class Copier:
         for path in self.copying.folder.iterdir():
             if path.name not in kept:
                 path.unlink(missing_ok=True)
+
+
+def _unnamed(copy: Copy) -> NotFoundError:
+    return NotFoundError(f"{copy.stream} does not stand in the file", hint="name it there, or leave it out")

@@ -147,6 +147,7 @@ class ChunkWriter:
         self._versions = versions
         self._slot = suffixed(target.slot, f"_copy_{secrets.token_hex(4)}")
         self._marks = _SeenMarks()
+        self._unfit: dict[str, SetupError] = {}  # streams that were not published when the slot was made
         self._seen: list[pa.RecordBatch] = []  # changes that a later snapshot may not show
 
     def __enter__(self) -> Self:
@@ -166,7 +167,10 @@ class ChunkWriter:
         link = self._link
         self._folder.mkdir(parents=True, exist_ok=True)
         for stream in streams:
-            relation_of(link, self._target, chosen(self._target, stream))  # published before the slot is made
+            try:
+                relation_of(link, self._target, chosen(self._target, stream))  # published before the slot is made
+            except SetupError as error:
+                self._unfit[stream] = error
         self._streams = pa.array(sorted(streams), pa.string())
         self._incarnation: Incarnation = look(link, self._target).incarnation
         query = "select pg_catalog.pg_create_logical_replication_slot(%s, 'pgoutput', true)"
@@ -199,6 +203,8 @@ class ChunkWriter:
 
     def write(self, work: ChunkWork) -> bool:
         """Whether the chunk is ready; if not, its attempt was given up by a reader meanwhile."""
+        if work.stream in self._unfit:
+            raise self._unfit[work.stream]
         attempt = self._copies.begin(work.copy, work.number, self._epoch)
         mark = Mark(work.copy, work.number, attempt)
         failpoint.hit("copy.begun")
