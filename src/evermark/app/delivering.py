@@ -72,7 +72,7 @@ class DeliveryReport:
         self._metrics = metrics
         self._log = log
         self._shown: dict[str, Gauges] = {"accounts": {}, "kept": {}}
-        self._shows = 0
+        self._shows = dict.fromkeys(self._shown, 0)
         self._counts_begun: set[str] = set()
 
     def accounts(self, known: Mapping[str, Account], now: datetime) -> None:
@@ -105,8 +105,8 @@ class DeliveryReport:
 
         Of thousands few change. Now and then all are told: the lane before may have said last that they are gone.
         """
-        before, self._shows = self._shown[what], self._shows + 1
-        is_all = self._shows % _ALL_SHOWN_EVERY == 1
+        before, self._shows[what] = self._shown[what], self._shows[what] + 1
+        is_all = self._shows[what] % _ALL_SHOWN_EVERY == 1
         changed = gauges if is_all else {of: value for of, value in gauges.items() if before.get(of) != value}
         gone = before.keys() - gauges.keys()
         if changed or gone:

@@ -187,6 +187,25 @@ def _rows_about(files: Sequence[FileRange], batch: int, *, to: bool = False) -> 
                 yield parquet.read_row_group(group, columns=["batch", "ingested_at"], use_threads=False)
 
 
+def forget_kept(log: Path) -> None:
+    """Events have left the log: what was made of them is used no more, and its files go when their readers are done."""
+    for known in (log / FOLDER).glob("*/kept.json"):
+        with suppress(OSError):
+            for path in known.parent.glob("*.parquet"):
+                os.utime(path)
+            known.unlink()
+
+
+def remove_forgotten(log: Path, now: float) -> None:
+    for folder in (log / FOLDER).glob("*"):
+        if (folder / "kept.json").exists():
+            continue
+        for path in folder.glob("*"):
+            with suppress(OSError):
+                if path.is_file() and now - path.stat().st_mtime >= UNUSED_AGE_S:
+                    path.unlink()
+
+
 @dataclass
 class Shelf:
     """The folder of one stream's kept table. Two processes that write it at once do not harm each other: each writes

@@ -22,6 +22,7 @@ from evermark.log.commits import Action, commit_actions, put_commit, read_commit
 from evermark.log.compact import groups_to_merge, merge
 from evermark.log.disk import full_disk_is_said, require_files
 from evermark.log.format import MAINTENANCE_APP_ID, MaintenanceNote
+from evermark.log.kept_table import forget_kept, remove_forgotten
 from evermark.log.read import FileRange, LogReader, files_at
 from evermark.log.table import CHECKPOINT_EVERY, TableHandle, commit_file, last_checkpoint
 from evermark.log.unused import UnusedFiles
@@ -81,6 +82,7 @@ class Maintenance:
                 self._scanned_at = self.clock()
                 self._unused.look()
                 self._find_orphans()
+                remove_forgotten(self.folder, self.clock())
             self._remove(report)
         return report
 
@@ -213,6 +215,7 @@ class Maintenance:
         gone = [file for file in old if may_be_collected(file, horizon, passed)]
         if gone and self._commit(table, MaintenanceNote("retain", 0, len(gone)), [], gone, data_change=True):
             report.retained_out_rows += sum(f.rows for f in gone)
+            forget_kept(self.folder)
 
 
 def is_before(file: FileRange, horizon: datetime) -> bool:

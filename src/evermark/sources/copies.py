@@ -17,6 +17,7 @@ A mark of any attempt but the chunk's present one is void: nothing stands there.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Protocol
 
 TEXT_MAX = 2000
+_MARK = re.compile(r"copy/([0-9a-f]{16})/([0-9]{1,9})/([0-9]{1,9})", re.ASCII)
 KeyText = tuple[str, ...]  # of one key: the text of each of its columns
 Bounds = tuple[KeyText | None, KeyText | None]  # behind the first, up to the second itself; None: no bound there
 
@@ -104,10 +106,9 @@ class Mark:
 
     @classmethod
     def parse(cls, text: str) -> Mark | None:
-        parts = text.split("/")
-        if len(parts) != 4 or parts[0] != "copy" or not all(p.isdecimal() and p.isascii() for p in parts[2:]):
-            return None
-        return cls(parts[1], int(parts[2]), int(parts[3]))
+        """None for anything that we do not write ourselves: whoever may connect to the database may send messages."""
+        found = _MARK.fullmatch(text)
+        return cls(found[1], int(found[2]), int(found[3])) if found is not None else None
 
     @property
     def file(self) -> str:

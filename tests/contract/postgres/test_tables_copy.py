@@ -17,11 +17,15 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from evermark.errors import DeniedError
+from evermark.errors import DeniedError, SetupError
 from evermark.secrets import Plain
+from evermark.sources.base import Limit, Slice
 from evermark.sources.postgres.connect import _SESSION, connect
+from evermark.sources.postgres.settings import PostgresSettings
 from evermark.sources.postgres.tables.chunk_file import FileMarks
 from evermark.sources.postgres.tables.copyable import judged_copies, look_for_copy
+from evermark.sources.postgres.tables.copying import CopyPlace
+from evermark.sources.postgres.tables.source import PostgresTables
 from evermark.testing.servers import PostgresServer, postgres_server
 from evermark.testing.until import until
 from tests.contract.postgres.copy_scene import copy_scene, implied
@@ -185,6 +189,54 @@ def test_columns_rows_and_hashes_of_a_copy(server: PostgresServer, tmp_path: Pat
         with pa.ipc.open_file(str(file)) as found:
             plain = str(found.read_all().to_pylist())
         assert "hidden" not in plain and "'m4'" not in plain and "sha256:" in plain
+
+
+def test_a_column_that_is_to_be_hashed_since_is_shown_by_no_row_that_was_copied(
+    server: PostgresServer, tmp_path: Path
+) -> None:
+    """GIVEN rows that wait to be taken WHEN the file wants a column of theirs hashed THEN none is taken as it is."""
+    with copy_scene(server, tmp_path, "public.t", create="create table t (id int primary key, mail text)") as at:
+        at.run("insert into t values (1, 'a@b.c')")
+        assert at.write(at.ask("public.t")) == 1
+        names = {"slot": at.settings.slot, "publication": at.settings.publication}
+        wanted = {"dsn": at.dsn, "mode": "tables", "tables": [{"name": "public.t", "hash": ["mail"]}], **names}
+        target = PostgresSettings.model_validate(wanted).target()
+        other = PostgresTables(target, at.source._open, CopyPlace(lambda: at.copies, tmp_path))
+        start = at.source.earliest(0)
+        end = at.source.latest({0: start}, Limit(wait_s=5.0))[0]
+        with pytest.raises(SetupError, match="show the column mail"):
+            list(other.read(Slice(0, start, end)))
+
+
+def test_a_table_whose_key_is_hashed_is_not_copied(server: PostgresServer, tmp_path: Path) -> None:
+    """GIVEN a key that is to be hidden WHEN a copy is planned THEN it is refused: its bounds would be kept."""
+    table = {"name": "public.t", "hash": ["id"]}
+    with (
+        copy_scene(server, tmp_path, table, create="create table t (id text primary key)") as at,
+        pytest.raises(SetupError, match="its key has the column id, which is hashed"),
+    ):
+        at.ask("public.t")
+
+
+def test_chunks_of_a_table_that_was_never_analyzed_are_bounded(server: PostgresServer, tmp_path: Path) -> None:
+    """GIVEN rows with large values, and a server that has not counted them, WHEN cut THEN a chunk has few of them."""
+    create = "create table t (id int primary key, body text) with (autovacuum_enabled = false)"
+    with copy_scene(server, tmp_path, "public.t", create=create) as at:
+        at.run("alter table t alter column body set storage external")
+        at.run("insert into t select n, repeat('x', 100000) from generate_series(1, 600) n")
+        assert len(at.ask("public.t")) >= 2
+
+
+def test_messages_that_look_like_marks_stop_nobody(server: PostgresServer, tmp_path: Path) -> None:
+    """GIVEN messages under our prefix, which anybody may send, WHEN read THEN nothing stands there."""
+    with copy_scene(server, tmp_path, "public.t", create="create table t (id int primary key)") as at:
+        at.run(
+            "select pg_logical_emit_message(true, 'evermark', 'copy/0123456789abcdef/' || repeat('9', 5000) || '/1')",
+            "select pg_logical_emit_message(true, 'evermark', 'copy/'::bytea || '\\x00'::bytea || '/1/1'::bytea)",
+            "select pg_logical_emit_message(true, 'evermark', 'copy/0123456789abcdef/1/1')",
+            "insert into t values (1)",
+        )
+        assert [(row["op"], row["key"]) for row in at.changes()] == [("insert", "1")]
 
 
 def test_beside_a_random_workload(server: PostgresServer, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from evermark.errors import EvermarkError, GapError, SetupError
+from evermark.errors import BusyError, EvermarkError, GapError, SetupError
 from evermark.observe.finding import Finding, Grade
 from evermark.secrets import Plain, Secret
 from evermark.sources.base import Slice
@@ -366,6 +366,29 @@ def test_p7_a_gap_in_tables_has_their_rows_as_of_the_new_slot(server: PostgresSe
         told = [(row["op"], row["key"]) for row in at.all(gap.position) if row["op"] != "schema"]
         assert told == [("update", "1"), ("insert", "2")]
         assert "publication" not in findings(at) and "spare_slot" not in findings(at)
+
+
+@pytest.mark.parametrize("done", ["alter table orders alter column total type text", "truncate orders"])
+def test_p7_a_table_that_is_rewritten_during_the_repair_is_not_taken_for_empty(
+    server: PostgresServer, done: str
+) -> None:
+    """GIVEN a gap that is being looked through WHEN a table is rewritten, which empties it for older snapshots, THEN
+    the repair begins again: all its rows would be logged as deleted."""
+    with scene(server, "public.orders", create=ORDERS) as at:
+        left_at = at.source.earliest(0)
+        at.run("insert into orders values (1, 1, 'kept')", f"select pg_drop_replication_slot('{at.settings.slot}')")
+        repair = at.source.repair(0)
+        try:
+            gap = repair.begin(lambda: False, left_at)
+            at.run(done)
+            with pytest.raises(BusyError, match="was rewritten or truncated"):
+                [list(gap.read(piece)) for piece in gap.pieces]
+            again = repair.begin(lambda: False, left_at)
+            rows = sum(batch.num_rows for piece in again.pieces for batch in again.read(piece))
+            assert rows == (1 if done.startswith("alter") else 0)
+            repair.abandon()
+        finally:
+            repair.close()
 
 
 def test_p7_a_role_without_the_right_to_read_is_told_before_anything_is_read(server: PostgresServer) -> None:

@@ -208,9 +208,8 @@ class Copier:
             lost: list[Chunk] = []
             for chunk in self.works.copies.chunks(copy.id, [ChunkState.READY]):
                 is_past = self.copying.compare(chunk.position, at)
-                doubtful = is_past is None or any(
-                    chunk.ready_at is not None and each.changed_at >= chunk.ready_at for each in gone_wrong
-                )
+                # A mark may have been lost with a slot, whenever its task came to say that it was ready.
+                doubtful = is_past is None or any(each.changed_at >= copy.made_at for each in gone_wrong)
                 if is_past is False:
                     waiting += 1
                 elif doubtful and chunk.rows and not self.works.holds(_PARTITION, chunk.position):

@@ -1,6 +1,5 @@
--- The role that reads needs no right on any table: it reads the slot, and catalogs that everybody may read. (To copy rows
--- from before, with `start: copy` or `source backfill`, it reads the tables: grant select on … to @role@;) Choose the
--- password yourself:
+-- To read the slot the role needs no right on any table. To copy rows from before (`start: copy`, `source backfill`), and to
+-- find what changed while a slot was lost, it reads the tables: grant select on … to @role@; Choose the password yourself:
 --   create role @role@ login replication password '…';
 -- From version 16 on, and worth having (a superuser must grant it): an idle slot lets go of old WAL sooner.
 --   grant execute on function pg_catalog.pg_log_standby_snapshot() to @role@;

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import errno
+import json
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,19 +21,17 @@ from evermark.sources.postgres.tables.rows import CopiedRows, CopyMarks
 
 _COLUMNS = ("event_id", "stream", "key", "op", "payload", "flags")
 _SCHEMA = pa.schema([TAKEN.field(name) for name in _COLUMNS])
-_RELATION = b"evermark.relation"
+_RELATION, _HASHED = b"evermark.relation", b"evermark.hashed"
 # A task has its mark read back and says so: a moment. One that takes longer has most likely died.
 WAIT_S = 10.0
 _LOOK_EVERY_S = 0.02
 
 
-def write_rows(path: Path, relation: bytes, batches: Iterable[pa.RecordBatch]) -> int:
-    """Durable when this returns; how many rows."""
+def write_rows(path: Path, relation: bytes, hashed: Collection[str], batches: Iterable[pa.RecordBatch]) -> int:
+    """Durable when this returns; how many rows. `hashed`: the columns whose values are."""
     rows = 0
-    with (
-        _disk(path),
-        pa.ipc.new_file(str(path), _SCHEMA.with_metadata({_RELATION: relation}), options=_options()) as to,
-    ):
+    schema = _SCHEMA.with_metadata({_RELATION: relation, _HASHED: json.dumps(sorted(hashed)).encode()})
+    with _disk(path), pa.ipc.new_file(str(path), schema, options=_options()) as to:
         for batch in batches:
             some = batch.select(_COLUMNS)
             rows += some.num_rows
@@ -52,9 +51,9 @@ def rewrite(draft: Path, path: Path, overlap: Overlap, moved_id: Callable[[str],
             sync_folder(path.parent)
         return None
     with pa.memory_map(str(draft)) as data, pa.ipc.open_file(data) as found:
-        relation = found.schema.metadata[_RELATION]
+        relation, hashed = _about(found)
         batches = (overlap.applied(found.get_batch(n), moved_id) for n in range(found.num_record_batches))
-        rows = write_rows(path, relation, batches)
+        rows = write_rows(path, relation, hashed, batches)
     draft.unlink()
     return rows
 
@@ -63,8 +62,8 @@ def read_rows(path: Path, rows: int) -> CopiedRows:
     try:
         data = pa.memory_map(str(path))
         found = pa.ipc.open_file(data)
-        relation = found.schema.metadata[_RELATION]
-    except (OSError, pa.ArrowInvalid, KeyError, TypeError) as error:
+        relation, hashed = _about(found)
+    except (OSError, pa.ArrowInvalid, KeyError, TypeError, ValueError) as error:
         raise _unreadable(path, type(error).__name__) from error
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -77,7 +76,12 @@ def read_rows(path: Path, rows: int) -> CopiedRows:
         if there != rows:  # whoever takes these rows takes none of them, then
             raise _unreadable(path, f"it has {there} rows instead of {rows}")
 
-    return CopiedRows(relation, batches())
+    return CopiedRows(relation, hashed, batches())
+
+
+def _about(found: pa.ipc.RecordBatchFileReader) -> tuple[bytes, frozenset[str]]:
+    metadata = found.schema.metadata
+    return metadata[_RELATION], frozenset(json.loads(metadata[_HASHED]))
 
 
 class FileMarks(CopyMarks):

@@ -57,15 +57,18 @@ _ENDED_WAIT_S = 30.0
 _LAST_LSN = (1 << 64) - 1
 _CHANGES = ("stream", "key", "previous_key", "op", "tx", "position", "payload", "flags")
 _ROW_OPS = pa.array([str(op) for op in (Op.INSERT, Op.UPDATE, Op.DELETE, Op.TRUNCATE)])
+# A table that was never analyzed does not say how many rows it has. Rows whose large values are elsewhere are short.
 _SIZE = """
-select coalesce(sum(pg_catalog.pg_table_size(c.oid)), 0)::bigint, coalesce(sum(greatest(c.reltuples, 0)), 0)::bigint
+select coalesce(sum(pg_catalog.pg_table_size(c.oid)), 0)::bigint,
+       coalesce(sum(case when c.reltuples > 0 then c.reltuples
+                         else pg_catalog.pg_relation_size(c.oid) / 128 end), 0)::bigint
 from pg_catalog.pg_class c
 where c.oid = %s or c.oid in (select relid from pg_catalog.pg_partition_tree(%s::bigint::oid::regclass))
 """
 
 
 def rows_of_chunk(size: int, rows: int) -> int:
-    """So many rows of a table that has this size. Pure; the server's count of rows is an estimate, or missing."""
+    """So many rows of a table that has this size, large values included. Pure; the number of rows is an estimate."""
     return max(CHUNK_ROWS_MIN, min(CHUNK_ROWS_MAX, CHUNK_BYTES * rows // max(1, size))) if rows else CHUNK_ROWS_MAX
 
 
@@ -106,6 +109,12 @@ class TablesCopying(Copying):
         choice = chosen(self._target, stream)
         with connect(self._target.dsn) as link, _told_what_to_grant(link, choice):
             scan = TableScan(link, self._target, choice)
+            if hidden := sorted(set(scan.key) & set(choice.hash)):
+                raise SetupError(
+                    f"table {stream} cannot be copied: its key has the column {hidden[0]}, which is hashed, and"
+                    " copies are cut by keys, which are kept",
+                    hint="take it out of `hash`, or use `start: now`",
+                )
             size, rows = link.one(_SIZE, (scan.relation.oid, scan.relation.oid), doing=f"looking at {stream}")
             edges = [None, *scan.bounds(rows_of_chunk(size, rows)), None]
         return list(pairwise(edges))
@@ -120,7 +129,11 @@ class TablesCopying(Copying):
                     if number and time.monotonic() > over_at:
                         break
                     yield work
-                    writer.write(work)
+                    if not writer.write(work):
+                        raise BusyError(
+                            f"a chunk of {work.stream} was not ready when the reader of the slot had waited for it",
+                            hint="it is written again; if that goes on, the disk or the server is too slow",
+                        )
         finally:
             copies.close()
             versions.close()
@@ -210,6 +223,12 @@ class ChunkWriter:
         failpoint.hit("copy.begun")
         path = self._folder / mark.file
         draft = path.with_suffix(".draft")
+        try:
+            return self._written(work, mark, draft, path)
+        finally:
+            draft.unlink(missing_ok=True)  # what is left of a failed attempt would fill a full disk further
+
+    def _written(self, work: ChunkWork, mark: Mark, draft: Path, path: Path) -> bool:
         snapshot, rows = self._scan(work, mark, draft)
         failpoint.hit("copy.marked")
         self._catch_up()
@@ -239,7 +258,7 @@ class ChunkWriter:
             snapshot = Snapshot.parse(link.one("select pg_current_snapshot()::text", doing="taking a snapshot")[0])
             scan = TableScan(link, self._target, choice, self._decoder.latest(work.stream))
             batches = scan.rows(KeyRange(*work.bounds), work.condition)
-            rows = write_rows(draft, scan.message, _with_ids(batches, work, mark))
+            rows = write_rows(draft, scan.message, scan.table.hashed, _with_ids(batches, work, mark))
             failpoint.hit("copy.scanned")
             self._catch_up()  # so that little is left to read behind the mark, where the stream's reader may wait
             query = "select pg_catalog.pg_logical_emit_message(true, %s, %s::text)"
@@ -260,7 +279,7 @@ class ChunkWriter:
                     )
                     some = batch.select(_CHANGES).filter(mine)
                     if some.num_rows:
-                        self._seen.append(some)
+                        self._seen.append(_light(some))
         link.refuse_warnings("decoding")
 
     def _after(self, snapshot: Snapshot, stream: str, mark_lsn: int) -> Iterator[Change]:
@@ -296,6 +315,14 @@ class _Remembered(TableVersions):
     def keep(self, versions: object) -> None: ...
 
     def close(self) -> None: ...
+
+
+def _light(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Without payloads, but for those that lack a value: a great many changes may come while a chunk is read."""
+    lacks = [any(flag.startswith(UNKNOWN) for flag in flags or ()) for flags in batch.column("flags").to_pylist()]
+    at = batch.schema.get_field_index("payload")
+    payloads = pc.if_else(pa.array(lacks, pa.bool_()), batch.column(at), pa.scalar(None, pa.string()))
+    return batch.set_column(at, batch.schema.field(at), payloads)
 
 
 def _not_shown(batch: pa.RecordBatch, snapshot: Snapshot) -> pa.RecordBatch:

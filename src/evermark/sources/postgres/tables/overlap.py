@@ -58,7 +58,7 @@ class Overlap:
             self._emptied = True
         if change.key is None:
             return
-        before = change.previous_key or change.key
+        before = change.key if change.previous_key is None else change.previous_key
         standing = self._touched.get(before, _Standing(before))
         if change.previous_key is not None:
             self._touched[change.previous_key] = None

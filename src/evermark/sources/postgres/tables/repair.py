@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from evermark.errors import EvermarkError, SetupError
+from evermark.errors import BusyError, EvermarkError, SetupError
 from evermark.sources.base import Gap, Slice
 from evermark.sources.postgres.connect import Link
 from evermark.sources.postgres.failures import translated, where
@@ -34,6 +34,13 @@ WAIT_S = 3600.0
 # A table with more rows than this is read in pieces of so many.
 PIECE_ROWS = 500_000
 # A guess is enough; of a table that was never analyzed, by its size.
+# What the snapshot says of the files of a table and its partitions, and what is so now.
+_REWRITTEN = """
+select coalesce(bool_or(c.relfilenode <> pg_catalog.pg_relation_filenode(c.oid)), false)
+from pg_catalog.pg_class c
+where c.relfilenode <> 0 and (c.oid = pg_catalog.to_regclass(%s)
+      or c.oid in (select relid from pg_catalog.pg_partition_tree(pg_catalog.to_regclass(%s))))
+"""
 _ROWS_ABOUT = """
 select coalesce(sum(greatest(c.reltuples, pg_catalog.pg_relation_size(c.oid) / 200)), 0)::bigint
 from pg_catalog.pg_class c where c.relkind = 'r' and (c.oid = %s::text::regclass
@@ -105,9 +112,23 @@ class TablesGap(Gap):
         keys = KeyRange(_key(piece.detail["after"]), _key(piece.detail["upto"]))
         with seeing(self.snapshot, self.target) as link:
             yield from self._scan(link, choice).rows(keys)
+            _require_as_it_was(link, choice)
 
     def _scan(self, link: Link, choice: TableChoice) -> TableScan:
         return TableScan(link, self.target, choice, self.latest.get(choice.stream))
+
+
+def _require_as_it_was(link: Link, choice: TableChoice) -> None:
+    """A table that was rewritten or emptied since looks empty to the snapshot. From here on nobody can do that: reading
+    the table has locked it.
+    """
+    (rewritten,) = link.one(_REWRITTEN, (choice.name, choice.name), doing=f"looking at {choice.name}")
+    if rewritten:
+        raise BusyError(
+            f"table {choice.name} at {where(link.dsn)} was rewritten or truncated while it was read for the repair of"
+            " its slot",
+            hint="the repair begins again by itself",
+        )
 
 
 def _key(text: str) -> tuple[str, ...] | None:

@@ -77,6 +77,7 @@ class CopiedRows:
     """Rows that a copy puts where its mark stands: as `TableScan.rows` gives them, with their ids."""
 
     relation: bytes  # the description of their table, as pgoutput writes it
+    hashed: frozenset[str]  # the columns whose values are
     batches: Iterator[pa.RecordBatch]
 
 
@@ -173,6 +174,12 @@ class TablesDecoder:
         table = self._table(at, parse_relation(found.relation), 0, parts, told)
         if table is None:
             return  # taken out of the file since
+        if shown := sorted(table.hashed & set(table.relation.columns) - found.hashed):
+            raise SetupError(
+                f"rows of {table.relation.stream} that were copied, and wait to be taken, show the column {shown[0]},"
+                " which is to be hashed since",
+                hint="take it out of `hash` until `evermark status` shows no copy of the table",
+            )
         if told:
             self._versions.keep(told)
         yield from (batch for _, batch in parts)
