@@ -28,6 +28,9 @@ def backfill(
     where: Annotated[
         str, typer.Option(metavar="SQL", help="Only rows with this SQL condition, of one table: \"created > '2024'\".")
     ] = "",
+    cancel: Annotated[
+        str, typer.Option(metavar="COPY", help="End this copy, which `evermark status` names; nothing is asked for.")
+    ] = "",
 ) -> None:
     """Copy rows as they are now, as events with `op = read`, beside the stream and without holding it up.
 
@@ -35,6 +38,12 @@ def backfill(
     does. `evermark status` shows how far it is. A copy goes on where it was after a crash.
     """
     with opened(config) as deployment:
+        if cancel:
+            if name or table or where:
+                raise typer.BadParameter("it goes alone", param_hint="--cancel")
+            copy = deployment.copies.cancel(cancel)
+            say(f"{copy.source}: copy {copy.id} of {printable(copy.stream)} is {copy.error or copy.state}")
+            return
         chosen = known_source(deployment.sources, name)
         copying = deployment.sources[chosen].copying()
         if copying is None:

@@ -25,7 +25,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
+from evermark.errors import ConflictError, NotFoundError
+
 TEXT_MAX = 2000
+CANCELLED = "cancelled"
 _MARK = re.compile(r"copy/([0-9a-f]{16})/([0-9]{1,9})/([0-9]{1,9})", re.ASCII)
 KeyText = tuple[str, ...]  # of one key: the text of each of its columns
 Bounds = tuple[KeyText | None, KeyText | None]  # behind the first, up to the second itself; None: no bound there
@@ -132,6 +135,18 @@ def fate_of(chunk: Chunk | None, attempt: int) -> Fate:
     return Fate.READY if chunk.state is ChunkState.READY else Fate.VOID
 
 
+def refuse_cancel(copy: Copy) -> None:
+    if copy.asked_by is AskedBy.START:
+        raise ConflictError(
+            f"copy {copy.id} of {copy.stream} is asked for by the file",
+            hint="take `start: copy` out of it, or the table, and start `evermark up` again",
+        )
+
+
+def no_such_copy(copy: str) -> NotFoundError:
+    return NotFoundError(f"there is no copy {copy}", hint="`evermark status` shows them")
+
+
 def row_id(copy: str, stream: str, key: str) -> str:
     """Of a copied row: the same in every attempt, another in every copy."""
     return hashlib.sha256(f"{copy}\n{stream}\n{key}".encode()).hexdigest()[:40]
@@ -144,6 +159,11 @@ class CopyStore(Protocol):
 
     def ask(self, source: str, stream: str, condition: str) -> Copy:
         """A person asks for a copy; not fenced. Asked again while the same is under way, it is that one."""
+
+    def cancel(self, copy: str) -> Copy:
+        """A person wants no more of a copy that a person asked for; not fenced. What is ready is still told. One that
+        is over stays as it is. Raises `ConflictError` if the file asks for it, `NotFoundError` if there is none.
+        """
 
     def want(self, source: str, streams: Sequence[str], epoch: int) -> None:
         """The file asks for copies: a stream that never had one for that reason gets one; a failed one begins anew."""

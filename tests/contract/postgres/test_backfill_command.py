@@ -57,6 +57,9 @@ def test_a_request_is_noted_once_and_shown(file: Path) -> None:
     assert (rows[0]["stream"], rows[0]["condition"], rows[0]["state"]) == ("public.B", "id > 3", "planned")
     shown = invoke("status", "-c", file).output
     assert rows[0]["copy"] in shown
+    ended = invoke("source", "backfill", "--cancel", rows[0]["copy"], "-c", file)
+    assert ended.exit_code == 0 and "public.B is cancelled" in ended.output
+    assert (copies(file)[0]["state"], copies(file)[0]["error"]) == ("failed", "cancelled")
 
 
 @pytest.mark.parametrize(
@@ -67,6 +70,8 @@ def test_a_request_is_noted_once_and_shown(file: Path) -> None:
         (("shop", "--table", "public.B"), "capitals"),
         (("shop", "--where", "id = 1"), "for one table"),
         ((), "which source?"),
+        (("--cancel", "0123456789abcdef"), "there is no copy 0123456789abcdef"),
+        (("shop", "--cancel", "0123456789abcdef"), "it goes alone"),
         (("nothing",), "no source is called"),
     ],
 )

@@ -9,8 +9,20 @@ from datetime import UTC, datetime
 
 from evermark.cluster.fence import source_lease
 from evermark.cluster.memory import MemoryLeases
-from evermark.errors import BusyError, NotFoundError
-from evermark.sources.copies import TEXT_MAX, AskedBy, Bounds, Chunk, ChunkState, Copy, CopyState, Mark
+from evermark.errors import BusyError
+from evermark.sources.copies import (
+    CANCELLED,
+    TEXT_MAX,
+    AskedBy,
+    Bounds,
+    Chunk,
+    ChunkState,
+    Copy,
+    CopyState,
+    Mark,
+    no_such_copy,
+    refuse_cancel,
+)
 
 _UNDER_WAY = (CopyState.PLANNED, CopyState.RUNNING)
 
@@ -31,6 +43,15 @@ class MemoryCopies:
                 if same and copy.state in _UNDER_WAY:
                     return self._now(copy)
             return self._make(source, stream, condition, AskedBy.PERSON)
+
+    def cancel(self, copy: str) -> Copy:
+        with self._lock:
+            if copy not in self._kept:
+                raise no_such_copy(copy)
+            refuse_cancel(self._kept[copy])
+            if self._kept[copy].state in _UNDER_WAY:
+                self._keep(self._kept[copy], state=CopyState.FAILED, error=CANCELLED)
+            return self._now(self._kept[copy])
 
     def want(self, source: str, streams: Sequence[str], epoch: int) -> None:
         with self._lock:
@@ -118,7 +139,7 @@ class MemoryCopies:
     def _fenced(self, copy: str, epoch: int) -> threading.RLock:
         with self._lock:
             if copy not in self._kept:
-                raise NotFoundError(f"there is no copy {copy}", hint="`evermark source list` shows them")
+                raise no_such_copy(copy)
             self._leases.fence(source_lease(self._kept[copy].source), epoch)
             return self._lock
 

@@ -9,9 +9,22 @@ from contextlib import contextmanager
 from typing import Any
 
 from evermark.cluster.fence import fence, fenced, source_lease
-from evermark.errors import BusyError, ConflictError, NotFoundError
+from evermark.errors import BusyError, ConflictError
 from evermark.secrets import Hidden
-from evermark.sources.copies import TEXT_MAX, AskedBy, Bounds, Chunk, ChunkState, Copy, CopyState, CopyStore, Mark
+from evermark.sources.copies import (
+    CANCELLED,
+    TEXT_MAX,
+    AskedBy,
+    Bounds,
+    Chunk,
+    ChunkState,
+    Copy,
+    CopyState,
+    CopyStore,
+    Mark,
+    no_such_copy,
+    refuse_cancel,
+)
 from evermark.state.connection import Connection, State
 
 _LISTED = """
@@ -50,6 +63,10 @@ update copies set state = 'done', error = '', changed_at = clock_timestamp(),
 where id = %s and state = 'running' and not exists (select from copy_chunks where copy = id and state <> 'done')
 """
 _FORGET = "delete from copy_chunks where copy = %s and exists (select from copies where id = %s and state = 'done')"
+_CANCEL = """
+update copies set state = 'failed', error = %s, changed_at = clock_timestamp()
+where id = %s and state in ('planned', 'running')
+"""
 _TROUBLE = """
 update copies set error = %s, tries = case when %s = '' then 0 else tries + 1 end,
        state = case when %s then 'failed' else state end, changed_at = clock_timestamp()
@@ -73,6 +90,16 @@ class StateCopies:
             found = conn.execute(_SAME, (source, stream, condition)).fetchone()
             number = found[0] if found else _asked(conn, source, stream, condition, AskedBy.PERSON)
             return _copy(conn.execute(_LISTED.format("c.id = %s"), (number,)).fetchone())
+
+    def cancel(self, copy: str) -> Copy:
+        listed = _LISTED.format("c.id = %s").encode()
+        with self._state.transaction() as conn:
+            found = conn.execute(listed, (copy,)).fetchone()
+            if found is None:
+                raise no_such_copy(copy)
+            refuse_cancel(_copy(found))
+            conn.execute(_CANCEL, (CANCELLED, copy))
+            return _copy(conn.execute(listed, (copy,)).fetchone())
 
     def want(self, source: str, streams: Sequence[str], epoch: int) -> None:
         with fenced(self._state, source_lease(source), epoch) as conn:
@@ -157,7 +184,7 @@ class StateCopies:
         with self._state.transaction() as conn:
             row = conn.execute("select source from copies where id = %s", (copy,)).fetchone()
             if row is None:
-                raise NotFoundError(f"there is no copy {copy}", hint="`evermark source list` shows them")
+                raise no_such_copy(copy)
             fence(conn, source_lease(row[0]), epoch)
             yield conn
 

@@ -6,8 +6,19 @@ from collections.abc import Callable
 
 import pytest
 
-from evermark.errors import BusyError, NotFoundError, StaleError
-from evermark.sources.copies import TEXT_MAX, AskedBy, Bounds, ChunkState, CopyState, CopyStore, Fate, Mark, fate_of
+from evermark.errors import BusyError, ConflictError, NotFoundError, StaleError
+from evermark.sources.copies import (
+    CANCELLED,
+    TEXT_MAX,
+    AskedBy,
+    Bounds,
+    ChunkState,
+    CopyState,
+    CopyStore,
+    Fate,
+    Mark,
+    fate_of,
+)
 from evermark.testing.contracts.scene import TakeOver
 
 _BOUNDS: list[Bounds] = [(None, ("5", "ä")), (("5", "ä"), ("9", "")), (("9", ""), None)]
@@ -106,6 +117,29 @@ class CopyContract:
         copies.want("shop", ["a"], epoch)
         (found,) = copies.listed("shop")
         assert (found.state, found.error, found.tries) == (CopyState.PLANNED, "", 0)
+
+    def test_a_person_cancels_what_a_person_asked_for(self, copies: CopyStore, epoch: int) -> None:
+        """GIVEN copies WHEN cancelled THEN no chunk is begun by it any more, what is ready is told and counted; one
+        that the file asks for, and one that is over, stay as they are."""
+        copy = copies.ask("shop", "a", "")
+        copies.plan(copy.id, _BOUNDS, epoch)
+        mark = Mark(copy.id, 0, copies.begin(copy.id, 0, epoch))
+        assert copies.ready(mark, "p0", 7, epoch)
+        cancelled = copies.cancel(copy.id)
+        assert (cancelled.state, cancelled.error, cancelled.chunks_left) == (CopyState.FAILED, CANCELLED, 3)
+        assert fate_of(copies.chunk(copy.id, 0), mark.attempt) is Fate.READY
+        copies.done(copy.id, [0], epoch)
+        assert copies.listed("shop")[0].rows == 7
+        assert copies.ask("shop", "a", "").id != copy.id, "asked for again, it is another one"
+        copies.want("shop", ["b"], epoch)
+        (wanted,) = (each for each in copies.listed("shop") if each.stream == "b")
+        with pytest.raises(ConflictError):
+            copies.cancel(wanted.id)
+        with pytest.raises(NotFoundError):
+            copies.cancel("nothing")
+        empty = copies.ask("shop", "c", "")
+        copies.plan(empty.id, [], epoch)
+        assert copies.cancel(empty.id).state is CopyState.DONE
 
     def test_stale_owners_write_nothing(self, copies: CopyStore, take_over: TakeOver) -> None:
         """GIVEN an old epoch WHEN anything but a person's or reader's word is written THEN it is refused."""
