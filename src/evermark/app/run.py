@@ -138,8 +138,11 @@ class Pipeline:
         while not self._stopping.is_set():
             try:
                 return open_deployment(self.config, self._given)
-            except (UnreachableError, BusyError) as error:
-                if self.config.state.dsn is None or time.monotonic() > give_up_at:
+            except EvermarkError as error:
+                if self._stopping.is_set():
+                    break  # Ctrl-C may have reached a program that was starting the server: no failure of its own
+                passes = isinstance(error, (UnreachableError, BusyError)) and self.config.state.dsn is not None
+                if not passes or time.monotonic() > give_up_at:
                     raise
                 self._log.warning("state does not answer yet; it is waited for", error=error, at_most_s=_STATE_WAIT_S)
             self._stopping.wait(_STATE_PAUSE_S)

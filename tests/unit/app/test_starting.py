@@ -143,3 +143,17 @@ def test_told_to_stop_it_does_not_wait_for_state(monkeypatch: pytest.MonkeyPatch
     left = opened(monkeypatch, made, UnreachableError("away"), object())
     monkeypatch.setattr(made._log, "warning", lambda *_, **__: made.stop())
     assert made._opened() is None and len(left) == 1
+
+
+def test_a_start_of_state_that_was_interrupted_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN Ctrl-C while the server is being started WHEN its start fails for that THEN it stops, without an error."""
+    made = pipeline(EMBEDDED)
+
+    def open_deployment(*_: object) -> object:
+        made.stop()
+        raise SetupError("the server does not start")
+
+    monkeypatch.setattr(run, "open_deployment", open_deployment)
+    with capture_logs() as lines:
+        assert made._opened() is None
+    assert [(line["event"], line["log_level"]) for line in lines] == [("stopping", "info")]
