@@ -25,11 +25,15 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from evermark.errors import ConflictError, NotFoundError
 
 TEXT_MAX = 2000
 CANCELLED = "cancelled"
 _MARK = re.compile(r"copy/([0-9a-f]{16})/([0-9]{1,9})/([0-9]{1,9})", re.ASCII)
+_PLAIN_KEY = "[0-9A-Za-z_-]{1,40}"
 KeyText = tuple[str, ...]  # of one key: the text of each of its columns
 Bounds = tuple[KeyText | None, KeyText | None]  # behind the first, up to the second itself; None: no bound there
 
@@ -148,8 +152,23 @@ def no_such_copy(copy: str) -> NotFoundError:
 
 
 def row_id(copy: str, stream: str, key: str) -> str:
-    """Of a copied row: the same in every attempt, another in every copy."""
+    """Of a copied row: the same in every attempt, another in every copy, which is of one stream. Most keys are short
+    and plain: they are the id themselves. Others are hashed: an id travels in headers.
+    """
+    if re.fullmatch(_PLAIN_KEY, key, re.ASCII):
+        return f"{copy}.{key}"
     return hashlib.sha256(f"{copy}\n{stream}\n{key}".encode()).hexdigest()[:40]
+
+
+def row_ids(copy: str, stream: str, keys: pa.Array) -> pa.Array:
+    """`row_id` of many."""
+    ids = pc.binary_join_element_wise(f"{copy}.", keys, "")
+    plain = pc.match_substring_regex(keys, rf"\A{_PLAIN_KEY}\z")
+    if pc.all(plain).as_py():
+        return ids
+    odd = pc.invert(plain)
+    hashed = [row_id(copy, stream, key) for key in keys.filter(odd).to_pylist()]
+    return pc.replace_with_mask(ids, odd, pa.array(hashed, pa.string()))
 
 
 class CopyStore(Protocol):

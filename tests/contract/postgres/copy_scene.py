@@ -91,7 +91,9 @@ def copy_scene(server: PostgresServer, folder: Path, *tables: Any, create: str) 
         db.execute(create.encode())
         settings = tables_settings(dsn, *tables)
         TablesInstallation(settings).install([], wait_s=10.0, say=lambda line: None, goes_on=False)
-        place = CopyPlace(partial(copies_in_state, Plain(dsn), state.schema), folder, all_wanted=True)
+        place = CopyPlace(
+            partial(copies_in_state, Plain(dsn), state.schema), folder, all_wanted=True, chunk_rows_max=20_000
+        )
         versions = partial(versions_in_state, Plain(dsn), state.schema, SOURCE)
         source = PostgresTables(settings.target(), versions, place)
         epoch = owners(PostgresLeases(state, is_gone=lambda holder: True))(source_lease(SOURCE))

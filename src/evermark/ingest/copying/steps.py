@@ -18,10 +18,10 @@ from evermark.runtime import Log, Runtime
 from evermark.sources.copies import AskedBy, Chunk, ChunkState, ChunkWork, Copy, Copying, CopyState, CopyStore
 
 WRITERS_MAX = 4  # tasks at a time: each has a slot at the source, which has other work to do
-CHUNKS_A_TASK = 16
+CHUNKS_A_TASK = 8
 ROUND_S = 5.0  # no chunk is begun later in a round: an owner that is to stop waits for no longer
 # Chunks that are ready and wait to be read: files that take room.
-READY_MAX = 128
+READY_MAX = 32
 _PARTITION = 0  # a source that copies has one
 _BACKOFF_MAX_S = 60.0
 _UNDER_WAY = (CopyState.PLANNED, CopyState.RUNNING)

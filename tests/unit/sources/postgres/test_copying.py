@@ -8,9 +8,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from evermark.errors import FormatError
-from evermark.sources.copies import Mark, row_id
+from evermark.sources.copies import Mark, row_id, row_ids
 from evermark.sources.postgres.tables.copying import CHUNK_ROWS_MAX, CHUNK_ROWS_MIN, rows_of_chunk
 from evermark.sources.postgres.tables.overlap import Change, Overlap, completed
 from evermark.sources.postgres.tables.snapshot import Snapshot
@@ -106,13 +108,23 @@ def test_marks_and_ids() -> None:
         assert Mark.parse(f"{ours}{end}") is None
     for text in ("", "copy", "copy/\0/1/1", "copy//1/1", f"k{mark}"):
         assert Mark.parse(text) is None
-    ids = {row_id("a", "s", "k"), row_id("b", "s", "k"), row_id("a", "t", "k"), row_id("a", "s", "l")}
-    assert len(ids) == 4 and all(len(each) == 40 for each in ids)
+
+
+@given(st.lists(st.one_of(st.integers().map(str), st.text(max_size=50), st.from_regex(r"[\w\-]{1,45}")), max_size=20))
+@example(["1", "a b", "", "x" * 40, "x" * 41, "é", "1\n"])
+def test_ids_of_copied_rows(keys: list[str]) -> None:
+    """GIVEN keys of any kind WHEN they get ids THEN one by one and together they are the same, no two are, another copy
+    has others, and each may stand in a header."""
+    ids = row_ids("0" * 16, "s", pa.array(keys, pa.string())).to_pylist()
+    assert ids == [row_id("0" * 16, "s", key) for key in keys]
+    assert len(set(ids)) == len(set(keys))
+    assert not set(ids) & set(row_ids("1" * 16, "s", pa.array(keys, pa.string())).to_pylist())
+    assert all(each.isascii() and each.isprintable() and len(each) <= 57 for each in ids)
 
 
 def test_the_size_of_a_chunk() -> None:
     """GIVEN small, large and unknown rows WHEN a table is cut THEN chunks are bounded in rows and, about, in bytes."""
     assert rows_of_chunk(10**9, 10**7) == CHUNK_ROWS_MAX
     assert rows_of_chunk(10**12, 1000) == CHUNK_ROWS_MIN
-    assert rows_of_chunk(10**9, 10**5) == 16 * 1024 * 1024 // 10**4
+    assert rows_of_chunk(10**9, 10**5) == 32 * 1024 * 1024 // 10**4
     assert rows_of_chunk(0, 0) == CHUNK_ROWS_MAX

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from evermark.sources.postgres.tables.values import Form, ValueType, as_json, column, escaped
+from evermark.sources.postgres.tables.values import Column, Form, ValueType, as_json, column, escaped, objects
 
 TEXT = ValueType("text")
 INTEGER, BIGINT, FLOAT = (ValueType(f.name, f) for f in (Form.NUMBER, Form.BIGINT, Form.FLOAT))
@@ -119,3 +119,33 @@ def test_a_composite_of_other_fields_than_the_catalog_told_stays_text(kind: Valu
 def test_floats_of_a_composite_are_numbers(text: str) -> None:
     """However Postgres writes them."""
     assert as_json(f"({text})", of_one(FLOAT)) == f'{{"f": {as_json(text, FLOAT)}}}'
+
+
+TIMES = st.one_of(
+    st.none(),
+    st.sampled_from(
+        ["infinity", "-infinity", "0044-03-15 12:00:00+00 BC", "10000-01-01 00:00:00+00", "2024-01-02 03:04"]
+    ),
+    st.datetimes().filter(lambda when: when.year >= 1000).map(lambda when: f"{when}+00"),
+)
+
+
+@given(st.lists(TIMES, min_size=1, max_size=8), st.integers(0, 3))
+@example(["2024-01-02 03:04:05+00"], 0)
+@example(["2024-01-02 03:04:05+00", "infinity"], 0)
+def test_timestamps_of_any_kind_together(texts: list[str | None], skipped: int) -> None:
+    """GIVEN timestamps of one kind or several WHEN a column of them is written THEN each is as it is alone."""
+    made = column(pa.array(texts, pa.string())[skipped:], TIMESTAMP).json().to_pylist()
+    assert made == ["null" if text is None else as_json(text, TIMESTAMP) for text in texts[skipped:]]
+
+
+@given(st.lists(st.lists(st.one_of(texts, st.none()), min_size=3, max_size=3), min_size=1, max_size=5))
+def test_objects_are_read_back(rows: list[list[str | None]]) -> None:
+    """GIVEN rows of texts, numbers and nulls WHEN they are written as objects THEN a JSON parser reads them back."""
+    names = ["a", 'b"', "c"]
+    columns = [Column(pa.array([row[n] for row in rows], pa.string())) for n in range(3)]
+    numbers = Column(pa.array([str(n) for n in range(len(rows))]), quoted=False)
+    made = objects([*names, "n"], [*columns, numbers], len(rows)).to_pylist()
+    assert [json.loads(each) for each in made] == [
+        dict(zip(names, row, strict=True)) | {"n": n} for n, row in enumerate(rows)
+    ]

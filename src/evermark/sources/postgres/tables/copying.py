@@ -30,7 +30,7 @@ from psycopg import sql
 from evermark import failpoint
 from evermark.errors import BusyError, DeniedError, EvermarkError, SetupError
 from evermark.event import Op
-from evermark.sources.copies import Bounds, ChunkWork, Copying, CopyStore, Mark, row_id
+from evermark.sources.copies import Bounds, ChunkWork, Copying, CopyStore, Mark, row_id, row_ids
 from evermark.sources.postgres.connect import Link, connect
 from evermark.sources.postgres.failures import python_encoding, translated, where
 from evermark.sources.postgres.lsn import Incarnation, Position, lsn_of
@@ -47,9 +47,9 @@ from evermark.sources.postgres.tables.snapshot import Snapshot
 from evermark.sources.postgres.tables.versions import TableVersion, TableVersions
 from evermark.sources.postgres.target import PostgresTarget, TableChoice, suffixed
 
-CHUNK_ROWS_MAX = 20_000
+CHUNK_ROWS_MAX = 100_000
 CHUNK_ROWS_MIN = 100
-CHUNK_BYTES = 16 * 1024 * 1024
+CHUNK_BYTES = 32 * 1024 * 1024
 # Others' transactions are waited for this long, then the task ends, says so, and another begins.
 _LOCK_TIMEOUT = "30s"
 _ENDED_POLL_S = 0.05
@@ -67,9 +67,9 @@ where c.oid = %s or c.oid in (select relid from pg_catalog.pg_partition_tree(%s:
 """
 
 
-def rows_of_chunk(size: int, rows: int) -> int:
+def rows_of_chunk(size: int, rows: int, most: int = CHUNK_ROWS_MAX) -> int:
     """So many rows of a table that has this size, large values included. Pure; the number of rows is an estimate."""
-    return max(CHUNK_ROWS_MIN, min(CHUNK_ROWS_MAX, CHUNK_BYTES * rows // max(1, size))) if rows else CHUNK_ROWS_MAX
+    return max(CHUNK_ROWS_MIN, min(most, CHUNK_BYTES * rows // max(1, size))) if rows else most
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,7 @@ class CopyPlace:
     open: Callable[[], CopyStore]
     folder: Path
     all_wanted: bool = False  # the file says `start: copy`
+    chunk_rows_max: int = CHUNK_ROWS_MAX
 
 
 class TablesCopying(Copying):
@@ -116,7 +117,7 @@ class TablesCopying(Copying):
                     hint="take it out of `hash`, or use `start: now`",
                 )
             size, rows = link.one(_SIZE, (scan.relation.oid, scan.relation.oid), doing=f"looking at {stream}")
-            edges = [None, *scan.bounds(rows_of_chunk(size, rows)), None]
+            edges = [None, *scan.bounds(rows_of_chunk(size, rows, self._place.chunk_rows_max)), None]
         return list(pairwise(edges))
 
     def write(self, works: Sequence[ChunkWork], epoch: int, until_s: float) -> Iterator[ChunkWork]:
@@ -333,16 +334,16 @@ def _not_shown(batch: pa.RecordBatch, snapshot: Snapshot) -> pa.RecordBatch:
 
 
 def _with_ids(batches: Iterator[pa.RecordBatch], work: ChunkWork, mark: Mark) -> Iterator[pa.RecordBatch]:
-    at = None
     number = 0
     for batch in batches:
-        at = batch.schema.get_field_index("event_id") if at is None else at
-        ids = []
-        for key, op in zip(batch.column("key").to_pylist(), batch.column("op").to_pylist(), strict=True):
-            number += 1
-            # A row that cannot be read has no key that could be trusted.
-            ids.append(row_id(work.copy, work.stream, key if op == Op.READ and key is not None else f"{mark} {number}"))
-        yield batch.set_column(at, batch.schema.field(at), pa.array(ids, pa.string()))
+        keys = batch.column("key")
+        # A row that cannot be read has no key that could be trusted.
+        unfit = pc.or_(pc.is_null(keys), pc.not_equal(batch.column("op"), str(Op.READ)))
+        if pc.any(unfit).as_py():
+            keys = pc.if_else(unfit, pa.array([f"{mark} {number + n}" for n in range(len(keys))], pa.string()), keys)
+        number += len(keys)
+        at = batch.schema.get_field_index("event_id")
+        yield batch.set_column(at, batch.schema.field(at), row_ids(work.copy, work.stream, keys))
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from evermark.event import Op, taken_batch
 from evermark.sources.postgres.connect import Link
 from evermark.sources.postgres.failures import INSTALL_HINT, python_encoding, translated, where
 from evermark.sources.postgres.read.columns import decoded, gather
+from evermark.sources.postgres.read.copy_out import copied_rows
 from evermark.sources.postgres.read.pgoutput import I64, Mask, Relation, View, parse_relation
 from evermark.sources.postgres.tables.catalog import Catalog
 from evermark.sources.postgres.tables.table import Table, columns_to_hash, key_of, known_table, payload_of
@@ -115,11 +116,8 @@ class TableScan:
         query = sql.SQL("copy (select {} from {}{}{}) to stdout").format(
             columns, only, self.sql_name, self._where(keys or KeyRange(), condition)
         )
-        with (
-            translated(self._link.dsn, f"reading the rows of {self.relation.stream}"),
-            self._link.connection.cursor().copy(query) as copy,
-        ):
-            for count, data in _joined(copy):
+        with translated(self._link.dsn, f"reading the rows of {self.relation.stream}"):
+            for count, data in _joined(copied_rows(self._link.connection, query)):
                 yield self._batch(count, data)
 
     def bounds(self, every: int, after: tuple[str, ...] | None = None) -> Iterator[tuple[str, ...]]:
@@ -178,15 +176,16 @@ class TableScan:
 
     def _taken(self, built: dict[str, pa.Array], bad: Mask) -> pa.RecordBatch:
         rows = len(bad)
-        ops = np.where(bad, str(Op.POISON), str(Op.READ))
+        ops = pa.repeat(pa.scalar(str(Op.READ), pa.string()), rows)
         if bad.any():
+            ops = pc.if_else(pa.array(bad), str(Op.POISON), ops)
             reason = json.dumps({"reason": f"a value is not text in {self._encoding}"})
             built["payload"] = pc.if_else(pa.array(bad), reason, built["payload"])
         named: dict[str, object] = {
             "event_id": pa.repeat("", rows),
             "position": pa.repeat("", rows),
             "stream": pa.repeat(self.relation.stream, rows),
-            "op": pa.array(ops, pa.string()),
+            "op": ops,
             "flags": pa.ListArray.from_arrays(pa.array(np.zeros(rows + 1, np.int32)), pa.array([], pa.string())),
         }
         return taken_batch(named | built, rows)
@@ -229,16 +228,17 @@ def _as_the_server_writes(link: Link) -> str:
     return python_encoding(encoding)
 
 
-def _joined(messages: Iterable[bytes | bytearray | memoryview]) -> Iterator[tuple[int, bytes]]:
+def _joined(messages: Iterable[list[memoryview]]) -> Iterator[tuple[int, bytes]]:
     """Rows, one to a message, joined so that decoding works on enough of them at once."""
-    parts: list[bytes | bytearray | memoryview] = []
+    parts: list[memoryview] = []
     size = 0
-    for message in messages:
-        if parts and (size + len(message) > BATCH_BYTES_MAX or len(parts) >= BATCH_ROWS_MAX):
+    for some in messages:
+        more = sum(map(len, some))
+        if parts and (size + more > BATCH_BYTES_MAX or len(parts) + len(some) > BATCH_ROWS_MAX):
             yield len(parts), b"".join(parts)
             parts, size = [], 0
-        parts.append(message)
-        size += len(message)
+        parts += some
+        size += more
     if parts:
         yield len(parts), b"".join(parts)
 

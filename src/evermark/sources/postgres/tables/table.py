@@ -67,7 +67,7 @@ def _is_plain(old: tuple[str, ...], new: tuple[str, ...], hidden: set[str]) -> b
 
 def payload_of(table: Table, columns: Mapping[int, Column], rows: int) -> pa.Array:
     names = [table.relation.columns[number] for number in columns]
-    return objects(names, [each.json() for each in columns.values()], rows)
+    return objects(names, list(columns.values()), rows)
 
 
 def key_of(table: Table, columns: Mapping[int, Column], rows: int) -> pa.Array:
@@ -77,4 +77,4 @@ def key_of(table: Table, columns: Mapping[int, Column], rows: int) -> pa.Array:
     if len(table.keys) == 1:
         return columns[table.keys[0]].text
     names = [table.relation.columns[number] for number in table.keys]
-    return objects(names, [columns[number].json() for number in table.keys], rows, colon=": ", comma=", ")
+    return objects(names, [columns[number] for number in table.keys], rows, colon=": ", comma=", ")

@@ -21,13 +21,11 @@ Mask = npt.NDArray[np.bool_]
 
 SAFE_INTEGER_MAX = 2**53 - 1  # beyond it, a reader that takes numbers for doubles loses digits
 HASHED = "sha256:"
+_DATE = 10  # characters
 _SAFE_DIGITS = 16  # fewer characters cannot be beyond it
 _ESCAPES = (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t"))
-_SPECIAL = np.zeros(256, dtype=np.bool_)
-_SPECIAL[:32] = True
-_SPECIAL[list(b'"\\')] = True
-_RARE = _SPECIAL.copy()
-_RARE[list(b'"\\\n\r\t')] = False
+_BLANK = 32  # the first byte that is no control character
+_ESCAPED_CONTROLS = tuple(ord(plain) for plain, _ in _ESCAPES if ord(plain) < _BLANK)
 _BOUNDS = re.compile(r"(\[[-+]?\d+:[-+]?\d+\])+=")
 
 
@@ -105,12 +103,19 @@ class Column:
 
     def json(self) -> pa.Array:
         """As JSON; `null` where there is no value."""
-        if self.quoted is False:
-            return self.text.fill_null("null")
+        quote, inner = self.json_between()
+        return pc.binary_join_element_wise(quote, inner, quote, "") if quote else inner
+
+    def json_between(self) -> tuple[str, pa.Array]:
+        """As JSON between two of the first: where every value is quoted, whoever joins them may write the quotes."""
+        if self.quoted is True and not self.text.null_count:
+            return '"', escaped(self.text)
+        if self.quoted is False or (self.quoted is not True and not self.quoted.any()):
+            return "", self.text.fill_null("null")
         string = pc.binary_join_element_wise('"', escaped(self.text), '"', "")
         if self.quoted is not True:
             string = pc.if_else(pa.array(self.quoted), string, self.text)
-        return string.fill_null("null")
+        return "", string.fill_null("null")
 
     def hashed(self) -> Column:
         """Every value as the hash of its text."""
@@ -133,9 +138,7 @@ def column(text: pa.Array, kind: ValueType) -> Column:
     if form is Form.BOOLEAN:
         return Column(pc.if_else(pc.equal(text, "t"), "true", "false"), quoted=False)
     if form is Form.TIMESTAMP:
-        # `2024-01-02 03:04:05+00 BC`: the first blank, and the zone, which is always UTC's.
-        text = pc.replace_substring(text, " ", "T", max_replacements=1)
-        return Column(pc.replace_substring(text, "+00", "+00:00", max_replacements=1))
+        return Column(_timestamps(text))
     if form is Form.JSON:
         # A line break can only stand between two tokens: it may be a blank, and the whole stays one line.
         return Column(pc.replace_substring(pc.replace_substring(text, "\n", " "), "\r", " "), quoted=False)
@@ -144,6 +147,25 @@ def column(text: pa.Array, kind: ValueType) -> Column:
     if form is Form.COMPOSITE:
         return Column(_one_by_one(text, kind), quoted=False)
     return Column(text)
+
+
+def _timestamps(text: pa.Array) -> pa.Array:
+    """`2024-01-02 03:04:05+00 BC`: the first blank, and the zone, which is always UTC's."""
+    ends = _ends_of(text)
+    data = _bytes_of(text)
+    plain = text.null_count == 0 and len(text) and int(np.diff(ends).min()) > _DATE
+    blanks = ends[:-1] - ends[0] + _DATE
+    if not plain or not bool((data[blanks] == _BLANK).all()):
+        text = pc.replace_substring(text, " ", "T", max_replacements=1)
+        return pc.replace_substring(text, "+00", "+00:00", max_replacements=1)
+    # Years of four digits, and no `infinity`: the blank stands in the same place everywhere.
+    data = data.copy()
+    data[blanks] = ord("T")
+    text = pa.Array.from_buffers(pa.string(), len(text), [None, pa.py_buffer(ends - ends[0]), pa.py_buffer(data)])
+    last = data[(ends[1:] - ends[0] - 3)[:, None] + np.arange(3)]
+    if bool((last == np.frombuffer(b"+00", np.uint8)).all()):
+        return pc.binary_join_element_wise(text, ":00", "")
+    return pc.replace_substring(text, "+00", "+00:00", max_replacements=1)
 
 
 def _one_by_one(text: pa.Array, kind: ValueType) -> pa.Array:
@@ -302,26 +324,30 @@ def _quoted(text: str, at: int) -> tuple[int, str]:
 def escaped(text: pa.Array) -> pa.Array:
     """What stands between the quotes of a JSON string."""
     data = _bytes_of(text)
-    if not _SPECIAL[data].any():
+    if not len(data):
         return text
-    if _RARE[data].any():
+    controls = np.unique(data[data < _BLANK]).tolist() if data.min() < _BLANK else []
+    if not set(controls).issubset(_ESCAPED_CONTROLS):
         values = [None if v is None else json.dumps(v, ensure_ascii=False)[1:-1] for v in text.to_pylist()]
         return pa.array(values, pa.string())
-    present = set(np.unique(data[_SPECIAL[data]]).tolist())
+    everything = data.tobytes()
     for plain, written in _ESCAPES:
-        if ord(plain) in present:
+        if plain.encode() in everything:
             text = pc.replace_substring(text, plain, written)
     return text
 
 
-def objects(names: list[str], columns: list[pa.Array], rows: int, *, colon: str = ":", comma: str = ",") -> pa.Array:
-    """JSON objects, one for each row, from columns of JSON."""
+def objects(names: list[str], columns: list[Column], rows: int, *, colon: str = ":", comma: str = ",") -> pa.Array:
+    """JSON objects, one for each row."""
     if not names:
         return pa.array(["{}"] * rows, pa.string())
     parts: list[object] = []
-    for number, (name, values) in enumerate(zip(names, columns, strict=True)):
-        parts += [(comma if number else "{") + json.dumps(name, ensure_ascii=False) + colon, values]
-    return pc.binary_join_element_wise(*parts, "}", "")
+    before = "{"
+    for name, column in zip(names, columns, strict=True):
+        quote, values = column.json_between()
+        parts += [before + json.dumps(name, ensure_ascii=False) + colon + quote, values]
+        before = quote + comma
+    return pc.binary_join_element_wise(*parts, before.removesuffix(comma) + "}", "")
 
 
 def _too_large(text: pa.Array) -> Mask:
@@ -338,8 +364,16 @@ def _mask(values: pa.Array) -> Mask:
 
 def _bytes_of(text: pa.Array) -> npt.NDArray[np.uint8]:
     """The bytes of all values, in a row."""
-    _, ends, data = text.buffers()
-    if data is None or ends is None or not len(text):
+    data = text.buffers()[2]
+    if data is None or not len(text):
         return np.zeros(0, np.uint8)
-    bounds = np.frombuffer(ends, np.int32)[text.offset : text.offset + len(text) + 1]
-    return np.frombuffer(data, np.uint8)[bounds[0] : bounds[-1]]
+    ends = _ends_of(text)
+    return np.frombuffer(data, np.uint8)[ends[0] : ends[-1]]
+
+
+def _ends_of(text: pa.Array) -> npt.NDArray[np.int32]:
+    """Where each value ends, and before them where the first begins."""
+    ends = text.buffers()[1]
+    if ends is None or not len(text):
+        return np.zeros(1, np.int32)
+    return np.frombuffer(ends, np.int32)[text.offset : text.offset + len(text) + 1]
