@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from enum import StrEnum
-from functools import partial
 from itertools import islice
 from typing import Annotated
 
@@ -14,17 +13,15 @@ import typer
 
 from evermark.app.build import Deployment
 from evermark.cli.console import confirm, noun, say, show, show_fields, show_json
-from evermark.cli.deployment import as_deliverer, opened
+from evermark.cli.deployment import opened
 from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption, YesOption
+from evermark.cli.parked import all_parked, in_parts
 from evermark.delivery.base import ParkedRow
 from evermark.delivery.decide.group import waits_because
 from evermark.errors import ConfigError, NotFoundError
 from evermark.server.deliveries import DeliveryAnswer, DeliveryWhole
 
 app = noun("Parked deliveries: waiting for a retry, or dead.")
-
-_PAGE = 1000
-_AT_ONCE = 1000  # ids in one transaction
 
 
 class ParkedState(StrEnum):
@@ -86,7 +83,7 @@ def retry(
     with opened(config) as deployment:
         chosen = _chosen(deployment, ids, subscription, state)
         now = datetime.now(UTC)
-        count = _in_parts(deployment, chosen, lambda ids, epoch: deployment.delivery.parked.release(ids, now, epoch))
+        count = in_parts(deployment, chosen, lambda ids, epoch: deployment.delivery.parked.release(ids, now, epoch))
         held_up = _held_up(deployment, chosen)
     say(f"{count} to be tried again now")
     for name, why in held_up.items():
@@ -105,7 +102,7 @@ def drop(
     with opened(config) as deployment:
         chosen = _chosen(deployment, ids, subscription, state)
         confirm(f"Drop {len(chosen)} parked deliveries? They will never be delivered.", yes=yes)
-        count = _in_parts(deployment, chosen, deployment.delivery.parked.drop)
+        count = in_parts(deployment, chosen, deployment.delivery.parked.drop)
     say(f"{count} dropped")
 
 
@@ -113,9 +110,7 @@ def _parked(
     deployment: Deployment, subscription: str | None, state: ParkedState | None, after: int = 0
 ) -> Iterator[ParkedRow]:
     dead = None if state is None else state is ParkedState.DEAD
-    while page := deployment.delivery.parked.rows(subscription, dead=dead, after_id=after, limit=_PAGE):
-        yield from page
-        after = page[-1].id
+    return all_parked(deployment, subscription, dead=dead, after=after)
 
 
 def _chosen(
@@ -140,12 +135,6 @@ def _found(deployment: Deployment, ids: list[int]) -> list[ParkedRow]:
     if missing:
         raise NotFoundError(f"no parked delivery has the id {', '.join(missing)}", hint="see `evermark delivery list`")
     return rows
-
-
-def _in_parts(deployment: Deployment, rows: list[ParkedRow], step: Callable[[list[int], int], int]) -> int:
-    """Work in short transactions: an instance may be delivering meanwhile."""
-    parts = (rows[begin : begin + _AT_ONCE] for begin in range(0, len(rows), _AT_ONCE))
-    return sum(as_deliverer(deployment, partial(step, [row.id for row in part])) for part in parts)
 
 
 def _held_up(deployment: Deployment, rows: list[ParkedRow]) -> dict[str, str]:

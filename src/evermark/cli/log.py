@@ -16,20 +16,23 @@ import typer
 
 from evermark.app.build import Deployment, local_log
 from evermark.app.scratch import scratch_folder
-from evermark.cli.console import noun, say, show, show_json, show_table
+from evermark.cli.console import confirm, noun, say, show, show_json, show_table
 from evermark.cli.deployment import config_at, held_sources, known_source, opened
-from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption
+from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption, YesOption
+from evermark.cli.parked import all_parked, in_parts
 from evermark.config import Config
+from evermark.delivery.base import ParkedEvent
 from evermark.delivery.status import least_cursors
 from evermark.embedded.java import ensure_java
 from evermark.errors import ConfigError
 from evermark.log import maintenance
+from evermark.log.forget import Forgotten
 from evermark.log.log import Log
 from evermark.log.query import NeedsSpark, require_read
 from evermark.log.query import query as ask
 from evermark.log.read import LogReader, sources_at
 
-app = noun("The log: query it, compact it.")
+app = noun("The log: query it, compact it, have it forget.")
 
 SourceOption = Annotated[str | None, typer.Option("--source", "-s", help="Only this source; by default all.")]
 
@@ -118,6 +121,45 @@ def compact(config: ConfigOption = DEFAULT_CONFIG, source: SourceOption = None, 
 def retain(config: ConfigOption = DEFAULT_CONFIG, source: SourceOption = None, as_json: JsonOption = False) -> None:
     """Remove events that are older than log.retention, once. What a subscription still needs stays."""
     _maintain(config, source, as_json=as_json, retain=True)
+
+
+@app.command()
+def forget(
+    stream: Annotated[str, typer.Option(help="The stream of the events: a table, a collection.", show_default=False)],
+    key: Annotated[list[str], typer.Option(help="A key, as events have it; may be repeated.", show_default=False)],
+    config: ConfigOption = DEFAULT_CONFIG,
+    source: SourceOption = None,
+    yes: YesOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove all events of a key from the log, and its parked deliveries. An instance may be running.
+
+    Files that have such events are written anew; the old ones go in an hour. Delete the record at its source first:
+    events that come later are kept.
+    """
+    what = Forgotten(stream, frozenset(key))
+    with opened(config) as deployment:
+        name = known_source(sources_at(deployment.log_root), source)
+        folder = deployment.log_folder(name)
+        events = sum(what.in_file(file) for file in LogReader(folder).files())
+        parked = [row for row in all_parked(deployment) if _is_about(row.event, name, what)]
+        if events or parked:
+            about = f"{events} events of {stream} in {name}, and {len(parked)} parked deliveries"
+            confirm(f"Remove {about}? They cannot be brought back.", yes=yes)
+        removed = maintenance.Maintenance(folder).forget(what) if events else 0
+        dropped = in_parts(deployment, parked, deployment.delivery.parked.drop)
+    if as_json:
+        show_json({"source": name, "stream": stream, "events_removed": removed, "deliveries_dropped": dropped})
+    else:
+        say(f"{name}: {removed} events of {stream} removed, {dropped} parked deliveries dropped")
+
+
+def _is_about(event: ParkedEvent, source: str, what: Forgotten) -> bool:
+    return (
+        event.place.source == source
+        and event.stream == what.stream
+        and not what.keys.isdisjoint({event.key, event.previous_key} - {None})
+    )
 
 
 def _maintain(path: Path, source: str | None, *, as_json: bool, retain: bool) -> None:

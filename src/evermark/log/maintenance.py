@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evermark.disk import sync_file, sync_folder
+from evermark.errors import BusyError
 from evermark.log.base import LogFile
 from evermark.log.commits import Action, commit_actions, put_commit, read_commit, require_protocol
 from evermark.log.compact import groups_to_merge, merge
 from evermark.log.disk import full_disk_is_said, require_files
+from evermark.log.forget import Forgotten
 from evermark.log.format import MAINTENANCE_APP_ID, MaintenanceNote
 from evermark.log.kept_table import forget_kept, remove_forgotten
 from evermark.log.read import FileRange, LogReader, files_at
@@ -38,6 +40,7 @@ SCAN_EVERY_S = 600.0
 # There may be a hundred commits a second.
 KEPT_COMMITS = 1_000
 _COMMIT_TRIES_MAX = 100
+_FORGET_TRIES_MAX = 5
 _GROUPS_MAX = 16  # per round: the next round comes soon
 
 LeastCursors = Callable[[], dict[int, int]]
@@ -85,6 +88,25 @@ class Maintenance:
                 remove_forgotten(self.folder, self.clock())
             self._remove(report)
         return report
+
+    def forget(self, what: Forgotten) -> int:
+        """Take these events out of the table; how many. Their old files go in an hour, as replaced files do."""
+        for _ in range(_FORGET_TRIES_MAX):
+            table = self._handle.refresh()
+            found = {file.path: (file, count) for file in self._files(table) if (count := what.in_file(file))}
+            files = [file for file, _ in found.values()]
+            if not files:
+                return 0
+            rests = [rest for file in files if (rest := what.rest_of(self.folder, file)) is not None]
+            sync_folder(self.folder)
+            require_files(self.folder, rests)
+            if self._commit(table, MaintenanceNote("forget", len(rests), len(files)), rests, files, data_change=True):
+                sync_folder(self.folder / "_delta_log")
+                forget_kept(self.folder)
+                return sum(count for _, count in found.values())
+        raise BusyError(
+            f"the log at {self.folder} was compacted at each of {_FORGET_TRIES_MAX} tries", hint="try again in a while"
+        )
 
     @cached_property
     def _handle(self) -> TableHandle:

@@ -116,7 +116,7 @@ def park(deployment: Deployment, *numbers: int) -> None:
     store = deployment.delivery
     store.open_partition(PLACE, 0, lease.epoch)
     store.register(deployment.specs, MadeBy.FILE, {}, lease.epoch)
-    outcome = done("billing", *(event(number) for number in numbers))
+    outcome = done("billing", *(event(number, key=f"key {number}") for number in numbers))
     group = store.group()
     store.settle_group(GroupWork(PLACE, Cursor(0), Cursor(1), group.members), [outcome], datetime.now(UTC), lease.epoch)
     deployment.leases.release(lease)
@@ -132,6 +132,7 @@ def log_batches(folder: Path, epoch: int, first: int, last: int) -> None:
                 "event_id": [f"e{batch}"],
                 "position": [f"{batch:06}"],
                 "stream": ["public.orders"],
+                "key": [f"order {batch}"],
                 "op": ["insert"],
                 "event_time": [datetime.now(UTC)],
                 "payload": ['{"n": 1}'],
@@ -405,6 +406,22 @@ def test_the_log_is_described_compacted_and_retained(
     lease = held_elsewhere(deployment, source_lease("shop"))
     assert "elsewhere" in refused("log", "retain", "-c", file)
     deployment.leases.release(lease)
+
+
+def test_the_log_forgets_a_key_and_its_parked_deliveries(file: Path, deployment: Deployment) -> None:
+    """GIVEN events and a parked delivery WHEN a key is forgotten THEN what has it is gone, and nothing else."""
+    park(deployment, 1)
+    (row,) = deployment.delivery.parked.rows()
+    log_batches(deployment.log_folder("shop"), 1, 1, 3)
+    asked = ("log", "forget", "--yes", "-c", file)
+    nothing = told(*asked, "--stream", row.event.stream, "--key", "another key")
+    assert (nothing["events_removed"], nothing["deliveries_dropped"]) == (0, 0)
+    parked = told(*asked, "--stream", row.event.stream, "--key", "key 1")
+    assert parked["deliveries_dropped"] == 1 and deployment.delivery.parked.rows() == []
+    logged = told(*asked, "--stream", "public.orders", "--key", "order 2", "--key", "order 3")
+    assert logged["events_removed"] == 2
+    (left,) = told("log", "info", "-c", file)
+    assert (left["rows"], left["batch_max"]) == (1, 1)
 
 
 def test_the_log_is_asked_in_sql(file: Path, deployment: Deployment) -> None:
