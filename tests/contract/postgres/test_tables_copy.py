@@ -20,11 +20,13 @@ import pytest
 from evermark.errors import DeniedError, SetupError
 from evermark.secrets import Plain
 from evermark.sources.base import Limit, Slice
+from evermark.sources.copies import ChunkState
 from evermark.sources.postgres.connect import _SESSION, connect
 from evermark.sources.postgres.settings import PostgresSettings
 from evermark.sources.postgres.tables.chunk_file import FileMarks
 from evermark.sources.postgres.tables.copyable import judged_copies, look_for_copy
 from evermark.sources.postgres.tables.copying import CopyPlace
+from evermark.sources.postgres.tables.scan import TableScan
 from evermark.sources.postgres.tables.source import PostgresTables
 from evermark.testing.servers import PostgresServer, postgres_server
 from evermark.testing.until import until
@@ -320,6 +322,31 @@ def _before(call: Callable[[], None], action: Callable[[], object]) -> Callable[
         call()
 
     return run
+
+
+@pytest.mark.parametrize("partitioned", [False, True])
+def test_a_large_table_is_cut_by_a_sample(
+    server: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, partitioned: bool
+) -> None:
+    """GIVEN a table of many pages, with a key of two columns WHEN it is cut THEN by a sample of them, about evenly; and
+    every row is in one chunk, whatever the sample was."""
+    body = "(place text, k0 bigint, v text, primary key (place, k0))"
+    create = f"create table t {body} with (fillfactor = 10)"
+    if partitioned:
+        create = f"create table t {body} partition by hash (place)" + "".join(
+            f"; create table t{n} partition of t for values with (modulus 2, remainder {n}) with (fillfactor = 10)"
+            for n in range(2)
+        )
+    create += "; insert into t select (n % 3)::text, n, repeat('v', 60) from generate_series(1, 50000) n; analyze t"
+    with copy_scene(server, tmp_path / "copies", "public.t", create=create) as at:
+        monkeypatch.setattr(TableScan, "bounds", Mock(side_effect=AssertionError("it was walked")))
+        works = at.ask("public.t")
+        assert 2 <= len(works) <= 5
+        assert at.write(works) == len(works)
+        reads = [row for row in at.all() if row["op"] == "read"]
+        assert len(reads) == 50_000 and len({row["key"] for row in reads}) == 50_000
+        sizes = [chunk.rows for chunk in at.copies.chunks(works[0].copy, list(ChunkState))]
+        assert max(sizes) < 45_000
 
 
 def test_a_role_with_the_least_rights_copies(server: PostgresServer, tmp_path: Path) -> None:

@@ -19,9 +19,10 @@ from evermark.sources.copies import AskedBy, Chunk, ChunkState, ChunkWork, Copy,
 
 WRITERS_MAX = 4  # tasks at a time: each has a slot at the source, which has other work to do
 CHUNKS_A_TASK = 8
-ROUND_S = 5.0  # no chunk is begun later in a round: an owner that is to stop waits for no longer
+ROUND_S = 10.0  # no chunk is begun later in a round: an owner that is to stop waits for no longer
 # Chunks that are ready and wait to be read: files that take room.
 READY_MAX = 32
+SETTLE_EVERY_S = 0.2  # so often it is looked whether they were read
 _PARTITION = 0  # a source that copies has one
 _BACKOFF_MAX_S = 60.0
 _UNDER_WAY = (CopyState.PLANNED, CopyState.RUNNING)
@@ -87,6 +88,7 @@ class Copier:
     def __post_init__(self) -> None:
         self.stopped = self.runtime.wake()
         self._begun = False
+        self._waiting = 0  # chunks that are ready and not read yet, as last seen
 
     def run(self) -> None:
         failures = 0
@@ -95,6 +97,8 @@ class Copier:
             try:
                 if self.look():
                     wait_s = 0.0
+                elif self._waiting:
+                    wait_s = min(SETTLE_EVERY_S, wait_s)
                 failures = 0
             except Exception as error:  # noqa: BLE001 - tried again; an unknown failure must not end the loop
                 if self.stopped.is_set():
@@ -117,9 +121,10 @@ class Copier:
             self._sweep()
             self._begun = True
         known_copies = copies.listed(self.name)
+        self._waiting = 0
         if not any(copy.chunks_left or copy.state in _UNDER_WAY for copy in known_copies):
             return False
-        waiting = self._settle([copy for copy in known_copies if copy.chunks_left])
+        waiting = self._waiting = self._settle([copy for copy in known_copies if copy.chunks_left])
         if self.busy() or waiting >= READY_MAX or self.stopped.is_set():
             return False
         for copy in reversed(known_copies):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from evermark.errors import FormatError
 from evermark.sources.copies import Mark, row_id, row_ids
-from evermark.sources.postgres.tables.copying import CHUNK_ROWS_MAX, CHUNK_ROWS_MIN, rows_of_chunk
+from evermark.sources.postgres.tables.copying import CHUNK_ROWS_MAX, CHUNK_ROWS_MIN, rows_of_chunk, sampled_percent
 from evermark.sources.postgres.tables.overlap import Change, Overlap, completed
 from evermark.sources.postgres.tables.snapshot import Snapshot
 
@@ -120,6 +120,13 @@ def test_ids_of_copied_rows(keys: list[str]) -> None:
     assert len(set(ids)) == len(set(keys))
     assert not set(ids) & set(row_ids("1" * 16, "s", pa.array(keys, pa.string())).to_pylist())
     assert all(each.isascii() and each.isprintable() and len(each) <= 57 for each in ids)
+
+
+def test_how_much_of_a_table_is_sampled() -> None:
+    """GIVEN tables of many and few pages WHEN they are to be cut THEN a sample is taken where it is a small part."""
+    assert sampled_percent(50, 100_000) == 1.5
+    assert sampled_percent(50, 10_000) is None and sampled_percent(0, 10_000) is None
+    assert sampled_percent(3, 0) is None
 
 
 def test_the_size_of_a_chunk() -> None:

@@ -50,6 +50,8 @@ from evermark.sources.postgres.target import PostgresTarget, TableChoice, suffix
 CHUNK_ROWS_MAX = 100_000
 CHUNK_ROWS_MIN = 100
 CHUNK_BYTES = 32 * 1024 * 1024
+_PAGES_A_CHUNK = 30
+_PERCENT_MAX = 10.0
 # Others' transactions are waited for this long, then the task ends, says so, and another begins.
 _LOCK_TIMEOUT = "30s"
 _ENDED_POLL_S = 0.05
@@ -61,7 +63,8 @@ _ROW_OPS = pa.array([str(op) for op in (Op.INSERT, Op.UPDATE, Op.DELETE, Op.TRUN
 _SIZE = """
 select coalesce(sum(pg_catalog.pg_table_size(c.oid)), 0)::bigint,
        coalesce(sum(case when c.reltuples > 0 then c.reltuples
-                         else pg_catalog.pg_relation_size(c.oid) / 128 end), 0)::bigint
+                         else pg_catalog.pg_relation_size(c.oid) / 128 end), 0)::bigint,
+       coalesce(sum(pg_catalog.pg_relation_size(c.oid)), 0)::bigint / current_setting('block_size')::int
 from pg_catalog.pg_class c
 where c.oid = %s or c.oid in (select relid from pg_catalog.pg_partition_tree(%s::bigint::oid::regclass))
 """
@@ -70,6 +73,13 @@ where c.oid = %s or c.oid in (select relid from pg_catalog.pg_partition_tree(%s:
 def rows_of_chunk(size: int, rows: int, most: int = CHUNK_ROWS_MAX) -> int:
     """So many rows of a table that has this size, large values included. Pure; the number of rows is an estimate."""
     return max(CHUNK_ROWS_MIN, min(most, CHUNK_BYTES * rows // max(1, size))) if rows else most
+
+
+def sampled_percent(chunks: int, pages: int) -> float | None:
+    """How much of a table is looked at to cut it into about equal chunks; None: so much that it is walked instead, by
+    its key's index. Rows come by whole pages, which may have neighbours only: so it is pages that count. Pure."""
+    percent = 100 * chunks * _PAGES_A_CHUNK / pages if pages else 100.0
+    return percent if 0 < percent <= _PERCENT_MAX else None
 
 
 @dataclass(frozen=True)
@@ -116,8 +126,11 @@ class TablesCopying(Copying):
                     " copies are cut by keys, which are kept",
                     hint="take it out of `hash`, or use `start: now`",
                 )
-            size, rows = link.one(_SIZE, (scan.relation.oid, scan.relation.oid), doing=f"looking at {stream}")
-            edges = [None, *scan.bounds(rows_of_chunk(size, rows, self._place.chunk_rows_max)), None]
+            size, rows, pages = link.one(_SIZE, (scan.relation.oid, scan.relation.oid), doing=f"looking at {stream}")
+            every = rows_of_chunk(size, rows, self._place.chunk_rows_max)
+            percent = sampled_percent(rows // every, pages)
+            inner = scan.bounds(every) if percent is None else scan.sampled_bounds(every, percent)
+            edges = [None, *inner, None]
         return list(pairwise(edges))
 
     def write(self, works: Sequence[ChunkWork], epoch: int, until_s: float) -> Iterator[ChunkWork]:

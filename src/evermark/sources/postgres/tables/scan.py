@@ -123,10 +123,9 @@ class TableScan:
     def bounds(self, every: int, after: tuple[str, ...] | None = None) -> Iterator[tuple[str, ...]]:
         """Every so many keys one of them, through the key's index. Each step is a query of its own."""
         key = self._key_columns()
-        texts = sql.SQL(", ").join(sql.SQL("pg_catalog.format('%s', {})").format(sql.Identifier(n)) for n in self.key)
         while True:
             query = sql.SQL("select {} from {}{}{} order by {} offset {} limit 1").format(
-                texts,
+                _texts(self.key),
                 sql.SQL("" if self._partitioned else "only "),
                 self.sql_name,
                 _conjunction([self._compared(">", after)] if after is not None else []),
@@ -139,6 +138,29 @@ class TableScan:
                 return
             after = tuple(found)
             yield after
+
+    def sampled_bounds(self, every: int, percent: float) -> list[tuple[str, ...]]:
+        """Keys that are about so many apart, by a sample of the table."""
+        key = self._key_columns()
+        names = [f"k{number}" for number in range(len(self.key))]  # a column may have any name, `place` too
+        renamed = sql.SQL(", ").join(
+            sql.SQL("{} as {}").format(sql.Identifier(column), sql.Identifier(name))
+            for column, name in zip(self.key, names, strict=True)
+        )
+        query = sql.SQL(
+            "select {} from (select {}, pg_catalog.row_number() over (order by {}) as place"
+            " from {}{} tablesample system ({})) as sample where place % {} = 0 order by place"
+        ).format(
+            _texts(names),
+            renamed,
+            key,
+            sql.SQL("" if self._partitioned else "only "),
+            self.sql_name,
+            sql.Literal(percent),
+            sql.Literal(max(1, int(every * percent / 100))),
+        )
+        text = query.as_string(self._link.connection).replace("%", "%%")
+        return [tuple(row) for row in self._link.rows(text, doing=f"sampling the keys of {self.relation.stream}")]
 
     def _where(self, keys: KeyRange, condition: str) -> sql.Composable:
         terms: list[sql.Composable] = []
@@ -265,6 +287,10 @@ def _text(view: View, start: I64, length: I64, encoding: str, bad: Mask) -> pa.A
     text, odd = decoded(raw, encoding)
     bad |= odd
     return text
+
+
+def _texts(columns: Sequence[str]) -> sql.Composed:
+    return sql.SQL(", ").join(sql.SQL("pg_catalog.format('%s', {})").format(sql.Identifier(name)) for name in columns)
 
 
 def _plain(text: str) -> sql.Composable:
