@@ -46,7 +46,7 @@ class Form(Enum):
 _NO_NUMBERS = ("NaN", "Infinity", "-Infinity")
 # Arrays, by the form of their elements: which cannot be written by replacing, and what is replaced in the others.
 _COMMON = (("{", "["), ("}", "]"), (",", ", "))
-_NULLS = (*_COMMON, ("NULL", "null"))
+_FLAT_TEXTS = (("{", '["'), ("}", '"]'), (",", '", "'))
 _UNLIKE_JSON = {
     Form.NUMBER: "^[^{]",
     Form.BIGINT: r"^[^{]|\d{16}",
@@ -55,10 +55,10 @@ _UNLIKE_JSON = {
     Form.TEXT: r'^[^{]|["\\\x00-\x1f]',
 }
 _AS_JSON = {
-    Form.NUMBER: _NULLS,
-    Form.BIGINT: _NULLS,
-    Form.FLOAT: _NULLS,
-    Form.BOOLEAN: (*_NULLS, ("t", "true"), ("f", "false")),
+    Form.NUMBER: _COMMON,
+    Form.BIGINT: _COMMON,
+    Form.FLOAT: _COMMON,
+    Form.BOOLEAN: (*_COMMON, ("t", "true"), ("f", "false")),
     Form.TEXT: _COMMON,
 }
 # What stands in quotes; a brace or the delimiter; anything else.
@@ -141,7 +141,9 @@ def column(text: pa.Array, kind: ValueType) -> Column:
         return Column(_timestamps(text))
     if form is Form.JSON:
         # A line break can only stand between two tokens: it may be a blank, and the whole stays one line.
-        return Column(pc.replace_substring(pc.replace_substring(text, "\n", " "), "\r", " "), quoted=False)
+        if (data := _bytes_of(text)).size and data.min() < _BLANK:
+            text = pc.replace_substring(pc.replace_substring(text, "\n", " "), "\r", " ")
+        return Column(text, quoted=False)
     if form is Form.ARRAY and kind.element is not None:
         return Column(_arrays(text, kind), quoted=False)
     if form is Form.COMPOSITE:
@@ -181,12 +183,16 @@ def _arrays(text: pa.Array, kind: ValueType) -> pa.Array:
     slow = _mask(pc.match_substring_regex(text, unlike))
     if slow.all():
         return _one_by_one(text, kind)
-    made = text
-    if element is Form.TEXT:
+    data = _bytes_of(text).tobytes()
+    made, replaced = text, _AS_JSON[element]
+    if element is Form.TEXT and data.count(b"{") == len(text) - text.null_count and b"{}" not in data:
+        replaced = _FLAT_TEXTS  # no array within an array, and none without elements
+    elif element is Form.TEXT:
         made = pc.replace_substring_regex(made, r"([^{},]+)", r'"\1"')
-        made = pc.replace_substring(made, '"NULL"', "null")
-    for plain, written in _AS_JSON[element]:
+    for plain, written in replaced:
         made = pc.replace_substring(made, plain, written)
+    if b"NULL" in data:
+        made = pc.replace_substring(made, *(('"NULL"', "null") if element is Form.TEXT else ("NULL", "null")))
     if slow.any():
         rest = _one_by_one(text.filter(pa.array(slow)), kind)
         made = pc.replace_with_mask(made, pa.array(slow), rest)
