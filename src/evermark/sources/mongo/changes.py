@@ -43,13 +43,14 @@ class Change(NamedTuple):
     token: str
     operation: str
     event: Document
+    fields: dict[str, Any]  # of the event
     in_transaction: bool
     is_too_large: bool = False
 
     def rows(self, target: MongoTarget) -> list[Row]:
         if self.is_too_large:
             return [too_large(self.event.sent, self.position, self.token, target)]
-        return rows_of(self.event, self.position, self.token, target)
+        return rows_of(self.event, self.fields, self.position, self.token, target)
 
 
 class Changes:
@@ -139,13 +140,14 @@ class Changes:
         )
         return stream
 
-    def _placed(self, event: Any) -> Change:
-        time, operation, token = event["clusterTime"], event["operationType"], event["_id"]["_data"]
+    def _placed(self, event: Document) -> Change:
+        fields = dict(event.items())  # the document itself takes a look at each of them for more than decoding took
+        time, operation, token = fields["clusterTime"], fields["operationType"], fields["_id"]["_data"]
         at = Position(time.time << 32 | time.inc)
         if at.time == self._at.time:
             at = self._at
         self._at, self._token = Position(at.time, at.ordinal + rows_in(operation)), token
-        return Change(at, self._at, token, operation, event, "txnNumber" in event)
+        return Change(at, self._at, token, operation, event, fields, "txnNumber" in fields)
 
     def _passed(self, change: Change) -> None:
         self.whole_to = max(self.whole_to, Position(change.position.time) if change.in_transaction else change.end)

@@ -30,9 +30,8 @@ _BATCH_BYTES = 8 * 1024 * 1024
 _TIME_US_MAX = 253_402_300_799_999_999
 _DIGEST_CHARS = 24
 _TIME_CHARS = 16
-_IMAGES = {"insert": Op.INSERT, "update": Op.UPDATE, "replace": Op.UPDATE, "delete": Op.DELETE}
-_OF_A_WHOLE = ("drop", "rename")
-_TOLD = ("dropDatabase", "invalidate")
+_IMAGES = {"insert": "insert", "update": "update", "replace": "update", "delete": "delete"}
+_OF_A_WHOLE = ("drop", "rename", "dropDatabase", "invalidate")
 
 
 class Row(NamedTuple):
@@ -94,7 +93,10 @@ def rows_in(operation: str) -> int:
 
 
 def stream_of(ns: Any) -> str:
-    return ".".join(ns[part] for part in ("db", "coll") if part in ns) if ns else ""
+    if not ns:
+        return ""
+    collection = ns.get("coll")
+    return str(ns["db"]) if collection is None else f"{ns['db']}.{collection}"
 
 
 def partition_of(row: Row, partitions: int) -> int:
@@ -104,16 +106,20 @@ def partition_of(row: Row, partitions: int) -> int:
     return zlib.crc32(f"{row.stream}\n{row.key or ''}".encode()) % partitions
 
 
-def rows_of(event: Document, at: Position, token: str, target: MongoTarget) -> list[Row]:
+def rows_of(event: Document, fields: dict[str, Any], at: Position, token: str, target: MongoTarget) -> list[Row]:
     """The rows of one event that stands at this position."""
     try:
-        fields = dict(event.items())
         if isinstance(fields["_id"], RawBSONDocument):
             fields = decoded(event.sent)
-        return list(_Event(fields, event.sent, at, token, target).rows())
+        operation = fields.get("operationType")
+        if operation in _IMAGES:
+            return [_of_document(fields, operation, at, token, target)]
+        if operation in _OF_A_WHOLE:
+            return list(_of_collection(fields, operation, at, token, target))
+        reason = f"events of the kind {str(operation)[:80]!r} are not known to this version"
     except UNDECODED as error:
         reason = f"it cannot be decoded: {type(error).__name__}: {error}"[:500]
-        return [_poison(event.sent, at, token, target, reason)]
+    return [_poison(event.sent, at, token, target, reason)]
 
 
 def too_large(raw: bytes, at: Position, token: str, target: MongoTarget) -> Row:
@@ -154,92 +160,72 @@ def _poison(raw: bytes, at: Position, token: str, target: MongoTarget, reason: s
     )
 
 
-class _Event:
-    def __init__(self, event: dict[str, Any], raw: bytes, at: Position, token: str, target: MongoTarget) -> None:
-        self._event, self._raw, self._at, self._token, self._target = event, raw, at, token, target
-        self._stream = stream_of(event.get("ns"))
-        wall = event.get("wallTime")
-        us = int(wall) * 1000 if wall is not None else at.seconds * 1_000_000
-        self._time_us = us if 0 <= us <= _TIME_US_MAX else None
+def _of_document(fields: dict[str, Any], operation: str, at: Position, token: str, target: MongoTarget) -> Row:
+    stream, flags = stream_of(fields.get("ns")), None
+    after, before = fields.get("fullDocument"), fields.get("fullDocumentBeforeChange")
+    update = fields.get("updateDescription")
+    hidden = target.hidden.get(stream)
+    if hidden is not None:
+        after, before = hidden.in_document(after), hidden.in_document(before)
+        update = hidden.in_update(update)
+    payload = as_json(after) if after is not None else None
+    if operation == "replace":
+        flags = ["replaced"]
+    elif operation == "update" and after is None:
+        flags, payload = ["partial"], as_json(update)
+    elif operation == "update" and target.after == "lookup":
+        flags = ["looked_up"]
+    return Row(
+        event_id(at.time, token),
+        at.text(target.partitions),
+        stream,
+        key_text(fields["documentKey"]["_id"]),
+        _IMAGES[operation],
+        _transaction(fields) if "txnNumber" in fields else None,
+        _time_us(fields, at),
+        payload,
+        as_json(before) if before is not None else None,
+        flags,
+        None,
+    )
 
-    def rows(self) -> Iterator[Row]:
-        operation = self._event.get("operationType")
-        if operation in _IMAGES:
-            yield self._of_document(_IMAGES[operation], operation)
-        elif operation in _OF_A_WHOLE:
-            yield from self._of_collection(operation)
-        elif operation in _TOLD:
-            yield self._row(Op.SCHEMA, as_json({"kind": operation}))
-        else:
-            reason = f"events of the kind {str(operation)[:80]!r} are not known to this version"
-            yield _poison(self._raw, self._at, self._token, self._target, reason)
 
-    def _of_document(self, op: Op, operation: str) -> Row:
-        event, flags = self._event, []
-        after, before = event.get("fullDocument"), event.get("fullDocumentBeforeChange")
-        update, hidden = event.get("updateDescription"), self._target.hidden.get(self._stream)
-        if hidden is not None:
-            after, before = hidden.in_document(after), hidden.in_document(before)
-            update = hidden.in_update(update)
-        payload = as_json(after) if after is not None else None
-        if operation == "replace":
-            flags.append("replaced")
-        elif operation == "update" and after is None:
-            flags.append("partial")
-            payload = as_json(update)
-        elif operation == "update" and self._target.after == "lookup":
-            flags.append("looked_up")
-        return self._row(
-            op,
-            payload,
-            key=key_text(event["documentKey"]["_id"]),
-            before=as_json(before) if before is not None else None,
-            flags=flags,
-        )
+def _of_collection(
+    fields: dict[str, Any], operation: str, at: Position, token: str, target: MongoTarget
+) -> Iterator[Row]:
+    stream = stream_of(fields.get("ns"))
 
-    def _of_collection(self, operation: str) -> Iterator[Row]:
-        if operation == "drop":
-            yield self._row(Op.TRUNCATE, as_json({"kind": "drop"}), flags=["dropped"])
-            return
+    def row(op: Op, told: dict[str, str], flag: str | None = None) -> Row:
+        id_, flags = event_id(at.time, token), [flag] if flag is not None else None
+        transaction, when = _transaction(fields), _time_us(fields, at)
+        where = at.text(target.partitions)
+        return Row(id_, where, stream, None, op.value, transaction, when, as_json(told), None, flags, None)
+
+    if operation == "drop":
+        yield row(Op.TRUNCATE, {"kind": "drop"}, "dropped")
+    elif operation != "rename":
+        yield row(Op.SCHEMA, {"kind": operation})
+    else:
         # What the new name held before is gone, too; what it holds now is told by no event.
-        new, flags = stream_of(self._event.get("to")), ["renamed"]
-        if self._target.wants(self._stream):
-            yield self._row(Op.TRUNCATE, as_json({"kind": "rename", "to": new}), flags=flags)
-        if self._target.wants(new):
-            row = self._row(Op.TRUNCATE, as_json({"kind": "rename", "from": self._stream}), flags=flags)
-            second = Position(self._at.time, self._at.ordinal + 1)
-            yield row._replace(
-                event_id=event_id(self._at.time, f"{self._token} to"),
-                position=second.text(self._target.partitions),
-                stream=new,
+        new = stream_of(fields.get("to"))
+        if target.wants(stream):
+            yield row(Op.TRUNCATE, {"kind": "rename", "to": new}, "renamed")
+        if target.wants(new):
+            second = Position(at.time, at.ordinal + 1)
+            yield row(Op.TRUNCATE, {"kind": "rename", "from": stream}, "renamed")._replace(
+                event_id=event_id(at.time, f"{token} to"), position=second.text(target.partitions), stream=new
             )
 
-    def _row(
-        self,
-        op: Op,
-        payload: str | None,
-        *,
-        key: str | None = None,
-        before: str | None = None,
-        flags: Sequence[str] = (),
-    ) -> Row:
-        return Row(
-            event_id(self._at.time, self._token),
-            self._at.text(self._target.partitions),
-            self._stream,
-            key,
-            op.value,
-            self._transaction(),
-            self._time_us,
-            payload,
-            before,
-            flags or None,
-            None,
-        )
 
-    def _transaction(self) -> str | None:
-        number, session = self._event.get("txnNumber"), self._event.get("lsid")
-        if number is None or session is None:
-            return None
-        text = number["$numberLong"] if isinstance(number, dict) else number
-        return f"{bytes(session['id']).hex()}:{text}"
+def _time_us(fields: dict[str, Any], at: Position) -> int | None:
+    wall = fields.get("wallTime")
+    us = int(wall) * 1000 if wall is not None else at.seconds * 1_000_000
+    return us if 0 <= us <= _TIME_US_MAX else None
+
+
+def _transaction(fields: dict[str, Any]) -> str | None:
+    number, session = fields.get("txnNumber"), fields.get("lsid")
+    if number is None or session is None:
+        return None
+    text = number["$numberLong"] if isinstance(number, dict) else number
+    return f"{bytes(session['id']).hex()}:{text}"

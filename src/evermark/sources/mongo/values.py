@@ -84,9 +84,9 @@ class Document(RawBSONDocument):
 def as_json(value: Any) -> str:
     """A value that `decoded` gave, as JSON text."""
     try:
-        return _ENCODER.encode(value)
+        return _encoded(value)
     except ValueError:  # a number that JSON does not have
-        return _ENCODER.encode(_without_odd_floats(value))
+        return _encoded(_without_odd_floats(value))
 
 
 def key_text(value: Any) -> str:
@@ -160,5 +160,17 @@ def _without_odd_floats(value: Any) -> Any:
     return value
 
 
-# Made once: `json.dumps` with options makes its encoder anew for every document.
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_shown)
+_make_encoder = getattr(json.encoder, "c_make_encoder", None)
+# Made once: `encode` makes the encoder behind it anew for every document, which takes as long as a small one.
+_WRITE = (
+    _make_encoder(None, _shown, json.encoder.encode_basestring, None, ":", ",", False, False, False)
+    if _make_encoder is not None
+    else None
+)
+
+
+def _encoded(value: Any) -> str:
+    if _WRITE is None or isinstance(value, str):
+        return _ENCODER.encode(value)
+    return "".join(_WRITE(value, 0))
