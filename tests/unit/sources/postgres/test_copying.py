@@ -10,8 +10,7 @@ import pyarrow as pa
 import pytest
 
 from evermark.errors import FormatError
-from evermark.sources.copies import Mark, row_id
-from evermark.sources.postgres.tables.copying import CHUNK_ROWS_MAX, CHUNK_ROWS_MIN, rows_of_chunk
+from evermark.sources.copies import CHUNK_ROWS_MAX, CHUNK_ROWS_MIN, Mark, row_id, rows_of_chunk
 from evermark.sources.postgres.tables.overlap import Change, Overlap, completed
 from evermark.sources.postgres.tables.snapshot import Snapshot
 

@@ -17,7 +17,6 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Self
@@ -30,7 +29,7 @@ from psycopg import sql
 from evermark import failpoint
 from evermark.errors import BusyError, DeniedError, EvermarkError, SetupError
 from evermark.event import Op
-from evermark.sources.copies import Bounds, ChunkWork, Copying, CopyStore, Mark, row_id
+from evermark.sources.copies import Bounds, ChunkWork, Copying, CopyPlace, CopyStore, Mark, row_id, rows_of_chunk
 from evermark.sources.postgres.connect import Link, connect
 from evermark.sources.postgres.failures import python_encoding, translated, where
 from evermark.sources.postgres.lsn import Incarnation, Position, lsn_of
@@ -47,9 +46,6 @@ from evermark.sources.postgres.tables.snapshot import Snapshot
 from evermark.sources.postgres.tables.versions import TableVersion, TableVersions
 from evermark.sources.postgres.target import PostgresTarget, TableChoice, suffixed
 
-CHUNK_ROWS_MAX = 20_000
-CHUNK_ROWS_MIN = 100
-CHUNK_BYTES = 16 * 1024 * 1024
 # Others' transactions are waited for this long, then the task ends, says so, and another begins.
 _LOCK_TIMEOUT = "30s"
 _ENDED_POLL_S = 0.05
@@ -65,20 +61,6 @@ select coalesce(sum(pg_catalog.pg_table_size(c.oid)), 0)::bigint,
 from pg_catalog.pg_class c
 where c.oid = %s or c.oid in (select relid from pg_catalog.pg_partition_tree(%s::bigint::oid::regclass))
 """
-
-
-def rows_of_chunk(size: int, rows: int) -> int:
-    """So many rows of a table that has this size, large values included. Pure; the number of rows is an estimate."""
-    return max(CHUNK_ROWS_MIN, min(CHUNK_ROWS_MAX, CHUNK_BYTES * rows // max(1, size))) if rows else CHUNK_ROWS_MAX
-
-
-@dataclass(frozen=True)
-class CopyPlace:
-    """Where the copies of a deployment are kept. Picklable: `open` opens what State has of them."""
-
-    open: Callable[[], CopyStore]
-    folder: Path
-    all_wanted: bool = False  # the file says `start: copy`
 
 
 class TablesCopying(Copying):
