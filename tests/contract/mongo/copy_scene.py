@@ -96,7 +96,7 @@ class CopyScene:
             self._take_fed()
         else:
             self.unfeed()
-            ends = self.source.latest(self.at, Limit(rows_max=1000, wait_s=0.05))
+            ends = self.source.latest(self.at, Limit(rows_max=5000, wait_s=0.05))
             for partition, end in ends.items():
                 self._took(partition, self.read(partition, self.at[partition], end), end)
         return self.rows() - before

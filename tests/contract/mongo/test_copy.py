@@ -309,7 +309,8 @@ def test_beside_a_random_workload(
             while not is_done(at):
                 assert time.monotonic() < give_up_at, (seed, at.copies.listed("shop"))
                 with copier(at):
-                    fed, rounds = rng.random() < 0.5, rng.randint(5, 60)
+                    fed = rng.random() < 0.7
+                    rounds = rng.randint(5, 60) if fed else rng.randint(1, 5)
                     for _ in range(rounds):
                         at.take(fed=fed)
                         time.sleep(0.005)
@@ -335,13 +336,13 @@ def test_beside_a_random_workload(
 
 def _writes(client: Any, orders: Any, rows: int, seed: int, done: threading.Event) -> None:
     rng = random.Random(seed)
-    while not done.wait(0.01):
+    while not done.wait(0.02):
         one, other = rng.randrange(rows), rng.randrange(2 * rows)
         match rng.randrange(5):
             case 0:
                 orders.update_one({"_id": other}, {"$setOnInsert": {"n": 1, "new": True}}, upsert=True)
             case 1:
-                orders.update_many({"_id": {"$gte": one, "$lt": one + 20}}, {"$inc": {"n": 1}})
+                orders.update_many({"_id": {"$gte": one, "$lt": one + 5}}, {"$inc": {"n": 1}})
             case 2:
                 orders.delete_one({"_id": one})
             case 3:

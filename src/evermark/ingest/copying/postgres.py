@@ -6,6 +6,7 @@ import json
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from evermark.cluster.fence import fence, fenced, source_lease
@@ -247,4 +248,5 @@ def _copy(row: Any) -> Copy:
 
 def _chunk(row: Any) -> Chunk:
     copy, number, after, upto, state, *rest, told = row
-    return Chunk(copy, number, (_key(after), _key(upto)), ChunkState(state), *rest, tuple(told))
+    found = Chunk(copy, number, (_key(after), _key(upto)), ChunkState(state), *rest)
+    return replace(found, told=tuple(told)) if told else found

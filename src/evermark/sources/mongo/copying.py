@@ -43,7 +43,7 @@ from evermark.sources.copies import (
     row_id,
     rows_of_chunk,
 )
-from evermark.sources.mongo.changes import Changes
+from evermark.sources.mongo.changes import Change, Changes
 from evermark.sources.mongo.connect import Client, open_client, translated, where
 from evermark.sources.mongo.copied import SCHEMA, ReadHorizon, Standing, about, firsts
 from evermark.sources.mongo.deployment import look_at
@@ -208,17 +208,21 @@ class ChunkWriter:
             with Changes(self._client, self._at, target, start, thin=True, await_ms=_BRIEF_MS) as changes:
                 while changes.whole_to.closed < upto:
                     change = changes.next()
-                    if change is None and time.monotonic() > give_up_at:
+                    if change is not None and change.position.time <= upto:
+                        self._note(change, stream, found)
+                    elif change is None and time.monotonic() > give_up_at:
                         raise BusyError(f"copying {stream}: the deployment at {self._at} is behind its stream's reader")
-                    for row in change.rows(target) if change is not None and change.position.time <= upto else ():
-                        if row.stream != stream:
-                            continue
-                        if row.op not in _CHANGE_OPS or row.key is None or len(found) >= _CHANGED_MAX:
-                            raise BusyError(f"copying {stream}: it was dropped, renamed or filled anew meanwhile")
-                        found[row.key] = RawBSONDocument(change.event.sent)["documentKey"]["_id"]
         except GapError as error:
             raise BusyError(f"copying {stream}: {error.message}", hint="it is tried again, from now") from error
         return found
+
+    def _note(self, change: Change, stream: str, found: dict[str, Any]) -> None:
+        for row in change.rows(self._target):
+            if row.stream != stream:
+                continue  # the other name of a collection that was renamed, or a database that was dropped
+            if row.op not in _CHANGE_OPS or row.key is None or len(found) >= _CHANGED_MAX:
+                raise BusyError(f"copying {stream}: it was dropped, renamed or filled anew meanwhile")
+            found[row.key] = RawBSONDocument(change.event.sent)["documentKey"]["_id"]
 
     def _renewed(self, work: ChunkWork, draft: Path, path: Path, changed: Mapping[str, Any], shown_at: int) -> int:
         """The draft, with documents that were changed as they are now; those that are gone are not in it any more."""
@@ -296,7 +300,7 @@ def _trouble(value: Any) -> str:
 def _edges(client: Client, stream: str, rows: int) -> Iterator[KeyText]:
     """Every so many keys one, and the last."""
     after: KeyText | None = None
-    asked = {"projection": _BY_ID, "hint": _BY_ID, "limit": 1}
+    asked: dict[str, Any] = {"projection": _BY_ID, "hint": _BY_ID, "limit": 1}
     while edge := _key(_found(client, stream, _between((after, None)), sort=_BY_ID, skip=rows - 1, **asked)):
         yield edge
         after = edge
