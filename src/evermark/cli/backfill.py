@@ -14,7 +14,7 @@ from evermark.cli.recover import NameArgument
 from evermark.errors import ConfigError
 from evermark.sources.copies import Copy, Copying, CopyState
 
-COLUMNS = ("copy", "source", "stream", "state", "chunks_left", "chunks", "rows", "asked_by", "error")
+COLUMNS = ("copy", "source", "stream", "state", "chunks_left", "chunks", "rows", "asked_by", "tries", "error")
 _WHERE_MAX = 10_000
 
 
@@ -89,7 +89,7 @@ def is_open(row: dict[str, Any]) -> bool:
 def summary(copy: Copy) -> dict[str, Any]:
     told = {key: getattr(copy, key) for key in ("source", "stream", "condition", "chunks_left", "chunks", "rows")}
     times = {"made_at": copy.made_at.isoformat(), "changed_at": copy.changed_at.isoformat()}
-    asked = {"asked_by": str(copy.asked_by), "state": str(copy.state), "error": copy.error}
+    asked = {"asked_by": str(copy.asked_by), "state": str(copy.state), "tries": copy.tries, "error": copy.error}
     return {"copy": copy.id, **told, **asked, **times}
 
 

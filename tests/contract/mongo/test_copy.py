@@ -287,7 +287,7 @@ def test_beside_a_random_workload(
     fed and asked THEN the log implies the collection, and each document came once."""
     seed = random.randrange(10**9)
     rng = random.Random(seed)
-    monkeypatch.setattr(copying, "rows_of_chunk", lambda size, rows: 250)
+    monkeypatch.setattr(copying, "rows_of_chunk", lambda size, rows: 60)
     stream, rows = f"{mongo_database}.orders", 4000
     with (
         mongo_server.client() as client,
