@@ -23,8 +23,10 @@ from evermark.sources.base import Limit
 from evermark.sources.copies import ChunkState
 from evermark.sources.mongo import copied, copying
 from evermark.sources.mongo.hidden import HiddenFields
+from evermark.sources.mongo.positions import Position
 from evermark.sources.mongo.source import MongoChanges
 from evermark.testing.mongods import MongoReplicaSet
+from evermark.testing.until import until
 from tests.contract.mongo.copy_scene import copier, copy_scene, is_done
 
 ODD_IDS: tuple[Any, ...] = (
@@ -103,6 +105,21 @@ def _index_keys(client: Any, stream: str, works: Any) -> list[int]:
     return found
 
 
+def test_a_cluster_time_is_closed_only_when_the_server_has_looked_through_it(
+    mongo_server: MongoReplicaSet, mongo_database: str, tmp_path: Path
+) -> None:
+    """GIVEN streams that begin before, at and after the last cluster time WHEN no event comes THEN only what the server
+    was seen to pass is closed: never the time where the stream begins, which may be one to come."""
+    with mongo_server.client() as client, copy_scene(mongo_server, mongo_database, tmp_path) as at:
+        client[mongo_database]["elsewhere"].insert_one({})
+        said = client.admin.command("hello")["operationTime"]
+        now = said.time << 32 | said.inc
+        for start, closed in ((Position(now, 1), now), (Position(now), now - 1), (Position(now + 1), now)):
+            with at.source._changes(start) as changes:
+                changes.next()
+                assert changes.whole_to.closed == closed, start
+
+
 @pytest.mark.parametrize("after", ["changes", "lookup"])
 def test_documents_that_change_between_snapshot_and_place_are_as_of_the_place(
     mongo_server: MongoReplicaSet, mongo_database: str, tmp_path: Path, after: str
@@ -159,10 +176,8 @@ def test_a_reader_waits_for_a_chunk_that_has_its_place_and_gives_it_up(
 
         def slow() -> None:
             orders.insert_one({"_id": "later"})
-            for _ in range(20):
-                at.take(fed=True)
-                time.sleep(0.02)
-            assert at.rows() == 0, "it stands behind the place"
+            until(lambda: at.take(fed=True) or at.source._horizon._waits, "reading has come to the place")
+            assert at.rows() == 0, "what comes later stands behind the place"
             monkeypatch.setattr(copied, "WAIT_S", 0.0)
             at.source._horizon._waits.clear()  # type: ignore[union-attr]
             at.take_all(lambda: at.rows() >= 1)
@@ -313,7 +328,7 @@ def test_beside_a_random_workload(
                     rounds = rng.randint(5, 60) if fed else rng.randint(1, 5)
                     for _ in range(rounds):
                         at.take(fed=fed)
-                        time.sleep(0.005)
+                        done.wait(0.005)
                 at.own()
         finally:
             done.set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import random
-from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -157,66 +157,68 @@ def test_a_stale_owner_says_nothing_of_its_reading(scene: Scene) -> None:
         old.cut(scene.at[0], scene.text(Position(99)), 98)
 
 
+class Interleaving:
+    """Readers, tasks and owners, each at any step of theirs."""
+
+    def __init__(self, scene: Scene, rng: random.Random) -> None:
+        self.scene, self.rng = scene, rng
+        self.took: dict[int, list[tuple[str, str, list[str]]]] = {partition: [] for partition in scene.partitions}
+        self.shown_at: dict[str, int] = {}
+        self._writing: list[tuple[Mark, str, int]] = []
+        self.own()
+
+    def read(self, partition: int, upto: Position) -> None:
+        start = self.scene.at[partition]
+        chunks = self.scene.cut(partition, max(Position.parse(start), upto))
+        assert self.scene.at[partition] >= start
+        self.took[partition].append((start, self.scene.at[partition], chunks))
+
+    def read_some(self) -> None:
+        upto = Position(self.scene.now, self.rng.choice((0, 2, COPIED)))
+        self.read(self.rng.choice(self.scene.partitions), upto)
+
+    def write(self) -> None:
+        scene, opened = self.scene, self.scene.copies.chunks(self.scene.copy, [ChunkState.OPEN])
+        if opened and scene.horizon.watch(scene.epoch):
+            shown_at = scene.now - self.rng.randint(0, 3)
+            mark, position = scene.write(opened[0].number, shown_at=shown_at)
+            self.shown_at[position] = shown_at
+            self._writing.append((mark, position, scene.epoch))
+
+    def finish(self) -> None:
+        if self._writing:
+            mark, position, epoch = self._writing.pop(self.rng.randrange(len(self._writing)))
+            with nullcontext() if epoch == self.scene.epoch else pytest.raises(StaleError):
+                self.scene.copies.ready(mark, position, 10, epoch)
+
+    def pass_time(self) -> None:
+        self.scene.now += self.rng.randint(0, 2)
+        self.scene.clock += self.rng.choice((0.1, copied.WAIT_S))
+
+    def own(self) -> None:
+        self.scene.own()
+        self.scene.begin()
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_a_range_that_was_read_has_the_same_chunks_for_ever(tmp_path: Path, seed: int) -> None:
     """GIVEN readers, tasks and owners in any order WHEN ranges are read again THEN they have the chunks they had, each
     chunk comes once in every partition, and stands behind the time that its documents show."""
     rng = random.Random(seed)
     scene = Scene(tmp_path, rng.randint(1, 3))
-    scene.begin()
-    took: dict[int, list[tuple[str, str, list[str]]]] = {partition: [] for partition in scene.partitions}
-    writing: list[tuple[Mark, str, int]] = []
-    known: dict[str, int] = {}
-
-    def read() -> None:
-        partition, start = (each := rng.choice(list(scene.at.items())))
-        upto = max(Position.parse(start), Position(scene.now, rng.choice((0, 2, COPIED))))
-        chunks = scene.cut(partition, upto)
-        took[partition].append((start, scene.at[partition], chunks))
-        assert scene.at[partition] >= start, each
-
-    def task() -> None:
-        for chunk in scene.copies.chunks(scene.copy, [ChunkState.OPEN]):
-            if scene.horizon.watch(scene.epoch):
-                shown_at = scene.now - rng.randint(0, 3)
-                mark, position = scene.write(chunk.number, shown_at=shown_at)
-                known[position] = shown_at
-                writing.append((mark, position, scene.epoch))
-                return
-
-    def finish() -> None:
-        if writing:
-            mark, position, epoch = writing.pop(rng.randrange(len(writing)))
-            try:
-                scene.copies.ready(mark, position, 10, epoch)
-            except StaleError:
-                assert epoch != scene.epoch
-
-    def pass_time() -> None:
-        scene.now += rng.randint(0, 2)
-        scene.clock += rng.choice((0.1, copied.WAIT_S))
-
-    def own() -> None:
-        scene.own()
-        scene.begin()
-
-    steps: list[Callable[[], None]] = [read, read, read, task, finish, finish, pass_time, own]
+    run = Interleaving(scene, rng)
+    steps = [run.read_some, run.read_some, run.read_some, run.write, run.finish, run.finish, run.pass_time, run.own]
     for _ in range(300):
         rng.choice(steps)()
-    scene.own()
-    scene.begin()
-    scene.now += 10
-    for _ in range(3):  # what is ready comes
-        for partition in scene.partitions:
-            start = scene.at[partition]
-            took[partition].append((start, "", scene.cut(partition, Position(scene.now, COPIED))))
-            took[partition][-1] = (start, scene.at[partition], took[partition][-1][2])
-    ready = [chunk.position for chunk in scene.copies.placed("shop", "") if chunk.state is ChunkState.READY]
-    for partition in scene.partitions:
-        assert [position for *_, chunks in took[partition] for position in chunks] == ready
-        for start, end, chunks in took[partition]:
+    run.own()
+    for partition in scene.partitions:  # what is ready comes
+        run.read(partition, Position(scene.now + 10, COPIED))
+    ready = [chunk.position for chunk in scene.copies.placed("shop", "")]
+    for found in run.took.values():
+        assert [position for *_, chunks in found for position in chunks] == ready
+        for start, end, chunks in found:
             assert [each.position for each in scene.horizon.standing(start, end)] == chunks
-    assert all(Position.parse(position).closed >= known[position] for position in ready)
+    assert all(Position.parse(position).closed >= run.shown_at[position] for position in ready)
 
 
 # rows
