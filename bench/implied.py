@@ -9,6 +9,7 @@ then updates with 1 % deletes among them.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import statistics
@@ -126,10 +127,8 @@ def run(scale: float, folder: Path) -> Report:
     os.environ |= {"JAVA_HOME": str(ensure_java(folder / "java")), "PYSPARK_PYTHON": sys.executable}
     from pyspark.sql import SparkSession
 
-    try:
-        import duckdb
-    except ImportError:
-        duckdb = None
+    duckdb = importlib.import_module("duckdb") if importlib.util.find_spec("duckdb") is not None else None
+    if duckdb is None:
         say("no duckdb: its ratio is left out. It is in the extra `bench`")
     orders = _Orders(folder / "log", max(100, int(_KEYS * scale)))
     while orders.events < _EVENTS * scale:

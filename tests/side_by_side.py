@@ -62,7 +62,11 @@ PARTS: Mapping[str, Sequence[str]] = {
         "tests/faults/test_lost_slot.py",
         "tests/faults/test_mongo.py",
     ),
-    "faults-tables": ("tests/faults/test_copy.py", "tests/faults/test_lost_tables_slot.py"),
+    "faults-tables": (
+        "tests/faults/test_copy.py",
+        "tests/faults/test_lost_tables_slot.py",
+        "tests/faults/test_mongo_copy.py",
+    ),
     "spark": ("tests/spark",),
     "unit": ("tests/unit",),
     "acceptance": ("tests/acceptance/test_api.py", "tests/acceptance/test_bad_input.py"),

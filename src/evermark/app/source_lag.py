@@ -16,10 +16,12 @@ from evermark.delivery.base import BEGINNING, CursorVector, SourcePartition
 from evermark.delivery.status import durable_heads
 from evermark.delivery.store.postgres import PostgresDelivery
 from evermark.errors import EvermarkError
+from evermark.ingest.copying.postgres import StateCopies
 from evermark.log.head import PostgresHeads
-from evermark.observe.health import HealthBoard, SourceAnswer
+from evermark.observe.health import FailingCopy, HealthBoard, SourceAnswer
 from evermark.observe.logging import get_logger, without_secrets
 from evermark.sources.base import Source, Untaken
+from evermark.sources.copies import CopyState
 from evermark.sources.marks import Marks
 
 FRESH_S = 1.0  # an answer this young is not asked for again
@@ -117,6 +119,7 @@ class Lags:
         )
         self._heads = PostgresHeads(self._state)
         self._delivery = PostgresDelivery(self._state)
+        self._copies = StateCopies(self._state)
         self._groups: dict[SourcePartition, Marks] = {}
         checkpoints = deployment.checkpoints_through(self._state)
         self._sources = [
@@ -125,6 +128,7 @@ class Lags:
         self._looks = [
             *(Look(each.name, each.ask, each.late, clock) for each in self._sources),
             Look("delivery", self._ask_delivery, lambda _: None, clock),
+            Look("copies", self._ask_copies, lambda _: None, clock),
         ]
         self._stopping = threading.Event()
         self._log = get_logger(part="lag")
@@ -166,6 +170,18 @@ class Lags:
             self._log.debug("state could not be asked", error=error)
             return
         self._board.delivery.lag_s = group_lag_s(self._groups, heads, [one.cursors for one in groups], self._clock())
+
+    def _ask_copies(self) -> None:
+        try:
+            listed = self._copies.listed()
+        except Exception as error:  # noqa: BLE001 - as above
+            self._log.debug("state could not be asked", error=error)
+            return
+        self._board.copies = [
+            FailingCopy(each.id, each.source, each.stream, each.tries, each.error)
+            for each in listed
+            if each.source in self._names and each.error and each.state is not CopyState.FAILED
+        ]
 
 
 def group_lag_s(

@@ -14,7 +14,7 @@ from evermark.cli.recover import NameArgument
 from evermark.errors import ConfigError
 from evermark.sources.copies import Copy, Copying, CopyState
 
-COLUMNS = ("copy", "source", "stream", "state", "chunks_left", "chunks", "rows", "asked_by", "error")
+COLUMNS = ("copy", "source", "stream", "state", "chunks_left", "chunks", "rows", "asked_by", "tries", "error")
 _WHERE_MAX = 10_000
 
 
@@ -23,10 +23,21 @@ def backfill(
     config: ConfigOption = DEFAULT_CONFIG,
     table: Annotated[
         list[str] | None,
-        typer.Option("--table", "-t", metavar="T", help="Only this table, written as in SQL. Repeatable."),
+        typer.Option(
+            "--table",
+            "--collection",
+            "-t",
+            metavar="T",
+            help="Only this table, written as in SQL, or this collection. Repeatable.",
+        ),
     ] = None,
     where: Annotated[
-        str, typer.Option(metavar="SQL", help="Only rows with this SQL condition, of one table: \"created > '2024'\".")
+        str,
+        typer.Option(
+            metavar="CONDITION",
+            help="Only rows with this SQL condition, of one table: \"created > '2024'\". Of one collection: a filter in"
+            ' JSON, \'{"total": {"$gt": 100}}\'.',
+        ),
     ] = "",
     cancel: Annotated[
         str, typer.Option(metavar="COPY", help="End this copy, which `evermark status` names; nothing is asked for.")
@@ -48,13 +59,18 @@ def backfill(
         copying = deployment.sources[chosen].copying()
         if copying is None:
             raise ConfigError(
-                f"source {chosen} cannot be copied from", hint="this is for sources of type postgres in mode: tables"
+                f"source {chosen} cannot be copied from",
+                hint="this is for sources of type postgres in mode: tables, and of type mongo",
             )
         streams = _streams(copying, table or [])
+        if not streams:
+            raise typer.BadParameter("the file names none: say which one to copy", param_hint="--collection")
         if where and len(streams) != 1:
             raise typer.BadParameter("a condition is for one table: name it with --table", param_hint="--where")
         if len(where) > _WHERE_MAX:
             raise typer.BadParameter(f"at most {_WHERE_MAX} characters", param_hint="--where")
+        if where:
+            where = _condition(copying, where)
         for stream in streams:
             copy = deployment.copies.ask(chosen, stream, where)
             say(f"{chosen}: copy {copy.id} of {printable(stream)} is {copy.state}")
@@ -73,7 +89,7 @@ def is_open(row: dict[str, Any]) -> bool:
 def summary(copy: Copy) -> dict[str, Any]:
     told = {key: getattr(copy, key) for key in ("source", "stream", "condition", "chunks_left", "chunks", "rows")}
     times = {"made_at": copy.made_at.isoformat(), "changed_at": copy.changed_at.isoformat()}
-    asked = {"asked_by": str(copy.asked_by), "state": str(copy.state), "error": copy.error}
+    asked = {"asked_by": str(copy.asked_by), "state": str(copy.state), "tries": copy.tries, "error": copy.error}
     return {"copy": copy.id, **told, **asked, **times}
 
 
@@ -82,3 +98,10 @@ def _streams(copying: Copying, names: list[str]) -> list[str]:
         return [copying.stream(name) for name in names] or list(copying.streams)
     except ValueError as error:
         raise typer.BadParameter(printable(str(error)), param_hint="--table") from None
+
+
+def _condition(copying: Copying, text: str) -> str:
+    try:
+        return copying.condition(text)
+    except ValueError as error:
+        raise typer.BadParameter(printable(str(error)), param_hint="--where") from None

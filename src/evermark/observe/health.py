@@ -10,8 +10,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -58,6 +58,17 @@ class SourceAnswer:
     at: float  # when it was asked, by the board's clock
     lag_s: Mapping[int, float] = field(default_factory=dict)  # by partition; absent: nothing waits
     refused: Mapping[int, tuple[str, str]] = field(default_factory=dict)  # by partition, why not, and a hint
+
+
+@dataclass(frozen=True)
+class FailingCopy:
+    """A copy that is tried again and again: rows that it is to bring are not in the log."""
+
+    copy: str
+    source: str
+    stream: str
+    tries: int
+    error: str
 
 
 @dataclass
@@ -110,6 +121,7 @@ class HealthBoard:
         self._engine_lost_at: float | None = None
         self._engine_trouble = ""
         self.replays: Mapping[str, tuple[datetime, datetime]] = {}  # which windows are replayed just now, by source
+        self.copies: Sequence[FailingCopy] = ()
         self.delivery = LiveGroupReport()
         self._shards: dict[int, tuple[bool, bool]] = {}
         # Brings the board up to date before it is read: asks all sources, until they have answered or time is up.
@@ -219,14 +231,20 @@ class HealthBoard:
             batches.popleft()
 
 
-def overall(reports: Mapping[str, PartitionReport], delivery: LiveGroupReport | None = None) -> str:
-    """unhealthy: half of the partitions are unwell, or more; degraded: any is, a stream is stale, or delivery lags."""
+def overall(
+    reports: Mapping[str, PartitionReport],
+    delivery: LiveGroupReport | None = None,
+    copies: Sequence[FailingCopy] = (),
+) -> str:
+    """unhealthy: half of the partitions are unwell, or more; degraded: any is, a stream is stale, a copy fails, or
+    delivery lags."""
     starting = sum(r.state is PartitionHealth.STARTING for r in reports.values())
     unwell = sum(r.state not in WELL for r in reports.values()) - starting
     if unwell:
         return "unhealthy" if 2 * unwell >= len(reports) else "degraded"
     late = delivery is not None and delivery.lagging
-    return "degraded" if starting or late or any(r.stale_streams for r in reports.values()) else "healthy"
+    partly = any(r.stale_streams for r in reports.values()) or bool(copies)
+    return "degraded" if starting or late or partly else "healthy"
 
 
 def as_json(
@@ -236,10 +254,11 @@ def as_json(
     uptime_s: float,
     replays: Mapping[str, tuple[datetime, datetime]] | None = None,
     delivery: LiveGroupReport | None = None,
+    copies: Sequence[FailingCopy] = (),
 ) -> dict[str, Any]:
     delivery = delivery or LiveGroupReport()
     return {
-        "status": overall(reports, delivery),
+        "status": overall(reports, delivery, copies),
         "version": version,
         "uptime_s": round(uptime_s, 1),
         "delivering": delivery.delivering,
@@ -248,6 +267,7 @@ def as_json(
             source: {"from": since.isoformat(), "to": until.isoformat()}
             for source, (since, until) in sorted((replays or {}).items())
         },
+        "failing_copies": [asdict(each) for each in copies],
         "partitions": {
             name: {
                 "status": str(r.state),

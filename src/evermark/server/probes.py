@@ -53,6 +53,7 @@ class Probes:
             uptime_s=time.monotonic() - self._started,
             replays=self._board.replays,
             delivery=self._board.delivery,
+            copies=self._board.copies,
         )
         return JSONResponse(body, 503 if body["status"] == "unhealthy" else 200)
 

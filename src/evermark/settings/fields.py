@@ -37,11 +37,10 @@ def refusal(
 
 @dataclass(frozen=True)
 class NotYet:
-    """Marks a key that no part of the program reads yet, or only with other values: a file that gives it is refused."""
+    """Marks a key that no part of the program reads yet: a file that gives it is refused."""
 
     text: str
     hint: str = "take it out of the file"
-    values: tuple[str, ...] = ()  # the refused values; empty: the key is refused with any value
 
 
 class KeyNotes:
@@ -89,7 +88,7 @@ class Model(BaseModel):
             field, value = type(self).model_fields[name], getattr(self, name)
             at = (*path, field.alias or name)
             for mark in field.metadata:
-                if isinstance(mark, NotYet) and (not mark.values or value in mark.values):
+                if isinstance(mark, NotYet):
                     yield Problem(at, mark.text, mark.hint)
             yield from _not_yet_within(value, at)
 

@@ -2,7 +2,8 @@
 
 A copy is cut into chunks by key. A chunk is written to a file by a task, and a **mark** is put into the stream: there,
 and nowhere else, its rows stand. Whoever reads the stream asks at the mark what became of that attempt. The answer
-never changes once it was given, so reading stays repeatable:
+never changes once it was given, so reading stays repeatable. Where a stream takes no marks, State decides the position
+of an attempt, once (`CopyStore.place`): always behind the **horizon**, which is as far as reading may have come.
 
 | chunk is | set by | leaves by |
 |---|---|---|
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -36,6 +37,13 @@ _MARK = re.compile(r"copy/([0-9a-f]{16})/([0-9]{1,9})/([0-9]{1,9})", re.ASCII)
 _PLAIN_KEY = "[0-9A-Za-z_-]{1,40}"
 KeyText = tuple[str, ...]  # of one key: the text of each of its columns
 Bounds = tuple[KeyText | None, KeyText | None]  # behind the first, up to the second itself; None: no bound there
+# Of the horizon (None: there is none): the position of a chunk behind it, and the horizon from then on.
+ChoosePlace = Callable[[str | None], tuple[str, str]]
+# A task that has its place, or its mark, is ready in a moment. One that takes longer has most likely died.
+WAIT_S = 10.0
+CHUNK_ROWS_MAX = 100_000
+CHUNK_ROWS_MIN = 100
+CHUNK_BYTES = 32 * 1024 * 1024
 
 
 class CopyState(StrEnum):
@@ -83,10 +91,11 @@ class Chunk:
     bounds: Bounds
     state: ChunkState
     attempt: int
-    position: str  # of the mark, of a chunk that is ready or done
+    position: str  # of the mark, of a chunk that is ready or done; of a place, from when it was given
     file: str
     rows: int
     ready_at: datetime | None
+    told: tuple[int, ...] = ()  # partitions whose rows of it are in the log, though others were lost
 
 
 @dataclass(frozen=True)
@@ -98,6 +107,7 @@ class ChunkWork:
     stream: str
     bounds: Bounds
     condition: str
+    told: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -137,6 +147,11 @@ def fate_of(chunk: Chunk | None, attempt: int) -> Fate:
     if chunk.state is ChunkState.WRITING:
         return Fate.PENDING
     return Fate.READY if chunk.state is ChunkState.READY else Fate.VOID
+
+
+def rows_of_chunk(size: int, rows: int, most: int = CHUNK_ROWS_MAX) -> int:
+    """So many rows of a table that has this size, large values included. Pure; the number of rows is an estimate."""
+    return max(CHUNK_ROWS_MIN, min(most, CHUNK_BYTES * rows // max(1, size))) if rows else most
 
 
 def refuse_cancel(copy: Copy) -> None:
@@ -210,16 +225,37 @@ class CopyStore(Protocol):
     def give_up_all(self, source: str, epoch: int) -> None:
         """By a new owner: what tasks of the owner before are writing is void."""
 
+    def reach(self, source: str, position: str, epoch: int) -> None:
+        """Reading is about to go as far as `position`: no attempt is placed before it from now on."""
+
+    def place(self, mark: Mark, choose: ChoosePlace, epoch: int) -> str | None:
+        """Where the chunk stands: `choose` says it of the horizon, which nobody moves meanwhile. None: the attempt was
+        given up."""
+
+    def placed(self, source: str, since: str) -> list[Chunk]:
+        """Chunks that are ready, or being written and placed, from this position on, in the order of positions."""
+
     def done(self, copy: str, numbers: Sequence[int], epoch: int) -> None:
         """Of chunks that are ready. A copy whose last chunk is done is done."""
 
-    def reopen(self, copy: str, numbers: Sequence[int], epoch: int) -> None:
-        """Of chunks that are ready, whose marks were lost."""
+    def reopen(self, copy: str, number: int, epoch: int, told: Sequence[int] = ()) -> None:
+        """Of a chunk that is ready, whose mark was lost: but for these partitions, which have its rows."""
 
     def trouble(self, copy: str, error: str, epoch: int, *, failed: bool) -> None:
         """An error, counted; empty: all is well again. `failed`: it is not tried any more."""
 
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class CopyPlace:
+    """Where the copies of a source are kept. Picklable: `open` opens what State has of them."""
+
+    open: Callable[[], CopyStore]
+    folder: Path
+    source: str = ""  # what the file calls it
+    all_wanted: bool = False  # the file says `start: copy`
+    chunk_rows_max: int = CHUNK_ROWS_MAX
 
 
 class Copying(Protocol):
@@ -229,17 +265,35 @@ class Copying(Protocol):
 
     @property
     def streams(self) -> Sequence[str]:
-        """The streams that can be copied: the file names them."""
+        """The streams that the file names."""
 
     @property
     def wanted(self) -> Sequence[str]:
         """Those that the file wants copied."""
 
+    @property
+    def partitions(self) -> Sequence[int]:
+        """The partitions that the rows of a chunk may be in."""
+        return (0,)
+
+    def reads(self, stream: str) -> bool:
+        """Whether the file wants the changes of this stream: only then its rows can be copied."""
+        return stream in self.streams
+
     def stream(self, text: str) -> str:
         """The stream that a person typed. Raises `ValueError` with what is wrong with it."""
 
+    def condition(self, text: str) -> str:
+        """The condition that a person typed, as it is kept. Raises `ValueError` with what is wrong with it."""
+        return text
+
     def plan(self, stream: str) -> list[Bounds]:
         """The whole stream, cut by key."""
+
+    def watch(self, epoch: int | None) -> bool:
+        """By the owner, beside the reading, before a chunk is begun: from now on copies are under way, or, with None,
+        there are none. False: chunks cannot be placed yet, because reading has not begun everywhere."""
+        return True
 
     def write(self, works: Sequence[ChunkWork], epoch: int, until_s: float) -> Iterator[ChunkWork]:
         """Write chunks one after another. Yields each before it is begun: what is raised after that is its error. No
@@ -248,3 +302,7 @@ class Copying(Protocol):
     def compare(self, position: str, checkpoint: str) -> bool | None:
         """Whether reading that stands at `checkpoint` has passed the mark at `position`; None: they are of two
         histories of the place, and nobody can say."""
+
+    def firsts(self, chunk: Chunk) -> Mapping[int, str]:
+        """Of a chunk that is ready: the position of its first row in each partition that has one."""
+        return {0: chunk.position} if chunk.rows else {}

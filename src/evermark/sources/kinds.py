@@ -16,16 +16,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from evermark.errors import ConfigError, EvermarkError
+from evermark.sources.copies import CopyPlace, CopyStore
 
 if TYPE_CHECKING:
     from evermark.observe.finding import Finding
     from evermark.secrets import Hidden, SecretBox
     from evermark.sources.base import Source
-    from evermark.sources.copies import CopyStore
     from evermark.sources.settings import SourceConfig
     from evermark.state.connection import State
 
@@ -74,6 +75,12 @@ class SourceContext:
     # How what State has of copies is opened, a function of a module; and the folder for their files. None: no copies.
     copies: Callable[[Hidden, str], CopyStore] | None = None
     copies_folder: Path | None = None
+
+    def copy_place(self, *, all_wanted: bool) -> CopyPlace | None:
+        if self.copies is None or self.copies_folder is None:
+            return None
+        store = partial(self.copies, self.state_dsn(), self.state_schema)
+        return CopyPlace(store, self.copies_folder, self.source, all_wanted)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -98,6 +99,73 @@ class MongoScene(Stage):
         for name, keys in self.of_key.items():
             for key, numbers in keys.items():
                 assert numbers == list(range(len(numbers))), f"{name}: order {key} came as {numbers[:50]}"
+
+
+class CopiedMongoScene(MongoScene):
+    """Orders that were there before the deployment which copies them."""
+
+    orders = 60_000
+
+    def settings(self) -> str:
+        return (
+            f'{{type: mongo, url: "${{SHOP_URL}}", database: {_DATABASE}, partitions: {self._partitions},'
+            " full_documents: changes, collections: [orders], start: copy}"
+        )
+
+    def prepare(self) -> None:
+        with self.servers.client() as client:
+            orders = client[_DATABASE]["orders"]
+            orders.insert_many([{"_id": number, "n": 0, "v": f"from before {number}"} for number in range(self.orders)])
+
+    def events(self) -> list[dict[str, Any]]:
+        """In the order of the log, partition by partition."""
+        files = LogReader(self.folder / "data" / "log" / self.source).files_if_any()
+        columns = ["event_id", "flags", *_COLUMNS]
+        rows = [row for file in files for row in pq.read_table(file.path, columns=columns).to_pylist()]
+        return sorted(rows, key=lambda row: (row["partition"], row["batch"], row["position"]))
+
+    def implied(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for row in self.events():
+            old = found.pop(row["key"], None)
+            if row["op"] in {"insert", "update", "read"}:
+                payload = json.loads(row["payload"])
+                # A document that changed before it was copied is known in part, until its copy comes.
+                is_part = "partial" in (row["flags"] or ())
+                found[row["key"]] = {**(old or {}), **payload["updatedFields"]} if is_part else payload
+        return found
+
+    def files(self) -> list[str]:
+        """Of chunks, that are there just now."""
+        folder = self.folder / "data" / "log" / "_copies" / self.source
+        return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+
+
+class RandomOrders(threading.Thread):
+    """Changes orders at random: new ones, other values, none."""
+
+    def __init__(self, url: str, orders: int, seed: int, pause_s: float = 0.02) -> None:
+        super().__init__(name="orders", daemon=True)
+        self._url, self._orders, self._rng, self._pause_s = url, orders, random.Random(seed), pause_s
+        self._done = threading.Event()
+
+    def run(self) -> None:
+        rng = self._rng
+        with pymongo.MongoClient[dict[str, Any]](self._url, w="majority", retryWrites=True) as client:
+            orders = client[_DATABASE]["orders"]
+            while not self._done.wait(self._pause_s):
+                one, other = rng.randrange(self._orders), rng.randrange(2 * self._orders)
+                match rng.randrange(3):
+                    case 0:
+                        orders.update_one({"_id": other}, {"$setOnInsert": {"n": 1, "new": True}}, upsert=True)
+                    case 1:
+                        orders.update_many({"_id": {"$gte": one, "$lt": one + 10}}, {"$inc": {"n": 1}})
+                    case _:
+                        orders.delete_one({"_id": one})
+
+    def finish(self) -> None:
+        self._done.set()
+        self.join()
 
 
 class MongoWriter(threading.Thread):

@@ -17,8 +17,8 @@ from evermark.cluster.fence import source_lease
 from evermark.cluster.postgres import PostgresLeases
 from evermark.ingest.copying.postgres import StateCopies, copies_in_state
 from evermark.secrets import Plain
-from evermark.sources.copies import ChunkState, ChunkWork, Copy
-from evermark.sources.postgres.tables.copying import ChunkWriter, CopyPlace, TablesCopying
+from evermark.sources.copies import ChunkState, ChunkWork, Copy, CopyPlace
+from evermark.sources.postgres.tables.copying import ChunkWriter, TablesCopying
 from evermark.sources.postgres.tables.install import TablesInstallation
 from evermark.sources.postgres.tables.source import PostgresTables, versions_in_state
 from evermark.testing.servers import PostgresServer, fresh_database

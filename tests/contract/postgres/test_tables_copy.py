@@ -20,12 +20,11 @@ import pytest
 from evermark.errors import DeniedError, SetupError
 from evermark.secrets import Plain
 from evermark.sources.base import Limit, Slice
-from evermark.sources.copies import ChunkState
+from evermark.sources.copies import ChunkState, CopyPlace
 from evermark.sources.postgres.connect import _SESSION, connect
 from evermark.sources.postgres.settings import PostgresSettings
 from evermark.sources.postgres.tables.chunk_file import FileMarks
 from evermark.sources.postgres.tables.copyable import judged_copies, look_for_copy
-from evermark.sources.postgres.tables.copying import CopyPlace
 from evermark.sources.postgres.tables.scan import TableScan
 from evermark.sources.postgres.tables.source import PostgresTables
 from evermark.testing.servers import PostgresServer, postgres_server

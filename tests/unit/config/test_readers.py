@@ -143,18 +143,16 @@ def unread(models: Iterable[type[Model]], code: Iterable[ast.Module]) -> set[Key
 def nothing_to_read(model: type[Model], key: str) -> bool:
     """A key that is refused whatever its value, that may have one value only, or that holds nothing but such keys."""
     field = model.model_fields[key]
-    marks = [mark for mark in field.metadata if isinstance(mark, NotYet)]
-    later = {value for mark in marks for value in mark.values}
     below = [(each, name) for each in models_in(field.annotation) for name in each.model_fields]
     return (
         refused_always(model, key)
-        or (get_origin(field.annotation) is Literal and len(set(get_args(field.annotation)) - later) == 1)
+        or (get_origin(field.annotation) is Literal and len(get_args(field.annotation)) == 1)
         or (bool(below) and all(nothing_to_read(*each) for each in below))
     )
 
 
 def refused_always(model: type[Model], key: str) -> bool:
-    return any(isinstance(mark, NotYet) and not mark.values for mark in model.model_fields[key].metadata)
+    return any(isinstance(mark, NotYet) for mark in model.model_fields[key].metadata)
 
 
 @cache
@@ -212,18 +210,6 @@ def test_a_key_that_nobody_reads_is_refused_when_it_is_given(model: type[Model],
         error = refused(tmp_path, f"{MINIMAL}reliability:\n  {section}:\n    {key}: {str(value).lower()}\n")
         assert f"line 5: reliability.{section}.{key}: nothing reads this key in this version: " in error.message
         assert error.hint == "take it out of the file"
-
-
-MONGO = MINIMAL + "sources: {shop: {type: mongo, url: 'mongodb://db/', database: shop, start: copy}}\n"
-
-
-@pytest.mark.parametrize(("text", "key"), [(MONGO, "start")])
-def test_a_value_that_cannot_be_done_yet_is_refused(text: str, key: str, tmp_path: Path) -> None:
-    """GIVEN a value of a later version THEN the error names the key, and the value to use."""
-    error = refused(tmp_path, text)
-    assert f"sources.shop.{key}: " in error.message and "is not in this version" in error.message
-    assert error.hint.startswith("use ")
-    assert refused(tmp_path, text + "reliability: {dedup: {ttl: 9m}}\n").message.count("in this version") == 2
 
 
 def test_defaults_are_never_refused(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,17 +19,28 @@ from evermark.ingest.repair.base import Step
 from evermark.ingest.repair.memory import MemoryRecoveries
 from evermark.observe.logging import get_logger
 from evermark.runtime import Threads
+from evermark.sources import copies
 from evermark.sources.copies import AskedBy, Bounds, ChunkState, ChunkWork, Copy, CopyState, Mark
 from evermark.testing.states import owners
 
 
 @dataclass
-class Copying:
+class Copying(copies.Copying):
     """A stream of ten keys, a chunk each. Positions are numbers; `2:` is another history."""
 
     folder: Path
     streams: Sequence[str] = ("t",)
     wanted: Sequence[str] = ("t",)
+    partitions: Sequence[int] = (0,)
+    may_place: bool = True
+    watched: list[int | None] = field(default_factory=list)
+
+    def watch(self, epoch: int | None) -> bool:
+        self.watched.append(epoch)
+        return self.may_place
+
+    def firsts(self, chunk: copies.Chunk) -> Mapping[int, str]:
+        return {partition: f"{chunk.position}" for partition in self.partitions if partition not in chunk.told}
 
     def stream(self, text: str) -> str:
         return text
@@ -53,12 +64,15 @@ class Works:
     logged: set[str] = field(default_factory=set)
     rounds: list[list[int]] = field(default_factory=list)
     report: Callable[[ChunkWork], EvermarkError | None] = lambda work: None
+    behind: dict[int, str] = field(default_factory=dict)  # partitions that are not as far
+    lost_in: Sequence[int] = ()
+    told: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def checkpoint(self, partition: int) -> str | None:
-        return self.at
+        return self.behind.get(partition, self.at)
 
     def holds(self, partition: int, position: str) -> bool:
-        return position in self.logged
+        return position in self.logged and partition not in self.lost_in
 
     def write_chunks(
         self, copying: Any, works: Sequence[Sequence[ChunkWork]], epoch: int, until_s: float
@@ -69,6 +83,7 @@ class Works:
             found: dict[str, Any] = {"copies": [work.copy for work in task]}
             for work in task:
                 mark = Mark(work.copy, work.number, self.copies.begin(work.copy, work.number, epoch))
+                self.told[work.number] = work.told
                 error = self.report(work)
                 if error is not None:
                     found["error"] = {"kind": error.kind, "message": error.message, "hint": error.hint}
@@ -182,6 +197,48 @@ def test_marks_that_were_lost_with_the_slot_are_made_again(scene: Scene) -> None
     scene.busy = False
     owner.look()
     assert scene.works.rounds[1] == [5, 6, 7, 8, 9]
+
+
+def test_a_chunk_is_done_when_every_partition_has_passed_it(scene: Scene) -> None:
+    """GIVEN a source of three partitions WHEN one is behind, or was repaired THEN chunks wait for it; rows that it lost
+    are written again, and those that the others have are not."""
+    scene.copying.partitions = (0, 1, 2)
+    owner = scene.owner()
+    owner.look()
+    scene.works.at, scene.works.behind = "1:99", {1: "1:13"}
+    owner.look()
+    assert len(scene.works.copies.chunks(scene.copy().id, [ChunkState.DONE])) == 3
+    scene.works.behind = {}
+    recovery = scene.works.recoveries.open("shop", 1, "lost", "1:13", owner.epoch)
+    assert not owner.look()  # of one partition, and all wait
+    scene.works.recoveries.move(recovery, Step.DONE, owner.epoch)
+    scene.works.logged, scene.works.lost_in = {f"1:{10 + n}" for n in range(9)}, (1,)
+    owner.look()
+    assert scene.works.rounds[1] == list(range(3, 10))
+    assert scene.works.told[3] == (0, 2) and scene.works.told[9] == ()
+    scene.works.lost_in = ()
+    owner.look()
+    assert len(scene.works.copies.chunks(scene.copy().id, [ChunkState.DONE])) == 9
+
+
+def test_reading_is_watched_for_as_long_as_there_are_copies(scene: Scene) -> None:
+    """GIVEN a stream without marks WHEN chunks cannot be placed yet THEN none is begun; it is watched until the last
+    chunk was read, that of a copy which was cancelled, too."""
+    scene.copying.may_place, scene.copying.wanted = False, ()
+    owner = scene.owner()
+    owner.look()
+    assert scene.copying.watched == [None]
+    asked = scene.works.copies.ask("shop", "t", "")
+    assert not owner.look() and scene.works.rounds == []
+    scene.copying.may_place = True
+    owner.look()
+    assert scene.copying.watched[1:] == [owner.epoch] * 2 and scene.states() == {ChunkState.READY}
+    scene.works.copies.cancel(asked.id)
+    owner.look()
+    assert scene.copying.watched[-1] == owner.epoch
+    scene.works.at = "1:99"
+    owner.look()
+    assert scene.copying.watched[-1] is None
 
 
 def test_another_history_of_the_place(scene: Scene) -> None:

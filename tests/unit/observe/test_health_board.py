@@ -11,6 +11,7 @@ import pytest
 from evermark.observe.health import (
     LAGGING_AFTER_S,
     RATE_OVER_S,
+    FailingCopy,
     HealthBoard,
     LiveGroupReport,
     PartitionHealth,
@@ -213,3 +214,16 @@ def test_s7_the_event_rate_is_of_the_last_minute(board: HealthBoard, clock: Cloc
     assert rate() == pytest.approx(30 / RATE_OVER_S)
     clock.now += RATE_OVER_S
     assert (rate(), partition(board).events) == (0.0, 120)
+
+
+def test_a_copy_that_fails_is_shown_with_its_error(board: HealthBoard) -> None:
+    """GIVEN partitions that are read WHEN a copy fails THEN the whole is degraded, the error is told, and the instance
+    is ready: the stream goes on."""
+    board.put("shop", 0, HEALTHY)
+    assert as_json(board.partitions(), version="1", uptime_s=1.0)["failing_copies"] == []
+    failing = FailingCopy("0a", "shop", "public.orders", 3, "may not read")
+    told = as_json(board.partitions(), version="1", uptime_s=1.0, copies=[failing])
+    assert told["status"] == "degraded" and not unready(board.partitions())
+    assert told["failing_copies"] == [
+        {"copy": "0a", "source": "shop", "stream": "public.orders", "tries": 3, "error": "may not read"}
+    ]

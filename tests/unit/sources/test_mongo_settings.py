@@ -49,7 +49,7 @@ def test_settings_say_where_and_what(tmp_path: Path) -> None:
         (", database: shop, collections: [{name: a, hash: [x..y]}]", "expected a field"),
         (", database: a.b", "database"),
         (", partitions: 17", "partitions"),
-        (", start: copy", "copy is not in this version"),
+        (", database: shop, start: copy", "copy is for collections that the file names"),
         (", full_documents: all", "full_documents"),
         (", full_document: stored", "did you mean full_documents?"),
     ],

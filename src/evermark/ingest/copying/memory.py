@@ -15,6 +15,7 @@ from evermark.sources.copies import (
     TEXT_MAX,
     AskedBy,
     Bounds,
+    ChoosePlace,
     Chunk,
     ChunkState,
     Copy,
@@ -34,6 +35,7 @@ class MemoryCopies:
         self._leases, self._clock = leases, clock
         self._kept: dict[str, Copy] = {}
         self._chunks: dict[tuple[str, int], Chunk] = {}
+        self._horizons: dict[str, str] = {}
         self._lock = threading.RLock()
 
     def ask(self, source: str, stream: str, condition: str) -> Copy:
@@ -87,7 +89,7 @@ class MemoryCopies:
             if chunk is None or chunk.state not in (ChunkState.OPEN, ChunkState.WRITING):
                 raise BusyError(f"chunk {number} of copy {copy} is written already", hint="it is left as it is")
             attempt = chunk.attempt + 1
-            cleared = Chunk(copy, number, chunk.bounds, ChunkState.WRITING, attempt, "", "", 0, None)
+            cleared = Chunk(copy, number, chunk.bounds, ChunkState.WRITING, attempt, "", "", 0, None, chunk.told)
             self._chunks[copy, number] = cleared
             return attempt
 
@@ -118,14 +120,43 @@ class MemoryCopies:
                 if chunk.state is ChunkState.WRITING and self._kept[chunk.copy].source == source:
                     self._chunks[place] = replace(chunk, state=ChunkState.OPEN)
 
+    def reach(self, source: str, position: str, epoch: int) -> None:
+        with self._lock:
+            self._leases.fence(source_lease(source), epoch)
+            self._horizons[source] = max(self._horizons.get(source, position), position)
+
+    def place(self, mark: Mark, choose: ChoosePlace, epoch: int) -> str | None:
+        with self._fenced(mark.copy, epoch):
+            chunk, source = self._writing(mark), self._kept[mark.copy].source
+            if chunk is None:
+                return None
+            position, self._horizons[source] = choose(self._horizons.get(source))
+            self._chunks[mark.copy, mark.number] = replace(chunk, position=position)
+            return position
+
+    def placed(self, source: str, since: str) -> list[Chunk]:
+        with self._lock:
+            found = [
+                chunk
+                for chunk in self._chunks.values()
+                if chunk.state in (ChunkState.WRITING, ChunkState.READY)
+                and self._kept[chunk.copy].source == source
+                and chunk.position >= since
+                and chunk.position
+            ]
+            return sorted(found, key=lambda chunk: chunk.position)
+
     def done(self, copy: str, numbers: Sequence[int], epoch: int) -> None:
         with self._fenced(copy, epoch):
             self._move(copy, numbers, ChunkState.DONE)
             self._finish(copy)
 
-    def reopen(self, copy: str, numbers: Sequence[int], epoch: int) -> None:
+    def reopen(self, copy: str, number: int, epoch: int, told: Sequence[int] = ()) -> None:
         with self._fenced(copy, epoch):
-            self._move(copy, numbers, ChunkState.OPEN)
+            chunk = self._chunks[copy, number]
+            if chunk.state is ChunkState.READY:
+                known = tuple(sorted({*chunk.told, *told}))
+                self._chunks[copy, number] = replace(chunk, state=ChunkState.OPEN, told=known)
 
     def trouble(self, copy: str, error: str, epoch: int, *, failed: bool) -> None:
         with self._fenced(copy, epoch):

@@ -6,6 +6,7 @@ import json
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from evermark.cluster.fence import fence, fenced, source_lease
@@ -16,6 +17,7 @@ from evermark.sources.copies import (
     TEXT_MAX,
     AskedBy,
     Bounds,
+    ChoosePlace,
     Chunk,
     ChunkState,
     Copy,
@@ -34,7 +36,7 @@ select c.id, c.source, c.stream, c.condition, c.asked_by, c.state, c.chunks,
        c.tries, c.error, c.made_at, c.changed_at
 from copies c where {} order by c.made_at desc, c.id
 """
-_CHUNK = "select copy, number, after, upto, state, attempt, position, file, rows, ready_at from copy_chunks"
+_CHUNK = "select copy, number, after, upto, state, attempt, position, file, rows, ready_at, told from copy_chunks"
 _ASK = "insert into copies (id, source, stream, condition, asked_by) values (%s, %s, %s, %s, %s)"
 _SAME = """
 select id from copies where source = %s and stream = %s and condition = %s and state in ('planned', 'running')
@@ -55,7 +57,21 @@ _GIVE_UP_ALL = """
 update copy_chunks set state = 'open' where state = 'writing' and copy in (select id from copies where source = %s)
 """
 _DONE = "update copy_chunks set state = 'done' where copy = %s and number = any (%s) and state = 'ready'"
-_REOPEN = "update copy_chunks set state = 'open' where copy = %s and number = any (%s) and state = 'ready'"
+_REOPEN = """
+update copy_chunks set state = 'open', told = array(select distinct unnest(told || %s::integer[]) order by 1)
+where copy = %s and number = %s and state = 'ready'
+"""
+_REACH = """
+insert into copy_horizons (source, position) values (%s, %s)
+on conflict (source) do update set position = greatest(copy_horizons.position, excluded.position)
+"""
+_PLACE = """
+update copy_chunks set position = %s where copy = %s and number = %s and attempt = %s and state = 'writing'
+"""
+_PLACED = f"""
+{_CHUNK} where state in ('writing', 'ready') and position >= %s and position <> ''
+and copy in (select id from copies where source = %s) order by position
+"""
 # A copy that is over needs its chunks no more: a mark of it is void, as one of a chunk that is done.
 _FINISH = """
 update copies set state = 'done', error = '', changed_at = clock_timestamp(),
@@ -160,15 +176,35 @@ class StateCopies:
         with fenced(self._state, source_lease(source), epoch) as conn:
             conn.execute(_GIVE_UP_ALL, (source,))
 
+    def reach(self, source: str, position: str, epoch: int) -> None:
+        with fenced(self._state, source_lease(source), epoch) as conn:
+            conn.execute(_REACH, (source, position))
+
+    def place(self, mark: Mark, choose: ChoosePlace, epoch: int) -> str | None:
+        with self._fenced(mark.copy, epoch) as conn:
+            source = "(select source from copies where id = %s)"
+            query = f"select position from copy_horizons where source = {source} for update"
+            row = conn.execute(query.encode(), (mark.copy,)).fetchone()
+            position, horizon = choose(row[0] if row else None)
+            if conn.execute(_PLACE, (position, mark.copy, mark.number, mark.attempt)).rowcount != 1:
+                return None
+            query = f"update copy_horizons set position = %s where source = {source}"
+            conn.execute(query.encode(), (horizon, mark.copy))
+            return position
+
+    def placed(self, source: str, since: str) -> list[Chunk]:
+        with self._state.connection() as conn:
+            return [_chunk(row) for row in conn.execute(_PLACED.encode(), (since, source)).fetchall()]
+
     def done(self, copy: str, numbers: Sequence[int], epoch: int) -> None:
         with self._fenced(copy, epoch) as conn:
             conn.execute(_DONE, (copy, list(numbers)))
             if conn.execute(_FINISH, (copy,)).rowcount:
                 conn.execute(_FORGET, (copy, copy))
 
-    def reopen(self, copy: str, numbers: Sequence[int], epoch: int) -> None:
+    def reopen(self, copy: str, number: int, epoch: int, told: Sequence[int] = ()) -> None:
         with self._fenced(copy, epoch) as conn:
-            conn.execute(_REOPEN, (copy, list(numbers)))
+            conn.execute(_REOPEN, (list(told), copy, number))
 
     def trouble(self, copy: str, error: str, epoch: int, *, failed: bool) -> None:
         with self._fenced(copy, epoch) as conn:
@@ -211,5 +247,6 @@ def _copy(row: Any) -> Copy:
 
 
 def _chunk(row: Any) -> Chunk:
-    copy, number, after, upto, state, *rest = row
-    return Chunk(copy, number, (_key(after), _key(upto)), ChunkState(state), *rest)
+    copy, number, after, upto, state, *rest, told = row
+    found = Chunk(copy, number, (_key(after), _key(upto)), ChunkState(state), *rest)
+    return replace(found, told=tuple(told)) if told else found

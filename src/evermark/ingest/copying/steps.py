@@ -23,7 +23,6 @@ ROUND_S = 10.0  # no chunk is begun later in a round: an owner that is to stop w
 # Chunks that are ready and wait to be read: files that take room.
 READY_MAX = 32
 SETTLE_EVERY_S = 0.2  # so often it is looked whether they were read
-_PARTITION = 0  # a source that copies has one
 _BACKOFF_MAX_S = 60.0
 _UNDER_WAY = (CopyState.PLANNED, CopyState.RUNNING)
 
@@ -121,11 +120,11 @@ class Copier:
             self._sweep()
             self._begun = True
         known_copies = copies.listed(self.name)
-        self._waiting = 0
-        if not any(copy.chunks_left or copy.state in _UNDER_WAY for copy in known_copies):
-            return False
-        waiting = self._waiting = self._settle([copy for copy in known_copies if copy.chunks_left])
-        if self.busy() or waiting >= READY_MAX or self.stopped.is_set():
+        under_way = any(copy.state in _UNDER_WAY for copy in known_copies)
+        left = [copy for copy in known_copies if copy.chunks_left]  # of one that was cancelled, perhaps
+        waiting = self._waiting = self._settle(left) if under_way or left else 0
+        may_place = self.copying.watch(self.epoch if under_way or waiting else None)
+        if not (under_way and may_place) or self.busy() or waiting >= READY_MAX or self.stopped.is_set():
             return False
         for copy in reversed(known_copies):
             if copy.state is CopyState.PLANNED and self._is_due(copy):
@@ -148,7 +147,7 @@ class Copier:
         self.news.copy_went_on(self.name, 0, sum(each.chunks_left for each in self.works.copies.listed(self.name)))
 
     def _planned(self, copy: Copy) -> int:
-        if copy.stream not in self.copying.streams:
+        if not self.copying.reads(copy.stream):
             raise _unnamed(copy)
         bounds = self.copying.plan(copy.stream)
         self.works.copies.plan(copy.id, bounds, self.epoch)
@@ -162,11 +161,11 @@ class Copier:
         going: dict[str, Copy] = {}
         limit = min(most, WRITERS_MAX * CHUNKS_A_TASK)
         for copy in reversed(self.works.copies.listed(self.name)):
-            if copy.state is CopyState.RUNNING and copy.stream not in self.copying.streams:
+            if copy.state is CopyState.RUNNING and not self.copying.reads(copy.stream):
                 self._note(copy, _unnamed(copy))
             elif copy.state is CopyState.RUNNING and self._is_due(copy) and len(works) < limit:
                 some = self.works.copies.chunks(copy.id, [ChunkState.OPEN, ChunkState.WRITING], limit - len(works))
-                works += [ChunkWork(copy.id, c.number, copy.stream, c.bounds, copy.condition) for c in some]
+                works += [ChunkWork(copy.id, c.number, copy.stream, c.bounds, copy.condition, c.told) for c in some]
                 going[copy.id] = copy
         if not works:
             return False
@@ -202,27 +201,27 @@ class Copier:
     # what was read
 
     def _settle(self, copies: Sequence[Copy]) -> int:
-        """Chunks whose marks reading has passed are done; how many still wait for it."""
-        at = self.works.checkpoint(_PARTITION)
+        """Chunks whose marks reading has passed in all partitions are done; how many still wait for it."""
+        ends = [self.works.checkpoint(partition) for partition in self.copying.partitions]
+        at = [end for end in ends if end is not None]
+        repaired = any(self.works.recoveries.current(self.name, each) is not None for each in self.copying.partitions)
+        if len(at) < len(ends) or repaired:
+            return READY_MAX  # nothing is read just now
         gone_wrong = self.works.recoveries.past(self.name)
         waiting = 0
-        if at is None or self.works.recoveries.current(self.name, _PARTITION) is not None:
-            return READY_MAX  # nothing is read just now
         for copy in copies:
             passed: list[Chunk] = []
             lost: list[Chunk] = []
             for chunk in self.works.copies.chunks(copy.id, [ChunkState.READY]):
-                is_past = self.copying.compare(chunk.position, at)
+                compared = [self.copying.compare(chunk.position, end) for end in at]
                 # A mark may have been lost with a slot, whenever its task came to say that it was ready.
-                doubtful = is_past is None or any(each.changed_at >= copy.made_at for each in gone_wrong)
-                if is_past is False:
+                doubtful = None in compared or any(each.changed_at >= copy.made_at for each in gone_wrong)
+                if False in compared:
                     waiting += 1
-                elif doubtful and chunk.rows and not self.works.holds(_PARTITION, chunk.position):
+                elif doubtful and self._reopened(chunk):
                     lost.append(chunk)
                 else:
                     passed.append(chunk)
-            if lost:
-                self.works.copies.reopen(copy.id, [chunk.number for chunk in lost], self.epoch)
             if passed:
                 self.works.copies.done(copy.id, [chunk.number for chunk in passed], self.epoch)
                 failpoint.hit("copy.done")
@@ -231,6 +230,15 @@ class Copier:
             if passed:
                 self._tell(copy, sum(chunk.rows for chunk in passed))
         return waiting
+
+    def _reopened(self, chunk: Chunk) -> bool:
+        """Whether rows of the chunk were lost: then they are written again, but for partitions that have theirs."""
+        firsts = self.copying.firsts(chunk)
+        told = [partition for partition, position in firsts.items() if self.works.holds(partition, position)]
+        if len(told) == len(firsts):
+            return False
+        self.works.copies.reopen(chunk.copy, chunk.number, self.epoch, told)
+        return True
 
     def _tell(self, copy: Copy, rows: int) -> None:
         now = self.works.copies.listed(self.name)

@@ -17,7 +17,7 @@ from pymongo.errors import OperationFailure, PyMongoError
 from evermark.errors import EvermarkError
 from evermark.sources.mongo.connect import TOO_LARGE, Client, translate
 from evermark.sources.mongo.events import Row, rows_in, rows_of, too_large
-from evermark.sources.mongo.positions import Position, time_of_token
+from evermark.sources.mongo.positions import COPIED, Position, time_of_token
 from evermark.sources.mongo.target import MongoTarget
 from evermark.sources.mongo.values import Document
 
@@ -56,7 +56,8 @@ class Change(NamedTuple):
 class Changes:
     """Used by one thread. `thin`: events come without their documents; inserts with their size instead.
 
-    Every event before `whole_to` has been given, and no transaction stands across it.
+    Every event before `whole_to` has been given, and no transaction stands across it. Where the server has looked
+    through a cluster time, and has no more of it, `whole_to` is behind all its events (`Position.closed`).
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Changes:
         self._stream: ChangeStream[Any] | None = None
         self._token: str | None = None  # of the event after which a stream that is opened again begins
         self._at = start  # where the next event stands if it has the cluster time of the last one
+        self._opened_at = start.time
         self._may_end = True  # whether an answer without events says that the last transaction is whole
         self.whole_to = start
 
@@ -125,8 +127,11 @@ class Changes:
         # A router answers before it has heard of all shards: only a later cluster time says that nothing is missing.
         self._may_end = not self._client.is_mongos
         where: dict[str, Any] = {"resume_after": {"_data": self._token}}
+        self._opened_at = self._at.time
         if self._token is None:
-            time = self._next.time
+            # Inside a cluster time the stream begins just before it: of the time where it begins, which may be one to
+            # come, an answer without events says nothing.
+            time = self._opened_at = self._next.time - (self._next.ordinal > 0)
             where = {"start_at_operation_time": Timestamp(time >> 32, time & 0xFFFFFFFF)}
             self._at = Position(time)
         target: Any = self._client if self._target.database is None else self._client[self._target.database]
@@ -166,8 +171,11 @@ class Changes:
             self.whole_to = max(self.whole_to, self._next)
         token = stream.resume_token
         time = time_of_token(token["_data"]) if token is not None else None
-        if time is not None and time > self._next.time:
-            self._begin_at(Position(time))
+        if time is not None:
+            is_seen = self._may_end and time > self._opened_at
+            seen_to = Position(time, COPIED if is_seen else 0)
+            if seen_to > self._next:
+                self._begin_at(seen_to)
         if not stream.alive:
             self.close()
 

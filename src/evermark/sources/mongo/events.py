@@ -100,10 +100,14 @@ def stream_of(ns: Any) -> str:
 
 
 def partition_of(row: Row, partitions: int) -> int:
+    return partition_for(row.stream, row.key, partitions)
+
+
+def partition_for(stream: str, key: str | None, partitions: int) -> int:
     """All changes of a document are in one partition, in their order."""
     if partitions == 1:
         return 0
-    return zlib.crc32(f"{row.stream}\n{row.key or ''}".encode()) % partitions
+    return zlib.crc32(f"{stream}\n{key or ''}".encode()) % partitions
 
 
 def rows_of(event: Document, fields: dict[str, Any], at: Position, token: str, target: MongoTarget) -> list[Row]:
@@ -129,6 +133,11 @@ def too_large(raw: bytes, at: Position, token: str, target: MongoTarget) -> Row:
     return _poison(raw, at, token, target, reason)
 
 
+def shown_bytes(raw: bytes, stream: str, target: MongoTarget) -> bytes | None:
+    """Of what cannot be decoded; None where the bytes would show what is to be hidden."""
+    return raw if not target.hidden or (stream and stream not in target.hidden) else None
+
+
 def _whose(raw: bytes) -> tuple[str, str | None]:
     """Stream and key of an event whose documents cannot be decoded, as far as they can be."""
     event = RawBSONDocument(raw)
@@ -141,8 +150,6 @@ def _whose(raw: bytes) -> tuple[str, str | None]:
 
 def _poison(raw: bytes, at: Position, token: str, target: MongoTarget, reason: str) -> Row:
     stream, key = _whose(raw)
-    # The bytes would show what is to be hidden.
-    shown = raw if not target.hidden or (stream and stream not in target.hidden) else None
     id_ = event_id(at.time, token)
     payload = as_json({"reason": reason})
     return Row(
@@ -156,7 +163,7 @@ def _poison(raw: bytes, at: Position, token: str, target: MongoTarget, reason: s
         payload,
         None,
         None,
-        shown,
+        shown_bytes(raw, stream, target),
     )
 
 

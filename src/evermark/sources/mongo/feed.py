@@ -12,13 +12,15 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import pyarrow as pa
 
 from evermark.errors import BusyError, EvermarkError
 from evermark.sources.base import Fed, Feed
 from evermark.sources.mongo.changes import Change, Changes
-from evermark.sources.mongo.events import Row, batched, partition_of
+from evermark.sources.mongo.copied import Standing
+from evermark.sources.mongo.events import Row, partition_of
 from evermark.sources.mongo.positions import Position
 from evermark.sources.mongo.target import MongoTarget
 
@@ -29,6 +31,9 @@ TRANSACTION_BYTES_MAX = 64 * 1024 * 1024
 # A position that no event moves is moved this often: an idle partition must not fall behind the oplog.
 IDLE_EVERY_S = 10.0
 _CLOSE_S_MAX = 5.0
+
+Cut = Callable[[str, str, int], tuple[str, list[Standing]]]
+Merged = Callable[[Iterator[Row], Sequence[Standing], int], Iterator[pa.RecordBatch]]
 
 
 @dataclass
@@ -42,14 +47,17 @@ class _Part:
 
 
 class SharedFeed:
-    """`join` for each partition, then read: the stream is opened when the first of them is asked for events."""
+    """`join` for each partition, then read: the stream is opened when the first of them is asked for events.
 
-    def __init__(self, target: MongoTarget, open_at: Callable[[Position], Changes]) -> None:
-        self._target, self._open_at = target, open_at
+    `cut` is `ReadHorizon.cut`, where there are copies; `merged` puts the rows of chunks between the others.
+    """
+
+    def __init__(self, target: MongoTarget, open_at: Callable[[Position], Changes], cut: Cut, merged: Merged) -> None:
+        self._target, self._open_at, self._cut, self._merged = target, open_at, cut, merged
         self._changed = threading.Condition()
         self._parts: dict[int, _Part] = {}
         self._rows = self._bytes = 0
-        self._whole_to = Position(0).text(target.partitions)
+        self._whole_to = Position(0)
         self._unheard = False  # somebody found nothing, and wants to be woken
         self._error: EvermarkError | None = None
         self._closed = False
@@ -68,17 +76,19 @@ class SharedFeed:
             if self._thread is None and not self._closed:
                 self._thread = threading.Thread(target=self._run, name="feed mongo", daemon=True)
                 self._thread.start()
-            part = self._parts[partition]
-            end = max(part.taken, self._whole_to)
+            part, whole_to = self._parts[partition], self._whole_to
+        # Not under the lock: State may be asked.
+        end, chunks = self._cut(part.taken, whole_to.text(self._target.partitions), whole_to.closed)
+        with self._changed:
             count = bisect_left(part.rows, end, key=lambda row: row.position)
             idle = end > part.taken and time.monotonic() - part.idle_at >= IDLE_EVERY_S
-            if count or idle:
+            if count or chunks or idle:
                 rows, part.rows = part.rows[:count], part.rows[count:]
                 self._rows -= count
                 self._bytes -= sum(row.size for row in rows)
                 part.taken, part.idle_at = end, time.monotonic()
                 self._changed.notify_all()
-                return _FedRows(rows, end)
+                return _FedRows(partial(self._merged, iter(rows), chunks, partition), end)
             if self._error is not None:
                 raise self._error
             self._unheard = True
@@ -121,7 +131,7 @@ class SharedFeed:
                     part.rows.append(row)
                     self._rows += 1
                     self._bytes += row.size
-            self._whole_to = changes.whole_to.text(self._target.partitions)
+            self._whole_to = changes.whole_to
             wakes = [part.wake for part in self._parts.values()] if self._unheard and self._has_whole() else []
             self._unheard = self._unheard and not wakes
         for wake in wakes:
@@ -131,7 +141,8 @@ class SharedFeed:
                 self._changed.wait()
 
     def _has_whole(self) -> bool:
-        return any(part.rows and part.rows[0].position < self._whole_to for part in self._parts.values())
+        whole_to = self._whole_to.text(self._target.partitions)
+        return any(part.rows and part.rows[0].position < whole_to for part in self._parts.values())
 
     def _is_full(self) -> bool:
         if self._rows < ROWS_MAX and self._bytes < BYTES_MAX:
@@ -166,11 +177,11 @@ class _PartFeed(Feed):
 
 
 class _FedRows(Fed):
-    def __init__(self, rows: Sequence[Row], end: str) -> None:
-        self._rows, self._end = rows, end
+    def __init__(self, batches: Callable[[], Iterator[pa.RecordBatch]], end: str) -> None:
+        self._batches, self._end = batches, end
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        return batched(iter(self._rows))
+        return self._batches()
 
     def end(self) -> str:
         return self._end

@@ -28,7 +28,8 @@ class MongoKind(SourceKind[MongoSettings]):
         _require_driver()
         from evermark.sources.mongo.source import MongoChanges
 
-        return MongoChanges((settings if context.box is None else settings.sealed(context.box)).target())
+        target = (settings if context.box is None else settings.sealed(context.box)).target()
+        return MongoChanges(target, context.copy_place(all_wanted=settings.start == "copy"))
 
     def examine(
         self, settings: MongoSettings, context: SourceContext, look: Callable[[Source], SourceState] | None

@@ -3,6 +3,8 @@
 A change stream gives its events in the order of their cluster times. Events of one transaction have one cluster time,
 and always come in the same order; so do events that several shards made at the same time. Reading goes on at a position
 by a stream that begins at its cluster time, and leaves out the events before its ordinal.
+
+Rows of copies stand behind all events of a cluster time, in front of the next: they have ordinals that no event has.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from evermark.errors import FormatError
 _TEXT = re.compile(r"([0-9a-f]{16}):([0-9a-f]{8}):([0-9a-f]{2})")
 # A resume token begins with its cluster time: the byte that says so, then eight bytes.
 _TOKEN = re.compile(r"82([0-9A-Fa-f]{16})")
+COPIED = 0x8000_0000  # the first ordinal of copied rows
+_ORDINALS = 1 << 32
 
 
 class Position(NamedTuple):
@@ -33,6 +37,20 @@ class Position(NamedTuple):
     @property
     def seconds(self) -> int:
         return self.time >> 32
+
+    @property
+    def closed(self) -> int:
+        """The last cluster time of which all events stand before this position."""
+        return self.time if self.ordinal >= COPIED else self.time - 1
+
+    def after(self, rows: int) -> Position:
+        return Position(self.time, self.ordinal + rows)
+
+
+def room_for(rows: int, time: int, horizon: Position) -> Position:
+    """Where so many copied rows stand that show this cluster time: not before the horizon, behind a time's events."""
+    at = max(Position(time, COPIED), Position(horizon.time, max(horizon.ordinal, COPIED)))
+    return at if at.ordinal + rows < _ORDINALS else Position(at.time + 1, COPIED)
 
 
 def partitions_in(text: str) -> int:

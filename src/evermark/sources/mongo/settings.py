@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PlainValidator, model_validator
 
 from evermark.secrets import HIDDEN, Plain, Sealed, Secret, SecretBox
-from evermark.settings.fields import Model, NotYet, refusal
+from evermark.settings.fields import Model, refusal
 from evermark.sources.mongo.target import PARTITIONS_MAX, AfterImages, BeforeImages, MongoTarget
 from evermark.sources.settings import SourceConfig, secret_of
 
@@ -37,9 +37,6 @@ def _collection(value: Any) -> Any:
 _Database = Annotated[str, Field(pattern=r'^[^/\\. "$*<>:|?\x00]{1,63}$')]
 _Collection = Annotated[str, Field(pattern=r"^[^$\x00]{1,255}$")]
 _Field = Annotated[str, Field(min_length=1, max_length=1000), AfterValidator(_field)]
-_NO_COPY = NotYet(
-    "copy is not in this version: documents from before the first start are not taken", "use now", ("copy",)
-)
 
 
 class CollectionSettings(Model):
@@ -60,10 +57,13 @@ class MongoSettings(SourceConfig):
     partitions: Annotated[int, Field(ge=1, le=PARTITIONS_MAX)] = 1
     full_documents: AfterImages = "lookup"
     before_images: BeforeImages = "none"
-    start: Annotated[Literal["now", "oldest", "copy"], _NO_COPY] = "now"
+    start: Literal["now", "oldest", "copy"] = "now"
 
     @model_validator(mode="after")
     def _collections_have_a_database(self) -> Self:
+        if self.start == "copy" and not self.collections:
+            hint = "name them under collections: each is copied once, and one that is added later, then"
+            raise refusal("copy is for collections that the file names", hint=hint, at=("start",))
         seen: set[str] = set()
         for index, each in enumerate(self.collections):
             at = ("collections", index, "name")

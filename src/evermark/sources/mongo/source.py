@@ -6,6 +6,7 @@ the server, and nothing has to be confirmed there.
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,12 +19,15 @@ import pyarrow as pa
 from evermark.errors import EvermarkError, GapError, IdentityError, SetupError, UnreachableError
 from evermark.event import Seen
 from evermark.sources.base import Condition, Feed, Limit, Repair, Slice, Source, Untaken, Warned
+from evermark.sources.copies import Copying, CopyPlace
 from evermark.sources.mongo.changes import AWAIT_MS, Change, Changes
 from evermark.sources.mongo.connect import RECOVER_HINT, Client, open_client, translated, where
+from evermark.sources.mongo.copied import ReadHorizon, Standing, with_chunks
+from evermark.sources.mongo.copying import DocumentsCopying
 from evermark.sources.mongo.deployment import Deployment, look_at, oplog_span
 from evermark.sources.mongo.events import Row, batched, event_id, partition_of, time_of_event
 from evermark.sources.mongo.feed import SharedFeed
-from evermark.sources.mongo.positions import Position, partitions_in
+from evermark.sources.mongo.positions import COPIED, Position, partitions_in
 from evermark.sources.mongo.repair import DocumentsRepair
 from evermark.sources.mongo.target import MongoTarget
 
@@ -34,13 +38,15 @@ _LOOKED_AT_MAX = 1000
 _BRIEF_MS = 20
 _SILENCE_S_MAX = 60.0
 _BEHIND_SHARE = 0.5
+_CHUNKS = "chunks"
 
 
 class MongoChanges(Source):
-    """Picklable: its target travels, connections do not."""
+    """Picklable: its target travels, connections do not. `copies`: where copies are kept; without it none are made."""
 
-    def __init__(self, target: MongoTarget) -> None:
-        self.target = target
+    def __init__(self, target: MongoTarget, copies: CopyPlace | None = None) -> None:
+        self.target, self._copies = target, copies
+        self._horizon = ReadHorizon(copies, self.partitions()) if copies is not None else None
         self._place = where(target.url.open())
         self._opening = threading.Lock()
         self._opened: Client | None = None
@@ -49,7 +55,7 @@ class MongoChanges(Source):
         self._began: dict[int, str] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.target,)
+        return type(self), (self.target, self._copies)
 
     @property
     def client(self) -> Client:
@@ -65,7 +71,7 @@ class MongoChanges(Source):
         if self.target.oldest:
             with translated(self._place, "looking for the oldest change (reading local.oplog.rs)"):
                 return self._text(Position(oplog_span(self.client)[0]))
-        return self._text(Position(self._look().time + 1))
+        return self._text(Position(self._look().time, COPIED))
 
     def check(self, resume: Mapping[int, str], newest: Mapping[int, Seen] | None = None) -> None:
         now = self._look()
@@ -105,32 +111,42 @@ class MongoChanges(Source):
                 is_full = rows >= min(limit.rows_max, _ASKED_ROWS_MAX) or size >= limit.bytes_max
                 if (is_whole and (is_full or change is None)) or (change is None and time.monotonic() >= deadline):
                     break
-            if not is_whole or end is None:
-                return dict(after)
-            end = min(end, changes.whole_to)
+            whole_to = changes.whole_to
+        start = upto = min(starts.values())
+        closed = whole_to.closed  # where nothing changes, chunks of copies may stand
+        if is_whole and end is not None:
+            upto = min(end, whole_to)
+            closed = upto.closed
+        cut, _ = self._cut(self._text(start), self._text(upto), closed)
         # A partition without changes goes on with the others: else the next look would begin where this one began.
-        return {partition: self._text(max(start, end)) for partition, start in starts.items()}
+        return {partition: max(each, cut) for partition, each in after.items()}
 
     def slices(self, partition: int, start: str, end: str) -> Sequence[Slice]:
-        return [Slice(partition, start, end)] if start < end else []
+        if start >= end:
+            return []
+        chunks = self._horizon.standing(start, end) if self._horizon is not None else []
+        return [Slice(partition, start, end, {_CHUNKS: json.dumps(chunks)} if chunks else {})]
 
     def read(self, piece: Slice) -> Iterator[pa.RecordBatch]:
-        return batched(self._rows(piece))
+        chunks = [Standing(*each) for each in json.loads(piece.detail.get(_CHUNKS, "[]"))]
+        return self._merged(self._rows(piece), chunks, piece.partition)
 
     def begin(self, partition: int, position: str) -> None:
         self._began[partition] = position
+        if self._horizon is not None:
+            self._horizon.begin(partition, position)
 
     def may_repeat_from(self, partition: int, position: str) -> str:
         """Ordinals count the changes of chosen collections. Where reading began the choice may have been another one:
-        changes of that cluster time that the log has may stand at later ordinals now."""
+        changes of that cluster time that the log has may stand at later ordinals now; not if all of it was read."""
         began, at = self._began.get(partition), Position.parse(position)
-        if began is None or Position.parse(began).time != at.time:
+        if began is None or Position.parse(began).time != at.time or at.closed == at.time:
             return position
         return self._text(Position(at.time))
 
     def follow(self, partition: int, position: str, wake: Callable[[], None]) -> Feed:
         if self._shared is None or not self._shared.joinable:
-            self._shared = SharedFeed(self.target, self._changes)
+            self._shared = SharedFeed(self.target, self._changes, self._cut, self._merged)
         return self._shared.join(partition, Position.parse(position), wake, lambda end: self.confirm(partition, end))
 
     def confirm(self, partition: int, end: str) -> None:
@@ -139,6 +155,14 @@ class MongoChanges(Source):
 
     def repair(self, partition: int) -> Repair:
         return DocumentsRepair(self.target, partition)
+
+    def copying(self) -> Copying | None:
+        if self._copies is None:
+            return None
+        if self._horizon is not None:
+            self._horizon.close()
+        self._horizon = ReadHorizon(self._copies, self.partitions())
+        return DocumentsCopying(self.target, self._copies, self._horizon)
 
     def untaken(self, after: Mapping[int, str]) -> Mapping[int, Untaken]:
         found: dict[int, Untaken] = {}
@@ -178,6 +202,8 @@ class MongoChanges(Source):
             client, self._opened = self._opened, None
         if client is not None:
             client.close()
+        if self._horizon is not None:
+            self._horizon.close()
 
     def _text(self, position: Position) -> str:
         return position.text(self.target.partitions)
@@ -194,6 +220,14 @@ class MongoChanges(Source):
     def _look(self) -> Deployment:
         with translated(self._place, "asking who answers"):
             return look_at(self.client, self._place)
+
+    def _cut(self, start: str, upto: str, closed: int) -> tuple[str, list[Standing]]:
+        return self._horizon.cut(start, upto, closed) if self._horizon is not None else (max(start, upto), [])
+
+    def _merged(self, rows: Iterator[Row], chunks: Sequence[Standing], partition: int) -> Iterator[pa.RecordBatch]:
+        if self._copies is None or not chunks:
+            return batched(rows)
+        return with_chunks(rows, chunks, partition, self._copies.folder, self.target)
 
     def _changes(self, start: Position) -> Changes:
         return Changes(self.client, self._place, self.target, start)
@@ -269,7 +303,7 @@ class MongoChanges(Source):
     def _rows(self, piece: Slice) -> Iterator[Row]:
         end, heard_at = Position.parse(piece.end), time.monotonic()
         with self._changes(Position.parse(piece.start)) as changes:
-            while changes.whole_to < end:
+            while changes.whole_to < end and changes.whole_to.closed < end.time:
                 change = changes.next()
                 self._require_sound(heard_at, change)
                 if change is None:

@@ -74,15 +74,11 @@ class PostgresKind(SourceKind[PostgresSettings]):
 
 def tables_of(settings: PostgresSettings, context: SourceContext) -> PostgresTables:
     """How the tables look is remembered in State, which travels in the form that the source does."""
-    from evermark.sources.postgres.tables.copying import CopyPlace
     from evermark.sources.postgres.tables.source import PostgresTables, versions_in_state
 
     target = (settings if context.box is None else settings.sealed(context.box)).target()
     versions = partial(versions_in_state, context.state_dsn(), context.state_schema, context.source)
-    place = None
-    if context.copies is not None and context.copies_folder is not None:
-        store = partial(context.copies, context.state_dsn(), context.state_schema)
-        place = CopyPlace(store, context.copies_folder, all_wanted=settings.start == "copy")
+    place = context.copy_place(all_wanted=settings.start == "copy")
     return PostgresTables(target, versions, place)
 
 

@@ -87,13 +87,62 @@ class CopyContract:
         copies.give_up(second)
         assert fate_of(copies.chunk(copy.id, 0), second.attempt) is Fate.READY
         assert fate_of(copies.chunk(copy.id, 0), first.attempt) is Fate.VOID
-        copies.reopen(copy.id, [0], epoch)
+        copies.reopen(copy.id, 0, epoch)
         assert fate_of(copies.chunk(copy.id, 0), second.attempt) is Fate.VOID
         third = Mark(copy.id, 0, copies.begin(copy.id, 0, epoch))
         copies.give_up_all("shop", epoch)
         assert not copies.ready(third, "p", 1, epoch)
         copies.done(copy.id, [0], epoch)  # not ready: stays open
         assert [c.number for c in copies.chunks(copy.id, [ChunkState.OPEN])] == [0, 1, 2]
+
+    def test_chunks_are_placed_behind_the_horizon(self, copies: CopyStore, take_over: TakeOver) -> None:
+        """GIVEN a stream without marks WHEN chunks are placed THEN each stands behind the last and behind all that
+        reading had reached; an attempt that was given up stands nowhere, and keeps no place."""
+        epoch = take_over()
+        copy = copies.ask("shop", "a", "")
+        copies.plan(copy.id, _BOUNDS, epoch)
+        seen: list[str | None] = []
+
+        def choose(horizon: str | None) -> tuple[str, str]:
+            seen.append(horizon)
+            return f"{horizon}-", f"{horizon}-x"
+
+        def began(number: int) -> Mark:
+            return Mark(copy.id, number, copies.begin(copy.id, number, epoch))
+
+        copies.reach("shop", "p2", epoch)
+        copies.reach("shop", "p1", epoch)  # it never goes back
+        first, second = began(0), began(1)
+        assert copies.placed("shop", "") == []
+        assert copies.place(second, choose, epoch) == "p2-"
+        copies.reach("shop", "p3", epoch)
+        assert copies.place(first, choose, epoch) == "p3-"
+        assert copies.ready(first, "p3-", 4, epoch)
+        assert seen == ["p2", "p3"]
+        assert [(c.number, c.state, c.position) for c in copies.placed("shop", "p2-")] == [
+            (1, ChunkState.WRITING, "p2-"),
+            (0, ChunkState.READY, "p3-"),
+        ]
+        assert [c.number for c in copies.placed("shop", "p3")] == [0] and copies.placed("bank", "") == []
+        copies.give_up(second)
+        assert [c.number for c in copies.placed("shop", "")] == [0]
+        assert copies.place(second, choose, epoch) is None
+        again = began(1)
+        assert [c.number for c in copies.placed("shop", "")] == [0], "a new attempt has no place yet"
+        assert copies.place(again, choose, epoch) == "p3-x-"
+        copies.done(copy.id, [0], epoch)
+        assert [c.number for c in copies.placed("shop", "")] == [1]
+
+    def test_a_chunk_that_was_lost_in_part_knows_who_has_it(self, copies: CopyStore, epoch: int) -> None:
+        """GIVEN rows that some partitions have WHEN the others' are lost THEN every attempt knows it."""
+        copy = copies.ask("shop", "a", "")
+        copies.plan(copy.id, _BOUNDS, epoch)
+        for told in ([2, 0], [0, 3], []):
+            mark = Mark(copy.id, 0, copies.begin(copy.id, 0, epoch))
+            assert copies.ready(mark, "p", 1, epoch)
+            copies.reopen(copy.id, 0, epoch, told)
+        (chunk, *_) = copies.chunks(copy.id, [ChunkState.OPEN])
+        assert chunk.told == (0, 2, 3)
 
     def test_an_empty_table_is_copied_at_once(self, copies: CopyStore, epoch: int) -> None:
         """GIVEN no chunks WHEN it is planned THEN it is done."""
@@ -155,7 +204,9 @@ class CopyContract:
             lambda: copies.ready(mark, "p", 1, old),
             lambda: copies.give_up_all("shop", old),
             lambda: copies.done(copy.id, [0], old),
-            lambda: copies.reopen(copy.id, [0], old),
+            lambda: copies.reopen(copy.id, 0, old),
+            lambda: copies.reach("shop", "p", old),
+            lambda: copies.place(mark, lambda _: ("p", "q"), old),
             lambda: copies.trouble(copy.id, "x", old, failed=True),
         ]
         for write in writes:

@@ -12,8 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from evermark.errors import FormatError
-from evermark.sources.copies import Mark, row_id, row_ids
-from evermark.sources.postgres.tables.copying import CHUNK_ROWS_MAX, CHUNK_ROWS_MIN, rows_of_chunk, sampled_percent
+from evermark.sources.copies import CHUNK_ROWS_MAX, CHUNK_ROWS_MIN, Mark, row_id, row_ids, rows_of_chunk
+from evermark.sources.postgres.tables.copying import sampled_percent
 from evermark.sources.postgres.tables.overlap import Change, Overlap, completed
 from evermark.sources.postgres.tables.snapshot import Snapshot
 

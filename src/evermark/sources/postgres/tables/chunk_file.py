@@ -1,20 +1,17 @@
-"""The file of a chunk: rows of a copy between the task that writes them and the reader that meets their mark."""
+"""The file of a chunk of a table: its rows, with the table's description."""
 
 from __future__ import annotations
 
-import errno
 import json
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 import pyarrow as pa
 
-from evermark.disk import sync_file, sync_folder
-from evermark.errors import DiskFullError, EvermarkError
 from evermark.event import TAKEN
-from evermark.sources.copies import Chunk, CopyStore, Fate, Mark, fate_of
+from evermark.sources.chunk_file import draft_of, keep_draft, read_batches, unreadable, write_batches
+from evermark.sources.copies import WAIT_S, Chunk, CopyStore, Fate, Mark, fate_of
 from evermark.sources.postgres.lsn import Position
 from evermark.sources.postgres.tables.overlap import Overlap
 from evermark.sources.postgres.tables.rows import CopiedRows, CopyMarks
@@ -22,65 +19,33 @@ from evermark.sources.postgres.tables.rows import CopiedRows, CopyMarks
 _COLUMNS = ("event_id", "stream", "key", "op", "payload", "flags")
 _SCHEMA = pa.schema([TAKEN.field(name) for name in _COLUMNS])
 _RELATION, _HASHED = b"evermark.relation", b"evermark.hashed"
-# A task has its mark read back and says so: a moment. One that takes longer has most likely died.
-WAIT_S = 10.0
 _LOOK_EVERY_S = 0.02
 
 
 def write_rows(path: Path, relation: bytes, hashed: Collection[str], batches: Iterable[pa.RecordBatch]) -> int:
     """Durable when this returns; how many rows. `hashed`: the columns whose values are."""
-    rows = 0
-    schema = _SCHEMA.with_metadata({_RELATION: relation, _HASHED: json.dumps(sorted(hashed)).encode()})
-    with _disk(path), pa.ipc.new_file(str(path), schema, options=_options()) as to:
-        for batch in batches:
-            some = batch.select(_COLUMNS)
-            rows += some.num_rows
-            if some.num_rows:
-                to.write_batch(some)
-    with _disk(path):
-        sync_file(path)
-        sync_folder(path.parent)
-    return rows
+    about = {_RELATION: relation, _HASHED: json.dumps(sorted(hashed)).encode()}
+    return write_batches(path, _SCHEMA.with_metadata(about), batches)
 
 
 def rewrite(draft: Path, path: Path, overlap: Overlap, moved_id: Callable[[str], str]) -> int | None:
     """What is left of a draft beside newer changes, under its own name; None: all of it."""
     if not overlap:
-        with _disk(path):
-            draft.rename(path)
-            sync_folder(path.parent)
+        keep_draft(draft, path)
         return None
-    with pa.memory_map(str(draft)) as data, pa.ipc.open_file(data) as found:
-        relation, hashed = _about(found)
-        batches = (overlap.applied(found.get_batch(n), moved_id) for n in range(found.num_record_batches))
-        rows = write_rows(path, relation, hashed, batches)
-    draft.unlink()
-    return rows
+    with draft_of(draft) as (about, batches):
+        return write_rows(path, *_about(about), (overlap.applied(batch, moved_id) for batch in batches))
 
 
 def read_rows(path: Path, rows: int) -> CopiedRows:
+    about, batches = read_batches(path, rows)
     try:
-        data = pa.memory_map(str(path))
-        found = pa.ipc.open_file(data)
-        relation, hashed = _about(found)
-    except (OSError, pa.ArrowInvalid, KeyError, TypeError, ValueError) as error:
-        raise _unreadable(path, type(error).__name__) from error
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        there = 0
-        with data, found:
-            for number in range(found.num_record_batches):
-                batch = found.get_batch(number)
-                there += batch.num_rows
-                yield batch
-        if there != rows:  # whoever takes these rows takes none of them, then
-            raise _unreadable(path, f"it has {there} rows instead of {rows}")
-
-    return CopiedRows(relation, hashed, batches())
+        return CopiedRows(*_about(about), batches)
+    except (KeyError, TypeError, ValueError) as error:
+        raise unreadable(path, type(error).__name__) from error
 
 
-def _about(found: pa.ipc.RecordBatchFileReader) -> tuple[bytes, frozenset[str]]:
-    metadata = found.schema.metadata
+def _about(metadata: Mapping[bytes, bytes]) -> tuple[bytes, frozenset[str]]:
     return metadata[_RELATION], frozenset(json.loads(metadata[_HASHED]))
 
 
@@ -109,24 +74,3 @@ class FileMarks(CopyMarks):
                 self._copies.give_up(mark)
             else:
                 time.sleep(_LOOK_EVERY_S)
-
-
-def _options() -> pa.ipc.IpcWriteOptions:
-    return pa.ipc.IpcWriteOptions(compression="lz4")
-
-
-def _unreadable(path: Path, why: str) -> EvermarkError:
-    return EvermarkError(
-        f"{path}, rows of a copy, cannot be read: {why}",
-        hint="bring the file back; without it these rows are lost to the log: `evermark source backfill` copies anew",
-    )
-
-
-@contextmanager
-def _disk(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskFullError(f"no space left to write {path}", hint="make room; it is tried again") from error
-        raise EvermarkError(f"{path} cannot be written: {error.strerror}", hint="check the folder's rights") from error

@@ -17,7 +17,6 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Self
@@ -30,7 +29,17 @@ from psycopg import sql
 from evermark import failpoint
 from evermark.errors import BusyError, DeniedError, EvermarkError, SetupError
 from evermark.event import Op
-from evermark.sources.copies import Bounds, ChunkWork, Copying, CopyStore, Mark, row_id, row_ids
+from evermark.sources.copies import (
+    Bounds,
+    ChunkWork,
+    Copying,
+    CopyPlace,
+    CopyStore,
+    Mark,
+    row_id,
+    row_ids,
+    rows_of_chunk,
+)
 from evermark.sources.postgres.connect import Link, connect
 from evermark.sources.postgres.failures import python_encoding, translated, where
 from evermark.sources.postgres.lsn import Incarnation, Position, lsn_of
@@ -47,9 +56,6 @@ from evermark.sources.postgres.tables.snapshot import Snapshot
 from evermark.sources.postgres.tables.versions import TableVersion, TableVersions
 from evermark.sources.postgres.target import PostgresTarget, TableChoice, suffixed
 
-CHUNK_ROWS_MAX = 100_000
-CHUNK_ROWS_MIN = 100
-CHUNK_BYTES = 32 * 1024 * 1024
 _PAGES_A_CHUNK = 30
 _PERCENT_MAX = 10.0
 # Others' transactions are waited for this long, then the task ends, says so, and another begins.
@@ -70,26 +76,11 @@ where c.oid = %s or c.oid in (select relid from pg_catalog.pg_partition_tree(%s:
 """
 
 
-def rows_of_chunk(size: int, rows: int, most: int = CHUNK_ROWS_MAX) -> int:
-    """So many rows of a table that has this size, large values included. Pure; the number of rows is an estimate."""
-    return max(CHUNK_ROWS_MIN, min(most, CHUNK_BYTES * rows // max(1, size))) if rows else most
-
-
 def sampled_percent(chunks: int, pages: int) -> float | None:
     """How much of a table is looked at to cut it into about equal chunks; None: so much that it is walked instead, by
     its key's index. Rows come by whole pages, which may have neighbours only: so it is pages that count. Pure."""
     percent = 100 * chunks * _PAGES_A_CHUNK / pages if pages else 100.0
     return percent if 0 < percent <= _PERCENT_MAX else None
-
-
-@dataclass(frozen=True)
-class CopyPlace:
-    """Where the copies of a deployment are kept. Picklable: `open` opens what State has of them."""
-
-    open: Callable[[], CopyStore]
-    folder: Path
-    all_wanted: bool = False  # the file says `start: copy`
-    chunk_rows_max: int = CHUNK_ROWS_MAX
 
 
 class TablesCopying(Copying):

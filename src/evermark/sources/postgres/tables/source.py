@@ -10,7 +10,7 @@ from typing import Any
 from evermark.errors import BusyError
 from evermark.secrets import Hidden
 from evermark.sources.base import Condition, Repair, Untaken, Warned
-from evermark.sources.copies import Copying, CopyStore
+from evermark.sources.copies import Copying, CopyPlace, CopyStore
 from evermark.sources.marks import Marks
 from evermark.sources.postgres.lsn import Position
 from evermark.sources.postgres.read.pace import IDLE_OFFER_S, PROBE_BYTES_MAX
@@ -19,7 +19,7 @@ from evermark.sources.postgres.read.slot_source import SlotSource, blamed_on, wa
 from evermark.sources.postgres.survey import stranger, unfit, wal_warnings
 from evermark.sources.postgres.tables.capture import TablesCapture
 from evermark.sources.postgres.tables.chunk_file import FileMarks
-from evermark.sources.postgres.tables.copying import CopyPlace, TablesCopying
+from evermark.sources.postgres.tables.copying import TablesCopying
 from evermark.sources.postgres.tables.publication import unusable
 from evermark.sources.postgres.tables.repair import repair_of
 from evermark.sources.postgres.tables.rows import CopyMarks

@@ -1,0 +1,82 @@
+"""The file of a chunk: rows of a copy between the task that writes them and the reader that comes to them."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+
+from evermark.disk import sync_file, sync_folder
+from evermark.errors import DiskFullError, EvermarkError
+
+
+def write_batches(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
+    """Durable when this returns; how many rows."""
+    rows = 0
+    options = pa.ipc.IpcWriteOptions(compression="lz4")
+    with disk_of(path), pa.ipc.new_file(str(path), schema, options=options) as to:
+        for batch in batches:
+            some = batch.select(schema.names)
+            rows += some.num_rows
+            if some.num_rows:
+                to.write_batch(some)
+    with disk_of(path):
+        sync_file(path)
+        sync_folder(path.parent)
+    return rows
+
+
+def keep_draft(draft: Path, path: Path) -> None:
+    """A draft as it is, under the name of the file."""
+    with disk_of(path):
+        draft.rename(path)
+        sync_folder(path.parent)
+
+
+@contextmanager
+def draft_of(draft: Path) -> Iterator[tuple[Mapping[bytes, bytes], Iterator[pa.RecordBatch]]]:
+    """What a draft says of itself, and its rows. It is gone afterwards."""
+    with pa.memory_map(str(draft)) as data, pa.ipc.open_file(data) as found:
+        yield found.schema.metadata, (found.get_batch(number) for number in range(found.num_record_batches))
+    draft.unlink()
+
+
+def read_batches(path: Path, rows: int) -> tuple[Mapping[bytes, bytes], Iterator[pa.RecordBatch]]:
+    """What the file says of itself, and its rows, of which there must be so many."""
+    try:
+        data = pa.memory_map(str(path))
+        found = pa.ipc.open_file(data)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise unreadable(path, type(error).__name__) from error
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        there = 0
+        with data, found:
+            for number in range(found.num_record_batches):
+                batch = found.get_batch(number)
+                there += batch.num_rows
+                yield batch
+        if there != rows:  # whoever takes these rows takes none of them, then
+            raise unreadable(path, f"it has {there} rows instead of {rows}")
+
+    return found.schema.metadata or {}, batches()
+
+
+def unreadable(path: Path, why: str) -> EvermarkError:
+    return EvermarkError(
+        f"{path}, rows of a copy, cannot be read: {why}",
+        hint="bring the file back; without it these rows are lost to the log: `evermark source backfill` copies anew",
+    )
+
+
+@contextmanager
+def disk_of(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFullError(f"no space left to write {path}", hint="make room; it is tried again") from error
+        raise EvermarkError(f"{path} cannot be written: {error.strerror}", hint="check the folder's rights") from error

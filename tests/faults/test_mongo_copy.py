@@ -1,0 +1,56 @@
+"""Documents from before the stream are copied by a process that is killed on the way, again and again (X6)."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+from evermark.testing.mongo_shop import CopiedMongoScene, RandomOrders
+from evermark.testing.mongods import mongo_replica_set
+from evermark.testing.pipeline import PATIENCE_S, died_by_itself
+from evermark.testing.until import until
+
+POINTS = ("copy.planned", "copy.begun", "copy.scanned", "copy.marked", "copy.ready", "copy.done")
+
+
+def test_x6_a_copy_of_documents_that_is_killed_at_every_step_goes_on_and_is_exact(mongod: Path, tmp_path: Path) -> None:
+    """GIVEN a full collection that is written to WHEN the process dies at each step of copying it THEN it goes on
+    without starting over, the log implies exactly the collection, and no event is there twice; a backfill copies what a
+    person asks for."""
+    seed = random.randrange(10**9)
+    with (
+        mongo_replica_set(tmp_path / "mongo") as servers,
+        CopiedMongoScene(tmp_path, servers, {}, partitions=2) as shop,
+    ):
+        writer = RandomOrders(servers.url, shop.orders, seed)
+        writer.start()
+        try:
+            for point in POINTS:
+                died_by_itself(shop.up(point))
+            running = shop.up()
+            until(lambda: running.said("a copy is done"), "the copy is done", timeout_s=PATIENCE_S)
+        finally:
+            writer.finish()
+        _requires_exact(shop, seed)
+        reads = [row for row in shop.events() if row["op"] == "read"]
+        assert len({row["key"] for row in reads}) == len(reads) > shop.orders * 0.9, seed
+        assert {row["partition"] for row in reads} == {0, 1}
+        assert shop.files() == []
+
+        where = '{"_id": {"$mod": [1000, 7]}, "n": {"$exists": true}}'
+        shop.run("source", "backfill", "shop", "--collection", "orders", "--where", where)
+        until(lambda: running.text().count("a copy is done") == 2, "the backfill is done", timeout_s=PATIENCE_S)
+        _requires_exact(shop, seed)
+        copies = json.loads(shop.run("status", "--json").stdout)["copies"]
+        wanted = sum(int(key) % 1000 == 7 for key in shop.documents())
+        assert [(copy["state"], copy["chunks_left"]) for copy in copies] == [("done", 0)] * 2
+        assert copies[0]["rows"] == wanted
+        assert running.terminate() == 0
+
+
+def _requires_exact(shop: CopiedMongoScene, seed: int) -> None:
+    wanted = shop.documents()
+    until(lambda: shop.implied() == wanted, f"the log implies the orders (seed {seed})", timeout_s=60)
+    ids = [row["event_id"] for row in shop.events()]
+    assert len(set(ids)) == len(ids), seed
