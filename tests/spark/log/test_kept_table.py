@@ -330,3 +330,17 @@ def test_a_large_value_that_was_left_out_is_that_of_the_image_before(spark: Spar
     }
     assert table(Log(tmp_path).table(spark, "shop", STREAM)) == wanted
     assert rows(Log(tmp_path).table(spark, "shop", STREAM)) == from_scratch(spark, fill.folder)
+
+
+def test_a_key_that_a_record_took_and_left_in_one_transaction_is_gone(spark: SparkSession, tmp_path: Path) -> None:
+    """GIVEN changes of keys that tell the key's columns alone of the row before WHEN a record goes through a key within
+    a transaction THEN nothing is left there; but another record that took the key meanwhile is."""
+    fill = Filler(tmp_path)
+    fill(change("insert", "1", '{"id":1,"n":1}'), change("insert", "5", '{"id":5,"n":5}'))
+    fill(moved("1", "2", '{"id":2,"n":1}', '{"id":1}', tx="7"), moved("2", "3", '{"id":3,"n":1}', '{"id":2}', tx="7"))
+    # Whole rows tell the two records apart that have key 5 until the transaction ends.
+    fill(moved("3", "5", '{"id":5,"n":1}', '{"id":3,"n":1}', tx="8"))
+    fill(moved("5", "6", '{"id":6,"n":5}', '{"id":5,"n":5}', tx="8"))
+    wanted = {"5": '{"id":5,"n":1}', "6": '{"id":6,"n":5}'}
+    assert table(Log(tmp_path).table(spark, "shop", STREAM)) == wanted
+    assert kept(spark, fill.folder) == from_scratch(spark, fill.folder)
