@@ -62,6 +62,7 @@ PARTS: Mapping[str, Sequence[str]] = {
         "tests/faults/test_lost_slot.py",
         "tests/faults/test_mongo.py",
     ),
+    "faults-oracle": ("tests/faults/test_oracle.py",),
     "faults-tables": (
         "tests/faults/test_copy.py",
         "tests/faults/test_lost_tables_slot.py",

@@ -6,7 +6,10 @@ import json
 import random
 from pathlib import Path
 
+import psycopg
+
 from evermark.testing.copied_shop import CopiedShop, ItemWriter
+from evermark.testing.lost_slot import SLOT, slot_is_dropped
 from evermark.testing.pipeline import PATIENCE_S, died_by_itself
 from evermark.testing.servers import PostgresServer, fresh_database
 from evermark.testing.until import until
@@ -49,6 +52,35 @@ def test_x6_a_copy_that_is_killed_at_every_step_goes_on_and_is_exact(tmp_path: P
         assert sum(row["stream"] == "public.later" for row in again) == 1000
         copies = json.loads(shop.run("status", "--json").stdout)["copies"]
         assert [(copy["state"], copy["chunks_left"]) for copy in copies] == [("done", 0)] * 3
+        assert running.terminate() == 0
+
+
+def test_a_slot_that_is_lost_during_a_copy_loses_no_row(tmp_path: Path, pg_server: PostgresServer) -> None:
+    """GIVEN a full table that is written to and copied WHEN the slot is dropped, once while chunks are ready and nobody
+    reads them, once under the running process THEN the gap is closed, the copy ends, and the log implies the table."""
+    seed = random.randrange(10**9)
+    with (
+        fresh_database(pg_server) as dsn,
+        CopiedShop(tmp_path, dsn, ROWS) as shop,
+        psycopg.connect(dsn, autocommit=True) as admin,
+    ):
+        writer = ItemWriter(dsn, ROWS, seed)
+        writer.start()
+        try:
+            died_by_itself(shop.up("copy.ready"))
+            until(lambda: slot_is_dropped(admin, SLOT), "the slot is dropped")
+            running = shop.up()
+            until(lambda: running.said("the gap is closed"), "the first gap is closed", timeout_s=PATIENCE_S)
+            until(lambda: any(row["op"] == "read" for row in shop.events()), "rows are copied", timeout_s=PATIENCE_S)
+            running.forget()
+            until(lambda: slot_is_dropped(admin, SLOT), "the slot is dropped again")
+            until(lambda: running.said("the gap is closed"), "the second gap is closed", timeout_s=PATIENCE_S)
+            until(lambda: shop.said("a copy is done"), "the copy is done", timeout_s=PATIENCE_S)
+        finally:
+            writer.finish()
+        _requires_exact(shop, "items", seed)
+        assert any("repaired" in (row["flags"] or ()) for row in shop.events()), seed
+        until(lambda: shop.files() == [], "no chunk is left over", timeout_s=PATIENCE_S)
         assert running.terminate() == 0
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from evermark.log.format import KEPT
 from evermark.log.frames import KEPT_SCHEMA
+from evermark.log.large_values import LACKS, with_large_values
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -88,14 +89,20 @@ select e.*, m.row_key, m.gone, m.moved from {events} as e lateral view inline(ar
 """
 
 # Where a key may be had twice until the transaction ends (a deferrable constraint), one record may take a key before
-# another record leaves it. Then the key is not gone: the event before had put another record there.
-_WHERE_GONE = """
-select * from (
-    select *, lead(tx) over by_key as older_tx, lead(gone) over by_key as older_gone,
-           lead(payload) over by_key as older_payload
-    from {marks} window by_key as (partition by partition, row_key order by batch desc, position desc)
-) where not coalesce(moved and older_tx = tx and not older_gone and older_payload <> before, false)
+# another record leaves it. Then the key is not gone: the event before had put another record there. The image before
+# the change may be of the key's columns alone; where it is one record, all of them are the same in both.
+_IS_OTHER = """
+coalesce(if(moved and older_tx = tx and not older_gone and older_payload <> before, coalesce(
+    exists(map_entries(from_json(before, 'map<string,string>')), member ->
+        map_contains_key(from_json(older_payload, 'map<string,string>'), member.key)
+        and not member.value <=> from_json(older_payload, 'map<string,string>')[member.key]), true), false), false)
 """
+_OLDER = """
+select *, lead(tx) over by_key as older_tx, lead(gone) over by_key as older_gone,
+       lead(payload) over by_key as older_payload
+from {marks} window by_key as (partition by partition, row_key order by batch desc, position desc)
+"""
+_WHERE_GONE = f"select * from ({_OLDER}) where not {_IS_OTHER}"
 
 _NEWEST_HERE = """
 select * from (
@@ -125,16 +132,11 @@ from {kept} where if(keyed is null, key is not null, keyed.known)
 """
 _KEPT_RAW = """
 select partition, row_key, if(raw is null, tx, raw.tx) as tx, if(raw is null, gone, raw.gone) as gone,
-       if(raw is null, payload, raw.payload) as payload, false as moved, -1L as batch, '' as position, true as is_kept
+       if(raw is null, payload, raw.payload) as payload, false as moved, -1L as batch, '' as position, true as is_kept,
+       if(gone, null, payload) as kept
 from {kept}
 """
-_DROPPED = """
-select * from (
-    select *, coalesce(moved and lead(tx) over by_key = tx and not lead(gone) over by_key
-                       and lead(payload) over by_key <> before, false) as dropped
-    from {marks} window by_key as (partition by partition, row_key order by batch desc, position desc)
-) where is_kept is null
-"""
+_DROPPED = f"select *, {_IS_OTHER} as dropped from ({_OLDER})"
 _NEWS = """
 select partition, row_key,
        max_by(struct(key, op, if(moved, null, payload) as payload, event_time, schema_version, event_id, position,
@@ -167,7 +169,14 @@ def implied_table(spark: SparkSession, events: DataFrame) -> DataFrame:
     placed = events.selectExpr("*", *_PLACED)
     standing = spark.sql(_AFTER_TRUNCATES, events=placed, truncates=spark.sql(_TRUNCATES, events=placed))
     marks = spark.sql(_WHERE_GONE, marks=spark.sql(_MARKS, events=_told(standing)))
+    if _some_lack(events):
+        marks = with_large_values(spark, marks, events)
     return spark.sql(_NEWEST, newest_here=spark.sql(_NEWEST_HERE, marks=marks))
+
+
+def _some_lack(events: DataFrame) -> bool:
+    """Looked at before all else: of most streams no event lacks a value, and their payloads need not be touched."""
+    return bool(events.where(LACKS).select("op").head(1))
 
 
 def _told(standing: DataFrame) -> DataFrame:
@@ -225,7 +234,10 @@ def kept_rows(
     marks = spark.sql(_MARKS, events=_told(known).where("is_kept is null"))
     before = _of_keys(before, marks.select("partition", "row_key"), few)
     all_marks = marks.unionByName(spark.sql(_KEPT_RAW, kept=before), allowMissingColumns=True)
-    news = spark.sql(_NEWS, marks=spark.sql(_DROPPED, marks=all_marks))
+    fresh = spark.sql(_DROPPED, marks=all_marks)
+    if _some_lack(events):
+        fresh = with_large_values(spark, fresh, events)
+    news = spark.sql(_NEWS, marks=fresh.where("is_kept is null"))
     return spark.sql(_MERGED, news=news, kept=before).select(*KEPT.names)
 
 

@@ -46,7 +46,7 @@ from evermark.log.row_reader import row_groups
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-FORMAT = 1
+FORMAT = 2
 FOLDER = "_tables"
 # Of smaller logs nothing is kept: reading them takes no time.
 KEPT_FROM_ROWS = 50_000

@@ -1,7 +1,7 @@
 """The newest event of every key of a stream, by Arrow alone: for the streams whose table is just that.
 
-It is, where all events of the stream are in one partition, none is a truncate, and none changed a key or might have
-(`implied.py` has the whole rule). Whether it is so is seen on the way; if not, `NotPlain` says why.
+It is, where all events of the stream are in one partition, none is a truncate or lacks a value, and none changed a key
+or might have (`implied.py` has the whole rule). Whether it is so is seen on the way; if not, `NotPlain` says why.
 
 Files are read from the newest to the oldest. Of each the columns that tell a key are read; payloads only where a key is
 met for the first time. Keys are split into buckets, so that the memory of a task has a bound.
@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 
 from evermark.event import with_all_columns
 from evermark.log.format import KEPT
+from evermark.log.large_values import UNKNOWN
 from evermark.log.row_reader import ROWS as _FIELDS
 
 RECORD_OPS = ("insert", "update", "delete", "read", "truncate")
@@ -33,7 +34,7 @@ BUCKET_ROWS = 32_000_000
 BUCKETS_MAX = 16
 _READERS = 2
 _GROUP_ROWS = 65_536
-_LIGHT = ("partition", "stream", "op", "key", "previous_key", "batch", "schema_version", "before")
+_LIGHT = ("partition", "stream", "op", "key", "previous_key", "batch", "schema_version", "before", "flags")
 _HEAVY = ("payload", "event_time", "schema_version", "event_id", "position", "tx")
 
 Mask = npt.NDArray[np.bool_]
@@ -222,6 +223,11 @@ def _require_plain(table: pa.Table, mine: Mask) -> None:
         raise NotPlain("it was truncated")
     if table["previous_key"].null_count < len(mine) and (_valid(table["previous_key"]) & mine).any():
         raise NotPlain("a record of it got another key")
+    if (
+        len(flags := _one(table["flags"]).filter(pa.array(mine)).flatten())
+        and pc.any(pc.starts_with(flags, UNKNOWN)).as_py()
+    ):
+        raise NotPlain("an update of it left out a large value")
     # An update that tells what was before, and may come from a program that did not tell a key that was left.
     if table["before"].null_count == len(mine) or table["schema_version"].null_count == len(mine):
         return

@@ -2,7 +2,8 @@
 
 `python -m evermark.testing.chaos [--failpoint NAME] [--chain]` runs on a server and folders of its own; its last
 line is a ledger. With `--slot` the replication slot is thrown away as well, and the deaths come while it is repaired.
-With `--mongo` it is the primary of a MongoDB replica set that dies.
+With `--mongo` it is the primary of a MongoDB replica set that dies. With `--copy` it dies while a full table is copied,
+with `--oracle` beside a native subscriber of Postgres, whose tables must be those of the log.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from evermark import failpoint
+from evermark.testing.chaos_copy import copy_killed
 from evermark.testing.chaos_down import down_and_back
 from evermark.testing.chaos_engine import engine_killed
 from evermark.testing.chaos_mongo import primaries_killed
+from evermark.testing.chaos_oracle import oracle_asked
 from evermark.testing.chaos_replay import replay_beside_live
 from evermark.testing.chaos_upgrade import upgraded
 from evermark.testing.listener import Failing
@@ -31,6 +34,7 @@ from evermark.testing.pipeline import Instance, Ledger, Scene, Writer, died_by_i
 from evermark.testing.servers import fresh_database, postgres_server
 
 _PRIMARIES = 5
+_COPY_ROWS = 5_000_000
 
 
 def killed_at_each(names: Sequence[str], folder: Path, dsn: str) -> Ledger:
@@ -93,6 +97,10 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=10, help="with --engine: how often")
     parser.add_argument("--mongo", action="store_true", help="kill primaries of a MongoDB replica set under load")
     parser.add_argument("--upgrade", metavar="REVISIONS", help="run these older revisions first, comma between them")
+    parser.add_argument(
+        "--copy", type=int, nargs="?", const=_COPY_ROWS, metavar="ROWS", help="kill three times while rows are copied"
+    )
+    parser.add_argument("--oracle", type=int, metavar="SEED", help="beside a native subscriber, by this seed")
     given = parser.parse_args()
     if given.upgrade:
         return _one_scene(
@@ -100,6 +108,11 @@ def main() -> int:
             0,
             f"upgraded_from={given.upgrade}",
         )
+    if given.oracle is not None:
+        sys.stdout.write(f"oracle seed={given.oracle} compared={oracle_asked(given.oracle)} different=0\n")
+        return 0
+    if given.copy is not None:
+        return _one_scene(copy_killed, given.copy, f"copied={given.copy}")
     if given.mongo:
         return _primaries(given.events)
     if given.engine:

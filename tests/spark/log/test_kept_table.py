@@ -39,7 +39,9 @@ class Wanderer:
     def __init__(self, rng: random.Random, fill: Filler) -> None:
         self._rng, self._fill = rng, fill
         self._partitions = rng.choice([1, 1, 2, 3])
-        self._kinds = rng.choice([("plain",), ("plain", "moved"), ("plain", "untold"), ("plain", "moved", "untold")])
+        # A stream has updates that tell no key that was left, or updates that lack a value, never both.
+        other = rng.choice(["untold", "lacking", "lacking"])
+        self._kinds = rng.choice([("plain",), ("plain", "moved"), ("plain", other), ("plain", "moved", other)])
         self._postgres = rng.random() < 0.7
         self._truncates = rng.choice([0.0, 0.0, 0.03])
         self._lsn = 0
@@ -70,7 +72,18 @@ class Wanderer:
             return {**change("truncate", ""), **place, "key": None}
         if rng.random() < 0.1:
             return {**change("insert", "1", "{}"), **place, "stream": "public.other"}
-        return {**self._record(rng.choice(self._kinds)), **place}
+        record = self._record(rng.choice(self._kinds))
+        if "lacking" in self._kinds and record["op"] == "update":
+            record = self._lacking(record)
+            place["flags"] = [*place.get("flags", []), *record["flags"]]
+        return {**record, **place}
+
+    def _lacking(self, record: dict[str, Any]) -> dict[str, Any]:
+        """Of two large values each may be told, or left out."""
+        told = self._rng.sample(["t", "u"], self._rng.randint(0, 2))
+        large = {name: [self._rng.randint(1, 99), {"t": 1.10}, 'a,"b"'] for name in told}
+        payload = json.dumps({**json.loads(record["payload"]), **large}, separators=(",", ":"))
+        return {**record, "payload": payload, "flags": [f"unknown:{name}" for name in "tu" if name not in told]}
 
     def _record(self, kind: str) -> dict[str, Any]:
         rng = self._rng
@@ -187,7 +200,7 @@ def foreign(file: Path) -> None:
 
 def newer(file: Path) -> None:
     manifest = file.parent / "kept.json"
-    manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 2'))
+    manifest.write_text(manifest.read_text().replace('"format": 2', '"format": 3'))
 
 
 @pytest.mark.parametrize(
@@ -198,7 +211,7 @@ def newer(file: Path) -> None:
         newer,
         Path.unlink,
         lambda file: file.write_bytes(b""),
-        lambda file: (file.parent / "kept.json").write_text('{"format": 1, "str'),
+        lambda file: (file.parent / "kept.json").write_text('{"format": 2, "str'),
         lambda file: (file.parent / "kept.json").write_text("[]"),
         lambda file: shutil.rmtree(file.parent),
     ],
@@ -280,3 +293,54 @@ def test_workers_that_do_not_have_this_program_are_not_needed(
     fill(change("delete", "1"))
     assert table(Log(tmp_path).table(spark, "shop", STREAM)) == {"2": "b"}
     assert [layer.rows for layer in shelf(fill.folder).layers()] == [1]
+
+
+def test_a_large_value_that_was_left_out_is_that_of_the_image_before(spark: SparkSession, tmp_path: Path) -> None:
+    """GIVEN updates that lack large values, and changes of keys among them WHEN the table is asked for, kept or not
+    THEN each row has them as they were last told, character by character; one that was never told is absent."""
+    fill = Filler(tmp_path)
+
+    def lacking(key: str, payload: str, *columns: str, **more: Any) -> dict[str, Any]:
+        return change("update", key, payload, flags=[f"unknown:{column}" for column in columns], **more)
+
+    large = r'{"id":1,"t":"a,\"u\":} ","u":{"t": [1.10, "]"]},"n":1}'
+    fill(
+        change("insert", "1", large), change("insert", "2", '{"id":2,"gone":1,"t":"two"}'), change("insert", "3", "{}")
+    )
+    fill(lacking("1", '{"id":1,"n":2}', "t", "u"), lacking("2", '{"id":2,"new":5}', "t"), lacking("3", '{"id":3}', "t"))
+    wanted = {
+        "1": r'{"id":1,"t":"a,\"u\":} ","u":{"t": [1.10, "]"]},"n":2}',
+        "2": '{"id":2,"t":"two","new":5}',
+        "3": '{"id":3}',
+    }
+    assert table(Log(tmp_path).table(spark, "shop", STREAM)) == wanted
+    # Through three keys, one of which another record takes and leaves; and a record that is new under an old key.
+    fill(lacking("9", '{"id":9,"u":7,"n":3}', "t", previous_key="1", tx="5", before='{"id":1}'))
+    fill(lacking("8", '{"id":8,"n":4}', "t", "u", previous_key="9", tx="5", before='{"id":9}'))
+    fill(
+        lacking("1", '{"id":1,"new":5}', "t", previous_key="2"),
+        change("delete", "3"),
+        change("insert", "3", '{"id":3}'),
+    )
+    fill(lacking("3", '{"id":3,"n":1}', "t"))
+    wanted = {
+        "8": r'{"id":8,"t":"a,\"u\":} ","u":7,"n":4}',
+        "1": '{"id":1,"t":"two","new":5}',
+        "3": '{"id":3,"n":1}',
+    }
+    assert table(Log(tmp_path).table(spark, "shop", STREAM)) == wanted
+    assert rows(Log(tmp_path).table(spark, "shop", STREAM)) == from_scratch(spark, fill.folder)
+
+
+def test_a_key_that_a_record_took_and_left_in_one_transaction_is_gone(spark: SparkSession, tmp_path: Path) -> None:
+    """GIVEN changes of keys that tell the key's columns alone of the row before WHEN a record goes through a key within
+    a transaction THEN nothing is left there; but another record that took the key meanwhile is."""
+    fill = Filler(tmp_path)
+    fill(change("insert", "1", '{"id":1,"n":1}'), change("insert", "5", '{"id":5,"n":5}'))
+    fill(moved("1", "2", '{"id":2,"n":1}', '{"id":1}', tx="7"), moved("2", "3", '{"id":3,"n":1}', '{"id":2}', tx="7"))
+    # Whole rows tell the two records apart that have key 5 until the transaction ends.
+    fill(moved("3", "5", '{"id":5,"n":1}', '{"id":3,"n":1}', tx="8"))
+    fill(moved("5", "6", '{"id":6,"n":5}', '{"id":5,"n":5}', tx="8"))
+    wanted = {"5": '{"id":5,"n":1}', "6": '{"id":6,"n":5}'}
+    assert table(Log(tmp_path).table(spark, "shop", STREAM)) == wanted
+    assert kept(spark, fill.folder) == from_scratch(spark, fill.folder)

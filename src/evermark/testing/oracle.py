@@ -1,0 +1,416 @@
+"""An oracle for sources of mode tables: Postgres' own logical replication, fed by the same random workload.
+
+At rest three things must be equal, value by value: the tables of the source, those of a native subscriber, and those
+that Evermark's log implies. Where all three differ from what was meant, the workload is wrong; where only one differs,
+that one is. `make chaos ARGS="--oracle SEED"` and tests/faults/test_oracle.py run it.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pyarrow.parquet as pq
+from psycopg import pq as libpq
+
+from evermark.embedded.datafolder import password_in
+from evermark.log.log import Log
+from evermark.log.read import LogReader
+from evermark.testing.oracle_tables import (
+    INT,
+    RESTS,
+    TABLES,
+    TEXT,
+    TYPES,
+    Kind,
+    OracleTable,
+    Row,
+    column_names,
+    key_of,
+    read_json,
+    rows_of,
+)
+from evermark.testing.pipeline import PATIENCE_S, Stage
+from evermark.testing.servers import PostgresServer, fresh_database, postgres_server
+from evermark.testing.until import until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Connection = psycopg.Connection[Any]
+SERVER = {"max_prepared_transactions": "10"}
+_NATIVE = "oracle"
+_KEYS = 24
+_WRITERS = 3
+_SHOWN = 5
+_BIGINT = Kind("bigint", (), int)
+
+
+@dataclass
+class Shape:
+    """The columns of the tables as they are now. Of those that were added: what a row has in it that was told before
+    that, and where in the WAL it was, as positions of events have it."""
+
+    columns: dict[str, dict[str, Kind]]
+    added: dict[tuple[str, str], tuple[Any, str]] = field(default_factory=dict)
+
+    @classmethod
+    def first(cls) -> Shape:
+        return cls({table.name: {**table.key, **table.columns} for table in (*TABLES, RESTS)})
+
+
+class Workload:
+    """Transactions that overlap, at random from a seed; two that want the same row give way to each other."""
+
+    def __init__(self, dsn: str, subscriber: str, rng: random.Random) -> None:
+        self._rng = rng
+        self.shape = Shape.first()
+        self._admin = psycopg.connect(dsn, autocommit=True)
+        self._subscriber = psycopg.connect(subscriber, autocommit=True)
+        self._writers = [psycopg.connect(dsn) for _ in range(_WRITERS)]
+        for conn in self._writers:
+            conn.execute("set lock_timeout = '50ms'")
+            conn.commit()
+        self.is_calm = False  # no table is altered or emptied: a repair that is reading it would begin again
+        self._prepared: list[str] = []
+        self._rests = 0
+        self.steps = 0
+
+    def close(self) -> None:
+        self.settle()
+        for conn in (*self._writers, self._admin, self._subscriber):
+            conn.close()
+
+    def fill(self, rows: int) -> None:
+        """Rows that are there before anybody reads."""
+        for table in TABLES:
+            for number in range(rows):
+                self._insert(self._admin, table, 1000 + number)
+
+    def step(self) -> None:
+        self.steps += 1
+        conn, choice = self._rng.choice(self._writers), self._rng.random()
+        try:
+            if choice < 0.55:
+                self._change(conn)
+            elif choice < 0.63:
+                conn.execute("savepoint here")
+                self._change(conn)
+                conn.execute("rollback to savepoint here" if self._rng.random() < 0.6 else "release savepoint here")
+            elif choice < 0.67:
+                self._prepare(conn)
+            elif choice < 0.69:
+                self._end_prepared()
+            elif choice < 0.7:
+                if not self.is_calm:
+                    self._define()
+            else:
+                (conn.commit if choice < 0.97 else conn.rollback)()
+        except psycopg.Error:
+            conn.rollback()
+
+    def settle(self) -> None:
+        """No transaction is open then."""
+        for conn in self._writers:
+            with suppress(psycopg.Error):
+                conn.commit()
+            conn.rollback()
+        while self._prepared:
+            self._end_prepared()
+
+    def rest(self) -> int:
+        """A row behind everything: who has it has all."""
+        self.settle()
+        self._rests += 1
+        self._admin.execute("insert into rests values (%s)", (self._rests,))
+        return self._rests
+
+    # two phases
+
+    def _prepare(self, conn: Connection) -> None:
+        if conn.info.transaction_status != libpq.TransactionStatus.INTRANS:
+            return
+        name = f"oracle-{self.steps}"
+        conn.execute(f"prepare transaction '{name}'".encode())
+        self._prepared.append(name)
+
+    def _end_prepared(self) -> None:
+        if self._prepared:
+            name = self._prepared.pop(self._rng.randrange(len(self._prepared)))
+            end = "rollback" if self._rng.random() < 0.25 else "commit"
+            self._admin.execute(f"{end} prepared '{name}'".encode())
+
+    # changes of rows
+
+    def _change(self, conn: Connection) -> None:
+        rng, table = self._rng, self._rng.choice(TABLES)
+        key, kind = rng.randint(1, _KEYS), rng.random()
+        one, several = self._where(table, key), f"{next(iter(table.key))} between {key} and {key + 4}"
+        if kind < 0.35:
+            self._insert(conn, table, key)
+        elif kind < 0.55:
+            conn.execute(f"update {table.name} set n = n + 1 where {several}".encode())
+        elif kind < 0.7:
+            column = rng.choice(list(self.shape.columns[table.name].keys() - table.key.keys()))
+            value = self._value(self.shape.columns[table.name][column])
+            conn.execute(f"update {table.name} set {column} = {value} where {one}".encode())
+        elif kind < 0.83:
+            self._move(conn, table, key)
+        elif kind < 0.985 or self.is_calm:
+            conn.execute(f"delete from {table.name} where {one}".encode())
+        else:
+            names = [each.name for each in rng.sample(TABLES, rng.choice([1, 1, 2]))]
+            conn.execute(f"truncate {', '.join(names)}".encode())
+
+    def _move(self, conn: Connection, table: OracleTable, key: int) -> None:
+        """To a free key; sometimes on to a third, in the same transaction."""
+        for _ in range(self._rng.choice([1, 1, 2])):
+            other = self._rng.randint(1, 2 * _KEYS)
+            first = next(iter(table.key))
+            free = f"not exists (select from {table.name} where {first} = {other})"
+            wanted = f"{self._where(table, key)} and {free}"
+            more = ", n = n + 1" if self._rng.random() < 0.3 else ""
+            conn.execute(f"update {table.name} set {first} = {other}{more} where {wanted}".encode())
+            key = other
+
+    def _insert(self, conn: Connection, table: OracleTable, key: int) -> None:
+        columns = self.shape.columns[table.name]
+        rest = [name for name in columns if name not in table.key]
+        values = [str(key), *("'b'" if kind.type == "text" else "1" for kind in list(table.key.values())[1:])]
+        values += ["1" if name == "n" else self._value(columns[name]) for name in rest]
+        names = ", ".join([*table.key, *rest])
+        then = self._rng.choice(["nothing", f"nothing; update {table.name} set n = 0 where {self._where(table, key)}"])
+        conn.execute(f"insert into {table.name} ({names}) values ({', '.join(values)}) on conflict do {then}".encode())
+
+    def _where(self, table: OracleTable, key: int) -> str:
+        return f"{next(iter(table.key))} = {key}"
+
+    def _value(self, kind: Kind) -> str:
+        """As SQL. Half of the rows have nothing in most columns, or statements would be long."""
+        if not kind.values or self._rng.random() < 0.4:
+            return "null" if kind.values else str(self._rng.randint(1, 99))
+        return f"({self._rng.choice(kind.values)})::{kind.type}"
+
+    # other columns
+
+    def _define(self) -> None:
+        """A column comes, goes, or is of another type. Native replication carries none of it: where a column comes or
+        changes, the subscriber is altered first, and where it goes, last."""
+        self.settle()
+        table = self._rng.choice(TABLES)
+        columns = self.shape.columns[table.name]
+        mine = [name for name in columns if name.startswith("c")]
+        choice = self._rng.random()
+        if choice < 0.5 or not mine:
+            self._add(table, columns)
+        elif choice < 0.75:
+            name = self._rng.choice(mine)
+            self._admin.execute(f"alter table {table.name} drop column {name}".encode())
+            self.wait_for_subscriber()
+            self._subscriber.execute(f"alter table {table.name} drop column {name}".encode())
+            del columns[name]
+        else:
+            self._retype(table, columns, self._rng.choice(mine))
+
+    def _add(self, table: OracleTable, columns: dict[str, Kind]) -> None:
+        name, kind = f"c{len(self.shape.added)}", self._rng.choice([INT, TEXT])
+        default, told = self._rng.choice([("", None), ("default 7", "7" if kind is TEXT else 7)])
+        lsn = "select lpad(to_hex((pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint), 16, '0')"
+        (at,) = self._admin.execute(lsn).fetchone() or ("",)
+        for conn in (self._subscriber, self._admin):
+            conn.execute(f"alter table {table.name} add column {name} {kind.type} {default}".encode())
+        columns[name] = kind
+        self.shape.added[table.name, name] = (told, at)
+
+    def _retype(self, table: OracleTable, columns: dict[str, Kind], name: str) -> None:
+        """Rows are told again where their JSON is another: no event tells that a table was rewritten."""
+        kind = {"integer": _BIGINT, "bigint": TEXT}.get(columns[name].type)
+        if kind is None:
+            return
+        alter = f"alter table {table.name} alter column {name} type {kind.type}".encode()
+        self._subscriber.execute(alter)
+        with self._admin.transaction():
+            self._admin.execute(alter)
+            if kind is TEXT:
+                self._admin.execute(f"update {table.name} set n = n".encode())
+        columns[name] = kind
+
+    def wait_for_subscriber(self) -> None:
+        wanted = self.rest()
+
+        def there() -> bool:
+            return self._subscriber.execute("select from rests where id = %s", (wanted,)).fetchone() is not None
+
+        until(there, "the native subscriber has all", timeout_s=PATIENCE_S)
+
+
+class Busy(threading.Thread):
+    """A workload beside a process that is killed. Its error, if there was one, is raised by `finish`."""
+
+    def __init__(self, workload: Workload, pause_s: float = 0.02) -> None:
+        super().__init__(name="workload", daemon=True)
+        self._workload, self._pause_s, self._done = workload, pause_s, threading.Event()
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            while not self._done.wait(self._pause_s):
+                self._workload.step()
+        except BaseException as error:  # noqa: BLE001 - it is raised where somebody looks
+            self._error = error
+
+    def finish(self) -> None:
+        self._done.set()
+        self.join()
+        if self._error is not None:
+            raise self._error
+
+
+@contextmanager
+def busy(workload: Workload, *, calm: bool = False) -> Iterator[None]:
+    beside = Busy(workload)
+    workload.is_calm = calm
+    beside.start()
+    try:
+        yield
+    finally:
+        beside.finish()
+        workload.is_calm = False
+
+
+@dataclass
+class Places:
+    """The databases of the source and of the native subscriber."""
+
+    source: str
+    subscriber: str
+
+
+@contextmanager
+def places(folder: Path) -> Iterator[Places]:
+    with (
+        postgres_server(folder / "source", SERVER) as source,
+        postgres_server(folder / "subscriber", SERVER) as subscriber,
+        fresh_database(source) as dsn,
+        fresh_database(subscriber) as theirs,
+    ):
+        create = TYPES + ";".join(table.create for table in (*TABLES, RESTS))
+        for each in (dsn, theirs):
+            with psycopg.connect(each, autocommit=True) as conn:
+                conn.execute(create.encode())
+        with psycopg.connect(dsn, autocommit=True) as conn:
+            names = ", ".join(table.name for table in (*TABLES, RESTS))
+            options = "with (publish_via_partition_root = true)"
+            conn.execute(f"create publication {_NATIVE} for table {names} {options}".encode())
+        with psycopg.connect(theirs, autocommit=True) as conn:
+            conn.execute(f"create subscription {_NATIVE} connection '{_conninfo(source, dsn)}'"
+                         f" publication {_NATIVE}".encode())  # fmt: skip
+        try:
+            yield Places(dsn, theirs)
+        finally:
+            with psycopg.connect(theirs, autocommit=True) as conn:
+                conn.execute(f"drop subscription {_NATIVE}".encode())
+
+
+def _conninfo(server: PostgresServer, dsn: str) -> str:
+    """With the password: the subscriber's server may not read the file that has it."""
+    found = psycopg.conninfo.conninfo_to_dict(dsn)
+    password = password_in(server.embedded.passfile)
+    return f"host=127.0.0.1 port={server.port} dbname={found['dbname']} user={found['user']} password={password}"
+
+
+class OracleScene(Stage):
+    """Evermark beside the native subscriber. Tables may have rows from before it."""
+
+    source = "shop"
+
+    def __init__(self, folder: Path, at: Places, seed: int) -> None:
+        super().__init__(folder, {})
+        self.seed, self.at = seed, at
+        self.env["SHOP_DSN"] = at.source
+        self.workload = Workload(at.source, at.subscriber, random.Random(seed))
+
+    def settings(self) -> str:
+        names = ", ".join(table.stream for table in (*TABLES, RESTS))
+        return f'{{type: postgres, dsn: "${{SHOP_DSN}}", mode: tables, start: copy, tables: [{names}]}}'
+
+    def prepare(self) -> None:
+        self.run("source", "install")
+
+    def __exit__(self, *_: object) -> None:
+        self.workload.close()
+        super().__exit__(*_)
+
+    def committed(self) -> list[str]:
+        raise NotImplementedError("no outbox tells them")
+
+    def copied(self) -> bool:
+        """Whether every table was copied."""
+        copies = json.loads(self.run("status", "--json").stdout)["copies"]
+        return len(copies) == len(TABLES) + 1 and all(copy["state"] == "done" for copy in copies)
+
+    def requires_equal(self, spark: SparkSession) -> int:
+        """All is at rest, and everywhere the same; how many rows that are."""
+        self.workload.wait_for_subscriber()
+        last = str(self.workload.rest())
+        until(lambda: last in self._rests(), f"the log has all (seed {self.seed})", timeout_s=PATIENCE_S)
+        ids = self.logged()
+        assert len(ids) == len(set(ids)), f"the log has an event twice (seed {self.seed})"
+        self.workload.wait_for_subscriber()
+        rows = 0
+        with psycopg.connect(self.at.source) as source, psycopg.connect(self.at.subscriber) as subscriber:
+            for table in TABLES:
+                columns = self.workload.shape.columns[table.name]
+                assert column_names(source, table) == columns.keys(), f"seed {self.seed}"
+                wanted = rows_of(source, table, columns)
+                _require_same(wanted, rows_of(subscriber, table, columns), f"{table.name}, subscriber", self.seed)
+                found = self._implied(spark, table, columns)
+                _require_same(wanted, found, f"{table.name}, log", self.seed)
+                rows += len(wanted)
+        return rows
+
+    def _implied(self, spark: SparkSession, table: OracleTable, columns: Mapping[str, Kind]) -> dict[str, Row]:
+        frame = Log(self.folder / "data" / "log").table(spark, self.source, table.stream)
+        found: dict[str, Row] = {}
+        for told in frame.select("payload", "position").collect():
+            at = told["position"].split(":")[1]
+            row = {name: value for name, value in read_json(told["payload"]).items() if name in columns}
+            for name in columns.keys() - row.keys():
+                if (table.name, name) in self.workload.shape.added:
+                    value, since = self.workload.shape.added[table.name, name]
+                    row |= {name: value} if at < since else {}
+            key = key_of(table, row)
+            assert key not in found, f"the log implies {table.name} {key} twice (seed {self.seed})"
+            found[key] = row
+        return found
+
+    def _rests(self) -> set[str]:
+        return {row["key"] for row in self._events(["stream", "key"]) if row["stream"] == RESTS.stream}
+
+    def _events(self, columns: Sequence[str]) -> list[dict[str, Any]]:
+        files = LogReader(self.folder / "data" / "log" / self.source).files_if_any()
+        return [row for file in files for row in pq.read_table(file.path, columns=list(columns)).to_pylist()]
+
+
+def _require_same(wanted: Mapping[str, Row], found: Mapping[str, Row], what: str, seed: int) -> None:
+    if wanted == found:
+        return
+    lacks, adds = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
+    differ = [
+        f"{key} {name}: {str(row.get(name, 'absent'))[:80]!r} for {str(found[key].get(name, 'absent'))[:80]!r}"
+        for key, row in wanted.items()
+        if key in found
+        for name in sorted(row.keys() | found[key].keys())
+        if row.get(name, ...) != found[key].get(name, ...)
+    ]
+    raise AssertionError(
+        f"seed {seed}: {what}: lacks {lacks[:_SHOWN]}, adds {adds[:_SHOWN]}, differs in {len(differ)}:"
+        f" {differ[:_SHOWN]}"
+    )
