@@ -25,7 +25,8 @@ Row = dict[str, Any]
 
 @contextmanager
 def source_of(servers: MongoReplicaSet, database: str | None, **more: Any) -> Iterator[MongoChanges]:
-    source = MongoChanges(MongoTarget(Plain(servers.url), database, **more))
+    # A test may take its time: it is not far behind then, unless it says so.
+    source = MongoChanges(MongoTarget(Plain(servers.url), database, **{"far_s": 3600, **more}))
     try:
         yield source
     finally:

@@ -12,11 +12,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
 
-from evermark.errors import EvermarkError, GapError, IdentityError, SetupError, UnreachableError
+from evermark.errors import BusyError, EvermarkError, GapError, IdentityError, SetupError, UnreachableError
 from evermark.event import Seen
 from evermark.sources.base import Condition, Feed, Limit, Repair, Slice, Source, Untaken, Warned
 from evermark.sources.copies import Copying, CopyPlace
@@ -27,6 +28,7 @@ from evermark.sources.mongo.copying import DocumentsCopying
 from evermark.sources.mongo.deployment import Deployment, look_at, oplog_span
 from evermark.sources.mongo.events import Row, batched, event_id, partition_of, time_of_event
 from evermark.sources.mongo.feed import SharedFeed
+from evermark.sources.mongo.pace import Pace, cuts
 from evermark.sources.mongo.positions import COPIED, Position, partitions_in
 from evermark.sources.mongo.repair import DocumentsRepair
 from evermark.sources.mongo.target import MongoTarget
@@ -53,6 +55,7 @@ class MongoChanges(Source):
         self._shared: SharedFeed | None = None
         self._confirmed: dict[int, str] = {}
         self._began: dict[int, str] = {}
+        self._pace = Pace()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.target, self._copies)
@@ -98,6 +101,9 @@ class MongoChanges(Source):
             return {}
         deadline = time.monotonic() + limit.wait_s
         starts = _parsed(after)
+        if (far := self._far_from(min(starts.values()))) is not None:
+            cut, _ = self._cut(min(after.values()), self._text(far), far.time - 1)
+            return {partition: max(each, cut) for partition, each in after.items()}
         first = end = None
         rows = size = 0
         with self._thin(after, min(AWAIT_MS, max(_BRIEF_MS, int(limit.wait_s * 1000)))) as changes:
@@ -125,7 +131,12 @@ class MongoChanges(Source):
         if start >= end:
             return []
         chunks = self._horizon.standing(start, end) if self._horizon is not None else []
-        return [Slice(partition, start, end, {_CHUNKS: json.dumps(chunks)} if chunks else {})]
+        edges = [start, *map(self._text, cuts(Position.parse(start), Position.parse(end))), end]
+        found = []
+        for first, last in pairwise(edges):
+            mine = [chunk for chunk in chunks if first <= chunk.position < last]
+            found.append(Slice(partition, first, last, {_CHUNKS: json.dumps(mine)} if mine else {}))
+        return found
 
     def read(self, piece: Slice) -> Iterator[pa.RecordBatch]:
         chunks = [Standing(*each) for each in json.loads(piece.detail.get(_CHUNKS, "[]"))]
@@ -145,6 +156,9 @@ class MongoChanges(Source):
         return self._text(Position(at.time))
 
     def follow(self, partition: int, position: str, wake: Callable[[], None]) -> Feed:
+        behind_s = self._behind_s(Position.parse(position), self._look().time)
+        if behind_s >= self.target.far_s:
+            raise BusyError(f"reading is {behind_s} s behind MongoDB at {self._place}: it catches up by tasks first")
         if self._shared is None or not self._shared.joinable:
             self._shared = SharedFeed(self.target, self._changes, self._cut, self._merged)
         return self._shared.join(partition, Position.parse(position), wake, lambda end: self.confirm(partition, end))
@@ -286,6 +300,18 @@ class MongoChanges(Source):
                 hint=RECOVER_HINT,
             ),
         )
+
+    @staticmethod
+    def _behind_s(at: Position, now: int) -> int:
+        return (now >> 32) - at.seconds
+
+    def _far_from(self, start: Position) -> Position | None:
+        """How far to read from a place that is far behind, by time alone: to look at all changes on the way, only to
+        count them, would take as long as reading them does. None: it is not far."""
+        now = self._look().time
+        if self._behind_s(start, now) < self.target.far_s:
+            return None
+        return Position(min(start.seconds + self._pace.span_s(time.monotonic()), now >> 32) << 32)
 
     def _require_sound(self, heard_at: float, change: Change | None) -> None:
         """Silence proves nothing: a server that is slow is asked again later."""
