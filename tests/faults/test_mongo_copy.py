@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 
 from evermark.testing.mongo_shop import CopiedMongoScene, RandomOrders
-from evermark.testing.mongods import mongo_replica_set
+from evermark.testing.mongods import FORGETFUL, forget, mongo_replica_set
 from evermark.testing.pipeline import PATIENCE_S, died_by_itself
 from evermark.testing.until import until
 
@@ -46,6 +46,30 @@ def test_x6_a_copy_of_documents_that_is_killed_at_every_step_goes_on_and_is_exac
         wanted = sum(int(key) % 1000 == 7 for key in shop.documents())
         assert [(copy["state"], copy["chunks_left"]) for copy in copies] == [("done", 0)] * 2
         assert copies[0]["rows"] == wanted
+        assert running.terminate() == 0
+
+
+def test_x6_history_lost_in_the_middle_of_a_copy_costs_no_document(mongod: Path, tmp_path: Path) -> None:
+    """GIVEN chunks that are ready, and a reader that is down WHEN orders change and the oplog forgets where it was THEN
+    the gap is closed, chunks that stood in it are written again, and the copy ends: exact, each document once."""
+    with (
+        mongo_replica_set(tmp_path / "mongo", oplog_mb=1, arguments=FORGETFUL) as servers,
+        CopiedMongoScene(tmp_path, servers, {}, partitions=2) as shop,
+        servers.client() as client,
+    ):
+        died_by_itself(shop.up("copy.ready"))
+        orders = client["shop"]["orders"]
+        orders.update_many({"_id": {"$lt": 100}}, {"$inc": {"n": 1}})
+        orders.delete_many({"_id": {"$gte": shop.orders - 100}})
+        now = client.admin.command("hello")["operationTime"]
+        forget(servers, now.time << 32 | now.inc)
+        running = shop.up()
+        until(lambda: running.said("a copy is done"), "the copy is done", timeout_s=PATIENCE_S)
+        assert running.said("the gap is closed")
+        _requires_exact(shop, 0)
+        reads = [row["key"] for row in shop.events() if row["op"] == "read"]
+        assert len(set(reads)) == len(reads) == shop.orders - 100
+        assert shop.files() == []
         assert running.terminate() == 0
 
 

@@ -246,7 +246,8 @@ class Source(ABC):
         return None
 
     def copying(self) -> Copying | None:
-        """How the rows that its streams had before are copied beside them; None where that cannot be done."""
+        """How the rows that its streams had before are copied beside them; None where that cannot be done. Asked for
+        once by each owner, before reading begins."""
         return None
 
     def forks(self) -> Forks | None:

@@ -125,9 +125,11 @@ class ReadHorizon:
                 self._store = None
 
     def _go_to(self, position: str) -> None:
-        self._reached = max(self._reached, position)
+        if position <= self._reached:
+            return
         if self._epoch is not None:
-            self._opened().reach(self._place.source, self._reached, self._epoch)
+            self._opened().reach(self._place.source, position, self._epoch)
+        self._reached = position
 
     def _is_ready(self, chunk: Chunk) -> bool:
         mark = Mark(chunk.copy, chunk.number, chunk.attempt)
