@@ -49,6 +49,8 @@ def drain(
     taker = Taker(name, lease.epoch, source, DeltaLog(log), LogReader(log), heads, checkpoints)
     began = time.perf_counter()
     begun = taker.begin(0)
+    if start is not None:
+        checkpoints.delete(name, 0)  # of now: reading begins before it
     start = start or begun.position
     assert start is not None
     source.check({0: start})

@@ -24,6 +24,8 @@ from evermark.sources.mongo.values import Document
 # How long the server waits for a change before it says that there is none; so long the end of a transaction, which
 # only the next answer shows, may be waited for.
 AWAIT_MS = 250
+# Without a bound an answer has 16 MB, tens of thousands of events: of most pieces far more than they want.
+ANSWER_EVENTS_MAX = 1_000
 # All of an event but its documents.
 _ENVELOPE = dict.fromkeys(
     ("operationType", "clusterTime", "wallTime", "ns", "to", "documentKey", "lsid", "txnNumber"), 1
@@ -140,7 +142,7 @@ class Changes:
             full_document=None if self._thin else _AFTER[self._target.after],
             full_document_before_change=None if self._thin else _BEFORE[self._target.before],
             max_await_time_ms=self._await_ms,
-            batch_size=1 if self._careful else None,
+            batch_size=1 if self._careful else ANSWER_EVENTS_MAX,
             **where,
         )
         return stream

@@ -12,8 +12,8 @@ from evermark.sources.mongo.positions import Position
 
 PIECES_MAX = 4
 _PIECE_S_MIN = 2
-_SPAN_S, _SPAN_S_MIN, _SPAN_S_MAX = 60, 2, 30 * 86_400
-_QUICK_S, _SLOW_S = 5.0, 20.0
+_SPAN_S, _SPAN_S_MIN, _SPAN_S_MAX = 8, 2, 30 * 86_400
+_QUICK_S, _SLOW_S = 2.0, 20.0
 
 
 @dataclass
