@@ -75,7 +75,7 @@ def test_keys_of_all_types_are_cut_and_copied_once(
     mongo_server: MongoReplicaSet, mongo_database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """GIVEN an `_id` of every type WHEN the collection is cut into chunks of two THEN each document comes once."""
-    monkeypatch.setattr(copying, "rows_of_chunk", lambda size, rows: 2)
+    monkeypatch.setattr(copying, "rows_of_chunk", lambda *_: 2)
     stream = f"{mongo_database}.orders"
     with mongo_server.client() as client, copy_scene(mongo_server, mongo_database, tmp_path, partitions=2) as at:
         client[mongo_database]["orders"].insert_many([{"_id": each} for each in ODD_IDS])
@@ -302,7 +302,7 @@ def test_beside_a_random_workload(
     fed and asked THEN the log implies the collection, and each document came once."""
     seed = random.randrange(10**9)
     rng = random.Random(seed)
-    monkeypatch.setattr(copying, "rows_of_chunk", lambda size, rows: 60)
+    monkeypatch.setattr(copying, "rows_of_chunk", lambda *_: 60)
     stream, rows = f"{mongo_database}.orders", 4000
     with (
         mongo_server.client() as client,
