@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _ROWS = 40
-_STEPS = 400
+_STEPS = 200
 
 
 def test_the_log_implies_what_a_native_subscriber_has(
@@ -34,7 +34,7 @@ def test_the_log_implies_what_a_native_subscriber_has(
         walk(scene, _STEPS)
         assert running.terminate() == 0
         walk(scene, _STEPS)
-        running = mended_with_deaths(scene, ("repair.closed",))
+        running = mended_with_deaths(scene, ())
         walk(scene, _STEPS)
         assert scene.requires_equal(spark) > 0
         assert running.terminate() == 0

@@ -75,9 +75,10 @@ def copy_killed(folder: Path, dsn: str, rows: int) -> tuple[Ledger, dict[str, fl
         writer.start()
         try:
             for number in range(1, _KILLS + 1):
+                before = _logged(shop)
                 running = shop.up()
                 memory.watch(running.process.pid)
-                _wait_logged(shop, rows * number // (_KILLS + 1))
+                _wait_logged(shop, max(before, rows * number // (_KILLS + 1)))
                 running.kill()
                 sys.stderr.write(f"killed when {_logged(shop)} of {rows} rows were in the log\n")
             running = shop.up()
@@ -92,7 +93,7 @@ def copy_killed(folder: Path, dsn: str, rows: int) -> tuple[Ledger, dict[str, fl
         assert running.terminate() == 0
         ledger = _compared(shop, dsn)
     assert ledger.lost == ledger.doubled == 0, f"seed {seed}: {ledger}"
-    return ledger, {"kills": _KILLS, "memory_mb": round(memory.mb), "seconds": round(seconds)}
+    return ledger, {"kills": _KILLS, "memory_gb": memory.mb / 1024, "seconds": round(seconds)}
 
 
 def _files(shop: CopiedShop) -> list[str]:

@@ -48,6 +48,7 @@ Connection = psycopg.Connection[Any]
 SERVER = {"max_prepared_transactions": "10"}
 _NATIVE = "oracle"
 _KEYS = 24
+_FIRST_FILLED = 1000
 _WRITERS = 3
 _SHOWN = 5
 _BIGINT = Kind("bigint", (), int)
@@ -80,7 +81,7 @@ class Workload:
             conn.commit()
         self.is_calm = False  # no table is altered or emptied: a repair that is reading it would begin again
         self._prepared: list[str] = []
-        self._rests = 0
+        self._rests = self._filled = 0
         self.steps = 0
 
     def close(self) -> None:
@@ -90,9 +91,10 @@ class Workload:
 
     def fill(self, rows: int) -> None:
         """Rows that are there before anybody reads."""
+        self._filled = rows
         for table in TABLES:
             for number in range(rows):
-                self._insert(self._admin, table, 1000 + number)
+                self._insert(self._admin, table, _FIRST_FILLED + number)
 
     def step(self) -> None:
         self.steps += 1
@@ -151,7 +153,7 @@ class Workload:
 
     def _change(self, conn: Connection) -> None:
         rng, table = self._rng, self._rng.choice(TABLES)
-        key, kind = rng.randint(1, _KEYS), rng.random()
+        key, kind = self._key(), rng.random()
         one, several = self._where(table, key), f"{next(iter(table.key))} between {key} and {key + 4}"
         if kind < 0.35:
             self._insert(conn, table, key)
@@ -163,7 +165,7 @@ class Workload:
             conn.execute(f"update {table.name} set {column} = {value} where {one}".encode())
         elif kind < 0.83:
             self._move(conn, table, key)
-        elif kind < 0.985 or self.is_calm:
+        elif kind < 0.997 or self.is_calm:
             conn.execute(f"delete from {table.name} where {one}".encode())
         else:
             names = [each.name for each in rng.sample(TABLES, rng.choice([1, 1, 2]))]
@@ -188,6 +190,11 @@ class Workload:
         names = ", ".join([*table.key, *rest])
         then = self._rng.choice(["nothing", f"nothing; update {table.name} set n = 0 where {self._where(table, key)}"])
         conn.execute(f"insert into {table.name} ({names}) values ({', '.join(values)}) on conflict do {then}".encode())
+
+    def _key(self) -> int:
+        if self._filled and self._rng.random() < 0.3:
+            return _FIRST_FILLED + self._rng.randrange(self._filled)
+        return self._rng.randint(1, _KEYS)
 
     def _where(self, table: OracleTable, key: int) -> str:
         return f"{next(iter(table.key))} = {key}"
