@@ -198,44 +198,48 @@ class SlotFeed(Feed):
 
     def _take_in(self) -> None:
         """All that has arrived, as far as there is room."""
-        news = False
-        while self._bytes < BUFFER_BYTES:
-            size, data = self._connection.get_copy_data(1)
-            if size == 0:
-                break
-            if size < 0:
-                self._raise_end()
-            news = self._message(bytes(data)) or news
-        if news:
-            with self._changed:
+        get, wants_answer, size, came = self._connection.get_copy_data, False, 0, False
+        with self._changed:  # once for all of it: most messages are rows, and there are many
+            while self._bytes < BUFFER_BYTES:
+                size, data = get(1)
+                if size <= 0:
+                    break
+                if data[0] == _KEEPALIVE:
+                    wants_answer = self._kept_alive(bytes(data)) or wants_answer
+                else:
+                    self._message(bytes(data[_WAL_HEADER:]))
+                    came = True
+            news = came and (self._whole > 0 or self._bytes >= PIECE_BYTES)
+            if news:
                 self._changed.notify_all()
+        if news:
             self._wake()
+        if size < 0:
+            self._raise_end()
+        if wants_answer:
+            self._send_status()
 
-    def _message(self, data: bytes) -> bool:
-        """Whether there is something new to take."""
-        if data[0] == _KEEPALIVE:
-            (end, _, wants_answer) = struct.unpack_from(">QQB", data, 1)
-            with self._changed:
-                if not self._open and not self._messages:
-                    self._end = max(self._end, end)
-            if wants_answer:
-                self._send_status()
-            return False
-        body = data[_WAL_HEADER:]
-        with self._changed:
-            self._messages.append(body)
-            self._bytes += len(body)
-            if body[0] == _BEGIN:
-                self._open = True
-            elif body[0] == _COMMIT:
-                self._open = False
-                self._whole = len(self._messages)
-                (self._end,) = struct.unpack_from(">Q", body, 10)
-            elif body[0] == _MESSAGE and not self._open:
-                # A logical message outside any transaction is whole by itself. It tells where its record ends.
-                self._whole = len(self._messages)
-                (self._end,) = struct.unpack_from(">Q", body, 2)
-            return self._whole > 0 or self._bytes >= PIECE_BYTES
+    def _kept_alive(self, data: bytes) -> bool:
+        """Whether the server wants an answer."""
+        (end, _, wants_answer) = struct.unpack_from(">QQB", data, 1)
+        if not self._open and not self._messages:
+            self._end = max(self._end, end)
+        return bool(wants_answer)
+
+    def _message(self, body: bytes) -> None:
+        self._messages.append(body)
+        self._bytes += len(body)
+        kind = body[0]
+        if kind == _BEGIN:
+            self._open = True
+        elif kind == _COMMIT:
+            self._open = False
+            self._whole = len(self._messages)
+            (self._end,) = struct.unpack_from(">Q", body, 10)
+        elif kind == _MESSAGE and not self._open:
+            # A logical message outside any transaction is whole by itself. It tells where its record ends.
+            self._whole = len(self._messages)
+            (self._end,) = struct.unpack_from(">Q", body, 2)
 
     def _send_status(self) -> None:
         now = int((time.time() - _PG_EPOCH_S) * 1_000_000)
