@@ -9,7 +9,7 @@ from evermark.sources.base import Limit
 from evermark.sources.mongo.positions import Position
 from evermark.testing.mongods import MongoReplicaSet
 from evermark.testing.until import until
-from tests.contract.mongo.mongo_scene import WAIT_S, read_all, source_of
+from tests.contract.mongo.mongo_scene import WAIT_S, fed, read_all, source_of
 
 
 @pytest.mark.parametrize("partitions", [1, 2])
@@ -17,7 +17,7 @@ def test_what_is_far_behind_is_read_in_pieces_and_is_the_same(
     mongo_server: MongoReplicaSet, mongo_database: str, partitions: int
 ) -> None:
     """GIVEN changes over some seconds, with transactions WHEN they are asked for from far behind THEN there are several
-    pieces, of the same rows as one piece has, in the same order; and no feed begins before they are taken."""
+    pieces, of the same rows as one piece has, in the same order."""
     servers, database = mongo_server, mongo_database
     with servers.client() as client, source_of(servers, database, partitions=partitions) as near:
         items = client[database]["items"]
@@ -32,8 +32,6 @@ def test_what_is_far_behind_is_read_in_pieces_and_is_the_same(
                 items.update_one({"_id": n}, {"$set": {"v": n}}, session=session)
             items.replace_one({"_id": -1}, {"v": n})
         with source_of(servers, database, partitions=partitions, far_s=2) as far:
-            with pytest.raises(BusyError, match="behind"):
-                far.follow(0, starts[0], lambda: None)
             ends = far.latest(starts, Limit(wait_s=0.3))
             for partition, start in starts.items():
                 assert len(far.slices(partition, start, ends[partition])) >= 2
@@ -43,6 +41,29 @@ def test_what_is_far_behind_is_read_in_pieces_and_is_the_same(
                 assert [row["position"] for row in rows] == sorted(row["position"] for row in wanted)
                 for row, other in zip(rows, wanted, strict=True):
                     assert {**row, "flags": None, "payload": None} == {**other, "flags": None, "payload": None}
-            _, at = read_all(far, 0, ends[0])
-            until(lambda: Position.parse(at).seconds >= begun + 5, "it has caught up", timeout_s=WAIT_S)
-            far.follow(0, far.earliest(0), lambda: None).close()
+
+
+def test_a_feed_that_is_full_of_old_changes_gives_way_to_tasks(
+    mongo_server: MongoReplicaSet, mongo_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GIVEN more old changes than a feed holds WHEN they are followed THEN those at hand come, then it says that the
+    rest is to be asked for; GIVEN as many young ones THEN it goes on."""
+    monkeypatch.setattr("evermark.sources.mongo.feed.ROWS_MAX", 50)
+    with mongo_server.client() as client, source_of(mongo_server, mongo_database) as near:
+        start = near.earliest(0)
+        client[mongo_database]["items"].insert_many([{"_id": n} for n in range(300)])
+        assert len(fed(near, {0: start}, 300)[0][0]) == 300
+        with source_of(mongo_server, mongo_database, far_s=0) as far:
+            feed, given = far.follow(0, start, lambda: None), [0]
+
+            def takes_all() -> bool:
+                if (some := feed.next()) is not None:
+                    given.append(sum(batch.num_rows for batch in some.batches()))
+                return False
+
+            try:
+                with pytest.raises(BusyError, match="side by side"):
+                    until(takes_all, "it gives way", timeout_s=WAIT_S)
+            finally:
+                feed.close()
+            assert 0 < sum(given) < 300

@@ -86,7 +86,7 @@ def test_a_feed_that_cannot_be_opened_says_so() -> None:
         raise UnreachableError("no server")
 
     shared = SharedFeed(
-        MongoTarget(Plain(SRV)), fail, lambda start, upto, _: (max(start, upto), []), lambda *_: iter(())
+        MongoTarget(Plain(SRV)), fail, lambda start, upto, _: (max(start, upto), []), lambda *_: iter(()), lambda _: 0
     )
     feed = shared.join(0, Position(1), woken.set, lambda _: None)
     try:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from evermark.errors import BusyError, EvermarkError, GapError, IdentityError, SetupError, UnreachableError
+from evermark.errors import EvermarkError, GapError, IdentityError, SetupError, UnreachableError
 from evermark.event import Seen
 from evermark.sources.base import Condition, Feed, Limit, Repair, Slice, Source, Untaken, Warned
 from evermark.sources.copies import Copying, CopyPlace
@@ -156,11 +156,8 @@ class MongoChanges(Source):
         return self._text(Position(at.time))
 
     def follow(self, partition: int, position: str, wake: Callable[[], None]) -> Feed:
-        behind_s = self._behind_s(Position.parse(position), self._look().time)
-        if behind_s >= self.target.far_s:
-            raise BusyError(f"reading is {behind_s} s behind MongoDB at {self._place}: it catches up by tasks first")
         if self._shared is None or not self._shared.joinable:
-            self._shared = SharedFeed(self.target, self._changes, self._cut, self._merged)
+            self._shared = SharedFeed(self.target, self._changes, self._cut, self._merged, self._behind_s)
         return self._shared.join(partition, Position.parse(position), wake, lambda end: self.confirm(partition, end))
 
     def confirm(self, partition: int, end: str) -> None:
@@ -301,17 +298,16 @@ class MongoChanges(Source):
             ),
         )
 
-    @staticmethod
-    def _behind_s(at: Position, now: int) -> int:
-        return (now >> 32) - at.seconds
+    def _behind_s(self, at: Position) -> int:
+        return (self._look().time >> 32) - at.seconds
 
     def _far_from(self, start: Position) -> Position | None:
         """How far to read from a place that is far behind, by time alone: to look at all changes on the way, only to
         count them, would take as long as reading them does. None: it is not far."""
-        now = self._look().time
-        if self._behind_s(start, now) < self.target.far_s:
+        behind_s = self._behind_s(start)
+        if behind_s < self.target.far_s:
             return None
-        return Position(min(start.seconds + self._pace.span_s(time.monotonic()), now >> 32) << 32)
+        return Position(start.seconds + min(self._pace.span_s(time.monotonic()), behind_s) << 32)
 
     def _require_sound(self, heard_at: float, change: Change | None) -> None:
         """Silence proves nothing: a server that is slow is asked again later."""

@@ -29,7 +29,7 @@ class MongoTarget:
     before: BeforeImages = "none"
     oldest: bool = False  # begin with the oldest change that the oplog has, not with the next one
     hidden: Mapping[str, HiddenFields] = field(default_factory=dict)  # by stream
-    far_s: int = 10  # so many seconds behind, changes are read side by side; nearer, they come by themselves
+    far_s: int = 10  # much that is so many seconds old is read side by side; the rest comes by itself
 
     def wants(self, stream: str) -> bool:
         is_here = self.database is None or stream.startswith(f"{self.database}.")
