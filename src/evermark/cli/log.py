@@ -146,7 +146,7 @@ def forget(
         if events or parked:
             about = f"{events} events of {stream} in {name}, and {len(parked)} parked deliveries"
             confirm(f"Remove {about}? They cannot be brought back.", yes=yes)
-        removed = maintenance.Maintenance(folder).forget(what) if events else 0
+        removed = maintenance.Maintenance(folder).forget(what)
         dropped = in_parts(deployment, parked, deployment.delivery.parked.drop)
     if as_json:
         show_json({"source": name, "stream": stream, "events_removed": removed, "deliveries_dropped": dropped})

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from evermark.event import EVENT, with_all_columns
+from evermark.event import EVENT, Op, with_all_columns
 from evermark.log.base import LogFile
 from evermark.log.compact import level_of
 from evermark.log.disk import full_disk_is_said
@@ -60,11 +60,17 @@ class Forgotten:
             for found in parquet.iter_batches(_READ_ROWS, use_threads=False):
                 batch = found if found.schema.equals(EVENT) else with_all_columns(found, EVENT).cast(EVENT)
                 gone, left_behind = self._marked(batch)
-                # A record that has another key now stays, without what it was before.
+                # A record that has another key now stays, without what it was before. One that came from another key
+                # must not come back under it: it is told that it left, and nothing else.
+                came = pc.and_(gone, pc.and_(pc.is_valid(batch.column("previous_key")), pc.invert(left_behind)))
+                if pc.any(came).as_py():
+                    batch = _set(batch, "key", came, batch.column("previous_key"))
+                    batch = _set(batch, "op", came, pa.scalar(str(Op.DELETE), pa.string()))
+                    for name in ("payload", "bytes"):
+                        batch = _set(batch, name, came, None)
+                    gone = pc.and_not(gone, came)
                 for name in ("previous_key", "before"):
-                    at = batch.schema.get_field_index(name)
-                    cleared = pc.if_else(left_behind, pa.scalar(None, EVENT.field(name).type), batch.column(at))
-                    batch = batch.set_column(at, EVENT.field(name), cleared)
+                    batch = _set(batch, name, pc.or_(left_behind, came), None)
                 if (some := batch.filter(pc.invert(gone))).num_rows:
                     yield some
 
@@ -76,3 +82,9 @@ class Forgotten:
         if "previous_key" not in batch.schema.names:  # of a file from before there was such a column
             return has, pa.repeat(False, len(has))
         return has, pc.and_(mine, pc.is_in(batch.column("previous_key"), value_set=keys))
+
+
+def _set(batch: pa.RecordBatch, name: str, where: pa.Array, value: pa.Array | pa.Scalar | None) -> pa.RecordBatch:
+    at, field = batch.schema.get_field_index(name), EVENT.field(name)
+    new = pa.scalar(None, field.type) if value is None else value
+    return batch.set_column(at, field, pc.if_else(where, new, batch.column(at)))

@@ -8,7 +8,7 @@ durable before they are committed, and the commit is durable before an old file 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -40,7 +40,7 @@ SCAN_EVERY_S = 600.0
 # There may be a hundred commits a second.
 KEPT_COMMITS = 1_000
 _COMMIT_TRIES_MAX = 100
-_FORGET_TRIES_MAX = 5
+_FORGET_TRIES_MAX = 20
 _GROUPS_MAX = 16  # per round: the next round comes soon
 
 LeastCursors = Callable[[], dict[int, int]]
@@ -90,23 +90,46 @@ class Maintenance:
         return report
 
     def forget(self, what: Forgotten) -> int:
-        """Take these events out of the table; how many. Their old files go in an hour, as replaced files do."""
+        """Take these events out of the table; how many. Their old files go in an hour, as replaced files do.
+
+        Compaction may replace files meanwhile: then only the new ones are looked at again.
+        """
+        forget_kept(self.folder)  # in any case: a call before this one may have died before it came to that
+        looked: dict[str, tuple[int, LogFile | None]] = {}  # by path: how many events, and what is left of the file
+        tried: set[str] = set()
         for _ in range(_FORGET_TRIES_MAX):
             table = self._handle.refresh()
-            found = {file.path: (file, count) for file in self._files(table) if (count := what.in_file(file))}
-            files = [file for file, _ in found.values()]
-            if not files:
+            there = {file.path: file for file in self._files(table)}
+            hits = {path for path, (count, _) in looked.items() if count}
+            if tried and tried == hits and not hits & there.keys() and self._has_all(looked, there):
+                break  # the commit went through, though it did not seem so
+            # What was written for files that are gone is left to the search for orphans.
+            looked = {path: found for path, found in looked.items() if path in there}
+            for path, file in there.items():
+                if path not in looked:
+                    count = what.in_file(file)
+                    looked[path] = (count, what.rest_of(self.folder, file) if count else None)
+            tried = {path for path, (count, _) in looked.items() if count}
+            if not tried:
                 return 0
-            rests = [rest for file in files if (rest := what.rest_of(self.folder, file)) is not None]
+            rests = [rest for count, rest in looked.values() if rest is not None]
             sync_folder(self.folder)
             require_files(self.folder, rests)
-            if self._commit(table, MaintenanceNote("forget", len(rests), len(files)), rests, files, data_change=True):
-                sync_folder(self.folder / "_delta_log")
-                forget_kept(self.folder)
-                return sum(count for _, count in found.values())
-        raise BusyError(
-            f"the log at {self.folder} was compacted at each of {_FORGET_TRIES_MAX} tries", hint="try again in a while"
-        )
+            note = MaintenanceNote("forget", len(rests), len(tried))
+            if self._commit(table, note, rests, [there[path] for path in tried], data_change=True):
+                break
+        else:
+            raise BusyError(
+                f"the log at {self.folder} was compacted at each of {_FORGET_TRIES_MAX} tries",
+                hint="try again in a while",
+            )
+        sync_folder(self.folder / "_delta_log")
+        forget_kept(self.folder)
+        return sum(count for count, _ in looked.values())
+
+    def _has_all(self, looked: Mapping[str, tuple[int, LogFile | None]], there: Mapping[str, FileRange]) -> bool:
+        names = {Path(path).name for path in there}
+        return all(rest is None or rest.path in names for _, rest in looked.values())
 
     @cached_property
     def _handle(self) -> TableHandle:

@@ -16,16 +16,25 @@ from evermark.errors import DiskFullError, EvermarkError
 def write_batches(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
     """Durable when this returns; how many rows."""
     rows = 0
-    options = pa.ipc.IpcWriteOptions(compression="lz4")
-    with disk_of(path), pa.ipc.new_file(str(path), schema, options=options) as to:
-        for batch in batches:
-            some = batch.select(schema.names)
-            rows += some.num_rows
-            if some.num_rows:
-                to.write_batch(some)
-    with disk_of(path):
-        sync_file(path)
-        sync_folder(path.parent)
+    try:
+        with disk_of(path):
+            to = pa.ipc.new_file(str(path), schema, options=pa.ipc.IpcWriteOptions(compression="lz4"))
+        try:
+            for batch in batches:  # an error of where they come from is none of this disk
+                some = batch.select(schema.names)
+                rows += some.num_rows
+                if some.num_rows:
+                    with disk_of(path):
+                        to.write_batch(some)
+        finally:
+            with disk_of(path):
+                to.close()
+        with disk_of(path):
+            sync_file(path)
+            sync_folder(path.parent)
+    except BaseException:
+        path.unlink(missing_ok=True)  # each attempt has a name of its own: nobody would come back for a half of it
+        raise
     return rows
 
 

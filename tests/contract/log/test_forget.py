@@ -104,6 +104,19 @@ def test_a_record_that_has_another_key_now_stays_without_what_it_was(log: DeltaL
     assert rows(log.folder) == []
 
 
+def test_a_record_does_not_come_back_under_the_key_it_had_before(log: DeltaLog) -> None:
+    """GIVEN an event that changed a key WHEN the new key is forgotten THEN all that is left says that the old one is no
+    more; WHEN both are THEN nothing is left."""
+    log.commit(append([_moved(log.folder)], 1))
+    assert Maintenance(log.folder).forget(Forgotten(STREAM, frozenset({"new"}))) == 1
+    (row,) = rows(log.folder)
+    assert (row["event_id"], row["op"], row["key"], row["previous_key"]) == ("moved", "delete", "old", None)
+    assert (row["before"], row["payload"]) == (None, None)
+    assert Maintenance(log.folder).forget(Forgotten(STREAM, frozenset({"new"}))) == 0
+    assert Maintenance(log.folder).forget(Forgotten(STREAM, frozenset({"new", "old"}))) == 1
+    assert rows(log.folder) == []
+
+
 def test_it_runs_beside_the_owner_and_its_compaction(log: DeltaLog) -> None:
     """GIVEN an owner that appends and compacts WHEN a key is forgotten meanwhile THEN no other event is lost or twice,
     and none of the key that was there before is left."""
@@ -129,6 +142,28 @@ def test_it_runs_beside_the_owner_and_its_compaction(log: DeltaLog) -> None:
     forgotten += Maintenance(log.folder).forget(what)
     assert forgotten == before + 60
     assert ids(log.folder) == without_1(expected(before + 60, rows=3))
+
+
+def test_a_commit_that_went_through_unseen_is_counted(log: DeltaLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN a commit whose success was not seen WHEN a key is forgotten THEN it is found, and nothing is done twice."""
+    fill(log, 3, rows=3)
+    put, seen = Maintenance._put, iter([False])
+    monkeypatch.setattr(Maintenance, "_put", lambda *given: put(*given) and next(seen, True))
+    assert Maintenance(log.folder).forget(Forgotten(STREAM, frozenset({"1"}))) == 3
+    assert ids(log.folder) == without_1(expected(3, rows=3))
+    version = log.tail(0)
+    assert Maintenance(log.folder).forget(Forgotten(STREAM, frozenset({"1"}))) == 0 and log.tail(0) == version
+
+
+def test_files_are_looked_at_once_though_compaction_is_quicker(log: DeltaLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN another process that is quicker some times WHEN a key is forgotten THEN no file is looked at twice."""
+    fill(log, 3, rows=3)
+    put, seen, looked = Maintenance._put, iter([False, False]), list[str]()
+    in_file = Forgotten.in_file
+    monkeypatch.setattr(Maintenance, "_put", lambda *given: next(seen, True) and put(*given))
+    monkeypatch.setattr(Forgotten, "in_file", lambda self, file: looked.append(file.path) or in_file(self, file))
+    assert Maintenance(log.folder).forget(Forgotten(STREAM, frozenset({"1"}))) == 3
+    assert len(looked) == len(set(looked)) == 3
 
 
 def test_one_that_is_always_overtaken_says_so(log: DeltaLog, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,7 +86,11 @@ def test_a_feed_that_cannot_be_opened_says_so() -> None:
         raise UnreachableError("no server")
 
     shared = SharedFeed(
-        MongoTarget(Plain(SRV)), fail, lambda start, upto, _: (max(start, upto), []), lambda *_: iter(()), lambda _: 0
+        MongoTarget(Plain(SRV)),
+        fail,
+        lambda start, upto, _: (max(start, upto), []),
+        lambda *_: iter(()),
+        lambda _: False,
     )
     feed = shared.join(0, Position(1), woken.set, lambda _: None)
     try:

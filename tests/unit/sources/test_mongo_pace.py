@@ -30,16 +30,34 @@ def test_a_stretch_is_cut_between_cluster_times(one: Position, other: Position) 
 
 
 def test_batches_grow_while_they_are_quick_and_shrink_when_they_are_slow() -> None:
-    """GIVEN batches that take a second, ten, and a minute WHEN the next is asked for THEN it is longer, as long, and
-    shorter; and never without end, nor nothing."""
-    pace, now = Pace(), 0.0
-    begun = pace.span_s(now)
-    spans = []
-    for took_s in (1.0, 10.0, 60.0):
-        now += took_s
-        spans.append(pace.span_s(now))
-    assert spans == [2 * begun, 2 * begun, begun]
-    spans = [pace.span_s(now := now + 1.0) for _ in range(60)]
-    assert spans[-1] == spans[-2] == 30 * 86_400
-    spans = [pace.span_s(now := now + 100.0) for _ in range(60)]
-    assert spans[-1] == 2
+    """GIVEN batches that take a second, ten, and longer WHEN the next is asked for THEN it is longer, as long, and
+    shorter; and never without end."""
+    pace, now, at = Pace(), 0.0, 1000
+    assert pace.span_s(at, now) is None
+    pace.begin()
+    spans = [pace.span_s(at, now)]
+    for took_s in (1.0, 10.0, 25.0):
+        now, at = now + took_s, at + 100
+        spans.append(pace.span_s(at, now))
+    assert spans == [8, 16, 16, 8]
+    spans = [pace.span_s(at := at + 1000, now := now + 1.0) for _ in range(60)]
+    assert spans[-1] == spans[-2] == 600
+
+
+def test_a_question_that_is_asked_again_changes_nothing() -> None:
+    """GIVEN a batch that did not come about WHEN it is asked for again at once THEN it is as long."""
+    pace = Pace()
+    pace.begin()
+    assert {pace.span_s(1000, now / 10) for now in range(50)} == {8}
+
+
+def test_stretches_end_when_they_do_not_gain_on_the_oplog() -> None:
+    """GIVEN a stretch that took longer than it was WHEN the next is asked for THEN there is none, until there is much
+    to read again."""
+    pace = Pace()
+    pace.begin()
+    assert pace.span_s(1000, 0.0) == 8
+    assert pace.span_s(1008, 9.0) is None
+    assert pace.span_s(2000, 10.0) is None
+    pace.begin()
+    assert pace.span_s(2000, 11.0) == 8

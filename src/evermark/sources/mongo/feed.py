@@ -58,10 +58,10 @@ class SharedFeed:
         open_at: Callable[[Position], Changes],
         cut: Cut,
         merged: Merged,
-        behind_s: Callable[[Position], int],
+        has_much: Callable[[Position], bool],
     ) -> None:
         self._target, self._open_at, self._cut, self._merged = target, open_at, cut, merged
-        self._behind_s = behind_s
+        self._has_much = has_much
         self._changed = threading.Condition()
         self._parts: dict[int, _Part] = {}
         self._rows = self._bytes = 0
@@ -145,16 +145,12 @@ class SharedFeed:
             is_full = self._is_full()
         for wake in wakes:
             wake()
-        if is_full and change is not None:
-            self._require_near(change.position)
+        if is_full and change is not None and self._has_much(change.position):
+            # One stream is enough for what comes; what has come long ago is read by several.
+            raise BusyError("there is much to read, and it is old: it is read by tasks, side by side")
         with self._changed:
             while not self._closed and self._is_full():
                 self._changed.wait()
-
-    def _require_near(self, at: Position) -> None:
-        """One stream is enough for what comes; what has come long ago is read by several."""
-        if (behind_s := self._behind_s(at)) >= self._target.far_s:
-            raise BusyError(f"there is much to read, and it is {behind_s} s old: it is read by tasks, side by side")
 
     def _has_whole(self) -> bool:
         whole_to = self._whole_to.text(self._target.partitions)

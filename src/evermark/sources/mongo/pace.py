@@ -12,26 +12,39 @@ from evermark.sources.mongo.positions import Position
 
 PIECES_MAX = 4
 _PIECE_S_MIN = 2
-_SPAN_S, _SPAN_S_MIN, _SPAN_S_MAX = 8, 2, 30 * 86_400
+_SPAN_S, _SPAN_S_MIN, _SPAN_S_MAX = 8, 2, 600
 _QUICK_S, _SLOW_S = 2.0, 20.0
 
 
 @dataclass
 class Pace:
-    """How many seconds of the oplog the next batch has."""
+    """How many seconds of the oplog the next batch has, while there is much to read.
+
+    A change stream cannot be told where to end: it looks through the oplog for changes of ours until it has an answer
+    full of them, or is at its end. Where they are few among many others each piece would look through all of it. So
+    stretches are taken only after there was much, and for as long as they gain more time than they take.
+    """
 
     _span_s: int = _SPAN_S
-    _asked_at: float | None = None
+    _pays: bool = False
+    _asked: tuple[float, int] | None = None  # when it was asked for the last time, and from which second on
 
-    def span_s(self, now: float) -> int:
-        """Asked for each batch, when the one before it was taken."""
-        took_s = now - self._asked_at if self._asked_at is not None else _QUICK_S
-        self._asked_at = now
-        if took_s < _QUICK_S:
-            self._span_s = min(2 * self._span_s, _SPAN_S_MAX)
-        elif took_s > _SLOW_S:
-            self._span_s = max(self._span_s // 2, _SPAN_S_MIN)
-        return self._span_s
+    def begin(self) -> None:
+        """There is much to read, and it is old."""
+        self._pays, self._span_s, self._asked = True, _SPAN_S, None
+
+    def span_s(self, start_s: int, now: float) -> int | None:
+        """For the batch that begins in this second; None: it is better read as one piece."""
+        if self._asked is not None:
+            took_s, gained_s = now - self._asked[0], start_s - self._asked[1]
+            if gained_s and took_s > gained_s:
+                self._pays = False
+            elif gained_s and took_s < _QUICK_S:
+                self._span_s = min(2 * self._span_s, _SPAN_S_MAX)
+            elif gained_s and took_s > _SLOW_S:
+                self._span_s = max(self._span_s // 2, _SPAN_S_MIN)
+        self._asked = (now, start_s)
+        return self._span_s if self._pays else None
 
 
 def cuts(start: Position, end: Position) -> list[Position]:

@@ -157,7 +157,7 @@ class MongoChanges(Source):
 
     def follow(self, partition: int, position: str, wake: Callable[[], None]) -> Feed:
         if self._shared is None or not self._shared.joinable:
-            self._shared = SharedFeed(self.target, self._changes, self._cut, self._merged, self._behind_s)
+            self._shared = SharedFeed(self.target, self._changes, self._cut, self._merged, self._has_much)
         return self._shared.join(partition, Position.parse(position), wake, lambda end: self.confirm(partition, end))
 
     def confirm(self, partition: int, end: str) -> None:
@@ -301,13 +301,21 @@ class MongoChanges(Source):
     def _behind_s(self, at: Position) -> int:
         return (self._look().time >> 32) - at.seconds
 
+    def _has_much(self, at: Position) -> bool:
+        """A feed is full here: whether the rest is better read by tasks."""
+        if self._behind_s(at) < self.target.far_s:
+            return False
+        self._pace.begin()
+        return True
+
     def _far_from(self, start: Position) -> Position | None:
         """How far to read from a place that is far behind, by time alone: to look at all changes on the way, only to
         count them, would take as long as reading them does. None: it is not far."""
-        behind_s = self._behind_s(start)
-        if behind_s < self.target.far_s:
+        span_s = self._pace.span_s(start.seconds, time.monotonic())
+        behind_s = self._behind_s(start) if span_s is not None else 0
+        if span_s is None or behind_s < self.target.far_s:
             return None
-        return Position(start.seconds + min(self._pace.span_s(time.monotonic()), behind_s) << 32)
+        return Position(start.seconds + min(span_s, behind_s) << 32)
 
     def _require_sound(self, heard_at: float, change: Change | None) -> None:
         """Silence proves nothing: a server that is slow is asked again later."""
@@ -325,12 +333,14 @@ class MongoChanges(Source):
     def _rows(self, piece: Slice) -> Iterator[Row]:
         end, heard_at = Position.parse(piece.end), time.monotonic()
         with self._changes(Position.parse(piece.start)) as changes:
-            while changes.whole_to < end and changes.whole_to.closed < end.time:
+            while (seen_to := changes.whole_to) < end and seen_to.closed < end.time:
                 change = changes.next()
-                self._require_sound(heard_at, change)
-                if change is None:
+                if change is None and changes.whole_to == seen_to:
+                    self._require_sound(heard_at, None)
                     continue
                 heard_at = time.monotonic()
+                if change is None:
+                    continue
                 if change.position >= end:
                     return
                 yield from (

@@ -8,6 +8,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 from psycopg.errors import error_from_result
+from psycopg.generators import fetch_many
 
 _SIZE_END = -1
 
@@ -25,8 +26,7 @@ def copied_rows(connection: psycopg.Connection[Any], query: sql.Composed) -> Ite
                 rows.append(found[1])
             yield rows
             if found[0] == _SIZE_END:
-                results = list(iter(pgconn.get_result, None))
-                for result in results:
+                for result in connection.wait(fetch_many(pgconn)):
                     if result.error_message:
                         raise error_from_result(result, encoding=connection.info.encoding)
                 return
