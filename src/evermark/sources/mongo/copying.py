@@ -52,6 +52,7 @@ from evermark.sources.mongo.positions import Position, room_for
 from evermark.sources.mongo.target import MongoTarget
 from evermark.sources.mongo.values import OPTIONS, UNDECODED, as_json, decoded, key_text
 
+_DOCUMENTS_MAX = 20_000  # of a chunk: a document takes several times as long as a row of a table
 _BATCH_ROWS = 2000
 _BATCH_BYTES = 8 * 1024 * 1024
 _AGAIN_AT_ONCE = 500  # documents that were changed meanwhile, in one question
@@ -111,7 +112,8 @@ class DocumentsCopying(Copying):
         database, _, collection = stream.partition(".")
         with closing(open_client(self._target.url)) as client, _reading(place, f"looking at {stream}"):
             said = client[database].command("collStats", collection)
-            rows = rows_of_chunk(int(said.get("size", 0)), int(said.get("count", 0)), self._place.chunk_rows_max)
+            most = min(_DOCUMENTS_MAX, self._place.chunk_rows_max)
+            rows = rows_of_chunk(int(said.get("size", 0)), int(said.get("count", 0)), most)
             return list(pairwise([None, *_edges(client, stream, rows)]))
 
     def watch(self, epoch: int | None) -> bool:
