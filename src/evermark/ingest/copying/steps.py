@@ -19,7 +19,7 @@ from evermark.sources.copies import AskedBy, Chunk, ChunkState, ChunkWork, Copy,
 
 WRITERS_MAX = 4  # tasks at a time: each has a slot at the source, which has other work to do
 CHUNKS_A_TASK = 8
-ROUND_S = 10.0  # no chunk is begun later in a round: an owner that is to stop waits for no longer
+ROUND_S = 5.0  # no chunk is begun later in a round: an owner that is to stop waits for no longer
 # Chunks that are ready and wait to be read: files that take room.
 READY_MAX = 32
 SETTLE_EVERY_S = 0.2  # so often it is looked whether they were read
