@@ -71,6 +71,9 @@ class Seen:
     at: datetime  # when ingest took it
 
 
+UNKNOWN = "unknown:"  # a flag, with the name of a column whose value the source did not send
+
+
 def taken_batch(columns: dict[str, object], rows: int) -> pa.RecordBatch:
     """A TAKEN record batch from the columns a source knows; the rest are null."""
     arrays: list[pa.Array] = []

@@ -64,7 +64,9 @@ def backfill(
             )
         streams = _streams(copying, table or [])
         if not streams:
-            raise typer.BadParameter("the file names none: say which one to copy", param_hint="--collection")
+            raise typer.BadParameter(
+                "the file names no collection: name the collection to copy", param_hint="--collection"
+            )
         if where and len(streams) != 1:
             raise typer.BadParameter("a condition is for one table: name it with --table", param_hint="--where")
         if len(where) > _WHERE_MAX:

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from evermark.event import UNKNOWN
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-UNKNOWN = "unknown:"
 LACKS = f"exists(flags, flag -> startswith(flag, '{UNKNOWN}'))"
 
 # Keys under which images of a record stand that had another key before, or has another since.

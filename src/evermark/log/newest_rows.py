@@ -21,9 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from evermark.event import with_all_columns
+from evermark.event import UNKNOWN, with_all_columns
 from evermark.log.format import KEPT
-from evermark.log.large_values import UNKNOWN
 from evermark.log.row_reader import ROWS as _FIELDS
 
 RECORD_OPS = ("insert", "update", "delete", "read", "truncate")

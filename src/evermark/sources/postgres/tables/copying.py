@@ -28,7 +28,7 @@ from psycopg import sql
 
 from evermark import failpoint
 from evermark.errors import BusyError, DeniedError, EvermarkError, SetupError
-from evermark.event import Op
+from evermark.event import UNKNOWN, Op
 from evermark.sources.copies import (
     Bounds,
     ChunkWork,
@@ -50,7 +50,7 @@ from evermark.sources.postgres.tables.catalog import Catalog
 from evermark.sources.postgres.tables.chunk_file import rewrite, write_rows
 from evermark.sources.postgres.tables.overlap import Change, Overlap
 from evermark.sources.postgres.tables.publication import look
-from evermark.sources.postgres.tables.rows import OWN_PREFIX, UNKNOWN, CopyMarks, TablesDecoder
+from evermark.sources.postgres.tables.rows import OWN_PREFIX, CopyMarks, TablesDecoder
 from evermark.sources.postgres.tables.scan import KeyRange, TableScan, relation_of
 from evermark.sources.postgres.tables.snapshot import Snapshot
 from evermark.sources.postgres.tables.versions import TableVersion, TableVersions

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evermark.errors import SetupError
-from evermark.event import TAKEN, TIMESTAMP, Op, taken_batch
+from evermark.event import TAKEN, TIMESTAMP, UNKNOWN, Op, taken_batch
 from evermark.sources.copies import Mark
 from evermark.sources.postgres.failures import INSTALL_HINT
 from evermark.sources.postgres.lsn import U8, Incarnation, Position, WalPages, fixed_strings, hex_columns, positions
@@ -51,7 +51,6 @@ from evermark.sources.postgres.tables.versions import TableVersion, TableVersion
 
 STRIDE = 2  # of ordinals: one in front of every change is for the table's description
 OWN_PREFIX = "evermark"  # logical messages of our own
-UNKNOWN = "unknown:"  # a flag, with the name of a column that the server did not send
 BINARY_FLAG = "binary"
 _PG_EPOCH_US = 946_684_800_000_000
 _OPS = {INSERT: Op.INSERT, UPDATE: Op.UPDATE, DELETE: Op.DELETE}
