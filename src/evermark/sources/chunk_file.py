@@ -3,14 +3,56 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
 
+from evermark import failpoint
 from evermark.disk import sync_file, sync_folder
-from evermark.errors import DiskFullError, EvermarkError
+from evermark.errors import BusyError, DiskFullError, EvermarkError
+from evermark.sources.copies import ChunkWork, CopyStore, Mark
+
+# Of an attempt, its draft and its file: writes the file; where it stands and how many rows it has. None: given up.
+WriteAttempt = Callable[[Mark, Path, Path], tuple[str, int] | None]
+
+
+def written_in_turn(
+    works: Sequence[ChunkWork], write: Callable[[ChunkWork], bool], until_s: float, reader: str
+) -> Iterator[ChunkWork]:
+    """`Copying.write`: chunks one after another, each yielded before it is begun."""
+    over_at = time.monotonic() + until_s
+    for number, work in enumerate(works):
+        if number and time.monotonic() > over_at:
+            break
+        yield work
+        if not write(work):
+            raise BusyError(
+                f"a chunk of {work.stream} was not ready when {reader} had waited for it",
+                hint="it is written again; if that goes on, the disk or the server is too slow",
+            )
+
+
+def written_attempt(copies: CopyStore, work: ChunkWork, folder: Path, epoch: int, write: WriteAttempt) -> bool:
+    """A new attempt of a chunk, ready; False: it was given up by a reader meanwhile."""
+    mark = Mark(work.copy, work.number, copies.begin(work.copy, work.number, epoch))
+    failpoint.hit("copy.begun")
+    path = folder / mark.file
+    draft = path.with_suffix(".draft")
+    try:
+        written = write(mark, draft, path)
+    finally:
+        draft.unlink(missing_ok=True)  # what is left of a failed attempt would fill a full disk further
+    if written is None:
+        return False
+    position, rows = written
+    if not copies.ready(mark, position, rows, epoch):
+        path.unlink()
+        return False
+    failpoint.hit("copy.ready")
+    return True
 
 
 def write_batches(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:

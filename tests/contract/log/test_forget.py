@@ -16,6 +16,7 @@ from evermark.log.append import DeltaLog
 from evermark.log.base import LogFile
 from evermark.log.compact import FAN_IN
 from evermark.log.forget import Forgotten
+from evermark.log.kept_table import FOLDER
 from evermark.log.maintenance import REPLACED_AGE_S, Maintenance
 from evermark.log.read import LogReader
 from evermark.log.write import BatchWriter
@@ -164,6 +165,17 @@ def test_files_are_looked_at_once_though_compaction_is_quicker(log: DeltaLog, mo
     monkeypatch.setattr(Forgotten, "in_file", lambda self, file: looked.append(file.path) or in_file(self, file))
     assert Maintenance(log.folder).forget(Forgotten(STREAM, frozenset({"1"}))) == 3
     assert len(looked) == len(set(looked)) == 3
+
+
+def test_what_was_kept_of_forgotten_events_goes_though_a_run_before_died(log: DeltaLog) -> None:
+    """GIVEN a kept table, and nothing left to forget WHEN a key is forgotten again THEN the kept table is used no more:
+    the run that removed the events may have died before it came to that."""
+    fill(log, 1)
+    known = log.folder / FOLDER / "ab" / "kept.json"
+    known.parent.mkdir(parents=True)
+    known.write_text("{}")
+    assert Maintenance(log.folder).forget(Forgotten(STREAM, frozenset({"no such key"}))) == 0
+    assert not known.exists()
 
 
 def test_one_that_is_always_overtaken_says_so(log: DeltaLog, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from pymongo.errors import OperationFailure
 from evermark import failpoint
 from evermark.errors import BusyError, GapError
 from evermark.event import Op
-from evermark.sources.chunk_file import draft_of, keep_draft, write_batches
+from evermark.sources.chunk_file import draft_of, keep_draft, write_batches, written_attempt, written_in_turn
 from evermark.sources.copies import (
     Bounds,
     Chunk,
@@ -120,19 +121,10 @@ class DocumentsCopying(Copying):
         return self._horizon is not None and self._horizon.watch(epoch)
 
     def write(self, works: Sequence[ChunkWork], epoch: int, until_s: float) -> Iterator[ChunkWork]:
-        over_at = time.monotonic() + until_s
         self.folder.mkdir(parents=True, exist_ok=True)
         with closing(self._place.open()) as copies, closing(open_client(self._target.url)) as client:
             writer = ChunkWriter(client, self._target, copies, self.folder, epoch)
-            for number, work in enumerate(works):
-                if number and time.monotonic() > over_at:
-                    break
-                yield work
-                if not writer.write(work):
-                    raise BusyError(
-                        f"a chunk of {work.stream} was not ready when the reader of changes had waited for it",
-                        hint="it is written again; if that goes on, the disk or the server is too slow",
-                    )
+            yield from written_in_turn(works, writer.write, until_s, "the reader of changes")
 
     def compare(self, position: str, checkpoint: str) -> bool | None:
         return checkpoint > position
@@ -150,21 +142,14 @@ class ChunkWriter:
 
     def write(self, work: ChunkWork) -> bool:
         """Whether the chunk is ready; if not, its attempt was given up by a reader meanwhile."""
-        mark = Mark(work.copy, work.number, self._copies.begin(work.copy, work.number, self._epoch))
-        failpoint.hit("copy.begun")
-        path = self._folder / mark.file
-        draft = path.with_suffix(".draft")
-        try:
-            return self._written(work, mark, draft, path)
-        finally:
-            draft.unlink(missing_ok=True)  # what is left of a failed attempt would fill a full disk further
+        return written_attempt(self._copies, work, self._folder, self._epoch, partial(self._written, work))
 
-    def _written(self, work: ChunkWork, mark: Mark, draft: Path, path: Path) -> bool:
+    def _written(self, work: ChunkWork, mark: Mark, draft: Path, path: Path) -> tuple[str, int] | None:
         shown_at, rows = self._scan(work, draft)
         failpoint.hit("copy.scanned")
         position = self._place(mark, shown_at, rows)
         if position is None:
-            return False
+            return None
         failpoint.hit("copy.marked")
         time_at = Position.parse(position).time
         changed = self._changed(work.stream, shown_at, time_at)
@@ -172,11 +157,7 @@ class ChunkWriter:
             rows = self._renewed(work, draft, path, changed, time_at)
         else:
             keep_draft(draft, path)
-        if not self._copies.ready(mark, position, rows, self._epoch):
-            path.unlink()
-            return False
-        failpoint.hit("copy.ready")
-        return True
+        return position, rows
 
     def _scan(self, work: ChunkWork, draft: Path) -> tuple[int, int]:
         """The documents of the chunk into a draft: as of which cluster time, and how many."""

@@ -17,6 +17,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Self
@@ -29,6 +30,7 @@ from psycopg import sql
 from evermark import failpoint
 from evermark.errors import BusyError, DeniedError, EvermarkError, SetupError
 from evermark.event import UNKNOWN, Op
+from evermark.sources.chunk_file import written_attempt, written_in_turn
 from evermark.sources.copies import (
     Bounds,
     ChunkWork,
@@ -125,20 +127,11 @@ class TablesCopying(Copying):
         return list(pairwise(edges))
 
     def write(self, works: Sequence[ChunkWork], epoch: int, until_s: float) -> Iterator[ChunkWork]:
-        over_at = time.monotonic() + until_s
         copies, versions = self._place.open(), self._versions()
         try:
             with ChunkWriter(self._target, copies, versions, self.folder, epoch) as writer:
                 writer.begin({work.stream for work in works})
-                for number, work in enumerate(works):
-                    if number and time.monotonic() > over_at:
-                        break
-                    yield work
-                    if not writer.write(work):
-                        raise BusyError(
-                            f"a chunk of {work.stream} was not ready when the reader of the slot had waited for it",
-                            hint="it is written again; if that goes on, the disk or the server is too slow",
-                        )
+                yield from written_in_turn(works, writer.write, until_s, "the reader of the slot")
         finally:
             copies.close()
             versions.close()
@@ -223,17 +216,9 @@ class ChunkWriter:
         """Whether the chunk is ready; if not, its attempt was given up by a reader meanwhile."""
         if work.stream in self._unfit:
             raise self._unfit[work.stream]
-        attempt = self._copies.begin(work.copy, work.number, self._epoch)
-        mark = Mark(work.copy, work.number, attempt)
-        failpoint.hit("copy.begun")
-        path = self._folder / mark.file
-        draft = path.with_suffix(".draft")
-        try:
-            return self._written(work, mark, draft, path)
-        finally:
-            draft.unlink(missing_ok=True)  # what is left of a failed attempt would fill a full disk further
+        return written_attempt(self._copies, work, self._folder, self._epoch, partial(self._written, work))
 
-    def _written(self, work: ChunkWork, mark: Mark, draft: Path, path: Path) -> bool:
+    def _written(self, work: ChunkWork, mark: Mark, draft: Path, path: Path) -> tuple[str, int]:
         snapshot, rows = self._scan(work, mark, draft)
         failpoint.hit("copy.marked")
         self._catch_up()
@@ -242,12 +227,7 @@ class ChunkWriter:
             raise EvermarkError(f"the mark of {work.stream} did not come out of the slot", hint="report this")
         overlap = Overlap.of(self._after(snapshot, work.stream, lsn))
         left = rewrite(draft, path, overlap, lambda key: row_id(work.copy, work.stream, f"{mark} {key}"))
-        position = self._incarnation.at(lsn, 1)
-        if not self._copies.ready(mark, position, rows if left is None else left, self._epoch):
-            path.unlink()
-            return False
-        failpoint.hit("copy.ready")
-        return True
+        return self._incarnation.at(lsn, 1), rows if left is None else left
 
     def _scan(self, work: ChunkWork, mark: Mark, draft: Path) -> tuple[Snapshot, int]:
         """The rows of the chunk into a draft, and the mark: one transaction."""
