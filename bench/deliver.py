@@ -74,7 +74,7 @@ class _Ours:
         self._epoch = lease.epoch
         self._spark = make_session("bench", "local[16,4]", folder / "scratch", {}, noise=folder / "spark.log")
         self._group = LiveGroup(
-            self._store, SparkDeliverer(self._spark, self._box), self._epoch, lambda: datetime.now(UTC)
+            self._store, SparkDeliverer(self._spark.sparkContext, self._box), self._epoch, lambda: datetime.now(UTC)
         )
         self._store.open_partition(_PLACE, 0, self._epoch)
 

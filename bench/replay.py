@@ -204,7 +204,13 @@ class _Ours:
         )
         store.register([spec], MadeBy.FILE, {}, lease.epoch)
         replayer = Replayer(
-            replays, store, self, SparkDeliverer(self.spark, box), lease.epoch, lambda: datetime.now(UTC), [self.source]
+            replays,
+            store,
+            self,
+            SparkDeliverer(self.spark.sparkContext, box),
+            lease.epoch,
+            lambda: datetime.now(UTC),
+            [self.source],
         )
         began = time.perf_counter()
         made = replays.ask(Request(AskedBy.CLI, self.source, window.since, window.until), lease.epoch)

@@ -121,7 +121,7 @@ def run(scale: float, folder: Path) -> Report:
     path = _write(folder / "log", events)
     os.environ["JAVA_HOME"] = str(ensure_java(folder / "java"))
     spark = make_session("bench", "local[16,4]", folder / "scratch", {}, noise=folder / "spark.log")
-    deliverer = SparkDeliverer(spark, SecretBox(KeyRef("env", "BENCH_KEY")))
+    deliverer = SparkDeliverer(spark.sparkContext, SecretBox(KeyRef("env", "BENCH_KEY")))
     span = Span(SourcePartition("shop", 0), Cursor(0), 1, (path,), events, exact=True)
     taken: dict[int, list[float]] = {_FEW: [], _MANY: []}
     wanted = sum(1 for n in range(events) for k in (n % _FEW,) if k < 6 or (k < 9 and n // 1000 % 100 >= 50) or k == 9)

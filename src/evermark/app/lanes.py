@@ -34,7 +34,7 @@ from evermark.sources.base import Limit
 from evermark.spark.channel import Channel, News
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark import SparkContext
 
 _LOOK_EVERY_S = 1.0  # whether a lane is silent, or its time is up; all else wakes
 _BACKOFF_MAX_S = 10.0
@@ -75,7 +75,7 @@ class Lanes:
 
     def __init__(
         self,
-        spark: SparkSession,
+        context: SparkContext,
         channel: Channel,
         works: Sequence[LaneWork],
         box: SecretBox,
@@ -87,8 +87,9 @@ class Lanes:
         from evermark.spark.deliver import SparkDeliverer
         from evermark.spark.job import written_by_tasks
         from evermark.spark.repair import found_missing
+        from evermark.spark.session import sql_session
 
-        self._spark = spark
+        self._context = context
         self._board = board
         self._metrics = metrics
         self._lane_s = lane_s
@@ -97,12 +98,12 @@ class Lanes:
         self._stopping = self._runtime.wake()
         self._hurry = self._runtime.wake()
         self._log = get_logger(part="lanes")
-        deliverer = SparkDeliverer(spark, box)
+        deliverer = SparkDeliverer(context, box)
         serves: dict[str, Callable[..., Any]] = {
             "lane": self._work_of,
-            "write_pieces": lambda of, pieces: written_by_tasks(spark, of, pieces),
-            "find_missing": lambda *given: found_missing(spark, *given),
-            "write_chunks": lambda *given: copied_by_tasks(spark, *given),
+            "write_pieces": lambda of, pieces: written_by_tasks(context, of, pieces),
+            "find_missing": lambda *given: found_missing(sql_session(), *given),
+            "write_chunks": lambda *given: copied_by_tasks(context, *given),
             "deliver": deliverer.deliver,
             "replay": deliverer.replay,
         }
@@ -194,7 +195,7 @@ class Lanes:
         from evermark.spark.job import cancel_long_task
 
         lane.error = f"{lane.name} {why}"
-        cancel_long_task(self._spark, lane.name)
+        cancel_long_task(self._context, lane.name)
         return lane
 
     def _end(self, *lanes: _Submitted | None) -> _Submitted | None:
@@ -225,7 +226,7 @@ class Lanes:
         from evermark.spark.job import run_long_task
 
         try:
-            run_long_task(self._spark, lane.name, run_lane)
+            run_long_task(self._context, lane.name, run_lane)
         except EvermarkError as error:
             lane.error = lane.error or error.message
         except Exception as error:  # noqa: BLE001 - it is said, and another lane is started

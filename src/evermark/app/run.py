@@ -191,7 +191,7 @@ class Pipeline:
 
     def _start_engine(self) -> tuple[Engine, Channel]:
         from evermark.spark.engine import Engine
-        from evermark.spark.session import make_session, warm_up
+        from evermark.spark.session import make_context, warm_up
 
         self._log.info("starting", step="spark", master=self.config.spark.master, takes="about ten seconds")
         began = time.monotonic()
@@ -201,7 +201,7 @@ class Pipeline:
         try:
             if self._stopping.is_set():
                 raise EngineError("told to stop before Spark was started")
-            spark = make_session(
+            context = make_context(
                 f"evermark {self.config.name}",
                 self.config.spark.master,
                 scratch,
@@ -214,9 +214,9 @@ class Pipeline:
         finally:
             self._starting_jvm = None
             self._listen_for_signals()  # PySpark has put a handler of its own in place
-        warm_up(spark)
+        warm_up(context)
         self._log.info("Spark runs", started_in_s=round(time.monotonic() - began, 1))
-        return Engine(spark), channel
+        return Engine(context), channel
 
     def _run_on(self, engine: Engine, channel: Channel, deployment: Deployment) -> str | None:
         """Read and deliver until told to stop (None), or until this Spark cannot be used any more (returns why)."""
@@ -226,7 +226,7 @@ class Pipeline:
         stop_s = shutdown.flush_timeout.total_seconds() + shutdown.checkpoint_timeout.total_seconds() + _JOIN_GRACE_S
         works = shared_out(deployment.for_lanes(), self._limit, stop_s, self.config.spark.lanes)
         lane_s = self.config.spark.lane.total_seconds()
-        lanes = Lanes(engine.spark, channel, works, deployment.box, self.board, self.metrics, lane_s)
+        lanes = Lanes(engine.context, channel, works, deployment.box, self.board, self.metrics, lane_s)
         self._dead_thread = None  # before the first thread starts: none that ends is overlooked
         try:
             lanes.start()

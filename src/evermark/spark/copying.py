@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import pyarrow as pa
-from pyspark.sql import SparkSession
+from pyspark import SparkContext
 
 from evermark.ingest.pieces import error_fields
 from evermark.sources.copies import ChunkWork, Copying
-from evermark.spark.job import engine_error
-from evermark.spark.posting import ROW_DDL, rows_batch
+from evermark.spark.job import Report, run_tasks
 
 
 def copied_by_tasks(
-    spark: SparkSession, copying: Copying, works: Sequence[Sequence[ChunkWork]], epoch: int, until_s: float
-) -> list[dict[str, Any]]:
+    context: SparkContext, copying: Copying, works: Sequence[Sequence[ChunkWork]], epoch: int, until_s: float
+) -> list[Report]:
     """`CopyWorks.write_chunks` on Spark."""
     write = _Copy(copying, tuple(tuple(each) for each in works), epoch, until_s)
-    frame = spark.range(0, len(works), 1, len(works)).mapInArrow(write, ROW_DDL)
-    try:
-        return [json.loads(row[0]) for row in frame.collect()]
-    except Exception as error:
-        raise engine_error("chunks of a copy could not be written", error) from error
+    return run_tasks(context, len(works), write, "chunks of a copy could not be written")
 
 
 @dataclass(frozen=True)
@@ -35,11 +27,10 @@ class _Copy:
     epoch: int
     until_s: float
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            yield rows_batch([self._report(self.works[number]) for number in batch.column(0).to_pylist()])
+    def __call__(self, number: int) -> list[Report]:
+        return [self._report(self.works[number])]
 
-    def _report(self, works: Sequence[ChunkWork]) -> dict[str, Any]:
+    def _report(self, works: Sequence[ChunkWork]) -> Report:
         """Before the first chunk is begun, an error is about all copies of the task."""
         about = sorted({work.copy for work in works})
         try:

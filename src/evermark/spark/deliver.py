@@ -22,29 +22,39 @@ from evermark.delivery.run.post import Posting, addresses_of, by_span, timed
 from evermark.delivery.work import Assignment, DeliveryOptions, Result, Span, fold
 from evermark.log.frames import files_frame
 from evermark.log.row_reader import ROW_ADDRESS, ROW_ADDRESS_SQL, require_codes
-from evermark.spark.job import engine_error
+from evermark.spark.job import Report, engine_error, run_tasks
 from evermark.spark.match import SUBSCRIPTION, matched
 from evermark.spark.posting import ROW_DDL, outcome_fields, outcome_of, rows_batch
 from evermark.spark.replay import SparkReplays
+from evermark.spark.session import sql_session
 
 # Spark reads a smaller file from the first row to the last, and cuts larger ones: half of its limit.
 _CUT_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True)
-class _Post:
-    """The task that posts."""
+class PostFound:
+    """The task that posts the rows at addresses that Spark has found."""
 
     posting: Posting
-    matches_here: bool  # else addresses come with the rows of the job
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        found = self.posting.results(unused=batches) if self.matches_here else None
-        for results in found or self.posting.results(map(addresses_of, batches)):
+        for results in self.posting.results(map(addresses_of, batches)):
             yield rows_batch(map(_row, results))
 
 
-def _row(result: Result) -> dict[str, Any]:
+@dataclass(frozen=True)
+class PostHere:
+    """The task that finds the rows itself."""
+
+    posting: Posting
+
+    def __call__(self, _number: int) -> Iterator[Report]:
+        for results in self.posting.results():
+            yield from map(_row, results)
+
+
+def _row(result: Result) -> Report:
     return {**outcome_fields(result.outcome), "batch": result.batch, "through": result.through}
 
 
@@ -66,14 +76,16 @@ class SparkDeliverer(SparkReplays):
         if not mine:
             return fold(assignments, [])
         here = not any(assignment.spec.where for assignment in mine)
-        post = _Post(Posting(tuple(mine), self._box, options), matches_here=here)
+        posting = Posting(tuple(mine), self._box, options)
+        spans = ", ".join(f"{span.after + 1} to {span.to}" for span, _ in by_span(mine)[:3])
+        failed = f"delivery of batches {spans} failed"
+        if here:
+            return timed(fold(assignments, _results(mine, run_tasks(self._context, 1, PostHere(posting), failed))))
         try:
-            places = self._spark.range(0, 1, 1, 1) if here else self._wanted(mine)
-            rows = [json.loads(row[0]) for row in places.mapInArrow(post, ROW_DDL).collect()]
+            found = self._wanted(mine).mapInArrow(PostFound(posting), ROW_DDL).collect()
         except Exception as error:
-            spans = ", ".join(f"{span.after + 1} to {span.to}" for span, _ in by_span(mine)[:3])
-            raise engine_error(f"delivery of batches {spans} failed", error) from error
-        return timed(fold(assignments, _results(mine, rows)))
+            raise engine_error(failed, error) from error
+        return timed(fold(assignments, _results(mine, (json.loads(row[0]) for row in found))))
 
     def _wanted(self, assignments: Sequence[Assignment]) -> DataFrame:
         """The addresses of all assignments, one span after another, and the number of the assignment."""
@@ -85,7 +97,7 @@ class SparkDeliverer(SparkReplays):
     def places(self, span: Span, specs: Sequence[SubscriptionSpec], numbers: Sequence[int] | None = None) -> DataFrame:
         """The addresses of the wanted events, in log order, each with the number (or index) of the subscription."""
         require_codes(span.paths)
-        frame = files_frame(self._spark, span.paths).selectExpr("*", *ROW_ADDRESS_SQL)
+        frame = files_frame(sql_session(), span.paths).selectExpr("*", *ROW_ADDRESS_SQL)
         if not span.exact:
             # Only where it is needed: each new number in a condition is new code for the JVM to compile.
             frame = frame.where(f"partition = {span.place.partition} and batch > {span.after} and batch <= {span.to}")

@@ -26,19 +26,19 @@ _LOOKS_WITHOUT_ANSWER_MAX = 60
 
 
 class Engine:
-    """The Spark session of this process together with the JVM it runs in."""
+    """The Spark of this process together with the JVM it runs in."""
 
-    def __init__(self, spark: SparkSession) -> None:
-        self.spark = spark
+    def __init__(self, context: SparkContext) -> None:
+        self.context = context
         gateway: Any = SparkContext._gateway  # noqa: SLF001 - nothing public knows the JVM's process
         self._jvm: subprocess.Popen[bytes] = gateway.proc
         self._looks_without_answer = 0
         self._over = threading.Event()
         # Looked up once: to find a class by its name, the JVM tries each part of the name in vain.
-        self._clock: Any = spark._jvm.java.lang.System  # type: ignore[union-attr] # noqa: SLF001
+        self._clock: Any = context._jvm.java.lang.System  # type: ignore[union-attr] # noqa: SLF001
         self._heart = threading.Thread(target=self._beat, name="engine heartbeat", daemon=True)
         self._heart.start()
-        _quieten(spark)
+        _quieten(context)
 
     @property
     def pid(self) -> int:
@@ -74,7 +74,7 @@ class Engine:
 
     def _stop_spark(self) -> None:
         with suppress(Exception):
-            self.spark.stop()
+            self.context.stop()
 
     def _beat(self) -> None:
         while not self._over.wait(_BEAT_EVERY_S):
@@ -97,7 +97,7 @@ class Engine:
         session: Any = SparkSession
         gateway = context._gateway  # noqa: SLF001
         # A stop over a dead JVM breaks off half-way: these are the class attributes it leaves behind.
-        server = getattr(self.spark._sc, "_accumulatorServer", None)  # noqa: SLF001
+        server = getattr(self.context, "_accumulatorServer", None)
         with suppress(Exception):
             if server is not None:
                 server.shutdown()
@@ -111,10 +111,10 @@ class Engine:
         session._activeSession = None  # noqa: SLF001
 
 
-def _quieten(spark: SparkSession) -> None:
+def _quieten(context: SparkContext) -> None:
     """A JVM that ends breaks connections, and PySpark writes tracebacks about that to our terminal."""
     log = get_logger(part="spark")
-    server: Any = getattr(spark.sparkContext, "_accumulatorServer", None)
+    server: Any = getattr(context, "_accumulatorServer", None)
     if server is not None:
         server.handle_error = lambda *_: log.debug("connection of the accumulator server torn")
     logging.getLogger("py4j").setLevel(logging.CRITICAL)

@@ -1,27 +1,54 @@
-"""Pieces of a batch read side by side by Spark tasks; and how an error of Spark's is said."""
+"""Work done side by side by Spark tasks that report to the driver; and how an error of Spark's is said.
+
+Tasks are run without Spark SQL: its first query takes as much of the processor as all the rest of a start.
+"""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-import pyarrow as pa
-from pyspark.sql import SparkSession
+from pyspark import RDD, SparkContext
 
 from evermark.errors import EngineError
 from evermark.ingest.pieces import Piece, ReadFrom, written
-from evermark.spark.posting import ROW_DDL, rows_batch
+
+Report = dict[str, Any]
 
 
-def written_by_tasks(spark: SparkSession, of: ReadFrom, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
-    """`WritePieces` on Spark, a task for each piece. Only reports come back: files are written where they are read."""
-    frame = spark.range(0, len(pieces), 1, len(pieces)).mapInArrow(_Write(of, tuple(pieces)), ROW_DDL)
+def run_tasks(
+    context: SparkContext, count: int, reports: Callable[[int], Iterable[Report]], failed: str
+) -> list[Report]:
+    """What the tasks 0, 1 … `count` - 1 report, in this order. `failed` begins the error, if one is raised.
+
+    `reports` travels to the tasks.
+    """
     try:
-        return [json.loads(row[0]) for row in frame.collect()]
+        # Nothing but numbers goes to the tasks, and Spark knows those: `parallelize` would write a file into scratch.
+        none = context._jvm.java.util.ArrayList()  # type: ignore[union-attr] # noqa: SLF001
+        places: RDD[Any] = RDD(context._jsc.parallelize(none, count), context)  # noqa: SLF001
+        return places.mapPartitionsWithIndex(_Task(reports)).collect()
+    except EngineError:
+        raise
     except Exception as error:
-        raise engine_error(f"a batch of {of.name} could not be read", error) from error
+        raise engine_error(failed, error) from error
+
+
+@dataclass(frozen=True)
+class _Task:
+    reports: Callable[[int], Iterable[Report]]
+
+    def __call__(self, number: int, rows: Iterable[Any]) -> Iterator[Report]:
+        for _ in rows:
+            pass  # a worker that leaves something unread is not used again, and its successor imports everything anew
+        return iter(self.reports(number))
+
+
+def written_by_tasks(context: SparkContext, of: ReadFrom, pieces: Sequence[Piece]) -> list[Report]:
+    """`WritePieces` on Spark, a task for each piece. Only reports come back: files are written where they are read."""
+    return run_tasks(context, len(pieces), _Write(of, tuple(pieces)), f"a batch of {of.name} could not be read")
 
 
 @dataclass(frozen=True)
@@ -29,9 +56,24 @@ class _Write:
     of: ReadFrom
     pieces: tuple[Piece, ...]
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            yield rows_batch([written(self.pieces[number], self.of) for number in batch.column(0).to_pylist()])
+    def __call__(self, number: int) -> list[Report]:
+        return [written(self.pieces[number], self.of)]
+
+
+def run_long_task(context: SparkContext, name: str, work: Callable[[str], None]) -> None:
+    """Run `work(name)` in one task of a job of its own; returns when it has ended."""
+    context.setJobGroup(name, name, interruptOnCancel=True)  # of this thread
+    run_tasks(context, 1, partial(_without_report, work, name), f"{name} ended")
+
+
+def _without_report(work: Callable[[str], None], name: str, _number: int) -> list[Report]:
+    work(name)
+    return []
+
+
+def cancel_long_task(context: SparkContext, name: str) -> None:
+    """Its process is killed after a moment."""
+    context.cancelJobGroup(name)
 
 
 def engine_error(what: str, error: Exception) -> EngineError:
@@ -40,30 +82,3 @@ def engine_error(what: str, error: Exception) -> EngineError:
     return EngineError(
         f"{what}: {said[:300]}", hint="it is started again; spark.log in the data folder has the details"
     )
-
-
-def run_long_task(spark: SparkSession, name: str, work: Callable[[str], None]) -> None:
-    """Run `work(name)` in one task of a job of its own; returns when it has ended."""
-    spark.sparkContext.setJobGroup(name, name, interruptOnCancel=True)  # of this thread
-    frame = spark.range(0, 1, 1, 1).mapInArrow(_Long(name, work), ROW_DDL)
-    try:
-        frame.collect()
-    except Exception as error:
-        raise engine_error(f"{name} ended", error) from error
-
-
-def cancel_long_task(spark: SparkSession, name: str) -> None:
-    """Its process is killed after a moment."""
-    spark.sparkContext.cancelJobGroup(name)
-
-
-@dataclass(frozen=True)
-class _Long:
-    name: str
-    work: Callable[[str], None]
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for _ in batches:
-            pass
-        self.work(self.name)
-        yield rows_batch([])

@@ -7,16 +7,15 @@ from the same files: rows through the JVM and into Arrow again would cost severa
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
+from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 
 from evermark.ahead import ahead
@@ -34,9 +33,10 @@ from evermark.log.window_search import Stretch, find
 from evermark.predicate import wanted_ops
 from evermark.predicate.fragment import string_sql
 from evermark.secrets import SecretBox
-from evermark.spark.job import engine_error
+from evermark.spark.job import Report, engine_error, run_tasks
 from evermark.spark.match import wanted_by
-from evermark.spark.posting import ROW_DDL, outcome_fields, outcome_of, rows_batch
+from evermark.spark.posting import outcome_fields, outcome_of
+from evermark.spark.session import sql_session
 
 _GRACE_S = 1.0
 # Slices that are looked for at a time, beside the ones being posted; and how many of them are kept.
@@ -112,15 +112,13 @@ class _Send:
     box: SecretBox
     deadline: float
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for _ in batches:
-            pass  # a worker that leaves something unread is not used again, and its successor imports everything anew
+    def __call__(self, _number: int) -> Iterator[Report]:
         room, held = self.work.parked_room, Counter(self.work.held)
         for job, looked_at in ahead(self._jobs(), depth=1, low_priority=True):
             row, parked = self._send(replace(job, held=held_lines(job.events, held), parked_room=room), looked_at)
             room -= len(parked)
             held += now_held(self.work.spec, parked)
-            yield rows_batch([row])
+            yield row
             if row["fate"] != Fate.DONE:
                 return
 
@@ -158,8 +156,8 @@ class SparkReplays:
     slice is posted: finding computes, posting mostly waits.
     """
 
-    def __init__(self, spark: SparkSession, box: SecretBox) -> None:
-        self._spark = spark
+    def __init__(self, context: SparkContext, box: SecretBox) -> None:
+        self._context = context
         self._box = box
         self._finders = ThreadPoolExecutor(FINDERS, thread_name_prefix="replay-find")
         self._found: OrderedDict[tuple[str, str], tuple[ReplayWork, Future[pa.Table]]] = OrderedDict()
@@ -175,9 +173,8 @@ class SparkReplays:
             codes, numbers = (column.to_numpy() for column in found.columns)
             places = codes, numbers
         send = _Send(work, places, self._box, time.time() + work.budget_s)
-        with _said(work):
-            rows = self._spark.range(0, 1, 1, 1).mapInArrow(send, ROW_DDL).collect()
-        return folded(work, [_round(row[0]) for row in rows], limit)
+        rows = run_tasks(self._context, 1, send, _failed(work))
+        return folded(work, [_round(row) for row in rows], limit)
 
     def _prepare(self, work: ReplayWork) -> None:
         self._found[work.replay, work.spec.name] = (work, self._finders.submit(self._find, work))
@@ -193,8 +190,10 @@ class SparkReplays:
         return self._find(work), work.rows_max
 
     def _find(self, work: ReplayWork) -> pa.Table:
-        with _said(work):
-            return places(self._spark, work).limit(work.rows_max).toArrow()
+        try:
+            return places(sql_session(), work).limit(work.rows_max).toArrow()
+        except Exception as error:
+            raise engine_error(_failed(work), error) from error
 
 
 def _wish(work: ReplayWork) -> tuple[Any, ...]:
@@ -203,14 +202,9 @@ def _wish(work: ReplayWork) -> tuple[Any, ...]:
     return work.slice, work.heads, work.streams, work.where, spec.streams, spec.ops, spec.where
 
 
-@contextmanager
-def _said(work: ReplayWork) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        raise engine_error(f"replay {work.replay} for {work.spec.name} failed", error) from error
+def _failed(work: ReplayWork) -> str:
+    return f"replay {work.replay} for {work.spec.name} failed"
 
 
-def _round(text: str) -> Round:
-    row = json.loads(text)
+def _round(row: Report) -> Round:
     return Round(outcome_of(row), row["rows"], Mark(moment_at(row["time"]), row["id"]) if row["rows"] else None)

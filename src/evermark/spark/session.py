@@ -11,11 +11,12 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from pyspark import java_gateway
+from pyspark import SparkConf, SparkContext, java_gateway
 from pyspark.sql import SparkSession
 
 from evermark.config.spark_master import master_in_effect
 from evermark.spark.home import java_options, spark_home
+from evermark.spark.job import run_tasks
 from evermark.spark.start_failure import require_master_answers, start_error
 
 # Each line was measured (docs/findings.md): together they take a one-row batch from 284 ms to about 100 ms.
@@ -78,15 +79,34 @@ def make_session(
     noise: Path | None = None,
     *,
     finds_formats: bool = True,
+) -> SparkSession:
+    """The SQL session of this process, and Spark with it: see `make_context`."""
+    make_context(app_name, master, scratch, conf, noise, finds_formats=finds_formats)
+    return sql_session()
+
+
+def sql_session() -> SparkSession:
+    """The SQL session of this process, over its context; made when first asked for: two seconds of processor."""
+    return SparkSession.builder.getOrCreate()
+
+
+def make_context(
+    app_name: str,
+    master: str,
+    scratch: Path,
+    conf: Mapping[str, str],
+    noise: Path | None = None,
+    *,
+    finds_formats: bool = True,
     daemon: str = "evermark.spark.daemon",
     on_jvm: Callable[[subprocess.Popen[bytes]], None] = lambda _process: None,
-) -> SparkSession:
-    """The session of this process. `scratch` may vanish at any time; `conf` is the operator's and wins.
+) -> SparkContext:
+    """Spark in this process. `scratch` may vanish at any time; `conf` is the operator's and wins.
 
     `noise` takes what the JVM and the Python workers write to stderr: stack traces of sockets closed by a restart and
     the like. What matters of it reaches us as errors. `finds_formats`: Spark looks which formats written in Python are
     installed, as it does by itself. `daemon`: the module that forks Python workers, with what they need loaded.
-    `on_jvm` is given the JVM's process as soon as there is one: seconds before the session.
+    `on_jvm` is given the JVM's process as soon as there is one: seconds before Spark runs.
 
     Raises `UnreachableError` for a `spark://` master that does not answer, and `EngineError` when Spark does not start.
     """
@@ -94,12 +114,11 @@ def make_session(
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     home = spark_home(master)
     os.environ["SPARK_HOME"] = str(home)
-    builder = SparkSession.builder.appName(app_name).master(master)
-    for name, value in settings_of(home, scratch, conf, daemon).items():
-        builder = builder.config(name, value)
+    settings = SparkConf().setAppName(app_name).setMaster(master)
+    settings.setAll(list(settings_of(home, scratch, conf, daemon).items()))
     try:
         with _jvm_to(noise, on_jvm), nullcontext() if finds_formats else _without_look_up():
-            return builder.getOrCreate()
+            return SparkContext.getOrCreate(settings)
     except Exception as error:
         raise start_error(error, conf, noise) from error
 
@@ -132,16 +151,20 @@ def _without_look_up() -> Iterator[None]:
             os.environ[_LOOK_UP_BY] = kept
 
 
-def warm_up(spark: SparkSession) -> threading.Thread:
+def warm_up(context: SparkContext) -> threading.Thread:
     """Start the first Python worker now, beside the rest of the start: it takes as long as all the rest."""
 
     def work() -> None:
         with suppress(Exception):  # if something is wrong, the first job says so
-            spark.range(1).coalesce(1).mapInArrow(lambda batches: batches, "id bigint").collect()
+            run_tasks(context, 1, _nothing, "the first task failed")
 
     thread = threading.Thread(target=work, name="warm up", daemon=True)
     thread.start()
     return thread
+
+
+def _nothing(_number: int) -> tuple[()]:
+    return ()
 
 
 @contextmanager

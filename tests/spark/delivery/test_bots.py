@@ -69,8 +69,8 @@ class TaskDeliverer:
 
     def deliver(self, assignments: list[Assignment], options: DeliveryOptions) -> list[Outcome]:
         mine = tuple(assignment for assignment in assignments if assignment.bot is None or assignment.bot.streams)
-        post = deliver._Post(posting.Posting(mine, self._box, options), matches_here=True)
-        rows = [json.loads(text) for batch in post(iter(())) for text in batch["row"].to_pylist()] if mine else []
+        post = deliver.PostHere(posting.Posting(mine, self._box, options))
+        rows = list(post(0)) if mine else []
         return fold(assignments, deliver._results(assignments, rows))
 
 
@@ -221,7 +221,7 @@ def test_a_replay_gives_a_bot_what_it_was_a_member_of(spark: SparkSession, chat:
     until = NOON + timedelta(hours=1)
     for where in (None, "op = 'message'"):
         chat.receiver.records.clear()
-        mark, steps, replays = Mark(NOON), 0, SparkReplays(spark, chat.box)
+        mark, steps, replays = Mark(NOON), 0, SparkReplays(spark.sparkContext, chat.box)
         while mark != TimeSlice(mark, until, span.paths, 7).end:
             steps += 1
             piece = TimeSlice(mark, until, span.paths, 7)

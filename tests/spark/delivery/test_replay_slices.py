@@ -203,12 +203,12 @@ def test_a_replay_posts_under_its_own_ids_and_stops_at_its_limit(
     wanted = filled.wanted(at(0), at(5_000))
     times = {e["event_id"]: e["event_time"] for e in filled.events}
     with Listener() as listener:
-        some = SparkReplays(spark, box).replay(_work(filled, listener.url, 100))
+        some = SparkReplays(spark.sparkContext, box).replay(_work(filled, listener.url, 100))
         assert some.mark == Mark(times[wanted[99]], wanted[99])
         got = {r.event.delivery_id for r in listener.records}
         assert got == {f"{event_id}.abcdefghijkl" for event_id in wanted[:100]}
         assert all(r.event.historical for r in listener.records)
-        whole = SparkReplays(spark, box).replay(_work(filled, listener.url, 10_000))
+        whole = SparkReplays(spark.sparkContext, box).replay(_work(filled, listener.url, 10_000))
         assert whole.mark == Mark(at(5_000) + timedelta(microseconds=1))
         assert whole.outcome.accepted == len(wanted)
 
@@ -222,7 +222,7 @@ def test_what_was_prepared_is_used_and_never_taken_for_more_than_it_is(
     wanted = filled.wanted(at(0), at(5_000))
     times = {e["event_id"]: e["event_time"] for e in filled.events}
     with Listener() as listener:
-        replays = SparkReplays(spark, box)
+        replays = SparkReplays(spark.sparkContext, box)
         first = _work(filled, listener.url, 10, where="data.n >= 0")
         following = replace(first, slice=replace(first.slice, mark=Mark(times[wanted[9]], wanted[9])), rows_max=50)
         assert replays.replay(first, following).mark == following.slice.mark
@@ -242,10 +242,10 @@ def test_a_receiver_that_fails_leaves_the_mark_at_what_was_done(
 
     wanted = filled.wanted(at(0), at(5_000))
     with Listener(failing=Failing.parse("422:3")) as listener:
-        refused = SparkReplays(spark, box).replay(_work(filled, listener.url, 10_000, concurrency=1))
+        refused = SparkReplays(spark.sparkContext, box).replay(_work(filled, listener.url, 10_000, concurrency=1))
         assert refused.outcome.fate is Fate.DONE
         assert [p.event_id for p in refused.outcome.parked] == wanted[:3]
         assert {p.replay_id for p in refused.outcome.parked} == {"abcdefghijkl"}
     with Listener(failing=Failing.parse("503:100%")) as listener:
-        failed = SparkReplays(spark, box).replay(_work(filled, listener.url, 10_000))
+        failed = SparkReplays(spark.sparkContext, box).replay(_work(filled, listener.url, 10_000))
         assert (failed.outcome.fate, failed.mark) == (Fate.ENDPOINT_FAILED, Mark(at(0)))

@@ -70,13 +70,11 @@ class Posting:
     def results(
         self,
         addresses: Iterable[Addresses] | None = None,
-        unused: Iterable[object] = (),
         *,
         found: Iterable[MatchedRows] | None = None,
     ) -> Iterator[list[Result]]:
         """Results, piece by piece. `addresses`: of the rows that are wanted; `found`: the rows themselves; None: found
-        here. The budget begins with the first step: waiting for addresses counts, and for `unused`, the input of a task
-        that needs none.
+        here. The budget begins with the first step: waiting for addresses counts.
         """
         budget_s = _NO_BUDGET_S if self.options.budget_s is None else self.options.budget_s
         deadline = time.monotonic() + budget_s
@@ -90,7 +88,7 @@ class Posting:
         elif addresses is None and all(is_at_hand(one.span) for one in self.assignments):
             pieces = map(self._jobs, self._at_hand())
         else:
-            places = gathered(self._found_here(unused) if addresses is None else addresses)
+            places = gathered(self._found_here() if addresses is None else addresses)
             read_ahead = map(self._jobs, read(paths_of(self.assignments), places))
             pieces = ahead(read_ahead, depth=1, low_priority=self.options.historical)
         for jobs, late in pieces:
@@ -102,9 +100,7 @@ class Posting:
             if len(so_far.stopped) == len(self.assignments):
                 return
 
-    def _found_here(self, unused: Iterable[object] = ()) -> Iterator[Addresses]:
-        for _ in unused:
-            pass  # a worker that leaves something unread is not used again, and its successor imports everything anew
+    def _found_here(self) -> Iterator[Addresses]:
         require_codes(paths_of(self.assignments))
         for span, numbers in by_span(self.assignments):
             where = (span.paths, span.place.partition, span.after, span.to)
