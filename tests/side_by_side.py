@@ -83,6 +83,7 @@ class Ended:
     part: str
     code: int
     took_s: float
+    processor_s: float  # with the processes that it has waited for
     log: Path
 
     @property
@@ -115,7 +116,8 @@ class Runner:
             for each in as_completed([threads.submit(self._run, part) for part in self.parts]):
                 found = each.result()
                 if found is not None:
-                    print(f"{found.part:<18} {found.took_s:5.0f} s  {found.last_line()}", flush=True)
+                    times = f"{found.took_s:5.0f} s {found.processor_s:5.0f} s of processor"
+                    print(f"{found.part:<18} {times}  {found.last_line()}", flush=True)
                     ended.append(found)
         return INTERRUPTED if self._is_stopped else _told(ended)
 
@@ -142,9 +144,10 @@ class Runner:
         self._running.append(process)
         if self._is_stopped:
             process.send_signal(signal.SIGINT)  # it began while the others were told
-        code = process.wait()
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = code = os.waitstatus_to_exitcode(status)
         self._running.remove(process)
-        return Ended(part, code, time.monotonic() - began, log)
+        return Ended(part, code, time.monotonic() - began, used.ru_utime + used.ru_stime, log)
 
 
 def _told(ended: Sequence[Ended]) -> int:
