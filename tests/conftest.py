@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 TIERS = ("unit", "simulation", "contract", "spark", "faults", "acceptance")
 LIGHT = ("unit", "simulation")
+# Waits of a test with real processes have limits of their own, which say what did not come. On a busy machine several
+# add up.
+PATIENT = ("faults", "acceptance")
+PATIENT_TIMEOUT_S = 900
 HEAVY_FIXTURES = {"spark", "pg_server", "pg_dsn", "mongod", "mongo_server", "mongo_database"}
 
 # A busy machine is no failure; a failure comes with the line that reproduces it.
@@ -37,6 +41,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if tier not in TIERS:
             raise pytest.UsageError(f"{item.nodeid}: a test belongs into one of tests/{{{','.join(TIERS)}}}")
         item.add_marker(tier)
+        if tier in PATIENT and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(PATIENT_TIMEOUT_S))
         heavy = HEAVY_FIXTURES.intersection(getattr(item, "fixturenames", ()))
         if tier in LIGHT and heavy:
             raise pytest.UsageError(f"{item.nodeid}: uses {', '.join(sorted(heavy))}; move it out of tests/{tier}")

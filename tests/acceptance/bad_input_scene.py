@@ -135,6 +135,7 @@ def wear_out_state(folder: Path) -> bool:
         user="postgres",
         dbname="evermark",
         passfile=str(folder / "pgpass"),
+        connect_timeout=10,  # on its way to its end it may take a connection, and never answer
     )
     for _ in range(100):
         try:

@@ -63,14 +63,9 @@ class SharedShop(ReplayScene):
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Between two tests that share the deployment it should not idle through others."""
     items.sort(key=lambda item: "shared_shop" in getattr(item, "fixturenames", ()))
-    # Waits of a test have limits of their own, which say what did not come. On a busy machine several add up.
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.timeout(_TIMEOUT_S))
 
 
 _LINES_SHOWN = 80
-_TIMEOUT_S = 900
 
 
 @pytest.hookimpl(wrapper=True)
