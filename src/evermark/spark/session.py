@@ -39,6 +39,8 @@ _DEFAULTS = {
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # It would be in the environment of tasks of frames, and not of others: each kind would have a daemon of its own.
+    "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
     # After each row Spark adds up how large its batch has become, which takes the longer the more rows it has.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "512",
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
