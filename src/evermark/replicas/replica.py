@@ -71,13 +71,15 @@ class Replica:
         now_ms: Callable[[], int],
         limits: Limits | None = None,
         protocol: int = PROTOCOL,
+        chance: Callable[[], str] = lambda: secrets.token_hex(4),
     ) -> None:
         self.name, self.store, self.limits = name, store, limits or Limits()
         self._snapshots, self._now_ms, self._protocol = snapshots, now_ms, protocol
+        self._chance = chance
         self._since: dict[tuple[str, str], tuple[int, str]] = {}
 
     def fresh_origin(self) -> str:
-        return new_origin(self.name, self._now_ms(), secrets.token_hex(4))
+        return new_origin(self.name, self._now_ms(), self._chance())
 
     # Answers.
 
@@ -162,7 +164,6 @@ class Replica:
         if theirs.node != peer.name:
             raise ConflictError(f"{peer.name} says that it is {theirs.node[:60]!r}", hint="see `evermark replica list`")
         self._met(theirs)
-        self._check_own_head(theirs)
         done = Synced(peer.name)
         for table in self._common(theirs, done):
             if theirs.protocol < PROTOCOL:
@@ -216,7 +217,8 @@ class Replica:
                     hint="choose the one to keep, and run `evermark replica init --rejoin` on the other",
                 )
             self.store.evict_self(self.fresh_origin())
-            own = self.store.identity()[0]
+        self._check_own_head(theirs)
+        own = self.store.identity()[0]
         mine = {table: self._held(table) for table in self.store.tables()}
         known = self.store.members()
         for name, said in {**theirs.members, theirs.node: theirs.said}.items():
