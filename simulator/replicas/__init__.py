@@ -1,1 +1,1 @@
-"""Replicas that meet seldom, over links that drop, repeat and reorder; restored, evicted and bootstrapped at any time."""
+"""Replicas that meet over links that drop, repeat and reorder; restored, evicted and bootstrapped at any time."""

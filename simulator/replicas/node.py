@@ -1,4 +1,4 @@
-"""A replica whose database lives in memory, whose clock is the world's with an error of its own, and which may crash."""
+"""A replica whose database lives in memory, whose clock has an error of its own, and that may crash."""
 
 from __future__ import annotations
 
@@ -133,7 +133,15 @@ class Node:
         return self.store.connection.execute(f"select id, text, n from {TABLE} order by id").fetchall()
 
     def _replica(self) -> Replica:
-        return Replica(self.name, self.store, self.snapshots, self.now_ms, LIMITS, chance=lambda: f"{self._rng.getrandbits(32):08x}")
+        return Replica(
+            self.name, self.store, self.snapshots, self.now_ms, LIMITS, chance=self._chance, renewed=self._renewed
+        )
+
+    def _chance(self) -> str:
+        return f"{self._rng.getrandbits(32):08x}"
+
+    def _renewed(self, origin: str) -> None:
+        self.tokens = replace(self.tokens, origin=origin)
 
     def _set_time(self) -> None:
         """Triggers ask SQLite for the time; here it is the node's."""

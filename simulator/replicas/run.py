@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 
 from evermark.errors import EvermarkError
 from evermark.replicas.event import Image, Version
+from evermark.replicas.members import merged_held
+from evermark.replicas.ranges import lacking
 from simulator.broken import Broken, require
 from simulator.mutants.mutant import Mutant
-from simulator.replicas.node import HOUR_MS, LIMITS, TABLE, Link, Node
+from simulator.replicas.node import HOUR_MS, TABLE, Link, Node
 
 _STEPS = 110
 _ROUNDS_MAX = 14
@@ -209,6 +211,7 @@ def _check(world: World) -> None:
         if record not in best or version > best[record][0]:
             best[record] = (version, image)
     wanted = {record: image for record, (_, image) in best.items() if image is not None}
+    every = merged_held(node.store.said().held[TABLE] for node in world.nodes.values())
     for node in world.nodes.values():
         rows = {str(key): {"text": text, "n": str(n)} for key, text, n in node.rows()}
         lost = sorted(wanted.keys() - rows.keys())
@@ -217,7 +220,7 @@ def _check(world: World) -> None:
         require(not more, f"{node.name} has rows that were deleted: {more}")
         unlike = [record for record in sorted(rows) if rows[record] != wanted[record]]
         require(not unlike, f"{node.name} has another content than the winner in {unlike}")
-        missing = [f"{o} {r.missing.parts}" for o, r in node.store.said().held[TABLE].items() if r.missing]
+        missing = lacking(node.store.said().held[TABLE], every)
         require(not missing, f"{node.name} still misses {missing}")
     first, *others = world.nodes.values()
     for other in others:

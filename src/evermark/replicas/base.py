@@ -11,7 +11,7 @@ from evermark.replicas.digests import RowDigest, Span
 from evermark.replicas.event import Event, Image, Version
 from evermark.replicas.members import Member, Said
 from evermark.replicas.paging import Stretch
-from evermark.replicas.ranges import Held
+from evermark.replicas.ranges import Held, Ranges
 from evermark.replicas.values import Table
 
 
@@ -110,6 +110,10 @@ class ReplicaStore(Protocol):
 
     def said(self) -> Said:
         """What this node says of itself, all of one moment; each time with a higher tick."""
+        ...
+
+    def held(self, table: str) -> dict[str, Ranges]:
+        """The events of the table that this node holds, by origin; those that were collected among them."""
         ...
 
     def head(self) -> int:

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from evermark.errors import BusyError, ConflictError, EvermarkError, FormatError, NotFoundError, SetupError
 from evermark.replicas import clock
 from evermark.replicas import members as membership
 from evermark.replicas.base import Collected, Cut, Ingested, ReplicaStore
 from evermark.replicas.digests import Difference, Digest, RowDigest, Span, differing, digest_of
-from evermark.replicas.event import Event, born_ms, new_origin
+from evermark.replicas.event import Event, born_ms, image_text, new_origin
 from evermark.replicas.exchange import PAGE_EVENTS, PROTOCOL, Evicted, Hello, Manifest, Page, Peer
 from evermark.replicas.members import Floors, Member, Said
-from evermark.replicas.paging import SnapshotRequired, coverage, stretches, wanted
-from evermark.replicas.ranges import NOTHING, Held, Ranges, union
+from evermark.replicas.paging import SnapshotRequired, Stretch, coverage, stretches, wanted
+from evermark.replicas.ranges import NOTHING, Held, union
 from evermark.replicas.snapshots import Snapshots, decoded, verified
 from evermark.replicas.values import Table
 
+_T = TypeVar("_T")
+
 DAY_MS = 86_400_000
 _LEAF_SPANS_ROWS_MAX = 100_000
+_PAGE_CHARS = 16 * 1024 * 1024
+_READ_EVENTS = 100
+_BUSY_TRIES = 6
+_NO_ID = "00000000-0000-0000-0000-000000000000"  # before every id
 
 
 @dataclass(frozen=True)
@@ -72,14 +80,25 @@ class Replica:
         limits: Limits | None = None,
         protocol: int = PROTOCOL,
         chance: Callable[[], str] = lambda: secrets.token_hex(4),
+        renewed: Callable[[str], None] = lambda origin: None,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
+        """`renewed` is told of an origin before the node goes on under it."""
         self.name, self.store, self.limits = name, store, limits or Limits()
         self._snapshots, self._now_ms, self._protocol = snapshots, now_ms, protocol
-        self._chance = chance
+        self._chance, self._renewed = chance, renewed
+        self._sleep = sleep
         self._since: dict[tuple[str, str], tuple[int, str]] = {}
+        self._pushed: dict[tuple[str, str], Held] = {}  # what a peer holds of a table since it last said so
 
-    def fresh_origin(self) -> str:
-        return new_origin(self.name, self._now_ms(), self._chance())
+    def fresh_origin(self, last: str = "") -> str:
+        """One that is born after the `last`."""
+        return new_origin(self.name, max(self._now_ms(), born_ms(last) + 1), self._chance())
+
+    def _next_origin(self) -> str:
+        origin = self.fresh_origin(self.store.identity()[0])
+        self._renewed(origin)
+        return origin
 
     # Answers.
 
@@ -96,15 +115,9 @@ class Replica:
 
     def answer_pull(self, peer: str, table: str, origin: str, held: Held, limit: int) -> Page:
         self._check_asker(table, origin)
-        mine = self._held(table)
+        mine = self.store.held(table)
         found = wanted(table, mine, self.store.floors(table), held)
-        page = stretches(found, min(limit, self.limits.page))
-        events = self.store.read(table, page)
-        if len(events) != sum(stretch.end - stretch.start + 1 for stretch in page):
-            raise FormatError(
-                f"{table}_Events lacks events that its checkpoints name",
-                hint="rows were deleted by hand: compare with `evermark replica diff`, then init with --new-origin",
-            )
+        page, events = self._page(table, found, limit)
         return Page(events, coverage(found, page, mine))
 
     def answer_pull_since(self, table: str, timestamp: int, event_id: str, limit: int) -> Sequence[Event]:
@@ -114,7 +127,7 @@ class Replica:
     def answer_push(self, peer: str, table: str, origin: str, events: Sequence[Event]) -> Held:
         self._check_asker(table, origin)
         self._ingest(table, events)
-        return self._held(table)
+        return self.store.held(table)
 
     def answer_snapshot(self, table: str) -> Manifest:
         self._check_open(table)
@@ -143,6 +156,34 @@ class Replica:
     def answer_cuts(self, table: str, spans: Sequence[Span], pieces: int) -> list[list[str]]:
         return [self.store.cuts(table, span, pieces) for span in spans]
 
+    def table(self, name: str) -> Table:
+        found = self.store.tables().get(name)
+        if found is None:
+            raise NotFoundError(f"{name[:60]!r} is not replicated here", hint="evermark replica init --table NAME")
+        return found
+
+    def _page(self, table: str, found: Held, limit: int) -> tuple[list[Stretch], list[Event]]:
+        """The next page of what was found: bounded in events, and in bytes but for its first event."""
+        page: list[Stretch] = []
+        events: list[Event] = []
+        size = 0
+        for stretch in stretches(found, min(limit, self.limits.page)):
+            for start in range(stretch.start, stretch.end + 1, _READ_EVENTS):
+                end = min(stretch.end, start + _READ_EVENTS - 1)
+                some = self.store.read(table, [Stretch(stretch.origin, start, end)])
+                if len(some) != end - start + 1:
+                    raise FormatError(
+                        f"{table}_Events lacks events that its checkpoints name",
+                        hint="rows were deleted by hand: see docs/replicas.md",
+                    )
+                for event in some:
+                    size += len(image_text(event.image) or "") + 200
+                    if events and size > _PAGE_CHARS:
+                        return page, events
+                    events.append(event)
+                    page.append(Stretch(stretch.origin, event.version.seq, event.version.seq))
+        return page, events
+
     def _check_open(self, table: str) -> None:
         if table in self.store.given_up():
             raise BusyError(f"{self.name} is bootstrapping {table}", hint="ask another peer, or later")
@@ -160,6 +201,7 @@ class Replica:
 
     def sync(self, peer: Peer) -> Synced:
         """Meet a peer: afterwards both hold what either of them held."""
+        self._pushed.clear()  # what peers said then is newer
         theirs = peer.hello(self.hello())
         if theirs.node != peer.name:
             raise ConflictError(f"{peer.name} says that it is {theirs.node[:60]!r}", hint="see `evermark replica list`")
@@ -216,10 +258,10 @@ class Replica:
                     f"{self.name} and {theirs.node} have evicted each other",
                     hint="choose the one to keep, and run `evermark replica init --rejoin` on the other",
                 )
-            self.store.evict_self(self.fresh_origin())
+            self.store.evict_self(self._next_origin())
         self._check_own_head(theirs)
         own = self.store.identity()[0]
-        mine = {table: self._held(table) for table in self.store.tables()}
+        mine = {table: self.store.held(table) for table in self.store.tables()}
         known = self.store.members()
         for name, said in {**theirs.members, theirs.node: theirs.said}.items():
             if name == self.name:
@@ -241,25 +283,22 @@ class Replica:
         takes what it had made as it takes any other's."""
         own = self.store.identity()[0]
         for table in self.store.tables():
-            made = self._held(table).get(own, NOTHING)
+            made = self.store.held(table).get(own, NOTHING)
             if not made.covers(theirs.said.held.get(table, {}).get(own, NOTHING)):
-                self.store.renew(self.fresh_origin())
+                self.store.renew(self._next_origin())
                 return
-
-    def _held(self, table: str) -> dict[str, Ranges]:
-        return dict(self.store.said().held.get(table, {}))
 
     def _pull(self, peer: Peer, table: str, done: Synced) -> None:
         if table in self.store.given_up():
             self._bootstrap(peer, table, done)
-        held = self._held(table)
+        held = self.store.held(table)
         while True:
             origin = self.store.identity()[0]
             try:
                 page = peer.pull(table, origin, held, self.limits.page)
             except SnapshotRequired:
                 self._bootstrap(peer, table, done)
-                held = self._held(table)
+                held = self.store.held(table)
                 continue
             done.add(self._ingest(table, page.events))
             held = union(held, page.coverage.covered)
@@ -271,7 +310,7 @@ class Replica:
         move only over what really came, so that nothing is passed over."""
         done.by_time = True
         last = self._since.get((peer.name, table), (0, ""))
-        at, event_id = max(0, last[0] - self.limits.skew_ms), ""
+        at, event_id = max(0, last[0] - self.limits.skew_ms), _NO_ID
         while True:
             events = peer.pull_since(table, at, event_id, self.limits.page)
             if not events:
@@ -284,17 +323,18 @@ class Replica:
         if table in self.store.given_up():
             return
         member = self.store.members()[peer.name]
-        theirs = {} if member.said is None else dict(member.said.held.get(table, {}))
+        theirs: Held = {} if member.said is None else member.said.held.get(table, {})
+        theirs = union(theirs, self._pushed.get((peer.name, table), {}))
         while True:
             try:
-                found = wanted(table, self._held(table), self.store.floors(table), theirs)
+                found = wanted(table, self.store.held(table), self.store.floors(table), theirs)
             except SnapshotRequired as error:
                 done.skipped[table] = f"{peer.name} must pull a snapshot: {error.message}"
                 return
-            page = stretches(found, self.limits.page)
+            page, events = self._page(table, found, self.limits.page)
             if not page:
+                self._pushed[peer.name, table] = theirs
                 return
-            events = self.store.read(table, page)
             after = peer.push(table, self.store.identity()[0], events)
             done.pushed += len(events)
             sent = coverage(found, page, {}).covered
@@ -302,14 +342,25 @@ class Replica:
 
     def _ingest(self, table: str, events: Sequence[Event]) -> Ingested:
         own = self.store.identity()[0]
-        mine = self._held(table).get(own, NOTHING)
+        mine = self.store.held(table).get(own, NOTHING)
         for event in events:
             if event.version.origin == own and event.version.seq not in mine:
                 raise ConflictError(
                     f"{table}: event {event.version.seq} of this node's own origin {own} comes from a peer",
                     hint="this node was restored from a backup: sync it, and it goes on under a new origin",
                 )
-        return self.store.ingest(table, events, self._now_ms(), self.limits.skew_ms)
+        return self._patiently(lambda: self.store.ingest(table, events, self._now_ms(), self.limits.skew_ms))
+
+    def _patiently(self, write: Callable[[], _T]) -> _T:
+        """Users' transactions go first: what is in their way gives way, and is tried again."""
+        for attempt in range(_BUSY_TRIES):
+            try:
+                return write()
+            except BusyError:
+                if attempt == _BUSY_TRIES - 1:
+                    raise
+                self._sleep(0.02 * 2**attempt)
+        raise AssertionError("unreachable")
 
     def _bootstrap(self, peer: Peer, table: str, done: Synced) -> None:
         """Take a snapshot of a peer, chunk by chunk, then merge it at once. Chunks that were staged are kept."""
@@ -322,7 +373,8 @@ class Replica:
             if number not in staged:
                 rows = decoded(spec, manifest, number, peer.chunk(manifest.id, number))
                 self.store.stage(table, manifest.id, number, rows)
-        self.store.merge(table, manifest.id, Cut(manifest.held, manifest.clock), self._now_ms())
+        cut = Cut(manifest.held, manifest.clock)
+        self._patiently(lambda: self.store.merge(table, manifest.id, cut, self._now_ms()))
         done.snapshots += 1
 
     # Upkeep.
@@ -370,8 +422,7 @@ class Replica:
         return found
 
     def diff(self, peer: Peer, table: str, limit: int = 1000) -> tuple[list[Difference], bool]:
-        if table not in self.store.tables():
-            raise NotFoundError(f"{table[:60]!r} is not replicated here", hint="see `evermark replica list`")
+        self.table(table)
         return differing(_Here(self, table), _There(peer, table), limit)
 
 

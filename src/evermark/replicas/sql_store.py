@@ -90,6 +90,12 @@ class SqlStore(ABC):
     def _record_sql(self, table: Table, row: str) -> str:
         """SQL for the record id of a row of the table, which stands under the name `row`."""
 
+    @abstractmethod
+    def install(self, table: str, columns: Sequence[str] | None, now_ms: int) -> Table: ...
+
+    @abstractmethod
+    def close(self) -> None: ...
+
     # Tables and identity.
 
     def tables(self) -> Mapping[str, Table]:
@@ -185,7 +191,7 @@ class SqlStore(ABC):
 
     # What is held.
 
-    def _held(self, table: str) -> dict[str, Ranges]:
+    def held(self, table: str) -> dict[str, Ranges]:
         sql = "select origin_node_id, origin_seq, seen_seq, missing from replication_checkpoints where table_name = ?"
         found = {}
         for origin, _, seen, missing in self._all(sql, [table]):
@@ -222,7 +228,7 @@ class SqlStore(ABC):
         with self._reading():
             origin = self._meta("origin")
             names = list(self.tables())
-            held = {name: self._held(name) for name in names}
+            held = {name: self.held(name) for name in names}
             clocks = {name: int(self._meta(self._clock_key(name), "0")) for name in names}
             return Said(origin, tick, held, clocks, self.evicted())
 
@@ -281,11 +287,11 @@ class SqlStore(ABC):
         )
         calm = [event for event in events if event.version[1:] not in early]
         with self._writing():
-            before = self._held(table)
+            before = self.held(table)
             guess = winners(event for event in calm if event.version.seq not in before.get(event.version.origin, ()))
             inserted = self._lock_rows(spec, guess)
             self._lock_numbers(table)
-            held = self._held(table)
+            held = self.held(table)
             fresh = self._fresh(spec, calm, held)
             self._insert_events(table, fresh)
             best = winners(fresh)
@@ -489,7 +495,7 @@ class SqlStore(ABC):
     def snapshot(self, table: str, rows_max: int) -> Iterator[tuple[Cut, Iterator[list[Row]]]]:
         spec = self._table(table)
         with self._reading():
-            cut = Cut(self._held(table), int(self._meta(self._clock_key(table), "0")))
+            cut = Cut(self.held(table), int(self._meta(self._clock_key(table), "0")))
             yield cut, self._rows(spec, (None, None), rows_max, tombstones=True)
 
     def _rows(self, spec: Table, span: Span, rows_max: int, *, tombstones: bool) -> Iterator[list[Row]]:
@@ -545,7 +551,7 @@ class SqlStore(ABC):
             if self._meta(f"staged::{table}", "") != snapshot:
                 raise ConflictError(f"{table}: another snapshot was staged meanwhile", hint="begin again")
             given_up = self._given_up(table)
-            held = {origin: ranges for origin, ranges in self._held(table).items() if origin not in given_up}
+            held = {origin: ranges for origin, ranges in self.held(table).items() if origin not in given_up}
             self._note_cut(cut.held)
             unseen = self._unseen(table, given_up)
             changed = self._merge_rows(spec)
