@@ -7,6 +7,7 @@ older backup. At rest each row is the one of the highest version among them.
 from __future__ import annotations
 
 import random
+import sqlite3
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -14,12 +15,12 @@ from dataclasses import dataclass, field
 from evermark.errors import EvermarkError
 from evermark.replicas.event import Image, Version
 from evermark.replicas.members import merged_held
-from evermark.replicas.ranges import lacking
+from evermark.replicas.ranges import NOTHING, lacking
 from simulator.broken import Broken, require
 from simulator.mutants.mutant import Mutant
 from simulator.replicas.node import HOUR_MS, TABLE, Link, Node
 
-_STEPS = 110
+_STEPS = 100
 _ROUNDS_MAX = 14
 _TRACE_MAX = 60
 _KEYS = 9
@@ -100,8 +101,12 @@ def _write(world: World) -> None:
         else:
             connection.execute(f"delete from {TABLE} where id = ?", [key])
     is_kept = rng.random() < 0.9
-    connection.execute("commit" if is_kept else "rollback")
+    end_transaction(connection, is_kept)
     world.did(f"write by {node.name}" if is_kept else f"rollback by {node.name}")
+
+
+def end_transaction(connection: sqlite3.Connection, is_kept: bool) -> None:
+    connection.execute("commit" if is_kept else "rollback")
 
 
 def _meet(world: World, *, push: bool = False) -> None:
@@ -139,6 +144,12 @@ def _restore(world: World) -> None:
 def _collect(world: World, node: Node) -> None:
     done = node.replica.collect()[TABLE]
     world.met["events collected"] += done.events
+    known = node.store.members()
+    for name, other in world.nodes.items():
+        if name in known and known[name].origin == other.store.identity()[0] not in node.store.evicted():
+            held = other.store.held(TABLE)
+            early = [o for o, floor in done.floors.items() if held.get(o, NOTHING).contiguous < floor]
+            require(not early, f"{node.name} collected events of {early} that {name} lacks")
     world.met["tombstones collected"] += done.tombstones
     evicted = node.store.evicted()
     if len(evicted) > world.met["evicted"]:
