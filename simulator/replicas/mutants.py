@@ -5,8 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 
-from evermark.replicas import replica as node
-from evermark.replicas import sql_store
+from evermark.replicas import members, sql_store
 from evermark.replicas.base import ReplicaStore
 from evermark.replicas.event import Event
 from evermark.replicas.exchange import Peer
@@ -19,7 +18,7 @@ from evermark.replicas.values import Table
 from simulator.mutants.mutant import Mutant
 
 _take = SqlStore._take
-_floors = node.membership.floors
+_floors = members.floors
 _merge_rows = SqlStore._merge_rows
 
 
@@ -53,9 +52,9 @@ def _as_it_comes(new: object, current: object) -> bool:
 
 
 def _own_floor(
-    table: str, me: str, mine: Held, my_clock: int, members: Iterable[Member], evicted: frozenset[str]
+    table: str, me: str, mine: Held, my_clock: int, every: Iterable[Member], evicted: frozenset[str]
 ) -> Floors:
-    clock = _floors(table, me, mine, my_clock, members, evicted).clock
+    clock = _floors(table, me, mine, my_clock, every, evicted).clock
     return Floors({origin: ranges.contiguous for origin, ranges in mine.items()}, clock)
 
 
@@ -94,7 +93,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "own-floor",
         "events are collected that a member lacks",
-        ((node.membership, "floors", _own_floor),),
+        ((members, "floors", _own_floor),),
         seeds_max=20,
     ),
     Mutant(

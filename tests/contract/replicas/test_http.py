@@ -131,7 +131,7 @@ def test_changes_are_pushed_as_they_are_made(scene: Scene) -> None:
 
 
 def test_r12_strangers_get_nothing(scene: Scene) -> None:
-    """GIVEN a wrong key, another cluster, or no signature WHEN asking THEN the answer is a refusal, and says no more."""
+    """GIVEN a wrong key, another cluster, or no signature WHEN asking THEN the answer is a refusal and no more."""
     service = scene.serve("pg")
     lite = scene.folders["lite"]
     good = lite.load()
@@ -147,7 +147,7 @@ def test_r12_strangers_get_nothing(scene: Scene) -> None:
         replica.store.close()
     url = f"http://127.0.0.1:{service.server.port}/v1/replica/hello"
     with pytest.raises(urllib.error.HTTPError) as refused:
-        urllib.request.urlopen(urllib.request.Request(url, data=b"{}"), timeout=10)  # noqa: S310
+        urllib.request.urlopen(urllib.request.Request(url, data=b"{}"), timeout=10)
     assert refused.value.code == 401
     assert scene.key.reveal() not in repr(good) + str(vars(good))
 
