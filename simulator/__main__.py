@@ -16,6 +16,8 @@ from simulator.broken import Broken
 from simulator.mutants import MUTANTS, REPLAYS, Mutant
 from simulator.repair import mutants as repairing_mutants
 from simulator.repair import run as repairing
+from simulator.replicas import mutants as replica_mutants
+from simulator.replicas import run as replicas
 from simulator.run import Ran, run
 from simulator.world import Ledger
 
@@ -69,6 +71,12 @@ PARTS = (
         run_replays,
         REPLAYS,
         ("replayed", "replays.settle", "replay done", "replay cancelled", "replay failed"),
+    ),
+    Part(
+        "replicas",
+        replicas.run,
+        replica_mutants.MUTANTS,
+        ("write", "sync", "push", "restored", "snapshot", "quarantined", "evicted", "events collected"),
     ),
     LEDGER,
 )

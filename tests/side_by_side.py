@@ -47,6 +47,7 @@ PARTS: Mapping[str, Sequence[str]] = {
         "tests/contract/cli",
         "tests/contract/delivery",
         "tests/contract/log",
+        "tests/contract/replicas",
         "tests/contract/state",
         "tests/contract/webhook",
     ),
@@ -62,7 +63,7 @@ PARTS: Mapping[str, Sequence[str]] = {
         "tests/faults/test_lost_slot.py",
         "tests/faults/test_mongo.py",
     ),
-    "faults-oracle": ("tests/faults/test_oracle.py",),
+    "faults-oracle": ("tests/faults/test_oracle.py", "tests/faults/test_replicas.py"),
     "faults-tables": (
         "tests/faults/test_copy.py",
         "tests/faults/test_lost_tables_slot.py",

@@ -35,6 +35,7 @@ COMMANDS = {
     "checkpoint": _Entry("checkpoint:app", "Checkpoints: how far each source was read."),
     "log": _Entry("log:app", "The log: query it, compact it."),
     "instance": _Entry("instance:app", "Running Evermark processes."),
+    "replica": _Entry("replica:app", "Replicas: tables in several databases that stay equal."),
     "blocknode": _Entry("blocknode:app", "Run a block node, a server of block streams."),
 }
 

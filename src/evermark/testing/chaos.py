@@ -3,7 +3,8 @@
 `python -m evermark.testing.chaos [--failpoint NAME] [--chain]` runs on a server and folders of its own; its last
 line is a ledger. With `--slot` the replication slot is thrown away as well, and the deaths come while it is repaired.
 With `--mongo` it is the primary of a MongoDB replica set that dies. With `--copy` it dies while a full table is copied,
-with `--oracle` beside a native subscriber of Postgres, whose tables must be those of the log.
+with `--oracle` beside a native subscriber of Postgres, whose tables must be those of the log. With `--replicas` it is
+three replicas that die and are cut off from each other.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from evermark.testing.chaos_engine import engine_killed
 from evermark.testing.chaos_mongo import primaries_killed
 from evermark.testing.chaos_oracle import oracle_asked
 from evermark.testing.chaos_replay import replay_beside_live
+from evermark.testing.chaos_replicas import replicas_killed
 from evermark.testing.chaos_upgrade import upgraded
 from evermark.testing.listener import Failing
 from evermark.testing.lost_slot import (
@@ -35,6 +37,7 @@ from evermark.testing.servers import fresh_database, postgres_server
 
 _PRIMARIES = 5
 _COPY_ROWS = 5_000_000
+_REPLICA_FAULTS = 12
 
 
 def killed_at_each(names: Sequence[str], folder: Path, dsn: str) -> Ledger:
@@ -101,7 +104,16 @@ def main() -> int:
         "--copy", type=int, nargs="?", const=_COPY_ROWS, metavar="ROWS", help="kill three times while rows are copied"
     )
     parser.add_argument("--oracle", type=int, metavar="SEED", help="beside a native subscriber, by this seed")
+    parser.add_argument(
+        "--replicas", type=int, metavar="WRITES", help="three replicas, so many writes each, killed and cut off"
+    )
     given = parser.parse_args()
+    if given.replicas is not None:
+        return _one_scene(
+            lambda folder, dsn, writes: (replicas_killed(folder, dsn, writes, _REPLICA_FAULTS), {}),
+            given.replicas,
+            f"replicas=3 kills={_REPLICA_FAULTS}",
+        )
     if given.upgrade:
         return _one_scene(
             lambda folder, dsn, _: (upgraded(folder, dsn, given.upgrade.split(",")), {}),

@@ -1,0 +1,1 @@
+"""Replicas that meet over links that drop, repeat and reorder; restored, evicted and bootstrapped at any time."""

@@ -1,0 +1,270 @@
+"""`evermark replica`: tables in several databases that stay equal."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from evermark.cli.console import (
+    EXIT_FAILED,
+    EXIT_WRONG,
+    noun,
+    say,
+    seconds,
+    set_by_signals,
+    show,
+    show_error,
+    show_fields,
+    show_json,
+    warn,
+)
+from evermark.cli.options import JsonOption
+from evermark.errors import ConfigError, EvermarkError
+from evermark.observe.logging import set_up_logging
+from evermark.replicas.auth import new_key
+from evermark.replicas.node import ReplicaNode, ReplicaService, now_ms
+from evermark.replicas.settings import PeerSettings, ReplicaFolder, ReplicaSettings
+from evermark.replicas.snapshots import Snapshots
+from evermark.secrets import Secret
+
+app = noun("Replicas: tables in several databases that stay equal.")
+
+DataOption = Annotated[Path, typer.Option("--data", envvar="EVERMARK_REPLICA", help="The node's folder.")]
+_DATA = Path("replica")
+
+
+@app.command()
+def init(
+    data: DataOption = _DATA,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="This node's name, unique in its cluster.")] = None,
+    cluster: Annotated[str | None, typer.Option(metavar="ID", help="The cluster's id, the same on every node.")] = None,
+    store: Annotated[
+        str | None, typer.Option(metavar="STORE", help="A SQLite file, a Postgres DSN, or env:NAME for either.")
+    ] = None,
+    schema: Annotated[str | None, typer.Option(metavar="SCHEMA", help="Postgres: where the tables are.")] = None,
+    table: Annotated[
+        list[str] | None, typer.Option(metavar="TABLE", help="Replicate TABLE, or only some columns: TABLE:a,b,c.")
+    ] = None,
+    new_origin: Annotated[bool, typer.Option("--new-origin", help="Go on under a new origin, as a copy must.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Make this database a node of a cluster, or add tables to it. Existing rows are replicated as well."""
+    folder = ReplicaFolder(data)
+    if not folder.exists():
+        if name is None or cluster is None or store is None:
+            raise ConfigError("a new replica needs a name, a cluster and a store", hint="--name, --cluster and --store")
+        folder.save(ReplicaSettings(cluster, name, Secret(store), schema))
+    node = ReplicaNode(folder)
+    if name not in (None, node.settings.name) or cluster not in (None, node.settings.cluster):
+        raise ConfigError(f"{data} is the replica {node.settings.name}", hint="choose another folder with --data")
+    replica = node.claimed()
+    if new_origin:
+        node.claim(replica, anew=True)
+    for text in table or []:
+        wanted, _, columns = text.partition(":")
+        replica.store.install(wanted, columns.split(",") if columns else None, now_ms())
+        say(f"{wanted} is replicated")
+    tables = {each.name: each.as_json() for each in replica.store.tables().values()}
+    document = {"node": node.settings.name, "origin": replica.store.identity()[0], "tables": tables}
+    show_fields(document | {"tables": tables if as_json else list(tables)}, as_json=as_json)
+
+
+@app.command()
+def add(
+    peer: Annotated[str, typer.Argument(metavar="PEER", help="The peer's name.")],
+    data: DataOption = _DATA,
+    url: Annotated[str | None, typer.Option(metavar="URL", help="Where it listens; without one it dials us.")] = None,
+    key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY", envvar="EVERMARK_REPLICA_KEY", help="The key that the two share; made if not given."
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Add a peer, or change its url. On the peer add this node with the same key."""
+    folder = ReplicaFolder(data)
+    known = folder.load().peers.get(peer)
+    if known is not None and key is None:
+        settings = folder.add_peer(peer, replace(known, url=url or known.url))
+        shown = None
+    else:
+        made = new_key() if key is None else Secret(key)
+        settings = folder.add_peer(peer, PeerSettings(made, url))
+        shown = made.reveal() if key is None else None
+    node = ReplicaNode(folder)
+    replica = node.claimed()
+    replica.store.close()
+    if shown is not None:
+        say(f"on {peer} run, with this node's url: evermark replica add {settings.name} --url URL --key KEY")
+    show_fields({"peer": peer, "url": settings.peers[peer].url, "key": shown}, as_json=as_json)
+
+
+@app.command("list")
+def list_(data: DataOption = _DATA, as_json: JsonOption = False) -> None:
+    """Show this node, its tables, its members, and what holds collection back."""
+    node = ReplicaNode(ReplicaFolder(data))
+    replica = node.claimed()
+    store = replica.store
+    evicted, now = store.evicted(), now_ms()
+    tables: list[dict[str, Any]] = []
+    for name, table in store.tables().items():
+        held, floors = store.held(name), replica.floors(name)
+        missing = sum(end - start + 1 for ranges in held.values() for start, end in ranges.missing)
+        columns = list(table.columns)
+        found = {"table": name, **asdict(store.counts(name)), "columns": columns, "missing": missing}
+        tables.append(found | {"holding": list(floors.holding)})
+    members: list[dict[str, Any]] = []
+    for name, member in sorted(store.members().items()):
+        lag = None
+        if member.said is not None:
+            lag = sum(
+                end - start + 1
+                for table in store.tables()
+                for origin, ranges in store.held(table).items()
+                for start, end in (ranges - member.said.held.get(table, {}).get(origin, ranges - ranges))
+            )
+        url = node.settings.peers[name].url if name in node.settings.peers else None
+        state = "never met" if member.said is None else "evicted" if member.origin in evicted else "member"
+        silent = None if member.said is None else round((now - member.heard_ms) / 1000)
+        members.append({"name": name, "state": state, "url": url, "lacks": lag, "silent_s": silent})
+    quarantined = [asdict(each) for each in store.quarantined()]
+    origin = store.identity()[0]
+    if as_json:
+        about = {"node": replica.name, "cluster": node.settings.cluster, "origin": origin}
+        show_json(about | {"tables": tables, "members": members, "quarantined": quarantined})
+        return
+    say(f"{replica.name} of {node.settings.cluster}, origin {origin}")
+    show(tables, ("table", "rows", "events", "tombstones", "missing", "holding"), empty="no table is replicated")
+    show(members, ("name", "state", "url", "lacks", "silent_s"), empty="no peer: evermark replica add PEER")
+    for each in quarantined:
+        warn(f"{each['table']}: event {each['seq']} of {each['origin']} is quarantined: {each['reason']}")
+
+
+@app.command()
+def serve(
+    data: DataOption = _DATA,
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where to listen; port 0: any.")] = "127.0.0.1:8440",
+    every: Annotated[str, typer.Option(metavar="DURATION", help="Meet each peer so often.")] = "5s",
+    as_json: JsonOption = False,
+) -> None:
+    """Serve peers, push changes to them, meet them, and collect, until SIGTERM or Ctrl-C."""
+    set_up_logging()
+    host, _, port = listen.rpartition(":")
+    if not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"--listen {listen[:60]!r} is no address", hint="for example 127.0.0.1:8440")
+    service = ReplicaService(
+        ReplicaNode(ReplicaFolder(data)), host or "127.0.0.1", int(port), seconds(every, "--every")
+    )
+    done = threading.Event()
+    with set_by_signals(done):
+        service.start()
+        if as_json:
+            show_json({"listening": f"{host}:{service.server.port}", "port": service.server.port})
+            sys.stdout.flush()
+        say(f"{service.node.settings.name} serves on {host}:{service.server.port}")
+        done.wait()
+        service.stop()
+
+
+@app.command()
+def sync(
+    peers: Annotated[list[str] | None, typer.Argument(metavar="[PEER]...", help="Which; all with a url.")] = None,
+    data: DataOption = _DATA,
+    as_json: JsonOption = False,
+) -> None:
+    """Meet peers once: afterwards both hold what either held. Exit code 1 if a meeting failed."""
+    node = ReplicaNode(ReplicaFolder(data))
+    replica = node.claimed()
+    found, failed = [], False
+    for name in peers or node.dialled():
+        try:
+            found.append(asdict(replica.sync(node.peer(name, replica))))
+        except EvermarkError as error:
+            failed = True
+            show_error(error)
+    for each in found:
+        for table, why in each["skipped"].items():
+            warn(f"{each['peer']}: {table} was not synced whole: {why}")
+    columns = ("peer", "taken", "applied", "duplicates", "pushed", "quarantined", "snapshots")
+    show(found, columns, as_json=as_json, empty="" if failed else "no peer has a url")
+    if failed:
+        raise typer.Exit(EXIT_FAILED)
+
+
+@app.command()
+def diff(
+    peer: Annotated[str, typer.Argument(metavar="PEER", help="The peer to compare with.")],
+    data: DataOption = _DATA,
+    table: Annotated[list[str] | None, typer.Option(metavar="TABLE", help="Which; all if not given.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=100_000, metavar="N", help="Name so many rows of a table.")] = 100,
+    as_json: JsonOption = False,
+) -> None:
+    """Name the rows that differ from a peer's, by digests of key ranges. Exit code 3 if there are any."""
+    node = ReplicaNode(ReplicaFolder(data))
+    replica = node.claimed()
+    link = node.peer(peer, replica)
+    rows: list[dict[str, Any]] = []
+    for name in table or list(replica.store.tables()):
+        differences, whole = replica.diff(link, name, limit)
+        for each in differences:
+            where = "both, but not alike" if each.here and each.there else "here only" if each.here else "there only"
+            rows.append({"table": name, "row": each.record_id, "where": where})
+        rows += [
+            {"table": name, "row": row, "where": "here, not captured"} for row in replica.store.uncaptured(name, limit)
+        ]
+        if not whole:
+            warn(f"{name}: more than {limit} rows differ")
+    show(rows, ("table", "row", "where"), as_json=as_json, empty=f"no difference; {link.bytes_moved} bytes were moved")
+    if rows:
+        raise typer.Exit(EXIT_WRONG)
+
+
+@app.command()
+def snapshot(
+    data: DataOption = _DATA,
+    table: Annotated[list[str] | None, typer.Option(metavar="TABLE", help="Make a snapshot of TABLE.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make snapshots for peers to begin with, and list those there are. Peers get new snapshots when they need them."""
+    folder = ReplicaFolder(data)
+    replica = ReplicaNode(folder).claimed()
+    kept = Snapshots(folder.snapshots)
+    for name in table or []:
+        kept.make(replica.store, replica.table(name).name, now_ms())
+    rows = [
+        {
+            "snapshot": each.id,
+            "table": each.table,
+            "rows": sum(chunk.rows for chunk in each.chunks),
+            "bytes": sum(chunk.size for chunk in each.chunks),
+            "chunks": len(each.chunks),
+            "digest": each.digest,
+        }
+        for each in kept.list()
+    ]
+    show(rows, ("snapshot", "rows", "bytes", "chunks", "digest"), as_json=as_json, empty="no snapshots")
+
+
+@app.command()
+def gc(
+    data: DataOption = _DATA,
+    evict: Annotated[
+        list[str] | None, typer.Option(metavar="PEER", help="Give up PEER: it must come back by a snapshot.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Collect events and tombstones that every member has and that are older than retention."""
+    replica = ReplicaNode(ReplicaFolder(data)).claimed()
+    if evict:
+        replica.evict(evict)
+    rows = []
+    for name, done in replica.collect().items():
+        holding = list(replica.floors(name).holding)
+        rows.append({"table": name, "events": done.events, "tombstones": done.tombstones, "holding": holding})
+    show(rows, ("table", "events", "tombstones", "holding"), as_json=as_json, empty="no table is replicated")

@@ -1,0 +1,198 @@
+"""The port of the databases that hold replicated tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from evermark.replicas.digests import RowDigest, Span
+from evermark.replicas.event import Event, Image, Version
+from evermark.replicas.members import Member, Said
+from evermark.replicas.paging import Stretch
+from evermark.replicas.ranges import Held, Ranges
+from evermark.replicas.values import Table
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row with its version; without an image it is a tombstone."""
+
+    record_id: str
+    version: Version
+    image: Image | None
+
+
+@dataclass(frozen=True)
+class Quarantined:
+    table: str
+    origin: str
+    seq: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Ingested:
+    """What became of a page: `taken` are new here, of which `applied` changed a row; `duplicates` were held before."""
+
+    taken: int = 0
+    applied: int = 0
+    duplicates: int = 0
+    quarantined: tuple[Quarantined, ...] = ()
+
+    def __add__(self, other: Ingested) -> Ingested:
+        return Ingested(
+            self.taken + other.taken,
+            self.applied + other.applied,
+            self.duplicates + other.duplicates,
+            self.quarantined + other.quarantined,
+        )
+
+
+@dataclass(frozen=True)
+class Cut:
+    """One moment of a table: what its rows are made of."""
+
+    held: Held
+    clock: int
+
+
+@dataclass(frozen=True)
+class Collected:
+    events: int = 0
+    tombstones: int = 0
+    floors: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Counts:
+    rows: int
+    events: int
+    tombstones: int
+
+
+class ReplicaStore(Protocol):
+    """A database with replicated tables, and what is known of their events. Not thread-safe: a thread has its own.
+
+    Capture is the database's own work: triggers write an event in the transaction of the change, whoever makes it. The
+    numbers of this node's events are dense per table, and visible in their order: an event is never seen before one
+    with a lower number. Every method is one transaction, whole or not at all, and durable when it returns.
+    """
+
+    def tables(self) -> Mapping[str, Table]:
+        """The replicated tables by name."""
+        ...
+
+    def install(self, table: str, columns: Sequence[str] | None, now_ms: int) -> Table:
+        """Begin to replicate a table that exists: rows that are there get versions of this node's, and events that an
+        older program left get numbers. Doing it again changes nothing, but for columns that were given."""
+        ...
+
+    def identity(self) -> tuple[str, str]:
+        """This node's origin, and the token that was left at the last start."""
+        ...
+
+    def set_token(self, token: str) -> None: ...
+
+    def renew(self, origin: str) -> None:
+        """Go on under another origin: the events of the one before stay, and are another node's from now on."""
+        ...
+
+    def evict_self(self, origin: str) -> None:
+        """Go on under another origin because others have given this one up: what they have not seen of it becomes new
+        events when the next snapshot of its table is merged."""
+        ...
+
+    def given_up(self) -> frozenset[str]:
+        """Tables of which a snapshot must be merged before anybody is given anything of them (`evict_self`)."""
+        ...
+
+    def said(self) -> Said:
+        """What this node says of itself, all of one moment; each time with a higher tick."""
+        ...
+
+    def held(self, table: str) -> dict[str, Ranges]:
+        """The events of the table that this node holds, by origin; those that were collected among them."""
+        ...
+
+    def head(self) -> int:
+        """A number that grows with every event this node captures or takes. It is asked often, and is cheap."""
+        ...
+
+    def floors(self, table: str) -> dict[str, int]:
+        """Up to where events were collected, by origin."""
+        ...
+
+    def joined(self) -> bool: ...
+
+    def join(self, clocks: Mapping[str, int]) -> None:
+        """Meet others for the first time: what was captured before gets versions above `clocks`."""
+        ...
+
+    def raise_clocks(self, clocks: Mapping[str, int]) -> None:
+        """Changes that are captured from now on get readings above these."""
+        ...
+
+    def read(self, table: str, stretches: Sequence[Stretch]) -> list[Event]:
+        """Those events, in order. One that is not there is left out."""
+        ...
+
+    def read_since(self, table: str, timestamp: int, event_id: str, limit: int) -> list[Event]:
+        """Events after (timestamp, id), in that order: for peers that know nothing of origins."""
+        ...
+
+    def ingest(self, table: str, events: Sequence[Event], now_ms: int, skew_ms: int) -> Ingested:
+        """Take events of peers: those that are not held yet, whole or not at all. What is held is skipped; another
+        content under a number that is held is a `ConflictError`. What comes from too far in the future is left out,
+        and noted as quarantined. `BusyError`: users' transactions were in the way; they are never made to fail.
+        """
+        ...
+
+    def quarantined(self) -> list[Quarantined]: ...
+
+    def members(self) -> dict[str, Member]: ...
+
+    def save_members(self, members: Mapping[str, Member], evicted: frozenset[str]) -> None: ...
+
+    def evicted(self) -> frozenset[str]: ...
+
+    def collect(self, table: str, floors: Mapping[str, int], clock: int, before_ms: int, batch: int) -> Collected:
+        """Delete events up to the floors, the oldest first, that are older than `before_ms`; and tombstones of deleted
+        events, up to the clock. In batches, each a transaction of its own."""
+        ...
+
+    def counts(self, table: str) -> Counts: ...
+
+    def snapshot(self, table: str, rows_max: int) -> AbstractContextManager[tuple[Cut, Iterator[list[Row]]]]:
+        """All rows and tombstones as of one moment, by record id, in lists of at most `rows_max`."""
+        ...
+
+    def stage(self, table: str, snapshot: str, chunk: int, rows: Sequence[Row]) -> None:
+        """Set the rows of a snapshot's chunk aside. Another snapshot's are thrown away; the same again is fine."""
+        ...
+
+    def staged(self, table: str, snapshot: str) -> set[int]:
+        """The chunks of this snapshot that were set aside already."""
+        ...
+
+    def merge(self, table: str, snapshot: str, cut: Cut, now_ms: int) -> int:
+        """Take the staged snapshot in one transaction; how many rows changed.
+
+        A row takes the snapshot's version when that beats its own. A row that the snapshot has not got, and whose
+        version its maker had seen, was deleted there. All else stays; but versions of an origin that was given up
+        (`evict_self`), and that the snapshot's maker has not seen, become new events of the present one.
+        """
+        ...
+
+    def row_digests(self, table: str, spans: Sequence[Span]) -> Iterator[Iterator[RowDigest]]:
+        """The rows of each span by record id, with the digests of what the table really holds."""
+        ...
+
+    def cuts(self, table: str, span: Span, pieces: int) -> list[str]: ...
+
+    def uncaptured(self, table: str, limit: int) -> list[str]:
+        """Rows that have no version, or the other way round: somebody switched the capture off."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,41 @@
+"""Whether a database is the one this node left: a copy or a backup must not go on under the same origin.
+
+Each start leaves a new token both in the database and in the node's own folder. A database that was restored, or is a
+copy which another node went on with, has an older token than the folder: it goes on under a new origin. The new token
+is noted in the folder before it is written to the database, so that a crash in between looks like what it is.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from evermark.replicas.base import ReplicaStore
+from evermark.replicas.event import born_ms
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """What the folder keeps: the token that the database has, or will have in a moment."""
+
+    now: str = ""
+    next: str = ""
+    origin: str = ""  # the last one this node has had: the next is born later, whatever its clock says
+
+
+def claim(
+    store: ReplicaStore, kept: Tokens, keep: Callable[[Tokens], None], fresh_origin: Callable[[str], str]
+) -> bool:
+    """Make the database this node's; whether it had to take a new origin."""
+    origin, token = store.identity()
+    is_other = not origin or token not in {kept.now, kept.next} or not token
+    following = secrets.token_hex(16)
+    if is_other:
+        origin = fresh_origin(max(kept.origin, origin, key=born_ms))
+        keep(replace(kept, origin=origin))
+        store.renew(origin)
+    keep(Tokens(token, following, origin))
+    store.set_token(following)
+    keep(Tokens(following, "", origin))
+    return is_other

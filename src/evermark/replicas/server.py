@@ -1,0 +1,230 @@
+"""A replica's answers over HTTP: one Starlette application, served by uvicorn in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import uvicorn
+from prometheus_client import CollectorRegistry, generate_latest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from evermark.errors import ConfigError, DeniedError, EvermarkError, FormatError
+from evermark.observe.logging import get_logger
+from evermark.replicas.auth import Gate, Party
+from evermark.replicas.digests import FANOUT, SPANS_MAX, Span
+from evermark.replicas.exchange import Hello
+from evermark.replicas.ranges import held_as_json, held_from
+from evermark.replicas.replica import Replica
+from evermark.replicas.wire import (
+    BODY_BYTES_MAX,
+    coverage_as_json,
+    error_as_json,
+    events_from_bytes,
+    events_to_bytes,
+    note_of,
+)
+
+_THREADS = 4
+_CONNECTIONS_MAX = 1000
+_STOP_WAIT_S = 2
+_JSON_BYTES_MAX = 16 * 1024 * 1024
+
+Answer = Callable[[Replica, str, bytes], bytes]
+
+
+class ReplicaServer:
+    """`replica` gives each of its threads a node on a store of its own."""
+
+    def __init__(
+        self, host: str, port: int, gate: Gate, replica: Callable[[], Replica], registry: CollectorRegistry
+    ) -> None:
+        self._host, self.port, self._gate, self._registry = host, port, gate, registry
+        self._make, self._local = replica, threading.local()
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="replica-answer")
+        self._log = get_logger(part="replica")
+        routes = [Route("/livez", lambda _: PlainTextResponse("ok\n")), Route("/metrics", self._metrics)]
+        routes += [
+            Route(f"/v1/replica/{name}", self._answering(answer), methods=["POST"]) for name, answer in _ALL.items()
+        ]
+        config = uvicorn.Config(
+            Starlette(routes=routes),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="critical",
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            limit_concurrency=_CONNECTIONS_MAX,
+            timeout_graceful_shutdown=_STOP_WAIT_S,
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._serve, name="replica-server", daemon=True)
+
+    def start(self) -> None:
+        """It listens when this returns."""
+        try:
+            self._socket = socket.create_server((self._host, self.port))
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen on {self._host}:{self.port}: {error.strerror or error}",
+                hint="another program has the port: choose another with --listen, or port 0 for any",
+            ) from None
+        self.port = self._socket.getsockname()[1]
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+        self._thread.join(timeout=5)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _serve(self) -> None:
+        asyncio.run(self._server.serve([self._socket]))
+
+    def _replica(self) -> Replica:
+        found: Replica | None = getattr(self._local, "replica", None)
+        if found is None:
+            found = self._local.replica = self._make()
+        return found
+
+    async def _metrics(self, _: Request) -> Response:
+        return Response(generate_latest(self._registry), media_type="text/plain; version=0.0.4")
+
+    def _answering(self, answer: Answer) -> Callable[[Request], Any]:
+        async def handle(request: Request) -> Response:
+            try:
+                body = await _body(request)
+                now_ms = time.time_ns() // 1_000_000
+                party = self._gate.check(request.method, request.url.path, request.headers, body, now_ms)
+            except (DeniedError, FormatError) as error:
+                self._log.warning("a request was refused", error=error)
+                return Response(json.dumps({"code": "denied", "message": error.message}).encode(), 401)
+            loop = asyncio.get_running_loop()
+            status, said = await loop.run_in_executor(self._threads, self._answer, answer, party, body)
+            headers = party.sign_answer(request.headers["evermark-nonce"], status, said)
+            return Response(said, status, headers)
+
+        return handle
+
+    def _answer(self, answer: Answer, party: Party, body: bytes) -> tuple[int, bytes]:
+        try:
+            return 200, answer(self._replica(), party.peer, body)
+        except EvermarkError as error:
+            status, said = error_as_json(error)
+            if status == 500:
+                self._log.error("a peer's request failed", peer=party.peer, error=error)
+        except Exception as error:  # noqa: BLE001 - the next request is answered all the same
+            self._log.error("a peer's request failed", peer=party.peer, error=error)
+            status, said = error_as_json(EvermarkError("the request failed", hint="the node's log says why"))
+            self._local.replica = None
+        return status, json.dumps(said).encode()
+
+
+async def _body(request: Request) -> bytes:
+    found = bytearray()
+    async for piece in request.stream():
+        found += piece
+        if len(found) > BODY_BYTES_MAX:
+            raise FormatError(f"a body is larger than {BODY_BYTES_MAX} bytes", hint="send smaller pages")
+    return bytes(found)
+
+
+def _asked(body: bytes) -> Mapping[str, Any]:
+    try:
+        found = json.loads(body) if len(body) <= _JSON_BYTES_MAX else None
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise FormatError("a request is no JSON mapping", hint="the peer is of another version")
+    return found
+
+
+def _hello(replica: Replica, peer: str, body: bytes) -> bytes:
+    return json.dumps(replica.answer_hello(peer, Hello.from_json(_asked(body))).as_json()).encode()
+
+
+def _pull(replica: Replica, peer: str, body: bytes) -> bytes:
+    asked = _asked(body)
+    held = held_from(asked.get("from_by_origin"))
+    page = replica.answer_pull(peer, str(asked["table"]), str(asked["origin"]), held, _count(asked, "limit"))
+    return events_to_bytes(page.events, coverage_as_json(page.coverage))
+
+
+def _pull_since(replica: Replica, _peer: str, body: bytes) -> bytes:
+    asked = _asked(body)
+    since, after = _count(asked, "from_timestamp"), str(asked.get("after_id", ""))
+    return events_to_bytes(replica.answer_pull_since(str(asked["table"]), since, after, _count(asked, "limit")), {})
+
+
+def _push(replica: Replica, peer: str, body: bytes) -> bytes:
+    note = note_of(body)
+    table = replica.table(str(note.get("table")))
+    held = replica.answer_push(peer, table.name, str(note.get("origin")), events_from_bytes(body, table))
+    return json.dumps({"held": held_as_json(held)}).encode()
+
+
+def _snapshot(replica: Replica, _peer: str, body: bytes) -> bytes:
+    return json.dumps(replica.answer_snapshot(str(_asked(body).get("table"))).as_json()).encode()
+
+
+def _chunk(replica: Replica, _peer: str, body: bytes) -> bytes:
+    asked = _asked(body)
+    return replica.answer_chunk(str(asked.get("snapshot")), _count(asked, "number"))
+
+
+def _digests(replica: Replica, _peer: str, body: bytes) -> bytes:
+    table, spans = _spans(_asked(body))
+    found = [[each.rows, each.value.hex()] for each in replica.answer_digests(table, spans)]
+    return json.dumps({"digests": found}).encode()
+
+
+def _rows(replica: Replica, _peer: str, body: bytes) -> bytes:
+    table, spans = _spans(_asked(body))
+    found = [[[record, value.hex()] for record, value in rows] for rows in replica.answer_rows(table, spans)]
+    return json.dumps({"rows": found}).encode()
+
+
+def _cuts(replica: Replica, _peer: str, body: bytes) -> bytes:
+    asked = _asked(body)
+    table, spans = _spans(asked)
+    return json.dumps({"cuts": replica.answer_cuts(table, spans, min(_count(asked, "pieces"), FANOUT))}).encode()
+
+
+def _count(asked: Mapping[str, Any], name: str) -> int:
+    value = asked.get(name)
+    if type(value) is not int or not 0 <= value < 2**53:
+        raise FormatError(f"{name} is no number", hint="the peer is of another version")
+    return value
+
+
+def _spans(asked: Mapping[str, Any]) -> tuple[str, list[Span]]:
+    spans = asked.get("spans")
+    if not isinstance(spans, list) or len(spans) > SPANS_MAX:
+        raise FormatError("spans cannot be read, or are too many", hint="the peer is of another version")
+    for span in spans:
+        if not (isinstance(span, list) and len(span) == 2 and all(end is None or isinstance(end, str) for end in span)):
+            raise FormatError("a span cannot be read", hint="the peer is of another version")
+    return str(asked.get("table")), [(span[0], span[1]) for span in spans]
+
+
+_ALL: Mapping[str, Answer] = {
+    "hello": _hello,
+    "pull": _pull,
+    "pull-since": _pull_since,
+    "push": _push,
+    "snapshot": _snapshot,
+    "chunk": _chunk,
+    "digests": _digests,
+    "rows": _rows,
+    "cuts": _cuts,
+}

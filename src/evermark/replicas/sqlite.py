@@ -1,0 +1,394 @@
+"""Replicated tables in a SQLite file. Writers are serialised by SQLite itself, so triggers number events at once."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from evermark.errors import BusyError, DiskFullError, EvermarkError, NotFoundError, SetupError, UnreachableError
+from evermark.replicas import clock
+from evermark.replicas.event import Event, Image
+from evermark.replicas.sql_store import FORMAT, SqlStore
+from evermark.replicas.values import Kind, Table, canonical
+
+_BUSY_S = 30.0
+_SCHEMA = """
+create table if not exists replication_meta (key text primary key, value text not null) without rowid;
+create table if not exists replication_tables (name text primary key, form text not null);
+create table if not exists replication_checkpoints (
+  table_name text not null, origin_node_id text not null,
+  origin_seq integer not null default 0,           -- the highest number with none missing up to it
+  seen_seq integer not null default 0,             -- the highest number there is
+  missing text not null default '[]',              -- ranges between the two that are still missing
+  floor_seq integer not null default 0,            -- up to here events were collected
+  primary key (table_name, origin_node_id)) without rowid;
+create table if not exists replication_members (
+  name text primary key, said text not null, settled text not null, heard_ms integer not null);
+create table if not exists replication_evicted (origin_node_id text primary key);
+create table if not exists replication_quarantine (
+  table_name text, origin_node_id text, origin_seq integer, reason text not null,
+  primary key (table_name, origin_node_id, origin_seq));
+create table if not exists replication_cut (origin_node_id text, first_seq integer, last_seq integer);
+insert into replication_meta values ('applying', '0') on conflict (key) do nothing;
+"""
+_TABLE_SCHEMA = """
+create table if not exists "{t}_Events" (
+  id text primary key, table_name text not null, operation_type text not null, record_id text not null,
+  data text, timestamp integer not null, origin_node_id text not null, origin_seq integer not null,
+  processed boolean default false, hlc integer not null);
+create table if not exists "{t}_Versions" (
+  record_id text primary key, hlc integer not null, origin_node_id text not null, origin_seq integer not null,
+  is_deleted boolean not null) without rowid;
+create table if not exists "{t}_Staged" (
+  chunk integer not null, record_id text primary key, hlc integer not null, origin_node_id text not null,
+  origin_seq integer not null, data text) without rowid;
+"""
+_INDEXES = """
+create unique index if not exists "{t}_Events_origin" on "{t}_Events" (origin_node_id, origin_seq);
+create index if not exists "{t}_Events_time" on "{t}_Events" (timestamp, id);
+"""
+_NOW = "(cast(strftime('%s', 'now') as integer) * 1000 + cast(substr(strftime('%f', 'now'), 4) as integer))"
+_UUID = (
+    "lower(hex(randomblob(4)) || '-' || hex(randomblob(2)) || '-4' || substr(hex(randomblob(2)), 2) || '-a' || "
+    "substr(hex(randomblob(2)), 2) || '-' || hex(randomblob(6)))"
+)
+
+
+class SqliteStore(SqlStore):
+    _uuid_sql = _UUID
+
+    def __init__(self, path: Path | str, service: str = "replica") -> None:
+        super().__init__(service)
+        if str(path) != ":memory:" and not Path(path).exists():
+            raise NotFoundError(f"there is no SQLite file {path}", hint="create it with your tables in it first")
+        try:
+            self.connection = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+            self.connection.execute("pragma journal_mode = wal")
+            self.connection.execute("pragma synchronous = full")
+            self.connection.create_function("replica_unhex", 1, _unhex, deterministic=True)
+            is_there = "select 1 from sqlite_master where name = 'replication_meta'"
+            if self.connection.execute(is_there).fetchone() is None:
+                self.connection.executescript(f"begin immediate;{_SCHEMA}commit;")
+                self._set_meta("format", FORMAT)
+        except sqlite3.Error as error:
+            raise _failure(error) from error
+        self._check_format()
+
+    def close(self) -> None:
+        self.connection.close()
+
+    def _all(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        try:
+            return self.connection.execute(sql, params).fetchall()
+        except sqlite3.Error as error:
+            raise _failure(error) from error
+
+    def _many(self, sql: str, params: Iterable[Sequence[Any]]) -> None:
+        try:
+            self.connection.executemany(sql, params)
+        except sqlite3.Error as error:
+            raise _failure(error) from error
+
+    def _run(self, sql: str, params: Sequence[Any] = ()) -> int:
+        try:
+            return self.connection.execute(sql, params).rowcount
+        except sqlite3.Error as error:
+            raise _failure(error) from error
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        self._run("begin immediate")
+        try:
+            self._run("update replication_meta set value = '1' where key = 'applying'")
+            yield
+            self._run("update replication_meta set value = '0' where key = 'applying'")
+            self._run("commit")
+        except BaseException:
+            if self.connection.in_transaction:
+                self.connection.execute("rollback")
+            raise
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        self._run("begin")
+        try:
+            yield
+        finally:
+            if self.connection.in_transaction:
+                self.connection.execute("rollback")
+
+    def _lock_rows(self, table: Table, events: Mapping[str, Event]) -> set[str]:
+        return set()  # nobody else writes while this transaction lasts
+
+    def _lock_numbers(self, table: str) -> None: ...
+
+    def _lock_table(self, table: str) -> None: ...
+
+    # Installing.
+
+    def install(self, table: str, columns: Sequence[str] | None, now_ms: int) -> Table:
+        known = self.tables().get(table)
+        if known is not None and columns is None:
+            columns = list(known.columns)
+        spec = self._described(table, columns)
+        with self._writing():
+            self._run(
+                "insert into replication_tables (name, form) values (?, ?) "
+                "on conflict (name) do update set form = excluded.form",
+                [table, json.dumps(spec.as_json())],
+            )
+            self._script(_TABLE_SCHEMA.format(t=table))
+            self._migrate_events(table)
+            self._script(_INDEXES.format(t=table))
+            if known is None:
+                self._set_meta(self._seq_key(table), 0)
+                self._set_meta(self._clock_key(table), 0)
+                self._version_rows(spec, now_ms)
+            self._script(self._triggers(spec))
+        self._tables = None
+        return spec
+
+    def _script(self, text: str) -> None:
+        for statement in text.split(";\n"):
+            if statement.strip():
+                self._run(statement)
+
+    def _described(self, table: str, columns: Sequence[str] | None) -> Table:
+        rows = self._all("select name, type, pk from pragma_table_xinfo(?) where hidden = 0", [table])
+        if not rows:
+            raise NotFoundError(f"there is no table {table} in this SQLite file", hint="create it first")
+        kinds = {name: _kind(declared) for name, declared, _ in rows}
+        chosen = list(kinds) if columns is None else list(columns)
+        for column in chosen:
+            if column not in kinds:
+                raise SetupError(f"{table} has no column {column}", hint=f"it has {', '.join(kinds)}")
+        key = [name for name, _, at in sorted(rows, key=lambda row: row[2]) if at]
+        return Table(table, {column: kinds[column] for column in chosen}, tuple(key))
+
+    def _migrate_events(self, table: str) -> None:
+        """An events table of an older program: numbers first, by time, then the unique index. What its events say is
+        in the rows already; their payloads are not images, so nobody is sent them, and peers take a snapshot."""
+        has = {name for (name,) in self._all("select name from pragma_table_info(?)", [f"{table}_Events"])}
+        if "hlc" in has:
+            return
+        origin = "origin_node_id" if "origin_node_id" in has else "source_node_id"
+        if origin == "source_node_id":
+            self._run(f"alter table \"{table}_Events\" add column origin_node_id text not null default ''")
+            self._run(f'update "{table}_Events" set origin_node_id = source_node_id')
+        if "origin_seq" not in has:
+            self._run(f'alter table "{table}_Events" add column origin_seq integer not null default 0')
+        self._run(f'alter table "{table}_Events" add column hlc integer not null default 0')
+        self._run(
+            f'update "{table}_Events" set processed = true, origin_seq = numbered.n from (select id, row_number() over '
+            f'(partition by origin_node_id order by timestamp, id) as n from "{table}_Events") numbered '
+            f'where numbered.id = "{table}_Events".id'
+        )
+        rows = self._all(f'select origin_node_id, max(origin_seq) from "{table}_Events" group by 1')
+        for node, last in rows:
+            self._many(
+                "insert into replication_checkpoints values (?, ?, ?, ?, '[]', ?)", [(table, node, last, last, last)]
+            )
+
+    def _version_rows(self, spec: Table, now_ms: int) -> None:
+        """Rows from before: versions of this node's, with numbers below its floor, so that peers take a snapshot."""
+        origin, name = self._meta("origin"), spec.name
+        base = clock.at_ms(now_ms)
+        key = ", ".join(f'"{column}"' for column in spec.key)
+        made = self._run(
+            f'insert into "{name}_Versions" select record, ? + n, ?, n, false from '
+            f"(select {self._record_sql(spec, 'b')} as record, row_number() over (order by {key}) as n "
+            f'from "{name}" b)',
+            [base, origin],
+        )
+        self._set_meta(self._seq_key(name), made)
+        self._set_meta(self._clock_key(name), base + made)
+        if made:
+            self._raise_floors(name, {origin: made})
+
+    def _triggers(self, spec: Table) -> str:
+        name, guard = spec.name, "(select value from replication_meta where key = 'applying') = '0'"
+        moved = " or ".join(f'old."{column}" is not new."{column}"' for column in spec.key)
+        made = [("insert", "insert", "", "create", "new"), ("update", "update", "", "update", "new")]
+        made += [("delete", "delete", "", "delete", "old"), ("moved", "update", f" and ({moved})", "delete", "old")]
+        parts = []
+        for trigger, change, also, operation, row in made:
+            parts.append(f'drop trigger if exists "{name}_replica_{trigger}"')
+            parts.append(
+                f'create trigger "{name}_replica_{trigger}" after {change} on "{name}" when {guard}{also}\n'
+                f"begin {self._captured(spec, operation, row)} end"
+            )
+        return ";\n".join(parts)
+
+    def _captured(self, spec: Table, operation: str, row: str) -> str:
+        name = spec.name
+        record = self._record_sql(spec, row)
+        data = "''" if operation == "delete" else self._image_sql(spec, row)
+        seq, reading = (
+            f"(select cast(value as integer) from replication_meta where key = '{key}')"
+            for key in (self._seq_key(name), self._clock_key(name))
+        )
+        origin = "(select value from replication_meta where key = 'origin')"
+        # A conflict policy of the user's statement would be that of an upsert in here: hence delete, then insert.
+        return (
+            "update replication_meta set value = cast(value as integer) + 1 "
+            f"where key = '{self._seq_key(name)}'; "
+            f"update replication_meta set value = max(cast(value as integer) + 1, {_NOW} << {clock.COUNTER_BITS}) "
+            f"where key = '{self._clock_key(name)}'; "
+            f'insert into "{name}_Events" (id, table_name, operation_type, record_id, data, timestamp, '
+            "origin_node_id, origin_seq, processed, hlc) "
+            f"values ({_UUID}, '{name}', '{operation}', {record}, {data}, {_NOW}, {origin}, {seq}, true, {reading}); "
+            f'delete from "{name}_Versions" where record_id = {record}; '
+            f'insert into "{name}_Versions" (record_id, hlc, origin_node_id, origin_seq, is_deleted) '
+            f"values ({record}, {reading}, {origin}, {seq}, {str(operation == 'delete').lower()});"
+        )
+
+    # Rows.
+
+    def _record_sql(self, table: Table, row: str) -> str:
+        parts = [f'cast({row}."{column}" as text)' for column in table.key]
+        if len(parts) == 1:
+            return parts[0]
+        return " || '|' || ".join(f"replace(replace({part}, '\\', '\\\\'), '|', '\\|')" for part in parts)
+
+    def _image_sql(self, table: Table, row: str) -> str:
+        pairs = [f"{_quoted(column)}, {_text_sql(kind, row, column)}" for column, kind in table.columns.items()]
+        return f"json_object({', '.join(pairs)})"
+
+    def _upsert(self, table: Table, events: Sequence[Event]) -> None:
+        columns = list(table.columns)
+        self._many(
+            f"{_upsert_sql(table)} values ({', '.join('?' * len(columns))}) {_conflict_sql(table)}",
+            [[_value(table.columns[column], (event.image or {})[column]) for column in columns] for event in events],
+        )
+
+    def _delete(self, table: Table, records: Sequence[str]) -> None:
+        where = " and ".join(f'"{column}" = ?' for column in table.key)
+        self._many(f'delete from "{table.name}" where {where}', [self._key(table, record) for record in records])
+
+    def _key(self, table: Table, record: str) -> list[Any]:
+        texts = table.key_texts(record)
+        return [_value(table.columns[column], text) for column, text in zip(table.key, texts, strict=True)]
+
+    def _images(self, table: Table, records: Sequence[str]) -> dict[str, Image]:
+        columns = ", ".join(_text_sql(kind, "b", column) for column, kind in table.columns.items())
+        joined = " and ".join(
+            f"b.\"{column}\" = json_extract(j.value, '$[{at}]')" for at, column in enumerate(table.key)
+        )
+        rows = self._all(
+            f'select {columns} from json_each(?) j cross join "{table.name}" b on {joined}',
+            [json.dumps([self._key(table, record) for record in records])],
+        )
+        found: dict[str, Image] = {}
+        for row in rows:
+            pairs = zip(table.columns.items(), row, strict=True)
+            image = {column: canonical(kind, text) for (column, kind), text in pairs}
+            found[table.record_id(image)] = image
+        return found
+
+    def _upsert_staged(self, table: Table) -> None:
+        values = ", ".join(_staged_sql(kind, column) for column, kind in table.columns.items())
+        self._run(
+            f"{_upsert_sql(table)} select {values} from replication_winners where data is not null "
+            f"{_conflict_sql(table)}"
+        )
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("'", "''")
+    return f"'{escaped}'"
+
+
+def _kind(declared: str) -> Kind:
+    """By the words that SQLite itself goes by, and BOOL and DEC, which it takes for numbers."""
+    words = declared.upper()
+    for part, kind in (
+        ("INT", Kind.INTEGER),
+        ("CHAR", Kind.TEXT),
+        ("CLOB", Kind.TEXT),
+        ("TEXT", Kind.TEXT),
+        ("BLOB", Kind.BYTES),
+        ("REAL", Kind.REAL),
+        ("FLOA", Kind.REAL),
+        ("DOUB", Kind.REAL),
+        ("BOOL", Kind.BOOLEAN),
+        ("DEC", Kind.NUMERIC),
+        ("NUMERIC", Kind.NUMERIC),
+    ):
+        if part in words:
+            return kind
+    return Kind.TEXT
+
+
+def _text_sql(kind: Kind, row: str, column: str) -> str:
+    value = f'{row}."{column}"'
+    if kind is Kind.BYTES:
+        return f"case when {value} is not null then lower(hex({value})) end"
+    if kind is Kind.REAL:
+        return f"case when {value} is not null then printf('%!.17g', {value}) end"
+    return f"cast({value} as text)"
+
+
+def _staged_sql(kind: Kind, column: str) -> str:
+    path = _quoted(f'$."{column}"')
+    value = f"json_extract(data, {path})"
+    match kind:
+        case Kind.INTEGER:
+            return f"cast({value} as integer)"
+        case Kind.REAL:
+            return f"cast({value} as real)"
+        case Kind.BOOLEAN:
+            return f"case {value} when 'true' then 1 when 'false' then 0 end"
+        case Kind.BYTES:
+            return f"replica_unhex({value})"
+        case _:
+            return value
+
+
+def _unhex(text: str | None) -> bytes | None:
+    return None if text is None else bytes.fromhex(text)
+
+
+def _value(kind: Kind, text: str | None) -> Any:
+    if text is None:
+        return None
+    match kind:
+        case Kind.INTEGER:
+            return int(text)
+        case Kind.REAL:
+            return float(text)
+        case Kind.BOOLEAN:
+            return text == "true"
+        case Kind.BYTES:
+            return bytes.fromhex(text)
+        case _:
+            return text
+
+
+def _upsert_sql(table: Table) -> str:
+    columns = ", ".join(f'"{column}"' for column in table.columns)
+    return f'insert into "{table.name}" ({columns})'
+
+
+def _conflict_sql(table: Table) -> str:
+    key = ", ".join(f'"{column}"' for column in table.key)
+    others = [f'"{column}" = excluded."{column}"' for column in table.columns if column not in table.key]
+    return f"on conflict ({key}) do " + (f"update set {', '.join(others)}" if others else "nothing")
+
+
+def _failure(error: sqlite3.Error) -> EvermarkError:
+    text = str(error)
+    if isinstance(error, sqlite3.OperationalError):
+        if "locked" in text:
+            return BusyError(f"the SQLite file is locked: {text}", hint="another writer holds it for long; try again")
+        if "full" in text:
+            return DiskFullError(f"SQLite: {text}", hint="free some space")
+        if "unable to open" in text or "disk I/O" in text:
+            return UnreachableError(f"SQLite: {text}", hint="look at the file, its folder and its disk")
+    if isinstance(error, sqlite3.IntegrityError):
+        hint = "a row of a peer breaks a rule of this table: make the tables alike, see docs/replicas.md"
+        return SetupError(f"SQLite refuses a row: {text}", hint=hint)
+    return EvermarkError(f"SQLite: {text}", hint="see docs/replicas.md")

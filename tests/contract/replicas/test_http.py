@@ -1,0 +1,198 @@
+"""Replicas over HTTP: a SQLite node and a Postgres node, with their own folders, keys and servers."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from typer.testing import CliRunner
+
+from evermark.cli.main import app
+from evermark.errors import ConfigError, DeniedError, UnreachableError
+from evermark.replicas.auth import new_key
+from evermark.replicas.node import ReplicaNode, ReplicaService, now_ms
+from evermark.replicas.settings import PeerSettings, ReplicaFolder, ReplicaSettings
+from evermark.secrets import Secret
+from evermark.testing.until import until
+
+COLUMNS = "(id bigint primary key, what text, amount double precision, paid boolean, raw {bytes})"
+ROW = "insert into orders values ({key}, '{text}', 0.1, true, {raw})"
+
+
+class Scene:
+    """`lite` and `pg`: two nodes that know each other; neither serves yet."""
+
+    def __init__(self, folder: Path, dsn: str, stack: ExitStack) -> None:
+        self.lite_db = folder / "lite.db"
+        with closing(sqlite3.connect(self.lite_db)) as connection:
+            connection.execute(f"create table orders {COLUMNS.format(bytes='blob')}")
+        self.pg = stack.enter_context(psycopg.connect(dsn, autocommit=True))
+        self.pg.execute(f"create table orders {COLUMNS.format(bytes='bytea')}")
+        self.key, self._stack = new_key(), stack
+        self.folders = {}
+        for name, store, peer in (("lite", str(self.lite_db), "pg"), ("pg", dsn, "lite")):
+            self.folders[name] = ReplicaFolder(folder / name)
+            peers = {peer: PeerSettings(self.key)}
+            self.folders[name].save(ReplicaSettings("shop-1", name, Secret(store), peers=peers))
+            replica = ReplicaNode(self.folders[name]).claimed()
+            replica.store.install("orders", None, now_ms())
+            replica.store.close()
+
+    def serve(self, name: str, every_s: float = 3600.0) -> ReplicaService:
+        service = ReplicaService(ReplicaNode(self.folders[name]), "127.0.0.1", 0, every_s)
+        service.start()
+        self._stack.callback(service.stop)
+        other = "pg" if name == "lite" else "lite"
+        known = self.folders[other].load().peers[name]
+        self.folders[other].add_peer(name, replace(known, url=f"http://127.0.0.1:{service.server.port}"))
+        return service
+
+    def write(self, name: str, sql: str) -> None:
+        if name == "pg":
+            self.pg.execute(sql)
+            return
+        with closing(sqlite3.connect(self.lite_db, timeout=30)) as connection, connection:
+            connection.execute(sql)
+
+    def rows(self, name: str) -> list[tuple[Any, ...]]:
+        sql = "select id, what, amount, paid, raw from orders order by id"
+        if name == "pg":
+            found = self.pg.execute(sql).fetchall()
+        else:
+            with closing(sqlite3.connect(self.lite_db, timeout=30)) as connection:
+                found = connection.execute(sql).fetchall()
+        return [(*row[:3], bool(row[3]), bytes(row[4])) for row in found]
+
+
+@pytest.fixture
+def scene(tmp_path: Path, pg_dsn: str) -> Iterator[Scene]:
+    with ExitStack() as stack:
+        yield Scene(tmp_path, pg_dsn, stack)
+
+
+def run(*words: str | Path) -> tuple[int, str, str]:
+    done = CliRunner().invoke(app, ["replica", *map(str, words)])
+    return done.exit_code, done.stdout, done.stderr
+
+
+def test_r14_sqlite_and_postgres_become_equal_over_http(scene: Scene) -> None:
+    """GIVEN rows of every kind on both WHEN they meet once THEN both have all, and digests say so."""
+    scene.write("lite", ROW.format(key=1, text="ü", raw="x'00ff'"))
+    scene.write("pg", ROW.format(key=2, text="on pg", raw="decode('beef', 'hex')"))
+    scene.serve("pg")
+    data = scene.folders["lite"].path
+    code, said, _ = run("sync", "--data", data, "--json")
+    done = json.loads(said)[0]
+    assert code == 0 and (done["taken"], done["pushed"]) == (1, 1)
+    assert scene.rows("lite") == scene.rows("pg") and len(scene.rows("pg")) == 2
+    assert run("diff", "pg", "--data", data)[0] == 0
+    scene.pg.execute("begin; set local evermark.applying = '1'; update orders set what = 'hidden' where id = 1; commit")
+    code, said, _ = run("diff", "pg", "--data", data, "--json")
+    assert code == 3 and json.loads(said) == [{"table": "orders", "row": "1", "where": "both, but not alike"}]
+
+
+def test_r11_a_late_peer_takes_a_snapshot_over_http(scene: Scene) -> None:
+    """GIVEN a table with rows from before WHEN a peer meets it THEN it takes a snapshot, in chunks."""
+    node = ReplicaNode(scene.folders["pg"])
+    replica = node.claimed()
+    scene.pg.execute("create table notes (id text primary key, n numeric)")
+    scene.pg.execute("insert into notes select 'k' || i, i / 4.0 from generate_series(1, 300) i")
+    replica.store.install("notes", None, now_ms())
+    replica.store.close()
+    scene.write("lite", "create table notes (id text primary key, n numeric)")
+    scene.serve("pg")
+    data = scene.folders["lite"].path
+    assert run("init", "--data", data, "--table", "notes")[0] == 0
+    code, said, _ = run("sync", "--data", data, "--json")
+    assert code == 0 and json.loads(said)[0]["snapshots"] == 1
+    assert run("diff", "pg", "--data", data)[0] == 0
+    code, said, _ = run("list", "--data", data, "--json")
+    assert {each["table"]: each["rows"] for each in json.loads(said)["tables"]} == {"notes": 300, "orders": 0}
+
+
+def test_changes_are_pushed_as_they_are_made(scene: Scene) -> None:
+    """GIVEN two nodes that serve WHEN either side's rows change THEN the other has them soon, without a meeting."""
+    scene.serve("pg")
+    scene.serve("lite")
+    scene.serve("pg")  # once more, so that it knows where the other listens
+    for key in range(5):
+        scene.write("lite", ROW.format(key=key, text="a", raw="x'01'"))
+        scene.write("pg", ROW.format(key=100 + key, text="b", raw="decode('02', 'hex')"))
+    until(lambda: len(scene.rows("pg")) == len(scene.rows("lite")) == 10, "each has the other's rows", timeout_s=60)
+
+
+def test_r12_strangers_get_nothing(scene: Scene) -> None:
+    """GIVEN a wrong key, another cluster, or no signature WHEN asking THEN the answer is a refusal and no more."""
+    service = scene.serve("pg")
+    lite = scene.folders["lite"]
+    good = lite.load()
+    for wrong in (
+        replace(good, peers={"pg": replace(good.peers["pg"], key=new_key())}),
+        replace(good, cluster="shop-2"),
+    ):
+        lite.save(wrong)
+        node = ReplicaNode(lite)
+        replica = node.open()
+        with pytest.raises(DeniedError, match="refuses us"):
+            replica.sync(node.peer("pg", replica))
+        replica.store.close()
+    url = f"http://127.0.0.1:{service.server.port}/v1/replica/hello"
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(urllib.request.Request(url, data=b"{}"), timeout=10)
+    assert refused.value.code == 401
+    assert scene.key.reveal() not in repr(good) + str(vars(good))
+
+
+def test_errors_name_what_is_wrong(scene: Scene, tmp_path: Path) -> None:
+    """GIVEN no folder, no peer, no server, a bad table THEN each command says what, and what to do, with code 1."""
+    data = scene.folders["lite"].path
+    for words, said in (
+        (("list", "--data", tmp_path / "none"), "there is no replica"),
+        (("sync", "nobody", "--data", data), "is no peer"),
+        (("diff", "pg", "--data", data), "has no url"),
+        (("init", "--data", data, "--table", "missing"), "there is no table"),
+        (("init", "--data", tmp_path / "new", "--name", "x"), "needs a name, a cluster and a store"),
+    ):
+        code, out, err = run(*words)
+        assert code == 1 and said in err and "hint:" in err, (words, out, err)
+    node = ReplicaNode(scene.folders["lite"])
+    scene.folders["lite"].add_peer("pg", PeerSettings(scene.key, "http://127.0.0.1:1"))
+    node = ReplicaNode(scene.folders["lite"])
+    replica = node.open()
+    with pytest.raises(UnreachableError, match="does not answer"):
+        replica.sync(node.peer("pg", replica))
+    replica.store.close()
+    with pytest.raises(ConfigError, match="twice the skew"):
+        replace(node.settings, retention="1m", safety="1m")
+
+
+def test_r2_a_restored_database_goes_on_under_a_new_origin(scene: Scene) -> None:
+    """GIVEN a SQLite file that is put back from a copy WHEN the node starts THEN it takes a new origin, gets back what
+    it had sent, and loses nothing of either."""
+    scene.write("lite", ROW.format(key=1, text="before", raw="x'01'"))
+    copy = scene.lite_db.with_suffix(".copy")
+    with closing(sqlite3.connect(scene.lite_db)) as live, closing(sqlite3.connect(copy)) as other:
+        live.backup(other)
+    scene.serve("pg")
+    data = scene.folders["lite"].path
+    scene.write("lite", ROW.format(key=2, text="sent, then forgotten", raw="x'02'"))
+    assert run("sync", "--data", data)[0] == 0
+    origin = json.loads(run("list", "--data", data, "--json")[1])["origin"]
+    for suffix in ("-wal", "-shm"):
+        scene.lite_db.with_name(scene.lite_db.name + suffix).unlink(missing_ok=True)
+    copy.replace(scene.lite_db)
+    assert run("list", "--data", data)[0] == 0
+    scene.write("lite", ROW.format(key=3, text="after", raw="x'03'"))
+    assert run("sync", "--data", data)[0] == 0
+    assert json.loads(run("list", "--data", data, "--json")[1])["origin"] != origin
+    assert scene.rows("lite") == scene.rows("pg")
+    assert [row[0] for row in scene.rows("pg")] == [1, 2, 3]
