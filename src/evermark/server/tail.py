@@ -12,25 +12,23 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as LateError
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Annotated, Any, get_origin
+from dataclasses import dataclass, field
+from typing import Any, get_origin
 
-from pydantic import AfterValidator, Field
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from evermark.config.subscriptions import start_point
 from evermark.delivery.base import SubscriptionSpec
-from evermark.delivery.tail.hub import Client, Hub, TailLog, TailReport
-from evermark.delivery.tail.place import ID_CHARS_MAX, Resync, places_of
+from evermark.delivery.tail.hub import Client, Hub, TailLimits, TailLog, TailReport
+from evermark.delivery.tail.place import Resync, places_of
 from evermark.delivery.tail.wish import BySpark, Wish, require_fit
 from evermark.errors import BusyError, ConfigError
 from evermark.observe.logging import get_logger
 from evermark.observe.metrics import Metrics
-from evermark.predicate import STREAMS_MAX
-from evermark.server.messages import Asked, read_as
+from evermark.server.followed import FOLLOWED, FollowAsked, TailAsked
+from evermark.server.messages import read_as
 from evermark.settings.problems import Problem, refused
 
 CLIENTS_MAX = 8_000
@@ -45,32 +43,6 @@ _HEADERS = (
     (b"x-accel-buffering", b"no"),  # a proxy that keeps events back would make them late
 )
 
-_Name = Annotated[str, Field(min_length=1, max_length=200)]
-_LAST_ID = Field(max_length=ID_CHARS_MAX, description="The same as the header Last-Event-ID, which comes first.")
-
-
-class FollowAsked(Asked):
-    """Where the tail of a subscription begins."""
-
-    start: Annotated[
-        str,
-        Field(alias="from", max_length=64, description="Without an id: now, beginning, or a time."),
-        AfterValidator(start_point),
-    ] = "now"
-    last_event_id: Annotated[str, _LAST_ID] = ""
-
-
-class TailAsked(FollowAsked):
-    """Which events, and from where. `source`, `stream` and `op` may be repeated."""
-
-    source: Annotated[tuple[_Name, ...], Field(max_length=100, description="Only events of this source.")] = ()
-    stream: Annotated[tuple[_Name, ...], Field(max_length=STREAMS_MAX, description="Only events of this stream.")] = ()
-    op: Annotated[tuple[_Name, ...], Field(max_length=20, description="Only events of this operation.")] = ()
-    where: Annotated[
-        Annotated[str, Field(min_length=1, max_length=8192)] | None,
-        Field(description="Only events that match, as in a subscription: op = 'insert' and data.total > 100"),
-    ] = None
-
 
 @dataclass(frozen=True)
 class TailOf:
@@ -80,6 +52,7 @@ class TailOf:
     sources: frozenset[str]
     subscription: Callable[[str], SubscriptionSpec]
     by_spark: BySpark
+    limits: TailLimits = field(default_factory=TailLimits)
 
 
 class _Report(TailReport):
@@ -121,10 +94,7 @@ class Tail:
         self._threads: tuple[ThreadPoolExecutor, ThreadPoolExecutor] | None = None
 
     def routes(self) -> list[Route]:
-        return [
-            Route("/v1/tail", _Endpoint(self, TailAsked), methods=["GET"]),
-            Route("/v1/subscriptions/{name}/tail", _Endpoint(self, FollowAsked), methods=["GET"]),
-        ]
+        return [Route(path, _Endpoint(self, query), methods=["GET"]) for path, query in FOLLOWED.items()]
 
     # by other threads
 
@@ -195,7 +165,7 @@ class Tail:
                     raise BusyError(
                         f"the live tail follows {HUBS_MAX} different sets of sources already", hint="try again later"
                     )
-                hub = Hub(sources, of.log, self._report, of.by_spark, *self._threads)
+                hub = Hub(sources, of.log, self._report, of.by_spark, *self._threads, of.limits)
                 await hub.open()
                 self._hubs[sources] = hub, asyncio.create_task(hub.run())
             return self._hubs[sources][0]

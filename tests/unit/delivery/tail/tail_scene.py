@@ -75,6 +75,7 @@ class MemoryLog:
         assert to <= self.head[place], "nothing beyond log_head is ever read"
         kept = self.batches[place][self.removed.get(place, 0) : to]
         found = [row for b in kept for row in b if Cursor(row["batch"] - 1, row["position"]) > after]
+        rows_max = min(rows_max, max(1, bytes_max // max((len(row["payload"]) + 200 for row in found), default=1)))
         some = found[:rows_max]
         if len(some) == len(found):
             return LogPiece(rows_of(some), to, "", ())
