@@ -21,8 +21,9 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from evermark.delivery.base import SubscriptionSpec
-from evermark.delivery.tail.hub import Client, Hub, TailLimits, TailLog, TailReport
+from evermark.delivery.tail.hub import Client, Hub, TailLimits
 from evermark.delivery.tail.place import Resync, places_of
+from evermark.delivery.tail.ports import TailLog, TailReport
 from evermark.delivery.tail.wish import BySpark, Wish, require_fit
 from evermark.errors import BusyError, ConfigError
 from evermark.observe.logging import get_logger

@@ -16,16 +16,16 @@ from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
-from evermark.delivery.base import BEGINNING, Cursor, SourcePartition
+from evermark.delivery.base import Cursor, SourcePartition
+from evermark.delivery.tail.follow import end_of, started_at
 from evermark.delivery.tail.place import (
     Places,
     Point,
     Resync,
-    Trouble,
     gone,
     is_done,
     moved,
@@ -35,6 +35,7 @@ from evermark.delivery.tail.place import (
     resumed,
     told_of,
 )
+from evermark.delivery.tail.ports import TailLog, TailReport
 from evermark.delivery.tail.sse import ending, events, heartbeat, opening, resync_event
 from evermark.delivery.tail.wish import BySpark, Matched, Wish, Wishes, matched_one
 from evermark.errors import BusyError, EvermarkError
@@ -64,34 +65,6 @@ class TailLimits:
     # The next piece waits for most clients to have the last one, but not for the slow ones.
     pace_s: float = 0.5
     scanned_rows: int = 20_000  # by one turn of a client that reads the log
-
-
-class TailLog(Protocol):
-    """The log, and how far it may be read."""
-
-    def heads(self) -> Mapping[SourcePartition, int]: ...
-
-    def troubles(self) -> Mapping[SourcePartition, Trouble]: ...
-
-    def first_batch(self, place: SourcePartition) -> int | None: ...
-
-    def piece(self, place: SourcePartition, after: Cursor, to: int, rows_max: int, bytes_max: int) -> LogPiece: ...
-
-    def batch_at(self, place: SourcePartition, since: str) -> int: ...
-
-
-class TailReport(Protocol):
-    """What becomes of the tail; for the metrics and the log."""
-
-    def clients(self, change: int) -> None: ...
-
-    def sent(self, events: int) -> None: ...
-
-    def fell_back(self) -> None: ...
-
-    def resync(self, resync: Resync) -> None: ...
-
-    def failed(self, error: Exception) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -238,16 +211,9 @@ class Hub:
 
     async def open(self) -> None:
         """Begin at the end of the log."""
-        places = now(*await self.read(self._end))
+        places = now(*await self.read(lambda: end_of(self.log, self.sources)))
         require_few(places.keys())
         self.ring = Ring(places, self.limits)
-
-    def _end(self) -> tuple[Mapping[SourcePartition, int], Mapping[SourcePartition, Trouble]]:
-        heads, troubles = self.log.heads(), self.log.troubles()
-        return (
-            {place: head for place, head in heads.items() if place.source in self.sources},
-            {place: trouble for place, trouble in troubles.items() if place.source in self.sources},
-        )
 
     async def run(self) -> None:
         ticked = lonely = self.clock()
@@ -319,7 +285,7 @@ class Hub:
     def _made(self, wishes: tuple[Wish, ...], places: Places) -> tuple[list[Chunk], bool]:
         """In a thread: the next piece of each partition that has any, as chunks."""
         made: list[Chunk] = []
-        heads, found = self._end()
+        heads, found = end_of(self.log, self.sources)
         if fresh := new_troubles(places, found):
             places = told_of(places, fresh, found)
             for resync in fresh:
@@ -347,16 +313,14 @@ class Hub:
     async def client(self, wish: Wish, asked: Places | None, start: str = "now") -> Client:
         """A client that goes on from the places of an id, or begins at a start: now, beginning or a time."""
         limits = self.limits
-        heads, troubles = await self.read(self._end)
+        heads, troubles = await self.read(lambda: end_of(self.log, self.sources))
         end = now(heads, troubles)
         require_few(end.keys())
         told: list[Resync] = []
         if asked is not None:
             places, told = resumed(asked, end, troubles)
-        elif start == "now":
-            places = end
         else:
-            places = await self.read(lambda: self._started(start, end))
+            places = await self.read(lambda: started_at(self.log, end, start))
         # Another instance may have been ahead of this one: here, too, the log is read up to where the client is.
         while not is_done(self.ring.places, places):
             self.wake()
@@ -364,17 +328,6 @@ class Hub:
             if self.closing:
                 raise BusyError("this instance is stopping", hint="connect again")
         return Client(self, wish, places, told)
-
-    def _started(self, start: str, end: Places) -> Places:
-        found: dict[SourcePartition, Point] = {}
-        for place, last in end.items():
-            if start == "beginning":
-                first = self.log.first_batch(place)
-                cursor = BEGINNING if first is None else Cursor(min(first - 1, last.cursor.batch))
-            else:
-                cursor = min(Cursor(self.log.batch_at(place, start)), last.cursor)
-            found[place] = Point(cursor, last.resync)
-        return found
 
 
 class Client:
