@@ -15,9 +15,11 @@ from evermark.cluster.base import Holder
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.holding import as_holder
 from evermark.cluster.postgres import PostgresLeases, owner_epoch
+from evermark.delivery.replay.postgres import PostgresReplays
 from evermark.delivery.sinks import Sinks
 from evermark.delivery.status import durable_heads
 from evermark.delivery.store.postgres import PostgresDelivery
+from evermark.delivery.store.stream_status import PostgresStatus
 from evermark.delivery.tail.wish import BySpark
 from evermark.errors import BusyError
 from evermark.log.head import PostgresHeads
@@ -25,6 +27,8 @@ from evermark.log.read import LogReader
 from evermark.server.bots import BotService
 from evermark.server.calls import Services
 from evermark.server.deliveries import DeliveryService
+from evermark.server.replays import ReplayService
+from evermark.server.statuses import StatusService
 from evermark.server.subscriptions import SubscriptionService
 from evermark.state.connection import State
 
@@ -66,7 +70,16 @@ def services_of(deployment: Deployment, state: State | None = None, holder: Hold
         warnings=lambda streams: stream_warnings(deployment.config, deployment.log_root, streams),
     )
     bots = BotService(subscriptions, store.bots, frozenset(deployment.sources))
-    return Services(subscriptions, DeliveryService(store, as_deliverer), bots)
+    replays = ReplayService(
+        PostgresReplays(on),
+        as_deliverer,
+        frozenset(deployment.sources),
+        lambda: {*store.subscriptions(), *(spec.name for spec in deployment.specs)},
+        subscriptions.warnings,
+    )
+    status = PostgresStatus(on)
+    statuses = StatusService(status.all, status.one)
+    return Services(subscriptions, DeliveryService(store, as_deliverer), bots, replays, statuses)
 
 
 @contextmanager

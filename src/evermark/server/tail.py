@@ -222,6 +222,7 @@ class _Endpoint:
                     await send({"type": "http.response.body", "body": part, "more_body": True})
                     if client.gone:
                         return
+                await asyncio.sleep(0)  # sending waits only for a client whose buffers are full
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             watching.cancel()
