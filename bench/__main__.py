@@ -31,6 +31,7 @@ BENCHES = {
     "streams": "start_s",
     "subscriptions": "s_1000",
     "tables": "events_per_s",
+    "tail": "p99_s",
 }
 
 

@@ -59,8 +59,12 @@ class Instance:
                 raise self.error(what)
             time.sleep(_POLL_S)
 
+    def said(self) -> str:
+        """Its log so far."""
+        return self._log.read_text(errors="replace")
+
     def error(self, what: str) -> EvermarkError:
-        return EvermarkError(what, hint=self._log.read_text(errors="replace")[-3000:])
+        return EvermarkError(what, hint=self.said()[-3000:])
 
     def processes(self) -> list[psutil.Process]:
         """All of the instance, the embedded State among them: it has no parent of ours."""

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from evermark.app.build import Stores
+from evermark.app.failovers import Failovers
 from evermark.cluster.fence import deliver_lease
 from evermark.cluster.holding import Candidate
 from evermark.delivery.base import Fate, KeyWanted, Outcome, SourcePartition, SubscriptionState
@@ -187,6 +188,7 @@ class DeploymentReport(DeliveryReport):
         self._d = deployment
         self._view = view
         self._board = board
+        self._failovers = Failovers(deployment, view.reader)
 
     def standby(self) -> None:
         self._board.deliver(here=False, standby=True, shard=self._shard)
@@ -221,6 +223,8 @@ class DeploymentReport(DeliveryReport):
         files = {source: self._view.reader(source).files_if_any() for source in self._d.sources} if outside else {}
         self.kept(kept_for(outside, files, now - self._d.retention))
         self.counted(store.counted("expired"), store.counted("dropped"))
+        if self._shard == FIRST:
+            self._failovers.look(heads)
 
     def replaying(self, running: list[Replay]) -> None:
         self._board.replaying(running_windows(running))

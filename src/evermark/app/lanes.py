@@ -82,7 +82,9 @@ class Lanes:
         board: HealthBoard,
         metrics: Metrics,
         lane_s: float,
+        on_taken: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_taken`: a lane has taken a batch."""
         from evermark.spark.copying import copied_by_tasks
         from evermark.spark.deliver import SparkDeliverer
         from evermark.spark.job import written_by_tasks
@@ -93,6 +95,7 @@ class Lanes:
         self._board = board
         self._metrics = metrics
         self._lane_s = lane_s
+        self._on_taken = on_taken
         self._lanes: dict[str, _Submitted] = {}
         self._runtime = Threads()
         self._stopping = self._runtime.wake()
@@ -261,6 +264,7 @@ class Lanes:
             elif method == READY and lane is not None:
                 self._is_ready(lane)
             elif method == TAKEN:
+                self._on_taken()
                 for other in list(self._lanes):
                     if other != name:
                         self._channel.tell(other, TAKEN, *arguments)

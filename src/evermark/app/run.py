@@ -25,9 +25,12 @@ from evermark.app.source_lag import Lags
 from evermark.app.state_supervisor import StateSupervisor
 from evermark.config import Config, load
 from evermark.config.spark_master import require_local_master, require_slots
+from evermark.delivery.base import SourcePartition
+from evermark.delivery.tail.wish import Wish, no_spark
 from evermark.embedded.java import ensure_java
 from evermark.error_policy import Action, action_for, backoff_s
 from evermark.errors import BusyError, ConfigError, EngineError, EvermarkError, GapError, UnreachableError, of_kind
+from evermark.log.pieces import LogPiece
 from evermark.observe.health import HealthBoard
 from evermark.observe.logging import get_logger
 from evermark.observe.metrics import Metrics
@@ -74,6 +77,8 @@ class Pipeline:
         self._dead_thread: str | None = None
         self._starting_jvm: subprocess.Popen[bytes] | None = None
         self._said_stopping = False
+        self._on_taken: Callable[[], None] = lambda: None
+        self._engine: Engine | None = None
 
     @classmethod
     def from_file(cls, path: str | Path, sources: Mapping[str, Source] | None = None) -> Pipeline:
@@ -129,7 +134,8 @@ class Pipeline:
             self._check_sources(deployment)
             if deployment.embedded is not None:
                 stack.callback(StateSupervisor(deployment.embedded).stop)
-            stack.enter_context(served(server, deployment))
+            stack.enter_context(served(server, deployment, self._match))
+            self._on_taken = server.tail.wake
             self._run_with_spark(deployment, first)
 
     def _opened(self) -> Deployment | None:
@@ -226,8 +232,9 @@ class Pipeline:
         stop_s = shutdown.flush_timeout.total_seconds() + shutdown.checkpoint_timeout.total_seconds() + _JOIN_GRACE_S
         works = shared_out(deployment.for_lanes(), self._limit, stop_s, self.config.spark.lanes)
         lane_s = self.config.spark.lane.total_seconds()
-        lanes = Lanes(engine.context, channel, works, deployment.box, self.board, self.metrics, lane_s)
+        lanes = Lanes(engine.context, channel, works, deployment.box, self.board, self.metrics, lane_s, self._on_taken)
         self._dead_thread = None  # before the first thread starts: none that ends is overlooked
+        self._engine = engine
         try:
             lanes.start()
             self.board.engine_runs()
@@ -242,10 +249,20 @@ class Pipeline:
                 self._let_go(lanes, trouble)
             return trouble
         finally:
+            self._engine = None
             channel.close()
             keeper.stop()
             engine.stop()
             shutil.rmtree(scratch, ignore_errors=True)
+
+    def _match(self, place: SourcePartition, piece: LogPiece, wish: Wish) -> set[tuple[int, str]]:
+        """Which events of a piece match, for the live tail, where only Spark can say."""
+        if self._engine is None:
+            return no_spark(place, piece, wish)
+        from evermark.spark.session import sql_session
+        from evermark.spark.tail import wanted_marks
+
+        return wanted_marks(sql_session(), place, piece, wish)
 
     def _watch(self, engine: Engine, lanes: Lanes) -> str | None:
         """None when told to stop; when Spark or a thread that must not end has ended, returns why."""

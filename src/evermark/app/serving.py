@@ -10,19 +10,25 @@ from typing import TYPE_CHECKING, TypeVar
 
 from evermark.app.build import Deployment
 from evermark.app.checking import stream_warnings
+from evermark.app.tailing import tail_of
 from evermark.cluster.base import Holder
 from evermark.cluster.fence import DELIVER_LEASE
 from evermark.cluster.holding import as_holder
 from evermark.cluster.postgres import PostgresLeases, owner_epoch
+from evermark.delivery.replay.postgres import PostgresReplays
 from evermark.delivery.sinks import Sinks
 from evermark.delivery.status import durable_heads
 from evermark.delivery.store.postgres import PostgresDelivery
+from evermark.delivery.store.stream_status import PostgresStatus
+from evermark.delivery.tail.wish import BySpark
 from evermark.errors import BusyError
 from evermark.log.head import PostgresHeads
 from evermark.log.read import LogReader
 from evermark.server.bots import BotService
 from evermark.server.calls import Services
 from evermark.server.deliveries import DeliveryService
+from evermark.server.replays import ReplayService
+from evermark.server.statuses import StatusService
 from evermark.server.subscriptions import SubscriptionService
 from evermark.state.connection import State
 
@@ -64,20 +70,33 @@ def services_of(deployment: Deployment, state: State | None = None, holder: Hold
         warnings=lambda streams: stream_warnings(deployment.config, deployment.log_root, streams),
     )
     bots = BotService(subscriptions, store.bots, frozenset(deployment.sources))
-    return Services(subscriptions, DeliveryService(store, as_deliverer), bots)
+    replays = ReplayService(
+        PostgresReplays(on),
+        as_deliverer,
+        frozenset(deployment.sources),
+        lambda: {*store.subscriptions(), *(spec.name for spec in deployment.specs)},
+        subscriptions.warnings,
+    )
+    status = PostgresStatus(on)
+    statuses = StatusService(status.all, status.one)
+    return Services(subscriptions, DeliveryService(store, as_deliverer), bots, replays, statuses)
 
 
 @contextmanager
-def served(server: Server, deployment: Deployment) -> Iterator[None]:
-    """The API is open while this lasts. It has connections of its own: delivery never waits for them."""
+def served(server: Server, deployment: Deployment, by_spark: BySpark) -> Iterator[None]:
+    """The API and the live tail are open while this lasts. They have connections of their own: delivery never waits
+    for them.
+    """
     state = deployment.another_state(
         connections_max=_CONNECTIONS_MAX, timeout_s=_STATEMENT_TIMEOUT_S, lock_timeout_s=_LOCK_TIMEOUT_S
     )
     # A holder of its own, not that of delivery in this process: a lease acquired for a request is released after it.
     asking = replace(deployment.holder, instance=f"{deployment.holder.instance}/api")
     server.api.open(services_of(deployment, state, asking))
+    server.tail.open(tail_of(deployment, state, by_spark))
     try:
         yield
     finally:
         server.api.close()
+        server.tail.close()
         state.close()

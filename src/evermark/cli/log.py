@@ -18,6 +18,7 @@ from evermark.app.build import Deployment, local_log
 from evermark.app.scratch import scratch_folder
 from evermark.cli.console import confirm, noun, say, show, show_json, show_table
 from evermark.cli.deployment import config_at, held_sources, known_source, opened
+from evermark.cli.log_tail import tail
 from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption, YesOption
 from evermark.cli.parked import all_parked, in_parts
 from evermark.config import Config
@@ -46,6 +47,9 @@ def info(config: ConfigOption = DEFAULT_CONFIG, source: SourceOption = None, as_
     rows = [{"source": name, **_summary(root / name)} for name in names]
     columns = ("source", "files", "rows", "bytes", "batch_min", "batch_max", "oldest", "newest")
     show(rows, columns, as_json=as_json, empty=f"the log at {root} has nothing yet")
+
+
+app.command()(tail)
 
 
 class Engine(StrEnum):
@@ -99,7 +103,7 @@ def _answer(config: Config, sql: str, limit: int, engine: Engine) -> Iterator[An
         else:
             yield answer
             return
-    with _session(config) as spark:
+    with session(config) as spark:
         from evermark.spark.query import query as ask_spark
 
         yield ask_spark(spark, Log(root), sql, limit)
@@ -204,7 +208,7 @@ def _summary(folder: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _session(config: Config) -> Iterator[Any]:
+def session(config: Config) -> Iterator[Any]:
     os.environ["JAVA_HOME"] = str(ensure_java(config.data / "java"))
     from evermark.spark.session import make_session
 

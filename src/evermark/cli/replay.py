@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -11,17 +11,16 @@ from evermark.app.checking import stream_warnings
 from evermark.cli.console import noun, say, show, show_fields, show_json, warn
 from evermark.cli.deployment import as_deliverer, known_source, opened
 from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption
-from evermark.delivery.replay.plan import AskedBy, Replay, Request, Target, percent
-from evermark.delivery.replay.request import STREAMS_MAX, bounded
+from evermark.delivery.replay.plan import AskedBy, Request
+from evermark.delivery.replay.request import STREAMS_MAX, window_of
+from evermark.delivery.replay.shown import summary, target_shown
 from evermark.errors import ConfigError, NotFoundError
-from evermark.log.read import moment_of
 from evermark.predicate import vet
+from evermark.server.replays import RATE_MAX
 
 app = noun("Replays: deliver past events again.")
 
 COLUMNS = ("id", "state", "source", "subscription", "streams", "since", "until", "percent", "delivered", "parked")
-_TOLD = ("subscription", "state", "delivered", "parked", "failures", "next_attempt_at")
-_RATE_MAX = 1_000_000.0
 Id = Annotated[str, typer.Argument(metavar="ID", show_default=False)]
 
 
@@ -44,20 +43,13 @@ def start(
     where: Annotated[
         str | None, typer.Option(metavar="PREDICATE", help="Only events that match, as in a subscription.")
     ] = None,
-    rate: Annotated[float, typer.Option(min=0.0, max=_RATE_MAX, help="Requests a second at most; 0: no limit.")] = 0.0,
+    rate: Annotated[float, typer.Option(min=0.0, max=RATE_MAX, help="Requests a second at most; 0: no limit.")] = 0.0,
     source: Annotated[str | None, typer.Option(help="Replay this source; needed if there are several.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Deliver the events of a window of time again. Without a running instance, the next `evermark up` begins it."""
     with opened(config) as deployment:
-        begin = bounded(moment_of(since))
-        end = bounded(moment_of(until)) if until is not None else datetime.now(UTC)
-        if until is None and end < begin:
-            raise ConfigError(
-                f"--since {since} is in the future", hint=f"it is {end:%Y-%m-%dT%H:%MZ} now: name a time before that"
-            )
-        if end < begin:
-            raise ConfigError(f"--until {until} is before --since {since}", hint="name the earlier time with --since")
+        begin, end = window_of(since, until, datetime.now(UTC), "--")
         if len(stream or ()) > STREAMS_MAX:
             raise ConfigError(f"more than {STREAMS_MAX} streams", hint="leave --stream out, or use --where")
         vet(where)
@@ -102,7 +94,7 @@ def show_replay(replay: Id, config: ConfigOption = DEFAULT_CONFIG, as_json: Json
     """Show a replay, and how far it is with each subscription."""
     with opened(config) as deployment:
         found = deployment.replays.one(replay)
-    targets = [_target(found, target) for target in found.targets]
+    targets = [target_shown(found, target) for target in found.targets]
     if as_json:
         show_json({**summary(found), "targets": targets})
         return
@@ -119,34 +111,3 @@ def cancel(replay: Id, config: ConfigOption = DEFAULT_CONFIG) -> None:
         ended = as_deliverer(deployment, lambda epoch: deployment.replays.cancel(replay, epoch))
         state = deployment.replays.one(replay).state
     say(f"{replay} is cancelled" if ended else f"{replay} was {state} already: nothing to cancel")
-
-
-def summary(replay: Replay) -> dict[str, Any]:
-    """A replay as a person sees it; its percentage is that of its slowest target."""
-    request = replay.request
-    over = replay.state in ("done", "cancelled", "failed")
-    shares = [percent(replay, target) for target in replay.targets]
-    return {
-        "id": replay.id,
-        "state": replay.state.value,
-        "asked_by": request.asked_by.value,
-        "source": request.source,
-        "streams": list(request.streams) or None,
-        "since": request.since,
-        "until": request.until,
-        "where": request.where,
-        "subscription": request.subscription,
-        "rate_per_s": request.rate_per_s or None,
-        "percent": round(min(shares), 1) if shares else 100.0 if replay.state == "done" else 0.0,
-        "delivered": sum(target.delivered for target in replay.targets),
-        "parked": sum(target.parked for target in replay.targets),
-        "asked_at": replay.created_at,
-        "ended_at": replay.changed_at if over else None,
-        "reason": replay.reason or None,
-    }
-
-
-def _target(replay: Replay, target: Target) -> dict[str, Any]:
-    share, at = round(percent(replay, target), 1), min(target.mark.time, replay.request.until)
-    told = {key: getattr(target, key) for key in _TOLD}
-    return {**told, "percent": share, "at": at, "reason": target.reason or None}

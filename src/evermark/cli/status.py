@@ -16,6 +16,8 @@ from evermark.cli.subscription import subscription_rows
 from evermark.cluster.fence import DELIVER_LEASE, deliver_lease, source_lease
 from evermark.cluster.postgres import LeaseRow, lease_rows
 from evermark.config import Config
+from evermark.delivery.replay.shown import summary
+from evermark.delivery.store.stream_status import PostgresStatus
 
 _HEALTH_WAIT_S = 6.0  # an instance asks its sources first, and waits for them a little
 _HEALTH_BYTES_MAX = 4 * 1024 * 1024
@@ -35,7 +37,8 @@ def status(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -
             "delivery": _owned(leases, DELIVER_LEASE),
             "shards": {str(shard): _owned(leases, deliver_lease(shard)) for shard in deployment.delivery.groups()},
             "subscriptions": subscription_rows(deployment),
-            "replays": [replay.summary(each) for each in deployment.replays.open()],
+            "streams": [vars(row) for row in PostgresStatus(deployment.state).all()],
+            "replays": [summary(each) for each in deployment.replays.open()],
             "copies": backfill.copy_rows(deployment),
             "dropped": deployment.delivery.counted("dropped"),
             "expired": deployment.delivery.counted("expired"),
@@ -86,6 +89,15 @@ def _health(config: Config) -> dict[str, Any] | None:
     return found if isinstance(found, dict) and "partitions" in found else None
 
 
+def _status(row: Mapping[str, Any]) -> str | None:
+    """As a stream has it: healthy, failover with the event it goes on from, replay with its window."""
+    if row.get("status") == "failover":
+        return f"failover from {row['checkpoint_event_id']}" if row["checkpoint_event_id"] else "failover"
+    if row.get("status") == "replay":
+        return f"replay {row['replay_from']:%Y-%m-%dT%H:%MZ} to {row['replay_to']:%Y-%m-%dT%H:%MZ}"
+    return row.get("status")
+
+
 def _show(document: dict[str, Any]) -> None:
     told = document["health"]
     if told is None:
@@ -104,9 +116,23 @@ def _show(document: dict[str, Any]) -> None:
     columns = ["source", "partition", "owner", "epoch", "log_head", "checkpoint", "position"]
     show(document["sources"], [*columns, "health", "lag", "note"] if told else columns, empty="there is no source")
     say("")
+    streams = {row["subscription"]: row for row in document["streams"]}
+    for row in document["subscriptions"]:
+        row["status"] = _status(streams.get(row["subscription"], {}))
+    columns = [
+        "subscription",
+        "state",
+        "status",
+        "lag_events",
+        "oldest",
+        "waiting",
+        "dead",
+        "next_attempt_at",
+        "reason",
+    ]
     show(
         document["subscriptions"],
-        ["subscription", "state", "lag_events", "oldest", "waiting", "dead", "next_attempt_at", "reason"],
+        columns,
         empty="there is no subscription",
     )
     if document["replays"]:

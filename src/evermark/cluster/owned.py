@@ -43,6 +43,9 @@ class AlsoSaved(Generic[R]):
 class OwnedRows(Protocol[R]):
     def load(self, source: str) -> dict[int, R]: ...
 
+    def load_all(self) -> dict[tuple[str, int], R]:
+        """Of all sources, by source and partition."""
+
     def save(self, source: str, partition: int, row: R, require: Rule[R], also: AlsoSaved[Any] | None = None) -> bool:
         """Whether `also` was saved, too. If not, it is up to the caller."""
 
@@ -77,6 +80,11 @@ class PostgresRows(Generic[R]):
         listed = f"select partition, {self._columns} from {self._table} where source = %s order by partition"
         with self._state.connection() as conn:
             return {partition: self._kind(*rest) for partition, *rest in conn.execute(listed, (source,))}
+
+    def load_all(self) -> dict[tuple[str, int], R]:
+        listed = f"select source, partition, {self._columns} from {self._table} order by source, partition"
+        with self._state.connection() as conn:
+            return {(source, partition): self._kind(*rest) for source, partition, *rest in conn.execute(listed)}
 
     def save(self, source: str, partition: int, row: R, require: Rule[R], also: AlsoSaved[Any] | None = None) -> bool:
         place = source, partition
@@ -164,6 +172,10 @@ class MemoryRows(Generic[R]):
     def load(self, source: str) -> dict[int, R]:
         with self._lock:
             return {partition: row for (name, partition), row in sorted(self._rows.items()) if name == source}
+
+    def load_all(self) -> dict[tuple[str, int], R]:
+        with self._lock:
+            return dict(sorted(self._rows.items()))
 
     def save(self, source: str, partition: int, row: R, require: Rule[R], also: AlsoSaved[Any] | None = None) -> bool:
         """One row at a time: so simulations meet a crash between the two."""

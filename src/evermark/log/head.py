@@ -62,6 +62,10 @@ class HeadStore:
         """The heads of all partitions that ever had a batch."""
         return self._rows.load(source)
 
+    def load_all(self) -> dict[tuple[str, int], Head]:
+        """The same of all sources, by source and partition, at one moment."""
+        return self._rows.load_all()
+
     def move(
         self,
         source: str,

@@ -21,6 +21,7 @@ class Metrics:
         self._totals: dict[tuple[str, str], int] = {}
         self._of_ingest()
         self._of_delivery()
+        self._of_tail()
         self._of_upkeep()
 
     def set_all(self, gauges: Mapping[Labelled, float], gone: Iterable[Labelled] = ()) -> None:
@@ -115,6 +116,16 @@ class Metrics:
         )
         self.keys_asked = self._counter(
             "session_keys_asked", "Session keys asked for, by what was answered", "subscription", "outcome"
+        )
+
+    def _of_tail(self) -> None:
+        self.tail_clients = self._gauge("tail_clients", "Clients of the live tail")
+        self.tail_events_sent = self._counter("tail_events_sent", "Events sent to clients of the live tail")
+        self.tail_fallbacks = self._counter(
+            "tail_fallbacks", "Times a client of the live tail was too slow, and read the log for itself"
+        )
+        self.tail_resyncs = self._counter(
+            "tail_resyncs", "Times clients of the live tail were told that events are missing", "reason"
         )
 
     def _of_upkeep(self) -> None:

@@ -137,7 +137,8 @@ class Api:
             raise BusyError("this instance is starting or stopping", hint="try again in a moment")
         answer = await (self._slow if call.slow else self._quick).run(lambda: call.run(services, path, query, body))
         if call.writes:
-            about = path if "id" in path else {"subscription": str(path.get("name") or body.get("name"))[:80]}
+            named = path.get("name") or body.get("name") or body.get("subscription")
+            about = path if {"id", "replay"} & path.keys() else {"subscription": str(named)[:80]}
             self._log.info("asked and done", method=call.method, path=call.path, by=bearer.name, **about)
         if answer is None:
             return Response(status_code=call.status)

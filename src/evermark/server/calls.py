@@ -13,6 +13,8 @@ from pydantic import BaseModel
 from evermark.server.bots import BotAsked, BotChange, BotService, KeysAsked
 from evermark.server.deliveries import DeliveriesAsked, DeliveryService
 from evermark.server.messages import Asked, PageAsked
+from evermark.server.replays import ReplayAsked, ReplaysAsked, ReplayService
+from evermark.server.statuses import StatusService
 from evermark.server.subscriptions import (
     PauseAsked,
     RotateAsked,
@@ -30,6 +32,8 @@ class Services:
     subscriptions: SubscriptionService
     deliveries: DeliveryService
     bots: BotService
+    replays: ReplayService
+    status: StatusService
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,7 @@ def _name_and_rest(body: Mapping[str, Any]) -> list[Any]:
 _SUBSCRIPTION = "/v1/subscriptions/{name}"
 _DELIVERY = "/v1/deliveries/{id}"
 _BOT = "/v1/bots/{name}"
+_REPLAY = "/v1/replays/{replay}"
 _BILLING = {
     "name": "billing",
     "url": "https://billing.example/hooks",
@@ -104,6 +109,7 @@ _WEATHER = {
     "device": "weather-device-1",
 }
 _KEYS = {"keys": {"session-17": "the key, as its device wrote it"}}
+_WINDOW = {"since": "2026-11-14T10:00:00Z", "until": "2026-11-14T12:00:00Z", "subscription": "billing", "rate": 50}
 _PAUSE, _ROTATE = {"reason": "maintenance"}, {"overlap": "24h"}
 
 CALLS = (
@@ -129,6 +135,12 @@ CALLS = (
     Call("GET", _DELIVERY, DeliveryService.get),
     Call("POST", f"{_DELIVERY}/retry", DeliveryService.retry),
     Call("DELETE", _DELIVERY, DeliveryService.drop),
+    Call("GET", "/v1/replays", ReplayService.page, ReplaysAsked),
+    Call("POST", "/v1/replays", ReplayService.ask, body=ReplayAsked, example=_WINDOW),
+    Call("GET", _REPLAY, ReplayService.get),
+    Call("POST", f"{_REPLAY}/cancel", ReplayService.cancel),
+    Call("GET", "/v1/status", StatusService.page),
+    Call("GET", "/v1/status/{name}", StatusService.get),
     Call("GET", "/v1/bots", BotService.page, PageAsked),
     Call("POST", "/v1/bots", BotService.add, body=BotAsked, example=_WEATHER, makes=True),
     Call("GET", _BOT, BotService.get),

@@ -16,6 +16,7 @@ from evermark.observe.health import HealthBoard
 from evermark.observe.metrics import Metrics
 from evermark.server.api import Api
 from evermark.server.probes import Probes
+from evermark.server.tail import Tail
 from evermark.server.tokens import Tokens
 
 # Requests under way may end by themselves for this long when the server stops; then their clients see it hang up.
@@ -36,7 +37,8 @@ class Server:
         self._host, self.port = host, port
         self.api = Api(tokens or Tokens({}))
         self._probes = Probes(board, metrics)
-        self.app = self.api.application(*self._probes.routes())
+        self.tail = Tail(metrics)
+        self.app = self.api.application(*self._probes.routes(), *self.tail.routes())
         config = uvicorn.Config(
             self.app,
             http=_Protocol,

@@ -14,11 +14,13 @@ from evermark import durations
 from evermark.config.subscriptions import DELIVERED_OPS
 from evermark.server.bots import BotAsked
 from evermark.server.calls import CALLS, Call
-from evermark.server.messages import ErrorAnswer
+from evermark.server.followed import FOLLOWED
+from evermark.server.messages import Asked, ErrorAnswer
 from evermark.server.subscriptions import SubscriptionAsked, SubscriptionChange
 from evermark.settings.fields import NAME
 
 OPENAPI = "3.1.0"
+_TEXT = {"type": "string"}
 _REF = "#/components/schemas/{model}"
 # Keys that only the operator's file may have, and keys that are given once.
 _NOT_BY_API = ("allow_networks",)
@@ -40,6 +42,8 @@ def document() -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for call in CALLS:
         paths.setdefault(call.path, {})[call.method.lower()] = _operation(call)
+    for path, query in FOLLOWED.items():
+        paths[path] = {"get": _followed(path, query)}
     paths["/v1/openapi.json"] = {
         "get": {
             "operationId": "get_openapi",
@@ -102,7 +106,7 @@ def _operation(call: Call) -> dict[str, Any]:
     words = [part for part in call.path.split("/")[2:] if part and not part.startswith("{")]
     name = "_".join([call.method.lower(), *(["one"] if call.path.endswith("}") else []), *words])
     said: dict[str, Any] = {"operationId": name, "summary": call.summary}
-    if parameters := list(_parameters(call)):
+    if parameters := list(_parameters(call.path, call.query)):
         said["parameters"] = parameters
     if call.body is not None:
         content: dict[str, Any] = {"schema": {"$ref": _REF.format(model=call.body.__name__)}}
@@ -121,12 +125,25 @@ def _operation(call: Call) -> dict[str, Any]:
     return said
 
 
-def _parameters(call: Call) -> Iterator[dict[str, Any]]:
-    for part in call.path.split("/"):
+def _followed(path: str, query: type[Asked]) -> dict[str, Any]:
+    """A call of the live tail, whose answer does not end."""
+    what = "what a subscription wants" if "{name}" in path else "a wish"
+    last_id = {"name": "Last-Event-ID", "in": "header", "description": "Go on after this event.", "schema": _TEXT}
+    good = {"description": "Server-sent events (docs/tail.md)", "content": {"text/event-stream": {"schema": _TEXT}}}
+    return {
+        "operationId": "_".join(["get", *(part for part in path.split("/")[2:] if not part.startswith("{"))]),
+        "summary": f"Follow the events of {what}, as they come",
+        "parameters": [*_parameters(path, query), last_id],
+        "responses": {"200": good, **_errors(401, *([404] if "{" in path else []), 422, 500, 503)},
+    }
+
+
+def _parameters(path: str, query: type[Asked]) -> Iterator[dict[str, Any]]:
+    for part in path.split("/"):
         if part.startswith("{"):
             kind = "integer" if part == "{id}" else "string"
             yield {"name": part.strip("{}"), "in": "path", "required": True, "schema": {"type": kind}}
-    for name, schema in call.query.model_json_schema().get("properties", {}).items():
+    for name, schema in query.model_json_schema().get("properties", {}).items():
         said = {key: value for key, value in schema.items() if key not in ("title", "description", "default")}
         yield {"name": name, "in": "query", "description": schema["description"], "schema": said}
 

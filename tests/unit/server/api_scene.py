@@ -17,7 +17,9 @@ from evermark.cluster.memory import MemoryLeases
 from evermark.config import TokenConfig
 from evermark.delivery.base import MadeBy, SourcePartition
 from evermark.delivery.decide.answers import Verdict
+from evermark.delivery.replay.memory import MemoryReplays
 from evermark.delivery.store.memory import MemoryDelivery
+from evermark.delivery.store.stream_status import StreamStatus
 from evermark.delivery.webhook.base import Answer, Try
 from evermark.log.read import FileRange
 from evermark.observe.health import HealthBoard
@@ -27,6 +29,8 @@ from evermark.server.bots import BotService
 from evermark.server.calls import Services
 from evermark.server.deliveries import DeliveryService
 from evermark.server.http import Server
+from evermark.server.replays import ReplayService
+from evermark.server.statuses import StatusService
 from evermark.server.subscriptions import SubscriptionService
 from evermark.server.tokens import Tokens
 from evermark.testing.contracts.scene import P0, P1, T0, spec
@@ -92,6 +96,11 @@ class Scene:
         self.store = MemoryDelivery(leases, jitter=lambda: 0.0)
         self.sink = Fired()
         self.heads: dict[SourcePartition, int] = {P0: 7, P1: 3}
+        self.statuses = [
+            StreamStatus("billing", "failover", "e1", T0),
+            StreamStatus("file", "replay", replay_from=T0, replay_to=T0),
+            StreamStatus("mail", "healthy"),
+        ]
         self.before: Callable[[], None] = lambda: None  # runs in the thread that asks state
         for place in self.heads:
             self.store.open_partition(place, 0, self.epoch)
@@ -108,7 +117,14 @@ class Scene:
             lambda streams: [f"stream {each}: not known" for each in streams if each not in KNOWN_STREAMS],
         )
         bots = BotService(subscriptions, self.store.bots, {P0.source})
-        self.services = Services(subscriptions, DeliveryService(self.store, self._as_deliverer), bots)
+        self.replays = MemoryReplays(self.store)
+        replays = ReplayService(
+            self.replays, self._as_deliverer, {P0.source}, self.store.subscriptions, subscriptions.warnings, lambda: T0
+        )
+        statuses = StatusService(lambda: self.statuses, lambda name: {s.subscription: s for s in self.statuses}[name])
+        self.services = Services(
+            subscriptions, DeliveryService(self.store, self._as_deliverer), bots, replays, statuses
+        )
         self.server = server
 
     def _files(self, source: str) -> list[FileRange]:

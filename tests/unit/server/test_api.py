@@ -441,7 +441,7 @@ def test_a_token_that_may_read_writes_nothing(api: Scene) -> None:
 
     before = api.store.subscriptions()
     for call in CALLS:
-        told = api.ask(call.method, call.path.format(name="file", id=1, session="s"), None, token=READER)
+        told = api.ask(call.method, call.path.format(name="file", id=1, session="s", replay="r"), None, token=READER)
         assert (told.status == 403) == (call.writes or "{session}" in call.path), call
     assert api.ask("GET", "/v1/openapi.json", token=READER).status == 200
     assert api.store.subscriptions() == before and api.sink.tries == []

@@ -14,12 +14,14 @@ from starlette.routing import Route
 from evermark.config import BotConfig
 from evermark.config.asked import asked, asked_changes
 from evermark.delivery.base import Cursor, GroupWork
+from evermark.delivery.replay.plan import AskedBy, Request
 from evermark.server.api import STATUSES
 from evermark.server.bots import BotAsked, BotChange, KeysAsked
 from evermark.server.calls import CALLS
 from evermark.server.deliveries import DeliveryPage
 from evermark.server.messages import ErrorAnswer
 from evermark.server.openapi import document
+from evermark.server.replays import ReplayAsked
 from evermark.server.subscriptions import PauseAsked, RotateAsked, SubscriptionAsked, SubscriptionChange
 from evermark.testing.contracts.scene import P0, T0, done, event
 from tests.unit.server.api_scene import BOT, SECRET, WANTED, Scene, served
@@ -133,6 +135,7 @@ def test_the_examples_are_taken(doc: dict[str, Any]) -> None:
         BotAsked: lambda body: asked(body.pop("name"), {**body, "secret": SECRET}, BotConfig),
         BotChange: BotChange.model_validate,
         KeysAsked: KeysAsked.model_validate,
+        ReplayAsked: ReplayAsked.model_validate,
     }
     seen = 0
     for call in CALLS:
@@ -143,7 +146,7 @@ def test_the_examples_are_taken(doc: dict[str, Any]) -> None:
         assert fits(example, content["schema"], doc), call
         readers[call.body](example)
         seen += 1
-    assert seen == 7
+    assert seen == 8
 
 
 def test_the_document_takes_what_the_server_takes(doc: dict[str, Any]) -> None:
@@ -166,12 +169,19 @@ def test_answers_are_as_the_document_says(doc: dict[str, Any], tmp_path: Path) -
             if call.path == "/v1/bots" and call.writes:
                 body = {**BOT, "name": "another"}
             name = "helper" if call.path.startswith("/v1/bots") else "billing"
-            told = scene.ask(call.method, call.path.format(name=name, id=ident, session="session-17"), body)
+            told = scene.ask(
+                call.method, call.path.format(name=name, id=ident, session="session-17", replay=_replay(scene)), body
+            )
             answers = doc["paths"][call.path][call.method.lower()]["responses"]
             assert str(told.status) in answers, (call.method, call.path, told.text)
             if told.text:
                 schema = answers[str(told.status)]["content"]["application/json"]["schema"]
                 assert fits(told.json, schema, doc), (call, told.text)
+
+
+def _replay(scene: Scene) -> str:
+    """A replay to ask about."""
+    return scene.replays.ask(Request(AskedBy.API, "shop", T0, T0), scene.epoch)
 
 
 def _prepared(scene: Scene, path: str) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 from evermark.delivery.replay.plan import AskedBy, Control, Request
 from evermark.errors import ConfigError
+from evermark.log.read import moment_of
 
 # The times that every layer can hold; no event is outside.
 TIME_MIN = datetime(1, 1, 2, tzinfo=UTC)
@@ -54,6 +55,21 @@ def _moment(text: str, where: str) -> datetime:
     except ValueError:
         raise ConfigError(f"control event {where}: {text[:80]!r} is not a time") from None
     return bounded(moment if moment.tzinfo else moment.replace(tzinfo=UTC))
+
+
+def window_of(since: str, until: str | None, now: datetime, prefix: str = "") -> tuple[datetime, datetime]:
+    """The window that a person asks for; without an end it ends now. `prefix`: of the names, as the person writes."""
+    begin = bounded(moment_of(since))
+    end = bounded(moment_of(until)) if until is not None else now
+    if until is None and end < begin:
+        raise ConfigError(
+            f"{prefix}since {since} is in the future", hint=f"it is {end:%Y-%m-%dT%H:%MZ} now: name a time before that"
+        )
+    if end < begin:
+        raise ConfigError(
+            f"{prefix}until {until} is before {prefix}since {since}", hint=f"name the earlier time with {prefix}since"
+        )
+    return begin, end
 
 
 def bounded(moment: datetime) -> datetime:

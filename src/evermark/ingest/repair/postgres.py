@@ -20,6 +20,13 @@ _SET_CHOICE = """
 update recoveries set choice = %s, asked_by = 'person', reason = %s, tries = 0, changed_at = clock_timestamp()
 where source = %s and partition = %s and step = 'opened'
 """
+# The last gap of each partition that left events out, or may have: given up, or let be by a person.
+_LEFT_OPEN = """
+select distinct on (source, partition) source, partition, id, step, reason, error
+from recoveries
+where step = 'failed' or (choice = 'skip' and step in ('closed', 'done'))
+order by source, partition, id desc
+"""
 _OPEN = """
 insert into recoveries (source, partition, choice, asked_by, reason, left_at, step)
 values (%s, %s, %s, %s, %s, %s, 'opened') on conflict do nothing
@@ -34,6 +41,8 @@ update recoveries
 set step = 'closed', position = %s, taken = taken + %s, error = '', changed_at = clock_timestamp()
 where id = %s and choice = %s and step in ('opened', 'closed')
 """
+
+_ENDED = {"failed": "could not be closed", "closed": "was accepted", "done": "was accepted"}
 
 
 class Recoveries:
@@ -50,6 +59,15 @@ class Recoveries:
     def past(self, source: str) -> list[Recovery]:
         with self._state.connection() as conn:
             return [_recovery(row) for row in conn.execute(_LISTED, (source,)).fetchall()]
+
+    def left_open(self) -> dict[tuple[str, int], tuple[int, str]]:
+        """By source and partition: the last gap that was not closed, by its id, and a sentence about it."""
+        with self._state.connection() as conn:
+            rows = conn.execute(_LEFT_OPEN).fetchall()
+        return {
+            (source, partition): (number, f"a gap {_ENDED[step]}: {error or reason}"[:TEXT_MAX])
+            for source, partition, number, step, reason, error in rows
+        }
 
     def open(
         self, source: str, partition: int, reason: str, left_at: str, epoch: int, chosen: Choice | None = None

@@ -34,6 +34,7 @@ class HeadContract:
         heads.move("shop", 1, head(1, epoch))
         assert heads.load("shop") == {0: head(3, epoch), 1: head(1, epoch)}
         assert heads.load("other") == {}
+        assert heads.load_all() == {("shop", 0): head(3, epoch), ("shop", 1): head(1, epoch)}
 
     @pytest.mark.parametrize("batch", [1, 4])
     def test_a_head_neither_jumps_nor_goes_back(self, heads: HeadStore, take_over: TakeOver, batch: int) -> None:

@@ -1,0 +1,472 @@
+"""The live tail: new batches of the log, read once, for all clients that follow it.
+
+A `Hub` reads on behind `log_head`, has each wish matched once, renders each event once, and keeps the last megabytes of
+that in a ring. A `Client` takes its part of the ring. A client that is too slow for the ring, or comes back with an old
+id, reads the log for itself until it meets the ring again; so nothing is kept for it but its place. Everything here
+runs in one event loop; the log is read in threads, a few at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TypeVar
+
+import numpy as np
+
+from evermark.delivery.base import Cursor, SourcePartition
+from evermark.delivery.tail.follow import end_of, started_at
+from evermark.delivery.tail.place import (
+    Places,
+    Point,
+    Resync,
+    gone,
+    is_done,
+    moved,
+    new_troubles,
+    now,
+    require_few,
+    resumed,
+    told_of,
+)
+from evermark.delivery.tail.ports import TailLog, TailReport
+from evermark.delivery.tail.sse import ending, events, heartbeat, opening, resync_event
+from evermark.delivery.tail.wish import BySpark, Matched, Wish, Wishes, matched_one
+from evermark.errors import BusyError, EvermarkError
+from evermark.log.pieces import LogPiece
+
+T = TypeVar("T")
+
+TICK_S = 5.0
+# A client that reads the log is sent one chunk at a time; it may want few of the rows that are read for it.
+_AHEAD = 4
+LINGER_S = 30.0  # a hub without clients stays so long: they may be about to come back
+
+
+@dataclass(frozen=True)
+class TailLimits:
+    poll_s: float = 0.25  # batches of other instances are found by looking; of this one, its lanes tell
+    heartbeat_s: float = 15.0
+    retry_s: float = 1.0
+    rows: int = 1_000  # of a piece of the log
+    rows_bytes: int = 4 * 1024 * 1024
+    chunk_bytes: int = 64 * 1024  # about so much is sent to a client at a time
+    ring_bytes: int = 16 * 1024 * 1024
+    ring_chunks: int = 10_000
+    # The more clients there are the more is sent at a time: a request to the network costs more than the bytes.
+    rest_s_per_client: float = 0.0001
+    rest_s: float = 0.25
+    # The next piece waits for most clients to have the last one, but not for the slow ones.
+    pace_s: float = 0.5
+    scanned_rows: int = 20_000  # by one turn of a client that reads the log
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some events of the log, and where a client stands that has taken them."""
+
+    blocks: Sequence[bytes]
+    wanted: Mapping[Wish, Sequence[int]] | None  # None: everybody is told
+    after: Places
+    size: int
+
+
+@dataclass(frozen=True)
+class Part:
+    """A client's part of some chunks."""
+
+    text: bytes
+    events: int
+    next: int  # the number of the chunk that follows
+    after: Places
+
+
+@dataclass
+class _Kept:
+    """A wish that some clients have, and the part that the last of them took: the others take the same."""
+
+    users: int = 0
+    began: int = -1
+    part: Part | None = None
+
+
+class Ring:
+    """The last chunks, by number. A bounded amount, whoever has not taken them."""
+
+    def __init__(self, places: Places, limits: TailLimits) -> None:
+        self._chunks: deque[Chunk] = deque()
+        self._bytes = 0
+        self._limits = limits
+        self.first = 0
+        self.places = places  # at the end
+        self._kept: dict[Wish, _Kept] = {}
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self._chunks)
+
+    @property
+    def wishes(self) -> tuple[Wish, ...]:
+        return tuple(self._kept)
+
+    def want(self, wish: Wish) -> None:
+        self._kept.setdefault(wish, _Kept()).users += 1
+
+    def unwant(self, wish: Wish) -> None:
+        self._kept[wish].users -= 1
+        if not self._kept[wish].users:
+            del self._kept[wish]
+
+    def add(self, chunk: Chunk) -> None:
+        self._chunks.append(chunk)
+        self._bytes += chunk.size
+        self.places = chunk.after
+        most = self._limits
+        while len(self._chunks) > 1 and (self._bytes > most.ring_bytes or len(self._chunks) > most.ring_chunks):
+            self._bytes -= self._chunks.popleft().size
+            self.first += 1
+
+    def part(self, wish: Wish, number: int) -> Part | None:
+        """A client's part of the chunks from `number` on, which is not the end; None: the ring does not have it."""
+        if number < self.first:
+            return None
+        kept = self._kept[wish]
+        if kept.began == number and kept.part is not None and (kept.part.next == self.end or kept.part.text):
+            return kept.part
+        found: list[bytes] = []
+        size, events_, chunk = 0, 0, None
+        while number + len(found) < self.end:
+            chunk_ = self._chunks[number + len(found) - self.first]
+            numbers = range(len(chunk_.blocks)) if chunk_.wanted is None else chunk_.wanted.get(wish)
+            if numbers is None:  # it could not be matched, or nobody had this wish when it was
+                break
+            chunk = chunk_
+            found.append(b"".join(chunk.blocks[n] for n in numbers))
+            size, events_ = size + len(found[-1]), events_ + len(numbers)
+            if size >= self._limits.chunk_bytes:
+                break
+        if chunk is None:
+            return None
+        part = Part(b"".join(found), events_, number + len(found), chunk.after)
+        kept.began, kept.part = (number, part) if kept.users > 1 else (-1, None)
+        return part
+
+
+def chunks_of(piece: LogPiece, place: SourcePartition, places: Places, matched: Matched, bytes_max: int) -> list[Chunk]:
+    """A piece of the log as chunks. Only what some wish is met by is rendered, and once."""
+    rows = piece.rows
+    mine = [found for found in matched.rows.values() if len(found)]
+    wanted = np.unique(np.concatenate(mine)) if mine else np.empty(0, np.int64)
+    blocks = events(rows.take(wanted) if len(wanted) else rows.slice(0, 0), place, places, historical=False)
+    ends, size = [], 0
+    for number, block in enumerate(blocks):
+        size += len(block)
+        if size >= bytes_max or number == len(blocks) - 1:
+            ends.append(number + 1)
+            size = 0
+    made: list[Chunk] = []
+    start, at = 0, {wish: np.searchsorted(wanted, found) for wish, found in matched.rows.items()}
+    for end in ends or [0]:
+        last = end == len(blocks)
+        reached = Cursor(piece.batch, piece.through) if last else _cursor_at(piece, int(wanted[end - 1]))
+        inside = {wish: (found[(found >= start) & (found < end)] - start).tolist() for wish, found in at.items()}
+        some = blocks[start:end]
+        made.append(Chunk(some, inside, moved(places, place, reached), sum(map(len, some)) + 200))
+        start = end
+    return made
+
+
+def _cursor_at(piece: LogPiece, row: int) -> Cursor:
+    return Cursor(piece.rows.column("batch")[row].as_py() - 1, piece.rows.column("position")[row].as_py())
+
+
+@dataclass(eq=False)
+class Hub:
+    """The tail of some sources. Runs while it has clients, and a little longer."""
+
+    sources: frozenset[str]
+    log: TailLog
+    report: TailReport
+    by_spark: BySpark
+    threads: Executor  # of the hub itself
+    others: Executor  # of clients that read the log for themselves: however many, they hold up none that is live
+    limits: TailLimits = TailLimits()
+    clock: Callable[[], float] = time.monotonic
+    ring: Ring = field(init=False)
+    closing: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self._news: list[asyncio.Future[None]] = []
+        self._woken = asyncio.Event()
+        self._level = asyncio.Event()
+        self._behind = 0  # how many clients have not taken all of the ring
+        self.clients: set[Client] = set()
+        self._matchers: tuple[tuple[Wish, ...], Wishes] = ((), Wishes(()))
+
+    async def open(self) -> None:
+        """Begin at the end of the log."""
+        places = now(*await self.read(lambda: end_of(self.log, self.sources)))
+        require_few(places.keys())
+        self.ring = Ring(places, self.limits)
+
+    async def run(self) -> None:
+        ticked = lonely = self.clock()
+        while not self.closing:
+            self._woken.clear()
+            try:
+                more = await self._read_on()
+            except Exception as error:  # noqa: BLE001 - it is said, and tried again: clients wait, and lose nothing
+                self.report.failed(error)
+                more = False
+                await asyncio.sleep(self.limits.retry_s)
+            if self.clock() - ticked >= TICK_S:
+                ticked = self.clock()
+                self.tell()
+            lonely = self.clock() if self.clients else lonely
+            if self.clock() - lonely > LINGER_S:
+                return
+            if not more:
+                await _within(self._woken.wait(), self.limits.poll_s)
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    def close(self) -> None:
+        self.closing = True
+        self._woken.set()
+        self._level.set()
+        self.tell()
+
+    def tell(self) -> None:
+        waiting, self._news = self._news, []
+        for one in waiting:
+            if not one.done():
+                one.set_result(None)
+
+    async def news(self, client: Client) -> None:
+        """Until there may be something new for a client."""
+        one: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._news.append(one)
+        client.waits = one
+        await one
+
+    async def read(self, call: Callable[[], T]) -> T:
+        """In one of the threads that clients share."""
+        return await asyncio.get_running_loop().run_in_executor(self.others, call)
+
+    async def _read_on(self) -> bool:
+        """Put what is new into the ring, and let clients take it. Whether there may be more at once."""
+        wishes, places, limits = self.ring.wishes, self.ring.places, self.limits
+        loop = asyncio.get_running_loop()
+        made, more = await loop.run_in_executor(self.threads, self._made, wishes, places)
+        for chunk in made:
+            self.ring.add(chunk)
+        if made:
+            self._behind = len(self.clients)
+            self._level.clear()
+            self.tell()
+            await asyncio.sleep(min(limits.rest_s, limits.rest_s_per_client * len(self.clients)))
+            if self._behind * 2 > len(self.clients):
+                await _within(self._level.wait(), limits.pace_s)
+        return more
+
+    def took_all(self) -> None:
+        """A client has nothing left to take."""
+        self._behind -= 1
+        if self._behind * 2 <= len(self.clients):
+            self._level.set()
+
+    def _made(self, wishes: tuple[Wish, ...], places: Places) -> tuple[list[Chunk], bool]:
+        """In a thread: the next piece of each partition that has any, as chunks."""
+        made: list[Chunk] = []
+        heads, found = end_of(self.log, self.sources)
+        if fresh := new_troubles(places, found):
+            places = told_of(places, fresh, found)
+            for resync in fresh:
+                self.report.resync(resync)
+            blocks = [resync_event(resync, places) for resync in fresh]
+            made.append(Chunk(blocks, None, places, sum(map(len, blocks))))
+        more = False
+        for place, head in sorted(heads.items()):
+            cursor = places.get(place, Point()).cursor
+            if cursor.batch >= head:
+                continue
+            piece = self.log.piece(place, cursor, head, self.limits.rows, self.limits.rows_bytes)
+            made += chunks_of(piece, place, places, self._ready(wishes).matched(piece.rows), self.limits.chunk_bytes)
+            places = made[-1].after
+            more = more or piece.batch < head
+        return made, more
+
+    def _ready(self, wishes: tuple[Wish, ...]) -> Wishes:
+        if self._matchers[0] != wishes:
+            self._matchers = wishes, Wishes(wishes)
+        return self._matchers[1]
+
+    # clients
+
+    async def client(self, wish: Wish, asked: Places | None, start: str = "now") -> Client:
+        """A client that goes on from the places of an id, or begins at a start: now, beginning or a time."""
+        limits = self.limits
+        heads, troubles = await self.read(lambda: end_of(self.log, self.sources))
+        end = now(heads, troubles)
+        require_few(end.keys())
+        told: list[Resync] = []
+        if asked is not None:
+            places, told = resumed(asked, end, troubles)
+        else:
+            places = await self.read(lambda: started_at(self.log, end, start))
+        # Another instance may have been ahead of this one: here, too, the log is read up to where the client is.
+        while not is_done(self.ring.places, places):
+            self.wake()
+            await asyncio.sleep(limits.retry_s / 100)
+            if self.closing:
+                raise BusyError("this instance is stopping", hint="connect again")
+        return Client(self, wish, places, told)
+
+
+class Client:
+    """One client. `pieces` is what it is sent; whoever sends waits until the client has taken a piece."""
+
+    def __init__(self, hub: Hub, wish: Wish, places: Places, told: list[Resync]) -> None:
+        self._hub, self.wish = hub, wish
+        self._places = places
+        self._told = told
+        self._next: int | None = None  # chunk of the ring; None: it reads the log
+        self._level = True
+        self._sent_at = hub.clock()
+        self.waits: asyncio.Future[None] | None = None
+        self.gone = False
+        if is_done(places, hub.ring.places) and not wish.needs_spark:
+            self._next = hub.ring.end
+        hub.ring.want(wish)
+        hub.clients.add(self)
+        hub.report.clients(1)
+
+    def hang_up(self) -> None:
+        """The client is gone: nothing is waited for any more."""
+        self.gone = True
+        if self.waits is not None and not self.waits.done():
+            self.waits.set_result(None)
+
+    def close(self) -> None:
+        if self in self._hub.clients:
+            self._hub.clients.remove(self)
+            self._hub.ring.unwant(self.wish)
+            self._hub.report.clients(-1)
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        hub = self._hub
+        yield opening(self._places)
+        for resync in self._told:
+            hub.report.resync(resync)
+            yield resync_event(resync, self._places)
+        while not self.gone and not hub.closing:
+            text = await self._from_log() if self._next is None else self._from_ring(self._next)
+            if text:
+                self._sent_at = hub.clock()
+                yield text
+            elif hub.clock() - self._sent_at >= hub.limits.heartbeat_s:
+                self._sent_at = hub.clock()
+                yield heartbeat(self._places)
+            elif text is None:
+                if not self._level:
+                    self._level = True
+                    hub.took_all()
+                await hub.news(self)
+        if hub.closing:
+            yield ending()
+
+    def _from_ring(self, number: int) -> bytes | None:
+        """The next part; None: there is none yet."""
+        ring = self._hub.ring
+        if number == ring.end:
+            return None
+        self._level = False
+        part = ring.part(self.wish, number)
+        if part is None:
+            self._next = None
+            if number < ring.first:  # else only this chunk was not matched for it
+                self._hub.report.fell_back()
+            return b""
+        self._next, self._places = part.next, part.after
+        self._hub.report.sent(part.events)
+        return part.text
+
+    async def _from_log(self) -> bytes | None:
+        """The same for a client that is not where the ring begins: read for it alone, until it meets the ring's end."""
+        hub = self._hub
+        end, number = hub.ring.places, hub.ring.end
+        if is_done(self._places, end):
+            return None
+        try:
+            text, self._places, count = await hub.read(lambda: self._read(self._places, end))
+        except EvermarkError as error:
+            hub.report.failed(error)
+            await asyncio.sleep(hub.limits.retry_s)
+            return b""
+        hub.report.sent(count)
+        if is_done(self._places, end) and not self.wish.needs_spark:
+            self._next = number
+        return text
+
+    def _read(self, places: Places, end: Places) -> tuple[bytes, Places, int]:
+        """In a thread: events for a client between two places, not many, and where it is then."""
+        found: list[bytes] = []
+        scanned = size = count = 0
+        log, limits = self._hub.log, self._hub.limits
+        for place, last in sorted(end.items()):
+            cursor = places.get(place, Point()).cursor
+            while cursor < last.cursor and scanned < limits.scanned_rows and size < limits.chunk_bytes:
+                to = last.cursor.batch + (1 if last.cursor.through else 0)
+                if lost := gone(place, cursor, log.first_batch(place), to):
+                    self._hub.report.resync(lost)
+                    cursor = Cursor((log.first_batch(place) or to + 1) - 1)
+                    places = moved(places, place, cursor)
+                    found.append(resync_event(lost, places))
+                    continue
+                piece = log.piece(place, cursor, to, limits.rows, _AHEAD * limits.chunk_bytes)
+                piece = _until(piece, last.cursor)
+                rows = matched_one(_ready_alone(self.wish), self.wish, place, piece, self._hub.by_spark)
+                texts = events(piece.rows.take(rows), place, places, historical=True) if len(rows) else []
+                kept = _fitting(texts, limits.chunk_bytes - size)
+                cursor = Cursor(piece.batch, piece.through) if kept == len(texts) else _cursor_at(piece, rows[kept - 1])
+                found += texts[:kept]
+                scanned, count = scanned + piece.rows.num_rows, count + kept
+                size += sum(map(len, texts[:kept]))
+                places = moved(places, place, cursor)
+        return b"".join(found), places, count
+
+
+@lru_cache(maxsize=64)
+def _ready_alone(wish: Wish) -> Wishes:
+    return Wishes([wish])
+
+
+def _fitting(texts: Sequence[bytes], bytes_max: int) -> int:
+    """How many of the first texts are about so large together; at least one."""
+    size = 0
+    for number, text in enumerate(texts):
+        size += len(text)
+        if size >= bytes_max:
+            return number + 1
+    return len(texts)
+
+
+def _until(piece: LogPiece, end: Cursor) -> LogPiece:
+    """A piece without what is behind a place, which may be inside a batch."""
+    if Cursor(piece.batch, piece.through) <= end:
+        return piece
+    batches, positions = piece.rows.column("batch").to_pylist(), piece.rows.column("position").to_pylist()
+    inside = [Cursor(batch - 1, position) <= end for batch, position in zip(batches, positions, strict=True)]
+    return LogPiece(piece.rows.slice(0, sum(inside)), end.batch, end.through, piece.paths)
+
+
+async def _within(wait: Awaitable[object], timeout_s: float) -> None:
+    with suppress(TimeoutError):
+        await asyncio.wait_for(wait, timeout_s)

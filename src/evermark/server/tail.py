@@ -1,0 +1,246 @@
+"""The live tail over HTTP: server-sent events of a wish, or of what a subscription wants.
+
+A client that is slow is waited for by its own task alone, and the operating system keeps a bounded amount for it. What
+it misses meanwhile it reads from the log (`delivery/tail/hub.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as LateError
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, get_origin
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from evermark.delivery.base import SubscriptionSpec
+from evermark.delivery.tail.hub import Client, Hub, TailLimits
+from evermark.delivery.tail.place import Resync, places_of
+from evermark.delivery.tail.ports import TailLog, TailReport
+from evermark.delivery.tail.wish import BySpark, Wish, require_fit
+from evermark.errors import BusyError, ConfigError
+from evermark.observe.logging import get_logger
+from evermark.observe.metrics import Metrics
+from evermark.server.followed import FOLLOWED, FollowAsked, TailAsked
+from evermark.server.messages import read_as
+from evermark.settings.problems import Problem, refused
+
+CLIENTS_MAX = 8_000
+HUBS_MAX = 32
+DESCRIPTORS_FOR_OTHERS = 512
+SEND_BYTES_MAX = 32 * 1024
+CLOSE_WAIT_S = 2.0
+_THREADS = 2
+_HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),  # a proxy that keeps events back would make them late
+)
+
+
+@dataclass(frozen=True)
+class TailOf:
+    """What the tail of a deployment needs."""
+
+    log: TailLog
+    sources: frozenset[str]
+    subscription: Callable[[str], SubscriptionSpec]
+    by_spark: BySpark
+    limits: TailLimits = field(default_factory=TailLimits)
+
+
+class _Report(TailReport):
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._log = get_logger(part="tail")
+        self._failing = False
+
+    def clients(self, change: int) -> None:
+        self._metrics.tail_clients.inc(change)
+
+    def sent(self, events: int) -> None:
+        self._failing = False
+        if events:
+            self._metrics.tail_events_sent.inc(events)
+
+    def fell_back(self) -> None:
+        self._metrics.tail_fallbacks.inc()
+
+    def resync(self, resync: Resync) -> None:
+        self._metrics.tail_resyncs.labels(resync.why.value).inc()
+
+    def failed(self, error: Exception) -> None:
+        if not self._failing:  # it is tried again every second
+            self._log.warning("the live tail cannot be read on; it is tried until it can", error=error)
+        self._failing = True
+
+
+class Tail:
+    """Refuses clients until `open`, and after `close`."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._report = _Report(metrics)
+        self._of: TailOf | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._hubs: dict[frozenset[str], tuple[Hub, asyncio.Task[None]]] = {}
+        self._opening = asyncio.Lock()
+        self._clients = 0
+        self._threads: tuple[ThreadPoolExecutor, ThreadPoolExecutor] | None = None
+
+    def routes(self) -> list[Route]:
+        return [Route(path, _Endpoint(self, query), methods=["GET"]) for path, query in FOLLOWED.items()]
+
+    # by other threads
+
+    def open(self, of: TailOf) -> None:
+        self._threads = (
+            ThreadPoolExecutor(_THREADS, thread_name_prefix="tail"),
+            ThreadPoolExecutor(_THREADS, thread_name_prefix="tail-log"),
+        )
+        self._of = of
+
+    def wake(self) -> None:
+        """A batch was taken."""
+        if self._hubs and self._loop is not None:
+            with suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._wake)
+
+    def close(self) -> None:
+        """Clients are told to connect again, to whoever is there then; returns when nothing is read any more."""
+        self._of = None
+        if self._loop is not None:
+            with suppress(RuntimeError, LateError):
+                asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(CLOSE_WAIT_S)
+        for threads in self._threads or ():
+            threads.shutdown(wait=False, cancel_futures=True)
+
+    # in the event loop
+
+    def _wake(self) -> None:
+        for hub, _ in self._hubs.values():
+            hub.wake()
+
+    async def _end(self) -> None:
+        ending = list(self._hubs.values())
+        self._hubs = {}
+        for hub, _ in ending:
+            hub.close()
+        if ending:
+            await asyncio.wait([task for _, task in ending], timeout=CLOSE_WAIT_S / 2)
+
+    async def client(self, asked: FollowAsked, name: str | None, last_id: str) -> Client:
+        of = self._of
+        if of is None:
+            raise BusyError("this instance is starting or stopping", hint="try again in a moment")
+        if self._clients >= clients_max():
+            raise BusyError(
+                f"the live tail has {self._clients} clients, and takes no more",
+                hint="use another instance, or start this one with a higher limit of open files (ulimit -n)",
+            )
+        self._clients += 1
+        try:
+            wish, sources = await asyncio.to_thread(_wished, of, asked, name)
+            places = places_of(last_id) if last_id else None
+            return await (await self._hub(of, sources)).client(wish, places, asked.start)
+        except BaseException:
+            self._clients -= 1
+            raise
+
+    def ended(self, client: Client) -> None:
+        self._clients -= 1
+        client.close()
+
+    async def _hub(self, of: TailOf, sources: frozenset[str]) -> Hub:
+        async with self._opening:
+            self._loop = asyncio.get_running_loop()
+            self._hubs = {key: kept for key, kept in self._hubs.items() if not kept[1].done()}
+            if sources not in self._hubs:
+                if len(self._hubs) >= HUBS_MAX or self._threads is None:
+                    raise BusyError(
+                        f"the live tail follows {HUBS_MAX} different sets of sources already", hint="try again later"
+                    )
+                hub = Hub(sources, of.log, self._report, of.by_spark, *self._threads, of.limits)
+                await hub.open()
+                self._hubs[sources] = hub, asyncio.create_task(hub.run())
+            return self._hubs[sources][0]
+
+
+def clients_max() -> int:
+    """As many as there are descriptors for, beside everything else that needs some."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return CLIENTS_MAX if soft == resource.RLIM_INFINITY else max(1, min(CLIENTS_MAX, soft - DESCRIPTORS_FOR_OTHERS))
+
+
+def _wished(of: TailOf, asked: FollowAsked, name: str | None) -> tuple[Wish, frozenset[str]]:
+    """In a thread: State is asked for the subscription, and a predicate takes milliseconds to vet."""
+    if name is not None:
+        spec = of.subscription(name)
+        if spec.bot is not None:
+            raise ConfigError(
+                f"{name[:80]} is a bot, and what a bot gets depends on its memberships",
+                hint="follow its streams with /v1/tail?stream=…",
+            )
+        return Wish(spec.streams, spec.ops, spec.where), of.sources
+    if not isinstance(asked, TailAsked):
+        raise TypeError("a tail without a subscription names its wish")
+    wish = Wish(tuple(dict.fromkeys(asked.stream)), tuple(dict.fromkeys(asked.op)), asked.where)
+    require_fit(wish)
+    if unknown := [source for source in asked.source if source not in of.sources]:
+        there_are = f"there are {', '.join(sorted(of.sources)[:20])}"
+        raise refused("the query", [Problem(("source",), f"no source is called {unknown[0][:80]}", there_are)])
+    return wish, frozenset(asked.source) or of.sources
+
+
+class _Endpoint:
+    """An ASGI application."""
+
+    def __init__(self, tail: Tail, query: type[FollowAsked]) -> None:
+        self._tail, self._query = tail, query
+        self._lists = [name for name, field in query.model_fields.items() if get_origin(field.annotation) is tuple]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        asked = read_as(self._query, self._given(request.query_params.multi_items()), "the query")
+        last_id = request.headers.get("last-event-id") or asked.last_event_id
+        if request.method == "HEAD":
+            await Response(headers={"content-type": "text/event-stream"})(scope, receive, send)
+            return
+        client = await self._tail.client(asked, request.path_params.get("name"), last_id)
+        watching = asyncio.create_task(_watch(receive, client))
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
+            async for text in client.pieces():
+                for start in range(0, len(text), SEND_BYTES_MAX):
+                    part = text if len(text) <= SEND_BYTES_MAX else text[start : start + SEND_BYTES_MAX]
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
+                    if client.gone:
+                        return
+                await asyncio.sleep(0)  # sending waits only for a client whose buffers are full
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            watching.cancel()
+            self._tail.ended(client)
+
+    def _given(self, items: Iterable[tuple[str, str]]) -> Mapping[str, Any]:
+        given: dict[str, Any] = {}
+        for name, value in items:
+            if name in self._lists:
+                given.setdefault(name, []).append(value)
+            elif name in given:
+                raise refused("the query", [Problem((name,), "stands there twice")])
+            else:
+                given[name] = value
+        return given
+
+
+async def _watch(receive: Receive, client: Client) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    client.hang_up()

@@ -1,0 +1,86 @@
+"""The status of a subscription as a stream has it, in SQL: over a real state and a real log."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from evermark.app.build import Deployment
+from evermark.app.failovers import Failovers
+from evermark.cluster.fence import DELIVER_LEASE
+from evermark.delivery.base import Cursor, Fate, GroupWork, MadeBy, Outcome, SourcePartition
+from evermark.delivery.replay.plan import AskedBy, Request
+from evermark.delivery.store.stream_status import PostgresStatus, StreamStatus
+from evermark.errors import StaleError
+from evermark.log.read import LogReader
+from tests.contract.cli.test_commands import deployment, file, invoke, log_batches, told
+
+__all__ = ["deployment", "file"]
+
+PLACE = SourcePartition("shop", 0)
+NOW = datetime(2026, 11, 15, tzinfo=UTC)
+
+
+def owned(deployment: Deployment) -> int:
+    """The file's subscription is live, and this process delivers; the log has four batches."""
+    log_batches(deployment.log_folder("shop"), 1, 1, 4)
+    lease = deployment.leases.acquire(DELIVER_LEASE, deployment.holder, 60.0)
+    assert lease is not None
+    deployment.delivery.open_partition(PLACE, 0, lease.epoch)
+    deployment.delivery.register(deployment.specs, MadeBy.FILE, {}, lease.epoch)
+    return lease.epoch
+
+
+def settled(deployment: Deployment, epoch: int, batch: int, fate: Fate) -> None:
+    group = deployment.delivery.group()
+    work = GroupWork(PLACE, Cursor(batch - 1), Cursor(batch), group.members)
+    deployment.delivery.settle_group(work, [Outcome("billing", fate, reason="no answer")], NOW, epoch)
+
+
+def test_p5_a_failover_names_the_first_event_that_was_not_delivered(file: Path, deployment: Deployment) -> None:
+    """GIVEN a receiver that took batch 1 and fails with batch 2 WHEN looked at, now and when more has come THEN its
+    status is failover from the event of batch 2, in SQL and on the command line, and stays there; WHEN it is back
+    THEN healthy (P5).
+    """
+    epoch, status = owned(deployment), PostgresStatus(deployment.state)
+    failovers = Failovers(deployment, lambda source: LogReader(deployment.log_folder(source)))
+    settled(deployment, epoch, 1, Fate.DONE)
+    failovers.look({PLACE: 1})
+    assert status.all() == [StreamStatus("billing", "healthy")]
+    settled(deployment, epoch, 2, Fate.ENDPOINT_FAILED)
+    assert status.one("billing").status == "failover", "at once, though its event is not looked up yet"
+    for head in (2, 4):
+        failovers.look({PLACE: head})
+        found = status.one("billing")
+        assert (found.status, found.checkpoint_event_id) == ("failover", "e2")
+        Failovers(deployment, lambda source: LogReader(deployment.log_folder(source))).look({PLACE: head})
+        assert status.one("billing") == found, "the next owner finds the same"
+    with deployment.state.connection() as conn:
+        row = conn.execute("select status, checkpoint_event_id from stream_status").fetchone()
+    assert row == ("failover", "e2")
+    assert told("status", "-c", file)["streams"][0]["checkpoint_event_id"] == "e2"
+    assert "failover from e2" in invoke("status", "-c", file).stdout
+    deployment.delivery.settle_subscription(
+        "billing", PLACE, Cursor(1), Cursor(2), Outcome("billing", Fate.DONE, accepted=1), NOW, epoch
+    )
+    failovers.look({PLACE: 4})
+    assert status.all() == [StreamStatus("billing", "healthy")] and status.failovers() == {}
+
+
+def test_p5_a_replay_is_shown_with_its_window_and_only_while_it_lasts(deployment: Deployment) -> None:
+    """GIVEN replays for others and for it WHEN looked at THEN it is replayed while its own one is open (P5)."""
+    epoch, status = owned(deployment), PostgresStatus(deployment.state)
+    deployment.replays.ask(Request(AskedBy.API, "shop", NOW, NOW, subscription="another"), epoch)
+    assert status.one("billing").status == "healthy"
+    made = deployment.replays.ask(Request(AskedBy.API, "shop", NOW, NOW), epoch)
+    assert status.one("billing") == StreamStatus("billing", "replay", replay_from=NOW, replay_to=NOW)
+    deployment.replays.cancel(made, epoch)
+    assert status.one("billing").status == "healthy"
+
+
+def test_an_owner_that_lost_its_lease_writes_no_status(deployment: Deployment) -> None:
+    """GIVEN an epoch that is over WHEN a failover is saved THEN it is refused."""
+    with pytest.raises(StaleError):
+        PostgresStatus(deployment.state).save([], ["billing"], owned(deployment) - 1)

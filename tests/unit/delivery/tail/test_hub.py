@@ -1,0 +1,308 @@
+"""The live tail: exact for every client, whatever it misses; one reading of the log for all that are live."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evermark.delivery.tail import hub as hub_module
+from evermark.delivery.tail.hub import Client, Hub, TailLimits
+from evermark.delivery.tail.place import Trouble, places_of
+from evermark.delivery.tail.wish import Wish
+from evermark.errors import BusyError
+from tests.unit.delivery.tail.tail_scene import P0, P1, Browser, MemoryLog, Reported, hub_over, taken
+
+ALL = Wish()
+QUICK = TailLimits(rest_s=0.0, pace_s=0.0, retry_s=0.0)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("take"), st.sampled_from([P0, P1]), st.integers(1, 7)),
+        st.tuples(st.just("read on"), st.integers(0, 1)),
+        st.tuples(st.just("follow"), st.integers(0, 1), st.integers(1, 6)),
+        st.tuples(st.just("restart"), st.integers(0, 1)),
+    ),
+    max_size=40,
+)
+
+
+async def follows(hub: Hub, browser: Browser, pieces_max: int = 1_000, wish: Wish = ALL) -> None:
+    """Connect with the browser's last id, take what there is, hang up."""
+    asked = places_of(browser.last_id) if browser.last_id else None
+    connecting = asyncio.ensure_future(hub.client(wish, asked))
+    while not connecting.done():
+        await asyncio.sleep(0)
+        await read_on(hub)
+    await taken(connecting.result(), browser, pieces_max)
+
+
+async def read_on(hub: Hub) -> None:
+    while await hub._read_on():
+        pass
+
+
+@given(steps=STEPS, rows_max=st.integers(1, 9), chunk=st.sampled_from([1, 600, 100_000]), ring=st.integers(1, 2_000))
+@settings(max_examples=60, deadline=None)
+def test_d14_a_client_gets_every_event_once_across_restarts_and_instances(
+    steps: list[tuple[Any, ...]], rows_max: int, chunk: int, ring: int
+) -> None:
+    """GIVEN two instances that read on when they like, pieces and rings of any size, a client that hangs up after any
+    piece and goes on with either instance by its last id WHEN all is done THEN it has every event since it began, once,
+    in the order of each partition (D14).
+    """
+    limits = replace(QUICK, rows=rows_max, chunk_bytes=chunk, ring_bytes=ring)
+    asyncio.run(_story(steps, limits))
+
+
+async def _story(steps: list[tuple[Any, ...]], limits: TailLimits) -> None:
+    log = MemoryLog()
+    log.take(P0, 2)
+    hubs = [await hub_over(log, limits=limits), await hub_over(log, limits=limits)]
+    browser = Browser()
+    await follows(hubs[0], browser, 1)
+    before = set(log.ids())
+    for what, *more in [*steps, ("follow", 1, 10_000)]:
+        if what == "take":
+            log.take(*more)
+        elif what == "read on":
+            await hubs[more[0]]._read_on()
+        elif what == "restart":
+            hubs[more[0]] = await hub_over(log, limits=limits)
+        else:
+            await follows(hubs[more[0]], browser, more[1])
+    wanted = [one for one in log.ids() if one not in before]
+    assert Counter(browser.ids) == Counter(wanted)
+    for place in ("shop/0/", "shop/1/"):
+        assert [i for i in browser.ids if i.startswith(place)] == [i for i in wanted if i.startswith(place)]
+    assert browser.events == [], "no resync, nothing omitted"
+
+
+def run(story: Any) -> None:
+    asyncio.run(story())
+
+
+def test_nothing_beyond_log_head_is_sent() -> None:
+    """GIVEN a batch that is committed and not durable yet WHEN clients follow, live and by an old id THEN they do not
+    get it; WHEN it is durable THEN they do.
+    """
+
+    async def story() -> None:
+        log = MemoryLog()
+        first = log.take(P0)
+        hub, live, old = await hub_over(log), Browser(), Browser(last_id="1:shop/0@0")
+        await follows(hub, live)
+        late = log.take(P0, durable=False)
+        for browser in (live, old):
+            await follows(hub, browser)
+        assert live.ids == [] and old.ids == first
+        log.head[P0] = 2
+        for browser in (live, old):
+            await follows(hub, browser)
+        assert live.ids == late and old.ids == first + late
+
+    run(story)
+
+
+def test_live_clients_share_one_reading_and_one_rendering(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN 50 clients with three wishes WHEN ten batches come THEN each batch is read once and each event rendered
+    once, and each client has what it wants.
+    """
+    rendered: list[int] = []
+    events = hub_module.events
+    monkeypatch.setattr(
+        hub_module, "events", lambda rows, *a, **k: rendered.append(rows.num_rows) or events(rows, *a, **k)
+    )
+
+    async def story() -> None:
+        log = MemoryLog()
+        log.take(P0)
+        hub = await hub_over(log)
+        wishes = [ALL, Wish(where="data.n = 1"), Wish(streams=("public.users",))]
+        clients = [await hub.client(wishes[n % 3], None) for n in range(50)]
+        made = [log.take(P0, 2, stream="public.users" if n % 2 else "public.orders") for n in range(10)]
+        log.pieces_read = 0
+        for n in range(10):
+            log.head[P0] = n + 2
+            await read_on(hub)
+        assert log.pieces_read == 10 and sum(rendered) == 20
+        for number, client in enumerate(clients):
+            browser = Browser()
+            await taken(client, browser)
+            wanted = [[i for b in made for i in b], [b[1] for b in made], [i for b in made[1::2] for i in b]]
+            assert browser.ids == wanted[number % 3]
+        assert log.pieces_read == 10 and sum(rendered) == 20
+
+    run(story)
+
+
+def test_a_slow_client_reads_the_log_and_meets_the_others_again() -> None:
+    """GIVEN a client that takes nothing while more comes than the ring keeps WHEN it goes on THEN it reads the log,
+    which is counted, has every event once, and is live again; nothing was kept for it.
+    """
+
+    async def story() -> None:
+        log, report = MemoryLog(), Reported()
+        log.take(P0)
+        hub = await hub_over(log, report, limits=replace(QUICK, ring_bytes=5_000))
+        client, browser = await hub.client(ALL, None), Browser()
+        pieces = client.pieces()
+        browser.read(await anext(pieces))
+        made: list[str] = []
+        for _ in range(20):
+            made += log.take(P0, 5)
+            await read_on(hub)
+        assert hub.ring._bytes <= 5_000 + 3_000 and hub.ring.first > 0
+        while len(browser.ids) < len(made):
+            browser.read(await anext(pieces))
+        assert browser.ids == made and report.fallbacks == 1
+        read = log.pieces_read
+        more = log.take(P0)
+        await read_on(hub)
+        browser.read(await anext(pieces))
+        assert browser.ids == made + more and log.pieces_read == read + 1, "by the ring"
+        await pieces.aclose()
+        client.close()
+        assert report.now == 0 and hub.ring.wishes == ()
+
+    run(story)
+
+
+def test_a_wish_that_came_while_a_batch_was_matched_misses_nothing() -> None:
+    """GIVEN a batch that is being matched WHEN a client comes with a wish nobody had THEN it gets its part of the
+    batch.
+    """
+
+    async def story() -> None:
+        log = MemoryLog()
+        log.take(P0)
+        hub = await hub_over(log)
+        first = await hub.client(ALL, None)
+        made = log.take(P0, 3)
+        chunks, _ = hub._made(hub.ring.wishes, hub.ring.places)
+        late = await _joined(hub, Wish(where="data.n = 2"))
+        for chunk in chunks:
+            hub.ring.add(chunk)
+        browser = Browser()
+        await taken(late, browser)
+        assert browser.ids == made[2:]
+        first.close()
+
+    run(story)
+
+
+async def _joined(hub: Hub, wish: Wish) -> Client:
+    """A client that stands where the ring ends now."""
+    return Client(hub, wish, hub.ring.places, [])
+
+
+def test_s4_a_gap_is_told_once_live_and_to_those_who_come_back() -> None:
+    """GIVEN clients, one of them away WHEN a gap of a partition is let be THEN the live one is told to resync at once
+    and the other when it comes back, each once, by any instance (S4).
+    """
+
+    async def story() -> None:
+        log = MemoryLog()
+        log.take(P0)
+        hub, live, away = await hub_over(log), Browser(), Browser()
+        await follows(hub, live)
+        await follows(hub, away)
+        client = await hub.client(ALL, places_of(live.last_id))
+        log.gaps[P0] = Trouble(7, "a gap was accepted: the slot is gone")
+        await read_on(hub)
+        await taken(client, live)
+        for browser in (live, away):
+            await follows(await hub_over(log), browser)
+            await follows(hub, browser)
+            assert browser.events == [
+                ("resync", {"reason": "stale", "source": "shop", "partition": 0, "message": log.gaps[P0].said})
+            ]
+
+    run(story)
+
+
+def test_a_client_whose_place_retention_has_passed_is_told_and_goes_on() -> None:
+    """GIVEN an id older than what the log still has, and one from a log that had more WHEN they connect THEN each is
+    told to resync, gets all that there is after its place, and is not told again.
+    """
+
+    async def story() -> None:
+        log = MemoryLog()
+        made = [log.take(P0) for _ in range(5)]
+        log.removed[P0] = 3
+        hub = await hub_over(log)
+        for last_id, reason, wanted in (
+            ("1:shop/0@1", "gone", made[3] + made[4]),
+            ("1:shop/0@3", None, made[3] + made[4]),
+            ("1:shop/0@9", "ahead", []),
+        ):
+            browser = Browser(last_id=last_id)
+            for _ in range(2):
+                await follows(hub, browser)
+            assert browser.ids == wanted and [d["reason"] for _, d in browser.events] == ([reason] if reason else [])
+
+    run(story)
+
+
+def test_an_idle_client_is_moved_past_what_it_did_not_want_and_told_at_the_end() -> None:
+    """GIVEN a client that wants nothing of what comes WHEN it is quiet for a while THEN a heartbeat moves its id past
+    it; WHEN the instance stops THEN it is told when to connect again.
+    """
+
+    async def story() -> None:
+        log, now = MemoryLog(), [0.0]
+        log.take(P0)
+        hub = await hub_over(log, clock=lambda: now[0])
+        client, browser = await hub.client(Wish(streams=("other",)), None), Browser()
+        pieces = client.pieces()
+        browser.read(await anext(pieces))
+        log.take(P0)
+        await read_on(hub)
+        now[0] += hub.limits.heartbeat_s
+        browser.read(await anext(pieces))
+        assert places_of(browser.last_id)[P0].cursor.batch == 2 and browser.ids == []
+        browser.retry_ms = None
+        hub.close()
+        browser.read(await anext(pieces))
+        assert browser.retry_ms is not None
+        with pytest.raises(StopAsyncIteration):
+            await anext(pieces)
+
+    run(story)
+
+
+def test_a_doubt_is_left_to_spark_and_holds_up_no_other() -> None:
+    """GIVEN a predicate without exact steps, and one that a payload leaves in doubt WHEN events come THEN Spark is
+    asked for these two alone, and until it answers they wait; a third client has its events.
+    """
+
+    async def story() -> None:
+        log, asked, runs = MemoryLog(), [], [False]
+        log.take(P0)
+
+        def by_spark(place: Any, piece: Any, wish: Wish) -> set[tuple[int, str]]:
+            if not runs[0]:
+                raise BusyError("Spark does not run")
+            asked.append(wish)
+            return {(row["batch"], row["position"]) for row in piece.rows.to_pylist() if row["key"] == "1"}
+
+        hub = await hub_over(log, by_spark=by_spark)
+        wishes = [Wish(where="key rlike '^1$'"), Wish(where="data.n = 1"), ALL]
+        clients = [await hub.client(wish, None) for wish in wishes]
+        made = log.take(P0, 3)
+        log.batches[P0][-1][1]["payload"] = '{"n": 1, "n": 2}'
+        await read_on(hub)
+        browsers = [Browser(), Browser(), Browser()]
+        await taken(clients[2], browsers[2])
+        assert browsers[2].ids == made and asked == []
+        runs[0] = True
+        for client, browser in zip(clients[:2], browsers[:2], strict=True):
+            await taken(client, browser)
+            assert browser.ids == made[1:2]
+        assert set(asked) == set(wishes[:2])
+
+    run(story)
