@@ -108,7 +108,8 @@ def reset(
 
 def _forget(deployment: Deployment, source: str, partition: int, epoch: int) -> None:
     where, log_batch = f"{source}/{partition}", _log_batch(deployment, source, partition)
-    forget = partial(reset_checkpoint, deployment.state, source, partition, log_batch, source_epoch=epoch)
+    stores = deployment.state, deployment.checkpoints
+    forget = partial(reset_checkpoint, *stores, source, partition, log_batch, source_epoch=epoch)
     back = as_deliverer(deployment, lambda deliver_epoch: forget(deliver_epoch=deliver_epoch))
     if log_batch:
         say(f"{where}: forgotten; reading goes on where batch {log_batch}, the last in the log, ends")

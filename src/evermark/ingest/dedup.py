@@ -5,11 +5,16 @@ before its end was checkpointed (`repeats_to`), or the source itself may give an
 (`Source.may_repeat_from`). Where either is possible, the ids in the log from that position on are looked up before the
 slice is written, and its events with such an id are dropped and counted. Everywhere else nothing is looked up:
 positions only grow, so an event cannot come twice.
+
+`RecentIds` is an aid beside that rule: it knows ids that were logged a moment ago, and drops an event that a source
+gives again against its word. The log stays the truth; what the cache has forgotten, the rule still knows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
 import pyarrow as pa
@@ -36,21 +41,71 @@ def excluded_from(start: str, may_repeat_from: str, repeats_to: str | None) -> s
     return start if repeats_to is not None and start <= repeats_to else None
 
 
+@dataclass(frozen=True)
+class RecentLimits:
+    size_max: int = 10_000
+    ttl_s: float = 180.0
+
+
+class RecentIds:
+    """The ids of events that were logged of late: so many at most, and each for so long. Used by one thread."""
+
+    def __init__(self, limits: RecentLimits, clock: Callable[[], float]) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._logged_at: OrderedDict[str, float] = OrderedDict()
+
+    def __len__(self) -> int:
+        self._forget()
+        return len(self._logged_at)
+
+    def __contains__(self, event_id: object) -> bool:
+        at = self._logged_at.get(event_id) if isinstance(event_id, str) else None
+        return at is not None and self._clock() - at < self._limits.ttl_s
+
+    def logged(self, ids: Iterable[str]) -> None:
+        """To be called once the events are in the log, durably: before that they may still be lost."""
+        now = self._clock()
+        for each in ids:
+            self._logged_at.pop(each, None)
+            self._logged_at[each] = now
+        self._forget()
+
+    def clear(self) -> None:
+        self._logged_at.clear()
+
+    def _forget(self) -> None:
+        oldest = self._clock() - self._limits.ttl_s
+        while self._logged_at:
+            first = next(iter(self._logged_at))
+            if len(self._logged_at) <= self._limits.size_max and self._logged_at[first] > oldest:
+                return
+            del self._logged_at[first]
+
+
 class Deduplicated:
     """The batches of one slice without the events that the log has; `dropped` counts these events."""
 
     def __init__(
-        self, batches: Iterator[pa.RecordBatch], logged: LoggedIds, partition: int, excluded_from: str | None
+        self,
+        batches: Iterator[pa.RecordBatch],
+        logged: LoggedIds,
+        partition: int,
+        excluded_from: str | None,
+        recent: RecentIds | None = None,
     ) -> None:
         self._batches = batches
+        self._recent = recent
         self._known = logged.ids_from(partition, excluded_from) if excluded_from is not None else None
         self.dropped = 0
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         for batch in self._batches:
-            if self._known is None:
-                yield batch
-                continue
-            kept = batch.filter(pc.invert(pc.is_in(batch.column("event_id"), value_set=self._known)))
+            kept = batch
+            if self._known is not None:
+                kept = kept.filter(pc.invert(pc.is_in(kept.column("event_id"), value_set=self._known)))
+            if self._recent:
+                fresh = [each not in self._recent for each in kept.column("event_id").to_pylist()]
+                kept = kept if all(fresh) else kept.filter(pa.array(fresh, pa.bool_()))
             self.dropped += batch.num_rows - kept.num_rows
             yield kept

@@ -122,6 +122,7 @@ class HealthBoard:
         self._engine_trouble = ""
         self.replays: Mapping[str, tuple[datetime, datetime]] = {}  # which windows are replayed just now, by source
         self.copies: Sequence[FailingCopy] = ()
+        self.stores_away: dict[str, tuple[str, str]] = {}  # by source: why its checkpoints cannot be saved, and a hint
         self.delivery = LiveGroupReport()
         self._shards: dict[int, tuple[bool, bool]] = {}
         # Brings the board up to date before it is read: asks all sources, until they have answered or time is up.
@@ -198,6 +199,13 @@ class HealthBoard:
         if lost_s < ENGINE_LOST_MAX_S:
             return None
         return f"Spark has not been running for {lost_s:.0f} s: {self._engine_trouble}"
+
+    def store_away(self, source: str, reason: str, hint: str) -> None:
+        """The checkpoints of a source cannot be saved: its events are taken, and it is not confirmed."""
+        self.stores_away = {**self.stores_away, source: (reason, hint)}
+
+    def store_back(self, source: str) -> None:
+        self.stores_away = {name: why for name, why in self.stores_away.items() if name != source}
 
     def deliver(self, *, here: bool, standby: bool = False, shard: int = 0) -> None:
         """Whether this instance delivers for a shard, and if not, whether another does."""
