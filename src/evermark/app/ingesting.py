@@ -301,6 +301,24 @@ class SourceRunner(SavingNews):
             "a gap was found; it is being closed", partition=partition, error=error, recovery=recovery.id
         )
         self.metrics.gaps.labels(self.name, partition).inc()
+        self._ask_for_resync(partition)
+
+    def _ask_for_resync(self, partition: int) -> None:
+        """A gap is closed whatever its size. Behind a large one, followers do better to take their state anew."""
+        now, gaps = datetime.now(UTC), self.deployment.reading.gaps
+        try:
+            last = self.works.newest([partition]).get(partition)
+        except Exception as error:  # noqa: BLE001 - how large it is, is only worth a hint
+            self._repair_log.debug("the size of the gap is not known", partition=partition, error=error)
+            return
+        if last is not None and gaps.is_large(last.event_time or last.at, now):
+            since = (last.event_time or last.at).isoformat()
+            self.metrics.resyncs.labels(self.name, partition).inc()
+            self.board.resync(self.name, partition, now)
+            self._repair_log.error(
+                "the gap is larger than gap_detection.small_gap: followers should take their state anew",
+                partition=partition, last_event=since,
+            )  # fmt: skip
 
     def begun(self, recovery: Recovery) -> None:
         said = f"failover: {recovery.reason}"

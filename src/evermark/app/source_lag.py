@@ -19,7 +19,7 @@ from evermark.errors import EvermarkError
 from evermark.ingest.copying.postgres import StateCopies
 from evermark.ingest.saving import AWAY
 from evermark.log.head import Head, HeadStore, PostgresHeads
-from evermark.observe.health import FailingCopy, HealthBoard, SourceAnswer
+from evermark.observe.health import FailingCopy, HealthBoard, LagWatch, SourceAnswer
 from evermark.observe.logging import get_logger, without_secrets
 from evermark.sources.base import Source, Untaken
 from evermark.sources.copies import CopyState
@@ -132,6 +132,7 @@ class Lags:
             Look("delivery", self._ask_delivery, lambda _: None, clock),
             Look("copies", self._ask_copies, lambda _: None, clock),
         ]
+        self._watch = LagWatch()
         self._stopping = threading.Event()
         self._log = get_logger(part="lag")
         self._thread = threading.Thread(target=self._run, name="lag", daemon=True)
@@ -159,10 +160,22 @@ class Lags:
         while True:
             try:
                 self.ask()
+                self._say_lags()
             except Exception as error:  # noqa: BLE001 - asked again
                 self._log.warning("the lag could not be asked for", error=error)
             if self._stopping.wait(EVERY_S):
                 return
+
+    def _say_lags(self) -> None:
+        reports = self._board.partitions()
+        began, over = self._watch.heard(reports)
+        for name in began:
+            report = reports[name]
+            self._log.warning(
+                "a partition lags", partition=name, lag_s=round(report.lag_s or 0.0), reason=report.reason
+            )
+        for name in over:
+            self._log.info("a partition does not lag any more", partition=name)
 
     def _ask_delivery(self) -> None:
         try:

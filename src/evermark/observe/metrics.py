@@ -62,6 +62,7 @@ class Metrics:
         )
         self.partition_state = self._gauge("partition_state", "1 for the state it is in", *_PLACE, "state")
         self.gaps = self._counter("gaps", "Gaps found in a source", *_PLACE)
+        self.resyncs = self._counter("resyncs", "Gaps so large that followers should take their state anew", *_PLACE)
         self.gaps_accepted = self._counter("gaps_accepted", "Gaps that a person chose to leave open", *_PLACE)
         self.recovered = self._counter("events_recovered", "Events taken to close a gap", *_PLACE)
         self.copy_rows = self._counter("copy_rows", "Rows of copies that are in the log", "source")
