@@ -129,7 +129,7 @@ class TestMongoCheckpoints(OutsideContract):
     def settings(self, mongo_server: MongoReplicaSet, mongo_database: str) -> dict[str, Any]:
         return {"backend": "mongo", "mongo": {"url": mongo_server.url, "database": mongo_database}}
 
-    def test_s1_documents_have_the_seeds_fields(
+    def test_s1_documents_have_the_fields_that_are_asked_for(
         self, mongo_server: MongoReplicaSet, mongo_database: str, store: CheckpointStore
     ) -> None:
         """GIVEN a checkpoint WHEN an operator looks THEN it has `_id`, `token`, `timestamp` and `updated_at`, and the

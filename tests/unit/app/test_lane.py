@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 import time
 from typing import Any
 
@@ -57,7 +58,7 @@ class Never:
         self.told.append(self.name)
 
     def join(self, timeout_s: float) -> bool:
-        time.sleep(timeout_s)
+        threading.Event().wait(timeout_s)
         return False
 
 

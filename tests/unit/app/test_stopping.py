@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -32,7 +33,7 @@ class Parts:
     def join(self, timeout_s: float) -> bool:
         self.looks -= 1
         if self.looks > 0:
-            time.sleep(timeout_s)
+            threading.Event().wait(timeout_s)  # as a thread that does not end
         return self.looks <= 0
 
 
