@@ -12,7 +12,7 @@ gives again against its word. The log stays the truth; what the cache has forgot
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -48,12 +48,16 @@ class RecentLimits:
 
 
 class RecentIds:
-    """The ids of events that were logged of late: so many at most, and each for so long. Used by one thread."""
+    """The ids of events that were logged of late: so many at most, and each for so long. Used by one thread at a time.
+
+    Ids of a batch that is being written are `read`; they count once the batch is in the log, and `logged`.
+    """
 
     def __init__(self, limits: RecentLimits, clock: Callable[[], float]) -> None:
         self._limits = limits
         self._clock = clock
         self._logged_at: OrderedDict[str, float] = OrderedDict()
+        self._read: dict[int, deque[str]] = {}
 
     def __len__(self) -> int:
         self._forget()
@@ -63,15 +67,23 @@ class RecentIds:
         at = self._logged_at.get(event_id) if isinstance(event_id, str) else None
         return at is not None and self._clock() - at < self._limits.ttl_s
 
-    def logged(self, ids: Iterable[str]) -> None:
-        """To be called once the events are in the log, durably: before that they may still be lost."""
+    def forget_read(self) -> None:
+        """Another batch begins: what was read of the last one, and not logged, is read again."""
+        self._read.clear()
+
+    def read(self, partition: int, ids: Iterable[str]) -> None:
+        self._read.setdefault(partition, deque(maxlen=self._limits.size_max)).extend(ids)
+
+    def logged(self, partition: int) -> None:
+        """To be called once the batch is in the log, durably: before that its events may still be lost."""
         now = self._clock()
-        for each in ids:
+        for each in self._read.pop(partition, ()):
             self._logged_at.pop(each, None)
             self._logged_at[each] = now
         self._forget()
 
     def clear(self) -> None:
+        self._read.clear()
         self._logged_at.clear()
 
     def _forget(self) -> None:
@@ -95,6 +107,7 @@ class Deduplicated:
         recent: RecentIds | None = None,
     ) -> None:
         self._batches = batches
+        self._partition = partition
         self._recent = recent
         self._known = logged.ids_from(partition, excluded_from) if excluded_from is not None else None
         self.dropped = 0
@@ -104,8 +117,11 @@ class Deduplicated:
             kept = batch
             if self._known is not None:
                 kept = kept.filter(pc.invert(pc.is_in(kept.column("event_id"), value_set=self._known)))
-            if self._recent:
-                fresh = [each not in self._recent for each in kept.column("event_id").to_pylist()]
-                kept = kept if all(fresh) else kept.filter(pa.array(fresh, pa.bool_()))
+            if self._recent is not None:
+                ids = kept.column("event_id").to_pylist()
+                fresh = [each not in self._recent for each in ids]
+                if not all(fresh):
+                    kept = kept.filter(pa.array(fresh, pa.bool_()))
+                self._recent.read(self._partition, (each for each, new in zip(ids, fresh, strict=True) if new))
             self.dropped += batch.num_rows - kept.num_rows
             yield kept

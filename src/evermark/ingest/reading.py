@@ -128,6 +128,8 @@ class SourceReading:
             self._choose(None)
             while not any_set(ends):
                 began = self.runtime.monotonic()
+                if self.recent is not None:
+                    self.recent.forget_read()
                 try:
                     rows = self._fed() if self._feeds else self._asked()
                 except EvermarkError as error:
@@ -173,8 +175,8 @@ class SourceReading:
     def _remember(self, batches: Iterable[Taken]) -> None:
         for taken in batches:
             self._jumps.taken([taken])
-            if self.recent is not None and taken.fresh is not None:
-                self.recent.logged(taken.fresh.column("event_id").to_pylist())
+            if self.recent is not None:
+                self.recent.logged(taken.partition)
 
     def _choose(self, rows: int | None) -> None:
         self._rows_before = rows

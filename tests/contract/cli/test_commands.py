@@ -34,6 +34,7 @@ from evermark.log.head import Head
 from evermark.log.maintenance import Maintenance
 from evermark.log.write import BatchWriter
 from evermark.testing.contracts.scene import done, event
+from evermark.testing.servers import free_port
 
 SECRET = "whsec_" + "A" * 43 + "="
 PLACE = SourcePartition("shop", 0)
@@ -425,6 +426,19 @@ def test_s10_a_reset_says_where_reading_goes_on(file: Path, deployment: Deployme
     asked = deployment.recoveries.current("shop", 0)
     assert asked is not None and asked.choice is Choice.SKIP
     assert deployment.checkpoints.list("shop") == {}
+
+
+def test_a_store_of_checkpoints_that_is_away_is_said_and_hides_nothing_else(file: Path) -> None:
+    """GIVEN checkpoints in an etcd that does not answer WHEN asked THEN `status` tells the rest, `doctor` names the
+    store, and `checkpoint list` says what is wrong; nothing waits for long."""
+    section = f"reliability: {{checkpoint: {{backend: etcd, etcd: {{endpoints: 'http://127.0.0.1:{free_port()}'}}}}}}\n"
+    file.write_text(file.read_text() + section)
+    (source,) = told("status", "-c", file)["sources"]
+    assert (source["source"], source["checkpoint"]) == ("shop", None)
+    assert "in etcd at http://127.0.0.1" in refused("checkpoint", "list", "-c", file)
+    result = invoke("doctor", "--json", "-c", file)
+    found = {each["check"]: each for each in json.loads(result.stdout)["findings"] if each["source"] is None}
+    assert (result.exit_code, found["checkpoints"]["grade"]) == (3, "wrong")
 
 
 def test_instances_are_told_by_the_leases_they_hold(file: Path, deployment: Deployment) -> None:

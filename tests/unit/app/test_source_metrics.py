@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,11 +17,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import evermark
 from evermark.app.ingesting import LaneWorks, SourceRunner
-from evermark.breaker import BreakerState
+from evermark.breaker import Breaker, BreakerLimits, BreakerState
 from evermark.errors import GapError, UnreachableError
 from evermark.event import Seen
+from evermark.ingest.dedup import RecentLimits
+from evermark.ingest.gaps import GapLimits
 from evermark.ingest.limits import ReadingLimits
+from evermark.ingest.reading import ReadPlan, SourceReading
 from evermark.ingest.repair.base import Choice, Recovery, Step
+from evermark.ingest.saving import SavePolicy
 from evermark.ingest.take import Taken
 from evermark.log.base import LogFile
 from evermark.observe.health import HealthBoard, PartitionHealth, SourceAnswer
@@ -35,14 +40,16 @@ NOW = datetime.now(UTC)
 class Scene:
     """A source of one partition, without anything beneath it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, limits: ReadingLimits | None = None) -> None:
         self.board, self.metrics = HealthBoard(), Metrics()
+        limits = limits or ReadingLimits()
         source: Any = SimpleNamespace(partitions=lambda: [0])
         stores: Any = SimpleNamespace(
-            sources={"shop": source}, reading=ReadingLimits(), log_folder=lambda _: folder, recoveries=None,
-            copies=None, leases=None, holder=None,
+            sources={"shop": source}, reading=limits, log_folder=lambda _: folder, recoveries=None, copies=None,
+            leases=None, holder=None, heads=None, checkpoints=None, replays=None, store_breaker=Breaker(limits.breaker),
         )  # fmt: skip
-        tasks: Any = SimpleNamespace(write_chunks=None)
+        self.stores = stores
+        tasks: Any = SimpleNamespace(write_chunks=None, write_pieces=None)
         delivery: Any = SimpleNamespace(on_span=lambda _: None)
         self.works = LaneWorks(stores, tasks, "shop", self.metrics, Limit(), Threads())
         self.runner = SourceRunner(stores, self.works, "shop", self.board, self.metrics, delivery, Threads())
@@ -103,7 +110,8 @@ def test_s11_the_size_of_the_cache_is_shown_after_each_batch(tmp_path: Path) -> 
     """GIVEN a cache with two ids WHEN a batch is taken THEN its size is shown."""
     scene = Scene(tmp_path)
     assert scene.works._recent is not None
-    scene.works._recent.logged(["a", "b"])
+    scene.works._recent.read(0, ["a", "b"])
+    scene.works._recent.logged(0)
     scene.works._with_cache_shown(lambda _: None)(batch())
     assert scene.value("dedup_cache_size") == 2
 
@@ -139,6 +147,24 @@ def test_s11_no_metric_is_there_that_nothing_moves() -> None:
                 elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                     named.add(node.value)
     assert metrics - named == set()
+
+
+def test_s12_what_the_file_says_reaches_those_who_act_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN limits unlike the defaults WHEN an owner and its reading are made THEN each has its own of them."""
+    limits = ReadingLimits(
+        SavePolicy(7.0, 70), BreakerLimits(6, 40.0), RecentLimits(71, 72.0), GapLimits(False, 73.0, 74.0)
+    )
+    scene = Scene(tmp_path, limits)
+    assert scene.runner._owner.limits.breaker == limits.breaker
+    _, taker = scene.works.open_log(1)
+    assert (taker.policy, taker.breaker, taker.saving) == (limits.saving, scene.stores.store_breaker, scene.runner)
+
+    made: list[SourceReading] = []
+    monkeypatch.setattr(SourceReading, "run", lambda reading, *_: made.append(reading) or {})
+    scene.works.read(ReadPlan({}, {}, {}), taker, lambda _: None, [])
+    assert made[0].gaps == limits.gaps
+    assert made[0].recent is not None and made[0].recent._limits == limits.recent
+    assert Scene(tmp_path, replace(limits, recent=None)).works._recent is None
 
 
 def test_a_store_that_is_away_is_said_once_and_so_is_its_end(tmp_path: Path) -> None:
