@@ -13,7 +13,7 @@ gives again against its word. The log stays the truth; what the cache has forgot
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -39,6 +39,9 @@ def excluded_from(start: str, may_repeat_from: str, repeats_to: str | None) -> s
     if may_repeat_from < start:
         return may_repeat_from
     return start if repeats_to is not None and start <= repeats_to else None
+
+
+_FEW_ROWS = 1000  # up to here a look at each id is quicker than a table of all known ids
 
 
 @dataclass(frozen=True)
@@ -67,12 +70,24 @@ class RecentIds:
         at = self._logged_at.get(event_id) if isinstance(event_id, str) else None
         return at is not None and self._clock() - at < self._limits.ttl_s
 
+    def left_of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The batch without the events that are known."""
+        if not len(self):
+            return batch
+        ids = batch.column("event_id")
+        if batch.num_rows <= _FEW_ROWS:
+            fresh = pa.array([each not in self for each in ids.to_pylist()], pa.bool_())
+        else:
+            fresh = pc.invert(pc.is_in(ids, value_set=pa.array(list(self._logged_at), ids.type)))
+        return batch.filter(fresh)
+
     def forget_read(self) -> None:
         """Another batch begins: what was read of the last one, and not logged, is read again."""
         self._read.clear()
 
-    def read(self, partition: int, ids: Iterable[str]) -> None:
-        self._read.setdefault(partition, deque(maxlen=self._limits.size_max)).extend(ids)
+    def read(self, partition: int, ids: pa.Array) -> None:
+        last = ids.slice(max(0, len(ids) - self._limits.size_max)).to_pylist()  # more than that would not be kept
+        self._read.setdefault(partition, deque(maxlen=self._limits.size_max)).extend(last)
 
     def logged(self, partition: int) -> None:
         """To be called once the batch is in the log, durably: before that its events may still be lost."""
@@ -118,10 +133,7 @@ class Deduplicated:
             if self._known is not None:
                 kept = kept.filter(pc.invert(pc.is_in(kept.column("event_id"), value_set=self._known)))
             if self._recent is not None:
-                ids = kept.column("event_id").to_pylist()
-                fresh = [each not in self._recent for each in ids]
-                if not all(fresh):
-                    kept = kept.filter(pa.array(fresh, pa.bool_()))
-                self._recent.read(self._partition, (each for each, new in zip(ids, fresh, strict=True) if new))
+                kept = self._recent.left_of(kept)
+                self._recent.read(self._partition, kept.column("event_id"))
             self.dropped += batch.num_rows - kept.num_rows
             yield kept

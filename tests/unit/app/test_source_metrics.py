@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from prometheus_client import Counter, Gauge, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -110,7 +111,7 @@ def test_s11_the_size_of_the_cache_is_shown_after_each_batch(tmp_path: Path) -> 
     """GIVEN a cache with two ids WHEN a batch is taken THEN its size is shown."""
     scene = Scene(tmp_path)
     assert scene.works._recent is not None
-    scene.works._recent.read(0, ["a", "b"])
+    scene.works._recent.read(0, pa.array(["a", "b"]))
     scene.works._recent.logged(0)
     scene.works._with_cache_shown(lambda _: None)(batch())
     assert scene.value("dedup_cache_size") == 2

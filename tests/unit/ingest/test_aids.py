@@ -149,6 +149,26 @@ def test_s5_an_event_that_comes_again_against_the_sources_word_is_dropped_and_co
     assert sum(batch.duplicates for batch in scene.batches) == 1
 
 
+@pytest.mark.parametrize("rows", [10, 5000])
+def test_s5_a_large_batch_is_looked_through_as_a_small_one_is(rows: int) -> None:
+    """GIVEN ids that were logged, some too long ago WHEN a batch of few or many rows comes THEN those alone that were
+    logged of late are left out, and of the batch the last ids are kept."""
+    now = [0.0]
+    recent = RecentIds(RecentLimits(5, 100.0), lambda: now[0])
+    recent.read(0, pa.array(["e1", "e2"]))
+    recent.logged(0)
+    now[0] = 99.0
+    recent.read(0, pa.array(["e3"]))
+    recent.logged(0)
+    now[0] = 101.0
+    columns: dict[str, object] = {"event_id": [f"e{n}" for n in range(rows)]}
+    left = recent.left_of(taken_batch(columns, rows)).column("event_id").to_pylist()
+    assert left == [f"e{n}" for n in range(rows) if n != 3]
+    recent.read(1, pa.array(left))
+    recent.logged(1)
+    assert (len(recent), f"e{rows - 1}" in recent, "e3" in recent) == (5, True, False)
+
+
 @pytest.mark.parametrize(
     ("size", "ttl_s"),
     [(1, 180.0), (100, 100.0)],
