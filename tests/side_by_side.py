@@ -39,7 +39,7 @@ PARTS: Mapping[str, Sequence[str]] = {
         "tests/faults/test_two_instances.py",
     ),
     "contract-postgres": ("tests/contract/postgres",),
-    "contract-mongo": ("tests/contract/mongo",),
+    "contract-mongo": ("tests/contract/checkpoints", "tests/contract/mongo"),
     "demo": ("tests/acceptance/test_demo.py",),
     "contract-rest": (
         "tests/contract/blocknode",
@@ -59,6 +59,7 @@ PARTS: Mapping[str, Sequence[str]] = {
     "faults-readers": (
         "tests/faults/test_blocks.py",
         "tests/faults/test_bots.py",
+        "tests/faults/test_checkpoint_store.py",
         "tests/faults/test_lanes.py",
         "tests/faults/test_lost_slot.py",
         "tests/faults/test_mongo.py",

@@ -222,6 +222,11 @@ class Plain:
         return self.text
 
 
+def opened(secret: Secret | Sealed) -> str:
+    """The plain text of a secret of the file, sealed meanwhile or not."""
+    return secret.reveal() if isinstance(secret, Secret) else secret.open()
+
+
 def key_for(given: KeyRef | None, data: Path, *, shared_state: bool) -> tuple[KeyRef, str | None]:
     """The reference to a deployment's key, and a warning for the operator if there is something to say.
 

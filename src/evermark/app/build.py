@@ -8,6 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from evermark.breaker import Breaker, BreakerLimits
 from evermark.checkpoints.base import CheckpointStore
 from evermark.checkpoints.kinds import CheckpointConfig, backend_of, open_checkpoints
 from evermark.cluster.base import Holder
@@ -23,7 +24,11 @@ from evermark.embedded.address import EmbeddedDsn
 from evermark.embedded.postgres import EmbeddedPostgres
 from evermark.errors import ConfigError, UnreachableError
 from evermark.ingest.copying.postgres import StateCopies, copies_in_state
+from evermark.ingest.dedup import RecentLimits
+from evermark.ingest.gaps import GapLimits
+from evermark.ingest.limits import ReadingLimits
 from evermark.ingest.repair.postgres import Recoveries
+from evermark.ingest.saving import SavePolicy
 from evermark.log.disk import full_disk_is_said
 from evermark.log.head import PostgresHeads
 from evermark.log.read import LogReader
@@ -48,6 +53,7 @@ class LaneParts:
     box: SecretBox
     checkpoint: CheckpointConfig
     endpoints: EndpointLimits
+    reading: ReadingLimits
     log_root: Path
     retention: timedelta
     sources: dict[str, Source]
@@ -63,6 +69,8 @@ class Stores:
     leases: PostgresLeases
     heads: PostgresHeads
     checkpoints: CheckpointStore
+    store_breaker: Breaker  # of the store of checkpoints
+    reading: ReadingLimits
     delivery: PostgresDelivery
     replays: PostgresReplays
     recoveries: Recoveries
@@ -115,8 +123,9 @@ class Deployment(Stores):
             config.name,
             state_dsn(config, self.box),
             self.box,
-            config.reliability.checkpoint,
+            config.reliability.checkpoint.sealed(self.box),
             endpoint_limits(config),
+            self.reading,
             self.log_root,
             self.retention,
             self.sources,
@@ -150,7 +159,7 @@ def open_deployment(config: Config, sources: Mapping[str, Source] | None = None)
             embedded.stop()
         raise
     return Deployment(
-        **_stores(state, config.reliability.checkpoint, endpoint_limits(config)),
+        **_stores(state, config.reliability.checkpoint, endpoint_limits(config), reading_limits(config)),
         config=config,
         box=box,
         holder=this_process(config.name),
@@ -178,7 +187,7 @@ def open_in_lane(parts: LaneParts, attempt: str) -> Stores:
     mine = this_process(parts.name)
     holder = replace(mine, instance=f"{mine.instance}/{attempt}")
     return Stores(
-        **_stores(state, parts.checkpoint, parts.endpoints),
+        **_stores(state, parts.checkpoint, parts.endpoints, parts.reading),
         box=parts.box,
         holder=holder,
         log_root=parts.log_root,
@@ -188,12 +197,16 @@ def open_in_lane(parts: LaneParts, attempt: str) -> Stores:
     )
 
 
-def _stores(state: State, checkpoint: CheckpointConfig, endpoints: EndpointLimits) -> dict[str, Any]:
+def _stores(
+    state: State, checkpoint: CheckpointConfig, endpoints: EndpointLimits, reading: ReadingLimits
+) -> dict[str, Any]:
     return {
         "state": state,
         "leases": PostgresLeases(state),
         "heads": PostgresHeads(state),
         "checkpoints": open_checkpoints(checkpoint, state),
+        "store_breaker": Breaker(reading.breaker),
+        "reading": reading,
         "delivery": PostgresDelivery(state, limits=endpoints),
         "replays": PostgresReplays(state),
         "recoveries": Recoveries(state),
@@ -204,6 +217,21 @@ def _stores(state: State, checkpoint: CheckpointConfig, endpoints: EndpointLimit
 def endpoint_limits(config: Config) -> EndpointLimits:
     breaker = config.reliability.circuit_breaker
     return EndpointLimits(breaker.threshold, breaker.timeout.total_seconds(), breaker.suspend_after)
+
+
+def reading_limits(config: Config) -> ReadingLimits:
+    """Where checkpoints are in State each is saved with the log's head, at no cost: nothing waits there."""
+    all_of_it = config.reliability
+    checkpoint, dedup, gaps = all_of_it.checkpoint, all_of_it.dedup, all_of_it.gap_detection
+    last_s = all_of_it.shutdown.checkpoint_timeout.total_seconds()
+    waits = SavePolicy(checkpoint.interval.total_seconds(), checkpoint.event_count, last_s)
+    max_gap_s = gaps.max_gap.total_seconds()
+    return ReadingLimits(
+        waits if backend_of(checkpoint).outside else SavePolicy(last_s=last_s),
+        BreakerLimits(all_of_it.circuit_breaker.threshold, all_of_it.circuit_breaker.timeout.total_seconds()),
+        RecentLimits(dedup.cache_size, dedup.ttl.total_seconds()) if dedup.enabled else None,
+        GapLimits(gaps.enabled, max_gap_s, max(max_gap_s, gaps.small_gap.total_seconds())),
+    )
 
 
 def unfit(config: Config, sources: Collection[str]) -> Iterator[tuple[str, ConfigError]]:

@@ -12,6 +12,7 @@ from evermark.app.build import Stores
 from evermark.app.delivering import DeliveryRunner
 from evermark.app.inspect import newest
 from evermark.app.source_monitor import SourceMonitor
+from evermark.breaker import BreakerState
 from evermark.cluster.fence import source_lease
 from evermark.cluster.holding import Candidate
 from evermark.delivery.base import Cursor, SourcePartition
@@ -20,11 +21,13 @@ from evermark.delivery.work import Span
 from evermark.errors import EvermarkError
 from evermark.event import Seen
 from evermark.ingest.copying.steps import Copier
-from evermark.ingest.owner import SourceOwner
+from evermark.ingest.dedup import RecentIds
+from evermark.ingest.owner import IngestLimits, SourceOwner
 from evermark.ingest.pieces import Piece, ReadFrom
 from evermark.ingest.reading import ReadPlan, SourceReading
 from evermark.ingest.repair.base import Choice, Recovery
 from evermark.ingest.repair.steps import FoundFile, RepairTarget
+from evermark.ingest.saving import SavingNews
 from evermark.ingest.take import Taken, Taker
 from evermark.log.append import DeltaLog
 from evermark.log.disk import require_room
@@ -76,6 +79,9 @@ class LaneWorks:
         self._reader = LogReader(self._folder)
         self._opened: DeltaLog | None = None
         self.prepared = self.runtime.wake()
+        recent = self.deployment.reading.recent
+        self._recent = RecentIds(recent, self.runtime.monotonic) if recent is not None else None
+        self.saving: SavingNews = SavingNews()
 
     def warm(self) -> None:
         """Before the source is ours: open what its owner will need, so that it goes on at once."""
@@ -90,6 +96,8 @@ class LaneWorks:
         torn = set_aside_torn(self._folder, self._durable_version())
         if torn:
             self._opened, self._reader = None, LogReader(self._folder)
+            if self._recent is not None:
+                self._recent.clear()
             self._log.warning("commits that never reached the disk whole were set aside", versions=torn)
         self.prepared.set()
 
@@ -112,6 +120,10 @@ class LaneWorks:
             self.deployment.checkpoints,
             on_unconfirmed=lambda error: self._log.info("source not confirmed yet", error=error),
             on_controls=RequestDesk(self.deployment.replays, self.name, self._reader, epoch, self._log, ignored.inc),
+            policy=self.deployment.reading.saving,
+            breaker=self.deployment.store_breaker,
+            saving=self.saving,
+            clock=self.runtime.monotonic,
         )
         return log, taker
 
@@ -123,8 +135,24 @@ class LaneWorks:
     ) -> Mapping[int, EvermarkError]:
         of = ReadFrom(self.name, self._source, str(self._folder))
         took = self.metrics.take_seconds.labels(self.name).observe
-        reading = SourceReading(of, self.limit, self.runtime, self.tasks.write_pieces, self._say_unfed, took)
-        return reading.run(plan, taker, on_taken, ends)
+        gaps = self.deployment.reading.gaps
+        reading = SourceReading(
+            of, self.limit, self.runtime, self.tasks.write_pieces, self._say_unfed, took, self._recent, gaps,
+            self.newest, self._say_jump,
+        )  # fmt: skip
+        return reading.run(plan, taker, self._with_cache_shown(on_taken), ends)
+
+    def _with_cache_shown(self, on_taken: Callable[[Taken], None]) -> Callable[[Taken], None]:
+        def show(taken: Taken) -> None:
+            on_taken(taken)
+            if self._recent is not None:
+                self.metrics.dedup_cache.labels(self.name).set(len(self._recent))
+
+        return show
+
+    def _say_jump(self, partition: int, jump_s: float) -> None:
+        asked = "times jump: the source is asked whether something is missing"
+        self._log.info(asked, partition=partition, jump_s=round(jump_s))
 
     def _say_unfed(self, error: EvermarkError) -> None:
         self._log.warning("the source sends no events just now: it is asked for them", error=error)
@@ -141,7 +169,7 @@ class LaneWorks:
 
 
 @dataclass(eq=False)
-class SourceRunner:
+class SourceRunner(SavingNews):
     """A source that is owned or stood by for: its owner's news are reported, its log is maintained beside it."""
 
     deployment: Stores
@@ -159,11 +187,14 @@ class SourceRunner:
         self._repair_log = get_logger(source=self.name, part="repair")
         candidate = Candidate(self.deployment.leases, self.deployment.holder, self.runtime, self._log)
         self._copy_log = get_logger(source=self.name, part="copy")
-        self._owner = SourceOwner(self.name, self._source, self.works, self, candidate, copier=self._copier)
+        limits = IngestLimits(breaker=self.deployment.reading.breaker)
+        self._owner = SourceOwner(self.name, self._source, self.works, self, candidate, limits, self._copier)
+        self.works.saving = self
         self._released = self.runtime.wake()
         self._monitor: SourceMonitor | None = None
         self._maintaining: Task | None = None
         self._task: Task | None = None
+        self._store_is_away = False
 
     def start(self, on_end: Callable[[], None]) -> None:
         """`on_end` is called when the source is let go of."""
@@ -192,6 +223,8 @@ class SourceRunner:
 
     def owned(self) -> None:
         self.metrics.lease_held.labels(source_lease(self.name)).set(1)
+        self.board.store_back(self.name)  # until this owner finds out that it is away
+        self._show_breaker("checkpoints", BreakerState.CLOSED)
         released = self._released = self.runtime.wake()
         self._maintaining = self.runtime.spawn(f"maintenance {self.name}", lambda: self._maintain(released))
         self._monitor = SourceMonitor(self._source, self.name, self.board, self.metrics)
@@ -211,16 +244,17 @@ class SourceRunner:
         for partition in partitions:
             self.board.put(self.name, partition, PartitionHealth.HEALTHY)
             self.metrics.partition_up.labels(self.name, partition).set(1)
+            self._show_breaker(f"partition {partition}", self._owner.breaker(partition))
 
     def failed(self, partition: int, error: EvermarkError, again_in_s: float | None) -> None:
         self.metrics.partition_restarts.labels(self.name, partition).inc()
         self.metrics.partition_up.labels(self.name, partition).set(0)
+        self._show_breaker(f"partition {partition}", self._owner.breaker(partition))
         state = PartitionHealth.FAILED if again_in_s is None else PartitionHealth.STALE
         self.board.put(self.name, partition, state, error.message, error.hint)
 
     def taken(self, taken: Taken) -> None:
         rows, partition = taken.rows, taken.partition
-        self.metrics.checkpoints_saved.labels(self.name, partition).inc()
         self.board.seen(self.name, partition, rows, datetime.now(UTC))
         if taken.duplicates:
             self.metrics.duplicates_dropped.labels(self.name, partition).inc(taken.duplicates)
@@ -233,6 +267,32 @@ class SourceRunner:
         place, begun = SourcePartition(self.name, partition), Cursor(taken.batch - 1)
         self.delivery.on_span(Span(place, begun, taken.batch, paths, rows, exact=True, fresh=taken.fresh))
 
+    # news of saving checkpoints
+
+    def saved(self, partition: int, took_s: float) -> None:
+        self.metrics.checkpoints_saved.labels(self.name, partition).inc()
+        self.metrics.checkpoint_seconds.labels(self.name).observe(took_s)
+
+    def away(self, partition: int, error: EvermarkError, breaker: BreakerState) -> None:
+        self.metrics.checkpoint_errors.labels(self.name, partition).inc()
+        self._show_breaker("checkpoints", breaker)
+        self.board.store_away(self.name, error.message, error.hint)
+        if not self._store_is_away:
+            self._store_is_away = True
+            self._log.warning(
+                "checkpoints cannot be saved; events are taken, and the source is not confirmed", error=error
+            )
+
+    def back(self) -> None:
+        self._store_is_away = False
+        self._show_breaker("checkpoints", BreakerState.CLOSED)
+        self.board.store_back(self.name)
+        self._log.info("checkpoints are saved again")
+
+    def _show_breaker(self, of: str, breaker: BreakerState) -> None:
+        for state in BreakerState:
+            self.metrics.breaker.labels(of, self.name, state.value).set(state is breaker)
+
     # news of repairing
 
     def opened(self, recovery: Recovery, error: EvermarkError) -> None:
@@ -241,6 +301,24 @@ class SourceRunner:
             "a gap was found; it is being closed", partition=partition, error=error, recovery=recovery.id
         )
         self.metrics.gaps.labels(self.name, partition).inc()
+        self._ask_for_resync(partition)
+
+    def _ask_for_resync(self, partition: int) -> None:
+        """A gap is closed whatever its size. Behind a large one, followers do better to take their state anew."""
+        now, gaps = datetime.now(UTC), self.deployment.reading.gaps
+        try:
+            last = self.works.newest([partition]).get(partition)
+        except Exception as error:  # noqa: BLE001 - how large it is, is only worth a hint
+            self._repair_log.debug("the size of the gap is not known", partition=partition, error=error)
+            return
+        if last is not None and gaps.is_large(last.event_time or last.at, now):
+            since = (last.event_time or last.at).isoformat()
+            self.metrics.resyncs.labels(self.name, partition).inc()
+            self.board.resync(self.name, partition, now)
+            self._repair_log.error(
+                "the gap is larger than gap_detection.small_gap: followers should take their state anew",
+                partition=partition, last_event=since,
+            )  # fmt: skip
 
     def begun(self, recovery: Recovery) -> None:
         said = f"failover: {recovery.reason}"

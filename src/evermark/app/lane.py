@@ -54,12 +54,25 @@ _DRIVER_GONE = 70  # exit code
 
 
 @dataclass(frozen=True)
+class EndTimes:
+    """How long the steps of an orderly end may take; what is not done by then is done by the next start."""
+
+    flush_s: float  # batches and deliveries under way are ended
+    checkpoint_s: float  # checkpoints that wait are saved
+
+    @property
+    def in_all_s(self) -> float:
+        """Sources end their batches and save their checkpoints, all side by side; then delivery ends."""
+        return 2 * self.flush_s + self.checkpoint_s
+
+
+@dataclass(frozen=True)
 class LaneWork:
     """What a lane does, as the driver tells it."""
 
     parts: LaneParts
     limit: Limit
-    stop_s: float  # how long an orderly end may take
+    end: EndTimes
     sources: tuple[str, ...]  # that are read here
     shard: int  # of delivery
     shards: int  # that there are: one in each lane
@@ -210,7 +223,7 @@ class _Lane:
     ) -> None:
         self._end = end
         self._orders = orders
-        self._stop_s = work.stop_s
+        self._end_times = work.end
         self._subscriptions = deployment.delivery.subscriptions
         self._log = get_logger(part="lane", lane=name)
         board = cast("HealthBoard", _Told(end, "board"))
@@ -301,19 +314,20 @@ class _Lane:
 
     def _shut_down(self) -> None:
         """Stop consuming, flush, checkpoint, let go of the leases; told to hurry, do not wait."""
+        times = self._end_times
         for runner in self._sources:
             runner.stop()
-        left = [runner.name for runner in self._sources if not self._joined(runner)]
+        until = time.monotonic() + times.flush_s + times.checkpoint_s
+        left = [runner.name for runner in self._sources if not self._joined(runner, until)]
         self._delivery.stop()
-        if not self._joined(self._delivery):
+        if not self._joined(self._delivery, time.monotonic() + times.flush_s):
             self._log.warning("delivery did not end in time; what it had not settled is delivered again")
         if left:
             self._log.warning("not ended in time; the next start resumes from the checkpoint", sources=left)
 
-    def _joined(self, runner: SourceRunner | DeliveryRunner) -> bool:
-        deadline = time.monotonic() + self._stop_s
-        while time.monotonic() < deadline and not self._hurried():
-            if runner.join(0.1):
+    def _joined(self, runner: SourceRunner | DeliveryRunner, until: float) -> bool:
+        while (left_s := until - time.monotonic()) > 0 and not self._hurried():
+            if runner.join(min(0.1, left_s)):
                 return True
         return runner.join(0.0)
 

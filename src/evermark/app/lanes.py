@@ -19,6 +19,7 @@ from evermark.app.lane import (
     RENEW,
     STOP,
     TAKEN,
+    EndTimes,
     LaneWork,
     run_lane,
     source_part,
@@ -62,10 +63,10 @@ class _Submitted:
     successor: _Submitted | None = None  # begins with each part that this lane lets go of
 
 
-def shared_out(parts: LaneParts, limit: Limit, stop_s: float, lanes: int) -> list[LaneWork]:
+def shared_out(parts: LaneParts, limit: Limit, end: EndTimes, lanes: int) -> list[LaneWork]:
     """The work of a deployment over so many lanes: a shard of delivery in each, and the sources in turn."""
     names = sorted(parts.sources)
-    return [LaneWork(parts, limit, stop_s, tuple(names[n::lanes]), n, lanes) for n in range(lanes)]
+    return [LaneWork(parts, limit, end, tuple(names[n::lanes]), n, lanes) for n in range(lanes)]
 
 
 class Lanes:

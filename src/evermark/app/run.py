@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from evermark.app.build import Deployment, open_deployment
 from evermark.app.checking import file_warnings
 from evermark.app.inspect import check_at
+from evermark.app.lane import EndTimes
 from evermark.app.lanes import Lanes, shared_out
 from evermark.app.scratch import ScratchKeeper, scratch_folder
 from evermark.app.serving import served
@@ -79,6 +80,7 @@ class Pipeline:
         self._said_stopping = False
         self._on_taken: Callable[[], None] = lambda: None
         self._engine: Engine | None = None
+        self._refuse_requests: Callable[[], None] = lambda: None
 
     @classmethod
     def from_file(cls, path: str | Path, sources: Mapping[str, Source] | None = None) -> Pipeline:
@@ -88,6 +90,7 @@ class Pipeline:
         """Ask for a clean end; a second time, for a quick one."""
         if self._stopping.is_set():
             self._hurry.set()
+        self.board.is_stopping = True
         self._stopping.set()
 
     def run(self) -> None:
@@ -111,6 +114,7 @@ class Pipeline:
         tokens = Tokens(self.config.server.tokens)
         server = Server(self.config.server.host, self.config.server.port, self.board, self.metrics, tokens)
         server.start()
+        self._refuse_requests = server.api.close
         self.port = server.port
         with ExitStack() as stack:
             stack.callback(server.stop)
@@ -229,8 +233,8 @@ class Pipeline:
         scratch = scratch_folder(self.config.name)
         keeper = ScratchKeeper(scratch)
         shutdown = self.config.reliability.shutdown
-        stop_s = shutdown.flush_timeout.total_seconds() + shutdown.checkpoint_timeout.total_seconds() + _JOIN_GRACE_S
-        works = shared_out(deployment.for_lanes(), self._limit, stop_s, self.config.spark.lanes)
+        end = EndTimes(shutdown.flush_timeout.total_seconds(), shutdown.checkpoint_timeout.total_seconds())
+        works = shared_out(deployment.for_lanes(), self._limit, end, self.config.spark.lanes)
         lane_s = self.config.spark.lane.total_seconds()
         lanes = Lanes(engine.context, channel, works, deployment.box, self.board, self.metrics, lane_s, self._on_taken)
         self._dead_thread = None  # before the first thread starts: none that ends is overlooked
@@ -242,7 +246,7 @@ class Pipeline:
             self.started.set()
             trouble = self._watch(engine, lanes)
             if trouble is None:
-                self._shut_down(lanes, 2 * stop_s)
+                self._shut_down(lanes, end.in_all_s + _JOIN_GRACE_S)
             else:
                 self.board.engine_lost(trouble)
                 engine.kill()
@@ -286,8 +290,9 @@ class Pipeline:
             )
 
     def _shut_down(self, lanes: Lanes, wait_s: float) -> None:
-        """Stop consuming, flush, checkpoint, let go of the leases; a second signal does not wait."""
+        """Refuse requests, stop consuming, flush, checkpoint, let go of the leases; a second signal does not wait."""
         self._say_stopping(within_s=wait_s)
+        self._refuse_requests()
         lanes.stop()
         deadline = time.monotonic() + wait_s
         while not lanes.join(0.1) and time.monotonic() < deadline:

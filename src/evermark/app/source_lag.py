@@ -11,14 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from evermark.app.build import Deployment
-from evermark.checkpoints.base import CheckpointStore
+from evermark.checkpoints.base import Checkpoint, CheckpointStore
 from evermark.delivery.base import BEGINNING, CursorVector, SourcePartition
 from evermark.delivery.status import durable_heads
 from evermark.delivery.store.postgres import PostgresDelivery
 from evermark.errors import EvermarkError
 from evermark.ingest.copying.postgres import StateCopies
-from evermark.log.head import PostgresHeads
-from evermark.observe.health import FailingCopy, HealthBoard, SourceAnswer
+from evermark.ingest.saving import AWAY
+from evermark.log.head import Head, HeadStore, PostgresHeads
+from evermark.observe.health import FailingCopy, HealthBoard, LagWatch, SourceAnswer
 from evermark.observe.logging import get_logger, without_secrets
 from evermark.sources.base import Source, Untaken
 from evermark.sources.copies import CopyState
@@ -123,13 +124,15 @@ class Lags:
         self._groups: dict[SourcePartition, Marks] = {}
         checkpoints = deployment.checkpoints_through(self._state)
         self._sources = [
-            SourceLook(name, source, checkpoints, board, clock) for name, source in deployment.sources.items()
+            SourceLook(name, source, checkpoints, board, clock, self._heads)
+            for name, source in deployment.sources.items()
         ]
         self._looks = [
             *(Look(each.name, each.ask, each.late, clock) for each in self._sources),
             Look("delivery", self._ask_delivery, lambda _: None, clock),
             Look("copies", self._ask_copies, lambda _: None, clock),
         ]
+        self._watch = LagWatch()
         self._stopping = threading.Event()
         self._log = get_logger(part="lag")
         self._thread = threading.Thread(target=self._run, name="lag", daemon=True)
@@ -157,10 +160,22 @@ class Lags:
         while True:
             try:
                 self.ask()
+                self._say_lags()
             except Exception as error:  # noqa: BLE001 - asked again
                 self._log.warning("the lag could not be asked for", error=error)
             if self._stopping.wait(EVERY_S):
                 return
+
+    def _say_lags(self) -> None:
+        reports = self._board.partitions()
+        began, over = self._watch.heard(reports)
+        for name in began:
+            report = reports[name]
+            self._log.warning(
+                "a partition lags", partition=name, lag_s=round(report.lag_s or 0.0), reason=report.reason
+            )
+        for name in over:
+            self._log.info("a partition does not lag any more", partition=name)
 
     def _ask_delivery(self) -> None:
         try:
@@ -200,6 +215,13 @@ def group_lag_s(
     return max(lags)
 
 
+def read_to(head: Head | None, checkpoint: Checkpoint | None) -> str | None:
+    """Up to where a partition is in the log. A checkpoint may wait to be saved; where nothing came, only it moves."""
+    if head is not None and (checkpoint is None or head.batch > checkpoint.batch):
+        return head.position
+    return checkpoint.position if checkpoint is not None else None
+
+
 @dataclass(eq=False)
 class SourceLook:
     """Asks one source through a copy of its own: the owner's connections and locks are not waited for."""
@@ -209,6 +231,9 @@ class SourceLook:
     checkpoints: CheckpointStore
     board: HealthBoard
     clock: Clock
+    heads: HeadStore | None = None
+    _known_heads: Mapping[int, Head] = field(default_factory=dict, init=False)
+    _known: Mapping[int, Checkpoint] = field(default_factory=dict, init=False)
     _copy: Source | None = field(default=None, init=False)
     _lags: LagOf = field(default_factory=LagOf, init=False)
     _partitions: list[int] = field(default_factory=lambda: [0], init=False)
@@ -249,14 +274,14 @@ class SourceLook:
 
     def _answer(self, source: Source, at: float) -> SourceAnswer:
         self._partitions = list(source.partitions())
-        checkpoints = self.checkpoints.list(self.name)
+        heads, checkpoints = self._taken()
         after: dict[int, str] = {}
         found: dict[int, Untaken] = {}
         refused: dict[int, tuple[str, str]] = {}
         for partition in self._partitions:
             try:
-                known = checkpoints.get(partition)
-                after[partition] = known.position if known is not None else source.earliest(partition)
+                known = read_to(heads.get(partition), checkpoints.get(partition))
+                after[partition] = known if known is not None else source.earliest(partition)
             except EvermarkError as error:
                 refused[partition] = (error.message, error.hint)
         while asked := {p: end for p, end in after.items() if p not in refused}:
@@ -269,6 +294,20 @@ class SourceLook:
                 continue
             break
         return SourceAnswer(at, self._lags.seconds(after, found, self.clock()), refused)
+
+    def _taken(self) -> tuple[Mapping[int, Head], Mapping[int, Checkpoint]]:
+        """While a store is away, as it was seen last: how a source is does not depend on it."""
+        trouble: EvermarkError | None = None
+        try:
+            self._known_heads = self.heads.load(self.name) if self.heads is not None else {}
+        except AWAY as error:
+            trouble = error
+        try:
+            self._known = self.checkpoints.list(self.name)
+        except AWAY as error:
+            if not (self._known or self._known_heads):
+                raise trouble or error from None
+        return self._known_heads, self._known
 
 
 def _copied(source: Source) -> Source:

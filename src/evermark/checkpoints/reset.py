@@ -6,11 +6,11 @@ cursors come back to where the log ends: the batches that follow get the same nu
 
 from __future__ import annotations
 
+from evermark.checkpoints.base import CheckpointStore
 from evermark.cluster.fence import DELIVER_LEASE, fence, source_lease
 from evermark.state.connection import State
 
 _LOCK_GROUPS = "select from delivery_group order by shard for update"
-_FORGET = "delete from checkpoints where source = %s and partition = %s"
 _LOWER_HEAD = "delete from log_head where source = %s and partition = %s and batch > %s"
 # A cursor inside the batch that is made anew forgets how far it got there: the new batch holds other events.
 _LOWER_CURSORS = """
@@ -20,13 +20,22 @@ where source = %(source)s and partition = %(partition)s
 """
 
 
-def reset(state: State, source: str, partition: int, log_batch: int, *, source_epoch: int, deliver_epoch: int) -> int:
+def reset(
+    state: State,
+    checkpoints: CheckpointStore,
+    source: str,
+    partition: int,
+    log_batch: int,
+    *,
+    source_epoch: int,
+    deliver_epoch: int,
+) -> int:
     """`log_batch` is the last batch in the log. Returns how many readers had to be brought back to it."""
+    checkpoints.delete(source, partition)  # before the rest: without it the rest may be done again, and is harmless
     with state.transaction() as conn:
         fence(conn, source_lease(source), source_epoch)
         fence(conn, DELIVER_LEASE, deliver_epoch)
         conn.execute(_LOCK_GROUPS)  # owners of other shards of delivery are not fenced by that lease
-        conn.execute(_FORGET, (source, partition))
         conn.execute(_LOWER_HEAD, (source, partition, log_batch))
         where = {"source": source, "partition": partition, "batch": log_batch}
         return conn.execute(_LOWER_CURSORS, where).rowcount

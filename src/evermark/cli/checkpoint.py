@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -15,13 +16,26 @@ from evermark.checkpoints.backup import read_backup, to_text, write_backup
 from evermark.checkpoints.base import Checkpoint
 from evermark.checkpoints.kinds import backend_of
 from evermark.checkpoints.reset import reset as reset_checkpoint
-from evermark.cli.console import noun, say, show
+from evermark.cli.console import confirm, noun, say, show
 from evermark.cli.deployment import as_deliverer, held_sources, known_source, opened
-from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption
+from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption, YesOption
 from evermark.errors import ConfigError, ConflictError, NotFoundError
+from evermark.ingest.repair.base import Choice
 from evermark.log.read import LogReader, sources_at
 
 app = noun("Checkpoints: how far each source was read.")
+
+
+class From(StrEnum):
+    """Where reading goes on after a reset."""
+
+    LOG = "log"
+    OLDEST = "oldest"
+    NOW = "now"
+    RESYNC = "resync"
+
+
+_CHOICES = {From.NOW: Choice.SKIP, From.RESYNC: Choice.REPAIR}
 
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", show_default=False)]
 
@@ -85,10 +99,19 @@ def reset(
     source: Annotated[str, typer.Argument(metavar="SOURCE", show_default=False)],
     config: ConfigOption = DEFAULT_CONFIG,
     partition: Annotated[int | None, typer.Option(min=0, help="Only this partition.")] = None,
+    begin: Annotated[
+        From,
+        typer.Option(
+            "--from",
+            help="log: where the log ends. oldest: with the oldest the source has; what the log has is left out."
+            " resync: compare the source with the log, and take what differs. now: never take what lies between.",
+        ),
+    ] = From.LOG,
+    yes: YesOption = False,
 ) -> None:
-    """Forget the checkpoints of a source.
+    """Forget the checkpoints of a source, and say where reading goes on.
 
-    Reading then goes on where the log itself ends.
+    By itself it goes on where the log ends: nothing is repeated, and nothing is lost that the source still has.
 
     Refused while an instance reads the source. Needed when the log was put back from a backup: what it misses is
     taken from the source again, and delivered again.
@@ -96,26 +119,48 @@ def reset(
     with opened(config) as deployment:
         _require_durable(deployment)
         known_source(deployment.sources, source)
+        choice = _CHOICES.get(begin)
         known = {*deployment.checkpoints.list(source), *deployment.heads.load(source)}
         chosen = sorted(known if partition is None else known & {partition})
         if not chosen:
             where = source if partition is None else f"{source}/{partition}"
             raise NotFoundError(f"no checkpoint of {where}", hint="`evermark checkpoint list` shows all checkpoints")
+        if choice is not None and any(deployment.sources[source].repair(each) is None for each in chosen):
+            raise ConfigError(
+                f"sources.{source} cannot be compared or skipped", hint="use --from log or --from oldest for it"
+            )
+        if begin is From.NOW:
+            confirm(f"Go on from now with {source}, and never take what lies between?", yes=yes)
         with held_sources(deployment, [source]) as leases:
             for each in chosen:
                 _forget(deployment, source, each, leases[source].epoch)
+                _begin_elsewhere(deployment, source, each, leases[source].epoch, begin)
 
 
 def _forget(deployment: Deployment, source: str, partition: int, epoch: int) -> None:
     where, log_batch = f"{source}/{partition}", _log_batch(deployment, source, partition)
-    forget = partial(reset_checkpoint, deployment.state, source, partition, log_batch, source_epoch=epoch)
+    stores = deployment.state, deployment.checkpoints
+    forget = partial(reset_checkpoint, *stores, source, partition, log_batch, source_epoch=epoch)
     back = as_deliverer(deployment, lambda deliver_epoch: forget(deliver_epoch=deliver_epoch))
     if log_batch:
-        say(f"{where}: forgotten; reading goes on where batch {log_batch}, the last in the log, ends")
+        say(f"{where}: forgotten; by itself reading goes on where batch {log_batch}, the last in the log, ends")
     else:
         say(f"{where}: forgotten; the log has nothing of it, so reading begins with the oldest the source has")
     if back:
         say(f"{where}: {back} readers were ahead of the log and are back at batch {log_batch}")
+
+
+def _begin_elsewhere(deployment: Deployment, source: str, partition: int, epoch: int, begin: From) -> None:
+    where = f"{source}/{partition}"
+    if begin is From.OLDEST:
+        position = deployment.sources[source].earliest(partition)
+        oldest = Checkpoint(position, _log_batch(deployment, source, partition), epoch)
+        deployment.checkpoints.save(source, partition, oldest)
+        say(f"{where}: reading goes on at {position}, the oldest the source has; what the log has is left out")
+    elif (choice := _CHOICES.get(begin)) is not None:
+        deployment.recoveries.open(source, partition, f"checkpoint reset --from {begin}", "", epoch, choice)
+        done = "skips to now" if choice is Choice.SKIP else "compares the source with the log first"
+        say(f"{where}: the next `evermark up` {done}")
 
 
 def _all(deployment: Deployment) -> dict[tuple[str, int], Checkpoint]:

@@ -12,7 +12,7 @@ import typer
 
 from evermark.app.build import local_log, source_context
 from evermark.app.inspect import PartitionStatus, existing_state, judged, statuses
-from evermark.checkpoints.kinds import open_checkpoints
+from evermark.checkpoints.kinds import backend_of, open_checkpoints
 from evermark.cli.console import EXIT_WRONG, say, show, show_json
 from evermark.cli.deployment import config_at, holder_in, known_source
 from evermark.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption
@@ -60,12 +60,25 @@ def examined_all(config: Config, names: Iterable[str]) -> list[Found]:
             said = f"{where}, schema {state.schema}" if state else "there is none yet: `evermark up` makes it"
             about_state = ok("state", said)
         rows = [("", about_state)]
+        names = list(names)
+        if state is not None and backend_of(config.reliability.checkpoint).outside:
+            rows.append(("", _about_checkpoints(config, state, names)))
         for name in names:
             settings = config.sources[name]
             look = None if state is None else partial(_look, config, name, state)
             examined = kind_of(settings, name).examine(settings, source_context(config, name, None), look)
             rows += [(name, finding) for finding in examined]
     return rows
+
+
+def _about_checkpoints(config: Config, state: State, names: Iterable[str]) -> Finding:
+    settings = config.reliability.checkpoint
+    try:
+        store = open_checkpoints(settings, state)
+        kept = sum(len(store.list(name)) for name in names)
+    except EvermarkError as error:
+        return wrong("checkpoints", error.message, error.hint)
+    return ok("checkpoints", f"in {settings.backend}, of {kept} partitions")
 
 
 def _look(config: Config, name: str, state: State, source: Source) -> SourceState:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from evermark.app.build import Deployment
+from evermark.checkpoints.base import Checkpoint
 from evermark.cli import backfill, replay
 from evermark.cli.console import say, show, show_json
 from evermark.cli.deployment import holder_in, opened
@@ -18,6 +19,7 @@ from evermark.cluster.postgres import LeaseRow, lease_rows
 from evermark.config import Config
 from evermark.delivery.replay.shown import summary
 from evermark.delivery.store.stream_status import PostgresStatus
+from evermark.errors import EvermarkError
 
 _HEALTH_WAIT_S = 6.0  # an instance asks its sources first, and waits for them a little
 _HEALTH_BYTES_MAX = 4 * 1024 * 1024
@@ -57,7 +59,7 @@ def _partitions(deployment: Deployment, leases: Mapping[str, LeaseRow]) -> list[
     """One row per source partition: its owner, its checkpoint, its log head."""
     rows: list[dict[str, Any]] = []
     for source in sorted(deployment.sources):
-        checkpoints, heads = deployment.checkpoints.list(source), deployment.heads.load(source)
+        checkpoints, heads = _checkpoints(deployment, source), deployment.heads.load(source)
         for partition in sorted({*checkpoints, *heads} or {0}):
             checkpoint, head = checkpoints.get(partition), heads.get(partition)
             rows.append(
@@ -71,6 +73,15 @@ def _partitions(deployment: Deployment, leases: Mapping[str, LeaseRow]) -> list[
                 }
             )
     return rows
+
+
+def _checkpoints(deployment: Deployment, source: str) -> Mapping[int, Checkpoint]:
+    """A store of checkpoints that is away keeps nobody from seeing the rest."""
+    try:
+        return deployment.checkpoints.list(source)
+    except EvermarkError as error:
+        say(f"{source}: its checkpoints cannot be read: {error}")
+        return {}
 
 
 def _health(config: Config) -> dict[str, Any] | None:

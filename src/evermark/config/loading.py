@@ -29,9 +29,7 @@ def load(path: str | Path, environ: Mapping[str, str] | None = None) -> Config:
     notes = KeyNotes()
     problems = list(expanded.problems)
     try:
-        given = Config.model_validate(expanded.values, context=notes)
-        problems += given.not_yet()
-        config = _complete(given, file.parent)
+        config = _complete(Config.model_validate(expanded.values, context=notes), file.parent)
     except ValidationError as error:
         found = from_validation(error, expanded.values, notes.known, expanded.from_variables)
         unread = {problem.path for problem in expanded.problems}

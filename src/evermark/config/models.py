@@ -23,7 +23,7 @@ from evermark.checkpoints.kinds import CheckpointConfig
 from evermark.config.bots import BotConfig
 from evermark.config.subscriptions import SubscriptionConfig
 from evermark.secrets import KeyRef, Secret
-from evermark.settings.fields import NAME, Duration, Model, NotYet, Whole, between, postgres_dsn, refusal
+from evermark.settings.fields import NAME, Duration, Model, Whole, between, postgres_dsn, refusal
 from evermark.settings.problems import nearest
 from evermark.sources.kinds import KINDS, kind_named
 from evermark.sources.settings import SourceConfig
@@ -35,8 +35,6 @@ LOG_SCHEMES = ("s3", "s3a", "gs", "az", "abfs", "abfss")
 _Name = Annotated[str, Field(pattern=NAME)]
 _Short = Annotated[Duration, between(timedelta(milliseconds=10), timedelta(hours=1))]
 _Long = Annotated[Duration, between(timedelta(seconds=1), timedelta(days=30))]
-_DEDUP = NotYet("nothing reads this key in this version: each event is in the log once, always")
-_GAPS = NotYet("nothing reads this key in this version: gaps are found by positions, whatever their size")
 
 _URL = re.compile(r"([^/]*)://(.*)", re.DOTALL)
 _LISTEN = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9_.-]{1,253}):(\d{1,5})", re.ASCII)
@@ -167,17 +165,19 @@ class ServerConfig(Model):
 
 
 class DedupConfig(Model):
-    enabled: Annotated[bool, _DEDUP] = True
-    cache_size: Annotated[Whole, Field(ge=1, le=10_000_000), _DEDUP] = 10_000
-    ttl: Annotated[_Long, _DEDUP] = timedelta(minutes=3)
+    """Ids that were logged of late, kept in memory: an aid beside the log, which holds each id once in any case."""
+
+    enabled: bool = True
+    cache_size: Annotated[Whole, Field(ge=1, le=10_000_000)] = 10_000
+    ttl: _Long = timedelta(minutes=3)
 
 
 class GapDetectionConfig(Model):
-    """A jump of more than `max_gap` with evidence is a gap; up to `small_gap` it is read again, beyond it is stale."""
+    """A jump of more than `max_gap` with evidence is a gap. Beyond `small_gap` those who follow are told to resync."""
 
-    enabled: Annotated[bool, _GAPS] = True
-    max_gap: Annotated[_Long, _GAPS] = timedelta(minutes=5)
-    small_gap: Annotated[_Long, _GAPS] = timedelta(hours=1)
+    enabled: bool = True
+    max_gap: _Long = timedelta(minutes=5)
+    small_gap: _Long = timedelta(hours=1)
 
 
 class CircuitBreakerConfig(Model):

@@ -7,14 +7,15 @@ fails is tried again after a while or stops, and the others go on; a gap is left
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
+from evermark.breaker import Breaker, BreakerLimits, BreakerState
 from evermark.cluster.fence import source_lease
 from evermark.cluster.holding import Candidate, HeldLease
 from evermark.error_policy import Action, action_after, action_for, backoff_s
-from evermark.errors import EvermarkError, StaleError, known
+from evermark.errors import EvermarkError, GapError, StaleError, known
 from evermark.event import Seen
 from evermark.ingest.copying.steps import Copier
 from evermark.ingest.gather import WHOLE_SOURCE
@@ -28,10 +29,8 @@ from evermark.sources.base import Source
 
 @dataclass(frozen=True)
 class IngestLimits:
-    # A server that came back is read again after this time at the latest.
-    backoff_s_max: float = 10.0
-    # The same for partitions that fail while others are read: each try interrupts the others.
-    backoff_beside_s_max: float = 60.0
+    # After a few failures in a row a partition is left alone for the breaker's time: each try of one interrupts others.
+    breaker: BreakerLimits = field(default_factory=BreakerLimits)
     # Reading that lasted this long before it failed was healthy: the failure counts as a first.
     well_after_s: float = 60.0
     look_every_s: float = 1.0  # for a partition that may be read again, and for a gap
@@ -85,7 +84,7 @@ class SourceNews(RepairNews, Protocol):
 
 @dataclass
 class _Trouble:
-    attempts: int = 0
+    breaker: Breaker
     not_before: float = 0.0
     stopped: bool = False
 
@@ -116,6 +115,10 @@ class SourceOwner:
 
     def stop(self) -> None:
         self._stopping.set()
+
+    def breaker(self, partition: int) -> BreakerState:
+        trouble = self._trouble.get(partition)
+        return BreakerState.CLOSED if trouble is None else trouble.breaker.state(self._runtime.monotonic())
 
     def may_retain(self) -> bool:
         """Whether old events may leave the log. Not while a gap is open, or may be: events removed then would be
@@ -236,13 +239,14 @@ class SourceOwner:
             said = repairer.found(partition, trouble, self._left_at.get(partition, "")) if trouble else None
             if said is not None:
                 noted[partition] = said
-        self._note_failure(noted, is_sure=is_sure, beside=len(noted) < len(active))
+        self._note_failure(noted, is_sure=is_sure)
         return True
 
     def _read(self, taker: Taker, active: Sequence[int], ends: Sequence[Wake]) -> Mapping[int, EvermarkError]:
+        resumes: dict[int, Resume] = {}
         try:
             self.works.require_room()  # reading that begins looks healthy until its first batch
-            resumes = {partition: _begun(taker, partition) for partition in active}
+            resumes.update((partition, _begun(taker, partition)) for partition in active)
             starts = {p: r.position for p, r in resumes.items() if r.position is not None}
             self._left_at = starts
             self.source.check(starts, self.works.newest(active))
@@ -250,7 +254,10 @@ class SourceOwner:
             for partition, position in starts.items():
                 self.source.begin(partition, position)
         except EvermarkError as error:
-            return {error.partition if error.partition is not None else WHOLE_SOURCE: error}
+            blamed = error.partition if error.partition is not None else WHOLE_SOURCE
+            away = next((r.without_checkpoint for p, r in resumes.items() if blamed in {p, WHOLE_SOURCE}), None)
+            # Without its checkpoint a partition begins too early, which may look like a gap.
+            return {blamed: away if away is not None and isinstance(error, GapError) else error}
         self.news.reading(active)
         self._log.info("reading", partitions=list(active))
         if any_set(ends):
@@ -264,21 +271,22 @@ class SourceOwner:
     def _ready_partitions(self, repaired: set[int]) -> tuple[list[int], float | None]:
         """The partitions that may be read now, and in how many seconds another may be."""
         now = self._runtime.monotonic()
-        troubles = {p: self._trouble.get(p, _Trouble()) for p in self.source.partitions() if p not in repaired}
-        waits = {p: trouble.not_before - now for p, trouble in troubles.items() if not trouble.stopped}
+        troubles = {p: self._trouble.get(p) for p in self.source.partitions() if p not in repaired}
+        waits = {p: t.not_before - now if t else 0.0 for p, t in troubles.items() if t is None or not t.stopped}
         ready = [p for p, wait_s in waits.items() if wait_s <= 0]
         return ready, min((wait_s for wait_s in waits.values() if wait_s > 0), default=None)
 
-    def _note_failure(self, failed: Mapping[int, EvermarkError], *, is_sure: bool = True, beside: bool = False) -> None:
+    def _note_failure(self, failed: Mapping[int, EvermarkError], *, is_sure: bool = True) -> None:
         # The same for all: partitions that failed together are read again together.
         now, jitter = self._runtime.monotonic(), 0.8 + 0.4 * self._runtime.random()
-        most = self.limits.backoff_beside_s_max if beside else self.limits.backoff_s_max
         for partition, error in failed.items():
-            trouble = self._trouble.setdefault(partition, _Trouble())
-            trouble.attempts += 1
+            trouble = self._trouble.setdefault(partition, _Trouble(Breaker(self.limits.breaker)))
+            breaker = trouble.breaker
+            breaker.failed(now)
             again_in_s: float | None = None
-            if action_after(error, trouble.attempts) is not Action.STOP or not is_sure:
-                again_in_s = backoff_s(trouble.attempts - 1, max_s=most) * jitter
+            if action_after(error, breaker.failures) is not Action.STOP or not is_sure:
+                pause_s = backoff_s(breaker.failures - 1, max_s=self.limits.breaker.timeout_s) * jitter
+                again_in_s = breaker.wait_s(now) or pause_s
                 trouble.not_before = now + again_in_s
                 self._log.warning("partition failed", partition=partition, error=error, again_in_s=round(again_in_s, 1))
             else:

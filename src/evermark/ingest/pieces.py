@@ -17,7 +17,7 @@ from evermark import failpoint
 from evermark.ahead import ahead
 from evermark.errors import EvermarkError, Kind
 from evermark.event import ADDED_SINCE, TAKEN, Op, with_all_columns
-from evermark.ingest.dedup import Deduplicated, excluded_from
+from evermark.ingest.dedup import Deduplicated, RecentIds, excluded_from
 from evermark.log.read import LogReader
 from evermark.log.write import BatchWriter
 from evermark.sources.base import Fed, Slice, Source
@@ -52,21 +52,21 @@ def pieces_of(
     return [Piece(piece, batch, start, end, exclude) for piece in source.slices(partition, start, end)]
 
 
-def written(piece: Piece, of: ReadFrom) -> dict[str, Any]:
-    """Read and write one piece; its report, for `gather`. Never raises."""
+def written(piece: Piece, of: ReadFrom, recent: RecentIds | None = None) -> dict[str, Any]:
+    """Read and write one piece; its report, for `gather`. Never raises. `recent` ids are left out, too."""
     where = {"partition": piece.slice.partition, "batch": piece.batch, "start": piece.start, "end": piece.end}
     try:
-        return {**where, **_write(piece, of, of.source.read(piece.slice))}
+        return {**where, **_write(piece, of, of.source.read(piece.slice), recent=recent)}
     except Exception as error:  # noqa: BLE001 - every failure is part of the report
         return {**where, "error": error_fields(error)}
 
 
-def written_fed(fed: Fed, piece: Piece, of: ReadFrom) -> dict[str, Any]:
+def written_fed(fed: Fed, piece: Piece, of: ReadFrom, recent: RecentIds | None = None) -> dict[str, Any]:
     """The same for events that the source has sent; where they end is known when they have been read."""
     where = {"partition": piece.slice.partition, "batch": piece.batch, "start": piece.start, "end": piece.end}
     try:
         kept: list[pa.RecordBatch] = []
-        report = _write(piece, of, fed.batches(), kept)
+        report = _write(piece, of, fed.batches(), kept, recent)
         return {**where, **report, "end": fed.end()}
     except Exception as error:  # noqa: BLE001 - as above
         return {**where, "error": error_fields(error)}
@@ -79,11 +79,15 @@ def error_fields(error: Exception) -> dict[str, Any]:
 
 
 def _write(
-    piece: Piece, of: ReadFrom, batches: Iterator[pa.RecordBatch], kept: list[pa.RecordBatch] | None = None
+    piece: Piece,
+    of: ReadFrom,
+    batches: Iterator[pa.RecordBatch],
+    kept: list[pa.RecordBatch] | None = None,
+    recent: RecentIds | None = None,
 ) -> dict[str, Any]:
     """`kept`: the rows of a small batch are reported, too, to be delivered without being read again."""
     folder, partition = Path(of.log_folder), piece.slice.partition
-    fresh = Deduplicated(_checked(batches), LogReader(folder), partition, piece.excluded_from)
+    fresh = Deduplicated(_checked(batches), LogReader(folder), partition, piece.excluded_from, recent)
     controls = _Counter()
     writer = BatchWriter(folder, of.name, partition, piece.batch, kept)
     # A thread that reads ahead costs more than a few rows that have come already.

@@ -6,14 +6,16 @@ come back, and only this loop commits them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from evermark.error_policy import backoff_s
 from evermark.errors import EvermarkError, GapError
-from evermark.ingest.dedup import excluded_from
-from evermark.ingest.gather import WHOLE_SOURCE, gather
+from evermark.event import Seen
+from evermark.ingest.dedup import RecentIds, excluded_from
+from evermark.ingest.gaps import GapLimits, JumpWatch
+from evermark.ingest.gather import WHOLE_SOURCE, Gathered, gather
 from evermark.ingest.pieces import Piece, ReadFrom, error_fields, pieces_of, written, written_fed
 from evermark.ingest.take import Taken, Taker, take_each
 from evermark.runtime import Runtime, Wake, any_set
@@ -103,8 +105,13 @@ class SourceReading:
     write_beside: WritePieces = written_here
     on_unfed: Callable[[EvermarkError], None] = lambda _: None  # a feed ended, or did not begin: the source is asked
     on_batch: Callable[[float], None] = lambda _: None  # how many seconds it took to take a batch
+    recent: RecentIds | None = None
+    gaps: GapLimits = field(default_factory=GapLimits)
+    newest: Callable[[Sequence[int]], Mapping[int, Seen]] = lambda _: {}  # as `SourceWorks.newest`
+    on_jump: Callable[[int, float], None] = lambda _partition, _jump_s: None
 
     def __post_init__(self) -> None:
+        self._jumps = JumpWatch(self.gaps)
         self._rows_before: int | None = None
         self._beside = False
         self._choice = FeedChoice()
@@ -121,6 +128,8 @@ class SourceReading:
             self._choose(None)
             while not any_set(ends):
                 began = self.runtime.monotonic()
+                if self.recent is not None:
+                    self.recent.forget_read()
                 try:
                     rows = self._fed() if self._feeds else self._asked()
                 except EvermarkError as error:
@@ -128,9 +137,12 @@ class SourceReading:
                 if any_set(ends):  # what was written is left behind, and read again by the next owner
                     return {}
                 gathered, written_at = gather(rows, taker.epoch), self.runtime.monotonic()
+                self._ask_for_evidence(gathered)
                 failed = {**gathered.failed, **take_each(taker, gathered.taken, on_taken, self._feeds)}
+                self._remember(each for each in gathered.taken if each.partition not in failed)
                 if failed:
                     return failed
+                taker.save_due(self._feeds)
                 for taken in gathered.taken:
                     self._at[taken.partition] = taken.end
                     self._batches[taken.partition] += bool(taken.files)
@@ -142,7 +154,29 @@ class SourceReading:
                     self.runtime.wait(rest_s(count, self.runtime.monotonic() - began), *ends)
             return {}
         finally:
+            taker.save_rest()
             self._close_feeds()
+
+    def _ask_for_evidence(self, gathered: Gathered) -> None:
+        """Before a batch behind a jump in time is taken: if something is missing there, the batch must wait for it."""
+        for taken in list(gathered.taken):
+            jump_s = self._jumps.jump_s(taken)
+            if jump_s is None:
+                continue
+            self.on_jump(taken.partition, jump_s)
+            try:
+                self.of.source.check({taken.partition: taken.start}, self.newest([taken.partition]))
+            except GapError as error:
+                gathered.failed[taken.partition] = error
+                gathered.taken.remove(taken)
+            except EvermarkError:
+                pass  # it cannot be asked just now; reading itself will say so
+
+    def _remember(self, batches: Iterable[Taken]) -> None:
+        for taken in batches:
+            self._jumps.taken([taken])
+            if self.recent is not None:
+                self.recent.logged(taken.partition)
 
     def _choose(self, rows: int | None) -> None:
         self._rows_before = rows
@@ -182,7 +216,7 @@ class SourceReading:
         self._news.clear()
         try:
             rows = [
-                written_fed(fed, self._piece(partition, self._at[partition]), self.of)
+                written_fed(fed, self._piece(partition, self._at[partition]), self.of, self.recent)
                 for partition, feed in self._feeds.items()
                 if (fed := feed.next()) is not None
             ]
@@ -242,5 +276,6 @@ class SourceReading:
                 at_end = {"partition": partition, "batch": batch, "start": at[partition], "end": end}
                 rows.append({**at_end, "file": None})
         self._beside = reads_beside(len(pieces), self._rows_before, self._beside)
-        write = self.write_beside if self._beside else written_here
-        return [*rows, *write(self.of, pieces)]
+        if self._beside:
+            return [*rows, *self.write_beside(self.of, pieces)]
+        return [*rows, *(written(piece, self.of, self.recent) for piece in pieces)]

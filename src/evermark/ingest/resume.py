@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from evermark.checkpoints.base import Checkpoint
-from evermark.errors import FormatError
+from evermark.errors import EvermarkError, FormatError
 from evermark.ingest.dedup import repeats_to
 from evermark.log.base import Tail
 
@@ -17,6 +17,8 @@ class Resume:
     position: str | None  # None: the source's earliest
     batch: int  # the last batch in the log
     repeats_to: str | None = None
+    # The store of checkpoints was away, and why: nobody knows what was passed, without events, after the log's end.
+    without_checkpoint: EvermarkError | None = None
 
 
 def resume(tail: Tail, head_batch: int, checkpoint: Checkpoint | None, logged_to: str | None, where: str) -> Resume:

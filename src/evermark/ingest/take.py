@@ -1,12 +1,14 @@
 """Taking a batch: the order of effects that makes "taken" mean "logged and durable".
 
 files → commit → fsync → log_head → (control events) → checkpoint → confirm. A crash between two steps leaves a state
-from which `begin` goes on. Without control events head and checkpoint are one transaction, if both are in State.
+from which `begin` goes on. Without control events head and checkpoint are one transaction, if both are in State; a
+checkpoint that is kept elsewhere may wait (`ingest/saving.py`), and the source waits with it.
 Nothing in here knows Spark, Delta or Postgres: the simulator runs this very code.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -14,9 +16,11 @@ from typing import Protocol
 import pyarrow as pa
 
 from evermark import failpoint
+from evermark.breaker import Breaker
 from evermark.checkpoints.base import Checkpoint, CheckpointStore
 from evermark.errors import BusyError, EvermarkError, UnreachableError
 from evermark.ingest.resume import Resume, resume
+from evermark.ingest.saving import AWAY, CheckpointSaver, SavePolicy, SavingNews
 from evermark.log.base import Append, AppendLog, Tail
 from evermark.log.head import Head, HeadStore
 from evermark.sources.base import Feed, Source
@@ -64,14 +68,23 @@ class Taker:
     checkpoints: CheckpointStore
     on_unconfirmed: Callable[[Exception], None] = lambda _: None
     on_controls: Callable[[int, int, int], None] = lambda _partition, _after, _to: None
+    policy: SavePolicy = field(default_factory=SavePolicy)
+    breaker: Breaker = field(default_factory=Breaker)  # of the store of checkpoints
+    saving: SavingNews = field(default_factory=SavingNews)
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._saver = CheckpointSaver(self._save_as, self.policy, self.breaker, self.clock, self.saving)
 
     def begin(self, partition: int) -> Resume:
         """Make the partition ours and find where it stands. The log is the truth; head and checkpoint follow it."""
         where = f"{self.name}/{partition}"
         # Before the tail: head and checkpoint can then not be ahead of it, even if we are no longer the owner.
         head = self.heads.load(self.name).get(partition)
-        checkpoint = self.checkpoints.list(self.name).get(partition)
+        checkpoint, away = self._stored(partition)
         tail = self.log.fence(partition, self.epoch)
+        if away is not None and not tail.batch:
+            raise away  # nothing else says where reading begins
         version = self.log.sync()
         logged_to = self.logged.position_max(partition) if tail.batch else None
         found = resume(tail, head.batch if head else 0, checkpoint, logged_to, where)
@@ -84,8 +97,20 @@ class Taker:
             end = tail.end or logged_to or position
             recovered = Head(tail.batch, self.epoch, end, version)
             self.heads.move(self.name, partition, recovered, recovered=True)
-        self.checkpoints.save(self.name, partition, Checkpoint(position, tail.batch, self.epoch))
-        return Resume(position, found.batch, found.repeats_to)
+        if away is None:
+            self._save(partition, position, tail.batch)
+        else:
+            # What was passed without events after the log's end is not known, and is passed once more.
+            self._saver.offer(partition, Checkpoint(position, tail.batch, self.epoch), 0)
+        self._saver.to_confirm(partition)  # its predecessor did
+        return Resume(position, found.batch, found.repeats_to, away)
+
+    def _stored(self, partition: int) -> tuple[Checkpoint | None, EvermarkError | None]:
+        """The checkpoint of a partition; or, while the store is away, why it cannot be read."""
+        try:
+            return self.checkpoints.list(self.name).get(partition), None
+        except AWAY as error:
+            return None, error
 
     def take(self, taken: Taken, *, repaired: bool = False) -> None:
         """After this returns, the events may be delivered and will never be asked for again.
@@ -93,7 +118,7 @@ class Taker:
         `repaired`: the batch closes a gap, and reading goes on at its end, perhaps in another history.
         """
         if not taken.files:
-            self._save(taken.partition, taken.end, taken.batch - 1, repaired=repaired)
+            self._offer(Checkpoint(taken.end, taken.batch - 1, self.epoch), taken, repaired=repaired)
             return
         self.log.commit(taken)
         version = self.log.sync()
@@ -102,13 +127,40 @@ class Taker:
         checkpoint = Checkpoint(taken.end, taken.batch, self.epoch)
         # Control events are carried out between the two: then they are two transactions.
         also = self.checkpoints.beside(*where, checkpoint) if taken.controls == 0 and not repaired else None
+        began = self.clock()
         saved = self.heads.move(*where, head, also=also)
         failpoint.hit("head.moved")
         if taken.controls != 0:
             self.on_controls(taken.partition, taken.batch - 1, taken.batch)
-        if not saved:
-            self.checkpoints.save(*where, checkpoint, repaired=repaired)
-        failpoint.hit("checkpoint.saved")
+        if saved:
+            self._saver.saved(taken.partition, taken.end, self.clock() - began)
+            failpoint.hit("checkpoint.saved")
+        else:
+            self._offer(checkpoint, taken, repaired=repaired)
+
+    def _offer(self, checkpoint: Checkpoint, taken: Taken, *, repaired: bool) -> None:
+        if repaired:  # it may be of another history, which the log's own end does not tell
+            self._save(taken.partition, checkpoint.position, checkpoint.batch, repaired=True)
+        else:
+            self._saver.offer(taken.partition, checkpoint, taken.rows)
+
+    def save_due(self, feeds: Mapping[int, Feed] = NO_FEEDS) -> None:
+        """Save checkpoints that have waited for long enough, and confirm what was saved. To be called now and then."""
+        for partition in self._saver.save_due():
+            self.confirm_saved(partition, feeds.get(partition))
+
+    def save_rest(self) -> None:
+        """Reading ends: save the checkpoints that wait. What cannot be saved, the log knows."""
+        try:
+            self._saver.save_rest()
+        except EvermarkError as error:
+            self.on_unconfirmed(error)
+
+    def confirm_saved(self, partition: int, feed: Feed | None = None) -> None:
+        """Confirm up to the last checkpoint that is saved, if that is news."""
+        end = self._saver.to_confirm(partition)
+        if end is not None:
+            self.confirm(partition, end, feed)
 
     def confirm(self, partition: int, end: str, feed: Feed | None = None) -> None:
         """Tell the source, or its feed, that it may forget. Late or never is harmless: a busy one is told later."""
@@ -123,7 +175,12 @@ class Taker:
         failpoint.hit("source.confirmed")
 
     def _save(self, partition: int, position: str, batch: int, *, repaired: bool = False) -> None:
-        self.checkpoints.save(self.name, partition, Checkpoint(position, batch, self.epoch), repaired=repaired)
+        self._save_as(partition, Checkpoint(position, batch, self.epoch), repaired=repaired)
+
+    def _save_as(self, partition: int, checkpoint: Checkpoint, *, repaired: bool = False) -> None:
+        began = self.clock()
+        self.checkpoints.save(self.name, partition, checkpoint, repaired=repaired)
+        self._saver.saved(partition, checkpoint.position, self.clock() - began)
         failpoint.hit("checkpoint.saved")
 
 
@@ -136,7 +193,7 @@ def take_each(
         try:
             taker.take(taken)
             on_taken(taken)
-            taker.confirm(taken.partition, taken.end, feeds.get(taken.partition))
+            taker.confirm_saved(taken.partition, feeds.get(taken.partition))
         except EvermarkError as error:
             failed[taken.partition] = error
     return failed

@@ -49,6 +49,7 @@ class PartitionReport:
     stale_streams: int = 0  # parts of it that cannot be read on, while the rest is
     stale_first: Mapping[str, str] = field(default_factory=dict)  # some of them, and why
     repairing: bool = False  # a gap is being closed: batches are taken, and yet it is not read
+    resync_at: datetime | None = None  # when a gap was found that was so large that followers should take state anew
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,8 @@ class HealthBoard:
         self._engine_trouble = ""
         self.replays: Mapping[str, tuple[datetime, datetime]] = {}  # which windows are replayed just now, by source
         self.copies: Sequence[FailingCopy] = ()
+        self.is_stopping = False
+        self.stores_away: dict[str, tuple[str, str]] = {}  # by source: why its checkpoints cannot be saved, and a hint
         self.delivery = LiveGroupReport()
         self._shards: dict[int, tuple[bool, bool]] = {}
         # Brings the board up to date before it is read: asks all sources, until they have answered or time is up.
@@ -161,6 +164,12 @@ class HealthBoard:
                 self._batches.setdefault((source, partition), deque()).append((self._clock(), events))
                 self._forget(source, partition)
 
+    def resync(self, source: str, partition: int, at: datetime) -> None:
+        """A gap was found behind which those who follow the events should take their state anew."""
+        with self._lock:
+            old = self._partitions.get((source, partition), PartitionReport(PartitionHealth.STALE))
+            self._partitions[source, partition] = replace(old, resync_at=at)
+
     def stale(self, source: str, streams: Mapping[int, tuple[int, Mapping[str, str]]]) -> None:
         """Which streams of a source cannot be read on just now: by partition how many, and why some of them cannot."""
         with self._lock:
@@ -199,6 +208,13 @@ class HealthBoard:
             return None
         return f"Spark has not been running for {lost_s:.0f} s: {self._engine_trouble}"
 
+    def store_away(self, source: str, reason: str, hint: str) -> None:
+        """The checkpoints of a source cannot be saved: its events are taken, and it is not confirmed."""
+        self.stores_away = {**self.stores_away, source: (reason, hint)}
+
+    def store_back(self, source: str) -> None:
+        self.stores_away = {name: why for name, why in self.stores_away.items() if name != source}
+
     def deliver(self, *, here: bool, standby: bool = False, shard: int = 0) -> None:
         """Whether this instance delivers for a shard, and if not, whether another does."""
         with self._lock:
@@ -235,15 +251,16 @@ def overall(
     reports: Mapping[str, PartitionReport],
     delivery: LiveGroupReport | None = None,
     copies: Sequence[FailingCopy] = (),
+    stores_away: Mapping[str, tuple[str, str]] | None = None,
 ) -> str:
-    """unhealthy: half of the partitions are unwell, or more; degraded: any is, a stream is stale, a copy fails, or
-    delivery lags."""
+    """unhealthy: half of the partitions are unwell, or more; degraded: any is, a stream is stale, a copy fails, the
+    store of checkpoints is away, or delivery lags."""
     starting = sum(r.state is PartitionHealth.STARTING for r in reports.values())
     unwell = sum(r.state not in WELL for r in reports.values()) - starting
     if unwell:
         return "unhealthy" if 2 * unwell >= len(reports) else "degraded"
     late = delivery is not None and delivery.lagging
-    partly = any(r.stale_streams for r in reports.values()) or bool(copies)
+    partly = any(r.stale_streams for r in reports.values()) or bool(copies) or bool(stores_away)
     return "degraded" if starting or late or partly else "healthy"
 
 
@@ -255,12 +272,17 @@ def as_json(
     replays: Mapping[str, tuple[datetime, datetime]] | None = None,
     delivery: LiveGroupReport | None = None,
     copies: Sequence[FailingCopy] = (),
+    stores_away: Mapping[str, tuple[str, str]] | None = None,
+    as_list: bool = False,
 ) -> dict[str, Any]:
+    """`as_list`: partitions as a list, in the order of their names, and not by name."""
     delivery = delivery or LiveGroupReport()
+    partitions = {name: _partition_json(name, report) for name, report in sorted(reports.items())}
     return {
-        "status": overall(reports, delivery, copies),
+        "status": overall(reports, delivery, copies, stores_away),
         "version": version,
         "uptime_s": round(uptime_s, 1),
+        "uptime": _nanoseconds(uptime_s),
         "delivering": delivery.delivering,
         "delivery": {"standby": delivery.standby, "lag_s": round(delivery.lag_s, 3)},
         "replay": {
@@ -268,21 +290,53 @@ def as_json(
             for source, (since, until) in sorted((replays or {}).items())
         },
         "failing_copies": [asdict(each) for each in copies],
-        "partitions": {
-            name: {
-                "status": str(r.state),
-                "lag_s": None if r.lag_s is None else round(r.lag_s, 3),
-                "events": r.events,
-                "events_per_s": round(r.events_per_s, 3),
-                "last_event": r.last_event_at.isoformat() if r.last_event_at else None,
-                "reason": r.reason,
-                "hint": r.hint,
-                "stale_streams": r.stale_streams,
-                "stale": dict(r.stale_first),
-            }
-            for name, r in sorted(reports.items())
+        "checkpoints_away": {
+            source: {"reason": reason, "hint": hint} for source, (reason, hint) in sorted((stores_away or {}).items())
         },
+        "partitions": list(partitions.values()) if as_list else partitions,
     }
+
+
+def _partition_json(name: str, report: PartitionReport) -> dict[str, Any]:
+    """Our names, and those of the first design, whose durations are whole nanoseconds, as Go writes them."""
+    source, _, number = name.rpartition("/")
+    last = report.last_event_at.isoformat() if report.last_event_at else None
+    rate = round(report.events_per_s, 3)
+    return {
+        "source": source,
+        "id": int(number),
+        "status": str(report.state),
+        "lag_s": None if report.lag_s is None else round(report.lag_s, 3),
+        "lag": None if report.lag_s is None else _nanoseconds(report.lag_s),
+        "events": report.events,
+        "events_per_s": rate,
+        "eventRate": rate,
+        "last_event": last,
+        "lastEvent": last,
+        "reason": report.reason,
+        "hint": report.hint,
+        "stale_streams": report.stale_streams,
+        "stale": dict(report.stale_first),
+        "resync_at": report.resync_at.isoformat() if report.resync_at else None,
+    }
+
+
+def _nanoseconds(seconds: float) -> int:
+    return round(seconds * 1e9)
+
+
+@dataclass
+class LagWatch:
+    """Says when a partition begins to lag, and when that is over: each once. Pure, but for what it has said."""
+
+    lagging: frozenset[str] = frozenset()
+
+    def heard(self, reports: Mapping[str, PartitionReport]) -> tuple[list[str], list[str]]:
+        """The partitions that began to lag, and those that do no longer. While lag is not known, nothing changes."""
+        late = {name for name, r in reports.items() if r.lag_s is not None and r.lag_s > LAGGING_AFTER_S}
+        unknown = {name for name, r in reports.items() if r.lag_s is None}
+        before, self.lagging = self.lagging, frozenset(late | (self.lagging & unknown))
+        return sorted(self.lagging - before), sorted(before - self.lagging)
 
 
 def unready(reports: Mapping[str, PartitionReport]) -> dict[str, str]:

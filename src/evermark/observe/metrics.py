@@ -47,13 +47,11 @@ class Metrics:
         self.batches_taken = self._counter("batches_taken", "Log commits", *_PLACE)
         self.duplicates_dropped = self._counter("duplicates_dropped", "Events the log held already", *_PLACE)
         self.checkpoints_saved = self._counter("checkpoints_saved", "Checkpoints saved", *_PLACE)
-        self.take_seconds = Histogram(
-            "evermark_take_seconds",
-            "Commit, fsync, head and checkpoint of one batch",
-            ["source"],
-            buckets=_SECONDS,
-            registry=self.registry,
-        )
+        self.checkpoint_errors = self._counter("checkpoint_errors", "Checkpoints that could not be saved", *_PLACE)
+        self.checkpoint_seconds = self._histogram("checkpoint_seconds", "Saving a checkpoint", "source")
+        self.dedup_cache = self._gauge("dedup_cache_size", "Ids of events kept in memory", "source")
+        self.breaker = self._gauge("breaker_state", "1 for the state a breaker is in", "of", "source", "state")
+        self.take_seconds = self._histogram("take_seconds", "Commit, fsync, head and checkpoint of one batch", "source")
         self.partition_restarts = self._counter(
             "partition_restarts", "Times a partition's reading was started again", *_PLACE
         )
@@ -65,6 +63,7 @@ class Metrics:
         )
         self.partition_state = self._gauge("partition_state", "1 for the state it is in", *_PLACE, "state")
         self.gaps = self._counter("gaps", "Gaps found in a source", *_PLACE)
+        self.resyncs = self._counter("resyncs", "Gaps so large that followers should take their state anew", *_PLACE)
         self.gaps_accepted = self._counter("gaps_accepted", "Gaps that a person chose to leave open", *_PLACE)
         self.recovered = self._counter("events_recovered", "Events taken to close a gap", *_PLACE)
         self.copy_rows = self._counter("copy_rows", "Rows of copies that are in the log", "source")
@@ -135,6 +134,9 @@ class Metrics:
 
     def _counter(self, name: str, meaning: str, *labels: str) -> Counter:
         return Counter(f"evermark_{name}", meaning, labels, registry=self.registry)
+
+    def _histogram(self, name: str, meaning: str, *labels: str) -> Histogram:
+        return Histogram(f"evermark_{name}", meaning, labels, buckets=_SECONDS, registry=self.registry)
 
     def _gauge(self, name: str, meaning: str, *labels: str) -> Gauge:
         return Gauge(f"evermark_{name}", meaning, labels, registry=self.registry)

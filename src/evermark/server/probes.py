@@ -41,11 +41,11 @@ class Probes:
 
     async def _readyz(self, _: Request) -> Response:
         await self._asked()
-        why = unready(self._board.partitions())
+        why = {"instance": "stopping"} if self._board.is_stopping else unready(self._board.partitions())
         said = "".join(f"not ready: {name}: {reason}\n" for name, reason in why.items())
         return PlainTextResponse(said or "ready\n", 503 if why else 200)
 
-    async def _health(self, _: Request) -> Response:
+    async def _health(self, request: Request) -> Response:
         await self._asked()
         body = as_json(
             self._board.partitions(),
@@ -54,6 +54,8 @@ class Probes:
             replays=self._board.replays,
             delivery=self._board.delivery,
             copies=self._board.copies,
+            stores_away=self._board.stores_away,
+            as_list=request.query_params.get("partitions") == "list",
         )
         return JSONResponse(body, 503 if body["status"] == "unhealthy" else 200)
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Annotated, Any
 
@@ -21,8 +20,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from evermark import durations
-from evermark.secrets import Secret
-from evermark.settings.problems import KeyPath, Problem
+from evermark.secrets import Sealed, Secret
 
 NAME = r"^[a-z][a-z0-9_]{0,40}$"
 
@@ -33,14 +31,6 @@ def refusal(
     """The error a validator raises. `text` and `hint` must not repeat the value: it may be a secret."""
     context = {"text": text, "hint": hint, "hint_showing_value": hint_showing_value, "at": tuple(at)}
     return PydanticCustomError("evermark", "{text}", context)
-
-
-@dataclass(frozen=True)
-class NotYet:
-    """Marks a key that no part of the program reads yet: a file that gives it is refused."""
-
-    text: str
-    hint: str = "take it out of the file"
 
 
 class KeyNotes:
@@ -81,24 +71,6 @@ class Model(BaseModel):
         if isinstance(info.context, KeyNotes):
             info.context.note(data, cls.keys())
         return {key: value for key, value in data.items() if value is not None}
-
-    def not_yet(self, path: KeyPath = ()) -> Iterator[Problem]:
-        """Every key that was given, here or below, and that its `NotYet` refuses."""
-        for name in self.model_fields_set:
-            field, value = type(self).model_fields[name], getattr(self, name)
-            at = (*path, field.alias or name)
-            for mark in field.metadata:
-                if isinstance(mark, NotYet):
-                    yield Problem(at, mark.text, mark.hint)
-            yield from _not_yet_within(value, at)
-
-
-def _not_yet_within(value: Any, path: KeyPath) -> Iterator[Problem]:
-    if isinstance(value, Model):
-        yield from value.not_yet(path)
-    elif isinstance(value, dict | tuple):
-        for key, each in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _not_yet_within(each, (*path, key))
 
 
 def _no_bool(value: Any) -> Any:
@@ -177,6 +149,13 @@ def between(least: timedelta, most: timedelta) -> BeforeValidator:
         return span
 
     return BeforeValidator(check)
+
+
+def secret_of(value: Any) -> Secret | Sealed:
+    """A secret of the file; sealed ones come from settings that were sealed before."""
+    if not isinstance(value, (str, Secret, Sealed)):
+        raise refusal("expected text")
+    return Secret(value) if isinstance(value, str) else value
 
 
 def postgres_dsn(secret: Secret) -> Secret:

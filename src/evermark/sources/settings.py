@@ -6,15 +6,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field
 
-from evermark.secrets import Sealed, Secret, SecretBox
-from evermark.settings.fields import Model, refusal
-
-
-def secret_of(value: Any) -> Secret | Sealed:
-    """A secret of the file; sealed ones come from settings that were sealed before."""
-    if not isinstance(value, (str, Secret, Sealed)):
-        raise refusal("expected text")
-    return Secret(value) if isinstance(value, str) else value
+from evermark.secrets import SecretBox
+from evermark.settings.fields import Model
 
 
 class SourceConfig(Model):

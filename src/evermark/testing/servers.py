@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import secrets
 import signal
+import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -121,3 +122,10 @@ def system_binaries() -> list[Binaries]:
         except EvermarkError:  # a leftover folder without a server
             continue
     return sorted(found, key=lambda installed: installed.major)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

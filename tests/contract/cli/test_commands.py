@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -26,12 +27,14 @@ from evermark.cluster.fence import DELIVER_LEASE, source_lease
 from evermark.config import load
 from evermark.delivery.base import Cursor, GroupWork, MadeBy, SourcePartition, SubscriptionState
 from evermark.event import taken_batch
+from evermark.ingest.repair.base import Choice
 from evermark.log.append import DeltaLog
 from evermark.log.base import Append
 from evermark.log.head import Head
 from evermark.log.maintenance import Maintenance
 from evermark.log.write import BatchWriter
 from evermark.testing.contracts.scene import done, event
+from evermark.testing.servers import free_port
 
 SECRET = "whsec_" + "A" * 43 + "="
 PLACE = SourcePartition("shop", 0)
@@ -67,6 +70,21 @@ def file(tmp_path: Path, pg_dsn: str, monkeypatch: pytest.MonkeyPatch) -> Path:
     with psycopg.connect(pg_dsn, autocommit=True) as conn:
         conn.execute("create table orders (id int primary key, total numeric)")
     return path
+
+
+def kept_in(file: Path, backend: str, request: pytest.FixtureRequest) -> Path:
+    """The same deployment with its checkpoints elsewhere."""
+    if backend == "etcd":
+        url = request.getfixturevalue("etcd").url
+        settings = f"etcd: {{endpoints: '{url}', prefix: /{secrets.token_hex(6)}/}}"
+    elif backend == "mongo":
+        url, database = request.getfixturevalue("mongo_server").url, request.getfixturevalue("mongo_database")
+        settings = f"mongo: {{url: '{url}', database: {database}}}"
+    else:
+        return file
+    section = f"reliability: {{checkpoint: {{backend: {backend}, {settings}}}}}\n"
+    file.write_text(file.read_text() + section)
+    return file
 
 
 @pytest.fixture
@@ -294,8 +312,13 @@ def test_a_retry_that_cannot_happen_yet_says_until_when_and_resume_ends_the_wait
     assert "resume" not in said("delivery", "retry", "-s", "billing", "-c", file)
 
 
-def test_checkpoints_are_backed_up_and_restored(file: Path, deployment: Deployment, tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["postgres", "etcd", "mongo"])
+def test_checkpoints_are_backed_up_and_restored(
+    backend: str, file: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     """GIVEN a backup WHEN later checkpoints are replaced by it THEN position and batch are back, under a new epoch."""
+    file = kept_in(file, backend, request)
+    deployment: Deployment = request.getfixturevalue("deployment")
     lease = held_elsewhere(deployment, source_lease("shop"))
     log_batches(deployment.log_folder("shop"), lease.epoch, 1, 3)
     deployment.checkpoints.save("shop", 0, Checkpoint("000002", 2, lease.epoch))
@@ -359,8 +382,13 @@ def test_reset_brings_readers_back_to_a_log_that_was_put_back(file: Path, deploy
     assert "no checkpoint" in refused("checkpoint", "reset", "shop", "-c", file)
 
 
-def test_reset_leaves_head_and_cursors_of_a_whole_log_alone(file: Path, deployment: Deployment) -> None:
-    """GIVEN a log that holds all that was taken WHEN reset THEN only the checkpoint goes."""
+@pytest.mark.parametrize("backend", ["postgres", "etcd", "mongo"])
+def test_reset_leaves_head_and_cursors_of_a_whole_log_alone(
+    backend: str, file: Path, request: pytest.FixtureRequest
+) -> None:
+    """GIVEN a log that holds all that was taken WHEN reset THEN only the checkpoint goes, wherever it is kept."""
+    file = kept_in(file, backend, request)
+    deployment: Deployment = request.getfixturevalue("deployment")
     park(deployment)
     lease = held_elsewhere(deployment, source_lease("shop"))
     log_batches(deployment.log_folder("shop"), lease.epoch, 1, 1)
@@ -370,6 +398,47 @@ def test_reset_leaves_head_and_cursors_of_a_whole_log_alone(file: Path, deployme
     said("checkpoint", "reset", "shop", "--partition", "0", "-c", file)
     assert deployment.checkpoints.list("shop") == {}
     assert deployment.heads.load("shop")[0].batch == 1 and deployment.delivery.group().cursors == {PLACE: Cursor(1)}
+
+
+def test_s10_a_reset_says_where_reading_goes_on(file: Path, deployment: Deployment, pg_dsn: str) -> None:
+    """GIVEN a log of two batches, and no checkpoint WHEN a person chooses THEN `oldest` keeps the source's oldest
+    beside the log's last batch, `resync` and `now` leave their word for the next start; `now` must be confirmed."""
+    said("source", "install", "--table", "orders", "-c", file)
+    lease = held_elsewhere(deployment, source_lease("shop"))
+    log_batches(deployment.log_folder("shop"), lease.epoch, 1, 2)
+    for batch in (1, 2):
+        deployment.heads.move("shop", 0, Head(batch, lease.epoch, f"{batch:06}", batch))
+    deployment.leases.release(lease)
+
+    assert "by itself reading goes on where batch 2" in said("checkpoint", "reset", "shop", "-c", file)
+    assert deployment.checkpoints.list("shop") == {}
+
+    said("checkpoint", "reset", "shop", "--from", "oldest", "-c", file)
+    kept = deployment.checkpoints.load("shop", 0)
+    assert (kept.position, kept.batch) == (deployment.sources["shop"].earliest(0), 2)
+
+    assert "compares the source" in said("checkpoint", "reset", "shop", "--from", "resync", "-c", file)
+    asked = deployment.recoveries.current("shop", 0)
+    assert asked is not None and (asked.choice, asked.by_person) == (Choice.REPAIR, True)
+
+    assert "not confirmed" in refused("checkpoint", "reset", "shop", "--from", "now", "-c", file)
+    assert "skips to now" in said("checkpoint", "reset", "shop", "--from", "now", "--yes", "-c", file)
+    asked = deployment.recoveries.current("shop", 0)
+    assert asked is not None and asked.choice is Choice.SKIP
+    assert deployment.checkpoints.list("shop") == {}
+
+
+def test_a_store_of_checkpoints_that_is_away_is_said_and_hides_nothing_else(file: Path) -> None:
+    """GIVEN checkpoints in an etcd that does not answer WHEN asked THEN `status` tells the rest, `doctor` names the
+    store, and `checkpoint list` says what is wrong; nothing waits for long."""
+    section = f"reliability: {{checkpoint: {{backend: etcd, etcd: {{endpoints: 'http://127.0.0.1:{free_port()}'}}}}}}\n"
+    file.write_text(file.read_text() + section)
+    (source,) = told("status", "-c", file)["sources"]
+    assert (source["source"], source["checkpoint"]) == ("shop", None)
+    assert "in etcd at http://127.0.0.1" in refused("checkpoint", "list", "-c", file)
+    result = invoke("doctor", "--json", "-c", file)
+    found = {each["check"]: each for each in json.loads(result.stdout)["findings"] if each["source"] is None}
+    assert (result.exit_code, found["checkpoints"]["grade"]) == (3, "wrong")
 
 
 def test_instances_are_told_by_the_leases_they_hold(file: Path, deployment: Deployment) -> None:

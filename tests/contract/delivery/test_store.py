@@ -15,6 +15,7 @@ from functools import partial
 import pytest
 
 from evermark.checkpoints.reset import reset
+from evermark.checkpoints.stores import PostgresCheckpoints
 from evermark.cluster.fence import DELIVER_LEASE, source_lease
 from evermark.cluster.memory import MemoryLeases
 from evermark.cluster.postgres import PostgresLeases
@@ -529,7 +530,8 @@ def test_a_reset_waits_for_a_shard_that_settles_just_now(state: State) -> None:
     with ThreadPoolExecutor(1) as pool, state.connection() as asking:
         with state.transaction() as settling:
             settling.execute(queries.LOCK_GROUP, (1,))
-            lowered = pool.submit(reset, state, "shop", 0, 5, source_epoch=source_epoch, deliver_epoch=epoch)
+            stores, epochs = (state, PostgresCheckpoints(state)), {"source_epoch": source_epoch, "deliver_epoch": epoch}
+            lowered = pool.submit(reset, *stores, "shop", 0, 5, **epochs)
             waiting = "select count(*) from pg_stat_activity where wait_event_type = 'Lock'"
             until(lambda: asking.execute(waiting).fetchone() == (1,) or lowered.done(), "the reset waits")
             assert not lowered.done()

@@ -18,7 +18,8 @@ from evermark.sources.mongo.connect import open_client, where
 from evermark.sources.mongo.doctor import examined
 from evermark.sources.mongo.source import MongoChanges
 from evermark.sources.mongo.target import MongoTarget
-from evermark.testing.mongods import MongoReplicaSet, free_port, mongo_replica_set
+from evermark.testing.mongods import MongoReplicaSet, mongo_replica_set
+from evermark.testing.servers import free_port
 from evermark.testing.until import until
 from tests.contract.mongo.mongo_scene import IMAGES
 

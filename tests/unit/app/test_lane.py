@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import queue
+import threading
+import time
 from typing import Any
 
-from evermark.app.lane import BEGIN, HURRY, Order, _Lane
+import pytest
+
+from evermark.app.lane import BEGIN, HURRY, EndTimes, Order, _Lane
+from evermark.observe.logging import get_logger
+
+LATER = time.monotonic() + 3600.0
 
 
 class Slow:
@@ -20,7 +27,7 @@ class Slow:
 
 def stopping(*orders: Order) -> _Lane:
     lane: Any = object.__new__(_Lane)
-    lane._orders, lane._hurry, lane._stop_s = queue.SimpleQueue(), False, 20.0
+    lane._orders, lane._hurry = queue.SimpleQueue(), False
     for order in orders:
         lane._orders.put(order)
     return lane  # type: ignore[no-any-return]
@@ -29,13 +36,46 @@ def stopping(*orders: Order) -> _Lane:
 def test_a_part_that_comes_too_late_does_not_hurry_a_lane() -> None:
     """GIVEN a lane that stops WHEN it is told to begin with another part THEN it still waits for those it has."""
     part: Any = Slow()
-    assert stopping((BEGIN, "source shop"), (BEGIN, "delivery"))._joined(part)
+    assert stopping((BEGIN, "source shop"), (BEGIN, "delivery"))._joined(part, LATER)
     assert part.looks == 3
 
 
 def test_a_lane_that_is_told_to_hurry_waits_for_nothing_more() -> None:
     """And for no later part either."""
     lane, part = stopping((HURRY,)), Slow()
-    assert not lane._joined(part)  # type: ignore[arg-type]
-    assert not lane._joined(Slow())  # type: ignore[arg-type]
+    assert not lane._joined(part, LATER)  # type: ignore[arg-type]
+    assert not lane._joined(Slow(), LATER)  # type: ignore[arg-type]
     assert part.looks == 1
+
+
+class Never:
+    """A part that does not end; it says when it was told to."""
+
+    def __init__(self, name: str, told: list[str]) -> None:
+        self.name, self.told = name, told
+
+    def stop(self) -> None:
+        self.told.append(self.name)
+
+    def join(self, timeout_s: float) -> bool:
+        threading.Event().wait(timeout_s)
+        return False
+
+
+@pytest.mark.parametrize(
+    ("end", "least_s"),
+    [(EndTimes(0.3, 0.0), 0.6), (EndTimes(0.0, 0.4), 0.4), (EndTimes(0.0, 0.0), 0.0)],
+    ids=["flush_timeout", "checkpoint_timeout", "none"],
+)
+def test_s9_an_end_takes_as_long_as_its_time_outs_and_no_longer(end: EndTimes, least_s: float) -> None:
+    """GIVEN parts that hang WHEN the lane stops THEN all sources are told first, waited for together, then delivery;
+    each time-out is waited for, and no longer."""
+    told: list[str] = []
+    lane: Any = stopping()
+    lane._end_times, lane._log = end, get_logger()
+    lane._sources, lane._delivery = [Never("shop", told), Never("chat", told)], Never("delivery", told)
+    began = time.monotonic()
+    lane._shut_down()
+    assert told == ["shop", "chat", "delivery"]
+    assert least_s <= time.monotonic() - began < least_s + 0.5
+    assert end.in_all_s >= least_s

@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from evermark.app import lanes as lanes_module
+from evermark.app.lane import EndTimes
 from evermark.app.lanes import Lanes, shared_out
 from evermark.runtime import Threads
 from evermark.sources.base import Limit
@@ -38,7 +39,7 @@ def test_a_lane_that_is_never_ready_is_given_up(monkeypatch: pytest.MonkeyPatch)
 def test_every_source_is_in_one_lane_and_every_lane_has_a_shard() -> None:
     """GIVEN five sources WHEN shared out over two lanes THEN none is read twice, or by nobody."""
     parts: Any = SimpleNamespace(sources=dict.fromkeys("edcba"))
-    works = shared_out(parts, Limit(), 1.0, 2)
+    works = shared_out(parts, Limit(), EndTimes(1.0, 1.0), 2)
     assert [(work.sources, work.shard, work.shards) for work in works] == [(("a", "c", "e"), 0, 2), (("b", "d"), 1, 2)]
 
 

@@ -9,6 +9,7 @@ import pytest
 from evermark.checkpoints.base import Checkpoint
 from evermark.checkpoints.kinds import BACKENDS, Backend, CheckpointConfig, open_checkpoints
 from evermark.checkpoints.stores import MemoryCheckpoints
+from evermark.errors import SetupError
 from evermark.state.connection import State
 from tests.unit.config.config_file import MINIMAL, read, refused
 
@@ -30,11 +31,19 @@ def test_every_registered_backend_is_there_and_may_be_named(name: str) -> None:
 
 def test_one_line_makes_a_backend_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """GIVEN a backend that is refused WHEN its line is added THEN the file is accepted, and the backend opened."""
-    text = MINIMAL + "reliability: {checkpoint: {backend: etcd}}\n"
-    assert "this checkpoint backend is not in this version" in str(refused(tmp_path, text))
+    text = MINIMAL + "reliability: {checkpoint: {backend: drawer}}\n"
+    assert "expected one of postgres, etcd, mongo, memory" in str(refused(tmp_path, text))
 
-    monkeypatch.setitem(BACKENDS, "etcd", Backend(f"{__name__}:open_noted"))
+    monkeypatch.setitem(BACKENDS, "drawer", Backend(f"{__name__}:open_noted"))
     store = open_checkpoints(read(tmp_path, text).reliability.checkpoint, NOWHERE)
     store.save("shop", 0, Checkpoint("1", 1, 1))
-    assert OPENED == ["etcd"]
+    assert OPENED == ["drawer"]
     assert store.load("shop", 0).batch == 1
+
+
+def test_a_backend_without_its_driver_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GIVEN a backend whose driver is not installed THEN the error names the extra that brings it."""
+    monkeypatch.setitem(BACKENDS, "etcd", Backend("nowhere:open", driver="no_such_driver"))
+    with pytest.raises(SetupError) as refusal:
+        open_checkpoints(CheckpointConfig(backend="etcd"), NOWHERE)
+    assert refusal.value.hint == "pip install 'evermark[etcd]'"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import textwrap
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,15 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from evermark.app.build import endpoint_limits
-from evermark.checkpoints.kinds import backend_of
+from evermark.app.build import endpoint_limits, reading_limits
+from evermark.breaker import BreakerLimits
+from evermark.checkpoints.kinds import CheckpointConfig, backend_of
 from evermark.config import CustomSource
 from evermark.config.models import ReliabilityConfig
+from evermark.ingest.dedup import RecentLimits
+from evermark.ingest.gaps import GapLimits
+from evermark.ingest.limits import ReadingLimits
+from evermark.ingest.saving import SavePolicy
 from evermark.sources.postgres.settings import PostgresSettings, derived_name
 from tests.unit.config.config_file import ENVIRON, FULL, KEY, MINIMAL, WHSEC, read, refused, source, subscription
 
@@ -58,22 +64,72 @@ def test_what_is_not_said_has_the_documented_default(folder: Path) -> None:
     assert config.reliability == ReliabilityConfig()
 
 
+SEED = """
+    reliability:
+      # Checkpointing
+      checkpoint:
+        backend: etcd  # etcd, mongo
+        interval: 5s
+        event_count: 1000
+
+      # Deduplication
+      dedup:
+        enabled: true
+        cache_size: 10000
+        ttl: 3m
+
+      # Gap Detection
+      gap_detection:
+        enabled: true
+        max_gap: 5m
+
+      # Circuit Breaker
+      circuit_breaker:
+        threshold: 5
+        timeout: 30s
+
+      # Shutdown
+      shutdown:
+        flush_timeout: 10s
+        checkpoint_timeout: 5s
+"""
+
+
+def test_s12_the_section_as_it_was_asked_for_loads_and_is_what_nobody_need_write(folder: Path) -> None:
+    """GIVEN the section as it was asked for THEN it loads as written, and but for the backend it is the default."""
+    asked = read(folder, MINIMAL + textwrap.dedent(SEED))
+    assert asked.reliability.checkpoint.backend == "etcd"
+    assert asked.reliability.model_copy(update={"checkpoint": CheckpointConfig()}) == ReliabilityConfig()
+    assert reading_limits(asked).saving == SavePolicy(5.0, 1000, 5.0)
+
+
 def test_the_reliability_section_works_as_written(folder: Path) -> None:
-    """GIVEN every key of the section that may be given THEN what acts on it gets the value, in the units it needs."""
+    """GIVEN every key of the section THEN the part that acts on it gets the value, in the units it needs."""
     section = """
         version: 1
         name: shop
         reliability:
-          checkpoint: {backend: memory}
+          checkpoint: {backend: mongo, interval: 7s, event_count: 70}
+          dedup: {enabled: true, cache_size: 71, ttl: 72s}
+          gap_detection: {enabled: false, max_gap: 73s, small_gap: 74m}
           circuit_breaker: {threshold: 6, timeout: 40s, suspend_after: 8}
           shutdown: {flush_timeout: 11s, checkpoint_timeout: 500ms}
     """
     config = read(folder, section)
     limits = endpoint_limits(config)
     assert (limits.threshold, limits.timeout_s, limits.suspend_after) == (6, 40.0, 8)
-    assert not backend_of(config.reliability.checkpoint).durable
-    shutdown = config.reliability.shutdown
-    assert (shutdown.flush_timeout, shutdown.checkpoint_timeout) == (timedelta(seconds=11), timedelta(seconds=0.5))
+    assert backend_of(config.reliability.checkpoint).outside
+    assert reading_limits(config) == ReadingLimits(
+        SavePolicy(7.0, 70, 0.5), BreakerLimits(6, 40.0), RecentLimits(71, 72.0), GapLimits(False, 73.0, 74 * 60.0)
+    )
+    assert config.reliability.shutdown.flush_timeout == timedelta(seconds=11)
+
+
+def test_checkpoints_in_state_never_wait_and_a_cache_can_be_left_out(folder: Path) -> None:
+    """GIVEN checkpoints in State THEN each is saved with its commit, whatever the policy; `enabled: false` is heard."""
+    limits = reading_limits(read(folder, MINIMAL + "reliability: {checkpoint: {interval: 1h}, dedup: {enabled: no}}\n"))
+    assert limits.saving == SavePolicy(last_s=5.0)
+    assert limits.recent is None
 
 
 def test_a_source_of_ones_own_takes_free_options(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Every key of evermark.yaml is read by some part of the program, or a file that gives it is refused."""
+"""Every key of evermark.yaml is read by some part of the program."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ import re
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal, get_args, get_origin
-
-import pytest
+from typing import Literal, get_args, get_origin
 
 from evermark.config import Config, LogConfig
 from evermark.config.models import CircuitBreakerConfig, DedupConfig, ReliabilityConfig
-from evermark.settings.fields import Model, NotYet
-from tests.unit.config.config_file import MINIMAL, every_model, models_in, read, refused, source
+from evermark.settings.fields import Model
+from tests.unit.config.config_file import every_model, models_in, read, source
 
 CODE = Path(__file__).resolve().parents[3] / "src" / "evermark"
 # They show what a file says, or write one: nobody acts on it there.
@@ -132,7 +130,7 @@ class Reader(ast.NodeVisitor):
 
 
 def unread(models: Iterable[type[Model]], code: Iterable[ast.Module]) -> set[Key]:
-    """The keys that no part of the program reads, and that a file may give nevertheless."""
+    """The keys that no part of the program reads."""
     models = list(models)
     found = Reader(models, list(code)).read
     inherited = {(model, key) for model in models for base, key in found if issubclass(model, base)}
@@ -141,18 +139,12 @@ def unread(models: Iterable[type[Model]], code: Iterable[ast.Module]) -> set[Key
 
 
 def nothing_to_read(model: type[Model], key: str) -> bool:
-    """A key that is refused whatever its value, that may have one value only, or that holds nothing but such keys."""
+    """A key that may have one value only, or that holds nothing but such keys."""
     field = model.model_fields[key]
     below = [(each, name) for each in models_in(field.annotation) for name in each.model_fields]
-    return (
-        refused_always(model, key)
-        or (get_origin(field.annotation) is Literal and len(get_args(field.annotation)) == 1)
-        or (bool(below) and all(nothing_to_read(*each) for each in below))
+    return (get_origin(field.annotation) is Literal and len(get_args(field.annotation)) == 1) or (
+        bool(below) and all(nothing_to_read(*each) for each in below)
     )
-
-
-def refused_always(model: type[Model], key: str) -> bool:
-    return any(isinstance(mark, NotYet) for mark in model.model_fields[key].metadata)
 
 
 @cache
@@ -161,8 +153,8 @@ def product() -> tuple[ast.Module, ...]:
     return tuple(ast.parse(file.read_text()) for file in files if str(file.relative_to(CODE)) not in SHOWING)
 
 
-def test_every_key_of_the_file_has_a_reader_or_is_refused() -> None:
-    """GIVEN the models of the file, those of every kind of source included THEN each key is read, or refused."""
+def test_every_key_of_the_file_has_a_reader() -> None:
+    """GIVEN the models of the file, those of every kind of source included THEN each key is read."""
     assert sorted(f"{model.__name__}.{key}" for model, key in unread(every_model(), product())) == []
 
 
@@ -173,11 +165,10 @@ class LongerLog(LogConfig):
 
 class LongerBreaker(CircuitBreakerConfig):
     interval: int = 1
-    later: Annotated[int, NotYet("nothing reads this key")] = 1
 
 
 def test_a_key_without_a_reader_is_found() -> None:
-    """GIVEN two more keys that nobody reads, and one that is refused THEN the two are found, whatever their names."""
+    """GIVEN more keys that nobody reads THEN they are found, whatever their names."""
     code = product()
     assert unread([*every_model(), LongerLog, LongerBreaker], code) == {
         (LongerLog, "enabled"),
@@ -195,24 +186,7 @@ def test_a_validator_is_no_reader() -> None:
     assert (LogConfig, "retention") in unread([Config, LogConfig], [ast.parse(code)])
 
 
-GIVEN = {"interval": "9s", "event_count": 9, "enabled": "false", "cache_size": 9, "ttl": "9m", "max_gap": "2m"}
-GIVEN["small_gap"] = "9h"
-SECTIONS = {next(models_in(field.annotation)): section for section, field in ReliabilityConfig.model_fields.items()}
-REFUSED = [(model, key) for model in every_model() for key in model.model_fields if refused_always(model, key)]
-
-
-@pytest.mark.parametrize(("model", "key"), REFUSED, ids=lambda value: getattr(value, "__name__", value))
-def test_a_key_that_nobody_reads_is_refused_when_it_is_given(model: type[Model], key: str, tmp_path: Path) -> None:
-    """GIVEN a file with the key, be it at its default THEN the error names it, its line, why, and what to do."""
-    section = SECTIONS[model]
-    default = model.model_fields[key].default
-    for value in (GIVEN[key], default if isinstance(default, int) else GIVEN[key]):
-        error = refused(tmp_path, f"{MINIMAL}reliability:\n  {section}:\n    {key}: {str(value).lower()}\n")
-        assert f"line 5: reliability.{section}.{key}: nothing reads this key in this version: " in error.message
-        assert error.hint == "take it out of the file"
-
-
-def test_defaults_are_never_refused(tmp_path: Path) -> None:
-    """GIVEN a file that gives none of these keys THEN it loads; an empty section gives none."""
+def test_an_empty_section_means_its_defaults(tmp_path: Path) -> None:
+    """GIVEN a file without the keys of a section, or with nothing in it THEN it loads, with the defaults."""
     assert read(tmp_path, source()).reliability == ReliabilityConfig()
     assert read(tmp_path, source() + "reliability: {dedup: {}, gap_detection:}\n").reliability.dedup == DedupConfig()

@@ -6,16 +6,18 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
 
+from evermark.breaker import BreakerLimits
 from evermark.cluster.base import Holder, Lease
 from evermark.cluster.fence import source_lease
 from evermark.cluster.holding import Candidate
 from evermark.cluster.memory import MemoryLeases
-from evermark.errors import BusyError, EvermarkError, FormatError, StaleError, UnreachableError
+from evermark.errors import BusyError, EvermarkError, FormatError, GapError, StaleError, UnreachableError
 from evermark.ingest.gather import WHOLE_SOURCE
-from evermark.ingest.owner import SourceOwner
+from evermark.ingest.owner import LIMITS, IngestLimits, SourceOwner
 from evermark.ingest.reading import ReadPlan
 from evermark.ingest.repair.memory import MemoryRecoveries
 from evermark.ingest.resume import Resume
@@ -41,7 +43,9 @@ class Leases(MemoryLeases):
 class Scene:
     """A source of two partitions. `readings` is what was read and when; each ends as `outcomes` say, or when told."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: IngestLimits = LIMITS) -> None:
+        self.begin: Callable[[int], Resume] = lambda _: Resume("5", 1)
+        self.opened: list[object] = []
         self.runtime = BatonRuntime(Baton(random.Random(1), 0.5, 0.01), Process("p"))
         self.leases = Leases(clock=self.runtime.now, is_gone=lambda _: False)
         self.recoveries = MemoryRecoveries(self.leases, self.runtime.now)
@@ -55,9 +59,8 @@ class Scene:
         said = lambda event, **_: self.said.append(event)  # noqa: E731
         log = SimpleNamespace(debug=said, info=said, warning=said, error=said)
         holder = Holder("me", "host", "boot", 1, "1")
-        self.owner = SourceOwner(
-            "shop", cast("Any", self.source), self, cast("Any", self), Candidate(self.leases, holder, self.runtime, log)
-        )
+        candidate = Candidate(self.leases, holder, self.runtime, log)
+        self.owner = SourceOwner("shop", cast("Any", self.source), self, cast("Any", self), candidate, limits)
 
     def run(self, seconds: float) -> None:
         self.runtime.spawn("source", self.owner.run)
@@ -73,7 +76,7 @@ class Scene:
     def require_room(self) -> None: ...
 
     def open_log(self, epoch: int) -> tuple[Any, Taker]:
-        taker = SimpleNamespace(begin=lambda _: Resume("5", 1), epoch=epoch)
+        taker = SimpleNamespace(begin=self.begin, epoch=epoch)
         return None, cast("Taker", taker)
 
     def newest(self, partitions: Sequence[int]) -> Mapping[int, Seen]:
@@ -109,6 +112,40 @@ def test_a_partition_that_failed_is_read_again_in_its_time_though_the_others_are
     scene.run(30.0)
     assert scene.read_of() == [[0, 1], [0], [0, 1]]
     assert scene.readings[2][0] - scene.readings[1][0] < 1.0
+
+
+def test_s8_a_source_that_fails_again_and_again_is_left_alone_for_the_breakers_time() -> None:
+    """GIVEN a breaker of three failures and 20 s WHEN reading fails five times THEN the pauses grow, the third failure
+    opens the breaker, one try goes through after 20 s, and reading that goes well for a minute closes it."""
+    scene = Scene(limits=IngestLimits(breaker=BreakerLimits(threshold=3, timeout_s=20.0)))
+    down = UnreachableError("the server does not answer")
+    scene.outcomes = [{0: down, 1: down} for _ in range(5)]
+    scene.run(150.0)
+    began = [at for at, _ in scene.readings]
+    pauses = [later - at - 1.0 for at, later in pairwise(began)]  # a reading lasts a second
+    assert all(pause < 1.3 for pause in pauses[:2])
+    assert [round(pause) for pause in pauses[2:]] == [20, 20, 20]
+    assert len(scene.readings) == 6
+
+
+def test_without_a_checkpoint_what_looks_like_a_gap_is_none() -> None:
+    """GIVEN a store of checkpoints that is away WHEN the source has been confirmed past the log's end THEN that is no
+    gap: it is tried again until the store answers."""
+    scene = Scene()
+    away = UnreachableError("etcd does not answer")
+    begun = [Resume("5", 1, without_checkpoint=away), Resume("5", 1)]
+    scene.begin = lambda _: begun[0] if len(begun) > 1 else begun[-1]
+
+    def check(resume: Any, newest: Any = None) -> None:
+        if len(begun) > 1:
+            begun.pop(0)
+            raise GapError("the slot is past 5")
+
+    scene.source.check = check
+    scene.source.repair = lambda _: scene.opened.append("a repair")
+    scene.run(5.0)
+    assert scene.read_of() == [[0, 1]]
+    assert scene.opened == []
 
 
 def test_a_partition_that_stops_stays_stopped_however_well_the_others_are() -> None:

@@ -13,6 +13,7 @@ from evermark.observe.health import (
     RATE_OVER_S,
     FailingCopy,
     HealthBoard,
+    LagWatch,
     LiveGroupReport,
     PartitionHealth,
     PartitionReport,
@@ -227,3 +228,53 @@ def test_a_copy_that_fails_is_shown_with_its_error(board: HealthBoard) -> None:
     assert told["failing_copies"] == [
         {"copy": "0a", "source": "shop", "stream": "public.orders", "tries": 3, "error": "may not read"}
     ]
+
+
+def test_s7_health_has_the_names_of_the_first_design_beside_ours(board: HealthBoard, clock: Clock) -> None:
+    """GIVEN a partition that lags WHEN health is asked for as a list THEN each field that was asked for is there, and
+    says the same as ours; durations are whole nanoseconds."""
+    board.put("shop", 3, HEALTHY)
+    board.seen("shop", 3, 120, NOON)
+    board.answered("shop", SourceAnswer(clock.now, {3: 42.5}))
+    told = as_json(board.partitions(), version="1.2", uptime_s=1.5, as_list=True)
+    assert (told["status"], told["version"], told["uptime"]) == ("unhealthy", "1.2", 1_500_000_000)
+    (one,) = told["partitions"]
+    assert (one["id"], one["status"], one["lag"], one["eventRate"]) == (3, "lagging", 42_500_000_000, 2.0)
+    assert one["lastEvent"] == one["last_event"] == NOON.isoformat()
+    by_name = as_json(board.partitions(), version="1.2", uptime_s=1.5)["partitions"]
+    assert by_name == {"shop/3": one}
+
+
+def test_s1_a_store_of_checkpoints_that_is_away_degrades_and_does_not_make_unready(board: HealthBoard) -> None:
+    """GIVEN a partition that is read WHEN its checkpoints cannot be saved THEN health says so, and why, until they can;
+    events are taken meanwhile."""
+    board.put("shop", 0, HEALTHY)
+    board.store_away("shop", "etcd does not answer", "is it up?")
+    told = as_json(board.partitions(), version="1", uptime_s=0.0, stores_away=board.stores_away)
+    assert told["status"] == "degraded"
+    assert told["checkpoints_away"] == {"shop": {"reason": "etcd does not answer", "hint": "is it up?"}}
+    assert unready(board.partitions()) == {}
+    board.store_back("shop")
+    assert overall(board.partitions(), stores_away=board.stores_away) == "healthy"
+
+
+def test_s7_an_idle_night_raises_no_alarm_and_a_lag_is_said_once_and_its_end(board: HealthBoard, clock: Clock) -> None:
+    """GIVEN a source that is asked every five seconds for a night WHEN nothing waits THEN nothing is said; an event
+    that waits is said once, though the source cannot be asked meanwhile, and so is its end."""
+    watch = LagWatch()
+    board.put("shop", 0, HEALTHY)
+    board.seen("shop", 0, 1, NOON)
+    for _ in range(10 * 3600 // 5):
+        clock.now += 5.0
+        board.answered("shop", SourceAnswer(clock.now))
+        assert watch.heard(board.partitions()) == ([], [])
+    assert overall(board.partitions()) == "healthy"
+
+    said = []
+    for waited_s in (10.0, 31.0, 36.0, None, 46.0, 0.0, 0.0):
+        refused = {0: ("no answer", "")} if waited_s is None else {}
+        waits = {} if not waited_s else {0: waited_s}
+        board.answered("shop", SourceAnswer(clock.now, waits, refused))
+        said.append(watch.heard(board.partitions()))
+    nothing: tuple[list[str], list[str]] = ([], [])
+    assert said == [nothing, (["shop/0"], []), nothing, nothing, nothing, ([], ["shop/0"]), nothing]

@@ -78,6 +78,18 @@ def test_before_anything_is_known_it_is_not_ready() -> None:
         assert code == 200 and json.loads(text)["delivering"] is False
 
 
+def test_s9_an_instance_that_stops_is_not_ready_any_more() -> None:
+    """GIVEN a partition that is read WHEN the instance is told to stop THEN it is not ready, and says why."""
+    board = HealthBoard()
+    board.put("shop", 0, PartitionHealth.HEALTHY)
+    with served(board) as server:
+        assert ask(server, "/readyz")[0] == 200
+        board.is_stopping = True
+        assert ask(server, "/readyz") == (503, "not ready: instance: stopping\n")
+        listed = json.loads(ask(server, "/health?partitions=list")[1])["partitions"]
+        assert [(each["source"], each["id"]) for each in listed] == [("shop", 0)]
+
+
 def test_many_who_ask_at_once_wait_for_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """GIVEN a slow answer WHEN twenty ask meanwhile THEN the sources are asked once, and all are answered."""
     board = HealthBoard()

@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator
 
 from evermark.secrets import HIDDEN, Sealed, Secret, SecretBox
-from evermark.settings.fields import Duration, between, refusal
+from evermark.settings.fields import Duration, between, refusal, secret_of
 from evermark.sources.blocks.chain import StreamKind
 from evermark.sources.blocks.target import NODES_MAX, PARTITIONS_MAX, is_node_url
-from evermark.sources.settings import SourceConfig, secret_of
+from evermark.sources.settings import SourceConfig
 
 _STREAMS_MAX = 10_000
 _TOKEN = re.compile(r"[ -~]{1,1024}")

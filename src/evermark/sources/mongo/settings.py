@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PlainValidator, model_validator
 
 from evermark.secrets import HIDDEN, Plain, Sealed, Secret, SecretBox
-from evermark.settings.fields import Model, refusal
+from evermark.settings.fields import Model, refusal, secret_of
 from evermark.sources.mongo.target import PARTITIONS_MAX, AfterImages, BeforeImages, MongoTarget
-from evermark.sources.settings import SourceConfig, secret_of
+from evermark.sources.settings import SourceConfig
 
 _URL_CHARS_MAX = 4096
 _SCHEMES = ("mongodb://", "mongodb+srv://")

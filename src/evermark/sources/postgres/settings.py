@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, Pl
 
 from evermark.errors import ConfigError
 from evermark.secrets import HIDDEN, Plain, Sealed, Secret, SecretBox
-from evermark.settings.fields import Duration, Model, Size, between, postgres_dsn, refusal
+from evermark.settings.fields import Duration, Model, Size, between, postgres_dsn, refusal, secret_of
 from evermark.sources.postgres.names import TableNameError, table_name
 from evermark.sources.postgres.target import (
     EVENTS_RETENTION_S,
@@ -20,7 +20,7 @@ from evermark.sources.postgres.target import (
     PostgresTarget,
     TableChoice,
 )
-from evermark.sources.settings import SourceConfig, secret_of
+from evermark.sources.settings import SourceConfig
 
 _NAME_MAX = 63  # what Postgres keeps of an identifier
 _WHERE_MAX = 10_000

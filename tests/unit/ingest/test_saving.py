@@ -1,0 +1,234 @@
+"""Checkpoints that wait: when they are saved, and what goes on while their store is away."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from evermark.breaker import Breaker, BreakerLimits, BreakerState
+from evermark.checkpoints.base import Checkpoint
+from evermark.errors import EvermarkError, StaleError, UnreachableError
+from evermark.ingest.saving import MOVED_S, SavePolicy, SavingNews
+from evermark.ingest.take import Taken, Taker, take_each
+from evermark.log.base import LogFile
+from tests.unit.ingest.ingest_world import World, position
+
+FIVE_OR_THOUSAND = SavePolicy(5.0, 1000)
+
+
+class News(SavingNews):
+    def __init__(self) -> None:
+        self.saves = 0
+        self.states: list[BreakerState] = []
+        self.came_back = 0
+
+    def saved(self, partition: int, took_s: float) -> None:
+        self.saves += 1
+
+    def away(self, partition: int, error: EvermarkError, breaker: BreakerState) -> None:
+        self.states.append(breaker)
+
+    def back(self) -> None:
+        self.came_back += 1
+
+
+class Outside:
+    """The checkpoints of a world as a store of its own, which may be away."""
+
+    def __init__(self, world: World) -> None:
+        self._kept = world.checkpoints
+        self.away = False
+        self.calls = 0
+
+    def beside(self, *_: object) -> None:
+        return None
+
+    def __getattr__(self, name: str) -> Any:
+        self.calls += 1
+        if self.away:
+            raise UnreachableError("the store does not answer")
+        return getattr(self._kept, name)
+
+
+class Scene:
+    """One owner whose batches have as many rows as they are told to have, on a clock of its own."""
+
+    def __init__(self, policy: SavePolicy, breaker: BreakerLimits | None = None) -> None:
+        self.world = World(count=10_000_000)
+        self.store, self.news, self.now = Outside(self.world), News(), 0.0
+        self.at, self.batch = 0, 0
+        self.breaker = Breaker(breaker or BreakerLimits())
+        self.policy = policy
+        self.taker = self.owner()
+
+    def owner(self) -> Taker:
+        from evermark.cluster.base import Holder
+        from evermark.cluster.fence import source_lease
+
+        holder = Holder("i", "h", "b", id(self), f"{self.batch}-{self.store.calls}")
+        lease = self.world.leases.acquire(source_lease("shop"), holder, 10)
+        assert lease is not None
+        stores: Any = (self.world.source, self.world.log, self.world, self.world.heads, self.store)
+        return Taker(
+            "shop", lease.epoch, *stores, policy=self.policy, breaker=self.breaker, saving=self.news,
+            clock=lambda: self.now,
+        )  # fmt: skip
+
+    def take(self, rows: int) -> Mapping[int, EvermarkError]:
+        """A batch of so many rows; of none, only the position moves."""
+        start, self.at = self.at, self.at + max(rows, 1)
+        name = f"file-{self.batch}-{self.at}"
+        self.world.files[name] = [(f"event-{n}", position(n)) for n in range(start, self.at)]
+        files = (LogFile(name, rows, 1),) if rows else ()
+        taken = Taken(0, self.batch + 1, self.taker.epoch, position(start), position(self.at), files)
+        self.batch += bool(rows)
+        failed = take_each(self.taker, [taken], lambda _: None)
+        self.taker.save_due()
+        return failed
+
+    @property
+    def saved(self) -> int:
+        return int(self.world.checkpoints.load("shop", 0).position)
+
+    @property
+    def confirmed(self) -> int:
+        return self.world.source.forgotten
+
+
+def test_s2_a_checkpoint_is_saved_after_so_many_events_and_the_count_begins_anew() -> None:
+    """GIVEN 1000 events WHEN batches of 400 come without time passing THEN each third is saved, not each second."""
+    scene = Scene(FIVE_OR_THOUSAND)
+    scene.taker.begin(0)
+    saved = [scene.take(400) or scene.saved for _ in range(7)]
+    assert saved == [0, 0, 1200, 1200, 1200, 2400, 2400]
+
+
+def test_s2_a_checkpoint_is_saved_after_so_long_and_the_time_begins_anew() -> None:
+    """GIVEN 5 s WHEN a batch of one comes every two seconds THEN no checkpoint waits for longer than that."""
+    scene = Scene(FIVE_OR_THOUSAND)
+    scene.taker.begin(0)
+    saved = []
+    for _ in range(8):
+        assert not scene.take(1)
+        saved.append(scene.saved)
+        scene.now += 2.0
+    assert saved == [0, 0, 0, 4, 4, 4, 4, 8]
+
+
+def test_s2_a_checkpoint_is_saved_in_its_time_though_no_batch_comes_any_more() -> None:
+    """GIVEN one event WHEN nothing follows THEN its checkpoint is saved when its time has come, and confirmed then."""
+    scene = Scene(FIVE_OR_THOUSAND)
+    scene.taker.begin(0)
+    scene.take(1)
+    scene.now = 4.9
+    scene.taker.save_due()
+    assert (scene.saved, scene.confirmed) == (0, 0)
+    scene.now = 5.0
+    scene.taker.save_due()
+    assert (scene.saved, scene.confirmed) == (1, 1)
+
+
+def test_a_position_that_only_moved_is_saved_soon_however_long_the_interval_is() -> None:
+    """GIVEN an interval of an hour WHEN an idle source moves on THEN that is saved within seconds: its lag is judged
+    by it."""
+    scene = Scene(SavePolicy(3600.0, 1000))
+    scene.taker.begin(0)
+    scene.take(0)
+    scene.now += MOVED_S
+    scene.taker.save_due()
+    assert scene.saved == 1
+
+
+def test_s2_the_source_is_never_confirmed_past_what_is_saved() -> None:
+    """GIVEN checkpoints that wait, and a store that goes away and comes back THEN after each step the source is
+    confirmed at most as far as the store knows."""
+    scene = Scene(SavePolicy(5.0, 3))
+    scene.taker.begin(0)
+    for step in range(60):
+        scene.store.away = 10 <= step < 30
+        assert not scene.take(1)
+        assert scene.confirmed <= scene.saved, f"after batch {step}"
+        scene.now += 1.0
+    assert scene.saved >= 57
+
+
+def test_s1_while_the_store_is_away_batches_are_taken_and_the_breaker_opens() -> None:
+    """GIVEN a store that goes away WHEN batches come THEN each is in the log, the breaker opens after five failures,
+    the store is left alone while it is open, one try in 30 s finds it back, and the last checkpoint is saved."""
+    scene = Scene(SavePolicy())
+    scene.taker.begin(0)
+    scene.take(1)
+    scene.store.away = True
+    for _ in range(20):
+        assert not scene.take(1)
+    assert (len(scene.world.log.commits), scene.saved) == (21, 1)
+    assert scene.news.states == [BreakerState.CLOSED] * 4 + [BreakerState.OPEN]
+    scene.now += 31.0
+    calls = scene.store.calls
+    scene.take(1)
+    assert scene.store.calls - calls <= 2  # `beside`, and one try
+    assert scene.news.states[5:] == [BreakerState.OPEN]
+    scene.store.away = False
+    scene.take(1)
+    assert scene.saved == 1
+    scene.now += 30.0
+    scene.taker.save_due()
+    assert (scene.saved, scene.confirmed, scene.news.came_back) == (23, 23, 1)
+
+
+def test_an_owner_that_begins_while_the_store_is_away_goes_on_where_the_log_ends() -> None:
+    """GIVEN a store that is away WHEN another owner begins THEN it reads on at the log's end, and its checkpoint is
+    saved when the store is back; without a log it cannot know, and says why."""
+    scene = Scene(SavePolicy())
+    scene.store.away = True
+    with pytest.raises(UnreachableError):
+        scene.taker.begin(0)
+    scene.store.away = False
+    scene.taker.begin(0)
+    for _ in range(3):
+        scene.take(2)
+    scene.store.away = True
+    scene.take(2)
+    scene.taker = scene.owner()
+    resumed = scene.taker.begin(0)
+    assert (resumed.position, resumed.batch) == (position(8), 4)
+    assert isinstance(resumed.without_checkpoint, UnreachableError)
+    scene.store.away = False
+    scene.take(1)
+    assert scene.world.checkpoints.load("shop", 0) == Checkpoint(position(9), 5, scene.taker.epoch)
+
+
+def test_s9_what_waits_is_saved_when_reading_ends_within_its_time() -> None:
+    """GIVEN checkpoints that wait WHEN reading ends THEN they are saved; a store that is away is tried, and no longer
+    than there is time."""
+    scene = Scene(FIVE_OR_THOUSAND)
+    scene.taker.begin(0)
+    scene.take(1)
+    scene.store.away = True
+    scene.taker.save_rest()
+    assert scene.saved == 0
+    scene.store.away = False
+    scene.taker.save_rest()
+    assert scene.saved == 1
+
+    scene = Scene(SavePolicy(5.0, 1000, last_s=0.0))
+    scene.taker.begin(0)
+    scene.take(1)
+    scene.taker.save_rest()
+    assert scene.saved == 0
+
+
+def test_a_stale_owner_hears_it_when_a_checkpoint_that_waited_is_saved() -> None:
+    """GIVEN a checkpoint that waits WHEN another owner has saved meanwhile THEN the old one is refused, and changes
+    nothing."""
+    scene = Scene(FIVE_OR_THOUSAND)
+    scene.taker.begin(0)
+    scene.take(1)
+    old, scene.taker = scene.taker, scene.owner()
+    scene.taker.begin(0)
+    scene.now += 10.0
+    with pytest.raises(StaleError):
+        old.save_due()
+    assert scene.world.checkpoints.load("shop", 0).epoch == scene.taker.epoch
