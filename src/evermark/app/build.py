@@ -24,7 +24,6 @@ from evermark.embedded.postgres import EmbeddedPostgres
 from evermark.errors import ConfigError, UnreachableError
 from evermark.ingest.copying.postgres import StateCopies, copies_in_state
 from evermark.ingest.repair.postgres import Recoveries
-from evermark.log.disk import full_disk_is_said
 from evermark.log.head import PostgresHeads
 from evermark.log.read import LogReader
 from evermark.predicate import match_sql, vet
@@ -33,6 +32,7 @@ from evermark.sources.base import Source
 from evermark.sources.kinds import BotReaders, SourceContext, kind_of
 from evermark.state.connection import State, schema_for
 from evermark.state.migrate import migrate
+from evermark.storage import trouble_is_said
 
 # An HTTP client is better told to come back than kept waiting.
 CONNECT_TIMEOUT_S = 3.0
@@ -262,6 +262,6 @@ def open_state(config: Config) -> tuple[EmbeddedPostgres | None, State]:
     if dsn is not None:
         return None, State(dsn.reveal, schema)
     server = EmbeddedPostgres(embedded_folder(config))
-    with full_disk_is_said(server.folder):
+    with trouble_is_said(server.folder):
         server.start()
     return server, State(server.dsn, schema)  # asked for each time: a server that was started again may have moved
