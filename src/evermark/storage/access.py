@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from evermark.errors import ConfigError
-from evermark.secrets import KeyRef, read_small_file
+from evermark.secrets import KeyRef
 
 VARIABLE = "EVERMARK_STORAGE"
 
@@ -33,17 +33,9 @@ class Access:
         """The access key and the secret key, read here and now; None: by the environment's own chain."""
         if self.access_key is None or self.secret_key is None:
             return None
-        return _read(self.access_key, "storage.access_key"), _read(self.secret_key, "storage.secret_key")
-
-
-def _read(ref: KeyRef, what: str) -> str:
-    if ref.kind == "env":
-        text = os.environ.get(ref.name, "")
-    else:
-        text = read_small_file(ref.name, what).decode("utf-8", "replace")
-    if not text.strip():
-        raise ConfigError(f"{what}: there is nothing in {ref}", hint="every process of the deployment needs it there")
-    return text.strip()
+        named = (("storage.access_key", self.access_key), ("storage.secret_key", self.secret_key))
+        access_key, secret_key = (ref.read(what).decode("utf-8", "replace") for what, ref in named)
+        return access_key, secret_key
 
 
 def remember(root: str, access: Access) -> None:
