@@ -90,10 +90,12 @@ def s3_server(folder: Path) -> Iterator[S3Server]:
 
 
 class Fault:
-    """What a proxy does with a request: `answer` instead of asking, or `lose` the answer of the server."""
+    """What a proxy does with a request: `answer` instead of asking the server; or `lose` the server's answer, or hold
+    it back for `late_s`.
+    """
 
-    def __init__(self, *, answer: tuple[int, str] | None = None, lose: bool = False) -> None:
-        self.answer, self.lose = answer, lose
+    def __init__(self, *, answer: tuple[int, str] | None = None, lose: bool = False, late_s: float = 0) -> None:
+        self.answer, self.lose, self.late_s = answer, lose, late_s
 
 
 Choose = Callable[[str, str], Fault | None]  # of a method and a path
@@ -105,12 +107,18 @@ class FaultyProxy:
     def __init__(self, server: S3Server) -> None:
         self.choose: Choose = lambda method, path: None
         self.seen: list[tuple[str, str]] = []
+        self.ended = threading.Event()
+        self.connections: list[socket.socket] = []
         proxy, port = self, server.port
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def log_message(self, *given: Any) -> None: ...
+
+            def setup(self) -> None:
+                super().setup()
+                proxy.connections.append(self.connection)
 
             def _any(self) -> None:
                 body = self.rfile.read(int(self.headers.get("content-length") or 0))
@@ -128,6 +136,8 @@ class FaultyProxy:
                     found = answer.read()
                 finally:
                     connection.close()
+                if fault is not None and fault.late_s:
+                    proxy.ended.wait(fault.late_s)
                 if fault is not None and fault.lose:
                     self.close_connection = True
                     with suppress(OSError):
@@ -157,5 +167,9 @@ class FaultyProxy:
         return f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def close(self) -> None:
+        self.ended.set()
         self._server.shutdown()
         self._server.server_close()
+        for connection in self.connections:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)

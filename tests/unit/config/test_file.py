@@ -15,7 +15,9 @@ from evermark.app.build import endpoint_limits
 from evermark.checkpoints.kinds import backend_of
 from evermark.config import CustomSource
 from evermark.config.models import ReliabilityConfig
+from evermark.secrets import KeyRef
 from evermark.sources.postgres.settings import PostgresSettings, derived_name
+from evermark.storage.access import Access
 from tests.unit.config.config_file import ENVIRON, FULL, KEY, MINIMAL, WHSEC, read, refused, source, subscription
 
 
@@ -56,6 +58,25 @@ def test_what_is_not_said_has_the_documented_default(folder: Path) -> None:
     assert config.server.listen == "127.0.0.1:8320"
     assert config.sources == {}
     assert config.reliability == ReliabilityConfig()
+
+
+def test_the_storage_section_is_kept_as_references(folder: Path) -> None:
+    """GIVEN secrets behind a variable and a file THEN what reaches the store is told where they are, not what."""
+    (folder / "secret").write_text("shh\n")
+    section = MINIMAL + (
+        "log: {path: s3://acme/logs/}\n"
+        "storage: {endpoint: 'http://far:9000/', region: eu-west-1, path_style: false,"
+        " access_key: '${KEY_ID}', secret_key: '${file:secret}'}\n"
+    )
+    config = read(folder, section, {"KEY_ID": "me"})
+    assert config.log.path == "s3://acme/logs"
+    assert config.storage.access() == Access(
+        "http://far:9000",
+        "eu-west-1",
+        KeyRef("env", "KEY_ID"),
+        KeyRef("file", str(folder / "secret")),
+        path_style=False,
+    )
 
 
 def test_the_reliability_section_works_as_written(folder: Path) -> None:
