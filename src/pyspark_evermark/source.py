@@ -1,8 +1,8 @@
 """The public format `evermark`.
 
 Options: `log` (the log's folder or url, required), `source` (one of its sources; default all), `stream`, `since` and
-`until` (ISO times on event_time, batch reads only), `startingBatch` (`earliest`, the default, or `latest`; streams only)
-and `maxBatchesPerTrigger` (of each partition, 1000 by default; streams only).
+`until` (ISO times on event_time, batch reads only), `startingBatch` (`earliest`, the default, or `latest`; streams
+only) and `maxBatchesPerTrigger` (of each partition, 1000 by default; streams only).
 
 A stream that was away for longer than the log's retention fails with what is missing; it never skips in silence.
 """
