@@ -46,7 +46,7 @@ def test_a_log_in_a_bucket_survives_a_kill_and_a_store_that_fails(
         instance = scene.up()
         scene.wait_delivered(30)
         proxy.choose = lambda *_: Fault(answer=(503, "SlowDown"))
-        until(lambda: instance.health("shop/0").get("state") not in (None, "healthy"), "the trouble is seen")
+        until(lambda: instance.health("shop/0").get("status") == "stale", "the trouble is seen")
         lost: set[str] = set()
 
         def lose_half(method: str, path: str) -> Fault | None:
