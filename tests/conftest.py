@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
+from evermark.storage import Place, access, place_of
+from evermark.testing.objects import S3Server, s3_server
 from evermark.testing.servers import PostgresServer, fresh_database, postgres_server
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ LIGHT = ("unit", "simulation")
 # add up.
 PATIENT = ("faults", "acceptance")
 PATIENT_TIMEOUT_S = 900
-HEAVY_FIXTURES = {"spark", "pg_server", "pg_dsn", "mongod", "mongo_server", "mongo_database", "etcd"}
+HEAVY_FIXTURES = {"spark", "pg_server", "pg_dsn", "mongod", "mongo_server", "mongo_database", "etcd", "s3", "s3_place"}
 
 # A busy machine is no failure; a failure comes with the line that reproduces it.
 settings.register_profile("evermark", deadline=None, print_blob=True)
@@ -77,6 +79,22 @@ def pg_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServ
     """A real Postgres with logical WAL. Tests that change or kill the server start one of their own."""
     with postgres_server(tmp_path_factory.mktemp("postgres")) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """An S3 server of the run; what is in it is in its memory."""
+    with s3_server(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.fixture
+def s3_place(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """A bucket of this test's own, and a path in it. How it is reached is forgotten afterwards."""
+    monkeypatch.setenv(access.VARIABLE, "{}")
+    root = f"s3://{s3.bucket()}"
+    access.remember(root, s3.access())
+    return place_of(f"{root}/logs")
 
 
 @pytest.fixture

@@ -121,17 +121,22 @@ class KeyRef:
     def __str__(self) -> str:
         return f"{self.kind}:{self.name}"
 
-    def load(self, environ: Mapping[str, str] | None = None) -> bytes:
-        """The key's bytes, without a line end. Any text of 16 bytes or more is a key."""
+    def read(self, what: str, environ: Mapping[str, str] | None = None, hint: str = "") -> bytes:
+        """What is there, without a line end. `what`: the key of the file that it is for."""
         if self.kind == "env":
-            key = _encode((os.environ if environ is None else environ).get(self.name, ""))
+            found = _encode((os.environ if environ is None else environ).get(self.name, ""))
             missing = f"the variable {self.name} is not set"
         else:
-            key = read_small_file(self.name, "secrets.key")
+            found = read_small_file(self.name, what)
             missing = f"the key file {self.name} is empty"
-        key = key.rstrip(b"\r\n")
-        if not key:
-            raise ConfigError(f"secrets.key: {missing}", hint=_MAKE_KEY)
+        found = found.rstrip(b"\r\n")
+        if not found:
+            raise ConfigError(f"{what}: {missing}", hint=hint or "every process of the deployment needs it there")
+        return found
+
+    def load(self, environ: Mapping[str, str] | None = None) -> bytes:
+        """The key's bytes, without a line end. Any text of 16 bytes or more is a key."""
+        key = self.read("secrets.key", environ, hint=_MAKE_KEY)
         if len(key) < KEY_BYTES_MIN:
             raise ConfigError(
                 f"secrets.key: the key in {self} is too short ({KEY_BYTES_MIN} bytes at least)", hint=_MAKE_KEY

@@ -1,8 +1,8 @@
 """The public format `evermark`.
 
-Options: `log` (the log's folder, required), `source` (one of its sources; default all), `stream`, `since` and `until`
-(ISO times on event_time, batch reads only), `startingBatch` (`earliest`, the default, or `latest`; streams only) and
-`maxBatchesPerTrigger` (of each partition, 1000 by default; streams only).
+Options: `log` (the log's folder or url, required), `source` (one of its sources; default all), `stream`, `since` and
+`until` (ISO times on event_time, batch reads only), `startingBatch` (`earliest`, the default, or `latest`; streams
+only) and `maxBatchesPerTrigger` (of each partition, 1000 by default; streams only).
 
 A stream that was away for longer than the log's retention fails with what is missing; it never skips in silence.
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -25,6 +24,7 @@ from evermark.errors import ConfigError, GapError
 from evermark.event import EVENT, with_all_columns
 from evermark.log.frames import SCHEMA
 from evermark.log.read import LogReader, moment_of, sources_at, within
+from evermark.storage import place_of, readable
 
 _OPTIONS = ("log", "source", "stream", "since", "until", "startingBatch", "maxBatchesPerTrigger")
 _CHUNK_ROWS = 10_000
@@ -65,7 +65,7 @@ def _checked(options: Any) -> dict[str, str]:
         given[known.get(key.lower(), "log")] = str(value)
     if "log" not in given:
         raise ConfigError("the evermark format needs the option `log`", hint='.option("log", "/data/evermark/log")')
-    names = sources_at(Path(given["log"]))
+    names = sources_at(place_of(given["log"]))
     if "source" in given and given["source"] not in names:
         raise ConfigError(
             f"the log at {given['log']} has no source {given['source']!r}",
@@ -75,7 +75,7 @@ def _checked(options: Any) -> dict[str, str]:
 
 
 def _sources(options: dict[str, str]) -> list[str]:
-    return [options["source"]] if "source" in options else sources_at(Path(options["log"]))
+    return [options["source"]] if "source" in options else sources_at(place_of(options["log"]))
 
 
 class _BatchReader(DataSourceReader):
@@ -91,7 +91,7 @@ class _BatchReader(DataSourceReader):
                 until=self._options.get("until"),
             )
             for source in _sources(self._options)
-            for file in LogReader(Path(self._options["log"]) / source).files()
+            for file in LogReader(place_of(self._options["log"]) / source).files()
             if within(file, *_window(self._options))
         ]
 
@@ -170,7 +170,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _reader(self, source: str) -> LogReader:
         if source not in self._readers:
-            self._readers[source] = LogReader(Path(self._options["log"]) / source)
+            self._readers[source] = LogReader(place_of(self._options["log"]) / source)
         return self._readers[source]
 
 
@@ -182,7 +182,7 @@ def _whole_number(options: dict[str, str], name: str, default: int) -> int:
 
 
 def _rows(piece: _Piece) -> Iterator[pa.RecordBatch]:
-    for batch in pq.ParquetFile(piece.path).iter_batches(_CHUNK_ROWS):
+    for batch in pq.ParquetFile(readable(piece.path)).iter_batches(_CHUNK_ROWS):
         keep = _mask(batch, piece)
         kept = batch if keep is None else batch.filter(keep)
         if kept.num_rows:

@@ -29,7 +29,6 @@ from evermark.ingest.gaps import GapLimits
 from evermark.ingest.limits import ReadingLimits
 from evermark.ingest.repair.postgres import Recoveries
 from evermark.ingest.saving import SavePolicy
-from evermark.log.disk import full_disk_is_said
 from evermark.log.head import PostgresHeads
 from evermark.log.read import LogReader
 from evermark.predicate import match_sql, vet
@@ -38,6 +37,8 @@ from evermark.sources.base import Source
 from evermark.sources.kinds import BotReaders, SourceContext, kind_of
 from evermark.state.connection import State, schema_for
 from evermark.state.migrate import migrate
+from evermark.storage import Place, place_of, storage_of, trouble_is_said
+from evermark.storage.access import remember
 
 # An HTTP client is better told to come back than kept waiting.
 CONNECT_TIMEOUT_S = 3.0
@@ -54,7 +55,7 @@ class LaneParts:
     checkpoint: CheckpointConfig
     endpoints: EndpointLimits
     reading: ReadingLimits
-    log_root: Path
+    log_root: Place
     retention: timedelta
     sources: dict[str, Source]
     specs: list[SubscriptionSpec]
@@ -76,12 +77,12 @@ class Stores:
     recoveries: Recoveries
     copies: StateCopies
     holder: Holder
-    log_root: Path
+    log_root: Place
     retention: timedelta
     sources: dict[str, Source]
     specs: list[SubscriptionSpec]
 
-    def log_folder(self, source: str) -> Path:
+    def log_folder(self, source: str) -> Place:
         return self.log_root / source
 
     def batch_at(self, place: SourcePartition, since: str) -> int:
@@ -140,7 +141,7 @@ class Deployment(Stores):
 
 def open_deployment(config: Config, sources: Mapping[str, Source] | None = None) -> Deployment:
     """Open state (starting the embedded one where none is named), bring it up to date, and build what stands on it."""
-    log_root = local_log(config)
+    log_root = log_place(config)
     config.data.mkdir(parents=True, exist_ok=True)
     key, warning = key_for(config.secrets.key, config.data, shared_state=config.state.dsn is not None)
     box = SecretBox(key)
@@ -247,14 +248,14 @@ def unfit(config: Config, sources: Collection[str]) -> Iterator[tuple[str, Confi
                 yield f"{section}.{name}.where", error
 
 
-def local_log(config: Config) -> Path:
-    path = config.log_path
-    if "://" in path:
-        raise ConfigError(
-            f"log.path: {path} is an object store, which this version cannot write to",
-            hint="use a local folder for now",
-        )
-    return Path(path).absolute()
+def log_place(config: Config) -> Place:
+    """Where the logs are. How a bucket is reached is known from now on, here and in processes that are started here."""
+    place = place_of(config.log_path)
+    if isinstance(place, Path):
+        return place.absolute()
+    remember(place.root, config.storage.access())
+    storage_of(place)  # what is missing for it, a library or a secret, is said now and here
+    return place
 
 
 def make_source(config: Config, name: str, box: SecretBox | None) -> Source:
@@ -265,10 +266,21 @@ def make_source(config: Config, name: str, box: SecretBox | None) -> Source:
 
 def source_context(config: Config, name: str, box: SecretBox | None) -> SourceContext:
     bots = BotReaders(bot_users, bot_inboxes, bot_users_version)
-    folder = Path(config.log_path).absolute() / COPIES / name
     return SourceContext(
-        name, box, lambda: state_dsn(config, box), schema_for(config.name), bots, copies_in_state, folder
+        name,
+        box,
+        lambda: state_dsn(config, box),
+        schema_for(config.name),
+        bots,
+        copies_in_state,
+        copies_folder(config, name),
     )
+
+
+def copies_folder(config: Config, source: str) -> Path:
+    """Of the rows of copies that wait for their place: beside the log, or in the data folder if that is in a store."""
+    place = place_of(config.log_path)
+    return (place if isinstance(place, Path) else config.data).absolute() / COPIES / source
 
 
 def state_dsn(config: Config, box: SecretBox | None) -> Hidden:
@@ -290,6 +302,6 @@ def open_state(config: Config) -> tuple[EmbeddedPostgres | None, State]:
     if dsn is not None:
         return None, State(dsn.reveal, schema)
     server = EmbeddedPostgres(embedded_folder(config))
-    with full_disk_is_said(server.folder):
+    with trouble_is_said(server.folder):
         server.start()
     return server, State(server.dsn, schema)  # asked for each time: a server that was started again may have moved

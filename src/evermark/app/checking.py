@@ -6,12 +6,13 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from evermark.app.build import local_log, unfit
+from evermark.app.build import log_place, unfit
 from evermark.config import Config
 from evermark.config.spark_master import require_local_master, require_slots
 from evermark.errors import ConfigError, EvermarkError
 from evermark.log.streams import streams_at, unknown_streams
 from evermark.observe.finding import Finding, ok, warning, wrong
+from evermark.storage import Place
 
 
 def checked(config: Config) -> Iterator[Finding]:
@@ -19,22 +20,25 @@ def checked(config: Config) -> Iterator[Finding]:
     told = ", ".join(f"{name} ({settings.type})" for name, settings in sorted(config.sources.items()))
     none = wrong("sources", "there is none", "name at least one; `evermark init` writes an example")
     yield ok("sources", told) if told else none
-    yield _judged("log.path", lambda: f"the folder {local_log(config)}")
+    yield _judged("log.path", lambda: _log(config))
     yield _data_folder(config.data)
     yield _judged("spark.master", lambda: _master(config))
     yield from _subscriptions(config)
     try:
-        root = local_log(config)
+        root = log_place(config)
     except ConfigError:
         return  # said above
     for key, text in file_warnings(config, root):
         yield warning(key, text, "correct it, if it is a slip; a stream that begins later is fine")
 
 
-def stream_warnings(config: Config, log_root: Path, wanted: Iterable[str]) -> list[str]:
-    """A sentence for each of these streams that nothing is known of. A stream may begin later: they are no errors."""
+def stream_warnings(config: Config, log_root: Place, wanted: Iterable[str]) -> list[str]:
+    """A sentence for each of these streams that nothing is known of. A stream may begin later: they are no errors.
+
+    A log in an object store is not looked through: it may be far away, or not there.
+    """
     asked = list(wanted)
-    if not asked:
+    if not asked or not isinstance(log_root, Path):
         return []
     logged = streams_at(log_root)
     named = [settings.streams_named() for settings in config.sources.values()]
@@ -43,7 +47,7 @@ def stream_warnings(config: Config, log_root: Path, wanted: Iterable[str]) -> li
     return unknown_streams(asked, sorted(logged.union(*named)))
 
 
-def file_warnings(config: Config, log_root: Path) -> Iterator[tuple[str, str]]:
+def file_warnings(config: Config, log_root: Place) -> Iterator[tuple[str, str]]:
     """Settings that are allowed and probably not meant: the key in the file, and a sentence."""
     wanted = {
         f"{section}.{name}.streams": each.streams
@@ -66,6 +70,11 @@ def _judged(check: str, look: Callable[[], str]) -> Finding:
         return ok(check, look())
     except EvermarkError as error:
         return wrong(check, error.message.removeprefix(f"{check}: "), error.hint)
+
+
+def _log(config: Config) -> str:
+    place = log_place(config)
+    return f"the folder {place}" if isinstance(place, Path) else f"{place}, which is not asked just now"
 
 
 def _master(config: Config) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Protocol
 
 from evermark.app.build import Stores
@@ -40,6 +39,7 @@ from evermark.observe.metrics import Metrics
 from evermark.runtime import Runtime, Task, Wake, any_set
 from evermark.sources.base import Gap, Limit
 from evermark.sources.copies import ChunkWork, Copy, Copying
+from evermark.storage import Place
 
 _MAINTENANCE_END_S = 1.0  # a round that takes longer conflicts with nothing but a power cut
 
@@ -54,7 +54,7 @@ class Tasks(Protocol):
     ) -> list[dict[str, Any]]: ...
 
     def find_missing(
-        self, gap: Gap, files: Sequence[FileRange], wanted: RepairTarget, folder: Path
+        self, gap: Gap, files: Sequence[FileRange], wanted: RepairTarget, folder: Place
     ) -> list[FoundFile]: ...
 
 

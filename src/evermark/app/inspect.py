@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
 from evermark.app.build import open_state
 from evermark.checkpoints.base import Checkpoint
@@ -20,6 +19,7 @@ from evermark.observe.finding import Finding, ok, warning, wrong
 from evermark.sources.base import Source
 from evermark.state.connection import State
 from evermark.state.migrate import require_current
+from evermark.storage import Place
 
 UNDER_WAY = (Step.OPENED, Step.CLOSED)
 _LOOKS_MAX = 10
@@ -51,7 +51,7 @@ def statuses(
     name: str,
     checkpoints: Callable[[], Mapping[int, Checkpoint]],
     recoveries: Recoveries,
-    log_folder: Path,
+    log_folder: Place,
 ) -> list[PartitionStatus]:
     """`checkpoints` is asked again while an instance reads the source: what it finds must be of one moment."""
     past = recoveries.past(name)

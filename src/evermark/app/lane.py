@@ -17,7 +17,6 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 from typing import Any, cast
 
 from evermark.app.build import LaneParts, Stores, open_in_lane
@@ -41,6 +40,7 @@ from evermark.secrets import SecretBox
 from evermark.sources.base import Gap, Limit
 from evermark.sources.copies import ChunkWork, Copying
 from evermark.spark.channel import LaneEnd
+from evermark.storage import Place
 
 BEGIN, RENEW, STOP, HURRY, TAKEN = "begin", "renew", "stop", "hurry", "taken"
 READY, LET_GO = "ready", "let_go"
@@ -89,7 +89,9 @@ class DriverTasks:
     def write_pieces(self, of: ReadFrom, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
         return cast("list[dict[str, Any]]", self._end.call("write_pieces", of, pieces))
 
-    def find_missing(self, gap: Gap, files: Sequence[FileRange], wanted: RepairTarget, folder: Path) -> list[FoundFile]:
+    def find_missing(
+        self, gap: Gap, files: Sequence[FileRange], wanted: RepairTarget, folder: Place
+    ) -> list[FoundFile]:
         return cast("list[FoundFile]", self._end.call("find_missing", gap, files, wanted, folder))
 
     def write_chunks(

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from evermark.app.build import Deployment, open_deployment
+from evermark.app.build import Deployment, log_place, open_deployment
 from evermark.app.checking import file_warnings
 from evermark.app.inspect import check_at
 from evermark.app.lane import EndTimes
@@ -99,6 +99,7 @@ class Pipeline:
             raise ConfigError("sources: there is none", hint="name at least one; `evermark init` writes an example")
         require_local_master(self.config.spark.master, self.config.spark.conf, self.config.log_path)
         require_slots(self.config.spark.master, self.config.spark.conf, self.config.spark.lanes)
+        log_place(self.config)  # before Spark: its processes inherit how a bucket is reached
         hook = threading.excepthook
         threading.excepthook = self._on_thread_error
         try:

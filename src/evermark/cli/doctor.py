@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from evermark.app.build import local_log, source_context
+from evermark.app.build import log_place, source_context
 from evermark.app.inspect import PartitionStatus, existing_state, judged, statuses
 from evermark.checkpoints.kinds import backend_of, open_checkpoints
 from evermark.cli.console import EXIT_WRONG, say, show, show_json
@@ -85,7 +85,7 @@ def _look(config: Config, name: str, state: State, source: Source) -> SourceStat
     """What State and the log say of a source, and what follows from it."""
     owner = holder_in(lease_rows(state), source_lease(name))
     checkpoints = open_checkpoints(config.reliability.checkpoint, state)
-    found = statuses(source, name, lambda: checkpoints.list(name), Recoveries(state), local_log(config) / name)
+    found = statuses(source, name, lambda: checkpoints.list(name), Recoveries(state), log_place(config) / name)
     return SourceState(
         owner,
         {each.partition: each.checkpoint.position for each in found if each.checkpoint is not None},

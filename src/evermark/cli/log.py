@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from evermark.app.build import Deployment, local_log
+from evermark.app.build import Deployment, log_place
 from evermark.app.scratch import scratch_folder
 from evermark.cli.console import confirm, noun, say, show, show_json, show_table
 from evermark.cli.deployment import config_at, held_sources, known_source, opened
@@ -32,6 +32,7 @@ from evermark.log.log import Log
 from evermark.log.query import NeedsSpark, require_read
 from evermark.log.query import query as ask
 from evermark.log.read import LogReader, sources_at
+from evermark.storage import Place
 
 app = noun("The log: query it, compact it, have it forget.")
 
@@ -41,7 +42,7 @@ SourceOption = Annotated[str | None, typer.Option("--source", "-s", help="Only t
 @app.command()
 def info(config: ConfigOption = DEFAULT_CONFIG, source: SourceOption = None, as_json: JsonOption = False) -> None:
     """Show files, events, bytes, batches and times of each source. Needs no state and no Spark."""
-    root = local_log(config_at(config))
+    root = log_place(config_at(config))
     logged = sources_at(root)
     names = logged if source is None else [known_source(logged, source)]
     rows = [{"source": name, **_summary(root / name)} for name in names]
@@ -92,7 +93,7 @@ Answer = tuple[list[str], Iterator[tuple[Any, ...]]]
 def _answer(config: Config, sql: str, limit: int, engine: Engine) -> Iterator[Answer]:
     """Columns and rows, by the engine that was asked for or is needed."""
     require_read(sql)
-    root = local_log(config)
+    root = log_place(config)
     if engine is not Engine.SPARK:
         try:
             answer = ask(root, sql, limit, _spark_knows, own_dialect=engine is Engine.DATAFUSION)
@@ -193,7 +194,7 @@ def _passed(deployment: Deployment, source: str) -> dict[int, int]:
     return least_cursors(deployment.delivery.groups().values(), deployment.delivery.cursors_outside(), source)
 
 
-def _summary(folder: Path) -> dict[str, Any]:
+def _summary(folder: Place) -> dict[str, Any]:
     """From the table's own statistics; no event is read."""
     files = LogReader(folder).files()
     return {

@@ -11,13 +11,13 @@ from pydantic import ValidationError
 
 from evermark.config.document import Document, read_document
 from evermark.config.models import VERSION, Config
-from evermark.config.variables import Expanded
+from evermark.config.variables import SEALING_KEY, Expanded
 from evermark.errors import ConfigError
 from evermark.settings.fields import KeyNotes
 from evermark.settings.problems import KeyPath, Problem, from_validation, refused
 
 # What is kept as a reference: executors are told where the key is, never what it is.
-_REFERENCES: frozenset[KeyPath] = frozenset({("secrets", "key")})
+_REFERENCES: frozenset[KeyPath] = frozenset({SEALING_KEY, ("storage", "access_key"), ("storage", "secret_key")})
 
 
 def load(path: str | Path, environ: Mapping[str, str] | None = None) -> Config:

@@ -27,16 +27,20 @@ from evermark.settings.fields import NAME, Duration, Model, Whole, between, post
 from evermark.settings.problems import nearest
 from evermark.sources.kinds import KINDS, kind_named
 from evermark.sources.settings import SourceConfig
+from evermark.storage.access import Access
+from evermark.storage.base import SCHEMES
 
 VERSION = 1
 TOKEN_CHARS_MIN = 24
-LOG_SCHEMES = ("s3", "s3a", "gs", "az", "abfs", "abfss")
 
 _Name = Annotated[str, Field(pattern=NAME)]
 _Short = Annotated[Duration, between(timedelta(milliseconds=10), timedelta(hours=1))]
 _Long = Annotated[Duration, between(timedelta(seconds=1), timedelta(days=30))]
 
 _URL = re.compile(r"([^/]*)://(.*)", re.DOTALL)
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,254}", re.ASCII)
+_KEY = re.compile(r"([A-Za-z0-9_=-][A-Za-z0-9._=-]*(/[A-Za-z0-9_=-][A-Za-z0-9._=-]*)*)?/*", re.ASCII)
+_ENDPOINT = re.compile(r"https?://(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9_.-]{1,253})(:\d{1,5})?/?", re.ASCII)
 _LISTEN = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9_.-]{1,253}):(\d{1,5})", re.ASCII)
 
 
@@ -58,11 +62,22 @@ def _log_path(text: str) -> str:
     match = _URL.fullmatch(text)
     if match is None:
         return _local_path(text)
-    if match[1] not in LOG_SCHEMES:
-        known = ", ".join(f"{scheme}://" for scheme in LOG_SCHEMES)
+    if match[1] not in SCHEMES:
+        known = ", ".join(f"{scheme}://" for scheme in SCHEMES)
         raise refusal(f"expected a local path or one of {known}", hint="a local folder is written as its path alone")
-    if not match[2].strip("/") or ("@" in match[2] and match[1] in ("s3", "s3a", "gs")):
+    bucket, _, path = match[2].partition("/")
+    if not bucket or ("@" in match[2] and match[1] in ("s3", "gs")):
         raise refusal("expected a bucket and a path, without a user or password", hint="for example s3://acme/shop")
+    if not _BUCKET.fullmatch(bucket) or not _KEY.fullmatch(path):
+        raise refusal(
+            "a bucket and the path in it have letters, digits and . _ = - alone", hint="for example s3://acme/shop"
+        )
+    return text.rstrip("/")
+
+
+def _endpoint(text: str) -> str:
+    if not _ENDPOINT.fullmatch(text):
+        raise refusal("expected http://host:port or https://host, without a user, a path or a query")
     return text.rstrip("/")
 
 
@@ -90,6 +105,31 @@ class LogConfig(Model):
     retention: Annotated[Duration, between(timedelta(hours=1), timedelta(days=36_500))] = timedelta(days=30)
 
 
+_Ref = Annotated[KeyRef, PlainValidator(_key_ref), PlainSerializer(str)]
+
+
+class StorageConfig(Model):
+    """How the bucket of log.path is reached. What is not said comes from the environment's own chain."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    endpoint: Annotated[str, Field(max_length=300), AfterValidator(_endpoint)] | None = None
+    region: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")] | None = None
+    access_key: _Ref | None = None
+    secret_key: _Ref | None = None
+    path_style: bool = True
+
+    @model_validator(mode="after")
+    def _both_keys(self) -> StorageConfig:
+        for one, other in (("access_key", "secret_key"), ("secret_key", "access_key")):
+            if getattr(self, one) is not None and getattr(self, other) is None:
+                raise refusal(f"is required beside {one}", hint="give both, or neither", at=(other,))
+        return self
+
+    def access(self) -> Access:
+        return Access(self.endpoint, self.region, self.access_key, self.secret_key, self.path_style)
+
+
 class StateConfig(Model):
     """Without a dsn, state lives in an embedded Postgres."""
 
@@ -101,7 +141,7 @@ class SecretsConfig(Model):
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
-    key: Annotated[KeyRef, PlainValidator(_key_ref), PlainSerializer(str)] | None = None
+    key: _Ref | None = None
 
 
 # Each needs two of Spark's slots while it is renewed; the others are for backlog, replays and repair.
@@ -233,6 +273,7 @@ class Config(Model):
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,30}$")]
     data: Annotated[Path, BeforeValidator(_folder)] = Path("evermark-data")
     log: LogConfig = LogConfig()
+    storage: StorageConfig = StorageConfig()
     state: StateConfig = StateConfig()
     secrets: SecretsConfig = SecretsConfig()
     spark: SparkConfig = SparkConfig()
@@ -249,6 +290,13 @@ class Config(Model):
         for name in self.bots.keys() & self.subscriptions.keys():
             text = "a subscription has this name already, and a bot is one too"
             raise refusal(text, hint="rename one of them", at=("bots", name))
+        return self
+
+    @model_validator(mode="after")
+    def _storage_is_of_a_bucket(self) -> Config:
+        if self.storage.model_fields_set and not (self.log.path or "").startswith("s3://"):
+            text = "it says how a bucket of S3 is reached, and log.path names none"
+            raise refusal(text, hint="write log: {path: s3://bucket/path}, or leave storage out", at=("storage",))
         return self
 
     @property

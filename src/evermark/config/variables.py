@@ -16,6 +16,7 @@ from evermark.secrets import VARIABLE, KeyRef, read_small_file
 from evermark.settings.problems import KeyPath, Problem
 
 _REFERENCE = re.compile(r"\$\$\{|\$\{([^{}]*)\}|\$\{")
+SEALING_KEY: KeyPath = ("secrets", "key")
 _FORM = "write ${NAME}, ${NAME:-default} or ${file:/path}; a plain ${ is written $${"
 
 
@@ -42,10 +43,10 @@ class Expanded:
             return value
         try:
             if path in self._references:
-                return self._reference(value)
+                return self._reference(value, path)
             text = _REFERENCE.sub(self._fill, value)
         except ConfigError as error:
-            said = error.message.removeprefix("a value: ").removeprefix("secrets.key: ")
+            said = error.message.removeprefix("a value: ").removeprefix(f"{'.'.join(map(str, path))}: ")
             self.problems.append(Problem(path, said, error.hint))
             return value
         if _REFERENCE.search(value):
@@ -76,7 +77,7 @@ class Expanded:
             raise ConfigError(f"the variable {name} is not set", hint=f"set it: export {name}=…")
         return value
 
-    def _reference(self, value: str) -> KeyRef:
+    def _reference(self, value: str, path: KeyPath) -> KeyRef:
         match = _REFERENCE.fullmatch(value)
         inside = match[1] if match else None
         if not inside or ":-" in inside or not (inside.startswith("file:") or VARIABLE.fullmatch(inside)):
@@ -86,7 +87,10 @@ class Expanded:
                 hint="write ${file:/run/secrets/evermark} or ${EVERMARK_KEY}",
             )
         ref = KeyRef("file", str(self._file(inside))) if inside.startswith("file:") else KeyRef("env", inside)
-        ref.load(self._environ)
+        if path == SEALING_KEY:
+            ref.load(self._environ)
+        else:
+            ref.read(".".join(map(str, path)), self._environ)
         return ref
 
     def _file(self, inside: str) -> Path:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -21,6 +20,7 @@ from evermark.ingest.dedup import Deduplicated, RecentIds, excluded_from
 from evermark.log.read import LogReader
 from evermark.log.write import BatchWriter
 from evermark.sources.base import Fed, Slice, Source
+from evermark.storage import place_of
 
 _TAKEN_AT_FIRST = pa.schema([field for field in TAKEN if field.name not in ADDED_SINCE])
 
@@ -86,7 +86,7 @@ def _write(
     recent: RecentIds | None = None,
 ) -> dict[str, Any]:
     """`kept`: the rows of a small batch are reported, too, to be delivered without being read again."""
-    folder, partition = Path(of.log_folder), piece.slice.partition
+    folder, partition = place_of(of.log_folder), piece.slice.partition
     fresh = Deduplicated(_checked(batches), LogReader(folder), partition, piece.excluded_from, recent)
     controls = _Counter()
     writer = BatchWriter(folder, of.name, partition, piece.batch, kept)

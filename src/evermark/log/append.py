@@ -11,27 +11,26 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from pathlib import Path
 
 from deltalake.exceptions import DeltaError
 
 from evermark import failpoint
-from evermark.disk import sync_file, sync_folder
 from evermark.errors import ConflictError, StaleError
 from evermark.log.base import Append, LogFile, Tail
 from evermark.log.commits import Action, commit_actions, put_commit, read_commit, require_protocol
-from evermark.log.disk import full_disk_is_said, require_files
+from evermark.log.disk import require_files
 from evermark.log.format import CommitNote, app_id, note_of, pack, unpack
 from evermark.log.table import NO_HOOKS, TableHandle, commit_file, commit_identity, last_checkpoint, missing_columns
+from evermark.storage import Place, storage_of, trouble_is_said
 
 _COMMIT_TRIES_MAX = 20
 _NOTES_SEARCHED_MAX = 5_000
 
 
 class DeltaLog:
-    """`AppendLog` over a Delta table on a local disk. One owner, one thread at a time."""
+    """`AppendLog` over a Delta table. One owner, one thread at a time."""
 
-    def __init__(self, folder: Path, *, pause: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, folder: Place, *, pause: Callable[[float], None] = time.sleep) -> None:
         self.folder = folder
         self._handle = TableHandle(folder, create=True)
         self._version = -1  # up to which commits are known
@@ -81,22 +80,26 @@ class DeltaLog:
         """Contents before names, names before the commits that mention them; tasks have synced the batch's files, and
         our commits are synced before they have their names. delta-rs, which maintenance uses, syncs nothing.
         """
-        with full_disk_is_said(self.folder):
-            sync_folder(self.folder)
+        with trouble_is_said(self.folder):
+            storage = storage_of(self.folder)
+            storage.sync(self.folder)
             self._catch_up()
             for path in self._unsynced(self._version):
                 with suppress(FileNotFoundError):  # cleaned since, behind a checkpoint that is durable
-                    sync_file(path)
-            sync_folder(self.folder / "_delta_log")
+                    storage.sync(path)
+            storage.sync(self.folder / "_delta_log")
             if self._synced is None:
-                sync_folder(self.folder.parent)
+                storage.sync(self.folder.parent)
         self._synced = self._version
         self._own.clear()
         return self._version
 
-    def _unsynced(self, version: int) -> list[Path]:
+    def _unsynced(self, version: int) -> list[Place]:
+        storage, log = storage_of(self.folder), self.folder / "_delta_log"
+        if storage.durable_at_once:
+            return []
         if self._synced is None:
-            return sorted((self.folder / "_delta_log").glob("*.json"))
+            return [log / found.name for found in storage.listed(log, ".json")]
         others = (each for each in range(self._synced + 1, version + 1) if each not in self._own)
         return [commit_file(self.folder, each) for each in others]
 
@@ -146,7 +149,7 @@ class DeltaLog:
         metadata = note.as_metadata() if note is not None else {}
         actions = commit_actions(app_id(partition), app_version, files, metadata)
         version = self._version + 1
-        with full_disk_is_said(self.folder):
+        with trouble_is_said(self.folder):
             if not put_commit(self.folder, version, actions):
                 return False
         # An owner that slept through the cleaning of commits meets no conflict: its version is one no reader reads.
@@ -167,7 +170,7 @@ class DeltaLog:
             self._has_columns = True
             return True
         try:
-            with full_disk_is_said(self.folder):
+            with trouble_is_said(self.folder):
                 self._handle.table.alter.add_columns(missing, post_commithook_properties=NO_HOOKS)
         except (DeltaError, OSError) as error:
             self._refusal = error

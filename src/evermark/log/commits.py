@@ -1,62 +1,42 @@
 """Commits of a Delta table, read and written as the files they are: JSON lines, numbered without gaps, put if absent.
 
 A commit written through a library costs a snapshot of the table, some ten milliseconds; the protocol asks for one small
-file. It is written whole under another name, made durable, and linked into its place, which fails if the place is
-taken: no reader ever sees half a commit, and of two writers one is told.
+file, which is put where none is yet (`Storage.put_new`): no reader ever sees half a commit, and of two writers one is
+told.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import time
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from evermark.errors import FormatError
 from evermark.log.base import LogFile
 from evermark.log.format import stats_json
 from evermark.log.table import commit_file
+from evermark.storage import Place, storage_of
 
 # What writers must understand of the tables that we make: no features, nothing that a commit would have to say.
 _WRITER_VERSION_MAX = 2
-# As delta-rs calls its own: programs that clean up know the name.
-TEMPORARY = "_commit_*.json.tmp"
 
 Action = dict[str, Any]
 
 
-def read_commit(folder: Path, version: int) -> list[Action] | None:
+def read_commit(folder: Place, version: int) -> list[Action] | None:
     """The actions of a commit; None where there is no such file."""
     try:
-        text = commit_file(folder, version).read_text()
+        text = storage_of(folder).read(commit_file(folder, version)).decode()
     except FileNotFoundError:
         return None
     return [json.loads(line) for line in text.splitlines() if line]
 
 
-def put_commit(folder: Path, version: int, actions: Iterable[Mapping[str, Any]]) -> bool:
+def put_commit(folder: Place, version: int, actions: Iterable[Mapping[str, Any]]) -> bool:
     """Write the commit with this version, its contents durable; its name is not yet. False if another has it."""
-    temporary = folder / "_delta_log" / f"_commit_{uuid.uuid4().hex}.json.tmp"
     body = "\n".join(json.dumps(action, separators=(",", ":")) for action in actions).encode()
-    try:
-        file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        try:
-            while body:
-                body = body[os.write(file, body) :]
-            os.fsync(file)
-        finally:
-            os.close(file)
-        os.link(temporary, commit_file(folder, version))
-    except FileExistsError:
-        return False
-    finally:
-        with suppress(FileNotFoundError):
-            temporary.unlink()
-    return True
+    return storage_of(folder).put_new(commit_file(folder, version), body)
 
 
 def commit_actions(
@@ -100,7 +80,7 @@ def commit_actions(
     return [{"commitInfo": info}, *changes, {"txn": txn}]
 
 
-def require_protocol(protocol: Mapping[str, Any], folder: Path) -> None:
+def require_protocol(protocol: Mapping[str, Any], folder: Place) -> None:
     """Refuse a table that asks its writers for more than `commit_actions` does."""
     features = protocol.get("writerFeatures") or ()
     if protocol["minWriterVersion"] > _WRITER_VERSION_MAX or features:

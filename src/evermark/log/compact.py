@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 from evermark.errors import FormatError
 from evermark.event import EVENT, with_all_columns
 from evermark.log.base import LogFile
-from evermark.log.disk import full_disk_is_said
 from evermark.log.read import FileRange
 from evermark.log.write import FileWriter
+from evermark.storage import Place, readable, trouble_is_said
 
 # This many files of level 0, 1, 2, 3 are merged into one of the next level.
 FAN_IN = (32, 16, 16, 16)
@@ -63,14 +63,14 @@ def _cut(files: Sequence[FileRange]) -> list[list[FileRange]]:
     return [group for group in groups if len(group) > 1]
 
 
-def merge(folder: Path, group: Sequence[FileRange]) -> LogFile:
+def merge(folder: Place, group: Sequence[FileRange]) -> LogFile:
     """One file with the rows of all, in order, durable and not yet committed."""
     level = 1 + level_of(group[0].path)
-    with full_disk_is_said(folder):
+    with trouble_is_said(folder):
         writer = FileWriter(folder, f"p{group[0].partition_min}-c{level}-b{group[0].batch_min}")
         try:
             for file in group:
-                with pq.ParquetFile(file.path) as parquet:
+                with pq.ParquetFile(readable(file.path)) as parquet:
                     for batch in parquet.iter_batches(_READ_ROWS, use_threads=False):
                         whole = batch.schema.equals(EVENT)
                         writer.write(batch if whole else with_all_columns(batch, EVENT).cast(EVENT))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,9 +15,9 @@ import pyarrow.parquet as pq
 from evermark.event import EVENT, Op, with_all_columns
 from evermark.log.base import LogFile
 from evermark.log.compact import level_of
-from evermark.log.disk import full_disk_is_said
 from evermark.log.read import FileRange
 from evermark.log.write import FileWriter
+from evermark.storage import Place, readable, trouble_is_said
 
 _READ_ROWS = 32_768
 _LOOKED_AT = ["stream", "key", "previous_key"]
@@ -33,16 +32,16 @@ class Forgotten:
 
     def in_file(self, file: FileRange) -> int:
         """How many events of the file this is about."""
-        with pq.ParquetFile(file.path) as parquet:
+        with pq.ParquetFile(readable(file.path)) as parquet:
             columns = [name for name in _LOOKED_AT if name in parquet.schema_arrow.names]
             batches = parquet.iter_batches(_READ_ROWS, columns=columns, use_threads=False)
             return sum(pc.sum(pc.or_(*self._marked(batch))).as_py() or 0 for batch in batches)
 
-    def rest_of(self, folder: Path, file: FileRange) -> LogFile | None:
+    def rest_of(self, folder: Place, file: FileRange) -> LogFile | None:
         """The file without them, durable and not yet committed; None: nothing is left of it."""
         level = level_of(file.path)
         name = f"p{file.partition_min}-{f'c{level}-' if level else ''}b{file.batch_min}"
-        with full_disk_is_said(folder):
+        with trouble_is_said(folder):
             writer = FileWriter(folder, name)
             try:
                 for batch in self._left(file):
@@ -56,7 +55,7 @@ class Forgotten:
         return None
 
     def _left(self, file: FileRange) -> Iterator[pa.RecordBatch]:
-        with pq.ParquetFile(file.path) as parquet:
+        with pq.ParquetFile(readable(file.path)) as parquet:
             for found in parquet.iter_batches(_READ_ROWS, use_threads=False):
                 batch = found if found.schema.equals(EVENT) else with_all_columns(found, EVENT).cast(EVENT)
                 gone, left_behind = self._marked(batch)

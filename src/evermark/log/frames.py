@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-from evermark.event import EVENT, TAKEN, TIMESTAMP
+from evermark.event import EVENT, TAKEN, TIMESTAMP, with_all_columns
 from evermark.log.format import KEPT
+from evermark.log.row_reader import ROW_ADDRESS, ROW_ADDRESS_SQL, code_of
+from evermark.storage import is_url, readable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -39,10 +44,57 @@ SCHEMA, TAKEN_SCHEMA, KEPT_SCHEMA = (
 )
 
 
+_ADDRESS_SCHEMA = ", ".join(f"{name} bigint" for name in ROW_ADDRESS)
+# Tasks that read files of a store at a time: each mostly waits for it.
+_TASKS_MAX = 32
+_READ_ROWS = 10_000
+
+
 def files_frame(spark: SparkSession, paths: Sequence[str], schema: str = SCHEMA) -> DataFrame:
     if not paths:
         return spark.createDataFrame([], schema)
+    if is_url(paths[0]):
+        return _read_by_tasks(spark, paths)
     return spark.read.schema(schema).parquet(*paths)
+
+
+def addressed_frame(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
+    """Events, each with its `ROW_ADDRESS`."""
+    if paths and is_url(paths[0]):
+        return _read_by_tasks(spark, paths, addressed=True)
+    return files_frame(spark, paths).selectExpr("*", *ROW_ADDRESS_SQL)
+
+
+def _read_by_tasks(spark: SparkSession, paths: Sequence[str], *, addressed: bool = False) -> DataFrame:
+    """Files of a store: the JVM has no library for it, and our tasks have one."""
+    schema = f"{SCHEMA}, {_ADDRESS_SCHEMA}" if addressed else SCHEMA
+    read = _ReadFiles(tuple(paths), addressed)
+    return spark.range(0, len(paths), 1, min(len(paths), _TASKS_MAX)).mapInArrow(read, schema)
+
+
+@dataclass(frozen=True)
+class _ReadFiles:
+    """The task that reads. It is told names alone, and finds out by itself how their store is reached."""
+
+    paths: tuple[str, ...]
+    addressed: bool
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from self._rows(self.paths[number])
+
+    def _rows(self, path: str) -> Iterator[pa.RecordBatch]:
+        first = 0
+        for batch in pq.ParquetFile(readable(path)).iter_batches(_READ_ROWS, use_threads=False):
+            columns, names = with_all_columns(batch, EVENT).columns, list(EVENT.names)
+            if self.addressed:
+                columns += [pa.array(np.full(len(batch), code_of(path), np.int64))]
+                columns += [pa.array(np.arange(first, first + len(batch)))]
+                names += ROW_ADDRESS
+            first += len(batch)
+            # By name alone: Spark takes a column that is never null for another one than it asked for.
+            yield pa.RecordBatch.from_arrays(columns, names=names)
 
 
 def with_paths(frame: DataFrame, predicates: Sequence[Predicate]) -> tuple[DataFrame, Alias]:

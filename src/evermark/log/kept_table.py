@@ -42,6 +42,7 @@ from evermark.log.implied import (
 from evermark.log.newest_rows import RECORD_OPS, NewestRows, NotPlain, Part, Wanted, buckets_for, parts_of, runs_of
 from evermark.log.read import FileRange
 from evermark.log.row_reader import row_groups
+from evermark.storage import Place
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -187,8 +188,10 @@ def _rows_about(files: Sequence[FileRange], batch: int, *, to: bool = False) -> 
                 yield parquet.read_row_group(group, columns=["batch", "ingested_at"], use_threads=False)
 
 
-def forget_kept(log: Path) -> None:
+def forget_kept(log: Place) -> None:
     """Events have left the log: what was made of them is used no more, and its files go when their readers are done."""
+    if not isinstance(log, Path):
+        return
     for known in (log / FOLDER).glob("*/kept.json"):
         with suppress(OSError):
             for path in known.parent.glob("*.parquet"):
@@ -196,7 +199,9 @@ def forget_kept(log: Path) -> None:
             known.unlink()
 
 
-def remove_forgotten(log: Path, now: float) -> None:
+def remove_forgotten(log: Place, now: float) -> None:
+    if not isinstance(log, Path):
+        return
     for folder in (log / FOLDER).glob("*"):
         if (folder / "kept.json").exists():
             continue
@@ -336,18 +341,19 @@ class KeptTable:
     """The table of one stream of one log, over the files of one snapshot."""
 
     spark: SparkSession
-    log: Path
+    log: Place
     stream: str
     files: Sequence[FileRange]
 
     def __post_init__(self) -> None:
-        self._shelf = Shelf(self.log, self.stream)
         self._log = LogFiles(self.files)
 
     def table(self, as_of: datetime | None = None) -> DataFrame:
         mixed = any(file.partition_min != file.partition_max for file in self.files)
-        if mixed or self._log.rows < KEPT_FROM_ROWS:
+        # Nothing is kept in an object store: Spark could not read it there, and Python's readers gain little by it.
+        if not isinstance(self.log, Path) or mixed or self._log.rows < KEPT_FROM_ROWS:
             return implied_table(self.spark, self._events(self.files, (), as_of))
+        self._shelf = Shelf(self.log, self.stream)
         layers = usable(self._shelf.layers(), as_of, self._log.fit)
         if as_of is None and self._shelf.open():
             try:

@@ -9,6 +9,7 @@ from evermark.errors import NotFoundError
 from evermark.log.frames import files_frame, where_matches
 from evermark.log.kept_table import KeptTable
 from evermark.log.read import FileRange, LogReader, moment_of, sources_at, within
+from evermark.storage import Url, place_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -17,17 +18,17 @@ if TYPE_CHECKING:
 class Log:
     """All events of all sources, for every process that can read the folder."""
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path | Url) -> None:
         self.path = str(path)
 
     def __repr__(self) -> str:
         return f"Log({self.path!r})"
 
     def sources(self) -> list[str]:
-        return sources_at(Path(self.path))
+        return sources_at(place_of(self.path))
 
     def files(self, source: str | None = None) -> list[FileRange]:
-        return [f for name in self._names(source) for f in LogReader(Path(self.path) / name).files()]
+        return [f for name in self._names(source) for f in LogReader(place_of(self.path) / name).files()]
 
     def read(
         self,
@@ -65,7 +66,7 @@ class Log:
         itself then does that work, and the frame is to be read within the hour.
         """
         self._names(source)
-        folder = Path(self.path) / source
+        folder = place_of(self.path) / source
         kept = KeptTable(spark, folder, stream, LogReader(folder).files())
         return kept.table(moment_of(as_of) if as_of is not None else None)
 

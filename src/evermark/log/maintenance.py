@@ -16,18 +16,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evermark.disk import sync_file, sync_folder
 from evermark.errors import BusyError
 from evermark.log.base import LogFile
 from evermark.log.commits import Action, commit_actions, put_commit, read_commit, require_protocol
 from evermark.log.compact import groups_to_merge, merge
-from evermark.log.disk import full_disk_is_said, require_files
+from evermark.log.disk import require_files
 from evermark.log.forget import Forgotten
 from evermark.log.format import MAINTENANCE_APP_ID, MaintenanceNote
 from evermark.log.kept_table import forget_kept, remove_forgotten
 from evermark.log.read import FileRange, LogReader, files_at
 from evermark.log.table import CHECKPOINT_EVERY, TableHandle, commit_file, last_checkpoint
 from evermark.log.unused import UnusedFiles
+from evermark.storage import Place, storage_of, trouble_is_said
 
 if TYPE_CHECKING:
     import deltalake
@@ -61,7 +61,7 @@ class Maintenance:
     reader that was given it less than an hour ago, and every file goes in the end, though owners change.
     """
 
-    folder: Path
+    folder: Place
     retention: timedelta | None = None
     clock: Callable[[], float] = time.time
     _scanned_at: float | None = None
@@ -76,7 +76,7 @@ class Maintenance:
         with, per partition; retention stops there.
         """
         report = MaintenanceReport()
-        with full_disk_is_said(self.folder):
+        with trouble_is_said(self.folder):
             self._compact(report)
             if self.retention is not None and least_cursors is not None:
                 self._retain(report, self.retention, least_cursors)
@@ -113,7 +113,7 @@ class Maintenance:
             if not tried:
                 return 0
             rests = [rest for count, rest in looked.values() if rest is not None]
-            sync_folder(self.folder)
+            storage_of(self.folder).sync(self.folder)
             require_files(self.folder, rests)
             note = MaintenanceNote("forget", len(rests), len(tried))
             if self._commit(table, note, rests, [there[path] for path in tried], data_change=True):
@@ -123,7 +123,7 @@ class Maintenance:
                 f"the log at {self.folder} was compacted at each of {_FORGET_TRIES_MAX} tries",
                 hint="try again in a while",
             )
-        sync_folder(self.folder / "_delta_log")
+        storage_of(self.folder).sync(self.folder / "_delta_log")
         forget_kept(self.folder)
         return sum(count for count, _ in looked.values())
 
@@ -148,7 +148,7 @@ class Maintenance:
         table = self._handle.refresh()
         groups = groups_to_merge(self._files(table))[:_GROUPS_MAX]
         merged = [merge(self.folder, group) for group in groups]
-        sync_folder(self.folder)
+        storage_of(self.folder).sync(self.folder)
         require_files(self.folder, merged)  # the files they replace are removed in an hour
         replaced = [file for group in groups for file in group]
         note = MaintenanceNote("compact", len(merged), len(replaced))
@@ -201,23 +201,22 @@ class Maintenance:
             return
         table = self._handle.refresh()
         version = table.version()
-        log = self.folder / "_delta_log"
-        sync_folder(self.folder)
+        storage, log = storage_of(self.folder), self.folder / "_delta_log"
+        storage.sync(self.folder)
         for each in range(max(0, last), version + 1):
             with suppress(FileNotFoundError):
-                sync_file(commit_file(self.folder, each))
-        sync_folder(log)
+                storage.sync(commit_file(self.folder, each))
+        storage.sync(log)
         table.create_checkpoint()
-        made = sorted(log.glob(f"{version:020d}.checkpoint*.parquet"))
+        names = [found.name for found in storage.listed(log)]
+        made = [name for name in names if name.startswith(f"{version:020d}.checkpoint") and name.endswith(".parquet")]
         if not made:
             return
-        for path in (*made, log / "_last_checkpoint"):
-            sync_file(path)
-        sync_folder(log)
-        for path in log.iterdir():
-            number = path.name[:20]
-            if number.isdigit() and int(number) < version - KEPT_COMMITS and not path.name.endswith(".torn"):
-                path.unlink(missing_ok=True)
+        storage.sync(*(log / name for name in (*made, "_last_checkpoint")), log)
+        for name in names:
+            number = name[:20]
+            if number.isdigit() and int(number) < version - KEPT_COMMITS and not name.endswith(".torn"):
+                storage.delete(log / name)
                 report.commits_cleaned += 1
 
     def _remove(self, report: MaintenanceReport) -> None:
@@ -225,9 +224,10 @@ class Maintenance:
         used: set[str] | None = None  # listed once, and only if there is something to remove
         for names, orphans in self._unused.due(self.clock() - REPLACED_AGE_S):
             used = self._used() if used is None else used
-            gone = [name for name in names if name not in used and (self.folder / name).exists()]
+            storage = storage_of(self.folder)
+            gone = [name for name in names if name not in used and storage.exists(self.folder / name)]
             for name in gone:
-                (self.folder / name).unlink(missing_ok=True)
+                storage.delete(self.folder / name)
             report.orphans_removed += len(gone) if orphans else 0
             report.replaced_removed += 0 if orphans else len(gone)
 
@@ -236,19 +236,17 @@ class Maintenance:
 
     def _find_orphans(self) -> None:
         """Files that were never committed, and replaced files that another process did not live to note."""
-        now = self.clock()
-        present = list(self.folder.glob("*.parquet"))
+        storage = storage_of(self.folder)
+        present = storage.listed(self.folder, ".parquet")
         known = self._used() | self._unused.names()
-        found: list[str] = []
-        for path in present:
-            if path.name in known:
-                continue
-            # A task's file may be committed in a moment: only its age tells that it will not be.
-            with suppress(FileNotFoundError):
-                if now - path.stat().st_mtime >= ORPHAN_AGE_S:
-                    found.append(path.name)
+        unknown = [each for each in present if each.name not in known]
+        if not unknown:
+            return
+        # A task's file may be committed in a moment: only its age tells that it will not be.
+        now = storage.now(self.folder, self.clock())
+        found = [each.name for each in unknown if now - each.modified >= ORPHAN_AGE_S]
         if found:
-            self._unused.note(found, now, orphans=True)
+            self._unused.note(found, self.clock(), orphans=True)
 
     def _retain(self, report: MaintenanceReport, retention: timedelta, least_cursors: LeastCursors) -> None:
         horizon = datetime.fromtimestamp(self.clock(), UTC) - retention

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -24,6 +23,7 @@ from evermark.event import EVENT
 from evermark.log.read import sources_at
 from evermark.log.table import open_table
 from evermark.settings.problems import nearest
+from evermark.storage import Place
 
 MEMORY_BYTES_MAX = 1024**3  # beyond it sorts and groups go to disk, and what cannot is left to Spark
 _TEXT_MAX = 300
@@ -81,7 +81,7 @@ def require_read(text: str) -> None:
 
 
 def query(
-    root: Path,
+    root: Place,
     text: str,
     limit: int,
     spark_knows: Callable[[str], bool] = lambda _: False,

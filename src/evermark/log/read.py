@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -24,6 +23,7 @@ from evermark.event import EVENT, TIMESTAMP, Op, Seen
 from evermark.log.commits import read_commit
 from evermark.log.format import app_id, unpack
 from evermark.log.table import TableHandle, commit_identity, last_checkpoint
+from evermark.storage import Place, readable, storage_of
 
 if TYPE_CHECKING:
     import deltalake
@@ -58,11 +58,11 @@ class LogReader:
     a library would list all files anew, and batches come many times a second.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Place) -> None:
         self.folder = folder
         self._handle: TableHandle | None = None
         self.version = -1  # of the list of files
-        self._at: tuple[int, int] | None = None  # which commit had that version
+        self._at: Hashable | None = None  # which commit had that version
         self._files: dict[str, FileRange] = {}  # by path
         self._lock = threading.Lock()
 
@@ -125,7 +125,7 @@ class LogReader:
         for file in self._files_with(partition):
             if file.position_max is not None and file.position_max < position:
                 continue
-            rows = pq.read_table(file.path, columns=["event_id", "partition", "position"])
+            rows = pq.read_table(readable(file.path), columns=["event_id", "partition", "position"])
             mine = pc.and_(pc.equal(rows["partition"], partition), pc.greater_equal(rows["position"], position))
             found += rows.filter(mine)["event_id"].chunks
         return pa.concat_arrays(found) if found else pa.array([], pa.string())
@@ -136,7 +136,7 @@ class LogReader:
             low, high = file.position_min, file.position_max
             if (low is not None and low > position) or (high is not None and high < position):
                 continue
-            rows = pq.read_table(file.path, columns=["partition", "position"])
+            rows = pq.read_table(readable(file.path), columns=["partition", "position"])
             if pc.any(pc.and_(pc.equal(rows["partition"], partition), pc.equal(rows["position"], position))).as_py():
                 return True
         return False
@@ -160,7 +160,7 @@ class LogReader:
         for file in sorted(self._files_with(partition), key=lambda f: f.batch_max, reverse=True):
             if best is not None and file.batch_max < best["batch"]:
                 break
-            with pq.ParquetFile(file.path) as parquet:
+            with pq.ParquetFile(readable(file.path)) as parquet:
                 for piece in parquet.iter_batches(_PIECE_ROWS, columns=["partition", "batch", "position", *columns]):
                     rows = pa.table(piece).filter(pc.equal(piece["partition"], partition))
                     if not rows.num_rows:
@@ -181,7 +181,7 @@ class LogReader:
 
         # Payloads are read only beside a control event, piece by piece: a batch may hold millions of other events.
         for file in self.files_of(partition, after_batch, to_batch):
-            with pq.ParquetFile(file.path) as parquet:
+            with pq.ParquetFile(readable(file.path)) as parquet:
                 for group in range(parquet.num_row_groups):
                     if not pc.any(wanted(parquet.read_row_group(group, columns=["partition", "batch", "op"]))).as_py():
                         continue
@@ -198,7 +198,7 @@ class LogReader:
                 break
             if file.event_time_max is not None and file.event_time_max < moment:
                 continue
-            rows = pq.read_table(file.path, columns=["partition", "batch", "event_time"])
+            rows = pq.read_table(readable(file.path), columns=["partition", "batch", "event_time"])
             late = rows.filter(
                 pc.and_(pc.equal(rows["partition"], partition), pc.greater_equal(rows["event_time"], pa.scalar(moment)))
             )
@@ -211,7 +211,7 @@ class LogReader:
         return [f for f in self.files() if f.partition_min <= partition <= f.partition_max]
 
 
-def files_at(folder: Path, table: deltalake.DeltaTable) -> list[FileRange]:
+def files_at(folder: Place, table: deltalake.DeltaTable) -> list[FileRange]:
     """Every file of the snapshot a handle is at."""
     actions = pa.table(table.get_add_actions(flatten=True))
 
@@ -227,7 +227,7 @@ def files_at(folder: Path, table: deltalake.DeltaTable) -> list[FileRange]:
     return [FileRange(str(folder / path), *rest) for path, *rest in rows]
 
 
-def added_file(folder: Path, add: Mapping[str, Any]) -> FileRange | None:
+def added_file(folder: Place, add: Mapping[str, Any]) -> FileRange | None:
     """A file as the commit that added it describes it; None: without statistics, so none of ours."""
     stats = json.loads(add.get("stats") or "{}")
     low, high = stats.get("minValues", {}), stats.get("maxValues", {})
@@ -285,8 +285,7 @@ def moment_of(text: str) -> datetime:
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
-def sources_at(path: Path) -> list[str]:
-    """The sources that have a log under `path`."""
-    if not path.is_dir():
-        return []
-    return sorted(p.name for p in path.iterdir() if (p / "_delta_log").is_dir())
+def sources_at(root: Place) -> list[str]:
+    """The sources that have a log under `root`."""
+    storage = storage_of(root)
+    return [name for name in storage.folders(root) if storage.has_folder(root / name / "_delta_log")]

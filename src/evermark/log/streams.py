@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from evermark.log.read import LogReader, sources_at
 from evermark.settings.problems import nearest
+from evermark.storage import Place, readable
 
 _LOOK_S_MAX = 2.0
 _LISTED_MAX = 10
 
 
 def streams_at(
-    root: Path, look_s_max: float = _LOOK_S_MAX, clock: Callable[[], float] = time.monotonic
+    root: Place, look_s_max: float = _LOOK_S_MAX, clock: Callable[[], float] = time.monotonic
 ) -> set[str] | None:
     """The streams of all sources' logs under `root`; None if it would take longer than `look_s_max` to say."""
     found: set[str] = set()
@@ -27,7 +27,7 @@ def streams_at(
             if clock() > end:
                 return None
             # Streams are kept as a dictionary, so this reads a few bytes an event.
-            column = pq.read_table(file.path, columns=["stream"], read_dictionary=["stream"])["stream"]
+            column = pq.read_table(readable(file.path), columns=["stream"], read_dictionary=["stream"])["stream"]
             found.update(pc.unique(column).to_pylist())
     return found
 

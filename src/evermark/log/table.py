@@ -8,17 +8,16 @@ checkpoint: a batch's cost then depends on the commits since the last checkpoint
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from collections.abc import Hashable
 
 import deltalake
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import PostCommitHookProperties
 
-from evermark.disk import sync_folder
 from evermark.errors import FormatError
 from evermark.event import EVENT
 from evermark.log import format as log_format
-from evermark.log.disk import full_disk_is_said
+from evermark.storage import Place, storage_of, trouble_is_said
 
 # Maintenance makes a checkpoint every so many commits, and handles look for it after as many.
 CHECKPOINT_EVERY = 100
@@ -28,32 +27,28 @@ _REOPEN_TRIES = 3
 NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 
 
-def commit_file(folder: Path, version: int) -> Path:
+def commit_file(folder: Place, version: int) -> Place:
     return folder / "_delta_log" / f"{version:020d}.json"
 
 
-def commit_identity(folder: Path, version: int) -> tuple[int, int] | None:
+def commit_identity(folder: Place, version: int) -> Hashable | None:
     """Tells a commit from another that has its version, after it was set aside or the table was replaced; None: there
     is none.
     """
-    try:
-        found = commit_file(folder, version).stat()
-    except FileNotFoundError:
-        return None
-    return found.st_ino, found.st_mtime_ns
+    return storage_of(folder).identity(commit_file(folder, version))
 
 
-def last_checkpoint(folder: Path) -> int:
+def last_checkpoint(folder: Place) -> int:
     """The version of the newest checkpoint that is announced; -1 when there is none."""
     try:
-        return int(json.loads((folder / "_delta_log" / "_last_checkpoint").read_text())["version"])
+        return int(json.loads(storage_of(folder).read(folder / "_delta_log" / "_last_checkpoint"))["version"])
     except (FileNotFoundError, ValueError, KeyError):
         return -1
 
 
-def open_table(folder: Path) -> deltalake.DeltaTable:
+def open_table(folder: Place) -> deltalake.DeltaTable:
     """The existing table at `folder`, if this program can read it."""
-    table = deltalake.DeltaTable(str(folder))
+    table = _table_at(folder)
     found = table.metadata().configuration.get("evermark.format")
     if found != str(log_format.FORMAT_VERSION):
         raise FormatError(
@@ -63,16 +58,26 @@ def open_table(folder: Path) -> deltalake.DeltaTable:
     return table
 
 
-def open_or_create(folder: Path) -> deltalake.DeltaTable:
+def _table_at(folder: Place) -> deltalake.DeltaTable:
+    with trouble_is_said(folder):
+        try:
+            return deltalake.DeltaTable(str(folder), storage_options=storage_of(folder).options())
+        except TableNotFoundError:
+            pass
+    raise TableNotFoundError(f"there is no table at {folder}")
+
+
+def open_or_create(folder: Place) -> deltalake.DeltaTable:
     try:
         return open_table(folder)
     except TableNotFoundError:
         pass
-    with full_disk_is_said(folder):
-        _make_folder(folder)
+    with trouble_is_said(folder):
+        storage_of(folder).make_folder(folder)
         deltalake.DeltaTable.create(
             str(folder),
             schema=EVENT,
+            storage_options=storage_of(folder).options(),
             mode="ignore",
             configuration=log_format.TABLE_CONFIGURATION,
             raise_if_key_not_exists=False,
@@ -87,20 +92,10 @@ def missing_columns(table: deltalake.DeltaTable) -> list[deltalake.Field]:
     return [field for field in deltalake.Schema.from_arrow(EVENT).fields if field.name not in known]
 
 
-def _make_folder(folder: Path) -> None:
-    """A folder is durable when its name in the folder above is; several may be new."""
-    missing = [folder]
-    while not missing[-1].parent.exists():
-        missing.append(missing[-1].parent)
-    folder.mkdir(parents=True, exist_ok=True)
-    for each in missing:
-        sync_folder(each.parent)
-
-
 class TableHandle:
     """A table kept open. One thread at a time."""
 
-    def __init__(self, folder: Path, *, create: bool = False) -> None:
+    def __init__(self, folder: Place, *, create: bool = False) -> None:
         self.folder = folder
         self._base = last_checkpoint(folder)
         self.table = open_or_create(folder) if create else open_table(folder)
@@ -120,7 +115,8 @@ class TableHandle:
                 # Maintenance cleaned away a commit just as this handle was reading it: the newest checkpoint holds it.
                 self._reopen()
         else:
-            self.table.update_incremental()
+            with trouble_is_said(self.folder):
+                self.table.update_incremental()
         if self.table.version() - self._base >= CHECKPOINT_EVERY and last_checkpoint(self.folder) > self._base:
             self._reopen()
         self._at = commit_identity(self.folder, self.table.version())
@@ -131,7 +127,8 @@ class TableHandle:
         cleaned away is in a checkpoint, which was announced before: so the commit is looked for first.
         """
         version = self.table.version()
-        if commit_file(self.folder, version + 1).exists() or last_checkpoint(self.folder) > version:
+        there = storage_of(self.folder).exists
+        if there(commit_file(self.folder, version + 1)) or last_checkpoint(self.folder) > version:
             return True
         return self._at != commit_identity(self.folder, version)
 

@@ -2,7 +2,7 @@
 
 Everything up to the durable head was fsynced. A commit after it may be there in part, because a rename can reach the
 disk before the contents do. It was not delivered and no checkpoint passed it, so it is set aside and its events are
-read again.
+read again. On an object store nothing is ever there in part.
 """
 
 from __future__ import annotations
@@ -17,23 +17,24 @@ import pyarrow.parquet as pq
 
 from evermark.disk import sync_folder
 from evermark.log.format import CommitNote, MaintenanceNote, note_of
-from evermark.log.table import commit_file, last_checkpoint
+from evermark.log.table import last_checkpoint
+from evermark.storage import Place
 
 _ADD_COLUMN = "ADD COLUMN"  # as delta-rs calls it
 _READ: set[tuple[str, int]] = set()  # checkpoints that could be read, and when they were written
 
 
-def set_aside_torn(folder: Path, durable_version: int) -> list[int]:
+def set_aside_torn(folder: Place, durable_version: int) -> list[int]:
     """Set aside the first torn commit after `durable_version` and all that follow it; returns their versions."""
     log = folder / "_delta_log"
-    if not log.is_dir():
+    if not isinstance(folder, Path) or not isinstance(log, Path) or not log.is_dir():
         return []
     versions = sorted(int(p.stem) for p in log.glob("*.json") if p.stem.isdigit() and int(p.stem) > durable_version)
     first = _first_torn(folder, versions, durable_version)
     torn = [version for version in versions if first is not None and version >= first]
     # A checkpoint may be torn where all commits are whole; those it would replace are still there, or it was durable.
     checkpoints = torn_checkpoints(folder, first)
-    for path in (*(commit_file(folder, version) for version in torn), *checkpoints):
+    for path in (*(_commit(folder, version) for version in torn), *checkpoints):
         with suppress(FileNotFoundError):  # never there, or cleaned by the owner before us, which has not noticed yet
             path.rename(path.with_name(f"{path.name}.torn"))
     announced, named = log / "_last_checkpoint", log.glob(f"{last_checkpoint(folder):020d}.checkpoint*.parquet")
@@ -44,8 +45,10 @@ def set_aside_torn(folder: Path, durable_version: int) -> list[int]:
     return torn
 
 
-def torn_checkpoints(folder: Path, first: int | None = None) -> list[Path]:
+def torn_checkpoints(folder: Place, first: int | None = None) -> list[Path]:
     """Those from version `first` on, and those that cannot be read. One that was read once is not read again."""
+    if not isinstance(folder, Path):
+        return []
     return [
         path
         for path in (folder / "_delta_log").glob("*.checkpoint*.parquet")
@@ -58,19 +61,23 @@ def _first_torn(folder: Path, versions: list[int], durable_version: int) -> int 
     if not versions:
         return None
     expected = durable_version + 1
-    if not commit_file(folder, durable_version).exists() and any((folder / "_delta_log").glob("*.checkpoint*.parquet")):
+    if not _commit(folder, durable_version).exists() and any((folder / "_delta_log").glob("*.checkpoint*.parquet")):
         expected = versions[0]  # earlier versions were cleaned, behind a checkpoint
-    commits = {version: _actions(commit_file(folder, version)) for version in versions}
+    commits = {version: _actions(_commit(folder, version)) for version in versions}
     # A file that a later commit replaced may be gone by now, and rightly.
     replaced = {a["remove"]["path"] for actions in commits.values() for a in actions or () if "remove" in a}
     for version in versions:
         # Asked again: a commit that came while the folder was listed may be missing in the list.
-        if version != expected and not commit_file(folder, expected).exists():
+        if version != expected and not _commit(folder, expected).exists():
             return expected
         if not _whole(folder, commits[version], replaced):
             return version
         expected = version + 1
     return None
+
+
+def _commit(folder: Path, version: int) -> Path:
+    return folder / "_delta_log" / f"{version:020d}.json"
 
 
 def _actions(commit: Path) -> list[dict[str, Any]] | None:

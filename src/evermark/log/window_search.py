@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from evermark.log.row_reader import I64, code_of, row_groups
+from evermark.storage import readable
 
 _BY_TIME = [("event_time", "ascending"), ("event_id", "ascending")]
 
@@ -60,7 +61,7 @@ def _in_file(path: str, stretch: Stretch, *, ids: bool) -> Iterator[pa.Table]:
         # As numbers: a database's calendar is wider than Python's.
         return bool(statistics.min_raw <= stretch.to_us and statistics.max_raw >= stretch.after_us)
 
-    with pq.ParquetFile(path, read_dictionary=["op", "stream"]) as file:
+    with pq.ParquetFile(readable(path), read_dictionary=["op", "stream"]) as file:
         for group, first in row_groups(file, "event_time", may_hold):
             yield _wanted(_Group(file, group), stretch, code, first, ids=ids)
 

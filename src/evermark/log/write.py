@@ -7,18 +7,16 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from evermark.disk import sync_file
 from evermark.event import EVENT, TAKEN, TIMESTAMP, with_all_columns
 from evermark.log.base import LogFile
-from evermark.log.disk import full_disk_is_said
 from evermark.log.format import STATS_COLUMNS
+from evermark.storage import Place, storage_of, trouble_is_said
 
 # Only columns that repeat: a dictionary over ids and payloads costs time and saves nothing.
 _DICTIONARY_COLUMNS = ["source", "stream", "op", "tx", "origin"]
@@ -69,10 +67,10 @@ def _time_text(us: int) -> str | None:
 class FileWriter:
     """One log file: EVENT rows in, gathered into row groups, with its statistics."""
 
-    def __init__(self, folder: Path, prefix: str) -> None:
+    def __init__(self, folder: Place, prefix: str) -> None:
         # The name is unique to this attempt: a retried task never meets its predecessor's file.
         self._name = f"{prefix}-{uuid.uuid4().hex}.parquet"
-        self._path = folder / self._name
+        self._draft = storage_of(folder).draft(folder / self._name)
         self._ranges = {column: _Range() for column in STATS_COLUMNS}
         self._waiting: list[pa.RecordBatch] = []
         self._rows_waiting = 0
@@ -80,7 +78,7 @@ class FileWriter:
         self._rows = 0
         try:
             self._writer = pq.ParquetWriter(
-                self._path,
+                self._draft.sink,
                 EVENT,
                 compression="zstd",
                 compression_level=1,
@@ -89,7 +87,7 @@ class FileWriter:
                 store_schema=False,
             )
         except OSError:
-            self._path.unlink(missing_ok=True)
+            self._draft.discard()
             raise
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -103,14 +101,14 @@ class FileWriter:
         """The file's description; its contents are on the disk, its name will be when the folder is synced."""
         self._flush()
         self._writer.close()
-        sync_file(self._path)
+        size = self._draft.finish()
         stats = {column: seen.as_tuple() for column, seen in self._ranges.items()}
-        return LogFile(self._name, self._rows, self._path.stat().st_size, stats)
+        return LogFile(self._name, self._rows, size, stats)
 
     def discard(self) -> None:
         with suppress(OSError):  # a full disk refuses the footer, too
             self._writer.close()
-        self._path.unlink(missing_ok=True)
+        self._draft.discard()
 
     def _flush(self) -> None:
         if not self._waiting:
@@ -127,7 +125,7 @@ class FileWriter:
 class BatchWriter:
     """Writes TAKEN record batches as one log file of (source, partition, batch)."""
 
-    folder: Path
+    folder: Place
     source: str
     partition: int
     batch: int
@@ -137,7 +135,7 @@ class BatchWriter:
     def write_all(self, batches: Iterable[pa.RecordBatch]) -> LogFile | None:
         """The file's description, fsynced and not yet committed; None when there was no row."""
         try:
-            with full_disk_is_said(self.folder):
+            with trouble_is_said(self.folder):
                 for taken in batches:
                     if taken.num_rows:
                         self._write(taken)

@@ -20,13 +20,14 @@ from pyspark.sql import DataFrame
 from evermark.delivery.base import Outcome, SubscriptionSpec
 from evermark.delivery.run.post import Posting, addresses_of, by_span, timed
 from evermark.delivery.work import Assignment, DeliveryOptions, Result, Span, fold
-from evermark.log.frames import files_frame
-from evermark.log.row_reader import ROW_ADDRESS, ROW_ADDRESS_SQL, require_codes
+from evermark.log.frames import addressed_frame
+from evermark.log.row_reader import ROW_ADDRESS, require_codes
 from evermark.spark.job import Report, engine_error, run_tasks
 from evermark.spark.match import SUBSCRIPTION, matched
 from evermark.spark.posting import ROW_DDL, outcome_fields, outcome_of, rows_batch
 from evermark.spark.replay import SparkReplays
 from evermark.spark.session import sql_session
+from evermark.storage import is_url
 
 # Spark reads a smaller file from the first row to the last, and cuts larger ones: half of its limit.
 _CUT_BYTES = 64 * 1024 * 1024
@@ -97,17 +98,21 @@ class SparkDeliverer(SparkReplays):
     def places(self, span: Span, specs: Sequence[SubscriptionSpec], numbers: Sequence[int] | None = None) -> DataFrame:
         """The addresses of the wanted events, in log order, each with the number (or index) of the subscription."""
         require_codes(span.paths)
-        frame = files_frame(sql_session(), span.paths).selectExpr("*", *ROW_ADDRESS_SQL)
+        frame = addressed_frame(sql_session(), span.paths)
         if not span.exact:
             # Only where it is needed: each new number in a condition is new code for the JVM to compile.
             frame = frame.where(f"partition = {span.place.partition} and batch > {span.after} and batch <= {span.to}")
         if span.begun.through:
             frame = frame.where((frame.batch > span.after + 1) | (frame.position > span.begun.through))
-        if span.exact and len(span.paths) == 1 and Path(span.paths[0]).stat().st_size < _CUT_BYTES:
+        if span.exact and len(span.paths) == 1 and _is_read_in_order(span.paths[0]):
             return _numbered(matched(frame.coalesce(1), specs, ROW_ADDRESS), numbers)
         # After the match: Spark drops a sort that comes before a join.
         found = matched(frame.coalesce(1), specs, ("batch", "position", *ROW_ADDRESS))
         return _numbered(found.sortWithinPartitions("batch", "position").select(*ROW_ADDRESS, SUBSCRIPTION), numbers)
+
+
+def _is_read_in_order(path: str) -> bool:
+    return is_url(path) or Path(path).stat().st_size < _CUT_BYTES
 
 
 def _numbered(found: DataFrame, numbers: Sequence[int] | None) -> DataFrame:

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -23,6 +22,7 @@ from evermark.log.read import FileRange, within
 from evermark.log.write import BatchWriter
 from evermark.sources.base import Gap
 from evermark.spark.job import engine_error
+from evermark.storage import Place
 
 # Reads of the source at a time: it has other work to do.
 _READERS_MAX = 4
@@ -49,7 +49,7 @@ def found_missing(
     gap: Gap,
     files: Sequence[FileRange],
     wanted: RepairTarget,
-    folder: Path,
+    folder: Place,
     rows_max: int = BATCH_ROWS_MAX,
 ) -> list[FoundFile]:
     """The gap's events that the log lacks, in order: files written, nothing committed."""
@@ -66,7 +66,7 @@ def found_missing(
     return _written(missing, gap, wanted, folder, rows_max)
 
 
-def differences(spark: SparkSession, gap: Gap, files: Sequence[FileRange], partition: int, folder: Path) -> DataFrame:
+def differences(spark: SparkSession, gap: Gap, files: Sequence[FileRange], partition: int, folder: Place) -> DataFrame:
     """What has to happen to the records that the log implies, so that they are the records of the gap's pieces.
 
     Streams are compared one by one: the log implies a table for each of them.
@@ -103,7 +103,7 @@ def _written(
     missing: DataFrame,
     gap: Gap,
     wanted: RepairTarget,
-    folder: Path,
+    folder: Place,
     rows_max: int,
     order: Sequence[str] = ("position", "event_id"),
 ) -> list[FoundFile]:
@@ -135,7 +135,7 @@ class _Write:
     """Gives each event its position, and cuts the events into batches."""
 
     gap: Gap
-    folder: Path
+    folder: Place
     target: RepairTarget
     rows_max: int
 

@@ -27,8 +27,8 @@ from evermark.delivery.run.post import held_lines, now_held
 from evermark.delivery.sinks import Sinks
 from evermark.delivery.webhook.base import Job, Prefix
 from evermark.delivery.webhook.bundles import prepared
-from evermark.log.frames import files_frame
-from evermark.log.row_reader import I64, ROW_ADDRESS, ROW_ADDRESS_SQL, RowReader, require_codes
+from evermark.log.frames import addressed_frame
+from evermark.log.row_reader import I64, ROW_ADDRESS, RowReader, require_codes
 from evermark.log.window_search import Stretch, find
 from evermark.predicate import wanted_ops
 from evermark.predicate.fragment import string_sql
@@ -66,10 +66,10 @@ def places(spark: SparkSession, work: ReplayWork) -> DataFrame:
         conditions.append(f"({known or 'false'})")
     if work.streams:
         conditions.append(f"stream in ({', '.join(map(string_sql, work.streams))})")
-    frame, wanted = wanted_by(files_frame(spark, piece.paths), work.spec, work.where)
+    frame, wanted = wanted_by(addressed_frame(spark, piece.paths), work.spec, work.where)
     return (
         frame.where(" and ".join([*conditions, wanted]))
-        .selectExpr("event_time", "event_id", *ROW_ADDRESS_SQL)
+        .select("event_time", "event_id", *ROW_ADDRESS)
         .coalesce(1)
         .sortWithinPartitions("event_time", "event_id")
         .select(_FILE, _ROW)

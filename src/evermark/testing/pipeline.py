@@ -30,6 +30,7 @@ from evermark.delivery.webhook.signing import new_secret
 from evermark.embedded import postmaster
 from evermark.embedded.postgres import EmbeddedPostgres
 from evermark.log.read import LogReader
+from evermark.storage import Place, readable
 from evermark.testing.listener import Failing, Listener, Record
 from evermark.testing.until import until
 
@@ -185,6 +186,7 @@ class Stage(ABC):
         }
         self._options = options
         self.config = folder / "evermark.yaml"
+        self.log_root: Place = folder / "data" / "log"
         self.env = {**os.environ, "SCENE_SECRET": self._secret}
         self._instances: list[Instance] = []
 
@@ -237,8 +239,8 @@ class Stage(ABC):
         return instance
 
     def logged(self) -> list[str]:
-        files = LogReader(self.folder / "data" / "log" / self.source).files()
-        rows = [row for f in files for row in pq.read_table(f.path, columns=["event_id", "op"]).to_pylist()]
+        files = LogReader(self.log_root / self.source).files()
+        rows = [row for f in files for row in pq.read_table(readable(f.path), columns=["event_id", "op"]).to_pylist()]
         return [row["event_id"] for row in rows if row["op"] != "schema"]
 
     def said(self, text: str) -> int:

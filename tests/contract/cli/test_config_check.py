@@ -65,7 +65,7 @@ def test_a_good_file_is_said_to_be_good_and_nothing_is_made(file: Path) -> None:
         ("data.total > 100", "data.total > ", "subscriptions.billing.where", "cannot be read"),
         ("op = 'insert'", "reflect('x')", "subscriptions.billing.where", "reflect is not allowed"),
         ("version: 1", "version: 1\nspark: {master: 'spark://far:7077'}", "spark.master", "runs its tasks on other"),
-        ("version: 1", "version: 1\nlog: {path: 's3://acme/shop'}", "log.path", "is an object store"),
+        ("version: 1", "version: 1\nlog: {path: 's3a://acme/shop'}", "file", "log.path: expected a local path"),
         ("version: 1", "version: 1\ndata: /etc/passwd/data", "data", "not a folder that this user may write to"),
         ("subscriptions:", f"bots:\n  b: {{{HOOK}, source: chat, user: u}}\nsubscriptions:", "bots.b.source", "chat"),
         ("sources:", "unknown_key: 1\nsources:", "file", "unknown_key: unknown key"),

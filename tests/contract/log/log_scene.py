@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,6 +14,7 @@ from evermark.log.append import DeltaLog
 from evermark.log.base import Append, LogFile
 from evermark.log.read import LogReader
 from evermark.log.write import BatchWriter
+from evermark.storage import Place, readable
 
 TIME = datetime(2026, 11, 1, 12, 0, 0, 123_456, tzinfo=UTC)
 
@@ -39,7 +39,7 @@ def events(partition: int, batch: int, rows: int = 1, times: Sequence[datetime |
     )
 
 
-def write(folder: Path, batch: int, rows: int = 1, partition: int = 0) -> LogFile:
+def write(folder: Place, batch: int, rows: int = 1, partition: int = 0) -> LogFile:
     file = BatchWriter(folder, "shop", partition, batch).write_all([events(partition, batch, rows)])
     assert file is not None
     return file
@@ -54,12 +54,12 @@ def fill(log: DeltaLog, last: int, *, first: int = 1, rows: int = 1, partition: 
         log.commit(append([write(log.folder, batch, rows, partition)], batch, partition=partition))
 
 
-def ids(folder: Path) -> Counter[str]:
+def ids(folder: Place) -> Counter[str]:
     """What a reader that comes just now sees, each id with how often."""
     return Counter(
         event_id
         for file in LogReader(folder).files()
-        for event_id in pq.read_table(file.path, columns=["event_id"])["event_id"].to_pylist()
+        for event_id in pq.read_table(readable(file.path), columns=["event_id"])["event_id"].to_pylist()
     )
 
 

@@ -21,7 +21,6 @@ from evermark.checkpoints.stores import MemoryCheckpoints
 from evermark.error_policy import Action, action_for
 from evermark.errors import ConflictError, DiskFullError, EngineError, FormatError, StaleError
 from evermark.ingest.take import Taken, Taker
-from evermark.log import append as append_module
 from evermark.log import maintenance
 from evermark.log.append import DeltaLog
 from evermark.log.base import Tail
@@ -30,6 +29,7 @@ from evermark.log.head import MemoryHeads
 from evermark.log.maintenance import Maintenance
 from evermark.log.read import LogReader
 from evermark.log.table import CHECKPOINT_EVERY, commit_file
+from evermark.storage import local
 from tests.contract.log.log_scene import append, expected, fill, ids, position, write
 
 
@@ -397,9 +397,9 @@ def test_a_quota_is_a_full_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -
 
         return fail
 
-    monkeypatch.setattr(append_module, "sync_file", refuse(errno.EDQUOT))
+    monkeypatch.setattr(local, "sync_file", refuse(errno.EDQUOT))
     with pytest.raises(DiskFullError):
         log.sync()
-    monkeypatch.setattr(append_module, "sync_file", refuse(errno.EIO))
+    monkeypatch.setattr(local, "sync_file", refuse(errno.EIO))
     with pytest.raises(OSError, match="Input/output"):
         log.sync()

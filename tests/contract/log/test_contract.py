@@ -13,6 +13,7 @@ from evermark.log.append import DeltaLog
 from evermark.log.base import AppendLog, LogFile
 from evermark.log.memory import MemoryLog
 from evermark.log.read import LogReader
+from evermark.storage import Place, readable
 from evermark.testing.contracts.log import LogContract, MakeFile
 from tests.contract.log.log_scene import write
 
@@ -38,18 +39,28 @@ class TestMemoryLog(LogContract):
 
 class TestDeltaLog(LogContract):
     @pytest.fixture
-    def open_log(self, tmp_path: Path) -> Callable[[], AppendLog]:
-        return lambda: DeltaLog(tmp_path / "shop", pause=lambda _: None)
+    def folder(self, tmp_path: Path) -> Place:
+        return tmp_path / "shop"
 
     @pytest.fixture
-    def make_file(self, tmp_path: Path) -> MakeFile:
-        return lambda partition, batch: write(tmp_path / "shop", batch, partition=partition)
+    def open_log(self, folder: Place) -> Callable[[], AppendLog]:
+        return lambda: DeltaLog(folder, pause=lambda _: None)
 
     @pytest.fixture
-    def rows(self, tmp_path: Path) -> Callable[[], list[tuple[int, int]]]:
+    def make_file(self, folder: Place) -> MakeFile:
+        return lambda partition, batch: write(folder, batch, partition=partition)
+
+    @pytest.fixture
+    def rows(self, folder: Place) -> Callable[[], list[tuple[int, int]]]:
         def read() -> list[tuple[int, int]]:
-            files = LogReader(tmp_path / "shop").files()
-            tables = [pq.read_table(f.path, columns=["partition", "batch"]) for f in files]
+            files = LogReader(folder).files()
+            tables = [pq.read_table(readable(f.path), columns=["partition", "batch"]) for f in files]
             return sorted((row["partition"], row["batch"]) for table in tables for row in table.to_pylist())
 
         return read
+
+
+class TestDeltaLogInS3(TestDeltaLog):
+    @pytest.fixture
+    def folder(self, s3_place: Place) -> Place:
+        return s3_place / "shop"

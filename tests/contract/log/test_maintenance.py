@@ -242,7 +242,7 @@ def _crash_at(patch: pytest.MonkeyPatch, step: int) -> list[int]:
     patch.setattr("evermark.log.disk.os.fsync", counted(lambda _: None))
     patch.setattr(Path, "unlink", counted(Path.unlink))
     patch.setattr(deltalake.DeltaTable, "create_checkpoint", counted(deltalake.DeltaTable.create_checkpoint))
-    patch.setattr("evermark.log.commits.os.link", counted(os.link))
+    patch.setattr("evermark.storage.local.os.link", counted(os.link))
     return count
 
 

@@ -21,7 +21,9 @@ from evermark.ingest.dedup import RecentLimits
 from evermark.ingest.gaps import GapLimits
 from evermark.ingest.limits import ReadingLimits
 from evermark.ingest.saving import SavePolicy
+from evermark.secrets import KeyRef
 from evermark.sources.postgres.settings import PostgresSettings, derived_name
+from evermark.storage.access import Access
 from tests.unit.config.config_file import ENVIRON, FULL, KEY, MINIMAL, WHSEC, read, refused, source, subscription
 
 
@@ -101,6 +103,25 @@ def test_s12_the_section_as_it_was_asked_for_loads_and_is_what_nobody_need_write
     assert asked.reliability.checkpoint.backend == "etcd"
     assert asked.reliability.model_copy(update={"checkpoint": CheckpointConfig()}) == ReliabilityConfig()
     assert reading_limits(asked).saving == SavePolicy(5.0, 1000, 5.0)
+
+
+def test_the_storage_section_is_kept_as_references(folder: Path) -> None:
+    """GIVEN secrets behind a variable and a file THEN what reaches the store is told where they are, not what."""
+    (folder / "secret").write_text("shh\n")
+    section = MINIMAL + (
+        "log: {path: s3://acme/logs/}\n"
+        "storage: {endpoint: 'http://far:9000/', region: eu-west-1, path_style: false,"
+        " access_key: '${KEY_ID}', secret_key: '${file:secret}'}\n"
+    )
+    config = read(folder, section, {"KEY_ID": "me"})
+    assert config.log.path == "s3://acme/logs"
+    assert config.storage.access() == Access(
+        "http://far:9000",
+        "eu-west-1",
+        KeyRef("env", "KEY_ID"),
+        KeyRef("file", str(folder / "secret")),
+        path_style=False,
+    )
 
 
 def test_the_reliability_section_works_as_written(folder: Path) -> None:

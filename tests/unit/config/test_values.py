@@ -15,6 +15,8 @@ from evermark.config.addresses import is_public
 from evermark.sources.postgres.settings import PostgresSettings, derived_name
 from tests.unit.config.config_file import MINIMAL, read, refused, source, subscription
 
+STORED = MINIMAL + "log: {path: 's3://acme/shop'}\n"
+
 
 def etcd(settings: str) -> str:
     return MINIMAL + f"reliability: {{checkpoint: {{backend: etcd, etcd: {{{settings}}}}}}}\n"
@@ -36,6 +38,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (MINIMAL + "log: {path: 'http://a/b'}\n", "log.path: expected a local path or one of s3://"),
         (MINIMAL + "log: {path: 's3://'}\n", "log.path: expected a bucket"),
         (MINIMAL + "log: {path: 's3://key:secret@a/b'}\n", "log.path: expected a bucket"),
+        (MINIMAL + "log: {path: 's3a://acme/shop'}\n", "log.path: expected a local path or one of s3://"),
+        (MINIMAL + "log: {path: 's3://acme/a b'}\n", "log.path: a bucket and the path in it have letters"),
+        (MINIMAL + "log: {path: 's3://acme/a%20b'}\n", "log.path: a bucket and the path in it have letters"),
+        (MINIMAL + "log: {path: 's3://acme/../b'}\n", "log.path: a bucket and the path in it have letters"),
+        (MINIMAL + "storage: {region: eu-west-1}\n", "storage: it says how a bucket of S3 is reached"),
+        (STORED + "storage: {endpoint: 'far:9000'}\n", "storage.endpoint: expected http://host:port"),
+        (STORED + "storage: {endpoint: 'http://me:pass@far'}\n", "storage.endpoint: expected http://host:port"),
+        (STORED + "storage: {region: 'eu west'}\n", "storage.region: must have the form"),
+        (STORED + "storage: {access_key: AKIA123}\n", "storage.access_key: a key is given by reference only"),
+        (STORED + "storage: {secret_key: '${NOWHERE}'}\n", "storage.secret_key: the variable NOWHERE is not set"),
+        (
+            STORED + "storage: {access_key: '${file:evermark.yaml}'}\n",
+            "storage.secret_key: is required beside access_key",
+        ),
+        (STORED + "storage: {bucket: b}\n", "storage.bucket: unknown key"),
         (MINIMAL + "log: {retention: 30}\n", "log.retention: expected a number with a unit"),
         (MINIMAL + "log: {retention: 1s}\n", "log.retention: must be between 1h and 36500d"),
         (MINIMAL + "log: yes\n", "log: expected a mapping"),

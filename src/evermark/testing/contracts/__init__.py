@@ -23,6 +23,7 @@ from evermark.testing.contracts.runtime import RuntimeContract
 from evermark.testing.contracts.sessions import SessionContract
 from evermark.testing.contracts.shards import ShardContract
 from evermark.testing.contracts.source import SourceContract
+from evermark.testing.contracts.storage import StorageContract
 
 __all__ = [
     "BotContract",
@@ -41,4 +42,5 @@ __all__ = [
     "SessionContract",
     "ShardContract",
     "SourceContract",
+    "StorageContract",
 ]
