@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -94,8 +95,9 @@ def test_a_feed_that_cannot_be_opened_says_so() -> None:
     )
     feed = shared.join(0, Position(1), woken.set, lambda _: None)
     try:
-        assert feed.next() is None or woken.is_set()
-        assert woken.wait(5)
+        with suppress(UnreachableError):  # it may have failed already
+            assert feed.next() is None
+        assert woken.wait(60)
         with pytest.raises(UnreachableError, match="no server"):
             feed.next()
     finally:
