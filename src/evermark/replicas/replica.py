@@ -384,6 +384,15 @@ class Replica:
         known.setdefault(name, Member(name))
         self.store.save_members(known, self.store.evicted())
 
+    def remove_member(self, name: str) -> bool:
+        """Give up a peer; whether it was ever met. One that was is evicted, and others must know it."""
+        member = self.store.members().get(name)
+        if member is not None and member.said is not None:
+            self.evict([name])
+            return True
+        self.store.forget_member(name)
+        return False
+
     def evict(self, names: Iterable[str] = ()) -> frozenset[str]:
         """Give up members that were silent for too long, as long as more than half of all are heard; and those named
         by a person. The origins that were given up."""

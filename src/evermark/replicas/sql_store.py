@@ -440,6 +440,10 @@ class SqlStore(ABC):
                 [(origin,) for origin in sorted(evicted)],
             )
 
+    def forget_member(self, name: str) -> None:
+        with self._writing():
+            self._run("delete from replication_members where name = ?", [name])
+
     def evicted(self) -> frozenset[str]:
         return frozenset(origin for (origin,) in self._all("select origin_node_id from replication_evicted"))
 
