@@ -25,7 +25,7 @@ from evermark.errors import BusyError, EvermarkError, NotFoundError, SetupError,
 from evermark.replicas import clock
 from evermark.replicas.event import Event, Image
 from evermark.replicas.sql_store import FORMAT, SqlStore
-from evermark.replicas.values import Kind, Table, canonical
+from evermark.replicas.values import Kind, Table
 
 _CONNECT_S = 10
 _LOCK_WAIT = "300ms"
@@ -361,12 +361,7 @@ when (current_setting('evermark.applying', true) is distinct from '1') execute f
         rows = self._all(
             f'select {columns} from "{table.name}" b join {self._keys_sql(table)}', self._keys(table, records)
         )
-        found: dict[str, Image] = {}
-        for row in rows:
-            pairs = zip(table.columns.items(), row, strict=True)
-            image = {column: canonical(kind, text) for (column, kind), text in pairs}
-            found[table.record_id(image)] = image
-        return found
+        return table.by_record(rows)
 
     def _upsert_staged(self, table: Table) -> None:
         names = ", ".join(f'"{column}"' for column in table.columns)
