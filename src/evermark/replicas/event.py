@@ -89,5 +89,6 @@ def new_origin(name: str, now_ms: int, chance: str) -> str:
 
 
 def row_digest(record_id: str, version: Version | None, image: Image | None) -> bytes:
-    text = json.dumps([record_id, version, image_text(image)], ensure_ascii=False, separators=(",", ":"))
+    made_by = "" if version is None else f"{version.hlc},{version.origin},{version.seq}"
+    text = f"{len(record_id)}:{record_id}{made_by}{image_text(image)}"
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()

@@ -6,12 +6,13 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from evermark.errors import BusyError, ConflictError, FormatError, NotFoundError, SetupError
+from evermark.errors import BusyError, ConflictError, DeniedError, FormatError, NotFoundError, SetupError
 from evermark.replicas import clock
 from evermark.replicas.base import Cut, Row
 from evermark.replicas.digests import Digest, RowDigest, Span
@@ -476,6 +477,22 @@ class ReplicaStoreContract:
         node.store.stage("orders", "s", 0, [row])
         node.store.merge("orders", "s", Cut({own: Ranges.of([1]), row.version.origin: Ranges.of([1])}, 5), 0)
         assert [each[0] for each in node.rows()] == ["2", "9"]
+
+    def test_r12_a_peer_speaks_in_its_own_name_alone(self, make: Make) -> None:
+        """GIVEN a peer that was let in by its key WHEN it says or asks something as another node THEN it is refused."""
+        a, b = make("a"), make("b")
+        for node in (a, b):
+            node.install()
+        b.meet(a)
+        hello = b.replica.hello()
+        with pytest.raises(DeniedError, match="another node's name"):
+            a.replica.answer_hello("c", hello)
+        with pytest.raises(DeniedError, match="another node's name"):
+            a.replica.answer_hello("b", replace(hello, members={"c": hello.said}))
+        with pytest.raises(DeniedError, match="asks as"):
+            a.replica.answer_pull("b", "orders", "c.000000000001cccccccc", {}, 5)
+        with pytest.raises(DeniedError, match="asks as"):
+            a.replica.answer_push("b", "orders", "c.000000000001cccccccc", [])
 
     def test_r13_existing_rows_are_replicated_by_a_snapshot(self, make: Make) -> None:
         """GIVEN tables with rows on two nodes WHEN they begin to replicate THEN each gets the other's rows."""
