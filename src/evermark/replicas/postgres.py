@@ -79,6 +79,9 @@ class PostgresStore(SqlStore):
                 ("synchronous_commit", "on"),
             ):
                 self.connection.execute("select set_config(%s, %s, false)", [setting, value])
+            # Functions that run as their owner must not find tables that others put in their way, temporary ones above all.
+            found = self.connection.execute("select quote_ident(current_schema())").fetchone()
+            self._schema = str(found[0]) if found and found[0] else "public"
             if self.connection.execute("select to_regclass('replication_meta')").fetchone() == (None,):
                 self._create()
         except psycopg.Error as error:
@@ -89,7 +92,9 @@ class PostgresStore(SqlStore):
         with self.connection.transaction():
             self.connection.execute("select pg_advisory_xact_lock(hashtext('evermark replica'))")
             if self.connection.execute("select to_regclass('replication_meta')").fetchone() == (None,):
-                self.connection.execute(_SCHEMA.replace("{bits}", str(clock.COUNTER_BITS)))
+                self.connection.execute(
+                    _SCHEMA.replace("{bits}", str(clock.COUNTER_BITS)).replace("{schema}", self._schema)
+                )
                 self._set_meta("format", FORMAT)
 
     def close(self) -> None:
@@ -272,7 +277,7 @@ class PostgresStore(SqlStore):
         old, new = self._record_sql(spec, "old"), self._record_sql(spec, "new")
         return f"""
 create or replace function "{name}_replica_capture"() returns trigger language plpgsql security definer
-set search_path from current set datestyle = 'ISO, YMD' set intervalstyle = 'postgres' set timezone = 'UTC'
+set search_path = {self._schema}, pg_temp set datestyle = 'ISO, YMD' set intervalstyle = 'postgres' set timezone = 'UTC'
 set extra_float_digits = '1' as $capture$
 begin
   if tg_op = 'DELETE' or (tg_op = 'UPDATE' and {old} is distinct from {new}) then
@@ -290,7 +295,7 @@ drop trigger if exists "{name}_replica_capture" on "{name}";
 create trigger "{name}_replica_capture" after insert or update or delete on "{name}" for each row
 when (current_setting('evermark.applying', true) is distinct from '1') execute function "{name}_replica_capture"();
 create or replace function "{name}_replica_truncate"() returns trigger language plpgsql security definer
-set search_path from current as $truncate$
+set search_path = {self._schema}, pg_temp as $truncate$
 begin
   insert into replication_pending (table_name, service, operation_type, record_id, data)
   select '{name}', '{self._service}', 'delete', {self._record_sql(spec, "b")}, '' from "{name}" b;

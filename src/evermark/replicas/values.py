@@ -14,7 +14,7 @@ from evermark.errors import FormatError, SetupError
 from evermark.replicas.event import Image
 
 TABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,50}", re.ASCII)
-COLUMN = re.compile(r"[^\x00\"]{1,63}")
+COLUMN = re.compile(r"[^\x00-\x1f\"\\?%{}]{1,63}")
 COLUMNS_MAX = 500
 VALUE_CHARS_MAX = 4 * 1024 * 1024
 INTEGER_MIN, INTEGER_MAX = -(2**63), 2**63 - 1
@@ -59,7 +59,9 @@ class Table:
                     hint="primary keys may be integers, texts and uuids",
                 )
         if len(self.columns) > COLUMNS_MAX or not all(COLUMN.fullmatch(column) for column in self.columns):
-            raise SetupError(f"{self.name}: too many columns, or odd names", hint=f"at most {COLUMNS_MAX}, no quotes")
+            raise SetupError(
+                f"{self.name}: too many columns, or odd names", hint=f'{COLUMNS_MAX} at most, none of "\\?%{{}} in them'
+            )
 
     def as_json(self) -> dict[str, Any]:
         return {"columns": {name: str(kind) for name, kind in self.columns.items()}, "key": list(self.key)}
