@@ -79,7 +79,7 @@ class PostgresStore(SqlStore):
                 ("synchronous_commit", "on"),
             ):
                 self.connection.execute("select set_config(%s, %s, false)", [setting, value])
-            # Functions that run as their owner must not find tables that others put in their way, temporary ones above all.
+            # Functions that run as their owner must not find tables that others put in their way.
             found = self.connection.execute("select quote_ident(current_schema())").fetchone()
             self._schema = str(found[0]) if found and found[0] else "public"
             if self.connection.execute("select to_regclass('replication_meta')").fetchone() == (None,):
