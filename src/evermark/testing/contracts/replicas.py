@@ -575,6 +575,27 @@ class ReplicaStoreContract:
         assert sorted(b.sql("select * from parts")) == [("", 1, 2), ("\\|", 1, 2), ("x|", 1, 3)]
         assert a.replica.diff(Direct("a", b.replica), "parts") == ([], True)
 
+    def test_what_was_made_before_a_node_joins_comes_after_what_is_there(self, make: Make) -> None:
+        """GIVEN changes made over a day before a node joins WHEN it joins THEN they are newer than the others' clock,
+        in their order, and not in the future."""
+        node = make("a")
+        node.install()
+        day = 86_400_000
+        for number, ago in enumerate((day, day // 2, 0), 1):
+            node.put(number, "x")
+            node.sql(
+                'update "orders_Events" set hlc = ? where origin_seq = ?', clock.at_ms(node.now_ms() - ago), number
+            )
+            node.sql(
+                'update "orders_Versions" set hlc = ? where origin_seq = ?', clock.at_ms(node.now_ms() - ago), number
+            )
+        theirs = clock.at_ms(node.now_ms() - 1000)
+        node.store.join({"orders": theirs})
+        readings = [event.version.hlc for event in node.events()]
+        assert theirs < readings[0] < readings[1] < readings[2] <= clock.at_ms(node.now_ms())
+        with node.store.snapshot("orders", 10) as (_, lists):
+            assert [row.version.hlc for rows in lists for row in rows] == readings
+
     def test_a_node_that_has_met_nobody_gives_nothing(self, make: Make) -> None:
         """GIVEN a node that has not joined WHEN asked for events THEN it refuses: they may get other versions yet."""
         node = make("a")
