@@ -18,6 +18,7 @@ from evermark.errors import EvermarkError
 BENCHES = {
     "copy": "rows_per_s",
     "deliver": "single_per_s",
+    "diff": "s_large",
     "footprint": "idle_cpu_cores",
     "gap": "events_per_s",
     "growth": "ms_per_batch_50000",

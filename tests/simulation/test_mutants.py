@@ -14,6 +14,7 @@ _CHAPTERS = {
     "blocks": "## Block streams",
     "repair": "## Slots that are lost",
     "replays": "## Replays",
+    "replicas": "## Replicas",
     "ledger": "## Mutants",
 }
 

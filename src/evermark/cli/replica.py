@@ -53,7 +53,10 @@ def init(
     new_origin: Annotated[bool, typer.Option("--new-origin", help="Go on under a new origin, as a copy must.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Make this database a node of a cluster, or add tables to it. Existing rows are replicated as well."""
+    """Make a database a node of a cluster, or add tables.
+
+    Rows that are in the tables already are replicated as well.
+    """
     folder = ReplicaFolder(data)
     if not folder.exists():
         if name is None or cluster is None or store is None:
@@ -87,7 +90,10 @@ def add(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Add a peer, or change its url. On the peer add this node with the same key."""
+    """Add a peer, or change its url.
+
+    On the peer, add this node with the same key.
+    """
     folder = ReplicaFolder(data)
     known = folder.load().peers.get(peer)
     if known is not None and key is None:
@@ -105,9 +111,23 @@ def add(
     show_fields({"peer": peer, "url": settings.peers[peer].url, "key": shown}, as_json=as_json)
 
 
+@app.command()
+def remove(
+    peer: Annotated[str, typer.Argument(metavar="PEER", help="The peer's name.")],
+    data: DataOption = _DATA,
+) -> None:
+    """Take a peer out. If it was ever met, it is evicted."""
+    folder = ReplicaFolder(data)
+    folder.remove_peer(peer)
+    replica = ReplicaNode(folder).claimed()
+    was_met = replica.remove_member(peer)
+    replica.store.close()
+    say(f"{peer} is {'evicted' if was_met else 'removed'}; take it out on the other nodes as well")
+
+
 @app.command("list")
 def list_(data: DataOption = _DATA, as_json: JsonOption = False) -> None:
-    """Show this node, its tables, its members, and what holds collection back."""
+    """Show this node, its tables and its members."""
     node = ReplicaNode(ReplicaFolder(data))
     replica = node.claimed()
     store = replica.store
@@ -153,7 +173,7 @@ def serve(
     every: Annotated[str, typer.Option(metavar="DURATION", help="Meet each peer so often.")] = "5s",
     as_json: JsonOption = False,
 ) -> None:
-    """Serve peers, push changes to them, meet them, and collect, until SIGTERM or Ctrl-C."""
+    """Serve peers, push changes, meet them, collect."""
     set_up_logging()
     host, _, port = listen.rpartition(":")
     if not port.isdigit() or int(port) > 65535:
@@ -178,7 +198,10 @@ def sync(
     data: DataOption = _DATA,
     as_json: JsonOption = False,
 ) -> None:
-    """Meet peers once: afterwards both hold what either held. Exit code 1 if a meeting failed."""
+    """Meet peers once: both then hold what either held.
+
+    Exit code 1 if a meeting failed.
+    """
     node = ReplicaNode(ReplicaFolder(data))
     replica = node.claimed()
     found, failed = [], False
@@ -205,7 +228,10 @@ def diff(
     limit: Annotated[int, typer.Option(min=1, max=100_000, metavar="N", help="Name so many rows of a table.")] = 100,
     as_json: JsonOption = False,
 ) -> None:
-    """Name the rows that differ from a peer's, by digests of key ranges. Exit code 3 if there are any."""
+    """Name the rows that differ from those of a peer.
+
+    Digests of key ranges are compared. Exit code 3 if rows differ.
+    """
     node = ReplicaNode(ReplicaFolder(data))
     replica = node.claimed()
     link = node.peer(peer, replica)
@@ -231,7 +257,10 @@ def snapshot(
     table: Annotated[list[str] | None, typer.Option(metavar="TABLE", help="Make a snapshot of TABLE.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make snapshots for peers to begin with, and list those there are. Peers get new snapshots when they need them."""
+    """Make snapshots, and list the snapshots there are.
+
+    Peers get a snapshot by themselves when they need it.
+    """
     folder = ReplicaFolder(data)
     replica = ReplicaNode(folder).claimed()
     kept = Snapshots(folder.snapshots)
@@ -259,7 +288,7 @@ def gc(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Collect events and tombstones that every member has and that are older than retention."""
+    """Collect what every member has and is old enough."""
     replica = ReplicaNode(ReplicaFolder(data)).claimed()
     if evict:
         replica.evict(evict)

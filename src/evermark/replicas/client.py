@@ -88,10 +88,8 @@ class HttpPeer:
 
     def _ask(self, what: str, body: bytes, bytes_max: int = BODY_BYTES_MAX) -> bytes:
         path = f"/v1/replica/{what}"
-        headers = self._party.sign_request("POST", path, body, self._now_ms())
-        nonce = headers["evermark-nonce"]
         try:
-            status, signature, answer = self._exchange(path, body, headers, bytes_max)
+            nonce, status, signature, answer = self._exchange(path, body, bytes_max)
         except (OSError, http.client.HTTPException) as error:
             self.close()
             raise UnreachableError(
@@ -110,17 +108,32 @@ class HttpPeer:
             raise error_from(self.name, _read_json(self.name, answer))
         return answer
 
-    def _exchange(self, path: str, body: bytes, headers: Mapping[str, str], limit: int) -> tuple[int, str, bytes]:
+    def _exchange(self, path: str, body: bytes, limit: int) -> tuple[str, int, str, bytes]:
+        try:
+            return self._once(path, body, limit, is_new=self._connection is None)
+        except (ConnectionError, http.client.HTTPException):
+            if self._connection is None:
+                raise
+        self.close()  # the peer hung up on a connection that was idle: any request may be made again
+        return self._once(path, body, limit, is_new=True)
+
+    def _once(self, path: str, body: bytes, limit: int, *, is_new: bool) -> tuple[str, int, str, bytes]:
+        headers = self._party.sign_request("POST", path, body, self._now_ms())
         if self._connection is None:
             kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
             self._connection = kind(self._host, self._port, timeout=_TIMEOUT_S)
-        self._connection.request("POST", self._path + path, body, dict(headers))
-        response = self._connection.getresponse()
+        try:
+            self._connection.request("POST", self._path + path, body, headers)
+            response = self._connection.getresponse()
+        except (ConnectionError, http.client.HTTPException):
+            if is_new:
+                self.close()
+            raise
         answer = response.read(limit + 1)
         if len(answer) > limit:
             self.close()
             raise FormatError(f"{self.name} answers with more than {limit} bytes", hint="it is damaged, or no replica")
-        return response.status, response.headers.get("evermark-signature", ""), answer
+        return headers["evermark-nonce"], response.status, response.headers.get("evermark-signature", ""), answer
 
 
 def _read_json(peer: str, body: bytes) -> Any:

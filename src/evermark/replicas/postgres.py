@@ -25,7 +25,7 @@ from evermark.errors import BusyError, EvermarkError, NotFoundError, SetupError,
 from evermark.replicas import clock
 from evermark.replicas.event import Event, Image
 from evermark.replicas.sql_store import FORMAT, SqlStore
-from evermark.replicas.values import Kind, Table, canonical
+from evermark.replicas.values import Kind, Table
 
 _CONNECT_S = 10
 _LOCK_WAIT = "300ms"
@@ -79,6 +79,9 @@ class PostgresStore(SqlStore):
                 ("synchronous_commit", "on"),
             ):
                 self.connection.execute("select set_config(%s, %s, false)", [setting, value])
+            # Functions that run as their owner must not find tables that others put in their way.
+            found = self.connection.execute("select quote_ident(current_schema())").fetchone()
+            self._schema = str(found[0]) if found and found[0] else "public"
             if self.connection.execute("select to_regclass('replication_meta')").fetchone() == (None,):
                 self._create()
         except psycopg.Error as error:
@@ -89,7 +92,9 @@ class PostgresStore(SqlStore):
         with self.connection.transaction():
             self.connection.execute("select pg_advisory_xact_lock(hashtext('evermark replica'))")
             if self.connection.execute("select to_regclass('replication_meta')").fetchone() == (None,):
-                self.connection.execute(_SCHEMA.replace("{bits}", str(clock.COUNTER_BITS)))
+                self.connection.execute(
+                    _SCHEMA.replace("{bits}", str(clock.COUNTER_BITS)).replace("{schema}", self._schema)
+                )
                 self._set_meta("format", FORMAT)
 
     def close(self) -> None:
@@ -272,7 +277,7 @@ class PostgresStore(SqlStore):
         old, new = self._record_sql(spec, "old"), self._record_sql(spec, "new")
         return f"""
 create or replace function "{name}_replica_capture"() returns trigger language plpgsql security definer
-set search_path from current set datestyle = 'ISO, YMD' set intervalstyle = 'postgres' set timezone = 'UTC'
+set search_path = {self._schema}, pg_temp set datestyle = 'ISO, YMD' set intervalstyle = 'postgres' set timezone = 'UTC'
 set extra_float_digits = '1' as $capture$
 begin
   if tg_op = 'DELETE' or (tg_op = 'UPDATE' and {old} is distinct from {new}) then
@@ -290,7 +295,7 @@ drop trigger if exists "{name}_replica_capture" on "{name}";
 create trigger "{name}_replica_capture" after insert or update or delete on "{name}" for each row
 when (current_setting('evermark.applying', true) is distinct from '1') execute function "{name}_replica_capture"();
 create or replace function "{name}_replica_truncate"() returns trigger language plpgsql security definer
-set search_path from current as $truncate$
+set search_path = {self._schema}, pg_temp as $truncate$
 begin
   insert into replication_pending (table_name, service, operation_type, record_id, data)
   select '{name}', '{self._service}', 'delete', {self._record_sql(spec, "b")}, '' from "{name}" b;
@@ -361,12 +366,7 @@ when (current_setting('evermark.applying', true) is distinct from '1') execute f
         rows = self._all(
             f'select {columns} from "{table.name}" b join {self._keys_sql(table)}', self._keys(table, records)
         )
-        found: dict[str, Image] = {}
-        for row in rows:
-            pairs = zip(table.columns.items(), row, strict=True)
-            image = {column: canonical(kind, text) for (column, kind), text in pairs}
-            found[table.record_id(image)] = image
-        return found
+        return table.by_record(rows)
 
     def _upsert_staged(self, table: Table) -> None:
         names = ", ".join(f'"{column}"' for column in table.columns)

@@ -32,7 +32,7 @@ create table replication_pending (
 -- At a commit: the first call numbers all that its transaction has changed, and notes how far it came; the others have
 -- nothing left to do, and do not even look: their rows are deleted, and looking would wade through all of them.
 create function replication_number() returns trigger language plpgsql security definer
-set search_path from current as $number$
+set search_path = {schema}, pg_temp as $number$
 declare
   changed record;
   last bigint;

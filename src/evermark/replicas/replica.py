@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from evermark.errors import BusyError, ConflictError, EvermarkError, FormatError, NotFoundError, SetupError
+from evermark.errors import BusyError, ConflictError, DeniedError, EvermarkError, FormatError, NotFoundError, SetupError
 from evermark.replicas import clock
 from evermark.replicas import members as membership
 from evermark.replicas.base import Collected, Cut, Ingested, ReplicaStore
 from evermark.replicas.digests import Difference, Digest, RowDigest, Span, differing, digest_of
-from evermark.replicas.event import Event, born_ms, image_text, new_origin
+from evermark.replicas.event import Event, born_ms, image_text, member_of, new_origin
 from evermark.replicas.exchange import PAGE_EVENTS, PROTOCOL, Evicted, Hello, Manifest, Page, Peer
 from evermark.replicas.members import Floors, Member, Said
 from evermark.replicas.paging import SnapshotRequired, Stretch, coverage, stretches, wanted
@@ -108,13 +108,12 @@ class Replica:
         return Hello(self.name, self._protocol, self._now_ms(), self.store.tables(), said, known)
 
     def answer_hello(self, peer: str, theirs: Hello) -> Hello:
-        if theirs.node != peer:
-            raise ConflictError(f"{peer} says that it is {theirs.node[:60]!r}", hint="a key belongs to one node alone")
+        _check_names(peer, theirs)
         self._met(theirs)
         return self.hello()
 
     def answer_pull(self, peer: str, table: str, origin: str, held: Held, limit: int) -> Page:
-        self._check_asker(table, origin)
+        self._check_asker(peer, table, origin)
         mine = self.store.held(table)
         found = wanted(table, mine, self.store.floors(table), held)
         page, events = self._page(table, found, limit)
@@ -125,7 +124,7 @@ class Replica:
         return self.store.read_since(table, timestamp, event_id, min(limit, self.limits.page))
 
     def answer_push(self, peer: str, table: str, origin: str, events: Sequence[Event]) -> Held:
-        self._check_asker(table, origin)
+        self._check_asker(peer, table, origin)
         self._ingest(table, events)
         return self.store.held(table)
 
@@ -190,8 +189,10 @@ class Replica:
         if not self.store.joined():
             raise BusyError(f"{self.name} has not met {table}'s other nodes yet", hint="say hello first")
 
-    def _check_asker(self, table: str, origin: str) -> None:
+    def _check_asker(self, peer: str, table: str, origin: str) -> None:
         self._check_open(table)
+        if member_of(origin) != peer:
+            raise DeniedError(f"{peer} asks as {origin[:80]!r}", hint="a key belongs to one node alone")
         if origin in self.store.evicted():
             raise Evicted(
                 f"{origin} was silent for too long and is evicted", hint="it comes back by a snapshot, by itself"
@@ -203,8 +204,7 @@ class Replica:
         """Meet a peer: afterwards both hold what either of them held."""
         self._pushed.clear()  # what peers said then is newer
         theirs = peer.hello(self.hello())
-        if theirs.node != peer.name:
-            raise ConflictError(f"{peer.name} says that it is {theirs.node[:60]!r}", hint="see `evermark replica list`")
+        _check_names(peer.name, theirs)
         self._met(theirs)
         done = Synced(peer.name)
         for table in self._common(theirs, done):
@@ -213,7 +213,9 @@ class Replica:
                 continue
             self._pull(peer, table, done)
             self._push(peer, table, done)
-        self._met(peer.hello(self.hello()))
+        last = peer.hello(self.hello())
+        _check_names(peer.name, last)
+        self._met(last)
         return done
 
     def push(self, peer: Peer) -> Synced:
@@ -384,6 +386,15 @@ class Replica:
         known.setdefault(name, Member(name))
         self.store.save_members(known, self.store.evicted())
 
+    def remove_member(self, name: str) -> bool:
+        """Give up a peer; whether it was ever met. One that was is evicted, and others must know it."""
+        member = self.store.members().get(name)
+        if member is not None and member.said is not None:
+            self.evict([name])
+            return True
+        self.store.forget_member(name)
+        return False
+
     def evict(self, names: Iterable[str] = ()) -> frozenset[str]:
         """Give up members that were silent for too long, as long as more than half of all are heard; and those named
         by a person. The origins that were given up."""
@@ -424,6 +435,15 @@ class Replica:
     def diff(self, peer: Peer, table: str, limit: int = 1000) -> tuple[list[Difference], bool]:
         self.table(table)
         return differing(_Here(self, table), _There(peer, table), limit)
+
+
+def _check_names(peer: str, theirs: Hello) -> None:
+    """What a node says of itself, and passes on of others, is under their own names."""
+    every = {**theirs.members, theirs.node: theirs.said}
+    if theirs.node != peer or any(member_of(said.origin) != name for name, said in every.items()):
+        raise DeniedError(
+            f"{peer} speaks in another node's name: {theirs.node[:60]!r}", hint="a key belongs to one node alone"
+        )
 
 
 @dataclass(frozen=True)

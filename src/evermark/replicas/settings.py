@@ -145,6 +145,14 @@ class ReplicaFolder:
         self.save(changed)
         return changed
 
+    def remove_peer(self, name: str) -> ReplicaSettings:
+        settings = self.load()
+        if name not in settings.peers:
+            raise NotFoundError(f"{name[:60]!r} is no peer of this node", hint="see `evermark replica list`")
+        changed = replace(settings, peers={peer: each for peer, each in settings.peers.items() if peer != name})
+        self.save(changed)
+        return changed
+
     @contextmanager
     def claiming(self) -> Iterator[None]:
         """One process at a time looks whether the database is still its own."""

@@ -179,14 +179,15 @@ class SqlStore(ABC):
             origin = self._meta("origin")
             for name in sorted(self.tables()):
                 self._lock_numbers(name)
-                own = int(self._meta(self._clock_key(name), "0"))
-                lowest = self._all(f'select min(hlc) from "{name}_Versions" where origin_node_id = ?', [origin])[0][0]
-                events = self._all(f'select min(hlc) from "{name}_Events" where origin_node_id = ?', [origin])[0][0]
-                first = min((reading for reading in (lowest, events) if reading is not None), default=None)
-                shift = 0 if first is None else max(0, clocks.get(name, 0) + 1 - int(first))
+                base, last = clocks.get(name, 0), int(self._meta(self._seq_key(name), "0"))
                 for kind in ("Versions", "Events"):
-                    self._run(f'update "{name}_{kind}" set hlc = hlc + ? where origin_node_id = ?', [shift, origin])
-                self._set_meta(self._clock_key(name), max(own + shift, clocks.get(name, 0)))
+                    # In the order they were made, and none further ahead than it must be: others quarantine the future.
+                    self._run(
+                        f'update "{name}_{kind}" set hlc = ? + origin_seq '
+                        "where origin_node_id = ? and hlc < ? + origin_seq",
+                        [base, origin, base],
+                    )
+                self._raise_clock(name, base + last)
             self._set_meta("joined", 1)
 
     # What is held.
@@ -439,6 +440,10 @@ class SqlStore(ABC):
                 "insert into replication_evicted (origin_node_id) values (?) on conflict (origin_node_id) do nothing",
                 [(origin,) for origin in sorted(evicted)],
             )
+
+    def forget_member(self, name: str) -> None:
+        with self._writing():
+            self._run("delete from replication_members where name = ?", [name])
 
     def evicted(self) -> frozenset[str]:
         return frozenset(origin for (origin,) in self._all("select origin_node_id from replication_evicted"))

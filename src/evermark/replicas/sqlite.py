@@ -13,7 +13,7 @@ from evermark.errors import BusyError, DiskFullError, EvermarkError, NotFoundErr
 from evermark.replicas import clock
 from evermark.replicas.event import Event, Image
 from evermark.replicas.sql_store import FORMAT, SqlStore
-from evermark.replicas.values import Kind, Table, canonical
+from evermark.replicas.values import Kind, Table
 
 _BUSY_S = 30.0
 _SCHEMA = """
@@ -282,12 +282,7 @@ class SqliteStore(SqlStore):
             f'select {columns} from json_each(?) j cross join "{table.name}" b on {joined}',
             [json.dumps([self._key(table, record) for record in records])],
         )
-        found: dict[str, Image] = {}
-        for row in rows:
-            pairs = zip(table.columns.items(), row, strict=True)
-            image = {column: canonical(kind, text) for (column, kind), text in pairs}
-            found[table.record_id(image)] = image
-        return found
+        return table.by_record(rows)
 
     def _upsert_staged(self, table: Table) -> None:
         values = ", ".join(_staged_sql(kind, column) for column, kind in table.columns.items())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from enum import StrEnum
@@ -14,7 +14,7 @@ from evermark.errors import FormatError, SetupError
 from evermark.replicas.event import Image
 
 TABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,50}", re.ASCII)
-COLUMN = re.compile(r"[^\x00\"]{1,63}")
+COLUMN = re.compile(r"[^\x00-\x1f\"\\?%{}]{1,63}")
 COLUMNS_MAX = 500
 VALUE_CHARS_MAX = 4 * 1024 * 1024
 INTEGER_MIN, INTEGER_MAX = -(2**63), 2**63 - 1
@@ -31,6 +31,7 @@ class Kind(StrEnum):
     TEXT = "text"  # and all else, as its database writes it
 
 
+_PLAIN = (Kind.INTEGER, Kind.TEXT, Kind.BYTES)  # databases agree on how to write them
 KEY_KINDS = (Kind.INTEGER, Kind.TEXT)
 
 
@@ -58,7 +59,9 @@ class Table:
                     hint="primary keys may be integers, texts and uuids",
                 )
         if len(self.columns) > COLUMNS_MAX or not all(COLUMN.fullmatch(column) for column in self.columns):
-            raise SetupError(f"{self.name}: too many columns, or odd names", hint=f"at most {COLUMNS_MAX}, no quotes")
+            raise SetupError(
+                f"{self.name}: too many columns, or odd names", hint=f'{COLUMNS_MAX} at most, none of "\\?%{{}} in them'
+            )
 
     def as_json(self) -> dict[str, Any]:
         return {"columns": {name: str(kind) for name, kind in self.columns.items()}, "key": list(self.key)}
@@ -75,6 +78,19 @@ class Table:
     def record_id(self, image: Image) -> str:
         return record_id([str(image[column]) for column in self.key])
 
+    def by_record(self, rows: Iterable[Sequence[str | None]]) -> dict[str, Image]:
+        """Rows of this table's columns as its own database writes them, as images by record."""
+        names, kinds = list(self.columns), list(self.columns.values())
+        odd = [at for at, kind in enumerate(kinds) if kind not in _PLAIN]
+        found: dict[str, Image] = {}
+        for row in rows:
+            values = list(row)
+            for at in odd:
+                values[at] = canonical(kinds[at], values[at])
+            image = dict(zip(names, values, strict=True))
+            found[self.record_id(image)] = image
+        return found
+
     def key_texts(self, record: str) -> list[str]:
         found = split_record_id(record) if len(self.key) > 1 else [record]
         if len(found) != len(self.key):
@@ -85,7 +101,13 @@ class Table:
         """An image as a peer sent it, in canonical form; refused unless it has just the columns of this table."""
         if not isinstance(image, dict) or image.keys() != self.columns.keys():
             raise FormatError(f"{self.name}: an image has other columns than the table", hint="compare the tables")
-        made = {column: self._canonical(column, value) for column, value in image.items()}
+        columns = self.columns
+        made = {
+            column: value
+            if value is None or (type(value) is str and is_canonical(columns[column], value))
+            else self._canonical(column, value)
+            for column, value in image.items()
+        }
         if any(made[column] is None for column in self.key) or self.record_id(made) != record:
             raise FormatError(f"{self.name}: an image is of another row than its event", hint="the peer is damaged")
         return made
@@ -124,6 +146,15 @@ def split_record_id(record: str) -> list[str]:
 def canonical(kind: Kind, text: str | None) -> str | None:
     """The one text of a value. `ValueError` when it is none of that kind."""
     return None if text is None else _CANONICAL[kind](text)
+
+
+def is_canonical(kind: Kind, text: str) -> bool:
+    """Whether this is at a glance the one text of a value; most are, and are spared the rest."""
+    if kind is Kind.TEXT:
+        return len(text) <= VALUE_CHARS_MAX
+    if kind is Kind.INTEGER:
+        return text.isascii() and text.isdigit() and len(text) < 19 and (text[0] != "0" or text == "0")
+    return False
 
 
 def _integer(text: str) -> str:

@@ -135,3 +135,11 @@ def test_r1_a_truncate_and_a_large_transaction_are_captured(node: ReplicaNode) -
     assert len(node.events()) == 6000
     counts = node.store.counts("orders")
     assert (counts.rows, counts.tombstones) == (0, 3000)
+
+
+def test_capture_is_not_led_astray_by_temporary_tables(node: ReplicaNode, pg_dsn: str) -> None:
+    """GIVEN a user with a temporary table of the name that capture writes to WHEN a row changes THEN it is captured."""
+    with user(node, pg_dsn) as connection:
+        connection.execute("create temporary table replication_pending (like replication_pending including all)")
+        connection.execute("insert into orders (id, what) values (1, 'seen')")
+    assert [event.record_id for event in node.events()] == ["1"]

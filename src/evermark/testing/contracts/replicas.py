@@ -6,12 +6,13 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from evermark.errors import BusyError, ConflictError, FormatError, NotFoundError, SetupError
+from evermark.errors import BusyError, ConflictError, DeniedError, FormatError, NotFoundError, SetupError
 from evermark.replicas import clock
 from evermark.replicas.base import Cut, Row
 from evermark.replicas.digests import Digest, RowDigest, Span
@@ -477,6 +478,22 @@ class ReplicaStoreContract:
         node.store.merge("orders", "s", Cut({own: Ranges.of([1]), row.version.origin: Ranges.of([1])}, 5), 0)
         assert [each[0] for each in node.rows()] == ["2", "9"]
 
+    def test_r12_a_peer_speaks_in_its_own_name_alone(self, make: Make) -> None:
+        """GIVEN a peer that was let in by its key WHEN it says or asks something as another node THEN it is refused."""
+        a, b = make("a"), make("b")
+        for node in (a, b):
+            node.install()
+        b.meet(a)
+        hello = b.replica.hello()
+        with pytest.raises(DeniedError, match="another node's name"):
+            a.replica.answer_hello("c", hello)
+        with pytest.raises(DeniedError, match="another node's name"):
+            a.replica.answer_hello("b", replace(hello, members={"c": hello.said}))
+        with pytest.raises(DeniedError, match="asks as"):
+            a.replica.answer_pull("b", "orders", "c.000000000001cccccccc", {}, 5)
+        with pytest.raises(DeniedError, match="asks as"):
+            a.replica.answer_push("b", "orders", "c.000000000001cccccccc", [])
+
     def test_r13_existing_rows_are_replicated_by_a_snapshot(self, make: Make) -> None:
         """GIVEN tables with rows on two nodes WHEN they begin to replicate THEN each gets the other's rows."""
         a, b = make("a"), make("b")
@@ -557,6 +574,27 @@ class ReplicaStoreContract:
         b.meet(a)
         assert sorted(b.sql("select * from parts")) == [("", 1, 2), ("\\|", 1, 2), ("x|", 1, 3)]
         assert a.replica.diff(Direct("a", b.replica), "parts") == ([], True)
+
+    def test_what_was_made_before_a_node_joins_comes_after_what_is_there(self, make: Make) -> None:
+        """GIVEN changes made over a day before a node joins WHEN it joins THEN they are newer than the others' clock,
+        in their order, and not in the future."""
+        node = make("a")
+        node.install()
+        day = 86_400_000
+        for number, ago in enumerate((day, day // 2, 0), 1):
+            node.put(number, "x")
+            node.sql(
+                'update "orders_Events" set hlc = ? where origin_seq = ?', clock.at_ms(node.now_ms() - ago), number
+            )
+            node.sql(
+                'update "orders_Versions" set hlc = ? where origin_seq = ?', clock.at_ms(node.now_ms() - ago), number
+            )
+        theirs = clock.at_ms(node.now_ms() - 1000)
+        node.store.join({"orders": theirs})
+        readings = [event.version.hlc for event in node.events()]
+        assert theirs < readings[0] < readings[1] < readings[2] <= clock.at_ms(node.now_ms())
+        with node.store.snapshot("orders", 10) as (_, lists):
+            assert [row.version.hlc for rows in lists for row in rows] == readings
 
     def test_a_node_that_has_met_nobody_gives_nothing(self, make: Make) -> None:
         """GIVEN a node that has not joined WHEN asked for events THEN it refuses: they may get other versions yet."""
