@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 from evermark.testing.pipeline import Instance
+from evermark.testing.tails import tailing
 from evermark.testing.until import until
 from tests.faults.conftest import SharedShop
 
 
 def test_neither_a_rolling_deploy_nor_a_paused_owner_writes_twice(shop: SharedShop) -> None:
-    """GIVEN two instances WHEN the owner is stopped and continued, then terminated THEN no stale write lands."""
+    """GIVEN two instances, and clients of their live tails WHEN the owner is stopped and continued, then terminated
+    THEN no stale write lands, who handed its partition over goes on serving its clients (S6), and a client that changes
+    from one to the other has every event once (D14).
+    """
     first = shop.running()
+    second = shop.up()
+    with tailing(first) as stays, tailing(second, first) as moves:
+        _passed_on(shop, first, second)
+        for reader in (stays, moves):
+            until(lambda reader=reader: len(reader.ids) >= len(shop.committed()), "the tail has every event")
+            assert sorted(reader.ids) == sorted(shop.committed()) and reader.resyncs == []
+        assert moves.connections >= 2, "to both"
+
+
+def _passed_on(shop: SharedShop, first: Instance, second: Instance) -> None:
     with shop.writing():
         shop.wait_more(20)
-        second = shop.up()
         until(lambda: second.said("standing by"), "the second stands by")
         until(lambda: second.health("shop/0").get("status") == "standby", "its health says so")
         assert second.ask("/readyz")[0] == 200 and first.health("shop/0")["status"] == "healthy"

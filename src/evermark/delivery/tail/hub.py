@@ -44,8 +44,8 @@ from evermark.log.pieces import LogPiece
 T = TypeVar("T")
 
 TICK_S = 5.0
-# A client that reads the log is sent one chunk at a time; it may want few of the rows that are read for it.
-_AHEAD = 4
+# A body is about twice as large as its row in the log: so much is read for a client that is sent one chunk at a time.
+_GROWTH = 2
 LINGER_S = 30.0  # a hub without clients stays so long: they may be about to come back
 
 
@@ -430,7 +430,7 @@ class Client:
                     places = moved(places, place, cursor)
                     found.append(resync_event(lost, places))
                     continue
-                piece = log.piece(place, cursor, to, limits.rows, _AHEAD * limits.chunk_bytes)
+                piece = log.piece(place, cursor, to, limits.rows, limits.chunk_bytes // _GROWTH)
                 piece = _until(piece, last.cursor)
                 rows = matched_one(_ready_alone(self.wish), self.wish, place, piece, self._hub.by_spark)
                 texts = events(piece.rows.take(rows), place, places, historical=True) if len(rows) else []
