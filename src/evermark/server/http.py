@@ -27,6 +27,7 @@ _STUCK_LOOKS = 4  # of so many seconds each
 _KEEP_ALIVE_S = 75
 _DATE_EVERY_S = 1.0
 _HEAD_BYTES_MAX = 16 * 1024
+_SEND_BUFFER_BYTES = 128 * 1024
 _CONNECTIONS_MAX = 10_000
 _DESCRIPTORS_MAX = 20_000
 
@@ -114,6 +115,8 @@ class _Protocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        # The system would let it grow to megabytes: with thousands of slow clients of the live tail that is gigabytes.
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         self._look((None, None))
 
     def _look(self, before: tuple[object, object]) -> None:

@@ -170,17 +170,17 @@ def test_a_failure_of_a_probe_is_logged_and_told_as_500(capfd: pytest.CaptureFix
 
 
 def test_a_client_that_takes_nothing_of_its_answer_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """GIVEN an answer without end WHEN its client reads nothing for a while THEN the server hangs up, and keeps
-    nothing.
-    """
+    """GIVEN an answer larger than all buffers WHEN its client reads nothing THEN the server hangs up in a while."""
     monkeypatch.setattr(server_module, "_REQUEST_WAIT_S", 0.05)
     server, ended = made(), []
 
     async def much() -> AsyncIterator[bytes]:
-        for _ in range(1_000):
-            yield b"x" * 65536
-            await asyncio.sleep(0)
-        ended.append(True)
+        try:
+            for _ in range(1_000):
+                yield b"x" * 65536
+                await asyncio.sleep(0)
+        finally:
+            ended.append(True)
 
     async def answer(_: Request) -> StreamingResponse:
         return StreamingResponse(much())
@@ -188,4 +188,4 @@ def test_a_client_that_takes_nothing_of_its_answer_is_hung_up_on(monkeypatch: py
     server.app.router.routes.append(Route("/much", answer))
     with started(server), socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
         client.sendall(b"GET /much HTTP/1.1\r\nHost: x\r\n\r\n")
-        until(lambda: ended, "the answer was given up", timeout_s=20)
+        until(lambda: ended, "the answer was given up")
