@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 from evermark.testing.pipeline import Instance
-from evermark.testing.tails import tailing
+from evermark.testing.tails import TailReader, tailing
 from evermark.testing.until import until
 from tests.faults.conftest import SharedShop
 
@@ -14,19 +16,22 @@ def test_neither_a_rolling_deploy_nor_a_paused_owner_writes_twice(shop: SharedSh
     from one to the other has every event once (D14).
     """
     first = shop.running()
-    second = shop.up()
-    with tailing(first) as stays, tailing(second, first) as moves:
-        _passed_on(shop, first, second)
+    with ExitStack() as stack:
+        stays = stack.enter_context(tailing(first))
+        moves = _passed_on(shop, first, stack)
+        committed = sorted(shop.committed())
         for reader in (stays, moves):
-            until(lambda reader=reader: len(reader.ids) >= len(shop.committed()), "the tail has every event")
-            assert sorted(reader.ids) == sorted(shop.committed()) and reader.resyncs == []
+            until(lambda reader=reader: len(reader.ids) >= len(committed), "the tail has every event")
+            assert sorted(reader.ids) == committed and reader.resyncs == []
         assert moves.connections >= 2, "to both"
 
 
-def _passed_on(shop: SharedShop, first: Instance, second: Instance) -> None:
+def _passed_on(shop: SharedShop, first: Instance, stack: ExitStack) -> TailReader:
     with shop.writing():
         shop.wait_more(20)
+        second = shop.up()
         until(lambda: second.said("standing by"), "the second stands by")
+        moves = stack.enter_context(tailing(second, first))
         until(lambda: second.health("shop/0").get("status") == "standby", "its health says so")
         assert second.ask("/readyz")[0] == 200 and first.health("shop/0")["status"] == "healthy"
 
@@ -44,6 +49,7 @@ def _passed_on(shop: SharedShop, first: Instance, second: Instance) -> None:
         # WHEN the new owner is terminated, as in a rolling deploy, the other goes on
         assert second.terminate() == 0
         shop.wait_more(20)
+    return moves
 
 
 def _gauges(instance: Instance) -> dict[str, float]:
