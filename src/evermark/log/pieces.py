@@ -19,7 +19,7 @@ from evermark.log.span import row_addresses
 _WINDOW_ROWS = 20_000
 _WINDOW_BYTES_MAX = 16 * 1024 * 1024
 # Files that were replaced stay for an hour.
-_WINDOWS_MAX, _WINDOW_AGE_S = 4, 300.0
+_WINDOWS_MAX, _KEPT_ROWS_MAX, _WINDOW_AGE_S = 4, 500_000, 300.0
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class _Window:
     codes: I64
     numbers: I64
     batches: I64
-    positions: Sequence[str]
+    positions: pa.Array  # as it is: a batch may have millions of rows
     reader: RowReader
     paths: tuple[str, ...]
     made_at: float
@@ -50,10 +50,16 @@ class _Window:
     def holds(self, partition: int, batch: int) -> bool:
         return self.partition == partition and self.after <= batch < self.to
 
+    def mark(self, row: int) -> tuple[int, str]:
+        """Where a reader is that is done with a row."""
+        return int(self.batches[row]) - 1, str(self.positions[row].as_py())
+
     def index_of(self, batch: int, through: str) -> int:
         """Of the first row after a place."""
         low, high = (int(n) for n in np.searchsorted(self.batches, [batch + 1, batch + 2]))
-        return bisect_right(self.positions, through, low, high) if through else low
+        if not through:
+            return low
+        return bisect_right(range(high), through, low, high, key=lambda row: self.positions[row].as_py())
 
 
 class PieceReader:
@@ -95,8 +101,8 @@ class PieceReader:
         if next_row == len(window.codes) or window.batches[next_row] > to:
             return LogPiece(rows, to, "", window.paths)
         with self._lock:
-            self._windows = [window, *(one for one in self._windows if one is not window)][:_WINDOWS_MAX]
-        return LogPiece(rows, int(window.batches[next_row - 1]) - 1, window.positions[next_row - 1], window.paths)
+            self._windows = few_windows([window, *(one for one in self._windows if one is not window)])
+        return LogPiece(rows, *window.mark(next_row - 1), window.paths)
 
     def _kept(self, partition: int, batch: int) -> _Window | None:
         with self._lock:
@@ -112,10 +118,21 @@ class PieceReader:
         paths = tuple(file.path for file in chosen)
         require_codes(paths)
         found = row_addresses(paths, partition, batch, end, exact=False)
-        batches, positions = found.batches.to_numpy(), found.positions.to_pylist()
+        batches, positions = found.batches.to_numpy(), found.positions.combine_chunks()
         reader = RowReader(paths, _WINDOW_BYTES_MAX)
         made_at = self._clock()
         return _Window(partition, batch, end, found.codes, found.numbers, batches, positions, reader, paths, made_at)
+
+
+def few_windows(windows: Sequence[_Window]) -> list[_Window]:
+    """The first of them, and of the others as many as are not too large together."""
+    kept, rows = list(windows[:1]), len(windows[0].codes)
+    for one in windows[1:_WINDOWS_MAX]:
+        rows += len(one.codes)
+        if rows > _KEPT_ROWS_MAX:
+            break
+        kept.append(one)
+    return kept
 
 
 def few_files(files: Sequence[FileRange], after: int, to: int, rows_max: int) -> tuple[list[FileRange], int]:
